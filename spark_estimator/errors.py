@@ -1,0 +1,130 @@
+"""Every error that spark_estimator raises on purpose, named by who must act.
+
+::
+
+    Exception
+    ├── ValueError
+    │   ├── NotInitializedError        call init() first (Horovod raises ValueError here, so do we)
+    │   └── DuplicateNameError         a request of that name is still in flight on this rank
+    └── RuntimeError
+        ├── SparkEstimatorError        root of what is not Horovod's
+        │   ├── PreflightError         refused before the job starts: the text says what to change
+        │   │   ├── NotEnoughSlotsError
+        │   │   ├── PicklingError      the function, an argument or a captured variable cannot travel
+        │   │   ├── PythonEnvironmentError   executors run another Python, or lack a package
+        │   │   └── JavaNotFoundError
+        │   ├── JobFailedError         the job started and failed as a whole
+        │   │   ├── WorkerFailedError  one rank failed first: its traceback is the __cause__
+        │   │   └── ResultError        the ranks ended well but the value cannot be had
+        │   ├── AuthenticationError    a connection did not know the job's key
+        │   └── NativeLibraryError     the engine's library is missing or of another version
+        └── HorovodInternalError       a collective failed (Horovod's name; elastic mode recovers from it)
+            ├── MismatchError          the ranks disagree about one request; the ring is still usable
+            ├── PeerLostError          a peer died or its link broke; this engine is finished
+            └── ShutDownError          this rank or a peer has left in good order; this engine is finished
+
+An error's text tells what failed, on which rank and host, with which value, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class NotInitializedError(ValueError):
+    """A question about the job was asked before ``init()`` or after ``shutdown()``."""
+
+    def __init__(self) -> None:
+        super().__init__("Horovod has not been initialized; use hvd.init().")
+
+
+class DuplicateNameError(ValueError):
+    """A second request was submitted under a name that is still in flight on this rank."""
+
+
+class HorovodInternalError(RuntimeError):
+    """A collective operation failed."""
+
+
+class MismatchError(HorovodInternalError):
+    """The ranks submitted contradictory requests under one name. All ranks get it; later requests work."""
+
+
+class PeerLostError(HorovodInternalError):
+    """Another rank died or cannot be reached. Nothing more can be done with this engine but ``shutdown()``."""
+
+
+class ShutDownError(HorovodInternalError):
+    """This rank, or another, left the job while the request was waiting."""
+
+
+class SparkEstimatorError(RuntimeError):
+    """Root of the errors that Horovod has no name for."""
+
+
+class PreflightError(SparkEstimatorError):
+    """The job was refused before it started; nothing was run and nothing was lost."""
+
+
+class NotEnoughSlotsError(PreflightError):
+    """More ranks were asked for than tasks can run at the same time."""
+
+
+class PicklingError(PreflightError):
+    """Something that must travel to the workers cannot be pickled; the text names the variable."""
+
+
+class PythonEnvironmentError(PreflightError):
+    """The workers' Python cannot run the job: another version, or a missing package."""
+
+
+class JavaNotFoundError(PreflightError):
+    """Spark needs Java 17 or later and none was found."""
+
+
+class JobFailedError(SparkEstimatorError):
+    """The job was started and did not end well."""
+
+
+class WorkerFailedError(JobFailedError):
+    """One rank failed, and before all others. ``__cause__`` carries that rank's own traceback.
+
+    Attributes:
+        rank: the rank that failed first; -1 when it failed before it had one.
+        host: the host that it ran on.
+        exit_code: its exit status; negative is the number of the signal that killed it; None when it raised.
+    """
+
+    def __init__(self, message: str, *, rank: int, host: str, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.exit_code = exit_code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_worker_failed, (str(self), self.rank, self.host, self.exit_code))
+
+
+def _rebuild_worker_failed(message: str, rank: int, host: str, exit_code: int | None) -> WorkerFailedError:
+    return WorkerFailedError(message, rank=rank, host=host, exit_code=exit_code)
+
+
+class RemoteTraceback(Exception):
+    """Stands in for the exception that a rank raised; its text is that rank's traceback, as the rank printed it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return "\n" + self.text
+
+
+class ResultError(JobFailedError):
+    """All ranks ended well, but the return value could not be pickled, was too large, or did not arrive whole."""
+
+
+class AuthenticationError(SparkEstimatorError):
+    """A connection's other end could not show that it knows the job's key."""
+
+
+class NativeLibraryError(SparkEstimatorError):
+    """The engine's shared library cannot be loaded, or is of another ABI version than this package."""
