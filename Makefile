@@ -1,0 +1,97 @@
+# The verbs of this project; `make help` lists them. CI and home call the same ones.
+PYTHON ?= python3
+TESTS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+LIBRARY := libspark_estimator_engine.so
+# Where pyproject.toml tells the build back-end to work.
+TREE := build/release
+# PyTorch goes in first and alone: which build of it (CPU, CUDA) the index offers must not depend on the packages beside it.
+TORCH := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' constraints.txt)
+NATIVE := $(shell find native -type f -not -name '.*')
+PACKAGE := $(shell find spark_estimator -type f -not -path '*/__pycache__/*' -not -name '*.so')
+
+.PHONY: help demo test lint build wheel test-native test-native-sanitized format clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo                   train on two ranks over a local Spark, from nothing (sets up $(VENV) first)'
+	@echo 'make test                   all tests, native ones first; TESTS="tests/launch -k name" selects'
+	@echo 'make lint                   ruff, mypy, clang-format: what CI refuses'
+	@echo 'make build                  environment, wheel, and the library beside the checked-out package'
+	@echo 'make wheel                  dist/*.whl only'
+	@echo 'make test-native            the C++ tests'
+	@echo 'make test-native-sanitized  the C++ tests under ASan+UBSan and under TSan'
+	@echo 'make format                 rewrite the sources as lint wants them'
+	@echo 'make clean                  remove what was built ($(VENV) stays)'
+	@echo 'Variables: PYTHON=$(PYTHON) makes the environment; TESTS= goes to pytest'
+
+demo: build
+	@$(BIN)/python -m spark_estimator demo
+
+test: test-native
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: $(VENV)/.dependencies
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(filter %.h %.cc,$(NATIVE))
+
+format: $(VENV)/.dependencies
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(filter %.h %.cc,$(NATIVE))
+
+build: $(VENV)/.installed
+
+wheel: build/.wheel
+	@ls dist/*.whl
+
+test-native: build
+	$(BIN)/ctest --test-dir $(TREE) --output-on-failure --timeout 300
+
+test-native-sanitized: $(VENV)/.tools
+	@set -e; for sanitizer in address thread; do \
+	  $(BIN)/cmake -S native -B build/$$sanitizer -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN))/ninja" \
+	    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSPARK_ESTIMATOR_BUILD_TESTS=ON -DSPARK_ESTIMATOR_SANITIZER=$$sanitizer; \
+	  $(BIN)/cmake --build build/$$sanitizer; \
+	  $(BIN)/ctest --test-dir build/$$sanitizer --output-on-failure --timeout 600; \
+	done
+
+clean:
+	rm -rf build dist spark_estimator/$(LIBRARY) .mypy_cache .ruff_cache .pytest_cache
+
+# --- the steps behind the verbs; each leaves a stamp, so that a second run starts at once ---
+
+$(VENV)/.tools: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
+	  || { echo "make: Python 3.10 or later is needed, but $(PYTHON) is $$($(PYTHON) -V 2>&1); give another one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	  || { echo "make: $(PYTHON) cannot make virtual environments; install its venv module (Debian, Ubuntu: apt-get install python3-venv)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt $(TORCH)
+	$(PIP) install --quiet --constraint constraints.txt scikit-build-core cmake ninja
+	@touch $@
+
+build/.wheel: $(VENV)/.tools pyproject.toml README.md LICENSE $(NATIVE) $(PACKAGE)
+	@command -v "$${CXX:-c++}" >/dev/null \
+	  || { echo "make: no C++ compiler ($${CXX:-c++}) was found; install one that knows C++20 (Debian, Ubuntu: apt-get install g++), or name it: make CXX=..."; exit 1; }
+	@rm -rf dist
+	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist \
+	  --config-settings=cmake.define.SPARK_ESTIMATOR_BUILD_TESTS=ON .
+	@touch $@
+
+$(VENV)/.dependencies: pyproject.toml constraints.txt | build/.wheel
+	$(PIP) install --quiet --constraint constraints.txt "$$(ls ./dist/*.whl)[dev]"
+	@touch $@
+
+# Python that runs in the checkout finds the checked-out package before the installed one, so the library goes there as
+# well: under another name first, because a process may have the old one mapped.
+$(VENV)/.installed: build/.wheel $(VENV)/.dependencies
+	$(PIP) install --quiet --no-deps --force-reinstall dist/*.whl
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' | { read -r site; \
+	  cp "$$site/spark_estimator/$(LIBRARY)" build/$(LIBRARY); mv -f build/$(LIBRARY) spark_estimator/$(LIBRARY); }
+	@touch $@

@@ -1,0 +1,55 @@
+"""Horovod's API on today's Spark and PyTorch: ``import spark_estimator.torch as hvd``, ``HorovodRunner(np=2).run(train)``.
+
+The names below are loaded when they are first used, so that importing the package costs milliseconds and needs neither
+a framework nor Spark.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from spark_estimator.errors import (
+        HorovodInternalError,
+        JobFailedError,
+        PreflightError,
+        SparkEstimatorError,
+        WorkerFailedError,
+    )
+    from spark_estimator.runner import HorovodRunner
+
+_HOME = {
+    "HorovodRunner": "spark_estimator.runner",
+    "HorovodInternalError": "spark_estimator.errors",
+    "JobFailedError": "spark_estimator.errors",
+    "PreflightError": "spark_estimator.errors",
+    "SparkEstimatorError": "spark_estimator.errors",
+    "WorkerFailedError": "spark_estimator.errors",
+}
+
+__all__ = [
+    "HorovodInternalError",
+    "HorovodRunner",
+    "JobFailedError",
+    "PreflightError",
+    "SparkEstimatorError",
+    "WorkerFailedError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name at its first use (PEP 562)."""
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'spark_estimator' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
