@@ -1,0 +1,239 @@
+"""Declares the engine's C ABI (``native/include/spark_estimator/engine.h``) to Python, and nothing else."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+from ctypes import POINTER, Structure, c_char_p, c_double, c_int32, c_int64, c_uint32, c_void_p
+from pathlib import Path
+
+from spark_estimator.errors import (
+    DuplicateNameError,
+    HorovodInternalError,
+    MismatchError,
+    NativeLibraryError,
+    PeerLostError,
+    ShutDownError,
+)
+
+ABI_VERSION = 1
+LIBRARY_NAME = "libspark_estimator_engine.so"
+
+
+class Status(enum.IntEnum):
+    """``se_status``: what became of a call or of a request."""
+
+    OK = 0
+    IN_PROGRESS = 1
+    INVALID_ARGUMENT = 2
+    DUPLICATE_NAME = 3
+    MISMATCH = 4
+    PEER_LOST = 5
+    SHUT_DOWN = 6
+    TIMED_OUT = 7
+    NO_MEMORY = 8
+    SYSTEM_ERROR = 9
+    INTERNAL = 10
+
+
+class Op(enum.IntEnum):
+    """``se_op``: the kinds of collective."""
+
+    ALLREDUCE = 0
+    ALLGATHER = 1
+    BROADCAST = 2
+    BARRIER = 3
+
+
+class ReduceOp(enum.IntEnum):
+    """``se_reduce_op``, with the values of Horovod's public constants."""
+
+    AVERAGE = 0
+    SUM = 1
+    MIN = 3
+    MAX = 4
+    PRODUCT = 5
+
+
+class DType(enum.IntEnum):
+    """``se_dtype``: element types. ``BOOL`` is one byte, 0 or 1."""
+
+    UINT8 = 0
+    INT8 = 1
+    INT16 = 2
+    INT32 = 3
+    INT64 = 4
+    FLOAT16 = 5
+    BFLOAT16 = 6
+    FLOAT32 = 7
+    FLOAT64 = 8
+    BOOL = 9
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return _ITEMSIZES[self]
+
+
+_ITEMSIZES = {
+    DType.UINT8: 1,
+    DType.INT8: 1,
+    DType.INT16: 2,
+    DType.INT32: 4,
+    DType.INT64: 8,
+    DType.FLOAT16: 2,
+    DType.BFLOAT16: 2,
+    DType.FLOAT32: 4,
+    DType.FLOAT64: 8,
+    DType.BOOL: 1,
+}
+
+
+class Peer(Structure):
+    """``se_peer``: one other rank, as the engine is told of it."""
+
+    _fields_ = [
+        ("rank", c_int32),
+        ("control_fd", c_int32),
+        ("data_fd", c_int32),
+        ("segment_fd", c_int32),
+        ("name", c_char_p),
+    ]
+
+
+class Config(Structure):
+    """``se_config``: this rank and its settings."""
+
+    _fields_ = [
+        ("struct_bytes", c_uint32),
+        ("rank", c_int32),
+        ("size", c_int32),
+        ("own_segment_fd", c_int32),
+        ("fusion_threshold_bytes", c_int64),
+        ("start_timeout_seconds", c_double),
+        ("stall_warning_seconds", c_double),
+        ("stall_shutdown_seconds", c_double),
+        ("spin_microseconds", c_int32),
+        ("name", c_char_p),
+    ]
+
+
+class Buffer(Structure):
+    """``se_buffer``: addresses of one tensor's input and output, and its number of elements."""
+
+    _fields_ = [("input", c_void_p), ("output", c_void_p), ("count", c_int64)]
+
+
+class Request(Structure):
+    """``se_request``: one named collective."""
+
+    _fields_ = [
+        ("struct_bytes", c_uint32),
+        ("name", c_char_p),
+        ("op", c_int32),
+        ("dtype", c_int32),
+        ("reduce_op", c_int32),
+        ("root_rank", c_int32),
+        ("process_set", c_int32),
+        ("num_buffers", c_int32),
+        ("buffers", POINTER(Buffer)),
+        ("num_dims", c_int32),
+        ("dims", POINTER(c_int64)),
+        ("prescale", c_double),
+        ("postscale", c_double),
+    ]
+
+
+class Result(Structure):
+    """``se_result``: what an allgather made."""
+
+    _fields_ = [("data", c_void_p), ("bytes", c_int64), ("rows", POINTER(c_int64))]
+
+
+_SIGNATURES: dict[str, tuple[type | None, list[object]]] = {
+    "se_abi_version": (c_int32, []),
+    "se_last_error": (c_char_p, []),
+    "se_build_info": (c_char_p, []),
+    "se_dtype_bytes": (c_int64, [c_int32]),
+    "se_segment_create": (c_int32, [c_int32, POINTER(c_int32)]),
+    "se_engine_create": (c_int32, [POINTER(Config), POINTER(Peer), POINTER(c_void_p)]),
+    "se_submit": (c_int32, [c_void_p, POINTER(Request), POINTER(c_int64)]),
+    "se_poll": (c_int32, [c_void_p, c_int64]),
+    "se_wait": (c_int32, [c_void_p, c_int64, c_double]),
+    "se_get_result": (c_int32, [c_void_p, c_int64, POINTER(Result)]),
+    "se_take_result_data": (c_int32, [c_void_p, c_int64, POINTER(c_void_p)]),
+    "se_free": (None, [c_void_p]),
+    "se_release": (None, [c_void_p, c_int64]),
+    "se_counter": (c_int64, [c_void_p, c_char_p]),
+    "se_engine_shutdown": (c_int32, [c_void_p]),
+    "se_engine_destroy": (None, [c_void_p]),
+    "se_engine_abandon_after_fork": (None, [c_void_p]),
+    "se_die_with_parent": (c_int32, [c_int32]),
+}
+
+
+def library_path() -> Path:
+    """Where the engine's library belongs: beside this module, in a wheel and in a checkout alike."""
+    return Path(__file__).with_name(LIBRARY_NAME)
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The engine's library, loaded and declared. Calls through it release the GIL.
+
+    Raises:
+        NativeLibraryError: it is missing, cannot be loaded here, or is of another ABI version.
+    """
+    return load(library_path())
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Loads the engine's library from `path`; `library` is what callers want. Raises NativeLibraryError."""
+    remedy = (
+        "In a checkout run `make build`; otherwise install the package again: "
+        "`pip install --force-reinstall spark-estimator`."
+    )
+    if not path.exists():
+        raise NativeLibraryError(f"The collective engine {path} does not exist. {remedy}")
+    try:
+        loaded = ctypes.CDLL(str(path))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(loaded, name)
+            function.restype = result
+            function.argtypes = arguments
+    except (OSError, AttributeError) as error:
+        raise NativeLibraryError(f"The collective engine {path} cannot be used on this machine: {error}. {remedy}") from error
+    version = loaded.se_abi_version()
+    if version != ABI_VERSION:
+        raise NativeLibraryError(
+            f"The collective engine {path} has ABI version {version}; this package needs {ABI_VERSION}. {remedy}"
+        )
+    return loaded
+
+
+def last_error() -> str:
+    """The sentence that belongs to the calling thread's last failed call."""
+    text: bytes | None = library().se_last_error()
+    return (text or b"").decode("utf-8", "replace")
+
+
+def error_of(status: int, message: str) -> Exception:
+    """The error of ``errors.py`` (or Python's own) that says `status`, with `message` as its text."""
+    kind: type[Exception] = {
+        Status.INVALID_ARGUMENT: ValueError,
+        Status.DUPLICATE_NAME: DuplicateNameError,
+        Status.MISMATCH: MismatchError,
+        Status.PEER_LOST: PeerLostError,
+        Status.SHUT_DOWN: ShutDownError,
+        # Only engine creation can time out, and then because a peer was not there.
+        Status.TIMED_OUT: PeerLostError,
+        Status.NO_MEMORY: MemoryError,
+    }.get(Status(status) if status in Status.__members__.values() else Status.INTERNAL, HorovodInternalError)
+    return kind(message or f"the engine gave status {status} without a message")
+
+
+def check(status: int) -> None:
+    """Returns when `status` is OK or IN_PROGRESS, else raises the error that belongs to it with the engine's sentence."""
+    if status not in (Status.OK, Status.IN_PROGRESS):
+        raise error_of(status, last_error())

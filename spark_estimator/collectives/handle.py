@@ -1,0 +1,127 @@
+"""A collective that has been submitted: ask whether it is done, wait for it, take what it made."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+import weakref
+from datetime import timedelta
+from typing import NamedTuple
+
+from spark_estimator import _native
+from spark_estimator._native import Op, Status
+from spark_estimator.collectives.engine import Engine
+
+# A wait in native code cannot see a signal; after each slice Python handles those that came, Ctrl-C among them.
+_WAIT_SLICE_SECONDS = 0.1
+
+
+class Gathered(NamedTuple):
+    """What an allgather made.
+
+    Attributes:
+        data: all ranks' rows in rank order, as writable bytes. The memory lives as long as something refers to it (a slice, a
+            numpy array or a torch tensor made from it).
+        rows: [size], the first dimension that each rank gave.
+    """
+
+    data: memoryview
+    rows: tuple[int, ...]
+
+
+class Handle:
+    """One submitted collective. Made by ``ops.submit``.
+
+    A handle that is dropped unfinished lets the collective run to its end; the tensors stay referenced until then.
+    """
+
+    def __init__(self, engine: Engine, number: int, name: str, op: Op, keep: object) -> None:
+        self.name = name
+        self._engine = engine
+        self._number = number
+        self._op = op
+        self._keep = keep
+        self._status: Status | None = None
+        self._message = ""
+        self._gathered: Gathered | None = None
+        self._lock = threading.Lock()
+
+    def done(self) -> bool:
+        """Whether the collective has ended, well or not. Does not block, and raises for a failure only in `wait`."""
+        if self._status is None:
+            self._settle(self._engine.poll(self._number))
+        return self._status is not None
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """Blocks until the collective has ended. May be called again, with the same outcome.
+
+        Args:
+            timeout: None waits for ever: until the others submit it too, or one of them dies.
+
+        Raises:
+            MismatchError: the ranks submitted contradictory requests under this name; the job is still usable.
+            PeerLostError: a rank died or cannot be reached.
+            ShutDownError: this rank or another left the job.
+            HorovodInternalError: the collective failed otherwise.
+            TimeoutError: `timeout` passed first; the collective goes on.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout.total_seconds()
+        while self._status is None:
+            seconds = _WAIT_SLICE_SECONDS
+            if deadline is not None:
+                seconds = min(seconds, max(0.0, deadline - time.monotonic()))
+            self._settle(self._engine.wait(self._number, seconds))
+            if self._status is None and deadline is not None and time.monotonic() >= deadline:
+                assert timeout is not None
+                raise TimeoutError(
+                    f"{self._op.name.lower()} {self.name!r} was not done on rank {self._engine.rank} after "
+                    f"{timeout.total_seconds():g} seconds; some rank has not submitted it."
+                )
+        if self._status is not Status.OK:
+            raise _native.error_of(self._status, self._message)
+
+    def gathered(self) -> Gathered:
+        """Waits for an allgather and gives its result, the same object each time. Raises as `wait` does."""
+        if self._op is not Op.ALLGATHER:
+            raise TypeError(f"{self._op.name.lower()} {self.name!r} leaves its result in its output; only an allgather has rows.")
+        self.wait()
+        assert self._gathered is not None
+        return self._gathered
+
+    def _settle(self, status: Status) -> None:
+        """Notes the outcome and forgets the native handle, once; another thread may have done it meanwhile."""
+        if status is Status.IN_PROGRESS:
+            return
+        # The sentence belongs to this thread's last call: fetch it before anything else is called.
+        message = "" if status is Status.OK else _native.last_error()
+        with self._lock:
+            if self._status is not None:
+                return
+            if status is Status.OK and self._op is Op.ALLGATHER:
+                address, count, rows = self._engine.take_result(self._number)
+                self._gathered = Gathered(_owned_memory(address, count), rows)
+            self._engine.release(self._number)
+            self._message = message
+            self._keep = None
+            self._status = status
+
+    def __del__(self) -> None:
+        if getattr(self, "_status", Status.OK) is None:
+            self._engine.detach(self._number, self._keep)
+
+    def __repr__(self) -> str:
+        state = "in progress" if self._status is None else self._status.name.lower()
+        return f"<Handle {self._op.name.lower()} {self.name!r}: {state}>"
+
+
+def _owned_memory(address: int, count: int) -> memoryview:
+    """`count` bytes at `address` as writable memory that is given back when nothing refers to it any more."""
+    if count == 0 or address == 0:
+        if address:
+            _native.library().se_free(address)
+        return memoryview(bytearray())
+    array = (ctypes.c_ubyte * count).from_address(address)
+    # Not at exit: the process gives all memory back then, and the library may be gone.
+    weakref.finalize(array, _native.library().se_free, address).atexit = False
+    return memoryview(array).cast("B")

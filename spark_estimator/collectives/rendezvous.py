@@ -1,0 +1,345 @@
+"""The knowledge with which a process becomes a rank: its number, its peers, their addresses, and the key of the job.
+
+It is a value. Whoever starts the ranks opens one `Endpoint` for each, gathers the facts, and gives each process its own
+`Rendezvous`: a launcher over the worker's stdin, tests directly. What it holds is used by ``wiring``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import secrets
+import socket
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spark_estimator.authentication import KEY_BYTES
+from spark_estimator.env import RENDEZVOUS_FD_VARIABLE
+
+_MEMFD_NAME = "spark_estimator_rendezvous"
+# More ranks than that may connect before the one that they connect to has imported its framework; the kernel caps it.
+_BACKLOG = 4096
+
+
+@dataclass(frozen=True)
+class PeerFacts:
+    """What the others must know of one rank.
+
+    Attributes:
+        rank: its number.
+        host: the name of its host, for people.
+        host_id: equal for two ranks if and only if they are on the same host; see the function `host_id`.
+        address: the IP address, as a literal, at which it listens.
+        port: the TCP port at which it listens.
+        local_name: the abstract Unix socket at which it listens, without the leading NUL; '' when it has none.
+        pid: its process, for people; 0 when not known.
+    """
+
+    rank: int
+    host: str
+    host_id: str
+    address: str
+    port: int
+    local_name: str = ""
+    pid: int = 0
+
+    def __str__(self) -> str:
+        process = f", pid {self.pid}" if self.pid else ""
+        return f"rank {self.rank} (host {self.host}{process}, address {_bracketed(self.address)}:{self.port})"
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where one rank stands in its job.
+
+    Attributes:
+        rank: this rank, 0 <= rank < size.
+        size: number of ranks.
+        local_rank: position among the ranks of its host, in rank order.
+        local_size: number of ranks on its host.
+        cross_rank: position of its host among the hosts that have a rank with this local_rank.
+        cross_size: number of hosts that have a rank with this local_rank.
+        is_homogeneous: whether every host has the same number of ranks.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    is_homogeneous: bool
+
+    @classmethod
+    def of(cls, host_ids: Sequence[str], rank: int) -> Topology:
+        """The place of `rank` among ranks 0 ... len(host_ids) - 1, of which rank i is on host `host_ids[i]`.
+
+        Hosts are ordered by their lowest rank.
+        """
+        if not 0 <= rank < len(host_ids):
+            raise ValueError(f"rank {rank} is not one of the {len(host_ids)} ranks.")
+        ranks_of: dict[str, list[int]] = {}
+        for other, host in enumerate(host_ids):
+            ranks_of.setdefault(host, []).append(other)
+        own = host_ids[rank]
+        local_rank = ranks_of[own].index(rank)
+        hosts_here = [host for host, ranks in ranks_of.items() if len(ranks) > local_rank]
+        return cls(
+            rank=rank,
+            size=len(host_ids),
+            local_rank=local_rank,
+            local_size=len(ranks_of[own]),
+            cross_rank=hosts_here.index(own),
+            cross_size=len(hosts_here),
+            is_homogeneous=len({len(ranks) for ranks in ranks_of.values()}) == 1,
+        )
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """All that a process needs to become one rank of a job. Holds the job's key: never log it, never put it in argv or env.
+
+    Attributes:
+        job_id: names this attempt of the job; another attempt has another id and another key.
+        key: the secret that the ranks share, `KEY_BYTES` bytes. Not shown by repr.
+        rank: which of the peers this process is.
+        peers: the facts of all ranks, this one included, in rank order.
+        listen_fd: descriptor, in this process, of the TCP socket that listens at this rank's address and port.
+        local_fd: ... of the Unix socket that listens at its local_name; -1 when there is none.
+    """
+
+    job_id: str
+    key: bytes = field(repr=False)
+    rank: int
+    peers: tuple[PeerFacts, ...]
+    listen_fd: int
+    local_fd: int = -1
+
+    def __post_init__(self) -> None:
+        if [peer.rank for peer in self.peers] != list(range(len(self.peers))):
+            raise ValueError(f"peers must be ranks 0 to {len(self.peers) - 1} in order, not {[p.rank for p in self.peers]}.")
+        if not 0 <= self.rank < len(self.peers):
+            raise ValueError(f"rank {self.rank} is not one of the {len(self.peers)} peers.")
+        if len(self.key) != KEY_BYTES:
+            raise ValueError(f"the key must have {KEY_BYTES} bytes; this one has {len(self.key)}.")
+
+    @property
+    def topology(self) -> Topology:
+        """This rank's place in the job."""
+        return Topology.of([peer.host_id for peer in self.peers], self.rank)
+
+    def to_json(self) -> str:
+        """The whole value, key included, as one line. For a pipe to the process that it is meant for, and nowhere else."""
+        return json.dumps({**asdict(self), "key": self.key.hex()})
+
+    @classmethod
+    def from_json(cls, text: str) -> Rendezvous:
+        """The inverse of `to_json`. A ValueError about a malformed text does not quote it."""
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            fields["key"] = bytes.fromhex(fields["key"])
+            fields["peers"] = tuple(PeerFacts(**peer) for peer in fields["peers"])
+            return cls(**fields)
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            # `from None`: the decoder's error holds the text, and with it the key.
+            raise ValueError(f"a rendezvous cannot be read from this text: {type(error).__name__}") from None
+
+
+class Endpoint:
+    """The two listening sockets of one rank-to-be, opened by whoever starts it and inherited by it.
+
+    Peers may connect from the moment it is open; the kernel keeps them waiting until the rank answers. Whoever opened it
+    closes its own copy once the rank's process has been started: as long as a copy is open anywhere, connections to a dead rank
+    wait instead of failing.
+
+    Attributes:
+        address, port: where `tcp` listens.
+        local_name: where `local` listens, '' when it is None.
+        tcp: the TCP socket.
+        local: the abstract Unix socket, None where the system has none.
+    """
+
+    def __init__(self, tcp: socket.socket, local: socket.socket | None, local_name: str) -> None:
+        self.tcp = tcp
+        self.local = local
+        self.local_name = local_name
+        self.address: str = tcp.getsockname()[0]
+        self.port: int = tcp.getsockname()[1]
+
+    @classmethod
+    def open(cls, address: str) -> Endpoint:
+        """Listens at an ephemeral port of `address`, and at an abstract Unix socket with a random name.
+
+        Args:
+            address: an IPv4 or IPv6 address, or a name that resolves to one; not a wildcard: a rank listens only where its
+                peers are told to find it.
+
+        Raises:
+            ValueError: the address is a wildcard.
+            OSError: it is not an address of this host, or nothing can be bound there.
+        """
+        if not address:
+            raise ValueError("no address was given to listen at.")
+        family, _, _, _, resolved = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        if resolved[0] in ("0.0.0.0", "::"):
+            raise ValueError(f"{address!r} means every interface; give the one address that the peers will use.")
+        tcp = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            tcp.bind(resolved)
+            tcp.listen(_BACKLOG)
+            local, name = _open_local()
+        except OSError as error:
+            tcp.close()
+            raise OSError(error.errno, f"cannot listen at {address}: {error.strerror or error}") from error
+        return cls(tcp, local, name)
+
+    def filenos(self) -> tuple[int, ...]:
+        """The descriptors, for ``subprocess.Popen(pass_fds=...)``; the child sees the same numbers."""
+        return tuple(sock.fileno() for sock in (self.tcp, self.local) if sock is not None)
+
+    def facts(self, rank: int, *, pid: int = 0) -> PeerFacts:
+        """The facts of the rank that will listen here, on this host."""
+        return PeerFacts(rank, socket.gethostname(), host_id(), self.address, self.port, self.local_name, pid)
+
+    def close(self) -> None:
+        """Closes this process's copies. Idempotent."""
+        self.tcp.close()
+        if self.local is not None:
+            self.local.close()
+
+
+def _open_local() -> tuple[socket.socket | None, str]:
+    if not sys.platform.startswith("linux"):
+        return None, ""
+    # Abstract: no file to leave behind. Random, though the handshake is what protects it: no name can be taken beforehand.
+    name = f"spark_estimator/{secrets.token_hex(16)}"
+    local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        local.bind(b"\x00" + name.encode())
+        local.listen(_BACKLOG)
+    except OSError:
+        local.close()
+        return None, ""  # TCP serves as well, only slower
+    return local, name
+
+
+@functools.cache
+def host_id() -> str:
+    """A word that two processes share if and only if they run on the same host: boot id and host name.
+
+    The boot id alone is shared by containers of one machine; they may still differ in network and memory limits.
+    """
+    boot = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot or format(uuid.getnode(), '012x')}/{socket.gethostname()}"
+
+
+def local_rendezvous(n: int, address: str = "127.0.0.1") -> list[tuple[Rendezvous, Endpoint]]:
+    """A fresh job of `n` ranks on this host: for each rank what its process must be given, and the sockets to inherit.
+
+    Args:
+        n: number of ranks, at least 1.
+        address: of this host; where all ranks listen.
+    """
+    if n < 1:
+        raise ValueError(f"a job has at least one rank, not {n}.")
+    endpoints: list[Endpoint] = []
+    try:
+        for _ in range(n):
+            endpoints.append(Endpoint.open(address))
+    except OSError:
+        for endpoint in endpoints:
+            endpoint.close()
+        raise
+    peers = tuple(endpoint.facts(rank) for rank, endpoint in enumerate(endpoints))
+    job_id, key = new_job_id(), new_key()
+    return [
+        (
+            Rendezvous(
+                job_id=job_id,
+                key=key,
+                rank=rank,
+                peers=peers,
+                listen_fd=endpoint.tcp.fileno(),
+                local_fd=-1 if endpoint.local is None else endpoint.local.fileno(),
+            ),
+            endpoint,
+        )
+        for rank, endpoint in enumerate(endpoints)
+    ]
+
+
+def new_key() -> bytes:
+    """A fresh secret for one attempt of a job."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+def new_job_id() -> str:
+    """A fresh name for one attempt of a job. Not secret."""
+    return secrets.token_hex(8)
+
+
+_current: Rendezvous | None = None
+
+
+def set_current(rendezvous: Rendezvous | None) -> None:
+    """Makes `rendezvous` the one that the next ``init()`` of this process joins by; None forgets it."""
+    global _current
+    _current = rendezvous
+
+
+def current(rendezvous_fd: int | None = None) -> Rendezvous | None:
+    """This process's rendezvous: what `set_current` was given, else what the launcher wrote to `rendezvous_fd`.
+
+    Args:
+        rendezvous_fd: ``Settings.rendezvous_fd``. It is read once and closed.
+
+    Returns:
+        None when there is neither: the process is a job of its own.
+
+    Raises:
+        ValueError: the descriptor is not what the launcher made, so this process is not the one that it started.
+    """
+    global _current
+    if _current is None and rendezvous_fd is not None:
+        _current = _read_offer(rendezvous_fd)
+    return _current
+
+
+def offer_to_command(rendezvous: Rendezvous) -> tuple[int, Mapping[str, str]]:
+    """Makes `rendezvous` readable for a command that is about to be started, though its stdin and arguments are its own.
+
+    Returns:
+        (fd, variables): an anonymous file to be inherited (``pass_fds``, beside the sockets) and then closed here, and the
+        environment variable that tells its number. The variable holds no secret.
+    """
+    fd = os.memfd_create(_MEMFD_NAME, os.MFD_CLOEXEC)
+    os.write(fd, rendezvous.to_json().encode())
+    return fd, {RENDEZVOUS_FD_VARIABLE: str(fd)}
+
+
+def _read_offer(fd: int) -> Rendezvous:
+    try:
+        made_by_us = f"memfd:{_MEMFD_NAME}" in os.readlink(f"/proc/self/fd/{fd}")
+        text = os.pread(fd, os.fstat(fd).st_size, 0).decode() if made_by_us else ""
+    except OSError:
+        made_by_us = False
+    if not made_by_us:
+        raise ValueError(
+            f"{RENDEZVOUS_FD_VARIABLE}={fd} points to no rendezvous in this process (pid {os.getpid()}): it was not started by the launcher "
+            f"but by one of the ranks. Use collectives in the rank itself; to run a job of one here, unset {RENDEZVOUS_FD_VARIABLE}."
+        )
+    rendezvous = Rendezvous.from_json(text)
+    os.close(fd)  # so that no process that this one starts can read the key
+    return rendezvous
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
