@@ -1,4 +1,4 @@
-"""Horovod's API on today's Spark and PyTorch: ``import spark_estimator.torch as hvd``, ``HorovodRunner(np=2).run(train)``.
+"""Horovod's API on today's Spark and PyTorch: ``spark_estimator.torch as hvd`` and ``HorovodRunner(np=2).run(train)``.
 
 The names below are loaded when they are first used, so that importing the package costs milliseconds and needs neither
 a framework nor Spark.

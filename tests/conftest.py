@@ -1,0 +1,63 @@
+"""What all tests share: one Spark session, and the certainty that a test that hangs ends and is named."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# pytest-timeout interrupts the main thread, which does not help when that thread is inside native code that waits: so
+# many seconds later the whole run is ended, every thread's stack first.
+GRACE_SECONDS = 20
+_terminal = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # While a test runs, descriptor 2 is pytest's capture file: keep the real one.
+    capture = config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        config.stash[_terminal] = os.dup(sys.__stderr__.fileno())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    marker = item.get_closest_marker("timeout")
+    seconds = float(marker.args[0] if marker and marker.args else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(seconds + GRACE_SECONDS, exit=True, file=item.config.stash[_terminal])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The one ``local[2]`` session of the test run, its workers on this interpreter. Do not stop it."""
+    from pyspark.sql import SparkSession
+
+    from spark_estimator.launch.java import java_environment
+
+    os.environ |= java_environment()
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("spark_estimator tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.pyspark.python", sys.executable)
+        # A job with too many ranks is refused within a second, not after ten minutes.
+        .config("spark.scheduler.barrier.maxConcurrentTasksCheck.interval", "1s")
+        .config("spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures", "3")
+        .config("spark.sql.shuffle.partitions", "2")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
