@@ -1,0 +1,9 @@
+// Stands in for the x86 variants on other processors: the build chooses this file there.
+#include "base/kernels.h"
+
+namespace spark_estimator {
+
+const Kernels* Avx2Kernels() { return nullptr; }
+const Kernels* Avx512Kernels() { return nullptr; }
+
+}  // namespace spark_estimator

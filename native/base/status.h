@@ -1,0 +1,39 @@
+// The outcome of an operation: a code of the C ABI and the sentence that tells the story.
+#ifndef SPARK_ESTIMATOR_BASE_STATUS_H_
+#define SPARK_ESTIMATOR_BASE_STATUS_H_
+
+#include <string>
+#include <utility>
+
+#include "spark_estimator/engine.h"
+
+namespace spark_estimator {
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(se_status code, std::string message) : code_(code), message_(std::move(message)) {}
+
+  static Status Ok() { return Status(); }
+  // A failed system call: `what` says what was tried, the errno's text is appended.
+  static Status System(const std::string& what, int error_number);
+
+  bool ok() const { return code_ == SE_OK; }
+  se_status code() const { return code_; }
+  const std::string& message() const { return message_; }
+  // The same code, with the step that failed said before the reason.
+  Status Within(const std::string& step) const { return Status(code_, step + ": " + message_); }
+
+ private:
+  se_status code_ = SE_OK;
+  std::string message_;
+};
+
+#define SE_RETURN_IF_ERROR(expression)                             \
+  do {                                                             \
+    if (::spark_estimator::Status status_ = (expression); !status_.ok()) return status_; \
+  } while (false)
+
+}  // namespace spark_estimator
+
+#endif  // SPARK_ESTIMATOR_BASE_STATUS_H_

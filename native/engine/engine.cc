@@ -1,0 +1,607 @@
+#include "engine/engine.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <utility>
+
+#include "base/dtype.h"
+
+namespace spark_estimator {
+namespace {
+
+// How often rank 0 looks whether a name waits for too long, while any does.
+constexpr Seconds kStallCheckInterval{1.0};
+// How long leaving waits for the peers to take in what was sent.
+constexpr Seconds kGoodbyeFlush{1.0};
+constexpr Seconds kGoodbyeDrain{0.1};
+// How long a broken data link waits for the control link's account of it.
+constexpr Seconds kExplanation{0.2};
+// A pause instruction takes about 40 ns on current processors; exactness does not matter.
+constexpr int kPausesPerMicrosecond = 25;
+
+// Python installs its handlers for the main thread; a signal that this thread took would interrupt nobody.
+class AllSignalsBlocked {
+ public:
+  AllSignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~AllSignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+// --- creation --------------------------------------------------------------------------------------------------------
+
+Engine::Engine(EngineConfig config) : config_(std::move(config)), owner_pid_(getpid()) {
+  peers_.resize(static_cast<size_t>(config_.size));
+  peers_[static_cast<size_t>(config_.rank)].name = config_.name;
+}
+
+Status Engine::Create(EngineConfig config, std::vector<PeerConfig> peers, std::unique_ptr<Engine>* engine) {
+  std::unique_ptr<Engine> made(new Engine(std::move(config)));
+  made->wake_fd_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!made->wake_fd_.valid()) return Status::System("cannot make an event descriptor", errno);
+
+  const EngineConfig& settings = made->config_;
+  StreamGroup streams;
+  streams.rank = settings.rank;
+  streams.size = settings.size;
+  streams.sockets.resize(static_cast<size_t>(settings.size));
+  streams.liveness = made.get();
+  for (PeerConfig& peer : peers) {
+    Peer& mine = made->peers_[static_cast<size_t>(peer.rank)];
+    mine.name = peer.name;
+    mine.control = std::make_unique<ControlLink>(std::move(peer.control));
+    streams.sockets[static_cast<size_t>(peer.rank)] = std::move(peer.data);
+  }
+
+  std::unique_ptr<SharedGroup> shared;
+  SE_RETURN_IF_ERROR(made->MapSegments(peers, &shared));
+  bool all_share = false;
+  int64_t fusion_threshold = settings.fusion_threshold_bytes;
+  SE_RETURN_IF_ERROR(made->ExchangeHellos(shared != nullptr, &all_share, &fusion_threshold));
+  if (!all_share) shared.reset();
+
+  made->executor_ = std::make_unique<Executor>(std::move(streams), std::move(shared), &made->counters_);
+  if (settings.rank == 0) made->coordinator_ = std::make_unique<Coordinator>(settings.size, fusion_threshold);
+  made->next_stall_check_ = After(kStallCheckInterval);
+  {
+    AllSignalsBlocked blocked;  // inherited by the thread
+    made->thread_ = std::thread([raw = made.get()] { raw->Run(); });
+  }
+  *engine = std::move(made);
+  return Status::Ok();
+}
+
+Status Engine::MapSegments(std::vector<PeerConfig>& peers, std::unique_ptr<SharedGroup>* group) {
+  const bool complete = config_.size > 1 && config_.own_segment.valid() &&
+                        std::all_of(peers.begin(), peers.end(), [](const PeerConfig& p) { return p.segment.valid(); });
+  if (!complete) return Status::Ok();
+  auto made = std::make_unique<SharedGroup>();
+  made->rank = config_.rank;
+  made->size = config_.size;
+  made->segments.resize(static_cast<size_t>(config_.size));
+  made->spin_pauses = config_.spin_microseconds * kPausesPerMicrosecond;
+  made->liveness = this;
+  SE_RETURN_IF_ERROR(made->mine().Map(config_.own_segment.get(), config_.size).Within("this rank's own segment"));
+  for (PeerConfig& peer : peers) {
+    SE_RETURN_IF_ERROR(
+        made->of(peer.rank).Map(peer.segment.get(), config_.size).Within("the segment of " + NameOf(peer.rank)));
+    peer.segment.Reset(-1);  // the mapping stays
+  }
+  *group = std::move(made);
+  return Status::Ok();
+}
+
+std::string Engine::NameOf(int rank) const {
+  const std::string& name = peers_[static_cast<size_t>(rank)].name;
+  return "rank " + std::to_string(rank) + (name.empty() ? "" : " on " + name);
+}
+
+Status Engine::CheckHello(int rank, const Frame& frame, Hello* hello) const {
+  if (frame.type != FrameType::kHello || !Decode(frame.payload, hello)) {
+    return Status(SE_INTERNAL, NameOf(rank) + " did not begin with a hello");
+  }
+  if (hello->abi_version != SE_ABI_VERSION) {
+    return Status(SE_INVALID_ARGUMENT, NameOf(rank) + " runs engine version " + std::to_string(hello->abi_version) +
+                                           ", this rank " + std::to_string(SE_ABI_VERSION) +
+                                           "; install the same spark-estimator everywhere");
+  }
+  if (hello->rank != rank || hello->size != config_.size) {
+    return Status(SE_INVALID_ARGUMENT, NameOf(rank) + " says that it is rank " + std::to_string(hello->rank) + " of " +
+                                           std::to_string(hello->size) + " in a job of " + std::to_string(config_.size));
+  }
+  return Status::Ok();
+}
+
+Status Engine::ExchangeHellos(bool sees_all_segments, bool* all_see_all, int64_t* fusion_threshold_bytes) {
+  Hello own;
+  own.abi_version = SE_ABI_VERSION;
+  own.rank = config_.rank;
+  own.size = config_.size;
+  own.sees_all_segments = sees_all_segments;
+  own.fusion_threshold_bytes = config_.fusion_threshold_bytes;
+  const std::string payload = Encode(own);
+  for (Peer& peer : peers_) {
+    if (peer.control) peer.control->Send(FrameType::kHello, payload);
+  }
+  *all_see_all = sees_all_segments;
+  const Time deadline = After(Seconds(config_.start_timeout_seconds));
+  std::vector<bool> heard(peers_.size(), false);
+  heard[static_cast<size_t>(config_.rank)] = true;
+  while (true) {
+    std::vector<pollfd> waits;
+    std::vector<int> missing;
+    for (int rank = 0; rank < config_.size; ++rank) {
+      const auto index = static_cast<size_t>(rank);
+      if (heard[index]) continue;
+      Peer& peer = peers_[index];
+      peer.control->Flush();
+      peer.control->Receive(&peer.inbox);
+      if (!peer.inbox.empty()) {
+        Hello hello;
+        SE_RETURN_IF_ERROR(CheckHello(rank, peer.inbox.front(), &hello));
+        peer.inbox.pop_front();
+        heard[index] = true;
+        *all_see_all = *all_see_all && hello.sees_all_segments;
+        if (rank == 0) *fusion_threshold_bytes = hello.fusion_threshold_bytes;
+        continue;
+      }
+      if (!peer.control->open()) {
+        return Status(SE_PEER_LOST, NameOf(rank) + " " + peer.control->closed_reason() + " while the job was starting");
+      }
+      missing.push_back(rank);
+      waits.push_back({peer.control->fd(),
+                       static_cast<short>(POLLIN | (peer.control->has_unsent() ? POLLOUT : 0)), 0});
+    }
+    if (missing.empty()) return Status::Ok();
+    const double left = Seconds(deadline - Clock::now()).count();
+    if (left <= 0) {
+      std::string names;
+      for (const int rank : missing) names += (names.empty() ? "" : ", ") + NameOf(rank);
+      return Status(SE_TIMED_OUT, "no hello within " + std::to_string(static_cast<int>(config_.start_timeout_seconds)) +
+                                      " s from " + names);
+    }
+    poll(waits.data(), waits.size(), static_cast<int>(std::min(left, 1.0) * 1000) + 1);
+  }
+}
+
+Engine::~Engine() { Shutdown(); }
+
+// --- the C ABI's side ------------------------------------------------------------------------------------------------
+
+Status Engine::Submit(Signature signature, std::vector<se_buffer> buffers, int64_t* handle) {
+  auto request = std::make_shared<Request>();
+  request->signature = std::move(signature);
+  request->buffers = std::move(buffers);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const std::string& name = request->signature.name;
+    const std::string label = OpName(request->signature.op) + " '" + name + "'";
+    if (stopping_) return Status(SE_SHUT_DOWN, label + " was submitted after shutdown");
+    if (!broken_.ok()) return broken_.Within(label);
+    if (!in_flight_.try_emplace(name, request).second) {
+      return Status(SE_DUPLICATE_NAME, "a request named '" + name +
+                                           "' is still in flight on this rank; wait for it first, or use another name");
+    }
+    request->handle = next_handle_++;
+    handles_[request->handle] = request;
+    submitted_.push_back(request);
+    *handle = request->handle;
+  }
+  counters_.requests += 1;
+  Wake();
+  return Status::Ok();
+}
+
+Status Engine::Poll(int64_t handle) { return Wait(handle, Seconds(0)); }
+
+Status Engine::Wait(int64_t handle, Seconds timeout) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto entry = handles_.find(handle);
+  if (entry == handles_.end()) {
+    return Status(SE_INVALID_ARGUMENT, "handle " + std::to_string(handle) + " is unknown or was released");
+  }
+  const RequestPtr request = entry->second;
+  if (!finished_.wait_until(lock, After(timeout), [&] { return request->done; })) return Status(SE_IN_PROGRESS, "");
+  return request->outcome;
+}
+
+Status Engine::GetResult(int64_t handle, se_result* result) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto entry = handles_.find(handle);
+  if (entry == handles_.end() || !entry->second->done) {
+    return Status(SE_INVALID_ARGUMENT, "handle " + std::to_string(handle) + " has no result (yet)");
+  }
+  const Request& request = *entry->second;
+  result->data = request.gathered.get();
+  result->bytes = request.gathered_bytes;
+  result->rows = request.rows.empty() ? nullptr : request.rows.data();
+  return Status::Ok();
+}
+
+Status Engine::TakeResultData(int64_t handle, void** data) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto entry = handles_.find(handle);
+  if (entry == handles_.end() || !entry->second->done) {
+    return Status(SE_INVALID_ARGUMENT, "handle " + std::to_string(handle) + " has no result (yet)");
+  }
+  *data = entry->second->gathered.release();
+  return Status::Ok();
+}
+
+void Engine::Release(int64_t handle) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  handles_.erase(handle);
+}
+
+int64_t Engine::Counter(const std::string& name) const {
+  if (name == "requests") return counters_.requests;
+  if (name == "responses") return counters_.responses;
+  if (name == "fused_requests") return counters_.fused_requests;
+  if (name == "shared_bytes") return counters_.shared_bytes;
+  if (name == "stream_bytes") return counters_.stream_bytes;
+  if (name == "control_bytes_sent") return counters_.control_bytes_sent;
+  if (name == "wakeups") return counters_.wakeups;
+  if (name == "shared_memory") return executor_->uses_shared_memory() ? 1 : 0;
+  return -1;
+}
+
+void Engine::Shutdown() {
+  std::lock_guard<std::mutex> one_at_a_time(shutdown_mutex_);
+  if (!thread_.joinable()) return;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  Wake();
+  thread_.join();
+}
+
+bool Engine::OwnedByThisProcess() const { return getpid() == owner_pid_; }
+
+void Engine::AbandonAfterFork() {
+  // Plain closes of numbers: locks may be held by threads that do not exist here, and freeing could wait for them.
+  for (const Peer& peer : peers_) {
+    if (peer.control) ::close(peer.control->fd());
+  }
+  if (executor_) {
+    for (const UniqueFd& socket : executor_->streams().sockets) {
+      if (socket.valid()) ::close(socket.get());
+    }
+  }
+  ::close(wake_fd_.get());
+  if (config_.own_segment.valid()) ::close(config_.own_segment.get());
+}
+
+void Engine::Wake() {
+  if (wake_pending_.exchange(true)) return;  // somebody's wake-up has not been seen yet: it stands for ours, too
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(wake_fd_.get(), &one, sizeof(one));
+}
+
+// --- the engine thread -----------------------------------------------------------------------------------------------
+
+void Engine::Run() {
+  Status status;
+  while (status.ok() && !stopping_) {
+    AwaitWork();
+    status = RunCycle();
+  }
+  if (status.ok()) status = Status(SE_SHUT_DOWN, "this rank has shut down");
+  status = Explain(status);
+  FailEverything(status);
+  coordinator_.reset();
+  if (status.code() != SE_SHUT_DOWN) TellPeers(status);
+  // A broken engine keeps its links until it is shut down: peers that have not seen the culprit yet would take our end
+  // of file for another death.
+  while (!stopping_) {
+    FlushControl();
+    AwaitWork();
+    for (int rank = 0; rank < config_.size; ++rank) {
+      Peer& peer = peers_[static_cast<size_t>(rank)];
+      if (peer.control) peer.control->Receive(&peer.inbox);
+      peer.inbox.clear();
+    }
+  }
+  // After an abort the peers know already; the goodbye spares those that have left in order from being taken for dead.
+  if (status.code() == SE_SHUT_DOWN) SayGoodbye();
+}
+
+Status Engine::RunCycle() {
+  SendRequests(DrainSubmissions());
+  SE_RETURN_IF_ERROR(Check());
+  SE_RETURN_IF_ERROR(Agree());
+  while (!agreed_.empty()) SE_RETURN_IF_ERROR(ExecuteNext());
+  return CheckDepartures();
+}
+
+void Engine::AwaitWork() {
+  std::vector<pollfd> waits = {{wake_fd_.get(), POLLIN, 0}};
+  for (const Peer& peer : peers_) {
+    if (!peer.control || !peer.control->open()) continue;
+    waits.push_back({peer.control->fd(), static_cast<short>(POLLIN | (peer.control->has_unsent() ? POLLOUT : 0)), 0});
+  }
+  poll(waits.data(), waits.size(), wake_pending_ ? 0 : PollTimeoutMilliseconds());
+  counters_.wakeups += 1;
+  // Cleared before the queue is drained: what is submitted from here on wakes us again.
+  wake_pending_ = false;
+  if (waits[0].revents & POLLIN) {
+    uint64_t count = 0;
+    [[maybe_unused]] const ssize_t n = read(wake_fd_.get(), &count, sizeof(count));
+  }
+}
+
+int Engine::PollTimeoutMilliseconds() const {
+  const bool watches_stalls = coordinator_ && coordinator_->has_waiting() &&
+                              (config_.stall_warning_seconds > 0 || config_.stall_shutdown_seconds > 0);
+  if (!watches_stalls) return -1;
+  return std::max(0, static_cast<int>(Seconds(next_stall_check_ - Clock::now()).count() * 1000) + 1);
+}
+
+std::vector<RequestPtr> Engine::DrainSubmissions() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(submitted_, {});
+}
+
+void Engine::SendRequests(const std::vector<RequestPtr>& submitted) {
+  if (submitted.empty()) return;
+  if (coordinator_) {
+    for (const RequestPtr& request : submitted) coordinator_->Add(config_.rank, request->signature, Clock::now());
+    return;
+  }
+  std::vector<Signature> signatures;
+  signatures.reserve(submitted.size());
+  for (const RequestPtr& request : submitted) signatures.push_back(request->signature);
+  peers_[0].control->Send(FrameType::kRequests, Encode(signatures));
+}
+
+void Engine::FlushControl() {
+  int64_t sent = 0;
+  for (Peer& peer : peers_) {
+    if (!peer.control) continue;
+    peer.control->Flush();
+    sent += peer.control->bytes_sent();
+  }
+  counters_.control_bytes_sent = sent;
+}
+
+Status Engine::Check() {
+  FlushControl();
+  for (int rank = 0; rank < config_.size; ++rank) SE_RETURN_IF_ERROR(ReadPeer(rank));
+  if (executing_ == 0) return Status::Ok();
+  // Inside a collective: nobody comes back for it once this rank, or a peer that has not finished it, leaves.
+  if (stopping_) return Status(SE_SHUT_DOWN, "this rank has shut down");
+  for (int rank = 0; rank < config_.size; ++rank) {
+    const Peer& peer = peers_[static_cast<size_t>(rank)];
+    if (peer.left_after && *peer.left_after < executing_) {
+      return Status(SE_SHUT_DOWN, NameOf(rank) + " has left the job: it called shutdown(), or its function returned");
+    }
+  }
+  return Status::Ok();
+}
+
+Status Engine::ReadPeer(int rank) {
+  Peer& peer = peers_[static_cast<size_t>(rank)];
+  if (!peer.control) return Status::Ok();
+  if (peer.control->open()) peer.control->Receive(&peer.inbox);
+  while (!peer.inbox.empty()) {
+    const Frame frame = std::move(peer.inbox.front());
+    peer.inbox.pop_front();
+    SE_RETURN_IF_ERROR(HandleFrame(rank, frame));
+  }
+  return peer.control->open() || peer.left_after ? Status::Ok() : PeerGone(rank);
+}
+
+Status Engine::PeerGone(int rank) {
+  lost_rank_ = rank;
+  const std::string& reason = peers_[static_cast<size_t>(rank)].control->closed_reason();
+  return Status(SE_PEER_LOST, NameOf(rank) + " is lost: it " + reason + " without leaving the job (its process died)");
+}
+
+Status Engine::HandleFrame(int rank, const Frame& frame) {
+  const auto garbled = [&] {
+    lost_rank_ = rank;
+    return Status(SE_PEER_LOST, NameOf(rank) + " sent a control message that cannot be read (type " +
+                                    std::to_string(static_cast<int>(frame.type)) + ", " +
+                                    std::to_string(frame.payload.size()) + " bytes)");
+  };
+  switch (frame.type) {
+    case FrameType::kRequests: {
+      std::vector<Signature> requests;
+      if (!coordinator_ || !Decode(frame.payload, &requests)) return garbled();
+      for (Signature& request : requests) coordinator_->Add(rank, std::move(request), Clock::now());
+      return Status::Ok();
+    }
+    case FrameType::kResponses: {
+      std::vector<Response> responses;
+      if (rank != 0 || !Decode(frame.payload, &responses)) return garbled();
+      for (Response& response : responses) agreed_.push_back(std::move(response));
+      return Status::Ok();
+    }
+    case FrameType::kGoodbye: {
+      int64_t executed = 0;
+      if (!DecodeGoodbye(frame.payload, &executed)) return garbled();
+      peers_[static_cast<size_t>(rank)].left_after = executed;
+      return Status::Ok();
+    }
+    case FrameType::kAbort: {
+      Abort abort;
+      if (!Decode(frame.payload, &abort)) return garbled();
+      lost_rank_ = abort.lost_rank;
+      return Status(SE_PEER_LOST, abort.reason + " (told by rank " + std::to_string(rank) + ")");
+    }
+    case FrameType::kNotice:
+      std::fprintf(stderr, "[spark_estimator] rank %d: %s\n", config_.rank, frame.payload.c_str());
+      return Status::Ok();
+    default:
+      return garbled();
+  }
+}
+
+Status Engine::Agree() {
+  if (!coordinator_) return Status::Ok();
+  if (coordinator_->has_waiting() && Clock::now() >= next_stall_check_) {
+    ReportStalls();
+    next_stall_check_ = After(kStallCheckInterval);
+  }
+  std::vector<Response> responses = coordinator_->TakeReady();
+  if (responses.empty()) return Status::Ok();
+  const std::string payload = Encode(responses);
+  for (Peer& peer : peers_) {
+    if (peer.control) peer.control->Send(FrameType::kResponses, payload);
+  }
+  for (Response& response : responses) agreed_.push_back(std::move(response));
+  return Status::Ok();
+}
+
+void Engine::ReportStalls() {
+  const Time now = Clock::now();
+  if (config_.stall_warning_seconds > 0) {
+    for (const Stall& stall : coordinator_->TakeStalled(config_.stall_warning_seconds, now)) {
+      const std::string text = stall.Describe();
+      std::fprintf(stderr, "[spark_estimator] rank %d: %s\n", config_.rank, text.c_str());
+      // The ranks that are waited for should read it in their own logs, too.
+      for (const int rank : stall.missing_ranks) {
+        if (Peer& peer = peers_[static_cast<size_t>(rank)]; peer.control) peer.control->Send(FrameType::kNotice, text);
+      }
+    }
+  }
+  if (config_.stall_shutdown_seconds > 0) coordinator_->FailStalled(config_.stall_shutdown_seconds, now);
+}
+
+Status Engine::ExecuteNext() {
+  const Response response = std::move(agreed_.front());
+  agreed_.pop_front();
+  std::vector<RequestPtr> requests;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const std::string& name : response.names) {
+      const auto entry = in_flight_.find(name);
+      if (entry != in_flight_.end()) requests.push_back(entry->second);
+    }
+  }
+  if (!response.error.empty()) {
+    for (const RequestPtr& request : requests) {
+      Finish(request, Status(SE_MISMATCH, response.error + " (request '" + request->signature.name + "')"));
+    }
+    executed_ = response.sequence;
+    return Status::Ok();
+  }
+  if (requests.size() != response.names.size()) {
+    return Status(SE_INTERNAL, "the coordinator calls for '" + response.names[0] + "', which this rank never submitted");
+  }
+  executing_ = response.sequence;
+  SE_RETURN_IF_ERROR(executor_->Run(response, requests));
+  executing_ = 0;
+  executed_ = response.sequence;
+  for (const RequestPtr& request : requests) Finish(request, Status::Ok());
+  return Status::Ok();
+}
+
+Status Engine::CheckDepartures() {
+  for (int rank = 0; rank < config_.size; ++rank) {
+    const Peer& peer = peers_[static_cast<size_t>(rank)];
+    // Until then, the coordinator's word on what that peer has executed is still under way to us.
+    if (peer.left_after && executed_ >= *peer.left_after) {
+      return Status(SE_SHUT_DOWN, NameOf(rank) + " has left the job: it called shutdown(), or its function returned");
+    }
+  }
+  return Status::Ok();
+}
+
+void Engine::Finish(const RequestPtr& request, const Status& outcome) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    request->outcome = outcome;
+    request->done = true;
+    in_flight_.erase(request->signature.name);
+  }
+  finished_.notify_all();
+}
+
+void Engine::FailEverything(const Status& why) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    broken_ = why;
+    for (auto& [name, request] : in_flight_) {
+      request->outcome = why.Within(OpName(request->signature.op) + " '" + name + "' failed");
+      request->done = true;
+    }
+    in_flight_.clear();
+    submitted_.clear();
+  }
+  finished_.notify_all();
+}
+
+Status Engine::Explain(Status status) {
+  if (status.code() != SE_PEER_LOST || lost_rank_ >= 0) return status;
+  const Time deadline = After(kExplanation);
+  while (Clock::now() < deadline) {
+    Status better = Check();
+    if (!better.ok()) return better;
+    std::vector<pollfd> waits;
+    for (const Peer& peer : peers_) {
+      if (peer.control && peer.control->open()) waits.push_back({peer.control->fd(), POLLIN, 0});
+    }
+    poll(waits.data(), waits.size(), 10);
+  }
+  return status;
+}
+
+void Engine::TellPeers(const Status& why) {
+  Abort abort;
+  abort.lost_rank = lost_rank_ >= 0 ? lost_rank_ : config_.rank;
+  abort.reason = lost_rank_ >= 0 ? why.message() : NameOf(config_.rank) + " failed: " + why.message();
+  const std::string payload = Encode(abort);
+  for (Peer& peer : peers_) {
+    if (peer.control) peer.control->Send(FrameType::kAbort, payload);
+  }
+}
+
+void Engine::SayGoodbye() {
+  const std::string payload = EncodeGoodbye(executed_);
+  for (Peer& peer : peers_) {
+    if (peer.control) peer.control->Send(FrameType::kGoodbye, payload);
+  }
+  const Time flush_until = After(kGoodbyeFlush);
+  const auto unsent = [&] {
+    return std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.control && p.control->has_unsent(); });
+  };
+  while (unsent() && Clock::now() < flush_until) {
+    FlushControl();
+    poll(nullptr, 0, 1);
+  }
+  for (Peer& peer : peers_) {
+    if (peer.control) peer.control->FinishSending();
+  }
+  // Closing a socket with unread bytes resets it, and a reset may overtake what was sent: read on for a moment.
+  const Time drain_until = After(kGoodbyeDrain);
+  while (Clock::now() < drain_until) {
+    std::vector<pollfd> waits;
+    for (Peer& peer : peers_) {
+      if (!peer.control || !peer.control->open() || peer.left_after) continue;
+      peer.control->Receive(&peer.inbox);
+      for (const Frame& frame : peer.inbox) {
+        if (frame.type == FrameType::kGoodbye) peer.left_after = 0;
+      }
+      peer.inbox.clear();
+      if (peer.control->open() && !peer.left_after) waits.push_back({peer.control->fd(), POLLIN, 0});
+    }
+    if (waits.empty()) return;
+    poll(waits.data(), waits.size(), 10);
+  }
+}
+
+}  // namespace spark_estimator

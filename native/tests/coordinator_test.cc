@@ -1,0 +1,160 @@
+// The negotiation alone: order, fusion, and the sentences about what differs.
+#include "engine/coordinator.h"
+
+#include "check.h"
+
+namespace {
+
+using namespace spark_estimator;
+using spark_estimator::testing::RunTests;
+
+const Time kStart{};
+Time At(double seconds) { return kStart + std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000)); }
+
+Signature Allreduce(const std::string& name, std::vector<int64_t> dims = {4}) {
+  Signature s;
+  s.name = name;
+  s.op = SE_ALLREDUCE;
+  s.dtype = SE_FLOAT32;
+  s.reduce_op = SE_SUM;
+  s.num_buffers = 1;
+  s.dims = std::move(dims);
+  return s;
+}
+
+void ReadyWhenAllHaveAsked() {
+  Coordinator c(3, 0);
+  c.Add(2, Allreduce("a"), kStart);
+  c.Add(0, Allreduce("b"), kStart);
+  c.Add(0, Allreduce("a"), kStart);
+  CHECK(c.TakeReady().empty());
+  c.Add(1, Allreduce("a"), kStart);
+  const auto responses = c.TakeReady();
+  CHECK_EQ(responses.size(), size_t{1});
+  CHECK_EQ(responses[0].names[0], std::string("a"));
+  CHECK_EQ(responses[0].sequence, 1);
+  CHECK(responses[0].error.empty());
+  CHECK(c.has_waiting());
+}
+
+void FusesUpToTheThreshold() {
+  Coordinator c(2, 40);  // bytes: two and a half tensors of 16
+  for (const char* name : {"a", "b", "c"}) {
+    c.Add(0, Allreduce(name), kStart);
+    c.Add(1, Allreduce(name), kStart);
+  }
+  Signature other = Allreduce("d");
+  other.reduce_op = SE_MAX;
+  c.Add(0, other, kStart);
+  c.Add(1, other, kStart);
+  const auto responses = c.TakeReady();
+  CHECK_EQ(responses.size(), size_t{3});
+  CHECK((responses[0].names == std::vector<std::string>{"a", "b"}));
+  CHECK((responses[1].names == std::vector<std::string>{"c"}));
+  CHECK((responses[2].names == std::vector<std::string>{"d"}));
+}
+
+std::string ErrorOf(Signature first, Signature second) {
+  Coordinator c(2, 0);
+  c.Add(1, std::move(second), kStart);
+  c.Add(0, std::move(first), kStart);
+  return c.TakeReady().at(0).error;
+}
+
+void SaysWhatDiffers() {
+  const Signature good = Allreduce("a", {2, 3});
+  CHECK_EQ(ErrorOf(good, good), std::string());
+  Signature bad = good;
+  bad.dims = {3, 2};
+  CHECK_EQ(ErrorOf(good, bad), std::string("Mismatched ALLREDUCE tensor shapes: rank 0 has [2, 3]; rank 1 has [3, 2]"));
+  bad = good;
+  bad.dtype = SE_FLOAT64;
+  CHECK_CONTAINS(ErrorOf(good, bad), "data types: rank 0 has float32; rank 1 has float64");
+  bad = good;
+  bad.reduce_op = SE_MAX;
+  CHECK_CONTAINS(ErrorOf(good, bad), "reduce ops: rank 0 has Sum; rank 1 has Max");
+  bad = good;
+  bad.op = SE_BROADCAST;
+  CHECK_CONTAINS(ErrorOf(good, bad), "Mismatched operations: rank 0 has allreduce; rank 1 has broadcast");
+  bad = good;
+  bad.prescale = 0.25;
+  CHECK_CONTAINS(ErrorOf(good, bad), "prescale factors: rank 0 has 1; rank 1 has 0.25");
+  bad = good;
+  bad.process_set = 2;
+  CHECK_CONTAINS(ErrorOf(good, bad), "process sets: rank 0 has 0; rank 1 has 2");
+  CHECK_CONTAINS(ErrorOf(bad, bad), "process set 2 is not registered");
+  Signature list = good;
+  list.num_buffers = 2;
+  list.dims = {5, 7};
+  CHECK_CONTAINS(ErrorOf(good, list), "tensor counts: rank 0 has 1 tensors; rank 1 has 2 tensors");
+  Signature other_list = list;
+  other_list.dims = {5, 8};
+  CHECK_CONTAINS(ErrorOf(list, other_list), "rank 0 has 2 tensors, tensor 1 with 7 elements; rank 1 has 2 tensors, tensor 1 with 8");
+}
+
+void GroupsRanksThatAgree() {
+  Coordinator c(4, 0);
+  for (int rank = 0; rank < 4; ++rank) c.Add(rank, Allreduce("a", {rank == 2 ? 5 : 4}), kStart);
+  CHECK_CONTAINS(c.TakeReady().at(0).error, "ranks 0, 1, 3 have [4]; rank 2 has [5]");
+}
+
+void RefusesTheImpossibleEverywhere() {
+  Signature broadcast = Allreduce("a");
+  broadcast.op = SE_BROADCAST;
+  broadcast.root_rank = 2;
+  CHECK_CONTAINS(ErrorOf(broadcast, broadcast), "root rank 2 is outside 0..1");
+  Signature other_root = broadcast;
+  other_root.root_rank = 1;
+  CHECK_CONTAINS(ErrorOf(broadcast, other_root), "root ranks: rank 0 has 2; rank 1 has 1");
+  Signature bools = Allreduce("a");
+  bools.dtype = SE_BOOL;
+  bools.reduce_op = SE_AVERAGE;
+  CHECK_CONTAINS(ErrorOf(bools, bools), "average of bool");
+  Signature gather = Allreduce("a", {});
+  gather.op = SE_ALLGATHER;
+  CHECK_CONTAINS(ErrorOf(gather, gather), "0-d");
+}
+
+void AllgatherCollectsRows() {
+  Coordinator c(2, 0);
+  Signature gather = Allreduce("g", {0, 3});
+  gather.op = SE_ALLGATHER;
+  c.Add(0, gather, kStart);
+  gather.dims = {5, 3};
+  c.Add(1, gather, kStart);
+  const Response response = c.TakeReady().at(0);
+  CHECK(response.error.empty());
+  CHECK((response.rows == std::vector<int64_t>{0, 5}));
+  gather.dims = {5, 4};
+  Signature other = gather;
+  other.dims = {5, 3};
+  CHECK_CONTAINS(ErrorOf(gather, other), "beyond the first dimension: rank 0 has [4]; rank 1 has [3]");
+}
+
+void StallsAreToldOnceAndCanFail() {
+  Coordinator c(3, 0);
+  c.Add(0, Allreduce("a"), At(0));
+  c.Add(1, Allreduce("b"), At(5));
+  CHECK(c.TakeStalled(10, At(9)).empty());
+  const auto stalls = c.TakeStalled(10, At(11));
+  CHECK_EQ(stalls.size(), size_t{1});
+  CHECK_EQ(stalls[0].Describe(), std::string("allreduce 'a' has waited 11 s for ranks 1, 2, which did not submit it"));
+  CHECK(c.TakeStalled(10, At(12)).empty());
+  c.FailStalled(12, At(13));
+  const auto responses = c.TakeReady();
+  CHECK_EQ(responses.size(), size_t{1});
+  CHECK_CONTAINS(responses[0].error, "ranks 1, 2");
+  CHECK(c.has_waiting());  // b is younger
+}
+
+}  // namespace
+
+int main() {
+  return RunTests({{"ready when all have asked", ReadyWhenAllHaveAsked},
+                   {"fuses up to the threshold", FusesUpToTheThreshold},
+                   {"says what differs", SaysWhatDiffers},
+                   {"groups ranks that agree", GroupsRanksThatAgree},
+                   {"refuses the impossible everywhere", RefusesTheImpossibleEverywhere},
+                   {"allgather collects rows", AllgatherCollectsRows},
+                   {"stalls are told once and can fail", StallsAreToldOnceAndCanFail}});
+}

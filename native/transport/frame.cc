@@ -1,0 +1,109 @@
+#include "transport/frame.h"
+
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+#include "base/bytes.h"
+
+namespace spark_estimator {
+namespace {
+
+struct FrameHeader {
+  uint32_t magic;
+  uint16_t type;
+  uint16_t reserved;
+  uint32_t payload_bytes;
+  uint32_t payload_crc;
+  uint32_t header_crc;  // of the fields above
+};
+constexpr uint32_t kMagic = 0x46725345;  // "ESrF"
+constexpr size_t kHeaderBytes = sizeof(FrameHeader);
+
+uint32_t HeaderCrc(const FrameHeader& header) {
+  return Crc32c(std::string_view(reinterpret_cast<const char*>(&header), offsetof(FrameHeader, header_crc)));
+}
+
+std::string ErrnoText(int error_number) { return std::generic_category().message(error_number); }
+
+}  // namespace
+
+ControlLink::ControlLink(UniqueFd fd) : fd_(std::move(fd)) {}
+
+void ControlLink::Close(std::string reason) {
+  open_ = false;
+  closed_reason_ = std::move(reason);
+  unsent_.clear();
+}
+
+void ControlLink::Send(FrameType type, std::string_view payload) {
+  if (!open_) return;
+  FrameHeader header{kMagic, static_cast<uint16_t>(type), 0, static_cast<uint32_t>(payload.size()), Crc32c(payload), 0};
+  header.header_crc = HeaderCrc(header);
+  unsent_.append(reinterpret_cast<const char*>(&header), kHeaderBytes);
+  unsent_.append(payload);
+  Flush();
+}
+
+void ControlLink::Flush() {
+  size_t sent = 0;
+  while (open_ && sent < unsent_.size()) {
+    const ssize_t n = send(fd_.get(), unsent_.data() + sent, unsent_.size() - sent, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n >= 0) {
+      sent += static_cast<size_t>(n);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      break;
+    } else if (errno != EINTR) {
+      // The peer may have said why before it went: reading, not writing, decides that the link is closed.
+      unsent_.clear();
+      return;
+    }
+  }
+  bytes_sent_ += static_cast<int64_t>(sent);
+  unsent_.erase(0, sent);
+}
+
+void ControlLink::Receive(std::deque<Frame>* inbox) {
+  std::array<char, 16384> buffer;
+  while (open_) {
+    const ssize_t n = recv(fd_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+    if (n > 0) {
+      received_.append(buffer.data(), static_cast<size_t>(n));
+      ParseFrames(inbox);
+    } else if (n == 0) {
+      Close("closed its connection");
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      return;
+    } else if (errno != EINTR) {
+      Close("its connection broke: " + ErrnoText(errno));
+    }
+  }
+}
+
+void ControlLink::ParseFrames(std::deque<Frame>* inbox) {
+  size_t position = 0;
+  while (open_ && received_.size() - position >= kHeaderBytes) {
+    FrameHeader header;
+    std::memcpy(&header, received_.data() + position, kHeaderBytes);
+    if (header.magic != kMagic || header.header_crc != HeaderCrc(header) || header.payload_bytes > kMaxFrameBytes) {
+      Close("sent bytes that are no control frame");
+      return;
+    }
+    if (received_.size() - position - kHeaderBytes < header.payload_bytes) break;
+    std::string payload = received_.substr(position + kHeaderBytes, header.payload_bytes);
+    if (Crc32c(payload) != header.payload_crc) {
+      Close("sent a control frame with a wrong checksum");
+      return;
+    }
+    inbox->push_back(Frame{static_cast<FrameType>(header.type), std::move(payload)});
+    position += kHeaderBytes + header.payload_bytes;
+  }
+  received_.erase(0, position);
+}
+
+void ControlLink::FinishSending() { shutdown(fd_.get(), SHUT_WR); }
+
+}  // namespace spark_estimator

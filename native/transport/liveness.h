@@ -1,0 +1,23 @@
+// What a rank asks again and again while it waits for others: is it still worth waiting?
+#ifndef SPARK_ESTIMATOR_TRANSPORT_LIVENESS_H_
+#define SPARK_ESTIMATOR_TRANSPORT_LIVENESS_H_
+
+#include <chrono>
+
+#include "base/status.h"
+
+namespace spark_estimator {
+
+class Liveness {
+ public:
+  virtual ~Liveness() = default;
+  // An error ends the wait: a peer is gone, or this rank is leaving. Must not block.
+  virtual Status Check() = 0;
+};
+
+// How long a wait may go on without asking. A dead peer's last message can be missed by so long at most.
+constexpr std::chrono::milliseconds kLivenessInterval{50};
+
+}  // namespace spark_estimator
+
+#endif  // SPARK_ESTIMATOR_TRANSPORT_LIVENESS_H_
