@@ -203,7 +203,7 @@ def load(path: Path) -> ctypes.CDLL:
             function.restype = result
             function.argtypes = arguments
     except (OSError, AttributeError) as error:
-        raise NativeLibraryError(f"The collective engine {path} cannot be used on this machine: {error}. {remedy}") from error
+        raise NativeLibraryError(f"The collective engine {path} cannot be used here: {error}. {remedy}") from error
     version = loaded.se_abi_version()
     if version != ABI_VERSION:
         raise NativeLibraryError(
@@ -234,6 +234,6 @@ def error_of(status: int, message: str) -> Exception:
 
 
 def check(status: int) -> None:
-    """Returns when `status` is OK or IN_PROGRESS, else raises the error that belongs to it with the engine's sentence."""
+    """Raises what `status` says, with the engine's sentence, unless it is OK or IN_PROGRESS."""
     if status not in (Status.OK, Status.IN_PROGRESS):
         raise error_of(status, last_error())

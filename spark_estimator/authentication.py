@@ -137,7 +137,7 @@ def _proof(key: bytes, role: bytes, hello: bytes, challenge: bytes) -> bytes:
 
 
 class _Exchange:
-    """Fixed-size messages over a socket, all before one deadline. What goes wrong with the link is raised as `failure`."""
+    """Fixed-size messages over a socket, all before one deadline; a broken or silent link is raised as `failure`."""
 
     def __init__(self, sock: socket.socket, timeout: timedelta) -> None:
         self.failure: type[AuthenticationError] = AuthenticationError
@@ -185,7 +185,7 @@ class _Exchange:
 
 
 def peer_credentials(sock: socket.socket) -> tuple[int, int] | None:
-    """(process id, user id) at the other end of a connected Unix socket, as the kernel tells; None where it does not."""
+    """(process id, user id) at the other end of a connected Unix socket; None where the kernel does not tell."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return None

@@ -80,7 +80,7 @@ def _variable(name: str, default: Any, parse: Callable[[str], Any], *, unit: str
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one process. Each field's metadata holds its variable, unit and effect; `describe` prints them."""
+    """The settings of one process. Each field's metadata holds its variable, unit and effect; see `describe`."""
 
     fusion_threshold_bytes: int = _variable(
         "HOROVOD_FUSION_THRESHOLD", 128 * MIB, _count, unit="bytes",
@@ -159,9 +159,10 @@ class Settings:
             value, default = _printed(getattr(self, field.name)), _printed(field.default)
             rows.append((field.metadata["variable"], value, default, field.metadata["unit"], field.metadata["effect"]))
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        return "\n".join(
-            "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[4]]).rstrip() for row in rows
-        )
+        lines = []
+        for *cells, effect in rows:
+            lines.append("  ".join([cell.ljust(width) for cell, width in zip(cells, widths, strict=True)] + [effect]))
+        return "\n".join(lines)
 
 
 def _printed(value: object) -> str:

@@ -25,7 +25,7 @@ class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
         logging.Handler.__init__(self)
 
     @property
-    def stream(self) -> object:  # type: ignore[override]
+    def stream(self) -> object:
         return sys.stderr
 
 

@@ -59,9 +59,7 @@ def allreduce_into(
     tensor = Tensor(array.ctypes.data, output.ctypes.data, array.size, array.shape)
     keep = (array, output)
     dtype = dtype_of(array)
-    return submit(
-        Op.ALLREDUCE, name, [tensor], dtype, reduce_op=op, prescale=prescale, postscale=postscale, keep=keep
-    )
+    return submit(Op.ALLREDUCE, name, [tensor], dtype, reduce_op=op, prescale=prescale, postscale=postscale, keep=keep)
 
 
 def allreduce(

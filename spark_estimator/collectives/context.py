@@ -1,8 +1,8 @@
 """This process's membership of a job: ``init()``, ``shutdown()``, and who and where it is meanwhile.
 
-A process is a rank of at most one job at a time. It joins the job of its rendezvous (``rendezvous.current``), which whoever
-started it provided; without one it is a job of its own, of one rank. It may leave and join again any number of times, as long as
-all ranks do.
+A process is a rank of at most one job at a time. It joins the job of its rendezvous (``rendezvous.current``), which
+whoever started it provided; without one it is a job of its own, of one rank. It may leave and join again any number of
+times, as long as all ranks do.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def _join(settings: Settings, comm: Sequence[int] | None) -> tuple[Engine, Topol
     log.configure(settings.log_level, topology.rank)
     if settings.launched_size not in (None, topology.size):
         _log.warning(
-            "HOROVOD_SIZE=%s, but this process joins a job of %d. If another launcher (horovodrun of Horovod, mpirun, torchrun) "
-            "started it: use HorovodRunner or the horovodrun of spark_estimator.",
+            "HOROVOD_SIZE=%s, but this process joins a job of %d. If another launcher started it (Horovod's own "
+            "horovodrun, mpirun): use HorovodRunner or the horovodrun of spark_estimator.",
             settings.launched_size,
             topology.size,
         )
@@ -196,7 +196,7 @@ def _member() -> _Membership:
     return _membership
 
 
-# --- What this build can do, in Horovod's terms --------------------------------------------------------------------------
+# --- What this build can do, in Horovod's terms -----------------------------------------------------------------------
 
 
 def mpi_built() -> bool:
@@ -215,7 +215,7 @@ def mpi_threads_supported() -> bool:
 
 
 def gloo_built() -> bool:
-    """True. Horovod's name for its own CPU backend, which scripts and estimators require; here the native engine is it."""
+    """True. Horovod's name for its CPU backend, which scripts and estimators require; here it is the native engine."""
     return True
 
 
@@ -249,7 +249,7 @@ def ccl_built() -> bool:
     return False
 
 
-# --- Ends: of the process, and forks of it --------------------------------------------------------------------------------
+# --- Ends: of the process, and forks of it ----------------------------------------------------------------------------
 
 
 def _at_exit() -> None:
@@ -288,6 +288,4 @@ def _after_fork_in_child() -> None:
 
 
 atexit.register(_at_exit)
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
-)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
 
 from spark_estimator import _native
-from spark_estimator._native import Config, Op, Peer, Request, Result, Status
+from spark_estimator._native import Config, Peer, Request, Result, Status
 from spark_estimator.errors import HorovodInternalError
 
 
 def forked_error(parent: int) -> HorovodInternalError:
     """What every use of a job gets in a process that was forked from one of its ranks."""
     return HorovodInternalError(
-        f"This process (pid {os.getpid()}) was forked from a rank (pid {parent}) after init(): it is not a rank and can "
-        "neither run collectives nor join. Run them in the rank itself, or start the process by the 'spawn' method."
+        f"This process (pid {os.getpid()}) was forked from a rank (pid {parent}) after init(): it is not a rank, and "
+        "can neither run collectives nor join. Run them in the rank itself, or start the process by the 'spawn' method."
     )
 
 
@@ -99,7 +99,7 @@ class Engine:
             self._detached.append((number, keep))
 
     def _sweep(self) -> None:
-        """Forgets the detached requests that are done. Their order is about that of submission, so the first few tell."""
+        """Forgets the detached requests that are done."""
         if not self._sweeping.acquire(blocking=False):
             return
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 import time
 import weakref
@@ -21,8 +22,8 @@ class Gathered(NamedTuple):
     """What an allgather made.
 
     Attributes:
-        data: all ranks' rows in rank order, as writable bytes. The memory lives as long as something refers to it (a slice, a
-            numpy array or a torch tensor made from it).
+        data: all ranks' rows in rank order, as writable bytes. The memory lives as long as something refers to it (a
+            slice, a numpy array or a torch tensor made from it).
         rows: [size], the first dimension that each rank gave.
     """
 
@@ -66,14 +67,9 @@ class Handle:
             HorovodInternalError: the collective failed otherwise.
             TimeoutError: `timeout` passed first; the collective goes on.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout.total_seconds()
-        while self._status is None:
-            seconds = _WAIT_SLICE_SECONDS
-            if deadline is not None:
-                seconds = min(seconds, max(0.0, deadline - time.monotonic()))
-            self._settle(self._engine.wait(self._number, seconds))
-            if self._status is None and deadline is not None and time.monotonic() >= deadline:
-                assert timeout is not None
+        deadline = math.inf if timeout is None else time.monotonic() + timeout.total_seconds()
+        while not self._ended(min(_WAIT_SLICE_SECONDS, max(0.0, deadline - time.monotonic()))):
+            if timeout is not None and time.monotonic() >= deadline:
                 raise TimeoutError(
                     f"{self._op.name.lower()} {self.name!r} was not done on rank {self._engine.rank} after "
                     f"{timeout.total_seconds():g} seconds; some rank has not submitted it."
@@ -84,10 +80,17 @@ class Handle:
     def gathered(self) -> Gathered:
         """Waits for an allgather and gives its result, the same object each time. Raises as `wait` does."""
         if self._op is not Op.ALLGATHER:
-            raise TypeError(f"{self._op.name.lower()} {self.name!r} leaves its result in its output; only an allgather has rows.")
+            raise TypeError(
+                f"{self._op.name.lower()} {self.name!r} has its result in its output; no rows are gathered."
+            )
         self.wait()
         assert self._gathered is not None
         return self._gathered
+
+    def _ended(self, seconds: float) -> bool:
+        if self._status is None:
+            self._settle(self._engine.wait(self._number, seconds))
+        return self._status is not None
 
     def _settle(self, status: Status) -> None:
         """Notes the outcome and forgets the native handle, once; another thread may have done it meanwhile."""

@@ -42,12 +42,13 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
     length = ctypes.c_int64(-1 if problem else len(payload))
     _broadcast(f"{name}.length", ctypes.addressof(length), 1, DType.INT64, root_rank, length)
     if length.value < 0:
+        what = f"its object of type {type(obj).__qualname__}" if is_root else "its object"
         raise HorovodInternalError(
-            f"broadcast_object {name!r}: root rank {root_rank} cannot pickle its object{_of_type(obj) if is_root else ''}."
+            f"broadcast_object {name!r}: root rank {root_rank} cannot pickle {what}."
         ) from problem
-    buffer = ctypes.create_string_buffer(payload, len(payload)) if is_root else ctypes.create_string_buffer(length.value)
+    buffer = ctypes.create_string_buffer(payload, length.value)
     _broadcast(f"{name}.data", ctypes.addressof(buffer), length.value, DType.UINT8, root_rank, buffer)
-    return obj if is_root else pickle.loads(memoryview(buffer))
+    return obj if is_root else pickle.loads(buffer)  # noqa: S301  from a rank of this job, see above
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
@@ -66,19 +67,18 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     name = auto_name("allgather_object") if name is None else name
     payload, problem = _dumped(obj)
     # A rank that cannot pickle takes part with nothing, which no pickle is, so that all learn of it.
-    buffer = ctypes.create_string_buffer(payload, len(payload)) if payload else ctypes.create_string_buffer(1)
+    buffer = ctypes.create_string_buffer(payload, max(1, len(payload)))
     tensor = Tensor(ctypes.addressof(buffer), 0, len(payload), (len(payload),))
     data, rows = submit(Op.ALLGATHER, name, [tensor], DType.UINT8, keep=buffer).gathered()
     failed = [rank for rank, length in enumerate(rows) if length == 0]
     if failed:
         which = "rank " + ", ".join(map(str, failed))
-        raise HorovodInternalError(
-            f"allgather_object {name!r}: {which} cannot pickle its object{_of_type(obj) if problem else ''}."
-        ) from problem
+        what = f"its object of type {type(obj).__qualname__}" if problem else "its object"
+        raise HorovodInternalError(f"allgather_object {name!r}: {which} cannot pickle {what}.") from problem
     objects = []
     start = 0
     for length in rows:
-        objects.append(pickle.loads(data[start : start + length]))
+        objects.append(pickle.loads(data[start : start + length]))  # noqa: S301  from a rank of this job
         start += length
     return objects
 
@@ -94,7 +94,3 @@ def _dumped(obj: Any) -> tuple[bytes, Exception | None]:
         return cloudpickle.dumps(obj), None
     except Exception as error:  # pickling runs the objects' own code, which may raise anything
         return b"", error
-
-
-def _of_type(obj: Any) -> str:
-    return f" of type {type(obj).__qualname__}"

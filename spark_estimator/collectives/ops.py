@@ -25,7 +25,7 @@ class Tensor(NamedTuple):
 
     input: int
     output: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls on a tensor
     shape: tuple[int, ...]
 
 
@@ -75,7 +75,7 @@ def submit(
         root_rank,
         process_set,
         len(tensors),
-        (Buffer * len(tensors))(*[tensor[:3] for tensor in tensors]),
+        (Buffer * len(tensors))(*[Buffer(*tensor[:3]) for tensor in tensors]),
         len(dims),
         (ctypes.c_int64 * len(dims))(*dims),
         prescale,

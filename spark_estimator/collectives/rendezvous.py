@@ -103,7 +103,9 @@ class Topology:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """All that a process needs to become one rank of a job. Holds the job's key: never log it, never put it in argv or env.
+    """All that a process needs to become one rank of a job.
+
+    It holds the job's key: never log it, never put it into arguments or the environment.
 
     Attributes:
         job_id: names this attempt of the job; another attempt has another id and another key.
@@ -122,8 +124,9 @@ class Rendezvous:
     local_fd: int = -1
 
     def __post_init__(self) -> None:
-        if [peer.rank for peer in self.peers] != list(range(len(self.peers))):
-            raise ValueError(f"peers must be ranks 0 to {len(self.peers) - 1} in order, not {[p.rank for p in self.peers]}.")
+        ranks = [peer.rank for peer in self.peers]
+        if ranks != list(range(len(ranks))):
+            raise ValueError(f"peers must be ranks 0 to {len(ranks) - 1} in order, not {ranks}.")
         if not 0 <= self.rank < len(self.peers):
             raise ValueError(f"rank {self.rank} is not one of the {len(self.peers)} peers.")
         if len(self.key) != KEY_BYTES:
@@ -135,7 +138,7 @@ class Rendezvous:
         return Topology.of([peer.host_id for peer in self.peers], self.rank)
 
     def to_json(self) -> str:
-        """The whole value, key included, as one line. For a pipe to the process that it is meant for, and nowhere else."""
+        """The whole value, key included, as one line: for a pipe to the process that it is meant for, nothing else."""
         return json.dumps({**asdict(self), "key": self.key.hex()})
 
     @classmethod
@@ -154,9 +157,9 @@ class Rendezvous:
 class Endpoint:
     """The two listening sockets of one rank-to-be, opened by whoever starts it and inherited by it.
 
-    Peers may connect from the moment it is open; the kernel keeps them waiting until the rank answers. Whoever opened it
-    closes its own copy once the rank's process has been started: as long as a copy is open anywhere, connections to a dead rank
-    wait instead of failing.
+    Peers may connect from the moment it is open; the kernel keeps them waiting until the rank answers. Whoever opened
+    it closes its own copy once the rank's process has been started: as long as a copy is open anywhere, connections to
+    a dead rank wait instead of failing.
 
     Attributes:
         address, port: where `tcp` listens.
@@ -177,8 +180,8 @@ class Endpoint:
         """Listens at an ephemeral port of `address`, and at an abstract Unix socket with a random name.
 
         Args:
-            address: an IPv4 or IPv6 address, or a name that resolves to one; not a wildcard: a rank listens only where its
-                peers are told to find it.
+            address: an IPv4 or IPv6 address, or a name that resolves to one; not a wildcard: a rank listens only where
+                its peers are told to find it.
 
         Raises:
             ValueError: the address is a wildcard.
@@ -217,7 +220,7 @@ class Endpoint:
 def _open_local() -> tuple[socket.socket | None, str]:
     if not sys.platform.startswith("linux"):
         return None, ""
-    # Abstract: no file to leave behind. Random, though the handshake is what protects it: no name can be taken beforehand.
+    # Abstract: no file to leave behind. Random: nobody can take the name beforehand.
     name = f"spark_estimator/{secrets.token_hex(16)}"
     local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -314,11 +317,11 @@ def current(rendezvous_fd: int | None = None) -> Rendezvous | None:
 
 
 def offer_to_command(rendezvous: Rendezvous) -> tuple[int, Mapping[str, str]]:
-    """Makes `rendezvous` readable for a command that is about to be started, though its stdin and arguments are its own.
+    """Makes `rendezvous` readable for a command that is about to be started and whose stdin is its own.
 
     Returns:
-        (fd, variables): an anonymous file to be inherited (``pass_fds``, beside the sockets) and then closed here, and the
-        environment variable that tells its number. The variable holds no secret.
+        (fd, variables): an anonymous file to be inherited (``pass_fds``, beside the sockets) and then closed here, and
+        the environment variable that tells its number. The variable holds no secret.
     """
     fd = os.memfd_create(_MEMFD_NAME, os.MFD_CLOEXEC)
     os.write(fd, rendezvous.to_json().encode())
@@ -333,8 +336,9 @@ def _read_offer(fd: int) -> Rendezvous:
         made_by_us = False
     if not made_by_us:
         raise ValueError(
-            f"{RENDEZVOUS_FD_VARIABLE}={fd} points to no rendezvous in this process (pid {os.getpid()}): it was not started by the launcher "
-            f"but by one of the ranks. Use collectives in the rank itself; to run a job of one here, unset {RENDEZVOUS_FD_VARIABLE}."
+            f"{RENDEZVOUS_FD_VARIABLE}={fd} points to no rendezvous in this process (pid {os.getpid()}): not the "
+            "launcher started it but one of the ranks. Use collectives in the rank itself; to run a job of one here, unset "
+            f"{RENDEZVOUS_FD_VARIABLE}."
         )
     rendezvous = Rendezvous.from_json(text)
     os.close(fd)  # so that no process that this one starts can read the key

@@ -37,8 +37,8 @@ _CONTEXT = struct.Struct("<16sIIQB")
 _MAX_CONNECTING_THREADS = 16
 _RETRY_SECONDS = 0.05
 
-# A link that is cut without a word is noticed by the idle end after 2 + 4 * 1 seconds, and by one that has sent something
-# after 15: longer, as the kernel counts a receiver that reads nothing (a paused process) in the same way.
+# A link that is cut without a word is noticed by the idle end after 2 + 4 * 1 seconds, and by one that has sent
+# something after 15: longer, as the kernel treats a receiver that reads nothing (a paused process) in the same way.
 _KEEPALIVE_IDLE_SECONDS = 2
 _KEEPALIVE_INTERVAL_SECONDS = 1
 _KEEPALIVE_PROBES = 4
@@ -175,7 +175,7 @@ class Switchboard:
         self._doorkeeper.after_fork_in_parent()
 
     def after_fork_in_child(self) -> None:
-        """Closes the child's copies of all sockets: a peer must notice when the rank dies, though the child lives on."""
+        """Closes the child's copies of all sockets: peers must notice when the rank dies, though the child lives on."""
         self._changed = threading.Condition()
         self._doorkeeper.after_fork_in_child()
         while self._sockets:
@@ -188,7 +188,7 @@ class Switchboard:
         if connection.to_rank != self._own.rank:
             raise AuthenticationError(f"it is meant for rank {connection.to_rank}, and this is rank {self._own.rank}")
         if not connection.from_rank < self._own.rank or connection.purpose not in (CONTROL, DATA):
-            raise AuthenticationError(f"rank {connection.from_rank} has no business to connect for {connection.purpose}")
+            raise AuthenticationError(f"rank {connection.from_rank} is not to connect here for {connection.purpose}")
         with self._changed:
             self._require_open(connection)
 
@@ -211,9 +211,8 @@ class Switchboard:
             self._changed.notify_all()
 
     def _await_callers(self, round_: int, settings: Settings, deadline: float) -> None:
-        expected = {
-            Connection(round_, rank, self._own.rank, purpose) for rank in range(self._own.rank) for purpose in (CONTROL, DATA)
-        }
+        own = self._own.rank
+        expected = {Connection(round_, rank, own, purpose) for rank in range(own) for purpose in (CONTROL, DATA)}
         with self._changed:
             while missing := expected - self._sockets.keys():
                 remaining = deadline - time.monotonic()
@@ -226,7 +225,7 @@ class Switchboard:
     # --- the connecting side -----------------------------------------------------------------------------------------
 
     def _dial(self, round_: int, settings: Settings, deadline: float) -> None:
-        """Connects to every higher rank, several at a time: one that starts late must not cost the others their turn."""
+        """Connects to every higher rank, several at a time: a late one must not cost the others their turn."""
         waiting = [
             Connection(round_, self._own.rank, rank, purpose)
             for rank in range(self._own.rank + 1, len(self.rendezvous.peers))
@@ -248,7 +247,7 @@ class Switchboard:
                     self._dial_one(connection, settings, deadline, stop)
                 except Exception as error:
                     failures.setdefault(connection.to_rank, error)
-                    if isinstance(error.__cause__ or error, AuthenticationError) and not isinstance(error.__cause__, NotReadyError):
+                    if not isinstance(error, PeerLostError):
                         stop.set()  # waiting for the others will not mend a wrong key
 
         threads = [
@@ -288,10 +287,6 @@ class Switchboard:
                     sock.close()
                 if time.monotonic() + _RETRY_SECONDS >= deadline or stop.wait(_RETRY_SECONDS):
                     raise PeerLostError(str(error)) from error
-            except RefusedError as error:
-                assert sock is not None
-                sock.close()
-                raise PeerLostError(f"it refused: it has given up round {connection.round}") from error
             except BaseException:
                 if sock is not None:
                     sock.close()
@@ -343,7 +338,7 @@ class Switchboard:
             for rank, (control, _) in pairs.items():
                 with _naming(self.rendezvous.peers[rank], "broke while segments were passed"):
                     if control.family == socket.AF_UNIX:
-                        socket.send_fds(control, [b"\x01" if segment >= 0 else b"\x00"], [segment] if segment >= 0 else [])
+                        _send_segment(control, segment)
             for rank, (control, _) in pairs.items():
                 with _naming(self.rendezvous.peers[rank], "broke while segments were passed"):
                     if control.family == socket.AF_UNIX:
@@ -376,7 +371,9 @@ class Switchboard:
             listener = socket.socket(fileno=fd)
             listener.set_inheritable(False)
         except OSError as error:
-            raise HorovodInternalError(f"{self._own} did not inherit its listening socket, descriptor {fd}: {error}") from error
+            raise HorovodInternalError(
+                f"{self._own} did not inherit its listening socket, descriptor {fd}: {error}"
+            ) from error
         return listener
 
     # --- failures ----------------------------------------------------------------------------------------------------
@@ -391,16 +388,17 @@ class Switchboard:
     def _absent(self, ranks: Sequence[int], what: str, settings: Settings) -> PeerLostError:
         names = ", ".join(str(self.rendezvous.peers[rank]) for rank in ranks)
         return PeerLostError(
-            f"init() on {self._own}: {names} {what} within {settings.start_timeout_seconds:g} seconds. Look at what became of "
-            "it; if it is only slow to start, raise HOROVOD_START_TIMEOUT."
+            f"init() on {self._own}: {names} {what} within {settings.start_timeout_seconds:g} seconds. Look at what "
+            "became of it; if it is only slow to start, raise HOROVOD_START_TIMEOUT."
         )
 
     def _unreachable(self, failures: dict[int, Exception], settings: Settings) -> Exception:
         for rank, error in sorted(failures.items()):
-            if isinstance(error, AuthenticationError):
-                refused = AuthenticationError(f"init() on {self._own}: {self.rendezvous.peers[rank]} was refused: {error}.")
-                refused.__cause__ = error
-                return refused
+            if not isinstance(error, PeerLostError):
+                kind = PeerLostError if isinstance(error, RefusedError) else AuthenticationError
+                told = kind(f"init() on {self._own}: no connection with {self.rendezvous.peers[rank]}: {error}.")
+                told.__cause__ = error
+                return told
         reasons = "; ".join(f"{self.rendezvous.peers[rank]}: {error}" for rank, error in sorted(failures.items()))
         lost = self._absent(sorted(failures), f"could not be reached ({reasons})", settings)
         lost.__cause__ = failures[min(failures)]
@@ -414,6 +412,14 @@ def _naming(peer: PeerFacts, what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise PeerLostError(f"init(): the connection with {peer} {what}: {error}") from error
+
+
+def _send_segment(control: socket.socket, segment: int) -> None:
+    """Tells the peer over a local control connection of this rank's segment; -1 when there is none."""
+    if segment >= 0:
+        socket.send_fds(control, [b"\x01"], [segment])
+    else:
+        control.sendall(b"\x00")
 
 
 def _receive_segment(control: socket.socket, deadline: float) -> int:
