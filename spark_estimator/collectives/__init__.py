@@ -4,7 +4,7 @@ A *rank* is one of the job's processes, numbered from 0. A *collective* is an op
 which they all name alike: it runs once every rank has submitted it. A *rendezvous* is the knowledge with which a
 process becomes a rank: who it is, who the others are, where they listen, and the key by which they know each other.
 
-Modules, bottom up: ``rendezvous`` (who takes part) -> ``wiring`` (authenticated connections and shared segments) ->
-``engine`` (one membership) -> ``context`` (this process's membership: ``init``, ``rank``...) -> ``handle`` and ``ops``
-(wait and submit) -> ``objects``, ``arrays``.
+Modules, bottom up: ``rendezvous`` (who takes part) -> ``connection``, ``dialing``, ``segments``,
+``wiring`` (authenticated connections and shared segments) -> ``engine`` (one membership) -> ``context`` (this process's
+membership: ``init``, ``rank``...) -> ``handle`` and ``ops`` (wait and submit) -> ``objects``, ``arrays``.
 """

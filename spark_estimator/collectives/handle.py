@@ -74,7 +74,7 @@ class Handle:
                     f"{self._op.name.lower()} {self.name!r} was not done on rank {self._engine.rank} after "
                     f"{timeout.total_seconds():g} seconds; some rank has not submitted it."
                 )
-        if self._status is not Status.OK:
+        if self._status not in (None, Status.OK):
             raise _native.error_of(self._status, self._message)
 
     def gathered(self) -> Gathered:

@@ -49,6 +49,10 @@ class PeerFacts:
     local_name: str = ""
     pid: int = 0
 
+    def shares_with(self, peer: PeerFacts) -> bool:
+        """Whether the two can try to share memory: both on one host, each with a Unix socket."""
+        return self.host_id == peer.host_id and bool(self.local_name and peer.local_name)
+
     def __str__(self) -> str:
         process = f", pid {self.pid}" if self.pid else ""
         return f"rank {self.rank} (host {self.host}{process}, address {_bracketed(self.address)}:{self.port})"
@@ -337,8 +341,8 @@ def _read_offer(fd: int) -> Rendezvous:
     if not made_by_us:
         raise ValueError(
             f"{RENDEZVOUS_FD_VARIABLE}={fd} points to no rendezvous in this process (pid {os.getpid()}): not the "
-            "launcher started it but one of the ranks. Use collectives in the rank itself; to run a job of one here, unset "
-            f"{RENDEZVOUS_FD_VARIABLE}."
+            "launcher started it but one of the ranks. Use collectives in the rank itself; to run a job of one here, "
+            f"unset {RENDEZVOUS_FD_VARIABLE}."
         )
     rendezvous = Rendezvous.from_json(text)
     os.close(fd)  # so that no process that this one starts can read the key

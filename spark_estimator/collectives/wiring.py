@@ -10,64 +10,24 @@ such connections are kept until this rank gets there; those of rounds gone by ar
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import os
 import socket
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 
-from spark_estimator import _native, authentication
 from spark_estimator._native import Peer
-from spark_estimator.authentication import Doorkeeper, NotReadyError, RefusedError
-from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
+from spark_estimator.authentication import Doorkeeper
+from spark_estimator.collectives.connection import CONTROL, DATA, Connection, absent_error, tune
+from spark_estimator.collectives.dialing import dial
+from spark_estimator.collectives.rendezvous import Rendezvous
+from spark_estimator.collectives.segments import close_descriptor, create_segment, exchange
 from spark_estimator.env import Settings
-from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
+from spark_estimator.errors import AuthenticationError, HorovodInternalError
 from spark_estimator.log import logger
 
-CONTROL = 0
-DATA = 1
-
-_CONTEXT = struct.Struct("<16sIIQB")
-_MAX_CONNECTING_THREADS = 16
-_RETRY_SECONDS = 0.05
-
-# A link that is cut without a word is noticed by the idle end after 2 + 4 * 1 seconds, and by one that has sent
-# something after 15: longer, as the kernel treats a receiver that reads nothing (a paused process) in the same way.
-_KEEPALIVE_IDLE_SECONDS = 2
-_KEEPALIVE_INTERVAL_SECONDS = 1
-_KEEPALIVE_PROBES = 4
-_UNACKNOWLEDGED_MILLISECONDS = 15_000
-
 _log = logger(__name__)
-
-
-@dataclass(frozen=True, order=True)
-class Connection:
-    """What one connection is for: the context of its handshake."""
-
-    round: int
-    from_rank: int
-    to_rank: int
-    purpose: int
-
-    def pack(self, tag: bytes) -> bytes:
-        return _CONTEXT.pack(tag, self.from_rank, self.to_rank, self.round, self.purpose)
-
-    @classmethod
-    def unpack(cls, context: bytes, tag: bytes) -> Connection:
-        """Raises AuthenticationError when `context` is malformed or of another job than `tag`'s."""
-        if len(context) != _CONTEXT.size:
-            raise AuthenticationError(f"its context has {len(context)} bytes, not {_CONTEXT.size}")
-        stated, from_rank, to_rank, round_, purpose = _CONTEXT.unpack(context)
-        if stated != tag:
-            raise AuthenticationError("it belongs to another job")
-        return cls(round_, from_rank, to_rank, purpose)
 
 
 @dataclass(frozen=True)
@@ -86,15 +46,8 @@ class Wired:
         """Closes all descriptors; for when no engine takes them."""
         for peer in self.peers:
             for fd in (peer.control_fd, peer.data_fd, peer.segment_fd):
-                _close(fd)
-        _close(self.segment_fd)
-
-
-def create_segment(size: int) -> int:
-    """This rank's shared segment for a job of `size` ranks, as a descriptor. Raises HorovodInternalError."""
-    fd = ctypes.c_int32(-1)
-    _native.check(_native.library().se_segment_create(size, ctypes.byref(fd)))
-    return fd.value
+                close_descriptor(fd)
+        close_descriptor(self.segment_fd)
 
 
 class Switchboard:
@@ -134,8 +87,7 @@ class Switchboard:
             PeerLostError: some ranks were not there within ``settings.start_timeout_seconds``; the text names them.
             AuthenticationError: a rank answered but does not hold this job's key, or refused this rank.
         """
-        started = time.monotonic()
-        deadline = started + settings.start_timeout_seconds
+        deadline = time.monotonic() + settings.start_timeout_seconds
         with self._changed:
             if round_ <= self._round:
                 raise ValueError(f"round {round_} is over; the next is {self._round + 1}.")
@@ -146,12 +98,12 @@ class Switchboard:
         segment = -1
         try:
             segment = self._segment(settings)
-            self._dial(round_, settings, deadline)
+            dial(self.rendezvous, round_, self._tag, settings, deadline, self._keep)
             self._await_callers(round_, settings, deadline)
-            return Wired(self._exchange_segments(round_, segment, deadline), segment)
+            return Wired(self._hand_over(round_, segment, deadline), segment)
         except BaseException:
             self._end(round_)
-            _close(segment)
+            close_descriptor(segment)
             raise
 
     def close(self) -> None:
@@ -210,6 +162,14 @@ class Switchboard:
             self._sockets[connection] = sock
             self._changed.notify_all()
 
+    def _keep(self, connection: Connection, sock: socket.socket) -> None:
+        """Takes a connection that this rank has made."""
+        with self._changed:
+            if connection.round <= self._over or self._gone:
+                sock.close()
+            else:
+                self._sockets[connection] = sock
+
     def _await_callers(self, round_: int, settings: Settings, deadline: float) -> None:
         own = self._own.rank
         expected = {Connection(round_, rank, own, purpose) for rank in range(own) for purpose in (CONTROL, DATA)}
@@ -218,104 +178,15 @@ class Switchboard:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     absent = sorted({connection.from_rank for connection in missing})
-                    raise self._absent(absent, "did not connect", settings)
+                    raise absent_error(self.rendezvous, absent, "did not connect", settings)
                 # In slices: a wait without end cannot be interrupted by Ctrl-C everywhere.
                 self._changed.wait(min(remaining, 0.1))
 
-    # --- the connecting side -----------------------------------------------------------------------------------------
-
-    def _dial(self, round_: int, settings: Settings, deadline: float) -> None:
-        """Connects to every higher rank, several at a time: a late one must not cost the others their turn."""
-        waiting = [
-            Connection(round_, self._own.rank, rank, purpose)
-            for rank in range(self._own.rank + 1, len(self.rendezvous.peers))
-            for purpose in (CONTROL, DATA)
-        ]
-        if not waiting:
-            return
-        waiting.reverse()
-        failures: dict[int, Exception] = {}
-        stop = threading.Event()
-
-        def work() -> None:
-            while not stop.is_set():
-                try:
-                    connection = waiting.pop()
-                except IndexError:
-                    return
-                try:
-                    self._dial_one(connection, settings, deadline, stop)
-                except Exception as error:
-                    failures.setdefault(connection.to_rank, error)
-                    if not isinstance(error, PeerLostError):
-                        stop.set()  # waiting for the others will not mend a wrong key
-
-        threads = [
-            threading.Thread(target=work, name=f"spark_estimator rank {self._own.rank} connects", daemon=True)
-            for _ in range(min(len(waiting), _MAX_CONNECTING_THREADS))
-        ]
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                # Those that are still waiting when all is lost close what they get.
-                while thread.is_alive() and not stop.is_set():
-                    thread.join(0.1)
-        except BaseException:
-            stop.set()
-            raise
-        if failures:
-            raise self._unreachable(failures, settings)
-
-    def _dial_one(self, connection: Connection, settings: Settings, deadline: float, stop: threading.Event) -> None:
-        """Makes one connection, trying again while the peer is not ready, until the deadline."""
-        peer = self.rendezvous.peers[connection.to_rank]
-        while True:
-            sock: socket.socket | None = None
-            try:
-                sock = self._reach(peer, settings, deadline)
-                remaining = timedelta(seconds=max(0.0, deadline - time.monotonic()))
-                authentication.connect(sock, self.rendezvous.key, connection.pack(self._tag), timeout=remaining)
-                with self._changed:
-                    if stop.is_set() or self._gone:
-                        sock.close()
-                    else:
-                        self._sockets[connection] = sock
-                return
-            except (NotReadyError, OSError) as error:
-                if sock is not None:
-                    sock.close()
-                if time.monotonic() + _RETRY_SECONDS >= deadline or stop.wait(_RETRY_SECONDS):
-                    raise PeerLostError(str(error)) from error
-            except BaseException:
-                if sock is not None:
-                    sock.close()
-                raise
-
-    def _reach(self, peer: PeerFacts, settings: Settings, deadline: float) -> socket.socket:
-        """An open connection to `peer`, not yet authenticated: by Unix socket if that can be, else by TCP."""
-        remaining = max(0.01, deadline - time.monotonic())
-        if self._is_local(peer, settings) and peer.local_name:
-            local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                local.settimeout(remaining)
-                local.connect(b"\x00" + peer.local_name.encode())
-                authentication.require_same_user(local)
-                return local
-            except (OSError, AuthenticationError) as error:
-                # Another network namespace of the same host, for one.
-                local.close()
-                _log.info("rank %d reaches %s by TCP, as its Unix socket failed: %s", self._own.rank, peer, error)
-        return socket.create_connection((peer.address, peer.port), timeout=remaining)
-
-    def _is_local(self, peer: PeerFacts, settings: Settings) -> bool:
-        return settings.shared_memory and peer.host_id == self._own.host_id
-
-    # --- segments ----------------------------------------------------------------------------------------------------
-
     def _segment(self, settings: Settings) -> int:
-        others = [peer for peer in self.rendezvous.peers if peer is not self._own]
-        if not any(self._is_local(peer, settings) and peer.local_name for peer in others) or not self._own.local_name:
+        """This rank's shared segment, -1 when no peer could use it or memory cannot be had."""
+        if not any(peer is not self._own and self._own.shares_with(peer) for peer in self.rendezvous.peers):
+            return -1
+        if not settings.shared_memory:
             return -1
         try:
             return self._make_segment(len(self.rendezvous.peers))
@@ -323,46 +194,26 @@ class Switchboard:
             _log.warning("rank %d has no shared memory and talks by sockets only: %s", self._own.rank, error)
             return -1
 
-    def _exchange_segments(self, round_: int, segment: int, deadline: float) -> tuple[Peer, ...]:
-        """Passes the own segment over each local control connection, takes the peer's, and gives up all sockets."""
+    def _hand_over(self, round_: int, segment: int, deadline: float) -> tuple[Peer, ...]:
+        """Exchanges segments with the peers on this host, and gives up all sockets of the round to the engine."""
         with self._changed:
             sockets = {connection: sock for connection, sock in self._sockets.items() if connection.round == round_}
         pairs = {}
         for peer in self.rendezvous.peers:
             if peer is not self._own:
                 low, high = sorted((peer.rank, self._own.rank))
-                pairs[peer.rank] = [sockets[Connection(round_, low, high, purpose)] for purpose in (CONTROL, DATA)]
-        received: dict[int, int] = {}
-        try:
-            # First send to all, then receive from all: the messages are small enough never to block.
-            for rank, (control, _) in pairs.items():
-                with _naming(self.rendezvous.peers[rank], "broke while segments were passed"):
-                    if control.family == socket.AF_UNIX:
-                        _send_segment(control, segment)
-            for rank, (control, _) in pairs.items():
-                with _naming(self.rendezvous.peers[rank], "broke while segments were passed"):
-                    if control.family == socket.AF_UNIX:
-                        received[rank] = _receive_segment(control, deadline)
-        except BaseException:
-            for fd in received.values():
-                _close(fd)
-            raise
+                pairs[peer] = [sockets[Connection(round_, low, high, purpose)] for purpose in (CONTROL, DATA)]
+        segments = exchange({peer: control for peer, (control, _) in pairs.items()}, segment, deadline)
         with self._changed:
             self._over = round_
             for connection in sockets:
                 del self._sockets[connection]
         peers = []
-        for rank, (control, data) in pairs.items():
+        for facts, (control, data) in pairs.items():
             for sock in (control, data):
-                sock.settimeout(None)
-                _tune(sock)
-            other = received.get(rank, -1)
-            if segment < 0:  # sharing is mutual or not at all
-                _close(other)
-                other = -1
-            facts = self.rendezvous.peers[rank]
+                tune(sock)
             name = f"{facts.host} (pid {facts.pid})" if facts.pid else facts.host
-            peers.append(Peer(rank, control.detach(), data.detach(), other, name.encode()))
+            peers.append(Peer(facts.rank, control.detach(), data.detach(), segments[facts], name.encode()))
         return tuple(peers)
 
     def _adopt(self, fd: int) -> socket.socket:
@@ -376,82 +227,9 @@ class Switchboard:
             ) from error
         return listener
 
-    # --- failures ----------------------------------------------------------------------------------------------------
-
     def _end(self, round_: int) -> None:
         """Gives a round up: closes what it has, and refuses who still comes for it."""
         with self._changed:
             self._over = round_
             for connection in [connection for connection in self._sockets if connection.round == round_]:
                 self._sockets.pop(connection).close()
-
-    def _absent(self, ranks: Sequence[int], what: str, settings: Settings) -> PeerLostError:
-        names = ", ".join(str(self.rendezvous.peers[rank]) for rank in ranks)
-        return PeerLostError(
-            f"init() on {self._own}: {names} {what} within {settings.start_timeout_seconds:g} seconds. Look at what "
-            "became of it; if it is only slow to start, raise HOROVOD_START_TIMEOUT."
-        )
-
-    def _unreachable(self, failures: dict[int, Exception], settings: Settings) -> Exception:
-        for rank, error in sorted(failures.items()):
-            if not isinstance(error, PeerLostError):
-                kind = PeerLostError if isinstance(error, RefusedError) else AuthenticationError
-                told = kind(f"init() on {self._own}: no connection with {self.rendezvous.peers[rank]}: {error}.")
-                told.__cause__ = error
-                return told
-        reasons = "; ".join(f"{self.rendezvous.peers[rank]}: {error}" for rank, error in sorted(failures.items()))
-        lost = self._absent(sorted(failures), f"could not be reached ({reasons})", settings)
-        lost.__cause__ = failures[min(failures)]
-        return lost
-
-
-@contextmanager
-def _naming(peer: PeerFacts, what: str) -> Iterator[None]:
-    """Turns a system error into one that names the peer."""
-    try:
-        yield
-    except OSError as error:
-        raise PeerLostError(f"init(): the connection with {peer} {what}: {error}") from error
-
-
-def _send_segment(control: socket.socket, segment: int) -> None:
-    """Tells the peer over a local control connection of this rank's segment; -1 when there is none."""
-    if segment >= 0:
-        socket.send_fds(control, [b"\x01"], [segment])
-    else:
-        control.sendall(b"\x00")
-
-
-def _receive_segment(control: socket.socket, deadline: float) -> int:
-    """What the peer sent of its segment over a local control connection: a descriptor, -1 when it has none."""
-    control.settimeout(max(0.01, deadline - time.monotonic()))
-    # Not recv_fds: it drops the flag without which every program started later would inherit the segment.
-    room = socket.CMSG_LEN(struct.calcsize("i"))
-    message, ancillary, _flags, _address = control.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
-    if not message:
-        raise ConnectionResetError("it was closed")
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS) and len(data) >= struct.calcsize("i"):
-            return int(struct.unpack_from("i", data)[0])
-    return -1
-
-
-def _tune(sock: socket.socket) -> None:
-    if sock.family == socket.AF_UNIX:
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", _KEEPALIVE_IDLE_SECONDS),
-        ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL_SECONDS),
-        ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
-        ("TCP_USER_TIMEOUT", _UNACKNOWLEDGED_MILLISECONDS),
-    ):
-        if hasattr(socket, option):  # macOS lacks some
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
-def _close(fd: int) -> None:
-    if fd >= 0:
-        with suppress(OSError):
-            os.close(fd)

@@ -1,0 +1,141 @@
+"""Makes the connections for which this rank is the lower of the two."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from spark_estimator import authentication
+from spark_estimator.authentication import NotReadyError, RefusedError
+from spark_estimator.collectives.connection import CONTROL, DATA, Connection, absent_error
+from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
+from spark_estimator.env import Settings
+from spark_estimator.errors import AuthenticationError, PeerLostError
+from spark_estimator.log import logger
+
+_MAX_THREADS = 16
+_RETRY_SECONDS = 0.05
+
+_log = logger(__name__)
+
+
+def dial(
+    rendezvous: Rendezvous,
+    round_: int,
+    tag: bytes,
+    settings: Settings,
+    deadline: float,
+    keep: Callable[[Connection, socket.socket], None],
+) -> None:
+    """Connects to every higher rank, several at a time: a late one must not cost the others their turn.
+
+    Args:
+        rendezvous: who this rank and its peers are.
+        round_: the round to connect for.
+        tag: of the job.
+        settings: whether local sockets are to be used.
+        deadline: on the monotonic clock, in seconds; until then a peer that is not ready is tried again.
+        keep: is given each connection that is made, authenticated; from any thread, even after this has raised.
+
+    Raises:
+        PeerLostError: some ranks could not be reached, or are in another round.
+        AuthenticationError: a rank does not hold this job's key.
+    """
+    waiting = [
+        Connection(round_, rendezvous.rank, rank, purpose)
+        for rank in reversed(range(rendezvous.rank + 1, len(rendezvous.peers)))
+        for purpose in (DATA, CONTROL)
+    ]
+    failures: dict[int, Exception] = {}
+    stop = threading.Event()
+
+    def work() -> None:
+        while waiting and not stop.is_set():
+            try:
+                connection = waiting.pop()
+            except IndexError:
+                return
+            try:
+                keep(connection, _connect(rendezvous, connection, tag, settings, deadline, stop))
+            except Exception as error:
+                failures.setdefault(connection.to_rank, error)
+                if not isinstance(error, PeerLostError):
+                    stop.set()  # waiting for the others will not mend a wrong key
+
+    threads = [
+        threading.Thread(target=work, name=f"spark_estimator rank {rendezvous.rank} connects", daemon=True)
+        for _ in range(min(len(waiting), _MAX_THREADS))
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive() and not stop.is_set():
+                thread.join(0.1)
+    except BaseException:
+        stop.set()
+        raise
+    if failures:
+        raise _told(rendezvous, failures, settings)
+
+
+def _connect(
+    rendezvous: Rendezvous,
+    connection: Connection,
+    tag: bytes,
+    settings: Settings,
+    deadline: float,
+    stop: threading.Event,
+) -> socket.socket:
+    """Makes one connection, trying again while the peer is not ready, until the deadline."""
+    peer = rendezvous.peers[connection.to_rank]
+    while True:
+        sock: socket.socket | None = None
+        try:
+            sock = _reach(rendezvous.peers[rendezvous.rank], peer, settings, deadline)
+            remaining = timedelta(seconds=max(0.0, deadline - time.monotonic()))
+            authentication.connect(sock, rendezvous.key, connection.pack(tag), timeout=remaining)
+            return sock
+        except BaseException as error:
+            if sock is not None:
+                sock.close()
+            if not isinstance(error, (NotReadyError, OSError)):
+                raise
+            if time.monotonic() + _RETRY_SECONDS >= deadline or stop.wait(_RETRY_SECONDS):
+                raise PeerLostError(str(error)) from error
+
+
+def _reach(own: PeerFacts, peer: PeerFacts, settings: Settings, deadline: float) -> socket.socket:
+    """An open connection to `peer`, not yet authenticated: by Unix socket if that can be, else by TCP."""
+    remaining = max(0.01, deadline - time.monotonic())
+    if settings.shared_memory and own.shares_with(peer):
+        local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            local.settimeout(remaining)
+            local.connect(b"\x00" + peer.local_name.encode())
+            authentication.require_same_user(local)
+            return local
+        except (OSError, AuthenticationError) as error:
+            # Another network namespace of the same host, for one.
+            local.close()
+            _log.info("rank %d goes to %s by TCP, as its Unix socket failed: %s", own.rank, peer, error)
+    return socket.create_connection((peer.address, peer.port), timeout=remaining)
+
+
+def _told(rendezvous: Rendezvous, failures: dict[int, Exception], settings: Settings) -> Exception:
+    """The one error that tells of all failures; a wrong key before everything else."""
+    told: Exception
+    for rank, error in sorted(failures.items()):
+        if not isinstance(error, PeerLostError):
+            kind = PeerLostError if isinstance(error, RefusedError) else AuthenticationError
+            own, peer = rendezvous.peers[rendezvous.rank], rendezvous.peers[rank]
+            told = kind(f"init() on {own}: no connection with {peer}: {error}.")
+            told.__cause__ = error
+            return told
+    reasons = "; ".join(f"rank {rank}: {error}" for rank, error in sorted(failures.items()))
+    told = absent_error(rendezvous, sorted(failures), f"could not be reached ({reasons})", settings)
+    told.__cause__ = failures[min(failures)]
+    return told
