@@ -190,7 +190,7 @@ Status Engine::Submit(Signature signature, std::vector<se_buffer> buffers, int64
     const std::string& name = request->signature.name;
     const std::string label = OpName(request->signature.op) + " '" + name + "'";
     if (stopping_) return Status(SE_SHUT_DOWN, label + " was submitted after shutdown");
-    if (!broken_.ok()) return broken_.Within(label);
+    if (!broken_.ok()) return broken_.Within(label + " failed");
     if (!in_flight_.try_emplace(name, request).second) {
       return Status(SE_DUPLICATE_NAME, "a request named '" + name +
                                            "' is still in flight on this rank; wait for it first, or use another name");

@@ -1,4 +1,7 @@
 // The collectives' numbers: one body for every channel, number of ranks, dtype, size and way of calling.
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>

@@ -2,6 +2,7 @@
 #include "engine/coordinator.h"
 
 #include "check.h"
+#include "spark_estimator/engine.h"
 
 namespace {
 

@@ -1,5 +1,6 @@
 // The engine as a whole: order, names, fusion, mismatches, handles, and leaving in good order.
 #include <algorithm>
+#include <atomic>
 #include <random>
 #include <string>
 #include <vector>
@@ -186,16 +187,17 @@ void ManyThreads() {
 }
 
 void StallsFailWhenAsked() {
+  std::atomic<bool> failed{false};
   RunRanks(2, {.stall_warning_seconds = 0.5, .stall_shutdown_seconds = 1.5}, [&](Rank& me) {
-    std::vector<float> x(4, 1);
     if (me.rank == 0) {
+      std::vector<float> x(4, 1);
       CHECK_EQ(me.Wait(me.Allreduce("alone", x.data(), x.data(), {4})), SE_MISMATCH);
       CHECK_CONTAINS(se_last_error(), "'alone'");
       CHECK_CONTAINS(se_last_error(), "rank 1");
-      me.WaitOk(me.Barrier("still works"));
-    } else {
-      me.WaitOk(me.Barrier("still works"));
+      failed = true;
     }
+    while (!failed) std::this_thread::yield();
+    me.WaitOk(me.Barrier("still works"));
   });
 }
 

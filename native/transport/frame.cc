@@ -37,6 +37,7 @@ void ControlLink::Close(std::string reason) {
   open_ = false;
   closed_reason_ = std::move(reason);
   unsent_.clear();
+  shutdown(fd_.get(), SHUT_RDWR);  // a peer that sent nonsense learns that it is not heard any more
 }
 
 void ControlLink::Send(FrameType type, std::string_view payload) {
