@@ -1,0 +1,59 @@
+"""What ``horovod.common.util`` answers about the build, for scripts that ask before ``init()``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+
+def _answer(question: str) -> bool:
+    # By name: this layer is beside the one that knows, and asking must not load the engine before it is needed.
+    return bool(getattr(importlib.import_module("spark_estimator.collectives.context"), question)())
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether there is a binding for a framework ("torch") and the framework itself is installed."""
+    binding = importlib.util.find_spec(f"spark_estimator.{ext_base_name}")
+    return binding is not None and importlib.util.find_spec(ext_base_name) is not None
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether the framework "torch" sees a GPU."""
+    if ext_base_name != "torch" or importlib.util.find_spec("torch") is None:
+        return False
+    return bool(importlib.import_module("torch").cuda.is_available())
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    """True: there are collectives between CPUs, which is what scripts want to know when they ask for Gloo."""
+    return _answer("gloo_built")
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    """False: MPI is not used."""
+    return _answer("mpi_built")
+
+
+def nccl_built(verbose: bool = False) -> bool:
+    """Whether GPU collectives go through NCCL."""
+    return _answer("nccl_built")
+
+
+def cuda_built(verbose: bool = False) -> bool:
+    """Whether the engine works on GPU memory."""
+    return _answer("cuda_built")
+
+
+def rocm_built(verbose: bool = False) -> bool:
+    """False: ROCm is not used."""
+    return _answer("rocm_built")
+
+
+def ddl_built(verbose: bool = False) -> bool:
+    """False: IBM's DDL is not used."""
+    return _answer("ddl_built")
+
+
+def ccl_built(verbose: bool = False) -> bool:
+    """False: Intel's oneCCL is not used."""
+    return _answer("ccl_built")

@@ -1,0 +1,104 @@
+"""Horovod's API for PyTorch: ``import spark_estimator.torch as hvd``.
+
+A *rank* is one of the processes that train together. A *collective* is an operation that all ranks take part in; it
+runs when each of them has called it. Start ranks with ``HorovodRunner`` or ``horovodrun``; a process that nobody
+launched is a job of one. Tensors of any device are accepted; those that are not in host memory are copied through it.
+"""
+
+from __future__ import annotations
+
+from spark_estimator.collectives.context import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+)
+from spark_estimator.collectives.objects import allgather_object, broadcast_object
+from spark_estimator.collectives.ops import barrier
+from spark_estimator.errors import HorovodInternalError
+from spark_estimator.torch.compression import Compression
+from spark_estimator.torch.differentiable import allgather, allreduce, broadcast
+from spark_estimator.torch.ops import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather_async,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    poll,
+    synchronize,
+)
+from spark_estimator.torch.optimizer import DistributedOptimizer
+from spark_estimator.torch.starting_state import broadcast_optimizer_state, broadcast_parameters
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "synchronize",
+]

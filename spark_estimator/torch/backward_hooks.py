@@ -1,0 +1,103 @@
+"""Tells when a parameter's gradient is complete, and when the backward pass that computed it has ended or died."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from functools import partial
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+
+class Listener(Protocol):
+    """Who is told. All calls come from inside autograd, from the thread that works on the pass."""
+
+    def gradient_complete(self, key: int) -> None:
+        """The gradient of the parameter whose id is `key` has got all that this pass adds to it."""
+        ...
+
+    def backward_ended(self) -> None:
+        """All gradients of the pass are complete. Not called when the pass raised."""
+        ...
+
+    def backward_raised(self) -> None:
+        """The pass died before its end."""
+        ...
+
+
+class ParameterHooks:
+    """The hooks of one listener, which they do not keep alive.
+
+    A parameter has one listener, the newest: a notebook cell that is run again wraps a new optimizer around the same
+    model while the old one lives on, and two requests must not work on one gradient's memory.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = weakref.ref(listener)
+        self._handles: dict[int, tuple[torch.Tensor, Any]] = {}  # with the parameter, so that no other gets its id
+
+    def add(self, param: torch.Tensor) -> None:
+        """Listens to a trainable parameter, in the place of whoever did so before; a second call changes nothing."""
+        key = id(param)
+        if key not in self._handles:
+            _owner[key] = self
+            hook = partial(_told, weakref.ref(self), key)
+            self._handles[key] = (param, param.register_post_accumulate_grad_hook(hook))
+
+    def keep_only(self, keys: set[int]) -> None:
+        """Takes the hooks off all parameters but those with these ids."""
+        for key in self._handles.keys() - keys:
+            self._handles.pop(key)[1].remove()
+            if _owner.get(key) is self:
+                del _owner[key]
+
+    def gradient_complete(self, key: int) -> None:
+        """Passes on what a hook says, unless another listener has taken the parameter over."""
+        listener = self._listener()
+        if listener is not None and _owner.get(key) is self:
+            listener.gradient_complete(key)
+
+    def __del__(self) -> None:
+        for _, handle in self._handles.values():
+            handle.remove()
+
+
+#: Parameter id -> the hooks that own it.
+_owner: weakref.WeakValueDictionary[int, ParameterHooks] = weakref.WeakValueDictionary()
+
+
+def _told(hooks: weakref.ref[ParameterHooks], key: int, param: torch.Tensor) -> None:
+    owner = hooks()
+    if owner is not None:
+        owner.gradient_complete(key)
+
+
+class EndOfBackward:
+    """What autograd calls at the end of the pass that is under way; it is dropped uncalled when the pass raises."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = weakref.ref(listener)
+        self._called = False
+        torch.autograd.Variable._execution_engine.queue_callback(self)
+
+    def __call__(self) -> None:
+        self._called = True
+        listener = self._listener()
+        if listener is not None:
+            listener.backward_ended()
+
+    def __del__(self) -> None:
+        listener = self._listener()
+        if not self._called and listener is not None:
+            listener.backward_raised()
+
+
+def inside_another_backward() -> bool:
+    """Whether this runs inside the backward of an autograd function, as a reentrant checkpoint's own pass does."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not BackwardCFunction.apply.__code__:
+        frame = frame.f_back
+    return frame is not None

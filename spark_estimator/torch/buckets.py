@@ -1,0 +1,87 @@
+"""Decides which gradients travel together. Pure: numbers and names go in, lists of positions come out.
+
+A *bucket* is a list of gradients that are reduced by one request as soon as the last of them is known. Autograd gives
+gradients in about the reverse order of the parameters, so buckets are filled in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What planning needs to know of one parameter's gradient, and what all ranks must know alike.
+
+    Attributes:
+        name: of the parameter.
+        shape: of the parameter, and of its gradient.
+        order: strides of the dimensions that are longer than 1: the order in which its elements lie on the wire.
+        dtype: name of the parameter's element type.
+        wire_dtype: name of the type in which it travels; "" when only a custom compressor knows.
+        wire_bytes: its size on the wire.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    dtype: str
+    wire_dtype: str
+    wire_bytes: int
+
+
+def plan(
+    gradients: Sequence[Gradient], bucket_bytes: int, groups: int | Sequence[Sequence[int]] | None = None
+) -> list[list[int]]:
+    """Divides gradients into buckets; each position is in exactly one, and a bucket holds one wire type.
+
+    Args:
+        gradients: in the order of the optimizer's parameters.
+        bucket_bytes: a bucket is closed before it would grow beyond so many bytes; a larger gradient is one of its own.
+        groups: None: by `bucket_bytes`. A number: so many nearly equal runs of the parameter order. Lists of
+            positions: those together, each of the rest by itself.
+
+    Returns:
+        Buckets in the order in which they are expected to be complete. One whose wire type is not known is alone.
+    """
+    if groups is not None:
+        buckets = [bucket for group in _as_positions(groups, len(gradients)) for bucket in _by_type(gradients, group)]
+        return sorted(buckets, key=max, reverse=True)
+    buckets = []
+    open_buckets: dict[str, tuple[list[int], int]] = {}
+    for position in reversed(range(len(gradients))):
+        gradient = gradients[position]
+        bucket, filled = open_buckets.get(gradient.wire_dtype, ([], 0))
+        if not bucket or not gradient.wire_dtype or filled + gradient.wire_bytes > bucket_bytes:
+            bucket, filled = [], 0
+            buckets.append(bucket)
+        bucket.append(position)
+        open_buckets[gradient.wire_dtype] = (bucket, filled + gradient.wire_bytes)
+    return buckets
+
+
+def description(gradients: Sequence[Gradient], buckets: Sequence[Sequence[int]], header: str) -> list[str]:
+    """The plan as text, one line a parameter: what ranks compare before the first gradient travels."""
+    bucket_of = {position: number for number, bucket in enumerate(buckets) for position in bucket}
+    return [header] + [
+        f"parameter {gradient.name}: shape {gradient.shape}, strides {gradient.order}, {gradient.dtype}, "
+        f"sent as {gradient.wire_dtype or 'compressed'} in bucket {bucket_of[position]}"
+        for position, gradient in enumerate(gradients)
+    ]
+
+
+def _as_positions(groups: int | Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    if isinstance(groups, int):
+        number = min(groups, count)
+        return [list(range(count * i // number, count * (i + 1) // number)) for i in range(number)]
+    grouped = {position for group in groups for position in group}
+    return [list(group) for group in groups] + [[position] for position in range(count) if position not in grouped]
+
+
+def _by_type(gradients: Sequence[Gradient], group: Sequence[int]) -> list[list[int]]:
+    of_type: dict[str, list[int]] = {}
+    for position in group:
+        key = gradients[position].wire_dtype or f"alone {position}"
+        of_type.setdefault(key, []).append(position)
+    return list(of_type.values())

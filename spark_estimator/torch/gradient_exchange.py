@@ -1,0 +1,242 @@
+"""Averages an optimizer's gradients over the ranks while autograd is still at work on the rest of them.
+
+One *exchange* belongs to one ``step()``: in it every bucket is submitted exactly once by every rank, whatever the
+rank's own backward did or did not compute. That rule keeps ranks together that leave parameters unused, that have no
+backward at all in a step, or whose backward raised half way.
+
+A step with N backward passes::
+
+    pass 1 .. N-1   hooks count the pass, gradients add up where autograd puts them
+    pass N          a hook notes each gradient; a bucket that has all of its own is submitted at once
+    end of pass N   submits the rest (zeros for what has no gradient), waits, puts the averages in place
+    step()          exchanges only if no backward did; then counting starts again
+
+So everything that the user does between backward and step (clipping, unscaling, logging) sees averaged gradients.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from spark_estimator.collectives import context
+from spark_estimator.collectives.engine import Engine
+from spark_estimator.errors import MismatchError
+from spark_estimator.torch.agreement import agree
+from spark_estimator.torch.backward_hooks import EndOfBackward, ParameterHooks, inside_another_backward
+from spark_estimator.torch.buckets import Gradient, description, plan
+from spark_estimator.torch.compression import wire_dtype
+from spark_estimator.torch.gradient_bucket import Bucket, Options, Slot
+from spark_estimator.torch.memory import element_type
+
+
+class GradientExchange:
+    """Listens to the parameters of one optimizer and exchanges their gradients.
+
+    Args:
+        optimizer: whose parameters; also those that are added or made trainable later.
+        names: parameter id -> name, for messages; parameters without one are named by group and position.
+        passes: backward passes per step, N >= 1.
+        options: how to exchange.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, names: dict[int, str], passes: int, options: Options) -> None:
+        self.passes_per_step = passes
+        self._options = options
+        self._optimizer = weakref.ref(optimizer)
+        self._names = names
+        self._hooks = ParameterHooks(self)
+        # Autograd has a thread for each device; they may come to hooks of one bucket together.
+        self._lock = threading.RLock()
+        self._passes = 0  # backward passes that have ended since the last step
+        self._open = False  # a backward pass is under way
+        self._armed = False  # ... and we shall be told of its end
+        self._done = False  # this step's exchange has taken place
+        self._buckets: list[Bucket] = []
+        self._places: dict[int, tuple[Bucket, Slot]] = {}
+        self._agreed = False  # the ranks have compared their plans
+        self._join_job()
+        for param in self._trainable():
+            self._hooks.add(param)
+
+    # --- what the optimizer calls ---
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether a backward pass is under way, so that gradients may be in flight."""
+        return self._open
+
+    def synchronize(self) -> None:
+        """Exchanges what has not been exchanged in this step; returns when all gradients are averages. Collective."""
+        if not self._done:
+            self._refresh()
+            self._exchange()
+
+    def forget_passes(self) -> None:
+        """Counts backward passes anew: their gradients have been used, or given up."""
+        self._passes = 0
+
+    def begin_step(self) -> None:
+        """What was exchanged has been used: the next exchange is the next step's."""
+        self._passes = 0
+        self._done = False
+
+    def close(self) -> None:
+        """Listens no more."""
+        self._hooks.keep_only(set())
+
+    # --- what autograd calls ---
+
+    def gradient_complete(self, key: int) -> None:
+        """A parameter's gradient is complete for this pass; see ``backward_hooks.Listener``."""
+        with self._lock:
+            if not self._armed:
+                self._begin_pass()
+            if self._passes + 1 < self.passes_per_step:
+                return
+            bucket, slot = self._places[key]
+            if bucket.submitted:
+                return  # by an earlier try of this step, whose backward raised: what was sent is what counts
+            if bucket.note(slot) and self._agreed:
+                bucket.submit()
+
+    def backward_ended(self) -> None:
+        """The pass is over."""
+        self._armed = False
+        if any(bucket.left for bucket in self._buckets) and inside_another_backward():
+            return  # a reentrant checkpoint has ended; the pass goes on, or ends in step()
+        self._open = False
+        self._passes += 1
+        if self._passes >= self.passes_per_step:
+            self._exchange()
+
+    def backward_raised(self) -> None:
+        """The pass died. What has been submitted counts, as the other ranks count on it; the rest never happened."""
+        self._armed = self._open = False
+        for bucket in self._buckets:
+            if bucket.submitted:
+                bucket.let_go_of_memory()
+            else:
+                bucket.forget()
+
+    def _begin_pass(self) -> None:
+        if not self._open:
+            if self._passes >= self.passes_per_step:
+                raise AssertionError(
+                    f"Gradients were computed more than backward_passes_per_step={self.passes_per_step} times before "
+                    "step(). Call step() or zero_grad() on the optimizer in between, or raise backward_passes_per_step "
+                    "to accumulate gradients."
+                )
+            self._refresh()
+            self._open = True
+            self._done = False
+        self._armed = True
+        EndOfBackward(self)
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        try:
+            if not self._agreed:
+                self._agree()
+            for bucket in self._buckets:
+                if not bucket.submitted:
+                    bucket.submit()
+            for bucket in self._buckets:
+                bucket.finish()
+            self._done = True
+        except MismatchError:
+            self._agreed = False
+            raise
+        finally:
+            self._open = False
+            for bucket in self._buckets:
+                bucket.forget()
+
+    # --- the plan ---
+
+    def _join_job(self) -> None:
+        """Takes a name in the present job: after another `init()` all ranks number their optimizers anew."""
+        self._engine: Engine = context.engine()
+        self._prefix = f"DistributedOptimizer.{context.next_number('DistributedOptimizer')}"
+        self._agreed = False
+        self._signature: list[tuple[int, torch.dtype, int]] | None = None
+
+    def _trainable(self) -> list[torch.Tensor]:
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return []
+        return [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
+
+    def _refresh(self) -> None:
+        """Plans anew after an `init()`, and when parameters were added, frozen, unfrozen or have changed their type."""
+        if context.engine() is not self._engine:
+            self._join_job()
+        params = self._trainable()
+        signature = [(id(param), param.dtype, param.numel()) for param in params]
+        if signature == self._signature or any(bucket.submitted for bucket in self._buckets):
+            return  # what has been submitted belongs to the old plan: a new one begins with the next step
+        slots = [Slot(param, self._name(param)) for param in params]
+        gradients = [self._planned(slot) for slot in slots]
+        planned = plan(gradients, context.settings().bucket_bytes, self._group_positions(params))
+        self._buckets = [
+            Bucket(f"{self._prefix}.bucket.{number}", [slots[position] for position in positions], self._options)
+            for number, positions in enumerate(planned)
+        ]
+        self._places = {id(slot.param): (bucket, slot) for bucket in self._buckets for slot in bucket.slots}
+        op, prescale, postscale = self._options.scaled_op()
+        header = f"{len(slots)} parameters, {op.name.lower()}, scales {prescale} and {postscale}"
+        self._description = description(gradients, planned, header)
+        self._signature = signature
+        self._agreed = False
+        self._hooks.keep_only(set(self._places))
+        for param in params:
+            self._hooks.add(param)
+
+    def _planned(self, slot: Slot) -> Gradient:
+        element_type(slot.dtype)
+        wire_type = wire_dtype(self._options.compression, slot.dtype)
+        return Gradient(
+            name=slot.name,
+            shape=tuple(slot.param.shape),
+            order=slot.order,
+            dtype=str(slot.dtype).removeprefix("torch."),
+            wire_dtype="" if wire_type is None else str(wire_type).removeprefix("torch."),
+            wire_bytes=slot.param.numel() * (slot.dtype if wire_type is None else wire_type).itemsize,
+        )
+
+    def _group_positions(self, params: Sequence[torch.Tensor]) -> int | list[list[int]] | None:
+        groups = self._options.groups
+        if groups is None or isinstance(groups, int):
+            return groups
+        position = {id(param): number for number, param in enumerate(params)}
+        found = [[position[id(param)] for param in group if id(param) in position] for group in groups]
+        return [group for group in found if group]
+
+    def _agree(self) -> None:
+        """Compares plans with the other ranks, before the first bucket of a plan travels."""
+        # Under the first bucket's own name: a rank that holds to the old plan submits that, and all get an error.
+        name, detail = f"{self._prefix}.bucket.0", f"{self._prefix}.plan"
+        try:
+            agree(self._description, name=name, subject="the parameters of DistributedOptimizer", detail_name=detail)
+        except MismatchError as error:
+            if str(error).startswith("The ranks disagree"):
+                raise
+            raise MismatchError(
+                f"Rank {context.rank()} is about to exchange other gradients than before, and another rank is not: "
+                "add_param_group, requires_grad_ or a change of type must happen on all ranks between the same two "
+                f"steps. ({error})"
+            ) from error
+        self._agreed = True
+
+    def _name(self, param: torch.Tensor) -> str:
+        name = self._names.get(id(param))
+        optimizer = self._optimizer()
+        if name is None and optimizer is not None:
+            for group_number, group in enumerate(optimizer.param_groups):
+                for number, other in enumerate(group["params"]):
+                    if other is param:
+                        return f"allreduce.noname.{group_number}.{number}"
+        return name or "unnamed"

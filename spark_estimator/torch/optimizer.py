@@ -1,0 +1,315 @@
+"""``DistributedOptimizer``: the user's own optimizer, whose gradients are averages over all ranks.
+
+The object stays the same; its class becomes a subclass of the user's class with the same name, so that learning-rate
+schedulers made before, ``isinstance`` and ``state_dict`` hold. ``step`` itself is not overridden: a scheduler puts its
+own function in the instance, past any subclass; the optimizer's step hooks are called either way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spark_estimator.collectives import context
+from spark_estimator.torch.compression import Compression
+from spark_estimator.torch.gradient_bucket import Options
+from spark_estimator.torch.gradient_exchange import GradientExchange
+from spark_estimator.torch.ops import Average, Sum, reduce_op
+
+#: The one attribute that wrapping adds to the user's object.
+_ATTRIBUTE = "_distributed"
+
+
+@dataclass
+class _Distributed:
+    """What a wrapped optimizer carries with it. With one rank there is nothing to exchange, and no hook."""
+
+    options: Options
+    passes: int
+    exchange: GradientExchange | None
+    hooks: list[Any]
+    skipping: bool = False
+
+
+def DistributedOptimizer(  # Horovod's name: a function that is used like a class
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: None = None,
+) -> torch.optim.Optimizer:
+    """Makes an optimizer step with gradients that are reduced over all ranks; returns that same object.
+
+    Gradients travel while ``backward()`` is at work on others, and are averages when it returns: clip, unscale and log
+    them as in one process. A parameter that is not used on some ranks counts as zero there; one that no rank uses keeps
+    no gradient.
+
+    Args:
+        optimizer: any ``torch.optim.Optimizer``. Parameters may be added, frozen or unfrozen later, on all ranks alike.
+        named_parameters: usually ``model.named_parameters()``, for messages. None: parameters are named by number.
+        compression: what is sent in place of each gradient; see `Compression`.
+        backward_passes_per_step: gradients of so many backward passes are added up before they travel (they are not
+            divided by that number).
+        op: `Average` or `Sum`.
+        gradient_predivide_factor: f: an average is taken as 1/f before and f/size after the sum.
+        num_groups: deprecated, as ``groups=num_groups``.
+        groups: which gradients travel together: a number of nearly equal groups, or lists of parameters; by default so
+            many as fill SPARK_ESTIMATOR_BUCKET_BYTES.
+        sparse_as_dense: sparse gradients travel as dense ones and come back sparse; without it they are refused.
+        process_set: only None, all ranks, is offered.
+
+    Raises:
+        ValueError: an argument is out of range, or `named_parameters` is not a list of unique names that covers the
+            optimizer's parameters.
+        HorovodInternalError: ``op=Adasum`` is not offered.
+        MismatchError: later, from the first backward or step: the ranks' parameters differ; the first one is named.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"DistributedOptimizer wraps a torch.optim.Optimizer, not a {type(optimizer).__name__}.")
+    if process_set is not None:
+        raise NotImplementedError(f"process_set={process_set!r}: process sets are not offered yet; leave it out.")
+    operation = reduce_op(None, op)
+    if operation not in (Average, Sum):
+        raise ValueError(f"op={op!r}: gradients are reduced by hvd.Average or hvd.Sum.")
+    if gradient_predivide_factor != 1.0 and operation is not Average:
+        raise ValueError(
+            f"gradient_predivide_factor={gradient_predivide_factor} splits an average: it needs op=hvd.Average."
+        )
+    if gradient_predivide_factor <= 0:
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} must be greater than 0.")
+    _check_passes(backward_passes_per_step)
+    if num_groups:
+        warnings.warn("num_groups= is deprecated; use groups=.", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    names = _checked_names(optimizer, named_parameters)
+    options = Options(compression, operation, gradient_predivide_factor, _checked_groups(groups), sparse_as_dense)
+    size = context.size()  # raises before init(), while nothing has been changed
+
+    _unwrap(optimizer)
+    distributed = _Distributed(options, backward_passes_per_step, None, [])
+    if size > 1:
+        distributed.exchange = GradientExchange(optimizer, names, backward_passes_per_step, options)
+        distributed.hooks = [
+            optimizer.register_step_pre_hook(_before_step),
+            optimizer.register_step_post_hook(_after_step),
+        ]
+    optimizer.__class__ = _distributed_class(type(optimizer))
+    setattr(optimizer, _ATTRIBUTE, distributed)
+    return optimizer
+
+
+class DistributedMethods(torch.optim.Optimizer):
+    """What wrapping adds to the user's optimizer class. Horovod's names."""
+
+    _distributed: _Distributed
+
+    def synchronize(self) -> None:
+        """Returns when all gradients are averages, also those that no backward has computed here. Collective.
+
+        Not needed before clipping or unscaling: the averages are there when ``backward()`` returns.
+        """
+        if self._distributed.exchange is not None:
+            self._distributed.exchange.synchronize()
+            self._distributed.exchange.forget_passes()
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """In this context ``step()`` takes the gradients as they are."""
+        self._distributed.skipping = True
+        try:
+            yield
+        finally:
+            self._distributed.skipping = False
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes how many backward passes make a step, from the next step on. Raises ValueError below 1."""
+        _check_passes(passes)
+        self._distributed.passes = passes
+        if self._distributed.exchange is not None:
+            self._distributed.exchange.passes_per_step = passes
+            self._distributed.exchange.forget_passes()
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """As the optimizer's own. Raises AssertionError inside a backward pass, while gradients are in flight."""
+        exchange = self._distributed.exchange
+        if exchange is not None:
+            if exchange.in_backward:
+                raise AssertionError(
+                    "zero_grad() was called while a backward pass is under way: its gradients are in flight."
+                )
+            exchange.forget_passes()
+        super().zero_grad(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """As the optimizer's own; backward passes that were counted for the coming step are forgotten."""
+        if self._distributed.exchange is not None:
+            self._distributed.exchange.begin_step()
+        super().load_state_dict(*args, **kwargs)
+
+    @property
+    def op(self) -> int:
+        """How gradients are reduced."""
+        return self._distributed.options.op
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """How many backward passes make a step."""
+        return self._distributed.passes
+
+    @property
+    def gradient_predivide_factor(self) -> float:
+        """f of the average taken as 1/f before and f/size after the sum."""
+        return self._distributed.options.predivide
+
+    @property
+    def sparse_as_dense(self) -> bool:
+        """Whether sparse gradients are accepted, and travel as dense ones."""
+        return self._distributed.options.sparse_as_dense
+
+    @property
+    def process_set(self) -> None:
+        """None: all ranks."""
+        return None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy or a pickle is an optimizer of the user's own class, not a distributed one: it belongs to no job."""
+        state = self.__getstate__()
+        if isinstance(state, dict):
+            state = {key: value for key, value in state.items() if key != _ATTRIBUTE}
+        return copyreg.__newobj__, (_own_class(self),), state  # type: ignore[attr-defined]  # no stub has it
+
+
+def own_class_of(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
+    """The class that the user made the optimizer with, wrapped or not."""
+    return _own_class(optimizer) if isinstance(optimizer, DistributedMethods) else type(optimizer)
+
+
+def _distributed_class(own: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    if own not in _distributed_classes:
+        names = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
+        _distributed_classes[own] = type(own.__name__, (DistributedMethods, own), names)
+    return _distributed_classes[own]
+
+
+def _own_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
+    own: type[torch.optim.Optimizer] = type(optimizer).__bases__[1]
+    return own
+
+
+#: The user's class -> its distributed subclass, so that two optimizers of one class stay of one class.
+_distributed_classes: dict[type[torch.optim.Optimizer], type[torch.optim.Optimizer]] = {}
+
+
+def _unwrap(optimizer: torch.optim.Optimizer) -> None:
+    """Takes back an earlier wrapping, as when a notebook cell is run twice."""
+    if isinstance(optimizer, DistributedMethods):
+        distributed = optimizer._distributed
+        for hook in distributed.hooks:
+            hook.remove()
+        if distributed.exchange is not None:
+            distributed.exchange.close()
+        optimizer.__class__ = _own_class(optimizer)  # type: ignore[assignment]  # which is what it was
+        delattr(optimizer, _ATTRIBUTE)
+
+
+def _before_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    """Averages what no backward has averaged; with a closure that is known only after the closure has run."""
+    exchange = optimizer._distributed.exchange
+    assert exchange is not None
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if callable(closure):
+        if isinstance(closure, _AveragedClosure):
+            return None  # a step that calls its base class's step: the hooks see it twice
+        averaged = _AveragedClosure(closure, optimizer)
+        if len(args) > 1:
+            return (args[0], averaged, *args[2:]), kwargs
+        return args, {**kwargs, "closure": averaged}
+    if not optimizer._distributed.skipping:
+        exchange.synchronize()
+    return None
+
+
+def _after_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> None:
+    exchange = optimizer._distributed.exchange
+    assert exchange is not None
+    exchange.begin_step()
+
+
+class _AveragedClosure:
+    """The user's closure, after which the gradients are averages; a step may call it any number of times."""
+
+    def __init__(self, closure: Callable[[], Any], optimizer: DistributedMethods) -> None:
+        self._closure = closure
+        self._optimizer = optimizer
+
+    def __call__(self) -> Any:
+        distributed = self._optimizer._distributed
+        assert distributed.exchange is not None
+        distributed.exchange.begin_step()
+        loss = self._closure()
+        if not distributed.skipping:
+            distributed.exchange.synchronize()
+        return loss
+
+
+def _check_passes(passes: int) -> None:
+    if passes != int(passes) or passes <= 0:
+        raise ValueError(f"backward_passes_per_step={passes!r} must be an integer greater than 0.")
+
+
+def _checked_names(optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any] | None) -> dict[int, str]:
+    if named_parameters is None:
+        return {}
+    pairs = list(named_parameters)
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ValueError(
+                "named_parameters holds tuples (name, parameter), as model.named_parameters() gives them; "
+                f"this is none: {pair!r}."
+            )
+    duplicates = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if duplicates:
+        raise ValueError(
+            f"Names in named_parameters must be unique; given more than once: {', '.join(map(str, duplicates))}."
+        )
+    names = {id(param): name for name, param in pairs}
+    for group_number, group in enumerate(optimizer.param_groups):
+        for number, param in enumerate(group["params"]):
+            if id(param) not in names:
+                raise ValueError(
+                    f"named_parameters does not name all of the optimizer's parameters: number {number} of group "
+                    f"{group_number}, of shape {tuple(param.shape)}, is missing. Pass the named_parameters() of every "
+                    "module that the optimizer trains."
+                )
+    return names
+
+
+def _checked_groups(
+    groups: int | Sequence[Sequence[torch.Tensor]] | None,
+) -> int | Sequence[Sequence[torch.Tensor]] | None:
+    if groups is None or (isinstance(groups, int) and groups > 0):
+        return groups
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
+        raise ValueError(f"groups={groups!r} must be an integer greater than 0, or a list of lists of parameters.")
+    seen: set[int] = set()
+    for param in (param for group in groups for param in group):
+        if not isinstance(param, torch.Tensor):
+            raise ValueError(f"groups holds lists of parameters; this is none: {param!r}.")
+        if id(param) in seen:
+            raise ValueError(
+                f"groups has a parameter of shape {tuple(param.shape)} twice; each may be in one group only."
+            )
+        seen.add(id(param))
+    return groups

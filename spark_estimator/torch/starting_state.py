@@ -1,0 +1,154 @@
+"""Makes all ranks start from one rank's parameters and optimizer state.
+
+Both functions first let the ranks compare what they are about to receive (names, shapes, types), so that different
+models end in an error that names the first difference; then all tensors travel at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spark_estimator.collectives import context
+from spark_estimator.collectives.objects import broadcast_object
+from spark_estimator.torch import ops
+from spark_estimator.torch.agreement import agree
+from spark_estimator.torch.optimizer import own_class_of
+
+
+def broadcast_parameters(params: Mapping[str, Any] | Sequence[Any], root_rank: int) -> None:
+    """Copies the root's parameters and buffers into those of every other rank, in place. Collective.
+
+    Args:
+        params: ``model.state_dict()``, or a list of tensors or of (name, tensor). Entries that are no tensors (a
+            module's extra state) are left as they are.
+        root_rank: whose values everyone gets.
+
+    Raises:
+        ValueError: `params` is something else, an iterator for example: it would be empty the second time.
+        MismatchError: the ranks' parameters differ in name, shape or type; the first difference is named.
+    """
+    if isinstance(params, Mapping):
+        pairs = sorted(params.items())
+    elif isinstance(params, (list, tuple)):
+        pairs = [pair if isinstance(pair, tuple) else (str(i), pair) for i, pair in enumerate(params)]
+    else:
+        raise ValueError(
+            f"broadcast_parameters takes model.state_dict() or a list, not a {type(params).__name__}; "
+            "wrap an iterator such as model.named_parameters() in list(...)."
+        )
+    tensors = [(str(name), value) for name, value in pairs if isinstance(value, torch.Tensor)]
+    _check_root(root_rank)
+    lines = [f"{name}: shape {tuple(tensor.shape)}, {tensor.dtype}" for name, tensor in tensors]
+    agree(lines, name="broadcast_parameters", subject="the parameters to broadcast")
+    _broadcast_all(
+        [(f"broadcast_parameters.{number}.{name}", tensor) for number, (name, tensor) in enumerate(tensors)], root_rank
+    )
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
+    """Gives every rank the root's optimizer state and options (learning rate, betas...). Collective.
+
+    Nothing is stepped or counted for it: a rank without state gets what the root has, and where the root has none
+    the others lose theirs.
+
+    Args:
+        optimizer: wrapped or not, with the same parameters on all ranks.
+        root_rank: whose state everyone gets; for example the one that has loaded a checkpoint.
+        model: not needed; Horovod looks for sparse embeddings in it.
+
+    Raises:
+        ValueError: the optimizer is an LBFGS, whose state cannot be told apart from the path that led to it.
+        MismatchError: the ranks' parameter groups differ; the first difference is named.
+    """
+    if issubclass(own_class_of(optimizer), torch.optim.LBFGS):
+        raise ValueError("The state of torch.optim.LBFGS cannot be broadcast.")
+    _check_root(root_rank)
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    lines = [own_class_of(optimizer).__name__] + [
+        f"group {number}: parameter of shape {tuple(param.shape)}, {param.dtype}"
+        for number, group in enumerate(optimizer.param_groups)
+        for param in group["params"]
+    ]
+    agree(lines, name="broadcast_optimizer_state", subject="the optimizer whose state to broadcast")
+
+    position = {id(param): number for number, param in enumerate(params)}
+    tensors: list[torch.Tensor] = []
+    skeleton: Any = None
+    if context.rank() == root_rank:
+        own_state: dict[Any, Any] = optimizer.state
+        state = [
+            (position[id(key)] if isinstance(key, torch.Tensor) else _OtherKey(key), _without_tensors(value, tensors))
+            for key, value in own_state.items()
+        ]
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        skeleton = (state, _without_tensors(groups, tensors))
+    state, groups = broadcast_object(skeleton, root_rank, name="broadcast_optimizer_state.skeleton")
+    if context.rank() != root_rank:
+        optimizer.state.clear()
+        for key, value in state:
+            owner = key.key if isinstance(key, _OtherKey) else params[key]
+            like = owner if isinstance(key, int) else None
+            optimizer.state[owner] = _with_tensors(value, tensors, like)
+        for group, received in zip(optimizer.param_groups, groups, strict=True):
+            group.update(_with_tensors(received, tensors, None))
+    _broadcast_all(
+        [(f"broadcast_optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)], root_rank
+    )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor was taken out: its place in the list of tensors, and what it takes to make one like it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    on_host: bool
+
+
+@dataclass(frozen=True)
+class _OtherKey:
+    """A key of ``optimizer.state`` that is no parameter."""
+
+    key: Any
+
+
+def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """`value` with a `_Place` for each tensor in its dicts, lists and tuples; `tensors` gets these in that order."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return _Place(tuple(value.shape), value.dtype, value.device.type == "cpu")
+    if isinstance(value, dict):
+        return {key: _without_tensors(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_without_tensors(item, tensors) for item in value)
+    return value
+
+
+def _with_tensors(value: Any, tensors: list[torch.Tensor], param: torch.Tensor | None) -> Any:
+    """The inverse of `_without_tensors`: new tensors, appended in the same order, still to be filled."""
+    if isinstance(value, _Place):
+        device = torch.device("cpu") if value.on_host or param is None else param.device
+        tensors.append(torch.zeros(value.shape, dtype=value.dtype, device=device))
+        return tensors[-1]
+    if isinstance(value, dict):
+        return {key: _with_tensors(item, tensors, param) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_with_tensors(item, tensors, param) for item in value)
+    return value
+
+
+def _check_root(root_rank: int) -> None:
+    if not 0 <= root_rank < context.size():
+        raise ValueError(f"root_rank={root_rank!r} is none of the ranks 0 to {context.size() - 1}.")
+
+
+def _broadcast_all(named: Sequence[tuple[str, torch.Tensor]], root_rank: int) -> None:
+    handles = [ops.broadcast_async_(tensor, root_rank, name) for name, tensor in named]
+    for handle in handles:
+        ops.synchronize(handle)
