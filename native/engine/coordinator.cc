@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <functional>
-#include <iomanip>
-#include <sstream>
 
 #include "base/dtype.h"
 
@@ -85,10 +84,8 @@ std::string Impossible(const Signature& request, int size) {
 }  // namespace
 
 std::string Stall::Describe() const {
-  std::ostringstream text;
-  text << op << " '" << name << "' has waited " << std::fixed << std::setprecision(0) << waited_seconds << " s for "
-       << RanksText(missing_ranks) << ", which did not submit it";
-  return text.str();
+  return op + " '" + name + "' has waited " + std::to_string(std::llround(waited_seconds)) + " s for " +
+         RanksText(missing_ranks) + ", which did not submit it";
 }
 
 Coordinator::Coordinator(int size, int64_t fusion_threshold_bytes)
