@@ -51,9 +51,9 @@ size_t ChunkBytes(const SharedGroup& group, size_t total_bytes, size_t largest) 
   return std::min((wanted + 63) / 64 * 64, largest);  // whole lines, so whole elements too
 }
 
-// The pipeline of the large allreduce. The vector is cut into blocks of size * chunk bytes; in each block rank r owns the
-// r-th chunk. At step s a rank offers block s to the owners, reduces its own chunk of block s - 1, and copies the others'
-// reduced chunks of block s - 2 out, so that at every moment the ranks work on different slots.
+// The pipeline of the large allreduce. The vector is cut into blocks of size * chunk bytes; in each block rank r owns
+// the r-th chunk. At step s a rank offers block s to the owners, reduces its own chunk of block s - 1, and copies the
+// others' reduced chunks of block s - 2 out, so that at every moment the ranks work on different slots.
 class BlockPipeline {
  public:
   BlockPipeline(SharedGroup& group, const BufferList& buffers, int32_t dtype, int32_t reduce_op, Finish finish)

@@ -41,8 +41,8 @@ Status GatherShares(StreamGroup& group, uint8_t* data, const Shares& shares) {
   return group.Exchange(sends, receives);
 }
 
-// The ring's two phases as two cursors, one that sends and one that receives, so that a step begins while the one before
-// is still running: a chunk may be passed on as far as it has arrived (and been reduced).
+// The ring's two phases as two cursors, one that sends and one that receives, so that a step begins while the one
+// before is still running: a chunk may be passed on as far as it has arrived (and been reduced).
 class Ring {
  public:
   Ring(StreamGroup& group, uint8_t* data, size_t count, int32_t dtype, int32_t reduce_op, Finish finish)
@@ -154,15 +154,16 @@ class Ring {
   std::vector<uint8_t> scratch_ = std::vector<uint8_t>(256 << 10);
   int send_step_ = 0;
   int receive_step_ = 0;
-  size_t sent_ = 0;      // bytes of the chunk of send_step_
-  size_t arrived_ = 0;   // bytes of the chunk of receive_step_
-  size_t ready_ = 0;     // of those, how many may be passed on
+  size_t sent_ = 0;     // bytes of the chunk of send_step_
+  size_t arrived_ = 0;  // bytes of the chunk of receive_step_
+  size_t ready_ = 0;    // of those, how many may be passed on
   size_t partial_ = 0;
 };
 
 }  // namespace
 
-Status ExchangeAllreduce(StreamGroup& group, void* data, size_t count, int32_t dtype, int32_t reduce_op, Finish finish) {
+Status ExchangeAllreduce(StreamGroup& group, void* data, size_t count, int32_t dtype, int32_t reduce_op,
+                         Finish finish) {
   const size_t bytes = count * DtypeBytes(dtype);
   const auto ranks = static_cast<size_t>(group.size);
   std::vector<uint8_t> all(bytes * ranks);
@@ -180,7 +181,8 @@ Status RingAllreduce(StreamGroup& group, void* data, size_t count, int32_t dtype
 
 Status StreamAllreduce(StreamGroup& group, void* data, size_t count, int32_t dtype, int32_t reduce_op, Finish finish) {
   if (count == 0) return Status::Ok();
-  if (count * DtypeBytes(dtype) <= kExchangeBytes) return ExchangeAllreduce(group, data, count, dtype, reduce_op, finish);
+  if (count * DtypeBytes(dtype) <= kExchangeBytes)
+    return ExchangeAllreduce(group, data, count, dtype, reduce_op, finish);
   return RingAllreduce(group, data, count, dtype, reduce_op, finish);
 }
 
@@ -230,8 +232,8 @@ Status StreamAllgather(StreamGroup& group, const void* input, std::span<const si
   return group.Exchange(sends, receives);
 }
 
-// Dissemination barrier (Hensgen, Finkel, Manber 1988): in round k a rank tells the one 2^k further on; after log2(size)
-// rounds everybody has heard of everybody.
+// Dissemination barrier (Hensgen, Finkel, Manber 1988): in round k a rank tells the one 2^k further on; after
+// log2(size) rounds everybody has heard of everybody.
 Status StreamBarrier(StreamGroup& group) {
   for (int distance = 1; distance < group.size; distance *= 2) {
     const uint8_t token = 1;

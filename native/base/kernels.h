@@ -18,9 +18,9 @@ struct Finish {
 
 struct Kernels {
   const char* instruction_set;
-  // destination[i] = finish(sources[0][i] op sources[1][i] op ...), evaluated in the order of the sources, so that whoever
-  // computes it gets the same bits. float16 and bfloat16 accumulate in float32 and are rounded once; integers wrap.
-  // `reduce_op` is sum, min, max or product (average is sum and a Finish). destination may be one of exactly two
+  // destination[i] = finish(sources[0][i] op sources[1][i] op ...), evaluated in the order of the sources, so that
+  // whoever computes it gets the same bits. float16 and bfloat16 accumulate in float32 and are rounded once; integers
+  // wrap. `reduce_op` is sum, min, max or product (average is sum and a Finish). destination may be one of exactly two
   // sources; otherwise it overlaps none.
   void (*combine)(int32_t dtype, int32_t reduce_op, void* destination, const void* const* sources, int num_sources,
                   size_t count, Finish finish);

@@ -5,7 +5,8 @@
 namespace spark_estimator {
 
 const Kernels* Avx512Kernels() {
-  const bool here = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool here = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   return here ? &kernels_avx512::kTable : nullptr;
 }
 

@@ -93,8 +93,8 @@ struct Float16 {
 
 // --- the reduce ops --------------------------------------------------------------------------------------------------
 
-// Integer arithmetic is done unsigned, where wrapping is defined, and in at least 32 bits, where no promotion to int can
-// overflow.
+// Integer arithmetic is done unsigned, where wrapping is defined, and in at least 32 bits, where no promotion to int
+// can overflow.
 template <typename T>
 struct Wrapping {
   using Type = T;

@@ -29,8 +29,8 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-#define SE_RETURN_IF_ERROR(expression)                             \
-  do {                                                             \
+#define SE_RETURN_IF_ERROR(expression)                                                   \
+  do {                                                                                   \
     if (::spark_estimator::Status status_ = (expression); !status_.ok()) return status_; \
   } while (false)
 

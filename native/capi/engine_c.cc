@@ -65,14 +65,17 @@ Status ReadRequest(const se_request* request, Signature* signature, std::vector<
                    std::to_string(signature->name.size()));
   }
   const std::string label = "request '" + signature->name + "': ";
-  if (request->op < SE_ALLREDUCE || request->op > SE_BARRIER) return Invalid(label + "unknown op code " + std::to_string(request->op));
-  if (spark_estimator::DtypeBytes(request->dtype) == 0) return Invalid(label + "unknown dtype code " + std::to_string(request->dtype));
+  if (request->op < SE_ALLREDUCE || request->op > SE_BARRIER)
+    return Invalid(label + "unknown op code " + std::to_string(request->op));
+  if (spark_estimator::DtypeBytes(request->dtype) == 0)
+    return Invalid(label + "unknown dtype code " + std::to_string(request->dtype));
   if (request->op == SE_ALLREDUCE && !spark_estimator::IsReduceOp(request->reduce_op)) {
     return Invalid(label + "unknown reduce op code " + std::to_string(request->reduce_op));
   }
   const int32_t n = request->num_buffers;
   const bool count_fits = request->op == SE_BARRIER ? n == 0 : request->op == SE_ALLREDUCE ? n >= 1 : n == 1;
-  if (!count_fits) return Invalid(label + std::to_string(n) + " buffers do not fit the op " + spark_estimator::OpName(request->op));
+  if (!count_fits)
+    return Invalid(label + std::to_string(n) + " buffers do not fit the op " + spark_estimator::OpName(request->op));
   if (request->num_dims < 0 || (n > 1 && request->num_dims != n)) {
     return Invalid(label + std::to_string(request->num_dims) + " dims do not fit " + std::to_string(n) + " buffers");
   }
@@ -91,9 +94,11 @@ Status ReadRequest(const se_request* request, Signature* signature, std::vector<
   for (int32_t i = 0; i < n; ++i) {
     const se_buffer& buffer = (*buffers)[static_cast<size_t>(i)];
     const bool needs_output = request->op != SE_ALLGATHER;
-    if (buffer.count < 0) return Invalid(label + "buffer " + std::to_string(i) + " has " + std::to_string(buffer.count) + " elements");
+    if (buffer.count < 0)
+      return Invalid(label + "buffer " + std::to_string(i) + " has " + std::to_string(buffer.count) + " elements");
     if (buffer.count > 0 && (buffer.input == nullptr || (needs_output && buffer.output == nullptr))) {
-      return Invalid(label + "buffer " + std::to_string(i) + " is null but has " + std::to_string(buffer.count) + " elements");
+      return Invalid(label + "buffer " + std::to_string(i) + " is null but has " + std::to_string(buffer.count) +
+                     " elements");
     }
     if (n > 1 && signature->dims[static_cast<size_t>(i)] != buffer.count) {
       return Invalid(label + "dims[" + std::to_string(i) + "] is not buffer " + std::to_string(i) + "'s count");
@@ -137,7 +142,8 @@ Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* o
   }
   std::vector<bool> seen(static_cast<size_t>(config->size), false);
   for (const PeerConfig& peer : *others) {
-    if (peer.rank < 0 || peer.rank >= config->size || peer.rank == config->rank || seen[static_cast<size_t>(peer.rank)]) {
+    if (peer.rank < 0 || peer.rank >= config->size || peer.rank == config->rank ||
+        seen[static_cast<size_t>(peer.rank)]) {
       return Invalid("the list of peers names rank " + std::to_string(peer.rank) + " wrongly or twice");
     }
     seen[static_cast<size_t>(peer.rank)] = true;
@@ -157,8 +163,8 @@ int32_t se_abi_version(void) { return SE_ABI_VERSION; }
 const char* se_last_error(void) { return last_error.c_str(); }
 
 const char* se_build_info(void) {
-  static const std::string info = std::string("compiler ") + __VERSION__ + ", kernels " +
-                                  spark_estimator::GetKernels().instruction_set;
+  static const std::string info =
+      std::string("compiler ") + __VERSION__ + ", kernels " + spark_estimator::GetKernels().instruction_set;
   return info.c_str();
 }
 

@@ -19,7 +19,7 @@ void KillOwnGroup(int) { kill(0, SIGKILL); }
 
 extern "C" int32_t se_die_with_parent(int32_t parent_pid) {
   if (getpgrp() != getpid()) return SE_INVALID_ARGUMENT;  // the signal would kill whoever leads the group
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = KillOwnGroup;
   sigfillset(&action.sa_mask);
   if (sigaction(ParentDeathSignal(), &action, nullptr) != 0) return SE_SYSTEM_ERROR;

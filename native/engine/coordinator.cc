@@ -54,7 +54,8 @@ std::string Differences(const std::map<int, Signature>& by_rank,
 
 // For long bucket lists: where two lists of counts part ways says more than both in full.
 std::string CountsText(const Signature& request, const std::vector<int64_t>& reference) {
-  const auto [mine, other] = std::mismatch(request.dims.begin(), request.dims.end(), reference.begin(), reference.end());
+  const auto [mine, other] =
+      std::mismatch(request.dims.begin(), request.dims.end(), reference.begin(), reference.end());
   const std::string total = std::to_string(request.num_buffers) + " tensors";
   if (mine == request.dims.end()) return total + ", " + std::to_string(request.Elements()) + " elements";
   return total + ", tensor " + std::to_string(mine - request.dims.begin()) + " with " + std::to_string(*mine) +
@@ -132,7 +133,8 @@ Coordinator::Ready Coordinator::Conclude(const Meeting& meeting) const {
     });
   } else if (first.num_buffers > 1) {
     const Signature& last = meeting.by_rank.rbegin()->second;
-    differ("tensor sizes", [&](const Signature& s) { return CountsText(s, s.dims == first.dims ? last.dims : first.dims); });
+    differ("tensor sizes",
+           [&](const Signature& s) { return CountsText(s, s.dims == first.dims ? last.dims : first.dims); });
   } else {
     differ("tensor shapes", [](const Signature& s) { return ShapeText(s.dims); });
   }
@@ -201,16 +203,15 @@ void Coordinator::FailStalled(double age_seconds, Time now) {
   for (const auto& [name, meeting] : waiting_) {
     if (Seconds(now - meeting.first_asked).count() >= age_seconds) overdue.push_back(name);
   }
-  std::sort(overdue.begin(), overdue.end(), [&](const std::string& a, const std::string& b) {
-    return waiting_.at(a).order < waiting_.at(b).order;
-  });
+  std::sort(overdue.begin(), overdue.end(),
+            [&](const std::string& a, const std::string& b) { return waiting_.at(a).order < waiting_.at(b).order; });
   for (const std::string& name : overdue) {
     const Meeting& meeting = waiting_.at(name);
     Ready ready;
     ready.request = meeting.by_rank.begin()->second;
-    ready.error = Stall{name, OpName(ready.request.op), Seconds(now - meeting.first_asked).count(), Missing(meeting)}
-                      .Describe() +
-                  "; given up (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)";
+    ready.error =
+        Stall{name, OpName(ready.request.op), Seconds(now - meeting.first_asked).count(), Missing(meeting)}.Describe() +
+        "; given up (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)";
     ready_.push_back(std::move(ready));
     waiting_.erase(name);
   }

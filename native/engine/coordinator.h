@@ -1,8 +1,8 @@
 // The negotiation, as a pure state machine: requests of all ranks go in, responses that all ranks obey come out.
 //
 // It runs on rank 0 and does no input or output. A name is ready when every rank has asked for it; the order of the
-// responses is the order of readiness, so ranks may submit in different orders. Requests of one name that contradict each
-// other, or that no rank could carry out, become an error response: it fails everywhere and the ring stays usable.
+// responses is the order of readiness, so ranks may submit in different orders. Requests of one name that contradict
+// each other, or that no rank could carry out, become an error response: it fails everywhere and the ring stays usable.
 #ifndef SPARK_ESTIMATOR_ENGINE_COORDINATOR_H_
 #define SPARK_ESTIMATOR_ENGINE_COORDINATOR_H_
 

@@ -120,7 +120,8 @@ Status Engine::CheckHello(int rank, const Frame& frame, Hello* hello) const {
   }
   if (hello->rank != rank || hello->size != config_.size) {
     return Status(SE_INVALID_ARGUMENT, NameOf(rank) + " says that it is rank " + std::to_string(hello->rank) + " of " +
-                                           std::to_string(hello->size) + " in a job of " + std::to_string(config_.size));
+                                           std::to_string(hello->size) + " in a job of " +
+                                           std::to_string(config_.size));
   }
   return Status::Ok();
 }
@@ -162,8 +163,7 @@ Status Engine::ExchangeHellos(bool sees_all_segments, bool* all_see_all, int64_t
         return Status(SE_PEER_LOST, NameOf(rank) + " " + peer.control->closed_reason() + " while the job was starting");
       }
       missing.push_back(rank);
-      waits.push_back({peer.control->fd(),
-                       static_cast<short>(POLLIN | (peer.control->has_unsent() ? POLLOUT : 0)), 0});
+      waits.push_back({peer.control->fd(), static_cast<short>(POLLIN | (peer.control->has_unsent() ? POLLOUT : 0)), 0});
     }
     if (missing.empty()) return Status::Ok();
     const double left = Seconds(deadline - Clock::now()).count();
@@ -500,7 +500,8 @@ Status Engine::ExecuteNext() {
     return Status::Ok();
   }
   if (requests.size() != response.names.size()) {
-    return Status(SE_INTERNAL, "the coordinator calls for '" + response.names[0] + "', which this rank never submitted");
+    return Status(SE_INTERNAL,
+                  "the coordinator calls for '" + response.names[0] + "', which this rank never submitted");
   }
   executing_ = response.sequence;
   SE_RETURN_IF_ERROR(executor_->Run(response, requests));
@@ -577,7 +578,8 @@ void Engine::SayGoodbye() {
   }
   const Time flush_until = After(kGoodbyeFlush);
   const auto unsent = [&] {
-    return std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.control && p.control->has_unsent(); });
+    return std::any_of(peers_.begin(), peers_.end(),
+                       [](const Peer& p) { return p.control && p.control->has_unsent(); });
   };
   while (unsent() && Clock::now() < flush_until) {
     FlushControl();

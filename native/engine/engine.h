@@ -1,4 +1,5 @@
-// One rank's membership of one job: the queue of requests, the thread that carries them out, and the links to the peers.
+// One rank's membership of one job: the queue of requests, the thread that carries them out, and the links to the
+// peers.
 //
 // RunCycle() is the one function to read: drain what was submitted, take in what the peers say, agree, execute. All
 // members below "engine thread only" belong to that thread once it runs; everything else is guarded by mutex_.
@@ -132,7 +133,7 @@ class Engine : private Liveness {
   std::thread thread_;
 
   // Engine thread only.
-  std::vector<Peer> peers_;  // [size], by rank
+  std::vector<Peer> peers_;                   // [size], by rank
   std::unique_ptr<Coordinator> coordinator_;  // on rank 0
   std::unique_ptr<Executor> executor_;
   std::deque<Response> agreed_;  // in order of execution

@@ -20,7 +20,7 @@ float Value(int rank, size_t i) { return static_cast<float>((i * 7 + static_cast
 
 void AllreduceSizes() {
   // Around the limits of the algorithms: one-shot, one block, several blocks, uneven tails.
-  const std::vector<int64_t> counts = {0,    1,     2,     3,     17,     2047,   2048,   2049,    4097,
+  const std::vector<int64_t> counts = {0,    1,     2,     3,     17,     2047,   2048,   2049,   4097,
                                        8192, 16385, 65536, 70001, 262144, 300007, 600011, 1500001};
   for (const Channel channel : kChannels) {
     for (int size = 1; size <= 5; ++size) {
@@ -71,10 +71,10 @@ void DtypeCase(int32_t dtype, Channel channel, int size) {
           T all = value(0, i);
           for (int r = 1; r < size; ++r) {
             const T next = value(r, i);
-            all = op == SE_SUM       ? static_cast<T>(all + next)
-                  : op == SE_MIN     ? std::min(all, next)
-                  : op == SE_MAX     ? std::max(all, next)
-                                     : static_cast<T>(all * next);
+            all = op == SE_SUM   ? static_cast<T>(all + next)
+                  : op == SE_MIN ? std::min(all, next)
+                  : op == SE_MAX ? std::max(all, next)
+                                 : static_cast<T>(all * next);
           }
           expected[i] = all;
         }
@@ -151,7 +151,8 @@ void BucketLists() {
   for (const Channel channel : kChannels) {
     for (const int size : {1, 2, 4}) {
       RunRanks(size, {.channel = channel}, [&](Rank& me) {
-        for (const auto& counts : std::vector<std::vector<size_t>>{{1, 0, 3}, {5000, 1, 70000, 0, 13, 200000}, {0, 0}}) {
+        for (const auto& counts :
+             std::vector<std::vector<size_t>>{{1, 0, 3}, {5000, 1, 70000, 0, 13, 200000}, {0, 0}}) {
           std::vector<std::vector<float>> tensors;
           std::vector<se_buffer> buffers;
           for (const size_t n : counts) {
@@ -188,8 +189,10 @@ void SameBitsEverywhere() {
           uint32_t bits;
           std::memcpy(&bits, &value, 4);
           const auto half = static_cast<uint16_t>(dtype == SE_BFLOAT16 ? bits >> 16 : 0x3c00 + random() % 1024);
-          if (dtype == SE_FLOAT32) std::memcpy(&data[i * 4], &bits, 4);
-          else std::memcpy(&data[i * 2], &half, 2);
+          if (dtype == SE_FLOAT32)
+            std::memcpy(&data[i * 4], &bits, 4);
+          else
+            std::memcpy(&data[i * 2], &half, 2);
         }
         me.WaitOk(me.Allreduce("x", data.data(), data.data(), {static_cast<int64_t>(n)}, dtype, SE_AVERAGE));
         results[static_cast<size_t>(me.rank)] = data;
@@ -227,7 +230,9 @@ void RaggedAllgathers() {
     for (int size = 1; size <= 5; ++size) {
       RunRanks(size, {.channel = channel}, [&](Rank& me) {
         for (const int64_t rows : {0, 1, 7, 3000, 150000}) {
-          const auto rows_of = [&](int r) { return rows == 0 ? int64_t{0} : r == 1 ? 0 : rows + r; };  // rank 1 gives none
+          const auto rows_of = [&](int r) {
+            return rows == 0 ? int64_t{0} : r == 1 ? 0 : rows + r;
+          };  // rank 1 gives none
           const int64_t mine = rows_of(me.rank);
           std::vector<int64_t> in(static_cast<size_t>(mine) * 2);
           for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<int64_t>(i) * 10 + me.rank;
@@ -275,7 +280,8 @@ void Barriers() {
 void MultiGigabyte() {
   const char* wanted = std::getenv("SPARK_ESTIMATOR_TEST_MULTI_GIGABYTE");
   if (wanted == nullptr || std::string(wanted) != "1") {
-    std::cout << "        left out: set SPARK_ESTIMATOR_TEST_MULTI_GIGABYTE=1 (10 GiB of memory a channel)" << std::endl;
+    std::cout << "        left out: set SPARK_ESTIMATOR_TEST_MULTI_GIGABYTE=1 (10 GiB of memory a channel)"
+              << std::endl;
     return;
   }
   for (const Channel channel : kChannels) {

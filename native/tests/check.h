@@ -31,8 +31,8 @@ inline void CheckContains(const std::string& text, const std::string& part, cons
   if (text.find(part) == std::string::npos) Fail(file, line, "\"" + text + "\" does not contain \"" + part + "\"");
 }
 
-#define CHECK(condition) \
-  do {                   \
+#define CHECK(condition)                                                                            \
+  do {                                                                                              \
     if (!(condition)) ::spark_estimator::testing::Fail(__FILE__, __LINE__, #condition " is false"); \
   } while (false)
 #define CHECK_EQ(a, b) ::spark_estimator::testing::CheckEqual((a), (b), #a " == " #b, __FILE__, __LINE__)

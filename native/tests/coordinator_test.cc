@@ -90,7 +90,8 @@ void SaysWhatDiffers() {
   CHECK_CONTAINS(ErrorOf(good, list), "tensor counts: rank 0 has 1 tensors; rank 1 has 2 tensors");
   Signature other_list = list;
   other_list.dims = {5, 8};
-  CHECK_CONTAINS(ErrorOf(list, other_list), "rank 0 has 2 tensors, tensor 1 with 7 elements; rank 1 has 2 tensors, tensor 1 with 8");
+  CHECK_CONTAINS(ErrorOf(list, other_list),
+                 "rank 0 has 2 tensors, tensor 1 with 7 elements; rank 1 has 2 tensors, tensor 1 with 8");
 }
 
 void GroupsRanksThatAgree() {

@@ -30,11 +30,14 @@ void RandomOrder() {
           for (int i = 0; i < 50; ++i) {
             const int32_t dtype = same() % 2 ? SE_INT32 : SE_INT64;
             const int64_t count = static_cast<int64_t>(same() % 3000);
-            ops.push_back({"op." + std::to_string(i), dtype, std::vector<uint8_t>(static_cast<size_t>(count) * 8), count});
+            ops.push_back(
+                {"op." + std::to_string(i), dtype, std::vector<uint8_t>(static_cast<size_t>(count) * 8), count});
             for (int64_t k = 0; k < count; ++k) {
               const int64_t value = k + me.rank + i;
-              if (dtype == SE_INT32) reinterpret_cast<int32_t*>(ops.back().data.data())[k] = static_cast<int32_t>(value);
-              else reinterpret_cast<int64_t*>(ops.back().data.data())[k] = value;
+              if (dtype == SE_INT32)
+                reinterpret_cast<int32_t*>(ops.back().data.data())[k] = static_cast<int32_t>(value);
+              else
+                reinterpret_cast<int64_t*>(ops.back().data.data())[k] = value;
             }
           }
           std::vector<size_t> order(ops.size());
@@ -49,8 +52,10 @@ void RandomOrder() {
           for (size_t i = 0; i < ops.size(); ++i) {
             for (int64_t k = 0; k < ops[i].count; ++k) {
               const int64_t expected = size * (k + static_cast<int64_t>(i)) + size * (size - 1) / 2;
-              if (ops[i].dtype == SE_INT32) CHECK_EQ(reinterpret_cast<int32_t*>(ops[i].data.data())[k], expected);
-              else CHECK_EQ(reinterpret_cast<int64_t*>(ops[i].data.data())[k], expected);
+              if (ops[i].dtype == SE_INT32)
+                CHECK_EQ(reinterpret_cast<int32_t*>(ops[i].data.data())[k], expected);
+              else
+                CHECK_EQ(reinterpret_cast<int64_t*>(ops[i].data.data())[k], expected);
             }
           }
         }
@@ -96,7 +101,8 @@ void MismatchesFailEverywhere() {
       fails(me.Allreduce("bad", x.data(), x.data(), {4}, odd ? SE_INT32 : SE_FLOAT32), "rank 1 has int32");
       fails(me.Allreduce("bad", x.data(), x.data(), {4}, SE_FLOAT32, odd ? SE_MIN : SE_SUM), "rank 1 has Min");
       fails(me.Broadcast("bad", odd ? 1 : 0, x.data(), x.data(), {4}), "rank 1 has 1");
-      fails(odd ? me.Allgather("bad", x.data(), {4}) : me.Allreduce("bad", x.data(), x.data(), {4}), "rank 1 has allgather");
+      fails(odd ? me.Allgather("bad", x.data(), {4}) : me.Allreduce("bad", x.data(), x.data(), {4}),
+            "rank 1 has allgather");
       fails(me.Broadcast("bad", 7, x.data(), x.data(), {4}), "root rank 7 is outside 0..2");
       fails(me.Allreduce("bad", x.data(), x.data(), {4}, SE_FLOAT32, SE_SUM, odd ? 2.0 : 1.0), "prescale");
     });

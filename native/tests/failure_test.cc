@@ -14,7 +14,6 @@ using namespace spark_estimator::testing;
 
 const std::vector<Channel> kChannels = {Channel::kShared, Channel::kStream};
 
-
 // Runs rank `victim` in a child process that is killed (SIGKILL) after `before(rank)` has run there and `go` says so.
 void WithVictim(int size, int victim, const JobOptions& options, const std::function<void(Rank&)>& in_child,
                 const std::function<void(Rank&, pid_t)>& in_survivor) {

@@ -134,7 +134,7 @@ void BrokenMessagesAreRefused() {
     for (int flips = 0; flips < 3; ++flips) bytes[random() % bytes.size()] = static_cast<char>(random());
     std::vector<Signature> requests;
     std::vector<Response> responses;
-    (void)Decode(bytes, &requests);   // must not crash nor read past the end (the sanitizers watch)
+    (void)Decode(bytes, &requests);  // must not crash nor read past the end (the sanitizers watch)
     (void)Decode(bytes, &responses);
   }
 }

@@ -43,7 +43,7 @@ void Integers() {
     CHECK_EQ((One<int16_t>(*k, SE_INT16, SE_PRODUCT, {32767, 32767})), 1);
     CHECK_EQ((One<int64_t>(*k, SE_INT64, SE_SUM, {-7, 0}, Finish{1.0, 2})), -3);  // toward zero
     CHECK_EQ((One<int32_t>(*k, SE_INT32, SE_SUM, {3, 4}, Finish{0.5, 1})), 3);
-    CHECK_EQ(+(One<int8_t>(*k, SE_INT8, SE_SUM, {100, 0}, Finish{3.0, 1})), 127);    // held to the range
+    CHECK_EQ(+(One<int8_t>(*k, SE_INT8, SE_SUM, {100, 0}, Finish{3.0, 1})), 127);  // held to the range
     CHECK_EQ(+(One<int8_t>(*k, SE_INT8, SE_SUM, {-100, 0}, Finish{3.0, 1})), -128);
     CHECK_EQ(+(One<uint8_t>(*k, SE_UINT8, SE_SUM, {100, 0}, Finish{-3.0, 1})), 0);
   }
@@ -90,14 +90,14 @@ void HalvesRoundTrip() {
 
 void HalfArithmetic() {
   for (const Kernels* k : Variants()) {
-    CHECK_EQ((One<uint16_t>(*k, SE_FLOAT16, SE_SUM, {0x3c00, 0x3c00})), 0x4000);             // 1 + 1
-    CHECK_EQ((One<uint16_t>(*k, SE_FLOAT16, SE_SUM, {0x7bff, 0x7bff})), 0x7c00);             // overflow
-    CHECK_EQ((One<uint16_t>(*k, SE_FLOAT16, SE_SUM, {0x0001, 0x0001})), 0x0002);             // subnormals
+    CHECK_EQ((One<uint16_t>(*k, SE_FLOAT16, SE_SUM, {0x3c00, 0x3c00})), 0x4000);                // 1 + 1
+    CHECK_EQ((One<uint16_t>(*k, SE_FLOAT16, SE_SUM, {0x7bff, 0x7bff})), 0x7c00);                // overflow
+    CHECK_EQ((One<uint16_t>(*k, SE_FLOAT16, SE_SUM, {0x0001, 0x0001})), 0x0002);                // subnormals
     CHECK_EQ((One<uint16_t>(*k, SE_FLOAT16, SE_SUM, {0x7bff, 0x7bff}, Finish{1, 2})), 0x7bff);  // float32 in between
     CHECK_EQ((One<uint16_t>(*k, SE_BFLOAT16, SE_SUM, {0x3f80, 0x3f80})), 0x4000);
-    CHECK_EQ((One<uint16_t>(*k, SE_BFLOAT16, SE_SUM, {0x3f80, 0x3b80})), 0x3f80);            // 1 + 2^-8: tie to even
-    CHECK_EQ((One<uint16_t>(*k, SE_FLOAT16, SE_SUM, {0x6800, 0x3c00})), 0x6800);             // 2048 + 1: tie to even
-    CHECK_EQ((One<uint16_t>(*k, SE_FLOAT16, SE_SUM, {0x6800, 0x4200})), 0x6802);             // 2048 + 3: tie to even
+    CHECK_EQ((One<uint16_t>(*k, SE_BFLOAT16, SE_SUM, {0x3f80, 0x3b80})), 0x3f80);  // 1 + 2^-8: tie to even
+    CHECK_EQ((One<uint16_t>(*k, SE_FLOAT16, SE_SUM, {0x6800, 0x3c00})), 0x6800);   // 2048 + 1: tie to even
+    CHECK_EQ((One<uint16_t>(*k, SE_FLOAT16, SE_SUM, {0x6800, 0x4200})), 0x6802);   // 2048 + 3: tie to even
   }
 }
 
@@ -111,11 +111,13 @@ void VariantsAgree() {
         std::vector<std::vector<uint8_t>> data(3, std::vector<uint8_t>(count * DtypeBytes(dtype)));
         for (auto& bytes : data) {
           if (dtype == SE_FLOAT32) {
-            for (size_t i = 0; i < count; ++i) reinterpret_cast<float*>(bytes.data())[i] = static_cast<float>(random() % 1000) / 7;
+            for (size_t i = 0; i < count; ++i)
+              reinterpret_cast<float*>(bytes.data())[i] = static_cast<float>(random() % 1000) / 7;
           } else if (dtype == SE_FLOAT64) {
             for (size_t i = 0; i < count; ++i) reinterpret_cast<double*>(bytes.data())[i] = (random() % 1000) / 7.0;
           } else {
-            for (auto& byte : bytes) byte = static_cast<uint8_t>(random() & (dtype == SE_FLOAT16 || dtype == SE_BFLOAT16 ? 0x3b : 0xff));
+            for (auto& byte : bytes)
+              byte = static_cast<uint8_t>(random() & (dtype == SE_FLOAT16 || dtype == SE_BFLOAT16 ? 0x3b : 0xff));
           }
         }
         const void* sources[3] = {data[0].data(), data[1].data(), data[2].data()};

@@ -17,7 +17,10 @@
 
 namespace spark_estimator::testing {
 
-enum class Channel { kShared, kStream };
+enum class Channel {
+  kShared,
+  kStream
+};
 
 inline const char* Name(Channel channel) { return channel == Channel::kShared ? "shared" : "stream"; }
 
@@ -50,16 +53,27 @@ class Rank {
     return result;
   }
   Submitted Allreduce(const std::string& name, const void* input, void* output, std::vector<int64_t> dims,
-                      int32_t dtype = SE_FLOAT32, int32_t reduce_op = SE_SUM, double prescale = 1, double postscale = 1) const {
+                      int32_t dtype = SE_FLOAT32, int32_t reduce_op = SE_SUM, double prescale = 1,
+                      double postscale = 1) const {
     return Submit(One(name, SE_ALLREDUCE, input, output, dims, dtype, reduce_op, 0, prescale, postscale));
   }
   Submitted AllreduceList(const std::string& name, const std::vector<se_buffer>& buffers, int32_t dtype = SE_FLOAT32,
                           int32_t reduce_op = SE_SUM) const {
     std::vector<int64_t> counts;
     for (const se_buffer& buffer : buffers) counts.push_back(buffer.count);
-    se_request request{sizeof(se_request), name.c_str(), SE_ALLREDUCE, dtype, reduce_op, 0, 0,
-                       static_cast<int32_t>(buffers.size()), buffers.data(), static_cast<int32_t>(counts.size()),
-                       counts.data(), 1, 1};
+    se_request request{sizeof(se_request),
+                       name.c_str(),
+                       SE_ALLREDUCE,
+                       dtype,
+                       reduce_op,
+                       0,
+                       0,
+                       static_cast<int32_t>(buffers.size()),
+                       buffers.data(),
+                       static_cast<int32_t>(counts.size()),
+                       counts.data(),
+                       1,
+                       1};
     return Submit(request);
   }
   Submitted Broadcast(const std::string& name, int root, const void* input, void* output, std::vector<int64_t> dims,
@@ -71,7 +85,8 @@ class Rank {
     return Submit(One(name, SE_ALLGATHER, input, nullptr, dims, dtype, SE_SUM, 0, 1, 1));
   }
   Submitted Barrier(const std::string& name) const {
-    se_request request{sizeof(se_request), name.c_str(), SE_BARRIER, SE_UINT8, SE_SUM, 0, 0, 0, nullptr, 0, nullptr, 1, 1};
+    se_request request{
+        sizeof(se_request), name.c_str(), SE_BARRIER, SE_UINT8, SE_SUM, 0, 0, 0, nullptr, 0, nullptr, 1, 1};
     return Submit(request);
   }
   // Waits with a limit that only a hang reaches.
@@ -84,7 +99,8 @@ class Rank {
   void WaitOk(Submitted submitted) const {
     const int32_t status = Wait(submitted);
     if (status != SE_OK) {
-      Fail(__FILE__, __LINE__, "rank " + std::to_string(rank) + ": status " + std::to_string(status) + ": " + se_last_error());
+      Fail(__FILE__, __LINE__,
+           "rank " + std::to_string(rank) + ": status " + std::to_string(status) + ": " + se_last_error());
     }
     se_release(engine, submitted.handle);
   }
@@ -101,8 +117,19 @@ class Rank {
     int64_t count = 1;
     for (const int64_t dim : dims) count *= dim;
     buffer = {input, output, count};
-    return {sizeof(se_request), kept_name.c_str(), op, dtype, reduce_op, root, 0, 1, &buffer,
-            static_cast<int32_t>(shape.size()), shape.data(), prescale, postscale};
+    return {sizeof(se_request),
+            kept_name.c_str(),
+            op,
+            dtype,
+            reduce_op,
+            root,
+            0,
+            1,
+            &buffer,
+            static_cast<int32_t>(shape.size()),
+            shape.data(),
+            prescale,
+            postscale};
   }
 };
 
@@ -118,7 +145,8 @@ inline Wiring Wire(int size, const JobOptions& options) {
   wiring.peers.resize(static_cast<size_t>(size));
   std::vector<int> segments(static_cast<size_t>(size), -1);
   for (int rank = 0; rank < size; ++rank) {
-    if (options.channel == Channel::kShared) CHECK_EQ(se_segment_create(size, &segments[static_cast<size_t>(rank)]), SE_OK);
+    if (options.channel == Channel::kShared)
+      CHECK_EQ(se_segment_create(size, &segments[static_cast<size_t>(rank)]), SE_OK);
     se_config config{};
     config.struct_bytes = sizeof(se_config);
     config.rank = rank;

@@ -1,4 +1,5 @@
-// Control messages between two ranks: typed, length-prefixed, checksummed frames over a stream socket, without blocking.
+// Control messages between two ranks: typed, length-prefixed, checksummed frames over a stream socket, without
+// blocking.
 #ifndef SPARK_ESTIMATOR_TRANSPORT_FRAME_H_
 #define SPARK_ESTIMATOR_TRANSPORT_FRAME_H_
 

@@ -94,7 +94,8 @@ Status Segment::Create(int size, UniqueFd* fd) {
   // Allocating now turns "no memory" into an error here instead of a SIGBUS in the middle of a collective.
   const int failed = posix_fallocate(made.get(), 0, static_cast<off_t>(layout.total_bytes));
   if (failed != 0) {
-    return Status::System("cannot allocate a shared segment of " + std::to_string(layout.total_bytes) + " bytes", failed);
+    return Status::System("cannot allocate a shared segment of " + std::to_string(layout.total_bytes) + " bytes",
+                          failed);
   }
   if (fcntl(made.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return Status::System("cannot seal a shared segment", errno);
@@ -132,11 +133,12 @@ void Segment::Unmap() {
 
 Status Segment::Map(int fd, int size) {
   const SegmentLayout layout(size);
-  struct stat facts {};
+  struct stat facts{};
   if (fstat(fd, &facts) != 0) return Status::System("cannot look at a shared segment", errno);
   if (static_cast<size_t>(facts.st_size) != layout.total_bytes) {
-    return Status(SE_INVALID_ARGUMENT, "a shared segment has " + std::to_string(facts.st_size) + " bytes where a job of " +
-                                           std::to_string(size) + " ranks needs " + std::to_string(layout.total_bytes));
+    return Status(SE_INVALID_ARGUMENT, "a shared segment has " + std::to_string(facts.st_size) +
+                                           " bytes where a job of " + std::to_string(size) + " ranks needs " +
+                                           std::to_string(layout.total_bytes));
   }
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {

@@ -1,7 +1,7 @@
 // One rank's piece of shared memory: flags and slots that every rank of the same host can read.
 //
-// A segment is anonymous (memfd), so nothing is left behind by a kill and nobody can attach to it by name; its pages are
-// allocated and its size sealed when it is made, so that touching it can never raise SIGBUS.
+// A segment is anonymous (memfd), so nothing is left behind by a kill and nobody can attach to it by name; its pages
+// are allocated and its size sealed when it is made, so that touching it can never raise SIGBUS.
 #ifndef SPARK_ESTIMATOR_TRANSPORT_SEGMENT_H_
 #define SPARK_ESTIMATOR_TRANSPORT_SEGMENT_H_
 
@@ -30,15 +30,15 @@ Status Await(Flag& flag, uint32_t value, int spin_pauses, Liveness& liveness);
 
 // How a segment is divided; a pure function of the number of ranks, so that all ranks agree.
 struct SegmentLayout {
-  static constexpr size_t kSlots = 4;           // in flight between a writer and its readers; at least 3, see allreduce
-  static constexpr size_t kSmallBytes = 8192;   // largest vector that goes in one shot
+  static constexpr size_t kSlots = 4;          // in flight between a writer and its readers; at least 3, see allreduce
+  static constexpr size_t kSmallBytes = 8192;  // largest vector that goes in one shot
 
   explicit SegmentLayout(int size);
 
-  size_t chunk_bytes;   // one owner's share of one block
-  size_t input_offset;  // kSlots input slots of size * chunk_bytes: what this rank offers to the others
+  size_t chunk_bytes;    // one owner's share of one block
+  size_t input_offset;   // kSlots input slots of size * chunk_bytes: what this rank offers to the others
   size_t output_offset;  // kSlots output slots of chunk_bytes: what this rank has reduced
-  size_t small_offset;  // two small slots of kSmallBytes, used in turn
+  size_t small_offset;   // two small slots of kSmallBytes, used in turn
   size_t total_bytes;
 };
 
@@ -52,7 +52,8 @@ class Segment {
   Segment& operator=(Segment&& other) noexcept;
   ~Segment();
 
-  // Maps a segment made by Create, here or in another process; refuses anything else. The descriptor may be closed after.
+  // Maps a segment made by Create, here or in another process; refuses anything else. The descriptor may be closed
+  // after.
   Status Map(int fd, int size);
   bool mapped() const { return base_ != nullptr; }
 

@@ -83,14 +83,15 @@ typedef struct se_config {
   uint32_t struct_bytes; /* sizeof(se_config), checked */
   int32_t rank;
   int32_t size;
-  int32_t own_segment_fd;           /* from se_segment_create, -1 for none; owned by the engine */
-  int64_t fusion_threshold_bytes;   /* small allreduces are run as one up to so many bytes; 0 turns fusion off.
-                                       Rank 0's value holds for all */
-  double start_timeout_seconds;     /* how long creation waits for the peers' hello */
-  double stall_warning_seconds;     /* a request that some ranks have not submitted for so long is told on stderr; 0: never */
-  double stall_shutdown_seconds;    /* ... and for so long fails on all ranks; 0: never */
-  int32_t spin_microseconds;        /* busy waiting before sleeping in a shared-memory wait; 0 when cores are scarce */
-  const char* name;                 /* this rank's "host (pid 123)", for messages; copied */
+  int32_t own_segment_fd;         /* from se_segment_create, -1 for none; owned by the engine */
+  int64_t fusion_threshold_bytes; /* small allreduces are run as one up to so many bytes; 0 turns fusion off.
+                                     Rank 0's value holds for all */
+  double start_timeout_seconds;   /* how long creation waits for the peers' hello */
+  double
+      stall_warning_seconds; /* a request that some ranks have not submitted for so long is told on stderr; 0: never */
+  double stall_shutdown_seconds; /* ... and for so long fails on all ranks; 0: never */
+  int32_t spin_microseconds;     /* busy waiting before sleeping in a shared-memory wait; 0 when cores are scarce */
+  const char* name;              /* this rank's "host (pid 123)", for messages; copied */
 } se_config;
 
 typedef struct se_buffer {
@@ -110,16 +111,16 @@ typedef struct se_request {
   int32_t process_set;   /* 0: all ranks */
   int32_t num_buffers;   /* 1; allreduce also a list of n >= 1 (a bucket), reduced as if joined end to end; barrier 0 */
   const se_buffer* buffers; /* [num_buffers]; copied */
-  int32_t num_dims;      /* one buffer: its shape; several: num_buffers counts, one a buffer */
-  const int64_t* dims;   /* [num_dims], compared across ranks (allgather: all but dims[0]); copied */
-  double prescale;       /* allreduce: multiplied before the reduction; integers are truncated toward zero */
-  double postscale;      /* ... and after it */
+  int32_t num_dims;         /* one buffer: its shape; several: num_buffers counts, one a buffer */
+  const int64_t* dims;      /* [num_dims], compared across ranks (allgather: all but dims[0]); copied */
+  double prescale;          /* allreduce: multiplied before the reduction; integers are truncated toward zero */
+  double postscale;         /* ... and after it */
 } se_request;
 
 typedef struct se_result {
-  void* data;              /* allgather: all ranks' rows in rank order; owned by the handle until se_take_result_data */
-  int64_t bytes;           /* size of data */
-  const int64_t* rows;     /* [size], allgather: first dimension that each rank gave; owned by the handle */
+  void* data;          /* allgather: all ranks' rows in rank order; owned by the handle until se_take_result_data */
+  int64_t bytes;       /* size of data */
+  const int64_t* rows; /* [size], allgather: first dimension that each rank gave; owned by the handle */
 } se_result;
 
 typedef struct se_engine se_engine;
@@ -132,11 +133,13 @@ SE_API const char* se_build_info(void);
 SE_API int64_t se_dtype_bytes(int32_t dtype); /* 0 for an unknown code */
 
 /* Makes this rank's shared segment for a job of `size` ranks: anonymous (memfd), fully allocated, sealed against
- * resizing. The descriptor is to be passed to every peer on the same host. SE_SYSTEM_ERROR when memory cannot be had. */
+ * resizing. The descriptor is to be passed to every peer on the same host. SE_SYSTEM_ERROR when memory cannot be had.
+ */
 SE_API int32_t se_segment_create(int32_t size, int32_t* fd);
 
 /* Joins the job: checks with every peer that both are of the same ABI, size and configuration and that segments can be
- * used, then starts the engine thread. Blocks up to start_timeout_seconds. `peers` holds size - 1 entries, any order. */
+ * used, then starts the engine thread. Blocks up to start_timeout_seconds. `peers` holds size - 1 entries, any order.
+ */
 SE_API int32_t se_engine_create(const se_config* config, const se_peer* peers, se_engine** engine);
 
 /* Hands over a request. Does not block. On SE_OK, *handle is a positive number. */
@@ -153,8 +156,9 @@ SE_API void se_free(void* data);
 /* Forgets a handle. One that is not done is only detached: its buffers stay in use until the engine is through. */
 SE_API void se_release(se_engine* engine, int64_t handle);
 
-/* Counters since creation, for tests and benchmarks; unknown names give -1. Names: "requests", "responses", "fused_requests",
- * "shared_bytes", "stream_bytes", "control_bytes_sent", "wakeups", "shared_memory" (1 when segments are in use). */
+/* Counters since creation, for tests and benchmarks; unknown names give -1. Names: "requests", "responses",
+ * "fused_requests", "shared_bytes", "stream_bytes", "control_bytes_sent", "wakeups", "shared_memory" (1 when segments
+ * are in use). */
 SE_API int64_t se_counter(se_engine* engine, const char* name);
 
 /* Leaves the job: tells the peers, fails what is pending with SE_SHUT_DOWN, ends the thread. Blocks for at most about a
