@@ -281,7 +281,3 @@ def _main() -> None:
         pickled = cloudpickle.dumps((None, RuntimeError(repr(error or value)), trace or traceback.format_exc()))
     with os.fdopen(result, "wb") as sink:
         sink.write(pickled)
-
-
-if __name__ == "__main__":
-    _main()

@@ -1,0 +1,228 @@
+"""The handshake: who holds the key gets in, and nobody else, whatever they send."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+
+from spark_estimator import authentication
+from spark_estimator.authentication import NotReadyError, RefusedError, accept, connect
+from spark_estimator.errors import AuthenticationError
+
+KEY = bytes(range(32))
+SHORT = timedelta(seconds=0.3)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    one, other = socket.socketpair()
+    with one, other:
+        one.settimeout(60)
+        other.settimeout(60)
+        yield one, other
+
+
+class Aside:
+    """A call in a thread; `result` gives its value or raises its error."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._outcome: list[object] = []
+        self._function = function
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._outcome.append(self._function())
+        except BaseException as error:
+            self._outcome.append(error)
+
+    def result(self) -> object:
+        self._thread.join(60)
+        assert self._outcome, "the other side has not ended after 60 seconds"
+        if isinstance(self._outcome[0], BaseException):
+            raise self._outcome[0]
+        return self._outcome[0]
+
+
+def relay(source: socket.socket, target: socket.socket) -> bytes:
+    """Passes on what is there, and tells it."""
+    data = source.recv(4096)
+    target.sendall(data)
+    return data
+
+
+@pytest.mark.parametrize("context", [b"", b"x", b"\x00" * 48, bytes(range(48))])
+def test_both_ends_know_each_other(pair: tuple[socket.socket, socket.socket], context: bytes) -> None:
+    aside = Aside(lambda: accept(pair[1], KEY))
+    connect(pair[0], KEY, context)
+    assert aside.result() == context
+    assert [sock.gettimeout() for sock in pair] == [60, 60]
+    pair[0].sendall(b"afterwards")
+    assert pair[1].recv(100) == b"afterwards"
+
+
+def test_a_context_that_is_too_long_is_the_callers_mistake(pair: tuple[socket.socket, socket.socket]) -> None:
+    with pytest.raises(ValueError, match="49 bytes; at most 48"):
+        connect(pair[0], KEY, b"x" * 49)
+
+
+def test_another_key_is_refused_by_both(pair: tuple[socket.socket, socket.socket]) -> None:
+    def acceptor() -> None:
+        try:
+            accept(pair[1], KEY)
+        finally:
+            pair[1].close()
+
+    aside = Aside(acceptor)
+    with pytest.raises(AuthenticationError, match="closed the connection") as raised:
+        connect(pair[0], bytes(32), b"")
+    assert not isinstance(raised.value, (NotReadyError, RefusedError))
+    with pytest.raises(AuthenticationError, match="does not hold this job's key"):
+        aside.result()
+
+
+def test_an_acceptor_without_the_key_is_found_out(pair: tuple[socket.socket, socket.socket]) -> None:
+    aside = Aside(lambda: connect(pair[0], KEY, b""))
+    pair[1].recv(4096)
+    pair[1].sendall(authentication._CHALLENGE.pack(authentication._MAGIC, b"accept", bytes(32)))
+    pair[1].recv(4096)
+    pair[1].sendall(bytes(32))
+    with pytest.raises(AuthenticationError, match="does not hold this job's key"):
+        aside.result()
+
+
+def test_a_refusal_is_told_and_proved(pair: tuple[socket.socket, socket.socket]) -> None:
+    def refuse(context: bytes) -> None:
+        raise AuthenticationError(f"no {context!r} here")
+
+    aside = Aside(lambda: accept(pair[1], KEY, approve=refuse))
+    with pytest.raises(RefusedError, match="does not want this connection"):
+        connect(pair[0], KEY, b"round 7")
+    with pytest.raises(AuthenticationError, match="no b'round 7' here"):
+        aside.result()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS hello
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x00",
+        b"\xff" * 5000,
+        b"SPKEST\x00\x02" + bytes(200),  # a later version
+        b"SPKEST\x00\x01" + b"accept\x00" + bytes(200),  # the wrong role
+        b"SPKEST\x00\x01" + b"connect" + b"\xff" + bytes(200),  # a context longer than there is room for
+    ],
+)
+def test_garbage_is_refused_at_once(pair: tuple[socket.socket, socket.socket], garbage: bytes) -> None:
+    pair[0].sendall(garbage)
+    with pytest.raises(AuthenticationError):
+        accept(pair[1], KEY, timeout=timedelta(seconds=100))
+
+
+@pytest.mark.parametrize("sent", [b"", b"SPKEST", b"SPKEST\x00\x01connect"])
+def test_silence_ends_at_the_deadline(pair: tuple[socket.socket, socket.socket], sent: bytes) -> None:
+    pair[0].sendall(sent)
+    with pytest.raises(AuthenticationError, match=r"within 0\.3 seconds"):
+        accept(pair[1], KEY, timeout=SHORT)
+    with pytest.raises(NotReadyError, match=r"within 0\.3 seconds"):
+        connect(pair[0], KEY, b"", timeout=SHORT)
+
+
+def test_dripping_bytes_do_not_move_the_deadline(pair: tuple[socket.socket, socket.socket]) -> None:
+    stop = threading.Event()
+
+    def drip() -> None:
+        for byte in b"SPKEST\x00\x01connect" + bytes(64):
+            pair[0].sendall(bytes([byte]))
+            if stop.wait(0.05):
+                return
+
+    aside = Aside(drip)
+    with pytest.raises(AuthenticationError, match="within"):
+        accept(pair[1], KEY, timeout=SHORT)
+    stop.set()
+    aside.result()
+
+
+def test_a_connection_closed_at_once_may_be_tried_again(pair: tuple[socket.socket, socket.socket]) -> None:
+    pair[1].close()
+    with pytest.raises(NotReadyError, match="closed the connection"):
+        connect(pair[0], KEY, b"")
+
+
+def test_a_recorded_handshake_opens_nothing() -> None:
+    (one, middle_one), (middle_other, other) = socket.socketpair(), socket.socketpair()
+    with one, middle_one, middle_other, other:
+        accepted = Aside(lambda: accept(other, KEY))
+        connected = Aside(lambda: connect(one, KEY, b"recorded"))
+        hello = relay(middle_one, middle_other)
+        relay(middle_other, middle_one)
+        proof = relay(middle_one, middle_other)
+        relay(middle_other, middle_one)
+        connected.result()
+        assert accepted.result() == b"recorded"
+    one, other = socket.socketpair()
+    with one, other:
+        again = Aside(lambda: accept(other, KEY))
+        one.sendall(hello)
+        one.recv(4096)
+        one.sendall(proof)
+        with pytest.raises(AuthenticationError, match="does not hold"):
+            again.result()
+
+
+def test_an_altered_context_is_noticed() -> None:
+    (one, middle_one), (middle_other, other) = socket.socketpair(), socket.socketpair()
+    with one, middle_one, middle_other, other:
+        accepted = Aside(lambda: accept(other, KEY))
+        connected = Aside(lambda: connect(one, KEY, b"rank 1"))
+        middle_other.sendall(middle_one.recv(4096).replace(b"rank 1", b"rank 0"))
+        relay(middle_other, middle_one)
+        relay(middle_one, middle_other)
+        with pytest.raises(AuthenticationError):
+            accepted.result()
+        middle_one.close()
+        with pytest.raises(AuthenticationError):
+            connected.result()
+
+
+def test_a_connector_cannot_be_its_own_acceptor(pair: tuple[socket.socket, socket.socket]) -> None:
+    """Reflection: all that the connector says comes back to it."""
+    aside = Aside(lambda: connect(pair[0], KEY, b"", timeout=timedelta(seconds=5)))
+    pair[1].sendall(pair[1].recv(4096))
+    with pytest.raises(AuthenticationError, match="wrong role"):
+        aside.result()
+
+
+def test_a_proof_sent_back_to_its_maker_proves_nothing(pair: tuple[socket.socket, socket.socket]) -> None:
+    aside = Aside(lambda: connect(pair[0], KEY, b""))
+    pair[1].recv(4096)
+    pair[1].sendall(authentication._CHALLENGE.pack(authentication._MAGIC, b"accept", bytes(32)))
+    pair[1].sendall(pair[1].recv(4096))
+    with pytest.raises(AuthenticationError, match="does not hold"):
+        aside.result()
+
+
+def test_an_acceptor_computes_nothing_for_a_stranger(pair: tuple[socket.socket, socket.socket]) -> None:
+    """All that it says before the connector has proved itself is a nonce."""
+    aside = Aside(lambda: accept(pair[1], KEY))
+    pair[0].sendall(authentication._HELLO.pack(authentication._MAGIC, b"connect", 0, b"", bytes(32)))
+    magic, role, nonce = authentication._CHALLENGE.unpack(pair[0].recv(4096))
+    assert (magic, role.rstrip(b"\x00")) == (authentication._MAGIC, b"accept")
+    assert any(nonce)
+    pair[0].shutdown(socket.SHUT_WR)
+    with pytest.raises(AuthenticationError):
+        aside.result()
+    pair[1].close()
+    assert pair[0].recv(4096) == b""
+
+
+def test_messages_before_authentication_are_small() -> None:
+    sizes = [authentication._HELLO.size, authentication._CHALLENGE.size, authentication._PROOF_BYTES]
+    assert max(sizes) <= 128

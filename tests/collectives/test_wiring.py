@@ -1,0 +1,250 @@
+"""Wiring up to the engine's door: ranks as threads of this process, each with its own switchboard."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from spark_estimator.authentication import RefusedError, connect
+from spark_estimator.collectives.connection import CONTROL, DATA, Connection
+from spark_estimator.collectives.rendezvous import Rendezvous, local_rendezvous
+from spark_estimator.collectives.wiring import Switchboard, Wired
+from spark_estimator.env import Settings
+from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
+
+PATIENT = Settings(start_timeout_seconds=30)
+IMPATIENT = Settings(start_timeout_seconds=1)
+
+
+def memory(_size: int) -> int:
+    return os.memfd_create("segment")
+
+
+@contextmanager
+def switchboards(
+    n: int,
+    change: Callable[[Rendezvous], Rendezvous] = lambda rendezvous: rendezvous,
+    make_segment: Callable[[int], int] = memory,
+) -> Iterator[list[Switchboard]]:
+    job = local_rendezvous(n)
+    for _, endpoint in job:
+        endpoint.tcp.detach()
+        assert endpoint.local is not None
+        endpoint.local.detach()
+    boards = [Switchboard(change(rendezvous), make_segment) for rendezvous, _ in job]
+    try:
+        yield boards
+    finally:
+        for board in boards:
+            board.close()
+
+
+def connect_all(boards: Sequence[Switchboard], settings: Settings = PATIENT, round_: int = 1) -> list[Wired]:
+    with ThreadPoolExecutor(len(boards)) as pool:
+        futures = [pool.submit(board.connect_all, round_, settings) for board in boards]
+        return [future.result(60) for future in futures]
+
+
+def talks(one: int, other: int) -> bool:
+    """Whether two descriptors are the ends of one connection."""
+    os.write(one, b"ping")
+    answer = os.read(other, 4)
+    os.write(other, b"pong")
+    return answer == b"ping" and os.read(one, 4) == b"pong"
+
+
+def is_tcp(fd: int) -> bool:
+    with socket.socket(fileno=os.dup(fd)) as sock:
+        return sock.family != socket.AF_UNIX
+
+
+def check(wired: Sequence[Wired], *, tcp: bool, shared: bool) -> None:
+    for rank, own in enumerate(wired):
+        assert [peer.rank for peer in own.peers] == [other for other in range(len(wired)) if other != rank]
+        for peer in own.peers:
+            other = next(back for back in wired[peer.rank].peers if back.rank == rank)
+            assert talks(peer.control_fd, other.control_fd)
+            assert talks(peer.data_fd, other.data_fd)
+            assert is_tcp(peer.control_fd) is is_tcp(peer.data_fd) is tcp
+            assert peer.name
+            if shared:
+                assert os.path.sameopenfile(peer.segment_fd, wired[peer.rank].segment_fd)
+            else:
+                assert peer.segment_fd == -1
+            for fd in (peer.control_fd, peer.data_fd, *([peer.segment_fd] if shared else [])):
+                assert not os.get_inheritable(fd)
+    for own in wired:
+        own.close()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_every_rank_is_connected_with_every_other(n: int) -> None:
+    with switchboards(n) as boards:
+        check(connect_all(boards), tcp=False, shared=True)
+
+
+def test_without_shared_memory_all_is_tcp() -> None:
+    with switchboards(3) as boards:
+        wired = connect_all(boards, dataclasses.replace(PATIENT, shared_memory=False))
+        assert all(own.segment_fd == -1 for own in wired)
+        check(wired, tcp=True, shared=False)
+
+
+def test_one_rank_without_shared_memory() -> None:
+    with switchboards(2) as boards, ThreadPoolExecutor(2) as pool:
+        futures = [
+            pool.submit(board.connect_all, 1, dataclasses.replace(PATIENT, shared_memory=shared))
+            for board, shared in zip(boards, (True, False), strict=True)
+        ]
+        check([future.result(60) for future in futures], tcp=False, shared=False)
+
+
+def test_other_hosts_are_reached_by_tcp() -> None:
+    def apart(rendezvous: Rendezvous) -> Rendezvous:
+        peers = tuple(dataclasses.replace(peer, host_id=f"host {peer.rank}") for peer in rendezvous.peers)
+        return dataclasses.replace(rendezvous, peers=peers)
+
+    with switchboards(3, apart) as boards:
+        check(connect_all(boards), tcp=True, shared=False)
+
+
+def test_a_unix_socket_that_cannot_be_reached_ends_in_tcp() -> None:
+    def elsewhere(rendezvous: Rendezvous) -> Rendezvous:
+        peers = tuple(dataclasses.replace(peer, local_name="spark_estimator/nobody") for peer in rendezvous.peers)
+        return dataclasses.replace(rendezvous, peers=peers)
+
+    with switchboards(2, elsewhere) as boards:
+        check(connect_all(boards), tcp=True, shared=False)
+
+
+def test_without_memory_to_share_there_is_a_warning_and_no_segment(caplog: pytest.LogCaptureFixture) -> None:
+    def none_left(_size: int) -> int:
+        raise HorovodInternalError("memfd_create: Cannot allocate memory")
+
+    with switchboards(2, make_segment=none_left) as boards:
+        check(connect_all(boards), tcp=False, shared=False)
+    assert "has no shared memory" in caplog.text
+
+
+def test_rounds_follow_one_another() -> None:
+    with switchboards(2) as boards:
+        for round_ in range(1, 5):
+            check(connect_all(boards, round_=round_), tcp=False, shared=True)
+        with pytest.raises(ValueError, match="round 4 is over"):
+            boards[0].connect_all(4, PATIENT)
+
+
+def test_a_faster_rank_is_kept_waiting_for_its_round() -> None:
+    with switchboards(2) as boards, ThreadPoolExecutor(2) as pool:
+        check(connect_all(boards), tcp=False, shared=True)
+        first = pool.submit(boards[0].connect_all, 2, PATIENT)
+        while len(boards[1]._sockets) < 2:
+            assert not first.done()
+        second = pool.submit(boards[1].connect_all, 2, PATIENT)
+        check([first.result(60), second.result(60)], tcp=False, shared=True)
+
+
+def knock(board: Switchboard, connection: Connection, *, tag: bytes | None = None) -> None:
+    """Comes with the right key for `connection`."""
+    own = board.rendezvous.peers[board.rendezvous.rank]
+    with socket.create_connection((own.address, own.port), timeout=60) as sock:
+        connect(sock, board.rendezvous.key, connection.pack(tag or board._tag))
+
+
+@pytest.mark.parametrize(
+    ("connection", "why"),
+    [
+        (Connection(1, 0, 1, CONTROL), "a round that is over"),
+        (Connection(4, 0, 1, CONTROL), "a round too far ahead"),
+        (Connection(3, 0, 2, CONTROL), "another rank"),
+        (Connection(3, 1, 1, CONTROL), "from itself"),
+        (Connection(3, 2, 1, CONTROL), "from a higher rank"),
+        (Connection(3, 4_000_000_000, 1, DATA), "from a rank that is none"),
+        (Connection(3, 0, 1, 7), "for no purpose"),
+    ],
+)
+def test_who_holds_the_key_must_also_come_at_the_right_time_and_place(connection: Connection, why: str) -> None:
+    with switchboards(2) as boards:
+        for round_ in (1, 2):
+            for own in connect_all(boards, round_=round_):
+                own.close()
+        with pytest.raises(RefusedError):
+            knock(boards[1], connection)
+        knock(boards[1], Connection(3, 0, 1, CONTROL))
+
+
+def test_another_jobs_context_is_refused() -> None:
+    with switchboards(2) as boards, pytest.raises(RefusedError):
+        knock(boards[1], Connection(1, 0, 1, CONTROL), tag=bytes(16))
+
+
+def test_a_context_of_another_form_is_refused() -> None:
+    with switchboards(2) as boards:
+        own = boards[1].rendezvous.peers[1]
+        with socket.create_connection((own.address, own.port), timeout=60) as sock, pytest.raises(RefusedError):
+            connect(sock, boards[1].rendezvous.key, b"driver log")
+
+
+def test_a_missing_rank_is_named_by_those_that_wait_for_it() -> None:
+    with switchboards(3) as boards, ThreadPoolExecutor(2) as pool:
+        # Rank 1 listens (the kernel accepts for it) but never calls connect_all, and does not answer either.
+        boards[1]._doorkeeper.close()
+        futures = [pool.submit(boards[rank].connect_all, 1, IMPATIENT) for rank in (0, 2)]
+        port = boards[1].rendezvous.peers[1].port
+        for future in futures:
+            with pytest.raises(
+                PeerLostError, match=rf"rank 1 \(host .*127\.0\.0\.1:{port}\).* within 1 seconds"
+            ) as raised:
+                future.result(60)
+            assert "HOROVOD_START_TIMEOUT" in str(raised.value)
+        assert all(not boards[rank]._sockets for rank in (0, 2))
+
+
+def test_a_rank_that_answers_but_does_not_call_is_named() -> None:
+    with switchboards(2) as boards, pytest.raises(PeerLostError, match=r"rank 0 \(host .*did not connect within 1 sec"):
+        boards[1].connect_all(1, IMPATIENT)
+
+
+def test_a_rank_with_another_key_is_named_at_once() -> None:
+    keys = iter([bytes(32), bytes(range(32))])
+    with (
+        switchboards(2, lambda rendezvous: dataclasses.replace(rendezvous, key=next(keys))) as boards,
+        pytest.raises(AuthenticationError, match=r"rank 1 \(host"),
+    ):
+        boards[0].connect_all(1, Settings(start_timeout_seconds=100))
+
+
+def test_a_rank_that_has_given_up_a_round_refuses_it() -> None:
+    with switchboards(2) as boards:
+        with pytest.raises(PeerLostError):
+            boards[1].connect_all(1, IMPATIENT)
+        with pytest.raises(PeerLostError, match=r"rank 1 .*serves another job, rank or round"):
+            boards[0].connect_all(1, PATIENT)
+        # The next round is for both again.
+        check(connect_all(boards, round_=2), tcp=False, shared=True)
+
+
+def test_a_descriptor_that_was_not_inherited_is_told() -> None:
+    rendezvous, endpoint = local_rendezvous(1)[0]
+    endpoint.close()
+    with pytest.raises(HorovodInternalError, match="did not inherit its listening socket"):
+        Switchboard(dataclasses.replace(rendezvous, listen_fd=999_999))
+
+
+def test_nothing_is_left_open() -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    for _ in range(5):
+        with switchboards(3) as boards:
+            check(connect_all(boards), tcp=False, shared=True)
+            with pytest.raises(PeerLostError):
+                boards[2].connect_all(2, Settings(start_timeout_seconds=0.1))
+    assert descriptors() == before
