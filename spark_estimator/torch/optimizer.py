@@ -188,7 +188,8 @@ class DistributedMethods(torch.optim.Optimizer):
         state = self.__getstate__()
         if isinstance(state, dict):
             state = {key: value for key, value in state.items() if key != _ATTRIBUTE}
-        return copyreg.__newobj__, (_own_class(self),), state  # type: ignore[attr-defined]  # no stub has it
+        # Made by the standard library alone, so that it can be loaded where this package is not installed.
+        return copyreg._reconstructor, (_own_class(self), object, None), state  # type: ignore[attr-defined]  # no stub
 
 
 def own_class_of(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
