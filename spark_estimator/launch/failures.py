@@ -1,0 +1,180 @@
+"""Decides which failure of a job is the cause, and says it: the first rank that failed by itself, before those it took along.
+
+A *report* is what one rank's end looked like to its supervisor. Reports are plain data: they travel as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from spark_estimator.errors import (
+    JobFailedError,
+    PythonEnvironmentError,
+    RemoteTraceback,
+    ResultError,
+    WorkerFailedError,
+)
+from spark_estimator.observe.driver_log import printable
+
+# Kinds of report.
+RAISED = "raised"  # the function raised an exception
+EXITED = "exited"  # the process ended before the function returned, or the command's status was not 0
+KILLED = "killed"  # ... by a signal
+NOT_LOADED = "not loaded"  # the function could not be unpickled
+BAD_RESULT = "bad result"  # the value could not be pickled, or was too large
+NOT_STARTED = "not started"  # the worker, or its supervisor, did not get as far as the function
+ENVIRONMENT = "environment"  # it cannot run this job at all: versions differ
+STOPPED = "stopped"  # ended by the launcher; never a cause
+
+MAX_TRACEBACK_CHARACTERS = 64_000
+_OPENING, _CLOSING = "<<<spark_estimator failure ", " spark_estimator>>>"
+
+
+@dataclass(frozen=True)
+class FailureReport:
+    """How one rank ended, when it did not end well.
+
+    Attributes:
+        rank: -1 when it had none yet.
+        host, pid: where it ran; pid 0 when there was no process yet.
+        kind: one of the constants above.
+        message: one sentence or a few, without rank and host.
+        traceback: as the rank printed it, or the last lines of its stderr; '' when there is nothing.
+        exit_code: its exit status; negative is the number of the signal; None when it raised.
+        when: seconds since the epoch, by the clock of its host.
+        secondary: it failed because another rank had: a collective lost its peer.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    kind: str
+    message: str
+    traceback: str = ""
+    exit_code: int | None = None
+    when: float = 0.0
+    secondary: bool = False
+
+    @property
+    def where(self) -> str:
+        """The rank in words."""
+        process = f", pid {self.pid}" if self.pid else ""
+        name = f"rank {self.rank}" if self.rank >= 0 else "a worker without a rank yet"
+        return f"{name} (host {self.host}{process})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; a long traceback loses its middle."""
+        return {**asdict(self), "traceback": shorten(self.traceback), "message": shorten(self.message)}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> FailureReport:
+        """The inverse of `to_dict`; the texts are made safe to print.
+
+        Raises:
+            TypeError, ValueError: the fields are not those of a report.
+        """
+        report = cls(**fields)
+        for name, kind in (
+            ("rank", int),
+            ("pid", int),
+            ("host", str),
+            ("kind", str),
+            ("message", str),
+            ("traceback", str),
+        ):
+            if not isinstance(getattr(report, name), kind):
+                raise ValueError(f"field {name!r} of a failure report is {getattr(report, name)!r}")
+        if not isinstance(report.when, (int, float)) or not isinstance(report.exit_code, (int, type(None))):
+            raise ValueError("a failure report without a time or exit status")
+        texts = {name: printable(getattr(report, name)) for name in ("host", "kind", "message", "traceback")}
+        return replace(report, **texts)
+
+
+def shorten(text: str, limit: int = MAX_TRACEBACK_CHARACTERS) -> str:
+    """`text`, without its middle when it is longer than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+
+
+def first_failure(reports: Sequence[FailureReport]) -> FailureReport | None:
+    """The cause: the earliest of those that failed by themselves, else the earliest of those that lost a peer.
+
+    Reports of ranks that the launcher stopped are no causes. None when nothing else is left.
+    """
+    causes = [report for report in reports if report.kind != STOPPED]
+    return min(causes, key=lambda report: (report.secondary, report.when), default=None)
+
+
+def describe_end(exit_code: int) -> str:
+    """An exit status in words."""
+    if exit_code >= 0:
+        return f"exit status {exit_code}"
+    try:
+        return f"signal {-exit_code} ({signal.Signals(-exit_code).name})"
+    except ValueError:
+        return f"signal {-exit_code}"
+
+
+def job_error(
+    cause: FailureReport, reports: Sequence[FailureReport], size: int, function: str
+) -> JobFailedError | PythonEnvironmentError:
+    """The exception that tells the whole story of a failed job; its ``__cause__`` is the cause's own traceback.
+
+    Args:
+        cause: as `first_failure` found it.
+        reports: all that are known, the cause included.
+        size: number of ranks; those without a report are said to have ended well or not at all.
+        function: what was run, for the text.
+    """
+    others = [report for report in sorted(reports, key=lambda report: report.rank) if report is not cause]
+    lines = [f"{cause.where} {cause.message}"]
+    if others:
+        lines.append(f"{function} on the other ranks:")
+        lines += [f"  {other.where} {_first_line(other.message)}" for other in others]
+    silent = size - len({report.rank for report in reports if report.rank >= 0})
+    if silent > 0 and others:
+        lines.append(
+            f"  {silent} more ended without a failure" if silent > 1 else "  the remaining rank ended without a failure"
+        )
+    text = "\n".join(lines)
+    error: JobFailedError | PythonEnvironmentError
+    if cause.kind == BAD_RESULT:
+        error = ResultError(text)
+    elif cause.kind == ENVIRONMENT:
+        error = PythonEnvironmentError(text)
+    else:
+        error = WorkerFailedError(text, rank=cause.rank, host=cause.host, exit_code=cause.exit_code)
+    if cause.traceback:
+        error.__cause__ = RemoteTraceback(cause.traceback)
+    return error
+
+
+def _first_line(message: str) -> str:
+    return shorten(message.split("\n", 1)[0], 300)
+
+
+def to_marked_text(report: FailureReport) -> str:
+    """A report as part of an exception's text, for when that is the only way to the driver."""
+    return f"{report.where} {report.message}\n{_OPENING}{json.dumps(report.to_dict())}{_CLOSING}"
+
+
+def find_marked(text: str) -> list[FailureReport]:
+    """The reports that `to_marked_text` put somewhere into `text`. What is malformed or cut off is left out."""
+    reports = []
+    for part in text.split(_OPENING)[1:]:
+        written, closing, _ = part.partition(_CLOSING)
+        if not closing:
+            continue
+        try:
+            report = FailureReport.from_dict(json.loads(written))
+        except (ValueError, TypeError):
+            continue
+        if report not in reports:
+            reports.append(report)
+    return reports

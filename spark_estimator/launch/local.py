@@ -1,0 +1,145 @@
+"""Runs the ranks of a job as processes of this host: for ``np < 0``, for ``horovodrun``, and for tests."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, host_id, local_rendezvous
+from spark_estimator.errors import JobFailedError
+from spark_estimator.launch.failures import first_failure, job_error
+from spark_estimator.launch.launcher import EventRelay, Watch, say_when_done
+from spark_estimator.launch.pickling import dump_function, load_value, name_of
+from spark_estimator.launch.spec import JobSpec, driver_sys_path, modules_to_preload, worker_spec
+from spark_estimator.launch.supervisor import Outcome, Supervisor
+from spark_estimator.observe.driver_log import print_line
+
+
+def run_local(
+    function: Callable[..., Any],
+    size: int,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Any:
+    """Calls ``function(*args, **kwargs)`` in `size` processes of this host that can use collectives.
+
+    Args:
+        environment: variables for the processes, beside this process's own.
+
+    Returns:
+        Rank 0's return value. What the ranks print is printed here, with the rank in front.
+
+    Raises:
+        PicklingError: the function or an argument cannot travel.
+        WorkerFailedError: a rank failed; its traceback is the cause.
+        ResultError: rank 0's value cannot be had.
+    """
+    payload = dump_function(function, args, kwargs or {})
+    pairs = local_rendezvous(size)
+    job = JobSpec(
+        job_id=pairs[0][0].job_id,
+        size=size,
+        function=name_of(function),
+        payload=payload,
+        environment={**thread_limits(size), **(environment or {})},
+        preload=modules_to_preload(payload),
+        driver_host_id=host_id(),
+        driver_sys_path=driver_sys_path(),
+    )
+    outcomes = run_job(job, pairs)
+    value = outcomes[0].value
+    assert value is not None  # `run_job` raises when rank 0 has sent none
+    return load_value(value, job.function)
+
+
+def run_job(
+    job: JobSpec,
+    pairs: Sequence[tuple[Rendezvous, Endpoint]],
+    *,
+    show_line: Callable[[int, str, str], None] = print_line,
+    gentle: timedelta = timedelta(0),
+) -> list[Outcome]:
+    """Runs all ranks of `job` to their end.
+
+    Args:
+        pairs: [size] each rank's rendezvous and sockets, as `local_rendezvous` makes them.
+        gentle: as in `Supervisor`.
+
+    Returns:
+        [size] outcomes, in rank order, all of them good.
+
+    Raises:
+        JobFailedError: a rank failed.
+    """
+    supervisors: list[Supervisor] = []
+    outcomes: dict[int, Outcome] = {}
+
+    def stop(reason: str) -> None:
+        for supervisor in supervisors:
+            supervisor.stop(reason)
+
+    watch = Watch(stop=stop, show_line=show_line)
+    started = [threading.Event() for _ in pairs]
+    all_started = threading.Event()
+    errors: list[BaseException] = []
+
+    def supervise(rank: int) -> None:
+        # The thread that starts a worker stays until its end: the kernel takes a thread's end for its parent's.
+        supervisor = supervisors[rank]
+        try:
+            try:
+                supervisor.start()
+            finally:
+                started[rank].set()
+            all_started.wait()
+            rendezvous = replace(pairs[rank][0], peers=tuple(peers))
+            outcomes[rank] = supervisor.run(worker_spec(job, rendezvous), job.payload)
+        except BaseException as error:
+            errors.append(error)
+            supervisor.discard()
+            stop(f"because rank {rank} could not be watched any more: {error!r}")
+
+    supervisors += [Supervisor(job, endpoint, EventRelay(watch.events), gentle=gentle) for _, endpoint in pairs]
+    threads = [
+        threading.Thread(target=supervise, args=(rank,), name=f"spark_estimator rank {rank}", daemon=True)
+        for rank in range(len(pairs))
+    ]
+    peers = list(pairs[0][0].peers)
+    for thread in threads:
+        thread.start()
+    say_when_done(threads, watch.events)
+    try:
+        for rank, event in enumerate(started):
+            event.wait()
+            peers[rank] = replace(peers[rank], pid=supervisors[rank].pid)
+    finally:
+        all_started.set()
+    watch.follow()
+    for outcome in outcomes.values():
+        if outcome.failure is not None:
+            watch.note(outcome.failure)
+    cause = first_failure(watch.reports)
+    if cause is not None:
+        raise job_error(cause, watch.reports, job.size, job.function)
+    if errors:
+        raise JobFailedError(f"a worker could not be started or watched: {errors[0]!r}") from errors[0]
+    if len(outcomes) != job.size:
+        raise JobFailedError(f"only {len(outcomes)} of {job.size} workers ended in time; the others were left behind.")
+    return [outcomes[rank] for rank in range(job.size)]
+
+
+def thread_limits(size: int) -> dict[str, str]:
+    """The variable that shares this host's cores among `size` ranks; empty when the user has set it.
+
+    Numeric libraries otherwise start a thread for each core in each rank, which slows all of them down.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        return {}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"OMP_NUM_THREADS": str(max(1, cores // size))}

@@ -1,0 +1,204 @@
+"""Makes a function and its arguments ready to travel, and says which variable it is that cannot."""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import cloudpickle
+
+from spark_estimator.errors import PicklingError, ResultError
+
+_MAX_DEPTH = 24
+_Step = tuple[str, Any]  # how a thing hangs on the one before it, and the thing
+_ADVICE = (
+    ("_thread.", "create it inside {function}"),
+    ("threading.", "create it inside {function}"),
+    ("_io.", "open the file inside {function}, by its path"),
+    ("socket.", "connect inside {function}"),
+    ("generator", "pass a list, or make the generator inside {function}"),
+    (
+        "pyspark.",
+        "Spark sessions and DataFrames exist on the driver only: write the data to storage and read it in {function}",
+    ),
+    (
+        "py4j.",
+        "Spark sessions and DataFrames exist on the driver only: write the data to storage and read it in {function}",
+    ),
+    ("sqlite3.", "connect inside {function}"),
+)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """How messages call a function: ``train()``."""
+    inner = function.func if isinstance(function, functools.partial) else function
+    return f"{getattr(inner, '__name__', type(inner).__name__)}()"
+
+
+def dump_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """Pickles (function, args, kwargs); what is defined in a notebook or script travels by value.
+
+    Raises:
+        TypeError: `function` cannot be called.
+        PicklingError: something cannot be pickled; the text names the variable, its type and what to do.
+    """
+    if not callable(function):
+        raise TypeError(
+            f"run() takes the function to run on every rank, not {function!r} of type {type(function).__name__}."
+        )
+    try:
+        return bytes(cloudpickle.dumps((function, tuple(args), dict(kwargs))))
+    except Exception as error:
+        raise PicklingError(explain(function, args, kwargs, error)) from error
+
+
+def load_value(pickled: bytes, function: str) -> Any:
+    """Rank 0's return value.
+
+    Raises:
+        ResultError: it cannot be unpickled here.
+    """
+    try:
+        # Pickled by the function that the caller himself has just had run.
+        return pickle.loads(pickled)  # noqa: S301
+    except Exception as error:
+        raise ResultError(
+            f"all ranks ended well, but the value that {function} returned on rank 0 cannot be loaded on the driver: "
+            f"{type(error).__name__}: {error}. Return plain data, or what the driver has the modules and devices for "
+            "(a CUDA tensor needs .cpu() first)."
+        ) from error
+
+
+def explain(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: BaseException) -> str:
+    """One or two sentences on what keeps the function, or its arguments, from being pickled."""
+    name = name_of(function)
+    roots = [(f"is given the argument {key!r}", value) for key, value in kwargs.items()]
+    roots += [(f"is given the positional argument {index}", value) for index, value in enumerate(args)]
+    path = _path_to_culprit(iter([*roots, *_parts(function)]), set(), 0)
+    if not path:
+        return f"{name} cannot be pickled: {type(error).__name__}: {error}"
+    culprit = path[-1][1]
+    reason = _reason(culprit)
+    return f"{name} {_sentence(path)} ({type(reason).__name__}: {reason}). {_advice(culprit, name)}"
+
+
+def _path_to_culprit(parts: Iterator[_Step], seen: set[int], depth: int) -> list[_Step]:
+    """The steps to the innermost thing that cannot be pickled, of the first part that cannot; [] when all can."""
+    for label, part in parts:
+        if id(part) in seen or _reason(part) is None:
+            continue
+        seen.add(id(part))
+        deeper = _path_to_culprit(_parts(part), seen, depth + 1) if depth < _MAX_DEPTH else []
+        return [(label, part), *deeper]
+    return []
+
+
+def _sentence(path: list[_Step]) -> str:
+    """``uses the global 'state' (type dict), whose ['log'].file (type ...) cannot be pickled``."""
+    text, access = "", ""
+    for label, part in path:
+        if label.startswith((".", "[")):
+            access += label
+            continue
+        if access:
+            text, access = f"{text}, whose {access}", ""
+        text += f"{', which ' if text else ''}{label} (type {_type_name(part)})"
+    if access:
+        return f"{text}, whose {access} (type {_type_name(path[-1][1])}) cannot be pickled"
+    return f"{text}, which cannot be pickled"
+
+
+def _parts(whole: Any) -> Iterator[_Step]:
+    """What pickling `whole` would take along, each with how it hangs on: a verb phrase, or ``.name`` or ``[key]``."""
+    if isinstance(whole, types.FunctionType):
+        yield from _parts_of_function(whole)
+    elif isinstance(whole, types.MethodType):
+        yield f"is a method of a {_type_name(whole.__self__)}", whole.__self__
+        yield from _parts_of_function(whole.__func__)
+    elif isinstance(whole, functools.partial):
+        yield from ((f"is given the argument {key!r}", value) for key, value in whole.keywords.items())
+        yield from ((f"is given the positional argument {index}", value) for index, value in enumerate(whole.args))
+        yield f"calls {name_of(whole.func)}", whole.func
+    elif isinstance(whole, type):
+        yield from (
+            (f"has the class attribute {key!r}", value) for key, value in vars(whole).items() if key != "__dict__"
+        )
+    elif isinstance(whole, Mapping):
+        yield from ((f"[{key!r}]", value) for key, value in whole.items())
+        yield from ((f"[key {key!r}]", key) for key in whole)
+    elif isinstance(whole, (list, tuple)):
+        yield from ((f"[{index}]", value) for index, value in enumerate(whole))
+    elif isinstance(whole, (set, frozenset)):
+        yield from (("[an element]", value) for value in whole)
+    else:
+        yield from ((f".{key}", value) for key, value in (getattr(whole, "__dict__", None) or {}).items())
+        for kind in type(whole).__mro__:
+            slots = vars(kind).get("__slots__", ())
+            for slot in (slots,) if isinstance(slots, str) else slots:
+                if slot not in ("__dict__", "__weakref__") and hasattr(whole, slot):
+                    yield f".{slot}", getattr(whole, slot)
+        yield f"is of the class {type(whole).__name__}", type(whole)
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[_Step]:
+    for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        with suppress(ValueError):  # a cell that is still empty
+            yield f"uses the variable {variable!r} of the function around it", cell.cell_contents
+    for variable in _globals_named_in(function.__code__):
+        if variable in function.__globals__:
+            yield f"uses the global {variable!r}", function.__globals__[variable]
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    defaults = function.__defaults__ or ()
+    for variable, value in zip(names[len(names) - len(defaults) :], defaults):
+        yield f"has a default for {variable!r}", value
+    for variable, value in (function.__kwdefaults__ or {}).items():
+        yield f"has a default for {variable!r}", value
+    yield from ((f"has the attribute {key!r}", value) for key, value in vars(function).items())
+
+
+def _globals_named_in(code: types.CodeType) -> Iterator[str]:
+    """Names that the code, or a function defined in it, looks up; some are attributes, which does no harm here."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _globals_named_in(constant)
+
+
+class _Nowhere(io.RawIOBase):
+    """A file that forgets: what is tried may be large."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        return memoryview(content).nbytes
+
+
+def _reason(candidate: Any) -> BaseException | None:
+    """Why a thing cannot be pickled; None when it can."""
+    try:
+        cloudpickle.Pickler(_Nowhere()).dump(candidate)
+    except Exception as error:
+        return error
+    return None
+
+
+def _type_name(thing: Any) -> str:
+    kind = type(thing)
+    return (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def _advice(culprit: Any, function: str) -> str:
+    name = _type_name(culprit)
+    what = next(
+        (text for prefix, text in _ADVICE if name.startswith(prefix)),
+        "create it inside {function}, or do not use it there",
+    )
+    return f"To fix it: {what.format(function=function)}."

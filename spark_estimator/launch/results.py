@@ -1,0 +1,113 @@
+"""The rows that come back through Spark: one manifest from each rank and rank 0's value in chunks; and their verification.
+
+A driver whose Java memory runs out while it collects rows may be given none of them without an error, so nothing is
+believed that is not accounted for: every rank's manifest, every chunk, the size and the hash of the value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from spark_estimator.errors import ResultError
+from spark_estimator.launch.failures import FailureReport
+from spark_estimator.launch.supervisor import Outcome
+
+SCHEMA = "partition int, rank int, kind string, seq int, data binary"
+CHUNK_BYTES = 1 << 20
+_MANIFEST, _CHUNK = "manifest", "result"
+
+
+class ResultRow(NamedTuple):
+    """One row, with the columns of `SCHEMA`."""
+
+    partition: int
+    rank: int
+    kind: str
+    seq: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What one rank's supervisor says of its end.
+
+    Attributes:
+        bytes, sha256: of the value that this rank sent; 0 and '' for none.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    exit_code: int
+    bytes: int
+    sha256: str
+    failure: FailureReport | None
+
+
+def rows_of(outcome: Outcome, partition: int) -> Iterator[ResultRow]:
+    """The rows in which a task hands over how its worker ended."""
+    value = outcome.value or b""
+    manifest: dict[str, Any] = {
+        "rank": outcome.rank,
+        "host": outcome.host,
+        "pid": outcome.pid,
+        "exit_code": outcome.exit_code,
+        "bytes": len(value),
+        "sha256": outcome.sha256,
+        "failure": None if outcome.failure is None else outcome.failure.to_dict(),
+    }
+    yield ResultRow(partition, outcome.rank, _MANIFEST, 0, json.dumps(manifest).encode())
+    for seq, start in enumerate(range(0, len(value), CHUNK_BYTES)):
+        yield ResultRow(partition, outcome.rank, _CHUNK, seq, value[start : start + CHUNK_BYTES])
+
+
+def manifests_of(rows: Iterable[ResultRow]) -> list[Manifest]:
+    """The manifests among `rows`, in rank order.
+
+    Raises:
+        ResultError: one of them is malformed.
+    """
+    manifests = []
+    for row in rows:
+        if row.kind != _MANIFEST:
+            continue
+        try:
+            fields: dict[str, Any] = json.loads(bytes(row.data))
+            if fields["failure"] is not None:
+                fields["failure"] = FailureReport.from_dict(fields["failure"])
+            manifests.append(Manifest(**fields))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ResultError(f"the manifest of partition {row.partition} cannot be read: {error!r}") from error
+    return sorted(manifests, key=lambda manifest: manifest.rank)
+
+
+def verified_value(rows: Sequence[ResultRow], size: int) -> bytes:
+    """Rank 0's pickled value, once everything that `size` ranks must have sent is here and whole.
+
+    Raises:
+        ResultError: something is missing; the text says what, and what is the likely reason.
+    """
+    if not rows:
+        raise ResultError(
+            "Spark reported success but returned no rows: the driver's JVM most likely ran out of memory while it collected "
+            "them. Give it more (spark.driver.memory), or return a smaller value."
+        )
+    manifests = manifests_of(rows)
+    ranks = [manifest.rank for manifest in manifests]
+    if ranks != list(range(size)):
+        raise ResultError(
+            f"Spark returned the manifests of ranks {ranks}; those of ranks 0 to {size - 1} were expected."
+        )
+    chunks = sorted((row.seq, row.data) for row in rows if row.kind == _CHUNK and row.rank == 0)
+    value = b"".join(bytes(data) for _, data in chunks)
+    first = manifests[0]
+    if len(value) != first.bytes or hashlib.sha256(value).hexdigest() != first.sha256:
+        raise ResultError(
+            f"rank 0's value did not arrive whole: {len(value)} of {first.bytes} bytes in {len(chunks)} chunks, or altered. "
+            "If the driver's JVM is short of memory, raise spark.driver.memory."
+        )
+    return value

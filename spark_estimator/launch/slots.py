@@ -1,0 +1,230 @@
+"""How many tasks a Spark session can run at the same time, and whether a barrier job can run in it at all.
+
+A *slot* is room for one task. What Spark itself would check takes it ten minutes to refuse; here it takes seconds.
+Everything is asked by SQL and configuration, which classic sessions and Spark Connect both answer.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from spark_estimator.errors import NotEnoughSlotsError, PreflightError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Executors of a young session register one after the other.
+REGISTRATION = timedelta(seconds=4)
+_POLL_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How many tasks can run at once, and how that comes about.
+
+    Attributes:
+        count: None when it cannot be found out.
+        arithmetic: for people: ``2 cores / 1 per task (spark.task.cpus)``.
+        by_gpus: GPUs, not cores, are the limit.
+    """
+
+    count: int | None
+    arithmetic: str
+    by_gpus: bool = False
+
+
+class Configuration:
+    """The settings of a session, as far as they can be read."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def get(self, name: str) -> str | None:
+        """The value of a setting; None when it is not set, or may not be seen."""
+        try:
+            return self._spark.conf.get(name, None)
+        except Exception:  # some platforms forbid reading some settings
+            return None
+
+    def number(self, name: str) -> float | None:
+        """The value of a numeric setting; None when it is not set or not a number."""
+        try:
+            return float(self.get(name) or "")
+        except ValueError:
+            return None
+
+    def is_true(self, name: str) -> bool:
+        """Whether a setting is switched on."""
+        return (self.get(name) or "").strip().lower() == "true"
+
+    @property
+    def master(self) -> str:
+        """Where the session runs: ``local[2]``, ``spark://...``; '' when it does not say."""
+        return self.get("spark.master") or ""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether executor and driver are one process."""
+        return re.fullmatch(r"local(\[.*\])?", self.master) is not None
+
+
+def check_session(spark: SparkSession) -> None:
+    """Refuses sessions in which a barrier job cannot run, whatever its size.
+
+    Raises:
+        PreflightError: the text names the setting to change.
+    """
+    conf = Configuration(spark)
+    if conf.is_true("spark.dynamicAllocation.enabled") and not conf.is_local:
+        raise PreflightError(
+            "spark.dynamicAllocation.enabled is true, and Spark refuses to start the ranks of a job together (a barrier stage) "
+            "while executors may come and go. Start the session with spark.dynamicAllocation.enabled=false and a fixed number "
+            "of executors (spark.executor.instances)."
+        )
+    gpus = conf.number("spark.task.resource.gpu.amount")
+    if conf.is_local and gpus:
+        raise PreflightError(
+            f"spark.task.resource.gpu.amount is {gpus:g}, but a session with master {conf.master!r} has no GPU resources to give: "
+            "its tasks would wait for ever. Leave that setting out (ranks then see all GPUs of this host), or use "
+            "HorovodRunner(np=-N), which needs no Spark."
+        )
+
+
+def count_slots(spark: SparkSession) -> Slots:
+    """How many tasks the session can run at the same time, as of now."""
+    conf = Configuration(spark)
+    cores, where = _cores(spark, conf)
+    if cores is None:
+        exact = _slots_by_scheduler(spark)
+        return Slots(exact, "as Spark's scheduler counts them" if exact is not None else where)
+    cpus = int(conf.number("spark.task.cpus") or 1)
+    by_cores = Slots(cores // cpus, f"{cores} cores{where} / {cpus} per task (spark.task.cpus)")
+    per_task = conf.number("spark.task.resource.gpu.amount")
+    if not per_task:
+        return by_cores
+    exact = _slots_by_scheduler(spark)
+    gpus, own_cores = conf.number("spark.executor.resource.gpu.amount"), _executor_cores(conf)
+    if gpus is not None and own_cores:
+        executors = cores // own_cores
+        by_gpus = executors * int(gpus / per_task)
+        if by_gpus < (by_cores.count or 0):
+            text = f"{executors} executors x {gpus:g} GPUs / {per_task:g} per task (spark.task.resource.gpu.amount)"
+            return Slots(by_gpus if exact is None else exact, text, by_gpus=True)
+    if exact is not None and exact < (by_cores.count or 0):
+        return Slots(
+            exact, f"GPUs of the executors / {per_task:g} per task (spark.task.resource.gpu.amount)", by_gpus=True
+        )
+    return by_cores
+
+
+def require_slots(spark: SparkSession, size: int, patience: timedelta = REGISTRATION) -> None:
+    """Returns when `size` ranks can run at the same time, or when nobody can tell.
+
+    Raises:
+        NotEnoughSlotsError: they cannot, and have not been able to for `patience`; the text has the arithmetic and the remedy.
+    """
+    conf = Configuration(spark)
+    slots = _poll(lambda: count_slots(spark), lambda slots: slots.count is None or slots.count >= size, conf, patience)
+    if slots.count is None or slots.count >= size:
+        return
+    raise NotEnoughSlotsError(
+        f"{size} ranks need {size} slots at the same time, but this session has {slots.count}: {slots.arithmetic}. "
+        f"{_remedy(conf, slots, size)}" + (f", or use np={slots.count}." if slots.count else ".")
+    )
+
+
+def all_slots(spark: SparkSession) -> int:
+    """As many ranks as the session has slots, once the number has stopped growing.
+
+    Raises:
+        NotEnoughSlotsError: there is none, or the number cannot be found out.
+    """
+    seen: list[int] = []
+
+    def settled(slots: Slots) -> bool:
+        seen.append(slots.count or 0)
+        return seen[-1] > 0 and len(seen) > 4 and seen[-1] == seen[-5]
+
+    slots = _poll(lambda: count_slots(spark), settled, Configuration(spark), REGISTRATION)
+    if not slots.count:
+        raise NotEnoughSlotsError(
+            f"np=0 means all slots, but this session shows none ({slots.arithmetic}). Say how many: np=2."
+        )
+    return slots.count
+
+
+def _poll(ask: Callable[[], Slots], enough: Callable[[Slots], bool], conf: Configuration, patience: timedelta) -> Slots:
+    deadline = time.monotonic() + patience.total_seconds()
+    while True:
+        slots = ask()
+        if enough(slots) or conf.is_local or time.monotonic() >= deadline:
+            return slots
+        time.sleep(_POLL_SECONDS)
+
+
+def _cores(spark: SparkSession, conf: Configuration) -> tuple[int | None, str]:
+    """The cores of all executors, and a word on where they are; None, and why, when that cannot be found out."""
+    if match := re.fullmatch(r"local\[(\d+)(?:,\s*\d+)?\]", conf.master):
+        return int(match[1]), f" (master {conf.master})"
+    if match := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", conf.master):
+        return int(match[1]) * int(match[2]), f" (master {conf.master})"
+    if conf.master == "local":
+        return 1, " (master local)"
+    if conf.get("spark.default.parallelism"):
+        return None, "spark.default.parallelism is set, which hides the number of cores"
+    if splits := _default_splits(spark, conf):
+        return splits, ""
+    return None, "Spark does not say how many cores it has"
+
+
+def _default_splits(spark: SparkSession, conf: Configuration) -> int | None:
+    """The number of parts in which Spark would make a range: its default parallelism, which is the number of cores."""
+    name = "spark.sql.leafNodeDefaultParallelism"
+    override = conf.get(name)
+    try:
+        if override:
+            spark.conf.unset(name)
+        try:
+            plan = str(spark.sql("EXPLAIN SELECT * FROM range(1000000)").collect()[0][0])
+        finally:
+            if override:
+                spark.conf.set(name, override)
+    except Exception:
+        return None
+    match = re.search(r"\bsplits=(?:Some\()?(\d+)", plan)
+    return int(match[1]) if match else None
+
+
+def _executor_cores(conf: Configuration) -> int | None:
+    if match := re.fullmatch(r"local-cluster\[\s*\d+\s*,\s*(\d+)\s*,.*\]", conf.master):
+        return int(match[1])
+    cores = conf.number("spark.executor.cores")
+    return int(cores) if cores else None
+
+
+def _slots_by_scheduler(spark: SparkSession) -> int | None:
+    """What a classic session's scheduler itself says; None over Spark Connect, and where Java may not be called."""
+    try:
+        context = spark.sparkContext._jsc.sc()
+        return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
+    except Exception:
+        return None
+
+
+def _remedy(conf: Configuration, slots: Slots, size: int) -> str:
+    if slots.by_gpus:
+        return "Start the session with more executors that have GPUs, or with a smaller spark.task.resource.gpu.amount"
+    cpus = int(conf.number("spark.task.cpus") or 1)
+    if conf.is_local:
+        return f'Start the session with .master("local[{size * cpus}]")'
+    if conf.master.startswith("local-cluster"):
+        return f'Start the session with .master("local-cluster[{size},{cpus},1024]")'
+    cores = _executor_cores(conf)
+    if cores and cores >= cpus:
+        return f"Start the session with spark.executor.instances={-(-size // (cores // cpus))} (of {cores} cores each)"
+    return f"Give the session {size * cpus} cores (more workers, spark.executor.instances, or a larger spark.cores.max)"

@@ -1,0 +1,369 @@
+"""Runs the ranks of a job in the tasks of one barrier stage, in classic Spark and over Spark Connect alike.
+
+The driver's half is `run_on_spark`; `BarrierTask` is what Spark runs in each task: the supervisor of one worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import pyarrow
+from pyspark import BarrierTaskContext, InheritableThread
+from pyspark.sql import SparkSession
+
+from spark_estimator import __version__
+from spark_estimator.collectives.rendezvous import Endpoint, host_id, new_job_id
+from spark_estimator.env import Settings
+from spark_estimator.errors import AuthenticationError, JobFailedError, SparkEstimatorError
+from spark_estimator.launch import failures, spark_errors
+from spark_estimator.launch.failures import FailureReport, find_marked, first_failure, job_error, to_marked_text
+from spark_estimator.launch.launcher import Begun, Event, Failed, Finished, Line, Message, Watch
+from spark_estimator.launch.pickling import dump_function, load_value, name_of
+from spark_estimator.launch.results import SCHEMA, ResultRow, manifests_of, rows_of, verified_value
+from spark_estimator.launch.slots import Configuration
+from spark_estimator.launch.spec import (
+    ChannelAddress,
+    JobSpec,
+    TaskFacts,
+    devices_of,
+    driver_sys_path,
+    forwarded_environment,
+    modules_to_preload,
+    rendezvous_of,
+    worker_spec,
+)
+from spark_estimator.launch.supervisor import Outcome, Supervisor
+from spark_estimator.log import logger
+from spark_estimator.observe import channel
+from spark_estimator.observe.driver_log import printable
+
+_log = logger(__name__)
+
+# Without a driver channel the first task that fails ends the stage: one that only lost a peer lets the culprit go first.
+_SECONDARY_WAITS = timedelta(seconds=1.5)
+_SAY_WAITING_AFTER = timedelta(seconds=20)
+
+
+def run_on_spark(
+    spark: SparkSession,
+    function: Callable[..., Any],
+    size: int,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    forward_lines: bool = False,
+) -> Any:
+    """Calls ``function(**kwargs)`` in `size` tasks that start together, each in a process that can use collectives.
+
+    Args:
+        spark: a classic or Connect session with at least `size` slots.
+        forward_lines: the ranks' stdout and stderr are printed here; otherwise they go to the executors' logs.
+
+    Returns:
+        Rank 0's return value.
+
+    Raises:
+        PicklingError: the function or an argument cannot travel.
+        PythonEnvironmentError: the workers' Python cannot run the job.
+        WorkerFailedError: a rank failed; its traceback is the cause.
+        ResultError: rank 0's value cannot be had.
+        JobFailedError: Spark ended the job for another reason.
+    """
+    payload = dump_function(function, (), kwargs or {})
+    job = JobSpec(
+        job_id=new_job_id(),
+        size=size,
+        function=name_of(function),
+        payload=payload,
+        environment=forwarded_environment(os.environ),
+        preload=modules_to_preload(payload),
+        forward_lines=forward_lines,
+        driver_host_id=host_id(),
+        driver_sys_path=driver_sys_path(),
+    )
+    attempt = _Attempt(spark, job)
+    rows = attempt.run()
+    return load_value(verified_value(rows, size), job.function)
+
+
+class _Attempt:
+    """One start of all ranks, as the driver sees it."""
+
+    def __init__(self, spark: SparkSession, job: JobSpec) -> None:
+        self._spark = spark
+        self._job = job
+        self._tag = f"spark_estimator-{job.job_id}"
+        self._is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
+        self._rows: list[ResultRow] | None = None
+        self._error: BaseException | None = None
+        self._watch = Watch(stop=self._stop, cancel=self._cancel, waiting=self._say_waiting)
+        self._said_waiting = False
+        self._over = False
+        self._server = self._listen() if Settings.read().driver_channel else None
+
+    def run(self) -> list[ResultRow]:
+        """Runs the stage to its end. Returns its rows when every rank ended well."""
+        address = None
+        if self._server is not None:
+            address = ChannelAddress(self._server.address, self._server.port, self._server.token)
+        task = BarrierTask(replace(self._job, channel=address))
+        try:
+            with warnings.catch_warnings():
+                # PySpark tells at each call which pandas it would rather have.
+                warnings.filterwarnings("ignore", message=".*PySpark does not yet fully support pandas")
+                frame = self._spark.range(0, self._job.size, 1, self._job.size).mapInArrow(task, SCHEMA, barrier=True)
+            thread = InheritableThread(target=lambda: self._collect(frame), session=self._spark)
+            thread.daemon = True
+            thread.start()
+            self._watch.follow()
+        finally:
+            self._over = True
+            if self._server is not None:
+                self._server.close()
+        return self._verdict()
+
+    def _verdict(self) -> list[ResultRow]:
+        for manifest in manifests_of(self._rows or []):
+            if manifest.failure is not None:
+                self._watch.note(manifest.failure)
+        if self._error is not None:
+            for report in find_marked(str(self._error)):
+                self._watch.note(report)
+        reports = self._watch.reports
+        cause = first_failure(reports)
+        if cause is not None:
+            raise job_error(cause, reports, self._job.size, self._job.function)
+        if self._error is not None:
+            explained: SparkEstimatorError | None = spark_errors.explain(str(self._error))
+            raise explained or spark_errors.ended_by_spark(self._error) from self._error
+        if self._rows is None:
+            raise JobFailedError(f"the Spark job {self._tag} was cancelled and has not ended; see the Spark UI.")
+        return self._rows
+
+    def _listen(self) -> channel.DriverServer | None:
+        host = Configuration(self._spark).get("spark.driver.host") or ""
+        try:
+            address = channel.driver_address(host)
+            return channel.DriverServer(address, self._job.job_id, self._job.size, self._receive)
+        except OSError as error:
+            _log.info("no driver channel: %s", error)
+            return None
+
+    def _receive(self, _partition: int, frame: dict[str, Any]) -> None:
+        """Takes what a supervisor sends; in the server's thread."""
+        event: Event | None = None
+        if frame["kind"] == channel.LINE:
+            event = Line(frame["rank"], frame["stream"], printable(frame["text"]))
+        elif frame["kind"] == channel.LOG:
+            event = Message(frame["rank"], printable(frame["text"]))
+        elif frame["kind"] == channel.BEGUN:
+            event = Begun(frame["rank"], frame["pid"])
+        elif frame["kind"] == channel.FAILURE:
+            try:
+                event = Failed(FailureReport.from_dict(frame["report"]))
+            except TypeError as error:
+                raise ValueError(f"a failure report with other fields: {error}") from error
+        while event is not None and not self._over:
+            # While the main thread is slow to print, the supervisors are slowed down in turn.
+            with contextlib.suppress(queue.Full):
+                self._watch.events.put(event, timeout=0.2)
+                return
+
+    def _collect(self, frame: Any) -> None:
+        """Runs the Spark job; in a thread of its own, so that the main one can be interrupted."""
+        try:
+            self._add_tag()
+            self._rows = [ResultRow(*row) for row in frame.collect()]
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._watch.events.put(Finished())
+
+    def _add_tag(self) -> None:
+        if self._is_connect:
+            self._spark.addTag(self._tag)
+            return
+        # The session's own tags do not cancel a classic job; the context's do. A job group would replace the notebook's.
+        context = self._spark.sparkContext
+        context.addJobTag(self._tag)
+        context.setLocalProperty("spark.job.description", f"{self._job.function} on {self._job.size} ranks")
+
+    def _stop(self, reason: str) -> None:
+        if self._server is not None:
+            self._server.stop(reason)
+        if self._server is None or not self._server.connected:
+            self._cancel()
+
+    def _cancel(self) -> None:
+        with contextlib.suppress(Exception):  # the session may be gone
+            if self._is_connect:
+                self._spark.interruptTag(self._tag)
+            else:
+                self._spark.sparkContext.cancelJobsWithTag(self._tag)
+
+    def _say_waiting(self, seconds: float) -> None:
+        if self._server is None or self._said_waiting or seconds < _SAY_WAITING_AFTER.total_seconds():
+            return
+        self._said_waiting = True
+        print(
+            f"spark_estimator: Spark has not started {self._job.function} on any of {self._job.size} ranks for {seconds:.0f} seconds. "
+            f"It needs {self._job.size} slots that are free at the same time: other jobs may hold them, or executors may be starting.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+@dataclass(frozen=True)
+class BarrierTask:
+    """What Spark calls in each task of the stage. It holds nothing but the job's description."""
+
+    job: JobSpec
+
+    def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        """Supervises one worker and yields its result rows."""
+        for _ in batches:
+            pass
+        context = BarrierTaskContext.get()
+        partition = context.partitionId()
+        relay = _TaskRelay(self.job)
+        try:
+            outcome = self._supervise(context, partition, relay)
+        finally:
+            relay.close()
+        for row in rows_of(outcome, partition):
+            columns = [[value] for value in row]
+            yield pyarrow.RecordBatch.from_arrays(
+                [pyarrow.array(column, kind) for column, kind in zip(columns, _ARROW_TYPES)], names=ResultRow._fields
+            )
+
+    def _supervise(self, context: BarrierTaskContext, partition: int, relay: _TaskRelay) -> Outcome:
+        address = context.getTaskInfos()[partition].address.rpartition(":")[0].strip("[]")
+        try:
+            endpoint = Endpoint.open(address)
+        except (OSError, ValueError) as error:
+            raise _setup_failure(
+                failures.NOT_STARTED,
+                f"could not start: Spark calls this executor {address!r}, but {error}. Its other name for itself would have to be an "
+                "address of this host that the other hosts reach: see SPARK_LOCAL_IP and spark.driver.host.",
+            ) from error
+        supervisor = Supervisor(self.job, endpoint, relay)
+        try:
+            supervisor.start()
+            # The connection is made while the tasks wait for one another.
+            connecting = threading.Thread(target=relay.connect, args=(partition, supervisor.stop), daemon=True)
+            connecting.start()
+            everyone = self._exchange_facts(context, endpoint, supervisor.pid)
+            rendezvous = rendezvous_of(everyone, partition, self.job.job_id, endpoint)
+            spec = worker_spec(self.job, rendezvous, devices_of(everyone, partition))
+            connecting.join()
+            outcome = supervisor.run(spec, self.job.payload)
+        except BaseException:
+            supervisor.discard()
+            raise
+        failure = outcome.failure
+        if failure is not None and failure.kind != failures.STOPPED and not relay.connected:
+            # Nobody can be told to stop the others, so Spark has to: by the failure of this task.
+            if failure.secondary:
+                time.sleep(_SECONDARY_WAITS.total_seconds())
+            raise RuntimeError(to_marked_text(failure))
+        return outcome
+
+    def _exchange_facts(self, context: BarrierTaskContext, endpoint: Endpoint, pid: int) -> list[TaskFacts]:
+        """The facts of all supervisors, by partition."""
+        gpus = context.resources().get("gpu")
+        facts = TaskFacts(
+            host=socket.gethostname(),
+            host_id=host_id(),
+            address=endpoint.address,
+            port=endpoint.port,
+            local_name=endpoint.local_name,
+            pid=pid,
+            gpus=tuple(gpus.addresses) if gpus is not None else (),
+            key_share=secrets.token_bytes(32),
+        )
+        everyone = [TaskFacts.from_json(text) for text in context.allGather(facts.to_json())]
+        if self.job.package_version != __version__:
+            raise _setup_failure(
+                failures.ENVIRONMENT,
+                f"runs spark_estimator {__version__}, but the driver runs {self.job.package_version}: install the same version on both.",
+            )
+        return everyone
+
+
+_ARROW_TYPES = (pyarrow.int32(), pyarrow.int32(), pyarrow.string(), pyarrow.int32(), pyarrow.binary())
+
+
+def _setup_failure(kind: str, message: str) -> RuntimeError:
+    """What a task raises before it has a worker to report on."""
+    return RuntimeError(to_marked_text(FailureReport(-1, socket.gethostname(), 0, kind, message, when=time.time())))
+
+
+class _TaskRelay:
+    """A supervisor's `Relay` in a Spark task: to the driver by the channel where there is one, else to the executor's log."""
+
+    def __init__(self, job: JobSpec) -> None:
+        self._job = job
+        self._channel: channel.SupervisorChannel | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether the driver listens."""
+        return self._channel is not None and self._channel.usable
+
+    def connect(self, partition: int, on_stop: Callable[[str], None]) -> None:
+        """Connects to the driver, if it can be reached."""
+        address = self._job.channel
+        if address is None:
+            return
+        try:
+            self._channel = channel.SupervisorChannel.connect(
+                (address.host, address.port), address.token, self._job.job_id, partition, on_stop
+            )
+        except (OSError, AuthenticationError) as error:
+            self._note(f"spark_estimator: no channel to the driver at {address.host}:{address.port}: {error}")
+
+    def begun(self, rank: int, pid: int) -> None:
+        """User code begins."""
+        self._send(channel.BEGUN, rank=rank, pid=pid)
+
+    def line(self, rank: int, stream: str, text: str) -> None:
+        """A line of "stdout" or "stderr"."""
+        if not (self._job.forward_lines and self._send(channel.LINE, rank=rank, stream=stream, text=text)):
+            self._note(f"[{rank}]<{stream}>:{text}")
+
+    def log(self, rank: int, message: str) -> None:
+        """A message for the person at the driver."""
+        if not self._send(channel.LOG, rank=rank, text=message):
+            self._note(f"[{rank}] {message}")
+
+    def failed(self, report: FailureReport) -> None:
+        """The rank has failed."""
+        told = self._send(channel.FAILURE, report=report.to_dict())
+        if told and self._job.driver_host_id == host_id():
+            return  # the executor's log would most likely be the same screen
+        self._note(f"{report.where} {report.message}\n{report.traceback}".rstrip())
+
+    def close(self) -> None:
+        """Sends what is left and disconnects."""
+        if self._channel is not None:
+            self._channel.close()
+
+    def _send(self, kind: str, **fields: Any) -> bool:
+        return self._channel is not None and self._channel.send(kind, **fields)
+
+    @staticmethod
+    def _note(text: str) -> None:
+        """Writes to the executor's log."""
+        with contextlib.suppress(OSError, ValueError):
+            print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,71 @@
+"""Turns what Spark says when its workers' Python cannot run a job into one sentence with the setting to change."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from spark_estimator.errors import JobFailedError, NotEnoughSlotsError, PythonEnvironmentError, SparkEstimatorError
+
+_MODULES = {
+    "spark_estimator": "pip install spark-estimator",
+    "pyarrow": "pip install 'spark-estimator[spark]'",
+    "pandas": "pip install 'spark-estimator[spark]'",
+    "numpy": "pip install numpy",
+    "cloudpickle": "pip install cloudpickle",
+    "pyspark": "pip install pyspark",
+}
+
+
+def remedy(interpreter: str = "") -> str:
+    """Which setting decides what Python the workers run."""
+    return (
+        f"Spark starts its Python workers with `python3` from PATH unless it is told otherwise: set the environment variable "
+        f"PYSPARK_PYTHON={interpreter or sys.executable} before the Spark session is created (with spark-submit or on a cluster: "
+        "--conf spark.pyspark.python=..., a path that exists on every worker)."
+    )
+
+
+def explain(text: str) -> SparkEstimatorError | None:
+    """The error that Spark's `text` amounts to, when it is one that people meet and Spark explains badly; else None."""
+    mine = ".".join(map(str, sys.version_info[:2]))
+    if "PYTHON_VERSION_MISMATCH" in text or "different minor version than that in driver" in text:
+        match = re.search(r"worker[^\d]{0,40}(\d+\.\d+)", text)
+        theirs = f"Python {match[1]}" if match else "another Python"
+        return PythonEnvironmentError(f"the workers run {theirs}, but the driver runs Python {mine}. {remedy()}")
+    if match := re.search(r"No module named '([\w.]+)'", text):
+        name = match[1].partition(".")[0]
+        if name in _MODULES:
+            install = "" if name == "pyspark" else f", or install it there: {_MODULES[name]}"
+            return PythonEnvironmentError(f"the workers' Python has no module {name!r}{install}. {remedy()}")
+    if match := re.search(
+        r"(?:PACKAGE_NOT_INSTALLED\] |ImportError: )(\w+) ?(?:>=)? ?([\d.]*) must be installed", text
+    ):
+        return PythonEnvironmentError(f"the workers' Python lacks {match[1]} {match[2]}. {remedy()}")
+    if match := re.search(r'Cannot run program "([^"]+)"', text):
+        return PythonEnvironmentError(
+            f"the workers cannot start their Python: there is no {match[1]!r} on their host. {remedy()}"
+        )
+    if "SPARK-24819" in text or "BARRIER_STAGE_REQUIRES_MORE_SLOTS" in text:
+        match = re.search(r"requires? (?:more )?(\d+)? ?slots.*?only (\d+)", text)
+        known = f" ({match[0]})" if match else ""
+        return NotEnoughSlotsError(
+            f"Spark has not got a slot for every rank{known}. Ask for fewer ranks, or give the session more executors or cores."
+        )
+    if "SPARK-24942" in text:
+        return NotEnoughSlotsError(
+            "Spark starts no barrier stage while dynamic allocation is on. Start the session with spark.dynamicAllocation.enabled=false."
+        )
+    return None
+
+
+def ended_by_spark(error: BaseException) -> JobFailedError:
+    """For what nothing more is known of: the core of Spark's own message, with the original as the cause."""
+    text = str(error)
+    lines = [
+        line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "..."))
+    ]
+    telling = next(
+        (line for line in lines if re.search(r"(?:Exception|Error)\b.*:", line)), lines[0] if lines else repr(error)
+    )
+    return JobFailedError(f"Spark ended the job before the ranks could report: {telling[:500]}")

@@ -1,0 +1,276 @@
+"""What a launcher tells its supervisors and its workers, as values; and the arithmetic of who becomes which rank.
+
+`JobSpec` goes from the driver to every supervisor, `TaskFacts` from each supervisor to all others, `WorkerSpec` from a
+supervisor to its worker. The key of the job exists only in the last one, and travels only through the worker's stdin.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from spark_estimator import __version__
+from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, host_id
+from spark_estimator.env import RENDEZVOUS_FD_VARIABLE, horovod_variables
+
+JOB_VARIABLE = "SPARK_ESTIMATOR_JOB"
+
+# Larger values belong into storage: they pass through the memory of a worker, an executor and the driver.
+MAX_RESULT_BYTES = 64 << 20
+
+# Set for each rank by its launcher, so not to be handed on from the driver's own environment.
+_OF_ONE_RANK = {
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+    "HOROVOD_LOCAL_RANK",
+    "HOROVOD_LOCAL_SIZE",
+    "HOROVOD_CROSS_RANK",
+    "HOROVOD_CROSS_SIZE",
+    "HOROVOD_HOSTNAME",
+    RENDEZVOUS_FD_VARIABLE,
+    JOB_VARIABLE,
+}
+_FORWARDED = ("HOROVOD_", "SPARK_ESTIMATOR_", "NCCL_")
+_PRELOADABLE = ("torch", "tensorflow")
+
+
+@dataclass(frozen=True)
+class ChannelAddress:
+    """Where the driver listens for its supervisors, and the token with which they show that they belong to the job.
+
+    The token travels with the task, as the function does. It opens the driver channel only (lines, messages, failure
+    reports), never the ring: that has a key of its own, which no driver and no task description ever holds.
+    """
+
+    host: str
+    port: int
+    token: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One job, as the driver describes it to every supervisor.
+
+    Attributes:
+        job_id: names this attempt; not secret. It stands in each worker's environment as `JOB_VARIABLE`.
+        size: number of ranks.
+        function: what is run, for messages: ``train()`` or the command.
+        payload: cloudpickle of (function, args, kwargs); empty when a command is run.
+        command: program and arguments; empty when a function is run.
+        environment: variables that every worker gets, before it starts.
+        preload: modules that a worker imports while its supervisor is still gathering addresses.
+        all_results: every rank's value is wanted, not only rank 0's.
+        forward_lines: the workers' lines go to the driver.
+        driver_host_id: `host_id` of the driver.
+        driver_sys_path: where the driver finds modules; used by the workers on its own host.
+        channel: None when there is no driver channel.
+        package_version: of spark_estimator on the driver.
+    """
+
+    job_id: str
+    size: int
+    function: str
+    payload: bytes = field(default=b"", repr=False)
+    command: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    preload: tuple[str, ...] = ()
+    all_results: bool = False
+    forward_lines: bool = True
+    driver_host_id: str = ""
+    driver_sys_path: tuple[str, ...] = ()
+    channel: ChannelAddress | None = None
+    package_version: str = __version__
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """What one supervisor tells all others before ranks exist. Partitions number the supervisors from 0.
+
+    Attributes:
+        gpus: addresses of the GPUs that its task was given, as Spark names them.
+        key_share: 32 random bytes; the shares of all supervisors together make the key of the job.
+        python, package: versions, to be compared.
+    The others are as in `PeerFacts`.
+    """
+
+    host: str
+    host_id: str
+    address: str
+    port: int
+    local_name: str
+    pid: int
+    gpus: tuple[str, ...] = ()
+    key_share: bytes = field(default=b"", repr=False)
+    python: str = platform.python_version()
+    package: str = __version__
+
+    def to_json(self) -> str:
+        """One line. It holds a share of the key: for Spark's own channel only."""
+        return json.dumps({**asdict(self), "key_share": self.key_share.hex()})
+
+    @classmethod
+    def from_json(cls, text: str) -> TaskFacts:
+        """The inverse of `to_json`."""
+        fields: dict[str, Any] = json.loads(text)
+        fields["key_share"] = bytes.fromhex(fields["key_share"])
+        fields["gpus"] = tuple(fields["gpus"])
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What one worker is told through its stdin, with the payload behind it.
+
+    Attributes:
+        function, command, all_results: as in `JobSpec`.
+        rendezvous: who it is and who the others are; holds the key.
+        environment: variables of this rank: HOROVOD_*, CUDA_VISIBLE_DEVICES.
+        sys_path: where it finds modules, from now on.
+        python_path: PYTHONPATH as its own children shall see it; None removes it.
+        max_result_bytes: a larger value is refused.
+    """
+
+    function: str
+    rendezvous: Rendezvous
+    environment: Mapping[str, str] = field(repr=False)
+    sys_path: tuple[str, ...] = ()
+    python_path: str | None = None
+    command: tuple[str, ...] = ()
+    all_results: bool = False
+    max_result_bytes: int = MAX_RESULT_BYTES
+
+    @property
+    def wants_result(self) -> bool:
+        """Whether this rank's value is to be sent."""
+        return self.all_results or self.rendezvous.rank == 0
+
+    def to_json(self) -> str:
+        """The whole value, key included. For the worker's stdin and nowhere else."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return json.dumps({**fields, "rendezvous": self.rendezvous.to_json(), "environment": dict(self.environment)})
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkerSpec:
+        """The inverse of `to_json`."""
+        fields: dict[str, Any] = json.loads(text)
+        fields["rendezvous"] = Rendezvous.from_json(fields["rendezvous"])
+        fields["sys_path"] = tuple(fields["sys_path"])
+        fields["command"] = tuple(fields["command"])
+        return cls(**fields)
+
+
+def assign_ranks(host_ids: Sequence[str]) -> list[int]:
+    """The rank of each partition: ranks of one host are contiguous, in partition order; partition 0 is rank 0.
+
+    Args:
+        host_ids: [partitions] the host of each partition. Hosts are ordered by their lowest partition.
+
+    Returns:
+        [partitions] ranks, a permutation of 0 ... n-1.
+    """
+    hosts = list(dict.fromkeys(host_ids))
+    order = sorted(range(len(host_ids)), key=lambda partition: (hosts.index(host_ids[partition]), partition))
+    ranks = [0] * len(host_ids)
+    for rank, partition in enumerate(order):
+        ranks[partition] = rank
+    return ranks
+
+
+def visible_devices(gpus_by_local_rank: Sequence[Sequence[str]]) -> list[str]:
+    """The devices that every rank of one host sees, so ordered that device `local_rank` is one of that rank's own.
+
+    Args:
+        gpus_by_local_rank: [local_size, number of GPUs of that rank] addresses.
+
+    Returns:
+        Each address once: the first GPU of each rank in local-rank order, then the second of each, and so on.
+    """
+    columns = itertools.zip_longest(*gpus_by_local_rank)
+    return list(dict.fromkeys(gpu for column in columns for gpu in column if gpu is not None))
+
+
+def job_key(shares: Sequence[bytes], job_id: str) -> bytes:
+    """The key that all ranks compute alike from what each has contributed, 32 bytes.
+
+    Args:
+        shares: [partitions] 32 random bytes each.
+    """
+    return hashlib.sha256(b"".join(shares) + job_id.encode()).digest()
+
+
+def rendezvous_of(everyone: Sequence[TaskFacts], partition: int, job_id: str, endpoint: Endpoint) -> Rendezvous:
+    """The rendezvous of the worker of `partition`.
+
+    Args:
+        everyone: [partitions] all supervisors' facts.
+        endpoint: the sockets that this worker has inherited, under the numbers that they have here.
+    """
+    ranks = assign_ranks([facts.host_id for facts in everyone])
+    peers = sorted(
+        (
+            PeerFacts(rank, facts.host, facts.host_id, facts.address, facts.port, facts.local_name, facts.pid)
+            for rank, facts in zip(ranks, everyone)
+        ),
+        key=lambda peer: peer.rank,
+    )
+    return Rendezvous(
+        job_id=job_id,
+        key=job_key([facts.key_share for facts in everyone], job_id),
+        rank=ranks[partition],
+        peers=tuple(peers),
+        listen_fd=endpoint.tcp.fileno(),
+        local_fd=-1 if endpoint.local is None else endpoint.local.fileno(),
+    )
+
+
+def devices_of(everyone: Sequence[TaskFacts], partition: int) -> list[str]:
+    """The devices that the worker of `partition` shall see; empty when Spark gave none."""
+    own = everyone[partition].host_id
+    return visible_devices([facts.gpus for facts in everyone if facts.host_id == own])
+
+
+def worker_spec(job: JobSpec, rendezvous: Rendezvous, devices: Sequence[str] = ()) -> WorkerSpec:
+    """What the worker that becomes `rendezvous.rank` is told by the supervisor that calls this.
+
+    Args:
+        devices: for CUDA_VISIBLE_DEVICES; the variable is left alone when there are none.
+    """
+    peer = rendezvous.peers[rendezvous.rank]
+    environment = horovod_variables(rendezvous.topology, peer.host)
+    if devices:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    sys_path = list(sys.path)
+    if job.driver_host_id == host_id():
+        # Modules that lie beside the user's script are importable on the driver; on its own host they can be here too.
+        sys_path += [entry for entry in job.driver_sys_path if entry not in sys_path]
+    return WorkerSpec(
+        function=job.function,
+        rendezvous=rendezvous,
+        environment=environment,
+        sys_path=tuple(sys_path),
+        python_path=os.environ.get("PYTHONPATH"),
+        command=job.command,
+        all_results=job.all_results,
+    )
+
+
+def forwarded_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those of the driver's variables that its workers follow wherever they run: settings of Horovod, ours and NCCL's."""
+    return {name: value for name, value in environ.items() if name.startswith(_FORWARDED) and name not in _OF_ONE_RANK}
+
+
+def modules_to_preload(payload: bytes) -> tuple[str, ...]:
+    """Frameworks that the driver has loaded and that the payload mentions: importing them early hides their cost."""
+    return tuple(name for name in _PRELOADABLE if name in sys.modules and name.encode() in payload)
+
+
+def driver_sys_path() -> tuple[str, ...]:
+    """This process's module search path, with the current folder spelled out."""
+    return tuple(entry or os.getcwd() for entry in sys.path)

@@ -1,0 +1,432 @@
+"""Starts one worker, feeds it, reads what it says, notices how it ends, and leaves nothing of it alive."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import resource
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+
+from spark_estimator.collectives.rendezvous import Endpoint
+from spark_estimator.env import RENDEZVOUS_FD_VARIABLE
+from spark_estimator.launch import failures, result_pipe
+from spark_estimator.launch.failures import FailureReport, describe_end
+from spark_estimator.launch.lines import LineSplitter
+from spark_estimator.launch.spec import JOB_VARIABLE, JobSpec, WorkerSpec
+from spark_estimator.launch.worker import write_input
+
+# -c puts the current folder first on the path; a file of the user's there must not shadow a module that we import.
+_PROGRAM = (
+    "import sys; sys.path[:1] == [''] and sys.path.pop(0); from spark_estimator.launch.worker import main; main()"
+)
+_TAIL_LINES = 40
+_READ_BYTES = 1 << 16
+
+# A worker that has reported its failure may run its exit handlers for so long.
+FAREWELL = timedelta(seconds=2)
+# What is left in the pipes of a dead group is read for so long at most: a process that has left the group may hold them.
+_DRAIN = timedelta(seconds=0.5)
+
+
+class Relay(Protocol):
+    """Where a supervisor passes on what its worker says. Called from the supervisor's thread; must not block for long."""
+
+    def begun(self, rank: int, pid: int) -> None:
+        """User code begins."""
+
+    def line(self, rank: int, stream: str, text: str) -> None:
+        """A line of "stdout" or "stderr"."""
+
+    def log(self, rank: int, message: str) -> None:
+        """A message for the person at the driver."""
+
+    def failed(self, report: FailureReport) -> None:
+        """The rank has failed; it may not have ended yet."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a worker ended.
+
+    Attributes:
+        rank, host, pid: which one; pid is the command's own where a command was run.
+        exit_code: negative is the number of a signal.
+        failure: None when it ended well.
+        value: the pickled value; None when none was wanted or it did not arrive.
+        sha256: of the value, as the worker computed it.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    exit_code: int
+    failure: FailureReport | None
+    value: bytes | None = field(default=None, repr=False)
+    sha256: str = ""
+
+
+class Supervisor:
+    """One worker's parent. `start`, then `run` in one thread; `stop` from any thread.
+
+    Args:
+        job: what is run.
+        endpoint: the sockets that the worker inherits; closed here once it has started.
+        relay: told of everything as it happens.
+        gentle: how long a stopped worker may take to end after SIGTERM before it is killed; zero kills at once.
+    """
+
+    def __init__(self, job: JobSpec, endpoint: Endpoint, relay: Relay, *, gentle: timedelta = timedelta(0)) -> None:
+        self.relay = relay
+        self._job = job
+        self._endpoint = endpoint
+        self._gentle = gentle
+        self._host = socket.gethostname()
+        self._rank = -1
+        self._child: subprocess.Popen[bytes] | None = None
+        self._said_pid = 0
+        self._wake_read, self._wake_write = os.pipe()
+        for descriptor in (self._wake_read, self._wake_write):
+            os.set_blocking(descriptor, False)
+        self._lock = threading.Lock()
+        self._stop_reason = ""
+        self._frames = result_pipe.FrameReader()
+        self._splitters = {"stdout": LineSplitter(), "stderr": LineSplitter()}
+        self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        self._failure: FailureReport | None = None
+        self._expected: tuple[int, str] | None = None
+        self._value = bytearray()
+        self._begun = False
+        self._command_status: int | None = None
+        self._kill_at: float | None = None
+        self._oom_kills = _oom_kills()
+        self._own_peak_bytes = 0
+
+    @property
+    def pid(self) -> int:
+        """The worker's process; 0 before `start`."""
+        return self._child.pid if self._child else 0
+
+    def start(self) -> None:
+        """Starts the worker, which then waits for its spec. The calling thread must live as long as the worker.
+
+        Raises:
+            OSError: the process cannot be started.
+        """
+        if not sys.executable:
+            raise OSError(
+                "this Python does not know its own executable (sys.executable is empty), so it cannot start workers."
+            )
+        self._own_peak_bytes = _peak_bytes(resource.getrusage(resource.RUSAGE_SELF))
+        read, write = os.pipe()
+        command = [sys.executable, "-u", "-c", _PROGRAM, "--parent", str(os.getpid()), "--result-fd", str(write)]
+        if self._job.preload:
+            command += ["--preload", ",".join(self._job.preload)]
+        try:
+            self._child = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=_environment(self._job),
+                pass_fds=[write, *self._endpoint.filenos()],
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(read)
+            raise
+        finally:
+            os.close(write)
+        self._result = open(read, "rb", buffering=0)  # noqa: SIM115  # closed in `run`
+
+    def run(self, spec: WorkerSpec, payload: bytes) -> Outcome:
+        """Tells the worker what to do and stays until it, and all that it started, is gone."""
+        child = self._child
+        assert child is not None and child.stdin and child.stdout and child.stderr
+        self._rank = spec.rendezvous.rank
+        self._endpoint.close()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._close_wake_pipe)
+            for stream in (self._result, child.stdin, child.stdout, child.stderr):
+                stack.enter_context(contextlib.closing(stream))
+            selector = stack.enter_context(selectors.DefaultSelector())
+            for stream in (self._result, child.stdin, child.stdout, child.stderr):
+                os.set_blocking(stream.fileno(), False)
+            feed = memoryview(write_input(spec, payload))
+            selector.register(self._wake_read, selectors.EVENT_READ, "wake")
+            selector.register(self._result, selectors.EVENT_READ, "result")
+            selector.register(child.stdout, selectors.EVENT_READ, "stdout")
+            selector.register(child.stderr, selectors.EVENT_READ, "stderr")
+            selector.register(child.stdin, selectors.EVENT_WRITE, "stdin")
+            pidfd = _pidfd(child.pid)
+            if pidfd >= 0:
+                stack.callback(os.close, pidfd)
+                selector.register(pidfd, selectors.EVENT_READ, "exit")
+            try:
+                while not _has_ended(child.pid):
+                    timeout = None if pidfd >= 0 else 0.05
+                    if self._kill_at is not None:
+                        timeout = min(max(self._kill_at - time.monotonic(), 0.0), timeout or 60.0)
+                    for key, _ in selector.select(timeout):
+                        if key.data == "stdin":
+                            feed = self._feed(selector, feed)
+                        elif key.data == "wake":
+                            self._obey()
+                        elif key.data != "exit":
+                            self._read(selector, key.fileobj, key.data)
+                    if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                        self._kill_at = None
+                        self._signal(signal.SIGKILL)
+                # Before the leader is reaped: until then no other group can have got its number.
+                self._signal(signal.SIGKILL)
+                self._drain(selector)
+            except BaseException:
+                self._signal(signal.SIGKILL)
+                raise
+            finally:
+                exit_code, peak_bytes = _reap(child)
+        for stream, splitter in self._splitters.items():
+            self._pass_on(stream, splitter.flush())
+        return self._outcome(exit_code, peak_bytes)
+
+    def stop(self, reason: str) -> None:
+        """Has the worker's group killed; `run` then returns. Idempotent, and harmless when the worker has ended.
+
+        Args:
+            reason: when or why, to stand behind "was stopped".
+        """
+        with self._lock:
+            if not self._stop_reason:
+                self._stop_reason = reason
+            if self._wake_write >= 0:
+                with contextlib.suppress(BlockingIOError):
+                    os.write(self._wake_write, b"\0")
+
+    def discard(self) -> None:
+        """Ends a worker that `run` will not be called for."""
+        self._endpoint.close()
+        self._close_wake_pipe()
+        if self._child is not None and self._child.returncode is None:
+            self._signal(signal.SIGKILL)
+            _reap(self._child)
+            for stream in (self._result, self._child.stdin, self._child.stdout, self._child.stderr):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+
+    def _close_wake_pipe(self) -> None:
+        with self._lock:
+            if self._wake_write >= 0:
+                os.close(self._wake_read)
+                os.close(self._wake_write)
+                self._wake_write = -1
+
+    def _feed(self, selector: selectors.BaseSelector, feed: memoryview) -> memoryview:
+        assert self._child is not None and self._child.stdin is not None
+        try:
+            feed = feed[os.write(self._child.stdin.fileno(), feed[:_READ_BYTES]) :]
+        except BlockingIOError:
+            return feed
+        except OSError:
+            feed = feed[:0]  # the worker is ending; its exit tells the story
+        if not feed:
+            selector.unregister(self._child.stdin)
+            with contextlib.suppress(OSError):
+                self._child.stdin.close()
+        return feed
+
+    def _obey(self) -> None:
+        os.read(self._wake_read, 4096)
+        if self._failure is None:
+            message = f"was stopped {self._stop_reason}"
+            self._failure = self._report(failures.STOPPED, message)
+        if self._gentle:
+            self._signal(signal.SIGTERM)
+            self._kill_at = time.monotonic() + self._gentle.total_seconds()
+        else:
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        assert self._child is not None
+        if self._child.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._child.pid, number)
+
+    def _read(self, selector: selectors.BaseSelector, stream: object, name: str) -> bool:
+        """Reads what is there; False at the end of the stream."""
+        try:
+            received = os.read(stream.fileno(), _READ_BYTES)  # type: ignore[attr-defined]
+        except BlockingIOError:
+            return True
+        if not received:
+            selector.unregister(stream)  # type: ignore[arg-type]
+            return False
+        if name == "result":
+            try:
+                for letter, content in self._frames.feed(received):
+                    self._take(letter, content)
+            except ValueError as error:
+                self._fail(self._report(failures.BAD_RESULT, f"spoiled its result pipe: {error}"))
+                self._frames = result_pipe.FrameReader()
+        else:
+            self._pass_on(name, self._splitters[name].feed(received))
+        return True
+
+    def _pass_on(self, stream: str, lines: list[str]) -> None:
+        for line in lines:
+            if stream == "stderr":
+                self._tail.append(line)
+            self.relay.line(self._rank, stream, line)
+
+    def _take(self, letter: bytes, content: bytes) -> None:
+        """Acts on one frame.
+
+        Raises:
+            ValueError: it is not one that a worker sends.
+        """
+        if letter == result_pipe.CHUNK:
+            self._value += content
+        elif letter == result_pipe.LOG:
+            self.relay.log(self._rank, content.decode("utf-8", "replace"))
+        elif letter == result_pipe.BEGUN:
+            self._begun = True
+            self._said_pid = int(json.loads(content)["pid"])
+            self.relay.begun(self._rank, self._said_pid)
+        elif letter == result_pipe.FAILURE:
+            self._fail(FailureReport.from_dict(json.loads(content)))
+        elif letter == result_pipe.RESULT:
+            header = json.loads(content)
+            self._expected = (int(header["bytes"]), str(header["sha256"]))
+        elif letter == result_pipe.ENDED:
+            self._command_status = int(json.loads(content)["status"])
+        else:
+            raise ValueError(f"unknown frame {letter!r}")
+
+    def _fail(self, report: FailureReport) -> None:
+        if self._failure is None:
+            self._failure = report
+            self._kill_at = time.monotonic() + FAREWELL.total_seconds()
+            self.relay.failed(report)
+
+    def _drain(self, selector: selectors.BaseSelector) -> None:
+        """Reads what the dead group has left in its pipes."""
+        for key in list(selector.get_map().values()):
+            if key.data in ("wake", "exit", "stdin"):
+                selector.unregister(key.fileobj)
+        deadline = time.monotonic() + _DRAIN.total_seconds()
+        while selector.get_map() and (remaining := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(remaining):
+                self._read(selector, key.fileobj, key.data)
+
+    def _report(self, kind: str, message: str, *, exit_code: int | None = None, traceback: str = "") -> FailureReport:
+        pid = self._said_pid or self.pid
+        return FailureReport(self._rank, self._host, pid, kind, message, traceback, exit_code, time.time())
+
+    def _outcome(self, exit_code: int, peak_bytes: int) -> Outcome:
+        pid = self._said_pid or self.pid
+        whole = self._expected is not None and len(self._value) == self._expected[0]
+        if self._failure is not None:
+            if self._failure.exit_code is None and self._failure.kind == failures.STOPPED:
+                self._failure = replace(self._failure, exit_code=exit_code)
+            return Outcome(self._rank, self._host, pid, exit_code, self._failure)
+        status = exit_code if self._command_status is None else self._command_status
+        if self._job.command:
+            failed = status != 0 or self._command_status is None
+        else:
+            failed = not whole  # an exit status of 0 alone does not mean that the function has returned
+        if failed:
+            self._fail(self._explain(status, peak_bytes))
+            return Outcome(self._rank, self._host, pid, status, self._failure)
+        if exit_code != 0:
+            # The value is here and whole: what went wrong afterwards is worth a line, not the job.
+            self.relay.line(
+                self._rank,
+                "stderr",
+                f"the worker ended with {describe_end(exit_code)} after {self._job.function} had returned",
+            )
+        if self._expected is None or not self._value:
+            return Outcome(self._rank, self._host, pid, exit_code, None)
+        return Outcome(self._rank, self._host, pid, exit_code, None, bytes(self._value), self._expected[1])
+
+    def _explain(self, status: int, peak_bytes: int) -> FailureReport:
+        """Why a worker that said nothing itself has ended."""
+        function, said = self._job.function, describe_end(status)
+        tail = "\n".join(self._tail)
+        traceback = f"The last lines of its stderr:\n{tail}" if tail else ""
+        if not self._begun:
+            message = f"could not start: the worker program ended with {said}"
+            return self._report(failures.NOT_STARTED, message, exit_code=status, traceback=traceback)
+        if status < 0:
+            message = f"was killed by {said} in {function}"
+            if status == -signal.SIGKILL:
+                # A process inherits the peak of the one that it was forked from; only what is above that is its own.
+                if peak_bytes > self._own_peak_bytes:
+                    message += f"; its memory had peaked at {peak_bytes / (1 << 20):.0f} MiB"
+                more = _oom_kills() - self._oom_kills
+                if more > 0:
+                    message += " and the kernel's out-of-memory killer was at work in this container: it needs more memory, or must use less"
+                else:
+                    message += ". If nobody killed it, the system was out of memory: see dmesg or the container's events on that host"
+            return self._report(failures.KILLED, message, exit_code=status, traceback=traceback)
+        if self._job.command:
+            message = f"ended with {said}: {function}"
+        else:
+            message = f"ended with {said} before {function} returned (os._exit, or an exit from native code)"
+        return self._report(failures.EXITED, message, exit_code=status, traceback=traceback)
+
+
+def _environment(job: JobSpec) -> Mapping[str, str]:
+    environment = dict(os.environ)
+    environment.pop(RENDEZVOUS_FD_VARIABLE, None)  # of a job that this process itself is a rank of
+    environment |= job.environment
+    environment[JOB_VARIABLE] = job.job_id
+    # The worker needs our package, and what is preloaded, before it has its spec; the spec then sets its path exactly.
+    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+    return environment
+
+
+def _pidfd(pid: int) -> int:
+    """A descriptor that becomes readable when the process ends; -1 where there is no such thing."""
+    opener = getattr(os, "pidfd_open", None)
+    try:
+        return opener(pid) if opener else -1
+    except OSError:
+        return -1
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child of this process has ended; it is not reaped."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _reap(child: subprocess.Popen[bytes]) -> tuple[int, int]:
+    """Waits for a child. Returns its exit status (negative: signal) and the peak of its memory in bytes."""
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return child.returncode, _peak_bytes(usage)
+
+
+def _peak_bytes(usage: resource.struct_rusage) -> int:
+    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _oom_kills() -> int:
+    """How often the kernel has killed a process of this container for lack of memory; 0 when it does not tell."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            for line in Path(path).read_text(encoding="ascii").splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    return 0

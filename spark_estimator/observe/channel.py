@@ -1,0 +1,390 @@
+"""The driver channel: one authenticated connection from each supervisor to the driver, for text.
+
+Up go lines, messages and failure reports; down comes the order to stop. A frame is four bytes of length and that much
+JSON, at most `MAX_FRAME_BYTES`. Who breaks the rules is disconnected. The connection is also a sign of life: when the
+driver's end closes, the driver is gone, and its supervisors end their workers.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import secrets
+import selectors
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+from spark_estimator import authentication
+from spark_estimator.errors import AuthenticationError
+from spark_estimator.log import logger
+
+MAX_FRAME_BYTES = 1 << 20
+CONNECT_TIMEOUT = timedelta(seconds=3)
+
+# Kinds of frame.
+BEGUN = "begun"  # rank, pid: user code begins
+LINE = "line"  # rank, stream, text
+LOG = "log"  # rank, text: from log_to_driver
+FAILURE = "failure"  # report: fields of a failure report
+STOP = "stop"  # text: the reason; the only kind that goes down
+
+_LENGTH = struct.Struct(">I")
+_CONTEXT = struct.Struct(">16sI")  # job id, partition
+# Lines that the network is too slow for are dropped and counted above this: printing must never hold training up.
+_MAX_WAITING_BYTES = 4 << 20
+_log = logger(__name__)
+
+
+def driver_address(preferred: str, towards: str = "") -> str:
+    """The address of this host at which its executors can reach it.
+
+    Args:
+        preferred: what Spark calls the driver's host; used when it is an address of this host.
+        towards: a host that must be able to reach this one, '' for `preferred`; else the address that routes there.
+
+    Raises:
+        OSError: there is no such address.
+    """
+    for address in filter(None, (preferred, towards)):
+        with contextlib.suppress(OSError):
+            family, _, _, _, resolved = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.bind(resolved)
+                if resolved[0] not in ("0.0.0.0", "::"):  # compared, not bound
+                    return str(resolved[0])
+    for address in filter(None, (towards, preferred)):
+        with contextlib.suppress(OSError):
+            family, _, _, _, resolved = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(resolved)  # sends nothing, but asks the routing table
+                return str(probe.getsockname()[0])
+    raise OSError(f"no address of this host leads to {preferred!r}")
+
+
+class DriverServer:
+    """The driver's end: listens at one address of this host, gives what comes in to `receive`.
+
+    Args:
+        address: of this host.
+        job_id: of the job, at most 16 characters; supervisors of others are refused.
+        size: number of supervisors; their partitions are 0 to size - 1, each may connect once.
+        receive: is given (partition, frame) in the server's thread. Frames are as `_valid` lets them through.
+
+    Attributes:
+        token: what supervisors must hold.
+        address, port: where it listens.
+    """
+
+    def __init__(self, address: str, job_id: str, size: int, receive: Callable[[int, dict[str, Any]], None]) -> None:
+        self.token = secrets.token_bytes(authentication.KEY_BYTES)
+        self._job_id = job_id.encode()
+        self._size = size
+        self._receive = receive
+        self._lock = threading.Lock()
+        self._connections: dict[int, _Inbound] = {}
+        self._stop_reason: str | None = None
+        self._closed = False
+        listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+        self.address, self.port = listener.getsockname()[:2]
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._arrived: collections.deque[_Inbound] = collections.deque()
+        self._doorkeeper = authentication.Doorkeeper(
+            [listener], self.token, self._admit, approve=self._approve, name="driver channel"
+        )
+        self._thread = threading.Thread(target=self._serve, name="spark_estimator driver channel", daemon=True)
+        self._thread.start()
+
+    @property
+    def connected(self) -> int:
+        """How many supervisors are connected now."""
+        with self._lock:
+            return len(self._connections)
+
+    def stop(self, reason: str) -> None:
+        """Has every supervisor end its worker, also those that connect later. Idempotent."""
+        with self._lock:
+            if self._stop_reason is not None:
+                return
+            self._stop_reason = reason
+            connections = list(self._connections.values())
+        for connection in connections:
+            connection.send_stop(reason)
+
+    def close(self) -> None:
+        """Disconnects everybody and stops listening; supervisors that still run then end their workers."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._doorkeeper.close()
+        with contextlib.suppress(OSError):
+            self._wake_write.send(b"\0")
+        self._thread.join()
+
+    def _approve(self, context: bytes) -> None:
+        job_id, partition = self._read_context(context)
+        with self._lock:
+            taken = partition in self._connections
+        if job_id != self._job_id or not 0 <= partition < self._size or taken:
+            raise AuthenticationError(f"no supervisor of that job and partition is expected: {job_id!r}, {partition}")
+
+    @staticmethod
+    def _read_context(context: bytes) -> tuple[bytes, int]:
+        if len(context) != _CONTEXT.size:
+            raise AuthenticationError("the connector says something else than its job and partition")
+        job_id, partition = _CONTEXT.unpack(context)
+        return job_id.rstrip(b"\0"), partition
+
+    def _admit(self, sock: socket.socket, context: bytes, origin: str) -> None:
+        inbound = _Inbound(sock, self._read_context(context)[1], origin)
+        with self._lock:
+            if self._closed or inbound.partition in self._connections:
+                raise AuthenticationError("the channel is closed, or this partition is connected already")
+            self._connections[inbound.partition] = inbound
+            reason = self._stop_reason
+            self._arrived.append(inbound)
+        if reason is not None:
+            inbound.send_stop(reason)
+        with contextlib.suppress(OSError):
+            self._wake_write.send(b"\0")
+
+    def _serve(self) -> None:
+        while not self._closed:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._wake_read:
+                    self._wake_read.recv(4096)
+                    while self._arrived:
+                        inbound = self._arrived.popleft()
+                        self._selector.register(inbound.sock, selectors.EVENT_READ, inbound)
+                elif not self._take(key.data):
+                    self._selector.unregister(key.fileobj)
+                    self._drop(key.data)
+        with self._lock:
+            remaining = list(self._connections.values())
+        for inbound in remaining:
+            while self._take(inbound):  # what had arrived before the end
+                pass
+            self._drop(inbound)
+        self._selector.close()
+        self._wake_read.close()
+        self._wake_write.close()
+
+    def _take(self, inbound: _Inbound) -> bool:
+        """Reads what is there; False when the connection is over, or nothing is there."""
+        try:
+            for frame in inbound.receive():
+                self._receive(inbound.partition, frame)
+        except BlockingIOError:
+            return not self._closed
+        except (OSError, ValueError) as error:
+            if not isinstance(error, EOFError):
+                _log.info("driver channel: partition %d at %s: %s", inbound.partition, inbound.origin, error)
+            return False
+        except EOFError:
+            return False
+        return True
+
+    def _drop(self, inbound: _Inbound) -> None:
+        with self._lock:
+            self._connections.pop(inbound.partition, None)
+        inbound.sock.close()
+
+
+class _Inbound:
+    """One supervisor's connection, at the driver."""
+
+    def __init__(self, sock: socket.socket, partition: int, origin: str) -> None:
+        self.sock = sock
+        self.partition = partition
+        self.origin = origin
+        self._pending = bytearray()
+        sock.setblocking(False)
+
+    def receive(self) -> Iterator[dict[str, Any]]:
+        """Yields the frames that one read completes.
+
+        Raises:
+            EOFError: the other end has closed.
+            ValueError: it breaks the rules.
+            OSError: the connection broke; BlockingIOError when there is nothing to read.
+        """
+        received = self.sock.recv(1 << 16)
+        if not received:
+            raise EOFError
+        self._pending += received
+        yield from _frames(self._pending)
+
+    def send_stop(self, reason: str) -> None:
+        """Sends the order to stop. It is small and nothing else goes down, so it fits the kernel's buffer."""
+        with contextlib.suppress(OSError):
+            self.sock.send(_encode({"kind": STOP, "text": reason}))
+
+
+def _encode(frame: dict[str, Any]) -> bytes:
+    content = json.dumps(frame).encode()
+    return _LENGTH.pack(len(content)) + content
+
+
+def _frames(pending: bytearray) -> Iterator[dict[str, Any]]:
+    """Takes whole frames off the front of `pending`.
+
+    Raises:
+        ValueError: it is no frame, or too long a one.
+    """
+    while len(pending) >= _LENGTH.size:
+        (length,) = _LENGTH.unpack_from(pending)
+        if length > MAX_FRAME_BYTES:
+            raise ValueError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed")
+        end = _LENGTH.size + length
+        if len(pending) < end:
+            return
+        content = bytes(pending[_LENGTH.size : end])
+        del pending[:end]
+        yield _valid(json.loads(content))
+
+
+def _valid(frame: Any) -> dict[str, Any]:
+    """`frame` when it is one of ours.
+
+    Raises:
+        ValueError: it is not.
+    """
+    fields = {BEGUN: {"rank": int, "pid": int}, LINE: {"rank": int, "stream": str, "text": str}, STOP: {"text": str}}
+    fields |= {LOG: {"rank": int, "text": str}, FAILURE: {"report": dict}}
+    expected = fields.get(frame.get("kind", "")) if isinstance(frame, dict) else None
+    if expected is None or not all(isinstance(frame.get(name), kind) for name, kind in expected.items()):
+        raise ValueError("a frame that is not one of this protocol")
+    assert isinstance(frame, dict)
+    return frame
+
+
+class SupervisorChannel:
+    """A supervisor's end. Sending never blocks.
+
+    Args:
+        on_stop: called once, in the channel's thread, with the reason, when the driver orders to stop or is gone.
+    """
+
+    def __init__(self, sock: socket.socket, on_stop: Callable[[str], None]) -> None:
+        self._sock = sock
+        self._on_stop = on_stop
+        self._changed = threading.Condition()
+        self._waiting: collections.deque[bytes] = collections.deque()
+        self._waiting_bytes = 0
+        self._dropped = 0
+        self._closing = False
+        self._broken = False
+        threads = {"reads": self._read, "writes": self._write}
+        self._threads = [
+            threading.Thread(target=target, name=f"spark_estimator channel {name}", daemon=True)
+            for name, target in threads.items()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @classmethod
+    def connect(
+        cls, address: tuple[str, int], token: bytes, job_id: str, partition: int, on_stop: Callable[[str], None]
+    ) -> SupervisorChannel:
+        """Connects to the driver.
+
+        Raises:
+            OSError: it cannot be reached within `CONNECT_TIMEOUT`.
+            AuthenticationError: what listens there is not this job's driver.
+        """
+        sock = socket.create_connection(address, timeout=CONNECT_TIMEOUT.total_seconds())
+        try:
+            authentication.connect(sock, token, _CONTEXT.pack(job_id.encode(), partition), timeout=CONNECT_TIMEOUT)
+            sock.settimeout(None)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _keep_alive(sock)
+        except BaseException:
+            sock.close()
+            raise
+        return cls(sock, on_stop)
+
+    @property
+    def usable(self) -> bool:
+        """Whether the driver still listens."""
+        return not self._broken
+
+    def send(self, kind: str, **fields: Any) -> bool:
+        """Hands a frame over. A line is dropped when too much waits already. False when the driver is gone."""
+        frame = _encode({"kind": kind, **fields})
+        if len(frame) > MAX_FRAME_BYTES:
+            return False
+        with self._changed:
+            if self._broken or self._closing:
+                return False
+            if kind == LINE and self._waiting_bytes + len(frame) > _MAX_WAITING_BYTES:
+                self._dropped += 1
+                return True
+            if self._dropped and kind == LINE:
+                text = f"[{self._dropped} lines were dropped: they came faster than the network took them]"
+                self._dropped = 0
+                self._enqueue(_encode({"kind": LINE, **fields, "text": text}))
+            self._enqueue(frame)
+        return True
+
+    def _enqueue(self, frame: bytes) -> None:
+        self._waiting.append(frame)
+        self._waiting_bytes += len(frame)
+        self._changed.notify_all()
+
+    def close(self, timeout: timedelta = timedelta(seconds=2)) -> None:
+        """Sends what waits, as far as `timeout` allows, and disconnects."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._threads[1].join(timeout.total_seconds())
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join(timeout.total_seconds())
+        self._sock.close()
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._closing:
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+                batch = b"".join(self._waiting)
+                self._waiting.clear()
+            try:
+                self._sock.sendall(batch)
+            except OSError:
+                self._broken = True
+                return
+            with self._changed:
+                self._waiting_bytes -= len(batch)
+
+    def _read(self) -> None:
+        pending = bytearray()
+        reason = "because the driver is gone"
+        try:
+            while received := self._sock.recv(4096):
+                pending += received
+                for frame in _frames(pending):
+                    if frame["kind"] == STOP:
+                        self._on_stop(str(frame["text"]))
+        except (OSError, ValueError) as error:
+            reason = f"because the connection to the driver broke: {error}"
+        self._broken = True
+        if not self._closing:
+            self._on_stop(reason)
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    """Has the kernel notice within about half a minute that the other host is gone without a word."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
