@@ -142,7 +142,7 @@ def test_optimizer_state(two_ranks: RankPool, who_has_state: tuple[int, ...], wr
 
 
 def test_state_of_other_shapes(two_ranks: RankPool) -> None:
-    """What optimizers of other makers keep: nested containers, other types than the parameter's, entries of no parameter."""
+    """What other makers' optimizers keep: nested containers, another type than the parameter's, entries of none."""
 
     class Odd(torch.optim.SGD):
         def remember(self, rank: int) -> None:
