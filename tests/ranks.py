@@ -176,7 +176,7 @@ class Ranks:
             time.sleep(1.0)  # for the stacks to be written
         self._kill_all()
         for reader in readers:
-            reader.join(5)  # a process that a dead rank has forked may hold the pipe open
+            reader.join()
         outcomes = [self._outcome(number, number in hanging) for number in range(len(self._ranks))]
         if hanging:
             raise RanksFailedError(f"after {timeout} seconds these ranks had not ended: {hanging}", outcomes)
@@ -260,6 +260,7 @@ def _main() -> None:
     """What each rank's process runs."""
     result = int(sys.argv[1])
     os.set_inheritable(result, False)
+    os.register_at_fork(after_in_child=lambda: os.close(result))  # who waits for the end of the pipe waits for us only
     faulthandler.enable()
     faulthandler.register(_DUMP_SIGNAL, all_threads=True)
     if sys.platform == "linux":

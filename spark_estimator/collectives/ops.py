@@ -65,6 +65,8 @@ def submit(
     encoded = name.encode()
     if b"\x00" in encoded:
         raise ValueError(f"a name must not hold a NUL character: {name!r}.")
+    if process_set != 0:
+        raise ValueError(f"{name!r} names process set {process_set}; there is only 0, all ranks.")
     dims = tensors[0].shape if len(tensors) == 1 else tuple(tensor.count for tensor in tensors)
     request = Request(
         ctypes.sizeof(Request),

@@ -1,0 +1,241 @@
+"""Ranks that disagree about one request: an error that says what, on all of them, and the job goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.ranks import run_ranks
+
+REQUESTS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
+    # what rank 0 and rank 1 submit under the name "gradient", and what the error must tell
+    "shape": ({"shape": (2, 3)}, {"shape": (3, 2)}, ["shape", "[2, 3]", "[3, 2]"]),
+    "number of dimensions": ({"shape": (6,)}, {"shape": (2, 3)}, ["shape", "[6]", "[2, 3]"]),
+    "dtype": ({"dtype": "float32"}, {"dtype": "float64"}, ["float32", "float64"]),
+    "op": ({"op": "ALLREDUCE"}, {"op": "BROADCAST"}, ["allreduce", "broadcast"]),
+    "reduce op": ({"reduce_op": "SUM"}, {"reduce_op": "MAX"}, ["sum", "max"]),
+    "root": ({"op": "BROADCAST", "root_rank": 0}, {"op": "BROADCAST", "root_rank": 1}, ["root", "0", "1"]),
+    "prescale": ({"prescale": 0.5}, {"prescale": 0.25}, ["0.5", "0.25"]),
+    "postscale": ({"postscale": 0.5}, {"postscale": 0.25}, ["0.5", "0.25"]),
+    "row shape": ({"op": "ALLGATHER", "shape": (2, 3)}, {"op": "ALLGATHER", "shape": (2, 4)}, ["shape", "3", "4"]),
+    "number of tensors": ({"buffers": 2}, {"buffers": 3}, ["2", "3"]),
+}
+
+
+def disagree(rank: int, requests: list[dict[str, Any]]) -> str:
+    import numpy
+
+    from spark_estimator._native import DType, Op, ReduceOp
+    from spark_estimator.collectives import arrays, context, ops
+    from spark_estimator.errors import MismatchError
+
+    context.init()
+    mine = requests[min(rank, 1)]
+    shape = mine.get("shape", (6,))
+    op = Op[mine.get("op", "ALLREDUCE")]
+    held = [numpy.ones(shape, mine.get("dtype", "float32")) for _ in range(mine.get("buffers", 1))]
+    tensors = [
+        ops.Tensor(array.ctypes.data, 0 if op is Op.ALLGATHER else array.ctypes.data, array.size, array.shape)
+        for array in held
+    ]
+    messages = []
+    for _ in range(2):  # the second time all is known already, and must fail just so
+        handle = ops.submit(
+            op,
+            "gradient",
+            tensors,
+            DType[mine.get("dtype", "float32").upper()],
+            reduce_op=ReduceOp[mine.get("reduce_op", "SUM")],
+            root_rank=mine.get("root_rank", 0),
+            prescale=mine.get("prescale", 1.0),
+            postscale=mine.get("postscale", 1.0),
+            keep=held,
+        )
+        try:
+            handle.wait()
+        except MismatchError as error:
+            messages.append(str(error))
+    assert len(messages) == 2, "it was not refused"
+    # Under the same name and under others, the ring still works.
+    for name in ("gradient", "another"):
+        assert (arrays.allreduce(numpy.ones(4), ReduceOp.SUM, name) == context.size()).all()
+    return messages[0]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("what", REQUESTS)
+def test_every_rank_is_told_what_differs(what: str, n: int) -> None:
+    first, second, expected = REQUESTS[what]
+    messages = run_ranks(n, disagree, args=([first, second],))
+    assert len(set(messages)) == 1, messages
+    assert "gradient" in messages[0]
+    for words in expected:
+        assert words in messages[0].lower(), messages[0]
+    for rank in ("rank 0", "1"):
+        assert rank in messages[0].lower(), messages[0]
+
+
+def test_a_name_in_flight_is_refused_at_once_and_here_only() -> None:
+    def duplicate(rank: int) -> None:
+        import numpy
+        import pytest
+
+        from spark_estimator.collectives import arrays, context, ops
+        from spark_estimator.errors import DuplicateNameError
+
+        context.init()
+        array = numpy.ones(3)
+        if rank == 0:
+            handle = arrays.allreduce_into(array, array, arrays.ReduceOp.SUM, "twice")
+            with pytest.raises(DuplicateNameError, match="twice"):
+                arrays.allreduce_into(array.copy(), array.copy(), arrays.ReduceOp.SUM, "twice")
+        ops.barrier()
+        if rank == 1:
+            handle = arrays.allreduce_into(array, array, arrays.ReduceOp.SUM, "twice")
+        handle.wait()
+        assert (array == 2).all()
+        # The name is free again.
+        assert (arrays.allreduce(numpy.ones(3), arrays.ReduceOp.SUM, "twice") == 2).all()
+
+    run_ranks(2, duplicate)
+
+
+def test_the_callers_mistakes_are_refused_at_once() -> None:
+    def mistakes(rank: int) -> None:
+        import numpy
+        import pytest
+
+        from spark_estimator._native import DType, Op, ReduceOp
+        from spark_estimator.collectives import arrays, context, objects, ops
+
+        context.init()
+        array = numpy.ones(4, numpy.float32)
+        tensor = ops.Tensor(array.ctypes.data, array.ctypes.data, 4, (4,))
+        for arguments, options in [
+            ((Op.ALLREDUCE, "", [tensor], DType.FLOAT32), {}),
+            ((Op.ALLREDUCE, "x" * 5000, [tensor], DType.FLOAT32), {}),
+            ((Op.ALLREDUCE, "a\x00b", [tensor], DType.FLOAT32), {}),
+            ((Op.ALLREDUCE, "none", [], DType.FLOAT32), {}),
+            ((Op.ALLREDUCE, "dtype", [tensor], 55), {}),
+            ((Op.ALLREDUCE, "reduce op", [tensor], DType.FLOAT32), {"reduce_op": 2}),
+            ((Op.ALLREDUCE, "set", [tensor], DType.FLOAT32), {"process_set": 3}),
+            ((Op.ALLREDUCE, "shape", [tensor._replace(shape=(5,))], DType.FLOAT32), {}),
+            ((Op.ALLREDUCE, "no memory", [tensor._replace(input=0)], DType.FLOAT32), {}),
+            ((Op.ALLREDUCE, "count", [tensor._replace(count=-1, shape=(-1,))], DType.FLOAT32), {}),
+            ((Op.BROADCAST, "root", [tensor], DType.FLOAT32), {"root_rank": 2}),
+            ((Op.BROADCAST, "root", [tensor], DType.FLOAT32), {"root_rank": -1}),
+            ((Op.BROADCAST, "two", [tensor, tensor], DType.FLOAT32), {}),
+            ((Op.ALLGATHER, "scalar", [tensor._replace(count=1, shape=())], DType.FLOAT32), {}),
+            ((17, "op", [tensor], DType.FLOAT32), {}),
+        ]:
+            with pytest.raises(ValueError, match=r".+"):
+                ops.submit(*arguments, **options)
+                pytest.fail(f"{arguments} {options} was taken")
+        for array in (numpy.ones(2, "complex64"), numpy.array(["x"])):
+            with pytest.raises(ValueError, match="cannot be sent"):
+                arrays.allreduce(array)
+        with pytest.raises(ValueError, match="C-contiguous"):
+            arrays.allreduce_into(numpy.ones((3, 3)).T, numpy.ones((3, 3)).T, ReduceOp.SUM, "strided")
+        with pytest.raises(ValueError, match="writable output"):
+            arrays.allreduce_into(numpy.ones(3), numpy.ones(4), ReduceOp.SUM, "sizes")
+        with pytest.raises(ValueError, match="at least one dimension"):
+            arrays.allgather(numpy.array(1))
+        with pytest.raises(ValueError, match="root_rank=2 is not one of the 2 ranks"):
+            objects.broadcast_object(1, root_rank=2)
+        assert (arrays.allreduce(numpy.ones((3, 4)).T, ReduceOp.SUM) == 2).all()
+
+    run_ranks(2, mistakes)
+
+
+def test_after_shutdown_there_are_no_collectives() -> None:
+    def late(rank: int) -> None:
+        import numpy
+        import pytest
+
+        from spark_estimator.collectives import arrays, context
+        from spark_estimator.errors import NotInitializedError
+
+        context.init()
+        arrays.allreduce(numpy.ones(3))
+        context.shutdown()
+        with pytest.raises(NotInitializedError, match=r"hvd\.init\(\)"):
+            arrays.allreduce(numpy.ones(3))
+
+    run_ranks(2, late)
+
+
+def wait_for_a_rank_that_leaves(rank: int) -> list[str]:
+    import numpy
+
+    from spark_estimator.collectives import arrays, context
+    from spark_estimator.errors import ShutDownError
+
+    context.init()
+    arrays.allreduce(numpy.ones(3))
+    if rank == 1:
+        context.shutdown()
+        return []
+    messages = []
+    for _ in range(2):
+        try:
+            arrays.allreduce(numpy.ones(3), name="waits")
+        except ShutDownError as error:
+            messages.append(str(error))
+    return messages
+
+
+def test_who_waits_for_a_rank_that_has_left_is_told() -> None:
+    messages, _ = run_ranks(2, wait_for_a_rank_that_leaves)
+    assert len(messages) == 2
+    for message in messages:
+        assert "'waits'" in message
+        assert "rank 1" in message
+        assert "has left the job" in message
+
+
+def test_all_who_wait_are_told() -> None:
+    # They leave in turn because of it, so each may have heard of another one first.
+    for rank, messages in enumerate(run_ranks(4, wait_for_a_rank_that_leaves)):
+        assert len(messages) == (0 if rank == 1 else 2)
+        assert all("has left the job" in message for message in messages)
+
+
+def test_an_average_of_bools_is_refused_on_all_ranks() -> None:
+    def average(rank: int) -> None:
+        import numpy
+        import pytest
+
+        from spark_estimator.collectives import arrays, context
+        from spark_estimator.errors import HorovodInternalError
+
+        context.init()
+        with pytest.raises(HorovodInternalError, match="average of bool"):
+            arrays.allreduce(numpy.ones(3, bool))
+        assert arrays.allreduce(numpy.array([rank == 0, False]), arrays.ReduceOp.SUM).tolist() == [True, False]
+
+    run_ranks(2, average)
+
+
+def test_ones_own_pending_requests_end_with_ones_shutdown() -> None:
+    def leave(rank: int) -> None:
+        import numpy
+        import pytest
+
+        from spark_estimator.collectives import arrays, context, ops
+        from spark_estimator.errors import ShutDownError
+
+        context.init()
+        if rank == 0:
+            array = numpy.ones(3)
+            handle = arrays.allreduce_into(array, array, arrays.ReduceOp.SUM, "alone")
+            ops.barrier()
+            context.shutdown()
+            for _ in range(2):
+                with pytest.raises(ShutDownError):
+                    handle.wait()
+            assert handle.done()
+        else:
+            ops.barrier()
+
+    run_ranks(2, leave)

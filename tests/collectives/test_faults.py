@@ -1,0 +1,318 @@
+"""Ranks that die: the others hear of it soon, in every op that waits, and by the rank's number."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.ranks import RanksFailedError, run_ranks, start_ranks
+
+both_channels = pytest.mark.parametrize(
+    "environ",
+    [{"SPARK_ESTIMATOR_SHARED_MEMORY": "1"}, {"SPARK_ESTIMATOR_SHARED_MEMORY": "0"}],
+    ids=["shared", "tcp"],
+)
+
+
+def wait_for_a_dead_rank(rank: int, dies: int) -> list[str]:
+    """All ranks but one submit several collectives; that one kills itself. Gives what each collective ended in."""
+    import os
+    import signal
+    import time
+
+    import numpy
+
+    from spark_estimator._native import DType, Op
+    from spark_estimator.collectives import arrays, context, ops
+    from spark_estimator.errors import PeerLostError
+
+    context.init()
+    ops.barrier()
+    if rank == dies:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    array = numpy.ones(1000)
+    tensor = ops.Tensor(array.ctypes.data, array.ctypes.data, array.size, array.shape)
+    rows = tensor._replace(output=0)
+    pending = [arrays.allreduce_into(array, array, arrays.ReduceOp.SUM, f"sum {number}") for number in range(20)]
+    pending += [ops.submit(Op.BROADCAST, "broadcast", [tensor], DType.FLOAT64, root_rank=dies, keep=array)]
+    pending += [ops.submit(Op.ALLGATHER, "gather", [rows], DType.FLOAT64, keep=array)]
+    pending += [ops.submit(Op.BARRIER, "barrier", [], DType.UINT8)]
+    messages = []
+    for handle in pending:
+        try:
+            handle.wait()
+        except PeerLostError as error:
+            messages.append(str(error))
+    try:
+        arrays.allreduce(array)
+    except PeerLostError as error:
+        messages.append(str(error))
+    context.shutdown()
+    assert not context.is_initialized()
+    return messages
+
+
+@both_channels
+@pytest.mark.parametrize(("n", "dies"), [(2, 1), (2, 0), (3, 1), (4, 0)])
+def test_every_op_that_waits_for_a_killed_rank_names_it(n: int, dies: int, environ: dict[str, str]) -> None:
+    with start_ranks(n, wait_for_a_dead_rank, args=(dies,), environ=environ) as ranks:
+        outcomes = ranks.wait(timeout=60)
+    assert outcomes[dies].exit_code == -signal.SIGKILL
+    for outcome in outcomes:
+        if outcome.rank != dies:
+            assert outcome.returned, outcome
+            assert len(outcome.value) == 24
+            for message in outcome.value:
+                assert f"rank {dies}" in message
+
+
+def allreduce_for_ever(rank: int) -> str:
+    import numpy
+
+    from spark_estimator.collectives import arrays, context
+    from spark_estimator.errors import PeerLostError
+
+    context.init()
+    array = numpy.ones(16_000_000, numpy.float32)
+    print("begins", flush=True)
+    try:
+        for _ in range(1_000_000):
+            arrays.allreduce_into(array, array, arrays.ReduceOp.MAX, "large").wait()
+    except PeerLostError as error:
+        return str(error)
+    return "went on"
+
+
+@both_channels
+def test_a_rank_killed_while_bytes_flow(environ: dict[str, str]) -> None:
+    for n, dies in ((2, 0), (3, 1)):
+        with start_ranks(n, allreduce_for_ever, environ=environ) as ranks:
+            for rank in range(n):
+                ranks.await_output(rank, "begins")
+            ranks.kill(dies)
+            outcomes = ranks.wait(timeout=60)
+        for outcome in outcomes:
+            if outcome.rank != dies:
+                assert outcome.returned, outcome
+                assert f"rank {dies}" in outcome.value
+
+
+@both_channels
+def test_a_paused_rank_is_no_dead_rank(environ: dict[str, str]) -> None:
+    def slow(rank: int) -> float:
+        import numpy
+
+        from spark_estimator.collectives import arrays, context
+
+        context.init()
+        total = numpy.zeros(100_000)
+        print("begins", flush=True)
+        for _ in range(300):
+            total += arrays.allreduce(numpy.ones(100_000), arrays.ReduceOp.SUM)
+        return float(total[0])
+
+    with start_ranks(2, slow, environ=environ) as ranks:
+        for rank in range(2):
+            ranks.await_output(rank, "begins")
+        ranks.kill(1, signal.SIGSTOP)
+        time.sleep(3)
+        ranks.kill(1, signal.SIGCONT)
+        outcomes = ranks.wait(timeout=60)
+    assert [outcome.value for outcome in outcomes] == [600.0, 600.0], outcomes
+
+
+def test_an_exception_on_one_rank_reaches_the_others_as_its_leaving() -> None:
+    def raises(rank: int) -> None:
+        import numpy
+
+        from spark_estimator.collectives import arrays, context
+
+        context.init()
+        if rank == 1:
+            raise KeyError("a mistake of the user")
+        arrays.allreduce(numpy.ones(1))
+
+    with pytest.raises(RanksFailedError) as raised:
+        run_ranks(2, raises)
+    first, second = raised.value.outcomes
+    assert "KeyError: 'a mistake of the user'" in second.trace
+    assert "ShutDownError" in first.trace
+    assert "rank 1" in str(first.error)
+
+
+def test_a_job_can_be_had_again_after_a_rank_was_lost() -> None:
+    """The survivors cannot, without it; but the process itself is whole: it may leave."""
+
+    def survive(rank: int) -> list[str]:
+        import os
+        import signal
+
+        import numpy
+
+        from spark_estimator.collectives import arrays, context
+        from spark_estimator.errors import PeerLostError
+
+        kinds = []
+        context.init()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for _ in range(2):
+            try:
+                context.init()
+                arrays.allreduce(numpy.ones(1))
+            except PeerLostError as error:
+                kinds.append(str(error))
+            context.shutdown()
+        return kinds
+
+    with start_ranks(2, survive, environ={"HOROVOD_START_TIMEOUT": "2"}) as ranks:
+        outcomes = ranks.wait()
+    assert len(outcomes[0].value) == 2, outcomes[0]
+    assert all("rank 1" in message for message in outcomes[0].value)
+    assert "could not be reached" in outcomes[0].value[1]
+
+
+# --- forks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_forked_child_cannot_use_the_job_and_harms_nothing() -> None:
+    def forks(rank: int) -> list[str]:
+        import contextlib
+        import os
+
+        import numpy
+
+        from spark_estimator.collectives import arrays, context, objects, ops
+        from spark_estimator.errors import HorovodInternalError
+
+        context.init()
+        array = numpy.ones(10)
+        pending = arrays.allreduce_into(array, array, arrays.ReduceOp.SUM, "pending") if rank == 0 else None
+        told = []
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                # What is known stays known: data loaders ask.
+                assert (context.rank(), context.size(), context.is_initialized()) == (rank, 2, True)
+                uses = [lambda: arrays.allreduce(numpy.ones(1)), ops.barrier, lambda: objects.broadcast_object(1)]
+                if pending is not None:
+                    uses += [pending.wait, pending.done]
+                for use in uses:
+                    try:
+                        use()
+                    except HorovodInternalError as error:
+                        assert f"pid {os.getpid()}) was forked from a rank (pid {os.getppid()})" in str(error)
+                    else:
+                        raise AssertionError(f"{use} was possible")
+                del pending
+                context.shutdown()
+                try:
+                    context.init()
+                except HorovodInternalError as error:
+                    os.write(write, str(error).encode())
+                for fd in os.listdir("/proc/self/fd"):
+                    with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+                        assert not os.readlink(f"/proc/self/fd/{fd}").startswith(("socket:", "/memfd:"))
+                code = 0
+            finally:
+                if code:
+                    import traceback
+
+                    traceback.print_exc()
+                os._exit(code)
+        os.close(write)
+        told.append(os.read(read, 4096).decode())
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        # The parent, and the next round, know nothing of it.
+        if pending is None:
+            pending = arrays.allreduce_into(array, array, arrays.ReduceOp.SUM, "pending")
+        pending.wait()
+        assert (array == 2).all()
+        context.shutdown()
+        context.init()
+        assert (arrays.allreduce(numpy.ones(3), arrays.ReduceOp.SUM) == 2).all()
+        return told
+
+    for told in run_ranks(2, forks):
+        assert "was forked from a rank" in told[0]
+
+
+@both_channels
+def test_a_rank_that_dies_is_missed_though_its_forked_child_lives_on(environ: dict[str, str]) -> None:
+    def forks(rank: int) -> str:
+        import os
+        import signal
+        import time
+
+        import numpy
+
+        from spark_estimator.collectives import arrays, context, ops
+        from spark_estimator.errors import PeerLostError
+
+        context.init()
+        ops.barrier()
+        if rank == 1:
+            child = os.fork()
+            if child == 0:
+                time.sleep(100)
+                os._exit(0)
+            print(f"child {child}.", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            arrays.allreduce(numpy.ones(1))
+        except PeerLostError as error:
+            return str(error)
+        return "went on"
+
+    with start_ranks(2, forks, environ=environ) as ranks:
+        ranks.await_output(1, ".")
+        child = int(ranks.output(1).split("child ")[1].split(".")[0])
+        try:
+            outcomes = ranks.wait(timeout=60)
+            os.kill(child, 0)  # it does live on
+        finally:
+            os.kill(child, signal.SIGKILL)
+    assert outcomes[1].exit_code == -signal.SIGKILL
+    assert "rank 1" in outcomes[0].value
+
+
+def test_children_of_every_kind_while_collectives_run() -> None:
+    def spawns(rank: int) -> None:
+        import multiprocessing
+        import subprocess
+        import sys
+        import threading
+
+        import numpy
+
+        from spark_estimator.collectives import arrays, context
+
+        listing = (
+            "import os; print([os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if n != '3'])"
+        )
+        context.init()
+        stop = threading.Event()
+
+        def reduce() -> None:
+            for number in range(400):
+                assert (arrays.allreduce(numpy.ones(5000), arrays.ReduceOp.SUM, f"n{number}") == 2).all()
+            stop.set()
+
+        thread = threading.Thread(target=reduce)
+        thread.start()
+        while not stop.is_set():
+            with multiprocessing.get_context("fork").Pool(2) as pool:
+                assert pool.map(abs, [-1, -2]) == [1, 2]
+            command = [sys.executable, "-c", listing]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, close_fds=False)
+            assert "socket:" not in done.stdout and "memfd:" not in done.stdout, done.stdout
+        thread.join()
+
+    run_ranks(2, spawns)
