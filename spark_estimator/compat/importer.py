@@ -65,6 +65,9 @@ class StandIn(ModuleType):
         self.__dict__[name] = value
         return value
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return importlib.import_module, (self.__name__,)
+
     def __dir__(self) -> list[str]:
         prefix = self.__name__ + "."
         below = {old.removeprefix(prefix) for old in (*MODULES, *PACKAGES) if old.startswith(prefix)}

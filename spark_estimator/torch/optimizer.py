@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,6 +22,8 @@ from spark_estimator.torch.compression import Compression
 from spark_estimator.torch.gradient_bucket import Options
 from spark_estimator.torch.gradient_exchange import GradientExchange
 from spark_estimator.torch.ops import Average, Sum, reduce_op
+
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
 #: The one attribute that wrapping adds to the user's object.
 _ATTRIBUTE = "_distributed"
@@ -39,7 +41,7 @@ class _Distributed:
 
 
 def DistributedOptimizer(  # Horovod's name: a function that is used like a class
-    optimizer: torch.optim.Optimizer,
+    optimizer: OptimizerT,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: Any = Compression.none,
     backward_passes_per_step: int = 1,
@@ -49,7 +51,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: None = None,
-) -> torch.optim.Optimizer:
+) -> OptimizerT:
     """Makes an optimizer step with gradients that are reduced over all ranks; returns that same object.
 
     Gradients travel while ``backward()`` is at work on others, and are averages when it returns: clip, unscale and log
@@ -105,7 +107,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
             optimizer.register_step_pre_hook(_before_step),
             optimizer.register_step_post_hook(_after_step),
         ]
-    optimizer.__class__ = _distributed_class(type(optimizer))
+    optimizer.__class__ = _distributed_class(type(optimizer))  # type: ignore[assignment]  # which is a subclass of it
     setattr(optimizer, _ATTRIBUTE, distributed)
     return optimizer
 
