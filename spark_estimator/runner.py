@@ -15,11 +15,15 @@ class HorovodRunner:
     """Runs a function on several ranks that can use ``hvd`` collectives, and returns rank 0's value.
 
     Args:
-        np: number of ranks. Positive: as many Spark tasks, started together in the current Spark session (one is created for
-            local use where there is none). Negative: ``-np`` processes on this machine, without Spark; good for a first try.
+        np: number of ranks. Positive: as many Spark tasks, started together in the current Spark session (one is
+            created for
+            local use where there is none). Negative: ``-np`` processes on this machine, without Spark; good for a
+            first try.
             0: all slots of the session; deprecated, as in Databricks.
-        driver_log_verbosity: "all" prints every rank's stdout and stderr here; "log_callback_only" (the default) only what
-            ranks give to `log_to_driver`, and leaves the rest to the executors' logs. With a negative np everything is printed.
+        driver_log_verbosity: "all" prints every rank's stdout and stderr here; "log_callback_only" (the default) only
+            what
+            ranks give to `log_to_driver`, and leaves the rest to the executors' logs. With a negative np everything is
+            printed.
 
     Attributes:
         num_processor: `np` as it was given.

@@ -1,4 +1,4 @@
-"""Decides which failure of a job is the cause, and says it: the first rank that failed by itself, before those it took along.
+"""Finds the cause among the failures of a job, and says it: the first that failed by itself, not those it took along.
 
 A *report* is what one rank's end looked like to its supervisor. Reports are plain data: they travel as JSON.
 """
@@ -6,7 +6,6 @@ A *report* is what one rank's end looked like to its supervisor. Reports are pla
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -31,6 +30,17 @@ ENVIRONMENT = "environment"  # it cannot run this job at all: versions differ
 STOPPED = "stopped"  # ended by the launcher; never a cause
 
 MAX_TRACEBACK_CHARACTERS = 64_000
+_FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
+    "rank": int,
+    "host": str,
+    "pid": int,
+    "kind": str,
+    "message": str,
+    "traceback": str,
+    "exit_code": (int, type(None)),
+    "when": (int, float),
+    "secondary": bool,
+}
 _OPENING, _CLOSING = "<<<spark_estimator failure ", " spark_estimator>>>"
 
 
@@ -78,20 +88,15 @@ class FailureReport:
             TypeError, ValueError: the fields are not those of a report.
         """
         report = cls(**fields)
-        for name, kind in (
-            ("rank", int),
-            ("pid", int),
-            ("host", str),
-            ("kind", str),
-            ("message", str),
-            ("traceback", str),
-        ):
-            if not isinstance(getattr(report, name), kind):
+        for name, kinds in _FIELD_TYPES.items():
+            if not isinstance(getattr(report, name), kinds):
                 raise ValueError(f"field {name!r} of a failure report is {getattr(report, name)!r}")
-        if not isinstance(report.when, (int, float)) or not isinstance(report.exit_code, (int, type(None))):
-            raise ValueError("a failure report without a time or exit status")
-        texts = {name: printable(getattr(report, name)) for name in ("host", "kind", "message", "traceback")}
-        return replace(report, **texts)
+        return replace(
+            report,
+            host=printable(report.host),
+            message=printable(report.message),
+            traceback=printable(report.traceback),
+        )
 
 
 def shorten(text: str, limit: int = MAX_TRACEBACK_CHARACTERS) -> str:
@@ -109,16 +114,6 @@ def first_failure(reports: Sequence[FailureReport]) -> FailureReport | None:
     """
     causes = [report for report in reports if report.kind != STOPPED]
     return min(causes, key=lambda report: (report.secondary, report.when), default=None)
-
-
-def describe_end(exit_code: int) -> str:
-    """An exit status in words."""
-    if exit_code >= 0:
-        return f"exit status {exit_code}"
-    try:
-        return f"signal {-exit_code} ({signal.Signals(-exit_code).name})"
-    except ValueError:
-        return f"signal {-exit_code}"
 
 
 def job_error(

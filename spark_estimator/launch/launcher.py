@@ -1,4 +1,4 @@
-"""What every launcher does while a job runs: shows lines, gathers failures, ends the job after the first, survives Ctrl-C."""
+"""What every launcher does while a job runs: shows lines, gathers failures, ends the job after the first or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Watch:
             raise
 
     def _decision_time(self, before: float | None) -> float:
-        """When to stop the job, now that one more report is here: soon when the cause is known, later when it is not."""
+        """When to stop the job, now that one more report is here: soon when the cause is known, else later."""
         cause = first_failure(self.reports)
         known = cause is not None and not cause.secondary
         at = time.monotonic() + (GRACE if known else GRACE_WITHOUT_CAUSE).total_seconds()
@@ -135,7 +135,7 @@ class Watch:
         return False
 
     def _events(self) -> Iterator[Event | None]:
-        """Yields each event once it has been shown or noted; None now and then, so that the caller can look at the time."""
+        """Yields each event once it is shown or noted; None now and then, so that the caller can look at the time."""
         while True:
             try:
                 event = self.events.get(timeout=_SLICE_SECONDS)

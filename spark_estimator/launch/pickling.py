@@ -119,7 +119,7 @@ def _parts(whole: Any) -> Iterator[_Step]:
         yield from _parts_of_function(whole)
     elif isinstance(whole, types.MethodType):
         yield f"is a method of a {_type_name(whole.__self__)}", whole.__self__
-        yield from _parts_of_function(whole.__func__)
+        yield "calls its function", whole.__func__
     elif isinstance(whole, functools.partial):
         yield from ((f"is given the argument {key!r}", value) for key, value in whole.keywords.items())
         yield from ((f"is given the positional argument {index}", value) for index, value in enumerate(whole.args))
@@ -146,7 +146,7 @@ def _parts(whole: Any) -> Iterator[_Step]:
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[_Step]:
-    for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+    for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         with suppress(ValueError):  # a cell that is still empty
             yield f"uses the variable {variable!r} of the function around it", cell.cell_contents
     for variable in _globals_named_in(function.__code__):
@@ -154,7 +154,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[_Step]:
             yield f"uses the global {variable!r}", function.__globals__[variable]
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     defaults = function.__defaults__ or ()
-    for variable, value in zip(names[len(names) - len(defaults) :], defaults):
+    for variable, value in zip(names[len(names) - len(defaults) :], defaults, strict=True):
         yield f"has a default for {variable!r}", value
     for variable, value in (function.__kwdefaults__ or {}).items():
         yield f"has a default for {variable!r}", value

@@ -1,4 +1,4 @@
-"""The pipe by which a worker tells its supervisor what becomes of it: frames of one letter, a length, and that many bytes."""
+"""The pipe by which a worker tells its supervisor what becomes of it, in frames: a letter, a length, bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows that come back through Spark: one manifest from each rank and rank 0's value in chunks; and their verification.
+"""The rows that come back through Spark, one manifest a rank and rank 0's value in chunks; and their verification.
 
 A driver whose Java memory runs out while it collects rows may be given none of them without an error, so nothing is
 believed that is not accounted for: every rank's manifest, every chunk, the size and the hash of the value.
@@ -93,8 +93,8 @@ def verified_value(rows: Sequence[ResultRow], size: int) -> bytes:
     """
     if not rows:
         raise ResultError(
-            "Spark reported success but returned no rows: the driver's JVM most likely ran out of memory while it collected "
-            "them. Give it more (spark.driver.memory), or return a smaller value."
+            "Spark reported success but returned no rows: the driver's JVM most likely ran out of memory while it "
+            "collected them. Give it more (spark.driver.memory), or return a smaller value."
         )
     manifests = manifests_of(rows)
     ranks = [manifest.rank for manifest in manifests]
@@ -107,7 +107,7 @@ def verified_value(rows: Sequence[ResultRow], size: int) -> bytes:
     first = manifests[0]
     if len(value) != first.bytes or hashlib.sha256(value).hexdigest() != first.sha256:
         raise ResultError(
-            f"rank 0's value did not arrive whole: {len(value)} of {first.bytes} bytes in {len(chunks)} chunks, or altered. "
-            "If the driver's JVM is short of memory, raise spark.driver.memory."
+            f"rank 0's value did not arrive whole: {len(value)} of {first.bytes} bytes in {len(chunks)} chunks, or "
+            "altered. If the driver's JVM is short of memory, raise spark.driver.memory."
         )
     return value

@@ -82,16 +82,16 @@ def check_session(spark: SparkSession) -> None:
     conf = Configuration(spark)
     if conf.is_true("spark.dynamicAllocation.enabled") and not conf.is_local:
         raise PreflightError(
-            "spark.dynamicAllocation.enabled is true, and Spark refuses to start the ranks of a job together (a barrier stage) "
-            "while executors may come and go. Start the session with spark.dynamicAllocation.enabled=false and a fixed number "
-            "of executors (spark.executor.instances)."
+            "spark.dynamicAllocation.enabled is true, and Spark refuses to start the ranks of a job together (a "
+            "barrier stage) while executors may come and go. Start the session with "
+            "spark.dynamicAllocation.enabled=false and a fixed number of executors (spark.executor.instances)."
         )
     gpus = conf.number("spark.task.resource.gpu.amount")
     if conf.is_local and gpus:
         raise PreflightError(
-            f"spark.task.resource.gpu.amount is {gpus:g}, but a session with master {conf.master!r} has no GPU resources to give: "
-            "its tasks would wait for ever. Leave that setting out (ranks then see all GPUs of this host), or use "
-            "HorovodRunner(np=-N), which needs no Spark."
+            f"spark.task.resource.gpu.amount is {gpus:g}, but a session with master {conf.master!r} has no GPU "
+            "resources to give: its tasks would wait for ever. Leave that setting out (ranks then see all GPUs of "
+            "this host), or use HorovodRunner(np=-N), which needs no Spark."
         )
 
 
@@ -126,7 +126,7 @@ def require_slots(spark: SparkSession, size: int, patience: timedelta = REGISTRA
     """Returns when `size` ranks can run at the same time, or when nobody can tell.
 
     Raises:
-        NotEnoughSlotsError: they cannot, and have not been able to for `patience`; the text has the arithmetic and the remedy.
+        NotEnoughSlotsError: they cannot, and could not for `patience`; the text has the arithmetic and the remedy.
     """
     conf = Configuration(spark)
     slots = _poll(lambda: count_slots(spark), lambda slots: slots.count is None or slots.count >= size, conf, patience)

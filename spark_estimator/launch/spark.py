@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 from spark_estimator import __version__
 from spark_estimator.collectives.rendezvous import Endpoint, host_id, new_job_id
 from spark_estimator.env import Settings
-from spark_estimator.errors import AuthenticationError, JobFailedError, SparkEstimatorError
+from spark_estimator.errors import JobFailedError, SparkEstimatorError
 from spark_estimator.launch import failures, spark_errors
 from spark_estimator.launch.failures import FailureReport, find_marked, first_failure, job_error, to_marked_text
 from spark_estimator.launch.launcher import Begun, Event, Failed, Finished, Line, Message, Watch
@@ -45,13 +45,14 @@ from spark_estimator.launch.spec import (
     worker_spec,
 )
 from spark_estimator.launch.supervisor import Outcome, Supervisor
+from spark_estimator.launch.task_relay import TaskRelay
 from spark_estimator.log import logger
 from spark_estimator.observe import channel
 from spark_estimator.observe.driver_log import printable
 
 _log = logger(__name__)
 
-# Without a driver channel the first task that fails ends the stage: one that only lost a peer lets the culprit go first.
+# Without a driver channel the first task that fails ends the stage: one that only lost a peer lets the cause go first.
 _SECONDARY_WAITS = timedelta(seconds=1.5)
 _SAY_WAITING_AFTER = timedelta(seconds=20)
 
@@ -194,7 +195,7 @@ class _Attempt:
         if self._is_connect:
             self._spark.addTag(self._tag)
             return
-        # The session's own tags do not cancel a classic job; the context's do. A job group would replace the notebook's.
+        # A classic session's own tags do not cancel; the context's do. A job group would replace the notebook's.
         context = self._spark.sparkContext
         context.addJobTag(self._tag)
         context.setLocalProperty("spark.job.description", f"{self._job.function} on {self._job.size} ranks")
@@ -217,8 +218,9 @@ class _Attempt:
             return
         self._said_waiting = True
         print(
-            f"spark_estimator: Spark has not started {self._job.function} on any of {self._job.size} ranks for {seconds:.0f} seconds. "
-            f"It needs {self._job.size} slots that are free at the same time: other jobs may hold them, or executors may be starting.",
+            f"spark_estimator: Spark has not started {self._job.function} on any of {self._job.size} ranks for "
+            f"{seconds:.0f} seconds. It needs {self._job.size} slots that are free at the same time: other jobs may "
+            "hold them, or executors may be starting.",
             file=sys.stderr,
             flush=True,
         )
@@ -236,7 +238,7 @@ class BarrierTask:
             pass
         context = BarrierTaskContext.get()
         partition = context.partitionId()
-        relay = _TaskRelay(self.job)
+        relay = TaskRelay(self.job)
         try:
             outcome = self._supervise(context, partition, relay)
         finally:
@@ -244,18 +246,20 @@ class BarrierTask:
         for row in rows_of(outcome, partition):
             columns = [[value] for value in row]
             yield pyarrow.RecordBatch.from_arrays(
-                [pyarrow.array(column, kind) for column, kind in zip(columns, _ARROW_TYPES)], names=ResultRow._fields
+                [pyarrow.array(column, kind) for column, kind in zip(columns, _ARROW_TYPES, strict=True)],
+                names=ResultRow._fields,
             )
 
-    def _supervise(self, context: BarrierTaskContext, partition: int, relay: _TaskRelay) -> Outcome:
+    def _supervise(self, context: BarrierTaskContext, partition: int, relay: TaskRelay) -> Outcome:
         address = context.getTaskInfos()[partition].address.rpartition(":")[0].strip("[]")
         try:
             endpoint = Endpoint.open(address)
         except (OSError, ValueError) as error:
             raise _setup_failure(
                 failures.NOT_STARTED,
-                f"could not start: Spark calls this executor {address!r}, but {error}. Its other name for itself would have to be an "
-                "address of this host that the other hosts reach: see SPARK_LOCAL_IP and spark.driver.host.",
+                f"could not start: Spark calls this executor {address!r}, but {error}. Its other name for itself "
+                "would have to be an address of this host that the other hosts reach: see SPARK_LOCAL_IP and "
+                "spark.driver.host.",
             ) from error
         supervisor = Supervisor(self.job, endpoint, relay)
         try:
@@ -273,7 +277,7 @@ class BarrierTask:
             raise
         failure = outcome.failure
         if failure is not None and failure.kind != failures.STOPPED and not relay.connected:
-            # Nobody can be told to stop the others, so Spark has to: by the failure of this task.
+            # Nobody can be told to stop the others, so Spark has to: this task fails.
             if failure.secondary:
                 time.sleep(_SECONDARY_WAITS.total_seconds())
             raise RuntimeError(to_marked_text(failure))
@@ -296,7 +300,8 @@ class BarrierTask:
         if self.job.package_version != __version__:
             raise _setup_failure(
                 failures.ENVIRONMENT,
-                f"runs spark_estimator {__version__}, but the driver runs {self.job.package_version}: install the same version on both.",
+                f"runs spark_estimator {__version__}, but the driver runs {self.job.package_version}: install the "
+                "same version on both.",
             )
         return everyone
 
@@ -307,63 +312,3 @@ _ARROW_TYPES = (pyarrow.int32(), pyarrow.int32(), pyarrow.string(), pyarrow.int3
 def _setup_failure(kind: str, message: str) -> RuntimeError:
     """What a task raises before it has a worker to report on."""
     return RuntimeError(to_marked_text(FailureReport(-1, socket.gethostname(), 0, kind, message, when=time.time())))
-
-
-class _TaskRelay:
-    """A supervisor's `Relay` in a Spark task: to the driver by the channel where there is one, else to the executor's log."""
-
-    def __init__(self, job: JobSpec) -> None:
-        self._job = job
-        self._channel: channel.SupervisorChannel | None = None
-
-    @property
-    def connected(self) -> bool:
-        """Whether the driver listens."""
-        return self._channel is not None and self._channel.usable
-
-    def connect(self, partition: int, on_stop: Callable[[str], None]) -> None:
-        """Connects to the driver, if it can be reached."""
-        address = self._job.channel
-        if address is None:
-            return
-        try:
-            self._channel = channel.SupervisorChannel.connect(
-                (address.host, address.port), address.token, self._job.job_id, partition, on_stop
-            )
-        except (OSError, AuthenticationError) as error:
-            self._note(f"spark_estimator: no channel to the driver at {address.host}:{address.port}: {error}")
-
-    def begun(self, rank: int, pid: int) -> None:
-        """User code begins."""
-        self._send(channel.BEGUN, rank=rank, pid=pid)
-
-    def line(self, rank: int, stream: str, text: str) -> None:
-        """A line of "stdout" or "stderr"."""
-        if not (self._job.forward_lines and self._send(channel.LINE, rank=rank, stream=stream, text=text)):
-            self._note(f"[{rank}]<{stream}>:{text}")
-
-    def log(self, rank: int, message: str) -> None:
-        """A message for the person at the driver."""
-        if not self._send(channel.LOG, rank=rank, text=message):
-            self._note(f"[{rank}] {message}")
-
-    def failed(self, report: FailureReport) -> None:
-        """The rank has failed."""
-        told = self._send(channel.FAILURE, report=report.to_dict())
-        if told and self._job.driver_host_id == host_id():
-            return  # the executor's log would most likely be the same screen
-        self._note(f"{report.where} {report.message}\n{report.traceback}".rstrip())
-
-    def close(self) -> None:
-        """Sends what is left and disconnects."""
-        if self._channel is not None:
-            self._channel.close()
-
-    def _send(self, kind: str, **fields: Any) -> bool:
-        return self._channel is not None and self._channel.send(kind, **fields)
-
-    @staticmethod
-    def _note(text: str) -> None:
-        """Writes to the executor's log."""
-        with contextlib.suppress(OSError, ValueError):
-            print(text, file=sys.stderr, flush=True)

@@ -20,9 +20,9 @@ _MODULES = {
 def remedy(interpreter: str = "") -> str:
     """Which setting decides what Python the workers run."""
     return (
-        f"Spark starts its Python workers with `python3` from PATH unless it is told otherwise: set the environment variable "
-        f"PYSPARK_PYTHON={interpreter or sys.executable} before the Spark session is created (with spark-submit or on a cluster: "
-        "--conf spark.pyspark.python=..., a path that exists on every worker)."
+        "Spark starts its Python workers with `python3` from PATH unless it is told otherwise: set the environment "
+        f"variable PYSPARK_PYTHON={interpreter or sys.executable} before the Spark session is created (with "
+        "spark-submit or on a cluster: --conf spark.pyspark.python=..., a path that exists on every worker)."
     )
 
 
@@ -50,11 +50,13 @@ def explain(text: str) -> SparkEstimatorError | None:
         match = re.search(r"requires? (?:more )?(\d+)? ?slots.*?only (\d+)", text)
         known = f" ({match[0]})" if match else ""
         return NotEnoughSlotsError(
-            f"Spark has not got a slot for every rank{known}. Ask for fewer ranks, or give the session more executors or cores."
+            f"Spark has not got a slot for every rank{known}. Ask for fewer ranks, or give the session more "
+            "executors or cores."
         )
     if "SPARK-24942" in text:
         return NotEnoughSlotsError(
-            "Spark starts no barrier stage while dynamic allocation is on. Start the session with spark.dynamicAllocation.enabled=false."
+            "Spark starts no barrier stage while dynamic allocation is on. Start the session with "
+            "spark.dynamicAllocation.enabled=false."
         )
     return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import cast
 
 from pyspark.sql import SparkSession
 
@@ -39,7 +40,7 @@ def existing_session() -> SparkSession | None:
     if connect is not None:
         session = connect.SparkSession.getActiveSession()
         if session is not None:
-            return session
+            return cast("SparkSession", session)
         if getattr(connect.SparkSession, "_default_session", None) is not None:
             return SparkSession.builder.getOrCreate()
     core = sys.modules.get("pyspark.core.context") or sys.modules.get("pyspark.context")
@@ -72,13 +73,13 @@ def _new_session(size: int) -> SparkSession:
         return builder.getOrCreate()
     except Exception as error:
         raise PreflightError(
-            f"there is no Spark session, and none could be started: {str(error).splitlines()[0]}. Create one before run() "
-            "(SparkSession.builder...getOrCreate()), or use HorovodRunner(np=-N), which needs no Spark."
+            f"there is no Spark session, and none could be started: {str(error).splitlines()[0]}. Create one before "
+            "run() (SparkSession.builder...getOrCreate()), or use HorovodRunner(np=-N), which needs no Spark."
         ) from error
 
 
 def _python_path() -> str:
-    """PYTHONPATH for local workers, when they would not find this package by themselves: it runs from a source folder."""
+    """PYTHONPATH for local workers when they would not find this package otherwise: it runs from a source folder."""
     root = str(Path(__file__).resolve().parents[2])
     if Path(root).name in ("site-packages", "dist-packages"):
         return ""

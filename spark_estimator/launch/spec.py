@@ -216,7 +216,7 @@ def rendezvous_of(everyone: Sequence[TaskFacts], partition: int, job_id: str, en
     peers = sorted(
         (
             PeerFacts(rank, facts.host, facts.host_id, facts.address, facts.port, facts.local_name, facts.pid)
-            for rank, facts in zip(ranks, everyone)
+            for rank, facts in zip(ranks, everyone, strict=True)
         ),
         key=lambda peer: peer.rank,
     )
@@ -262,7 +262,7 @@ def worker_spec(job: JobSpec, rendezvous: Rendezvous, devices: Sequence[str] = (
 
 
 def forwarded_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those of the driver's variables that its workers follow wherever they run: settings of Horovod, ours and NCCL's."""
+    """Those of the driver's variables that workers follow wherever they run: Horovod's settings, ours and NCCL's."""
     return {name: value for name, value in environ.items() if name.startswith(_FORWARDED) and name not in _OF_ONE_RANK}
 
 

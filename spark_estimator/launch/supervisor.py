@@ -6,7 +6,7 @@ import collections
 import contextlib
 import json
 import os
-import resource
+import re
 import selectors
 import signal
 import socket
@@ -14,21 +14,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Protocol
 
 from spark_estimator.collectives.rendezvous import Endpoint
 from spark_estimator.env import RENDEZVOUS_FD_VARIABLE
-from spark_estimator.launch import failures, result_pipe
-from spark_estimator.launch.failures import FailureReport, describe_end
+from spark_estimator.launch import child_process, failures, result_pipe
+from spark_estimator.launch.failures import FailureReport
 from spark_estimator.launch.lines import LineSplitter
 from spark_estimator.launch.spec import JOB_VARIABLE, JobSpec, WorkerSpec
 from spark_estimator.launch.worker import write_input
 
-# -c puts the current folder first on the path; a file of the user's there must not shadow a module that we import.
+# -c puts the current folder first on the path; a file of the user's there must not shadow a module that we need.
 _PROGRAM = (
     "import sys; sys.path[:1] == [''] and sys.path.pop(0); from spark_estimator.launch.worker import main; main()"
 )
@@ -37,12 +36,12 @@ _READ_BYTES = 1 << 16
 
 # A worker that has reported its failure may run its exit handlers for so long.
 FAREWELL = timedelta(seconds=2)
-# What is left in the pipes of a dead group is read for so long at most: a process that has left the group may hold them.
+# What is left in the pipes of a dead group is read for so long at most: a process that left the group may hold them.
 _DRAIN = timedelta(seconds=0.5)
 
 
 class Relay(Protocol):
-    """Where a supervisor passes on what its worker says. Called from the supervisor's thread; must not block for long."""
+    """Where a supervisor passes on what its worker says. Called in the supervisor's thread; must not block for long."""
 
     def begun(self, rank: int, pid: int) -> None:
         """User code begins."""
@@ -111,7 +110,7 @@ class Supervisor:
         self._begun = False
         self._command_status: int | None = None
         self._kill_at: float | None = None
-        self._oom_kills = _oom_kills()
+        self._oom_kills = child_process.oom_kills()
         self._own_peak_bytes = 0
 
     @property
@@ -129,7 +128,7 @@ class Supervisor:
             raise OSError(
                 "this Python does not know its own executable (sys.executable is empty), so it cannot start workers."
             )
-        self._own_peak_bytes = _peak_bytes(resource.getrusage(resource.RUSAGE_SELF))
+        self._own_peak_bytes = child_process.own_peak_bytes()
         read, write = os.pipe()
         command = [sys.executable, "-u", "-c", _PROGRAM, "--parent", str(os.getpid()), "--result-fd", str(write)]
         if self._job.preload:
@@ -170,12 +169,12 @@ class Supervisor:
             selector.register(child.stdout, selectors.EVENT_READ, "stdout")
             selector.register(child.stderr, selectors.EVENT_READ, "stderr")
             selector.register(child.stdin, selectors.EVENT_WRITE, "stdin")
-            pidfd = _pidfd(child.pid)
+            pidfd = child_process.exit_descriptor(child.pid)
             if pidfd >= 0:
                 stack.callback(os.close, pidfd)
                 selector.register(pidfd, selectors.EVENT_READ, "exit")
             try:
-                while not _has_ended(child.pid):
+                while not child_process.has_ended(child.pid):
                     timeout = None if pidfd >= 0 else 0.05
                     if self._kill_at is not None:
                         timeout = min(max(self._kill_at - time.monotonic(), 0.0), timeout or 60.0)
@@ -196,9 +195,9 @@ class Supervisor:
                 self._signal(signal.SIGKILL)
                 raise
             finally:
-                exit_code, peak_bytes = _reap(child)
-        for stream, splitter in self._splitters.items():
-            self._pass_on(stream, splitter.flush())
+                exit_code, peak_bytes = child_process.reap(child)
+        for name, splitter in self._splitters.items():
+            self._pass_on(name, splitter.flush())
         return self._outcome(exit_code, peak_bytes)
 
     def stop(self, reason: str) -> None:
@@ -220,7 +219,7 @@ class Supervisor:
         self._close_wake_pipe()
         if self._child is not None and self._child.returncode is None:
             self._signal(signal.SIGKILL)
-            _reap(self._child)
+            child_process.reap(self._child)
             for stream in (self._result, self._child.stdin, self._child.stdout, self._child.stderr):
                 if stream is not None:
                     with contextlib.suppress(OSError):
@@ -260,9 +259,7 @@ class Supervisor:
 
     def _signal(self, number: int) -> None:
         assert self._child is not None
-        if self._child.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._child.pid, number)
+        child_process.signal_group(self._child, number)
 
     def _read(self, selector: selectors.BaseSelector, stream: object, name: str) -> bool:
         """Reads what is there; False at the end of the stream."""
@@ -351,39 +348,32 @@ class Supervisor:
             return Outcome(self._rank, self._host, pid, status, self._failure)
         if exit_code != 0:
             # The value is here and whole: what went wrong afterwards is worth a line, not the job.
-            self.relay.line(
-                self._rank,
-                "stderr",
-                f"the worker ended with {describe_end(exit_code)} after {self._job.function} had returned",
+            said = (
+                f"the worker ended with {child_process.describe_end(exit_code)} after {self._job.function} had returned"
             )
+            self.relay.line(self._rank, "stderr", said)
         if self._expected is None or not self._value:
             return Outcome(self._rank, self._host, pid, exit_code, None)
         return Outcome(self._rank, self._host, pid, exit_code, None, bytes(self._value), self._expected[1])
 
     def _explain(self, status: int, peak_bytes: int) -> FailureReport:
         """Why a worker that said nothing itself has ended."""
-        function, said = self._job.function, describe_end(status)
+        function, said = self._job.function, child_process.describe_end(status)
         tail = "\n".join(self._tail)
         traceback = f"The last lines of its stderr:\n{tail}" if tail else ""
         if not self._begun:
             message = f"could not start: the worker program ended with {said}"
             return self._report(failures.NOT_STARTED, message, exit_code=status, traceback=traceback)
         if status < 0:
-            message = f"was killed by {said} in {function}"
-            if status == -signal.SIGKILL:
-                # A process inherits the peak of the one that it was forked from; only what is above that is its own.
-                if peak_bytes > self._own_peak_bytes:
-                    message += f"; its memory had peaked at {peak_bytes / (1 << 20):.0f} MiB"
-                more = _oom_kills() - self._oom_kills
-                if more > 0:
-                    message += " and the kernel's out-of-memory killer was at work in this container: it needs more memory, or must use less"
-                else:
-                    message += ". If nobody killed it, the system was out of memory: see dmesg or the container's events on that host"
-            return self._report(failures.KILLED, message, exit_code=status, traceback=traceback)
+            more_oom_kills = child_process.oom_kills() - self._oom_kills
+            message = child_process.describe_kill(status, peak_bytes, self._own_peak_bytes, more_oom_kills)
+            return self._report(failures.KILLED, f"{message}. It ran {function}", exit_code=status, traceback=traceback)
         if self._job.command:
-            message = f"ended with {said}: {function}"
-        else:
-            message = f"ended with {said} before {function} returned (os._exit, or an exit from native code)"
+            report = self._report(
+                failures.EXITED, f"ended with {said}: {function}", exit_code=status, traceback=traceback
+            )
+            return replace(report, secondary=_lost_a_peer(self._tail))
+        message = f"ended with {said} before {function} returned (os._exit, or an exit from native code)"
         return self._report(failures.EXITED, message, exit_code=status, traceback=traceback)
 
 
@@ -397,36 +387,7 @@ def _environment(job: JobSpec) -> Mapping[str, str]:
     return environment
 
 
-def _pidfd(pid: int) -> int:
-    """A descriptor that becomes readable when the process ends; -1 where there is no such thing."""
-    opener = getattr(os, "pidfd_open", None)
-    try:
-        return opener(pid) if opener else -1
-    except OSError:
-        return -1
-
-
-def _has_ended(pid: int) -> bool:
-    """Whether a child of this process has ended; it is not reaped."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _reap(child: subprocess.Popen[bytes]) -> tuple[int, int]:
-    """Waits for a child. Returns its exit status (negative: signal) and the peak of its memory in bytes."""
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    return child.returncode, _peak_bytes(usage)
-
-
-def _peak_bytes(usage: resource.struct_rusage) -> int:
-    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _oom_kills() -> int:
-    """How often the kernel has killed a process of this container for lack of memory; 0 when it does not tell."""
-    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            for line in Path(path).read_text(encoding="ascii").splitlines():
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-    return 0
+def _lost_a_peer(tail: Iterable[str]) -> bool:
+    """Whether a command's stderr ends with the traceback of a collective that another rank's end has broken."""
+    last = next((line for line in reversed(list(tail)) if line.strip()), "")
+    return re.match(r"(\w+\.)*(PeerLostError|ShutDownError)\b", last) is not None

@@ -1,4 +1,4 @@
-"""The program that every rank runs, wherever its launcher has put it: one function, or one command, and an account of its end.
+"""The program that every rank runs, wherever its launcher put it: a function or a command, and an account of its end.
 
 Its supervisor writes the `WorkerSpec` and the pickled function to its stdin, and reads ``result_pipe`` frames from a
 pipe. Secrets are in neither its arguments nor its environment. The process leads a process group of its own, which dies
@@ -36,7 +36,7 @@ _LENGTH = struct.Struct(">Q")
 
 
 def bind_to_parent(parent: int) -> None:
-    """Has the kernel end this process group when process `parent` dies, and ends it at once when that is gone already."""
+    """Has the kernel end this process group when process `parent` dies; ends it at once when that is gone already."""
     try:
         from spark_estimator import _native
 
@@ -144,14 +144,16 @@ def run_function(spec: WorkerSpec, payload: bytes, pipe: ResultWriter) -> int:
             pickled = cloudpickle.dumps(value)
         except BaseException as error:
             message = (
-                f"returned a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled: {_named(error)}. "
-                f"Return plain data (numbers, arrays, a state_dict), or save it to storage in {spec.function} and return the path."
+                f"returned a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled: "
+                f"{_named(error)}. Return plain data (numbers, arrays, a state_dict), or save it to storage in "
+                f"{spec.function} and return the path."
             )
             return _fail(pipe, spec, failures.BAD_RESULT, message, error)
         if len(pickled) > spec.max_result_bytes:
             message = (
-                f"returned a value of {len(pickled) / (1 << 20):.1f} MiB when pickled; at most {spec.max_result_bytes >> 20} MiB come "
-                f"back to the driver. Save it to storage in {spec.function} (a path that the driver can read too) and return the path."
+                f"returned a value of {len(pickled) / (1 << 20):.1f} MiB when pickled; at most "
+                f"{spec.max_result_bytes >> 20} MiB come back to the driver. Save it to storage in {spec.function} "
+                "(a path that the driver can read too) and return the path."
             )
             return _fail(pipe, spec, failures.BAD_RESULT, message, None)
         pipe.send_value(pickled)
@@ -268,9 +270,12 @@ def _not_loaded(function: str, error: BaseException) -> str:
         top = error.name.partition(".")[0]
         return (
             f"{text} The module {top!r} is on the driver but not here. If it is yours, send it along: "
-            f"sc.addPyFile(...) or spark.addArtifact(..., pyfile=True) for a file or zip, or "
-            f"cloudpickle.register_pickle_by_value({top}) before run(). If it is a package, install it on the workers too."
+            "sc.addPyFile(...) or spark.addArtifact(..., pyfile=True) for a file or zip, or "
+            f"cloudpickle.register_pickle_by_value({top}) before run(). If it is a package, install it on the "
+            "workers too."
         )
     if isinstance(error, (AttributeError, ImportError)):
-        return f"{text} A module here is of another version than the driver's, or was defined in a script that only the driver runs."
+        return (
+            f"{text} A module here is of another version than the driver's, or is a script that only the driver runs."
+        )
     return text

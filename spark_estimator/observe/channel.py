@@ -33,6 +33,13 @@ LOG = "log"  # rank, text: from log_to_driver
 FAILURE = "failure"  # report: fields of a failure report
 STOP = "stop"  # text: the reason; the only kind that goes down
 
+_FIELDS: dict[str, dict[str, type]] = {
+    BEGUN: {"rank": int, "pid": int},
+    LINE: {"rank": int, "stream": str, "text": str},
+    LOG: {"rank": int, "text": str},
+    FAILURE: {"report": dict},
+    STOP: {"text": str},
+}
 _LENGTH = struct.Struct(">I")
 _CONTEXT = struct.Struct(">16sI")  # job id, partition
 # Lines that the network is too slow for are dropped and counted above this: printing must never hold training up.
@@ -256,9 +263,7 @@ def _valid(frame: Any) -> dict[str, Any]:
     Raises:
         ValueError: it is not.
     """
-    fields = {BEGUN: {"rank": int, "pid": int}, LINE: {"rank": int, "stream": str, "text": str}, STOP: {"text": str}}
-    fields |= {LOG: {"rank": int, "text": str}, FAILURE: {"report": dict}}
-    expected = fields.get(frame.get("kind", "")) if isinstance(frame, dict) else None
+    expected = _FIELDS.get(str(frame.get("kind"))) if isinstance(frame, dict) else None
     if expected is None or not all(isinstance(frame.get(name), kind) for name, kind in expected.items()):
         raise ValueError("a frame that is not one of this protocol")
     assert isinstance(frame, dict)

@@ -1,0 +1,83 @@
+"""What the operating system tells of a child process: that it has ended, how, and how much memory it had taken."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+
+def exit_descriptor(pid: int) -> int:
+    """A descriptor that becomes readable when the process ends; -1 where there is no such thing."""
+    opener = getattr(os, "pidfd_open", None)
+    try:
+        return int(opener(pid)) if opener else -1
+    except OSError:
+        return -1
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child of this process has ended. It is not reaped, so its number cannot be given to another."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def signal_group(child: subprocess.Popen[bytes], number: int) -> None:
+    """Sends a signal to all processes of the group that `child` leads, unless it has been reaped."""
+    if child.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, number)
+
+
+def reap(child: subprocess.Popen[bytes]) -> tuple[int, int]:
+    """Waits for a child. Returns its exit status (negative: a signal) and the peak of its memory in bytes.
+
+    A process inherits the peak of the one that it was forked from: only what is above `own_peak_bytes` is its own.
+    """
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return child.returncode, _bytes(usage)
+
+
+def own_peak_bytes() -> int:
+    """The most memory that this process has taken so far."""
+    return _bytes(resource.getrusage(resource.RUSAGE_SELF))
+
+
+def _bytes(usage: resource.struct_rusage) -> int:
+    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def oom_kills() -> int:
+    """How often the kernel has killed a process of this container for lack of memory; 0 when it does not tell."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            for line in Path(path).read_text(encoding="ascii").splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    return 0
+
+
+def describe_end(exit_code: int) -> str:
+    """An exit status in words."""
+    if exit_code >= 0:
+        return f"exit status {exit_code}"
+    try:
+        return f"signal {-exit_code} ({signal.Signals(-exit_code).name})"
+    except ValueError:
+        return f"signal {-exit_code}"
+
+
+def describe_kill(exit_code: int, peak_bytes: int, own_peak: int, new_oom_kills: int) -> str:
+    """What a signal that ended a child may mean: "was killed by ...", and for SIGKILL what is known of its memory."""
+    text = f"was killed by {describe_end(exit_code)}"
+    if exit_code != -signal.SIGKILL:
+        return text
+    if peak_bytes > own_peak:
+        text += f", when its memory had peaked at {peak_bytes / (1 << 20):.0f} MiB"
+    if new_oom_kills > 0:
+        return text + "; the kernel's out-of-memory killer was at work: the job needs more memory, or must use less"
+    return text + "; if nobody killed it, its host was out of memory (see dmesg, or the container's events)"

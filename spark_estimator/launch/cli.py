@@ -1,0 +1,314 @@
+"""``horovodrun``: runs a command on several ranks of this host, with Horovod's flags and its way of showing output.
+
+What is not there yet says so: other hosts (``-H``), elastic jobs. What only MPI needed is accepted and explained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import shlex
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from spark_estimator import __version__
+from spark_estimator.collectives.rendezvous import host_id, local_rendezvous
+from spark_estimator.errors import SparkEstimatorError, WorkerFailedError
+from spark_estimator.launch.local import run_job, thread_limits
+from spark_estimator.launch.spec import JobSpec
+from spark_estimator.observe.driver_log import print_line
+
+_MIB = 1 << 20
+# A command may save its state on SIGTERM; then it is killed.
+_GENTLE = timedelta(seconds=2)
+
+# Flags of Horovod's that mean nothing here: name -> number of values that follow it, and why.
+_NEEDS_NO_MPI = "there is no MPI: ranks talk over shared memory and TCP"
+_NOT_NEEDED = "nothing of the kind is needed here"
+_WITHOUT_EFFECT = {
+    "--gloo": (0, ""),
+    "--mpi": (0, _NEEDS_NO_MPI),
+    "--jsrun": (0, _NEEDS_NO_MPI),
+    "--mpi-args": (1, _NEEDS_NO_MPI),
+    "--tcp": (0, _NEEDS_NO_MPI),
+    "--binding-args": (1, _NEEDS_NO_MPI),
+    "--mpi-threads-disable": (0, _NEEDS_NO_MPI),
+    "--no-mpi-threads-disable": (0, _NEEDS_NO_MPI),
+    "--disable-cache": (0, _NOT_NEEDED),
+    "--cycle-time-ms": (1, "the engine is woken by work and has no cycle"),
+}
+# Flags of Horovod's that ask for something that is not there yet: it would be wrong to go on without.
+_NOT_YET = {
+    "-hostfile": 1,
+    "--hostfile": 1,
+    "--host-discovery-script": 1,
+    "--min-np": 1,
+    "--min-num-proc": 1,
+    "--max-np": 1,
+    "--max-num-proc": 1,
+    "--timeline-filename": 1,
+    "--autotune": 0,
+    "--config-file": 1,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Entry point of ``horovodrun``.
+
+    Args:
+        arguments: the command line without the program's name; the process's own by default.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.check_build:
+        print(build_report())
+        sys.exit(0)
+    for flag, reason in options.explained or ():
+        print(f"horovodrun: {flag} has no effect: {reason}.", file=sys.stderr)
+    if options.num_proc is None:
+        parser.error("-np is required: how many ranks to run.")
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        parser.error("no command was given; for example: horovodrun -np 2 python train.py")
+    if options.num_proc < 1:
+        parser.error(f"-np {options.num_proc}: at least one rank is needed.")
+    _check_hosts(parser, options.hosts, options.num_proc)
+    try:
+        sys.exit(run_command(command, options.num_proc, environment_of(options), options))
+    except KeyboardInterrupt:
+        print("horovodrun: interrupted; all ranks have been ended.", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+
+
+def run_command(
+    command: Sequence[str], size: int, environment: dict[str, str], options: argparse.Namespace | None = None
+) -> int:
+    """Runs `command` on `size` ranks of this host, and shows their output with the rank in front.
+
+    Args:
+        environment: variables for the command, beside this process's own.
+        options: of the command line; for output files and what is said.
+
+    Returns:
+        0, or the exit status of the rank that failed first; 128 + n for one that signal n killed.
+    """
+    verbose = bool(options and options.verbose)
+    output = Path(options.output_filename) if options and options.output_filename else None
+    job_pairs = local_rendezvous(size)
+    job = JobSpec(
+        job_id=job_pairs[0][0].job_id,
+        size=size,
+        function=shlex.join(command),
+        command=tuple(command),
+        environment={**thread_limits(size), **_path_with_own_python(), **environment},
+        driver_host_id=host_id(),
+    )
+    if verbose:
+        print(f"horovodrun: {size} ranks on {socket.gethostname()}: {job.function}", file=sys.stderr)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_terminated_as_interrupted())
+        show = stack.enter_context(_OutputFiles(output, size)).show if output else print_line
+        try:
+            run_job(job, job_pairs, show_line=show, gentle=_GENTLE)
+        except WorkerFailedError as error:
+            print(f"horovodrun: {error}", file=sys.stderr)
+            status = error.exit_code if error.exit_code is not None else 1
+            return status if status >= 0 else 128 - status
+        except SparkEstimatorError as error:
+            print(f"horovodrun: {error}", file=sys.stderr)
+            return 1
+    if verbose:
+        print("horovodrun: all ranks ended with exit status 0", file=sys.stderr)
+    return 0
+
+
+def environment_of(options: argparse.Namespace) -> dict[str, str]:
+    """The variables that the flags stand for."""
+    values: dict[str, object] = {
+        "HOROVOD_START_TIMEOUT": options.start_timeout,
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": options.stall_check_warning_time_seconds,
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": options.stall_check_shutdown_time_seconds,
+        "HOROVOD_LOG_LEVEL": options.log_level,
+    }
+    if options.fusion_threshold_mb is not None:
+        values["HOROVOD_FUSION_THRESHOLD"] = options.fusion_threshold_mb * _MIB
+    if options.no_stall_check:
+        values["HOROVOD_STALL_CHECK_DISABLE"] = 1
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def build_report() -> str:
+    """What ``--check-build`` prints, in Horovod's form."""
+
+    def mark(present: bool, name: str) -> str:
+        return f"    [{'X' if present else ' '}] {name}"
+
+    frameworks = [mark(importlib.util.find_spec(module) is not None, name) for module, name in (("torch", "PyTorch"),)]
+    lines = [
+        f"spark_estimator v{__version__} (Horovod's API):",
+        "",
+        "Available Frameworks:",
+        *frameworks,
+        "",
+        "Available Controllers:",
+        mark(False, "MPI"),
+        mark(True, "Gloo (its place is taken by spark_estimator's own controller)"),
+        "",
+        "Available Tensor Operations:",
+        mark(False, "NCCL"),
+        mark(False, "MPI"),
+        mark(True, "Gloo (its place is taken by spark_estimator's own engine: shared memory and TCP)"),
+    ]
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="horovodrun",
+        usage="horovodrun -np NUM_PROC [flags] command...",
+        description="Runs a command on several ranks of this host. Where Horovod is absent, its names are served.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("-v", "--version", action="version", version=__version__)
+    add("-np", "--num-proc", dest="num_proc", type=int, help="number of ranks")
+    add("-H", "--hosts", help="localhost:slots; other hosts are not there yet")
+    add("-cb", "--check-build", action="store_true", help="print what this build can do, and exit")
+    add("--verbose", action="store_true", help="say what is started")
+    add("--start-timeout", type=_positive, metavar="SECONDS", help="how long ranks wait for one another in init()")
+    add("--output-filename", metavar="DIR", help="write each rank's output to DIR/rank.N/stdout and stderr")
+    add("--fusion-threshold-mb", type=_not_negative, metavar="MB", help="small allreduces run as one up to this size")
+    add("--stall-check", action="store_true", help="on unless switched off")
+    add("--no-stall-check", action="store_true", help="never tell of ranks that keep others waiting")
+    add("--stall-check-warning-time-seconds", type=_not_negative, metavar="SECONDS")
+    add("--stall-check-shutdown-time-seconds", type=_not_negative, metavar="SECONDS")
+    add("--log-level", type=str.upper, choices=["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"])
+    for flag, (count, reason) in _WITHOUT_EFFECT.items():
+        add(flag, action=_Explain, nargs=count, dest="explained", const=reason, help=argparse.SUPPRESS)
+    for flag, count in _NOT_YET.items():
+        add(flag, action=_Refuse, nargs=count, dest="refused", help=argparse.SUPPRESS)
+    add("command", nargs=argparse.REMAINDER, help="program and arguments")
+    return parser
+
+
+class _Explain(argparse.Action):
+    """Accepts a flag that has no effect and notes why."""
+
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: object, option: str | None = None
+    ) -> None:
+        if self.const:
+            namespace.explained = [*(namespace.explained or []), (option, self.const)]
+
+
+class _Refuse(argparse.Action):
+    """Refuses a flag whose meaning is not there yet."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: object, values: object, option: str | None = None
+    ) -> None:
+        parser.error(f"{option} is not supported yet; this version runs a fixed number of ranks on this host.")
+
+
+def _not_negative(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return value
+
+
+def _positive(text: str) -> int:
+    value = _not_negative(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("0 seconds would be no wait at all")
+    return value
+
+
+def _check_hosts(parser: argparse.ArgumentParser, hosts: str | None, size: int) -> None:
+    """Accepts ``localhost:n`` in its spellings; stops with a sentence at anything else."""
+    if not hosts:
+        return
+    here = {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn()}
+    slots = 0
+    for part in hosts.split(","):
+        host, _, count = part.strip().rpartition(":")
+        if not host:
+            host, count = count, "1"
+        if not count.isdecimal():
+            parser.error(f"-H {hosts}: {part!r} is not of the form host:slots.")
+        if host not in here:
+            parser.error(
+                f"-H {hosts}: {host!r} is not this host. Other hosts are not supported yet; on a Spark cluster, "
+                "HorovodRunner(np=N) runs the ranks on its executors."
+            )
+        slots += int(count)
+    if slots < size:
+        parser.error(f"-H {hosts} offers {slots} slots, but -np asks for {size} ranks.")
+
+
+def _path_with_own_python() -> dict[str, str]:
+    """PATH with the folder of this interpreter first: ``horovodrun`` from an environment that is not activated runs
+    the ``python`` beside it, not the system's."""
+    own = os.path.dirname(sys.executable)
+    path = os.environ.get("PATH", os.defpath)
+    if shutil.which("python", path=path) == os.path.join(own, "python") or own in path.split(os.pathsep)[:1]:
+        return {}
+    return {"PATH": os.pathsep.join([own, path])}
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Within, SIGTERM is Ctrl-C: the ranks are ended before this process ends."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _OutputFiles:
+    """``DIR/rank.N/stdout`` and ``stderr``, N padded with zeros to one width; lines are shown as well."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        width = len(str(size - 1))
+        self._stack = contextlib.ExitStack()
+        self._files = {}
+        for rank in range(size):
+            own = folder / f"rank.{rank:0{width}d}"
+            own.mkdir(parents=True, exist_ok=True)
+            for stream in ("stdout", "stderr"):
+                # Line by line, so that a job can be followed with tail -f.
+                file = (own / stream).open("w", encoding="utf-8", buffering=1)
+                self._files[rank, stream] = self._stack.enter_context(file)
+
+    def __enter__(self) -> _OutputFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def show(self, rank: int, stream: str, text: str) -> None:
+        """Prints a line and writes it to its file."""
+        print_line(rank, stream, text)
+        self._files[rank, stream].write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

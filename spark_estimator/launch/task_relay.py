@@ -1,0 +1,74 @@
+"""Where a supervisor in a Spark task passes on what its worker says: the driver channel, else the executor's log."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from spark_estimator.collectives.rendezvous import host_id
+from spark_estimator.errors import AuthenticationError
+from spark_estimator.launch.failures import FailureReport
+from spark_estimator.launch.spec import JobSpec
+from spark_estimator.observe import channel
+
+
+class TaskRelay:
+    """A supervisor's `Relay` in a Spark task."""
+
+    def __init__(self, job: JobSpec) -> None:
+        self._job = job
+        self._channel: channel.SupervisorChannel | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether the driver listens."""
+        return self._channel is not None and self._channel.usable
+
+    def connect(self, partition: int, on_stop: Callable[[str], None]) -> None:
+        """Connects to the driver, if it can be reached."""
+        address = self._job.channel
+        if address is None:
+            return
+        try:
+            self._channel = channel.SupervisorChannel.connect(
+                (address.host, address.port), address.token, self._job.job_id, partition, on_stop
+            )
+        except (OSError, AuthenticationError) as error:
+            self._note(f"spark_estimator: no channel to the driver at {address.host}:{address.port}: {error}")
+
+    def begun(self, rank: int, pid: int) -> None:
+        """User code begins."""
+        self._send(channel.BEGUN, rank=rank, pid=pid)
+
+    def line(self, rank: int, stream: str, text: str) -> None:
+        """A line of "stdout" or "stderr"."""
+        if not (self._job.forward_lines and self._send(channel.LINE, rank=rank, stream=stream, text=text)):
+            self._note(f"[{rank}]<{stream}>:{text}")
+
+    def log(self, rank: int, message: str) -> None:
+        """A message for the person at the driver."""
+        if not self._send(channel.LOG, rank=rank, text=message):
+            self._note(f"[{rank}] {message}")
+
+    def failed(self, report: FailureReport) -> None:
+        """The rank has failed."""
+        told = self._send(channel.FAILURE, report=report.to_dict())
+        if told and self._job.driver_host_id == host_id():
+            return  # the executor's log would most likely be the same screen
+        self._note(f"{report.where} {report.message}\n{report.traceback}".rstrip())
+
+    def close(self) -> None:
+        """Sends what is left and disconnects."""
+        if self._channel is not None:
+            self._channel.close()
+
+    def _send(self, kind: str, **fields: Any) -> bool:
+        return self._channel is not None and self._channel.send(kind, **fields)
+
+    @staticmethod
+    def _note(text: str) -> None:
+        """Writes to the executor's log."""
+        with contextlib.suppress(OSError, ValueError):
+            print(text, file=sys.stderr, flush=True)
