@@ -58,15 +58,14 @@ def submit(
     Raises:
         NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
         DuplicateNameError: one of that name is still in flight on this rank.
-        ValueError: an argument is out of range. Nothing was sent.
+        ValueError: an argument is malformed. Nothing was sent. What is well-formed but cannot be done (a root that is
+            no rank, an average of bools) fails on all ranks alike, when it is waited for.
         HorovodInternalError: the job has failed or ended before.
     """
     engine = context.engine()
     encoded = name.encode()
     if b"\x00" in encoded:
         raise ValueError(f"a name must not hold a NUL character: {name!r}.")
-    if process_set != 0:
-        raise ValueError(f"{name!r} names process set {process_set}; there is only 0, all ranks.")
     dims = tensors[0].shape if len(tensors) == 1 else tuple(tensor.count for tensor in tensors)
     request = Request(
         ctypes.sizeof(Request),

@@ -154,8 +154,9 @@ class Rendezvous:
             fields["peers"] = tuple(PeerFacts(**peer) for peer in fields["peers"])
             return cls(**fields)
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-            # `from None`: the decoder's error holds the text, and with it the key.
-            raise ValueError(f"a rendezvous cannot be read from this text: {type(error).__name__}") from None
+            problem = type(error).__name__
+        # Outside of the handler: the decoder's error holds the text, key included, and would be this one's context.
+        raise ValueError(f"a rendezvous cannot be read from this text: {problem}")
 
 
 class Endpoint:

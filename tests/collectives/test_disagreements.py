@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import run_ranks
+from tests.ranks import run_ranks, start_ranks
 
 REQUESTS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     # what rank 0 and rank 1 submit under the name "gradient", and what the error must tell
@@ -76,6 +76,31 @@ def test_every_rank_is_told_what_differs(what: str, n: int) -> None:
         assert rank in messages[0].lower(), messages[0]
 
 
+def test_different_names_are_told_and_fail_in_the_end_if_asked() -> None:
+    def different(rank: int) -> str:
+        import numpy
+        import pytest
+
+        from spark_estimator.collectives import arrays, context
+        from spark_estimator.errors import HorovodInternalError
+
+        context.init()
+        with pytest.raises(HorovodInternalError) as raised:
+            arrays.allreduce(numpy.ones(3), name=f"of rank {rank}")
+        assert (arrays.allreduce(numpy.ones(3), arrays.ReduceOp.SUM, "of all") == 2).all()
+        return str(raised.value)
+
+    environ = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"}
+    with start_ranks(2, different, environ=environ) as ranks:
+        outcomes = ranks.wait()
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.returned, outcome
+        assert f"'of rank {rank}'" in outcome.value
+        assert f"rank {1 - rank}" in outcome.value
+        # The one that did not submit it reads so, too.
+        assert f"'of rank {1 - rank}' has waited" in outcome.output
+
+
 def test_a_name_in_flight_is_refused_at_once_and_here_only() -> None:
     def duplicate(rank: int) -> None:
         import numpy
@@ -119,14 +144,10 @@ def test_the_callers_mistakes_are_refused_at_once() -> None:
             ((Op.ALLREDUCE, "none", [], DType.FLOAT32), {}),
             ((Op.ALLREDUCE, "dtype", [tensor], 55), {}),
             ((Op.ALLREDUCE, "reduce op", [tensor], DType.FLOAT32), {"reduce_op": 2}),
-            ((Op.ALLREDUCE, "set", [tensor], DType.FLOAT32), {"process_set": 3}),
             ((Op.ALLREDUCE, "shape", [tensor._replace(shape=(5,))], DType.FLOAT32), {}),
             ((Op.ALLREDUCE, "no memory", [tensor._replace(input=0)], DType.FLOAT32), {}),
             ((Op.ALLREDUCE, "count", [tensor._replace(count=-1, shape=(-1,))], DType.FLOAT32), {}),
-            ((Op.BROADCAST, "root", [tensor], DType.FLOAT32), {"root_rank": 2}),
-            ((Op.BROADCAST, "root", [tensor], DType.FLOAT32), {"root_rank": -1}),
             ((Op.BROADCAST, "two", [tensor, tensor], DType.FLOAT32), {}),
-            ((Op.ALLGATHER, "scalar", [tensor._replace(count=1, shape=())], DType.FLOAT32), {}),
             ((17, "op", [tensor], DType.FLOAT32), {}),
         ]:
             with pytest.raises(ValueError, match=r".+"):
@@ -201,20 +222,31 @@ def test_all_who_wait_are_told() -> None:
         assert all("has left the job" in message for message in messages)
 
 
-def test_an_average_of_bools_is_refused_on_all_ranks() -> None:
-    def average(rank: int) -> None:
+def test_what_all_agree_on_but_cannot_be_done_fails_on_all() -> None:
+    def impossible(rank: int) -> None:
         import numpy
         import pytest
 
-        from spark_estimator.collectives import arrays, context
+        from spark_estimator._native import DType, Op, ReduceOp
+        from spark_estimator.collectives import arrays, context, ops
         from spark_estimator.errors import HorovodInternalError
 
         context.init()
-        with pytest.raises(HorovodInternalError, match="average of bool"):
-            arrays.allreduce(numpy.ones(3, bool))
-        assert arrays.allreduce(numpy.array([rank == 0, False]), arrays.ReduceOp.SUM).tolist() == [True, False]
+        array = numpy.ones(4, numpy.uint8)
+        tensor = ops.Tensor(array.ctypes.data, array.ctypes.data, 4, (4,))
+        for arguments, options, told in [
+            ((Op.ALLREDUCE, "set", [tensor], DType.UINT8), {"process_set": 3}, "process set 3"),
+            ((Op.BROADCAST, "root", [tensor], DType.UINT8), {"root_rank": 2}, "root rank 2"),
+            ((Op.BROADCAST, "root", [tensor], DType.UINT8), {"root_rank": -1}, "root rank -1"),
+            ((Op.ALLGATHER, "scalar", [ops.Tensor(tensor.input, 0, 1, ())], DType.UINT8), {}, "first dimension"),
+            ((Op.ALLREDUCE, "bools", [tensor], DType.BOOL), {"reduce_op": ReduceOp.AVERAGE}, "average of bool"),
+            ((Op.ALLREDUCE, "scaled", [tensor], DType.BOOL), {"prescale": 0.5}, "cannot be scaled"),
+        ]:
+            with pytest.raises(HorovodInternalError, match=told):
+                ops.submit(*arguments, **options).wait()
+        assert (arrays.allreduce(numpy.ones(3), ReduceOp.SUM) == 2).all()
 
-    run_ranks(2, average)
+    run_ranks(2, impossible)
 
 
 def test_ones_own_pending_requests_end_with_ones_shutdown() -> None:
