@@ -11,6 +11,8 @@ from spark_estimator._native import DType, Op, ReduceOp
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.collectives.ops import Tensor, auto_name, submit
 
+__all__ = ["ReduceOp", "allgather", "allreduce", "allreduce_into", "broadcast", "dtype_of"]
+
 _DTYPES = {
     "uint8": DType.UINT8,
     "int8": DType.INT8,

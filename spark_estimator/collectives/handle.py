@@ -104,10 +104,11 @@ class Handle:
             if status is Status.OK and self._op is Op.ALLGATHER:
                 address, count, rows = self._engine.take_result(self._number)
                 self._gathered = Gathered(_owned_memory(address, count), rows)
-            self._engine.release(self._number)
             self._message = message
             self._keep = None
             self._status = status
+            # Last: an interrupt before this line costs a little memory, not the outcome.
+            self._engine.release(self._number)
 
     def __del__(self) -> None:
         if getattr(self, "_status", Status.OK) is None:

@@ -238,3 +238,27 @@ def test_leaving_at_exit_needs_no_call() -> None:
         context.init()
 
     run_ranks(2, leave)
+
+
+def test_ctrl_c_ends_the_wait_for_the_others() -> None:
+    def interrupted(rank: int) -> str:
+        import os
+        import signal
+        import threading
+        import time
+
+        from spark_estimator.collectives import context
+
+        if rank == 1:
+            time.sleep(3)
+            return "never joined"
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            context.init()
+        except KeyboardInterrupt:
+            assert not context.is_initialized()
+            return "interrupted"
+        return "joined"
+
+    started = {"HOROVOD_START_TIMEOUT": "1000"}
+    assert run_ranks(2, interrupted, environ=started) == ["interrupted", "never joined"]
