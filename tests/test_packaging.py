@@ -1,0 +1,96 @@
+"""One wheel for every Python, whole, also when it is built from the source distribution."""
+
+from __future__ import annotations
+
+import email
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import spark_estimator
+
+ROOT = Path(__file__).resolve().parents[1]
+LIBRARY = "spark_estimator/libspark_estimator_engine.so"
+
+# Compiling the engine takes a minute on a busy machine of two cores.
+pytestmark = pytest.mark.timeout(600)
+
+
+def run(*command: str | Path, cwd: Path, **environ: str) -> str:
+    answer = subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, **environ},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return answer.stdout
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    program = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+    run(sys.executable, "-c", program, folder, cwd=ROOT)
+    return next(folder.glob("*.tar.gz"))
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    offline = ("--no-build-isolation", "--no-deps", "--no-index")
+    run(sys.executable, "-m", "pip", "wheel", *offline, "--wheel-dir", folder, sdist, cwd=folder)
+    return next(folder.glob("*.whl"))
+
+
+def test_the_source_distribution_holds_what_the_build_reads(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "LICENSE", "README.md", "Makefile", "constraints.txt"} <= names
+    tracked = run("git", "ls-files", "native", "spark_estimator", cwd=ROOT).split() if (ROOT / ".git").exists() else []
+    assert not set(tracked) - names
+    assert not [name for name in names if name.endswith((".so", ".pyc")) or name.startswith((".venv", "build", "dist"))]
+
+
+def test_the_wheel_serves_every_python(wheel: Path) -> None:
+    name = wheel.name
+    assert re.fullmatch(rf"spark_estimator-{re.escape(spark_estimator.__version__)}-py3-none-\w+\.whl", name), name
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        metadata = email.message_from_bytes(archive.read(next(n for n in names if n.endswith("/METADATA"))))
+    assert [name for name in names if name.endswith(".so")] == [LIBRARY]
+    assert "spark_estimator/py.typed" in names
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "spark_estimator").rglob("*.py")}
+    assert not sources - names
+    # No other top-level package: a real Horovod beside us must stay whole.
+    assert {n.split("/")[0] for n in names} == {
+        "spark_estimator", f"spark_estimator-{spark_estimator.__version__}.dist-info"
+    }  # fmt: skip
+    core = {line.split(">")[0] for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line}
+    assert core == {"numpy", "cloudpickle"}
+
+
+def test_an_installed_wheel_runs_two_ranks(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    run(sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", site, wheel, cwd=tmp_path)
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import spark_estimator, torch\n"
+        "import spark_estimator.torch as hvd\n"
+        "hvd.init()\n"
+        "print(spark_estimator.__file__, hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum).item())\n"
+    )
+    command = (site / "bin" / "horovodrun", "-np", "2", sys.executable, program)
+    output = run(*command, cwd=tmp_path, PYTHONPATH=str(site))
+    for rank in (0, 1):
+        assert f"[{rank}]<stdout>:{site}/spark_estimator/__init__.py 3.0\n" in output
