@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import enum
 import importlib.metadata
+import importlib.util
 import json
 import mmap
 import os
@@ -18,7 +19,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from ctypes import byref, c_int32
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,27 +71,20 @@ def main(argv: list[str] | None = None) -> int:
     spark.add_argument("--spark", action="store_true", help="also start (or find) a Spark session and run a rank in it")
     spark.add_argument("--without-spark", action="store_true", help="Spark and Java are not needed here (horovodrun)")
     arguments = parser.parse_args(argv)
-    findings = examine(with_spark=not arguments.without_spark, start_spark=arguments.spark)
-    if arguments.json:
-        findings = list(findings)
-        rows = [{**dataclasses.asdict(finding), "state": finding.state.name.lower()} for finding in findings]
-        print(json.dumps({"ok": not _missing(findings), "findings": rows}, indent=2))
-        return int(bool(_missing(findings)))
     shown = []
-    for finding in findings:
-        print(finding, flush=True)
+    for finding in examine(with_spark=not arguments.without_spark, start_spark=arguments.spark):
         shown.append(finding)
-    missing = _missing(shown)
-    print(
-        f"\nMissing: {', '.join(missing)}. See the lines with an arrow."
-        if missing
-        else "\nAll that a job needs is here."
-    )
+        if not arguments.json:
+            print(finding, flush=True)
+    missing = [finding.name for finding in shown if finding.state is State.MISSING]
+    if arguments.json:
+        rows = [{**dataclasses.asdict(finding), "state": finding.state.name.lower()} for finding in shown]
+        print(json.dumps({"ok": not missing, "findings": rows}, indent=2))
+    elif missing:
+        print(f"\nMissing: {', '.join(missing)}.")
+    else:
+        print("\nAll that a job needs is here.")
     return int(bool(missing))
-
-
-def _missing(findings: Iterable[Finding]) -> list[str]:
-    return [finding.name for finding in findings if finding.state is State.MISSING]
 
 
 def examine(*, with_spark: bool = True, start_spark: bool = False) -> Iterator[Finding]:
@@ -109,6 +103,8 @@ def examine(*, with_spark: bool = True, start_spark: bool = False) -> Iterator[F
     yield distribution("pyspark", state=needed, needed_for="HorovodRunner")
     yield distribution("pyarrow", state=needed, needed_for="HorovodRunner")
     yield distribution("pandas", state=needed, needed_for="HorovodRunner", requirement='"pandas<3"')
+    if with_spark and importlib.util.find_spec("pyspark"):
+        yield attempt("spark with arrow", spark_with_arrow, fix="pip install --upgrade pyarrow 'pandas<3'")
     yield distribution("lightning", state=State.NOTE)
     yield distribution("tensorflow", state=State.NOTE)
     yield attempt("engine", engine, fix="make build, or install the package again")
@@ -187,6 +183,15 @@ def distribution(
         wanted = f", needed for {needed_for}" if needed_for else ", not needed" if state is State.NOTE else ""
         fix = f"pip install {requirement or name}" if state is State.MISSING else ""
         return Finding(name, state, f"not installed{wanted}", fix)
+
+
+def spark_with_arrow() -> str:
+    """Whether PySpark accepts the PyArrow and the pandas that are here. Raises what PySpark says against them."""
+    from pyspark.sql.pandas.utils import require_minimum_pandas_version, require_minimum_pyarrow_version
+
+    require_minimum_pyarrow_version()
+    require_minimum_pandas_version()
+    return "PySpark accepts the PyArrow and the pandas that are here"
 
 
 def engine() -> str:

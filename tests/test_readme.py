@@ -1,0 +1,74 @@
+"""What README.md shows runs as it stands there, and what it names exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+PYTHON_BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def run(folder: Path, program: str, *launcher: str) -> str:
+    (folder / "train.py").write_text(program)
+    environ = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+    answer = subprocess.run(
+        [sys.executable, *launcher, "train.py"],
+        cwd=folder,
+        env=environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=220,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return answer.stdout
+
+
+@pytest.mark.timeout(240)
+def test_the_function_on_spark(tmp_path: Path) -> None:
+    loss = re.search(r"^loss (\S+)$", run(tmp_path, PYTHON_BLOCKS[0]), re.MULTILINE)
+    assert loss
+    assert 0 <= float(loss[1]) < 0.1, "100 steps bring it down from 4"
+
+
+def test_the_script_on_two_ranks(tmp_path: Path) -> None:
+    assert "horovodrun -np 2 python train.py" in README
+    output = run(tmp_path, PYTHON_BLOCKS[1], "-m", "spark_estimator", "run", "-np", "2", sys.executable)
+    for rank in (0, 1):
+        assert f"[{rank}]<stdout>:rank {rank} of 2: 0.5\n" in output
+
+
+def test_no_block_goes_untested() -> None:
+    assert len(PYTHON_BLOCKS) == 2
+
+
+def test_the_names_in_its_table_exist() -> None:
+    import spark_estimator.torch as hvd
+
+    table = README.partition("What is there, in `spark_estimator.torch`:")[2].partition("\n## ")[0]
+    names = {name for name in re.findall(r"`(\w+)`", table) if not name.endswith("_factor") and name != "_async"}
+    assert len(names) > 20
+    assert not names - set(hvd.__all__)
+    absent = README.partition("## What is not there yet")[2].partition("TensorFlow, Keras")[0]
+    assert not {name for name in re.findall(r"`(\w+)`", absent) if name != "local_rank" and hasattr(hvd, name)}
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
+def test_its_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
+        assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+def test_the_verbs_that_it_names_are_in_the_makefile() -> None:
+    verbs = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in ("README.md", "CONTRIBUTING.md"):
+        named = set(re.findall(r"\bmake ([a-z-]+)\b(?=`|\s+#|\s*$)", (ROOT / page).read_text(), re.MULTILINE))
+        assert not named - verbs
