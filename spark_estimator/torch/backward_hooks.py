@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from functools import partial
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
@@ -42,37 +42,43 @@ class ParameterHooks:
     def add(self, param: torch.Tensor) -> None:
         """Listens to a trainable parameter, in the place of whoever did so before; a second call changes nothing."""
         key = id(param)
-        if key not in self._handles:
-            _owner[key] = self
-            hook = partial(_told, weakref.ref(self), key)
-            self._handles[key] = (param, param.register_post_accumulate_grad_hook(hook))
+        if key in self._handles:
+            return
+        before = _owner.get(key)
+        if before is not None:
+            before.remove(key)
+        _owner[key] = self
+        self._handles[key] = (param, param.register_post_accumulate_grad_hook(_hook(self._listener, key)))
+
+    def remove(self, key: int) -> None:
+        """Listens no more to the parameter with this id."""
+        _, handle = self._handles.pop(key)
+        handle.remove()
+        if _owner.get(key) is self:
+            del _owner[key]
 
     def keep_only(self, keys: set[int]) -> None:
-        """Takes the hooks off all parameters but those with these ids."""
+        """Listens no more to parameters but those with these ids."""
         for key in self._handles.keys() - keys:
-            self._handles.pop(key)[1].remove()
-            if _owner.get(key) is self:
-                del _owner[key]
-
-    def gradient_complete(self, key: int) -> None:
-        """Passes on what a hook says, unless another listener has taken the parameter over."""
-        listener = self._listener()
-        if listener is not None and _owner.get(key) is self:
-            listener.gradient_complete(key)
+            self.remove(key)
 
     def __del__(self) -> None:
         for _, handle in self._handles.values():
             handle.remove()
 
 
-#: Parameter id -> the hooks that own it.
+#: Parameter id -> the hooks that it has.
 _owner: weakref.WeakValueDictionary[int, ParameterHooks] = weakref.WeakValueDictionary()
 
 
-def _told(hooks: weakref.ref[ParameterHooks], key: int, param: torch.Tensor) -> None:
-    owner = hooks()
-    if owner is not None:
-        owner.gradient_complete(key)
+def _hook(listener: weakref.ref[Listener], key: int) -> Callable[[torch.Tensor], None]:
+    # Called for every parameter in every backward pass: nothing is done here that can be done once.
+    def hook(param: torch.Tensor) -> None:
+        told = listener()
+        if told is not None:
+            told.gradient_complete(key)
+
+    return hook
 
 
 class EndOfBackward:

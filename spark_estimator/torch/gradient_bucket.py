@@ -7,6 +7,7 @@ a copy travels.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from spark_estimator._native import DType, Op, ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.handle import Handle
+from spark_estimator.collectives.ops import Tensor
 from spark_estimator.torch.compression import NoneCompressor, wire_dtype
 from spark_estimator.torch.memory import described, element_type, overlaps_itself
 
@@ -52,30 +54,29 @@ class Slot:
     Attributes:
         param: the parameter.
         name: for messages.
-        dtype, order: in which its gradient is expected; see `memory_order`.
-        noted: its gradient has been taken in this exchange.
+        dtype, strides: in which its gradient can travel as it is; dense also where the parameter itself is not.
         gradient: as autograd left it; None when there is none.
         wire: what the engine works on: the gradient itself, or a copy.
     """
 
-    __slots__ = ("context", "dtype", "gradient", "name", "noted", "order", "param", "sparse_dims", "wire")
+    __slots__ = ("context", "described", "dtype", "gradient", "name", "param", "sparse_dims", "strides", "wire")
 
     def __init__(self, param: torch.Tensor, name: str) -> None:
         self.param = param
         self.name = name
         self.dtype = param.dtype
-        # Dense also where the parameter itself is not, as a slice of another tensor is.
-        self.order = memory_order(torch.empty_like(param, device="meta"))
+        self.strides = torch.empty_like(param, device="meta").stride()
         # Of the last sparse gradient seen: the form in which an average is given back where there was no gradient.
         self.sparse_dims: int | None = None
-        self.forget()
-
-    def forget(self) -> None:
-        """Lets go of what travelled."""
-        self.noted = False
         self.gradient: torch.Tensor | None = None
         self.wire: torch.Tensor | None = None
         self.context: Any = None  # what decompress wants
+        self.described: Tensor | None = None  # kept: the next step's gradient is often at the same address
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """In which order the elements travel; see `memory_order`."""
+        return memory_order(self.param.shape, self.strides)
 
 
 class Bucket:
@@ -87,15 +88,17 @@ class Bucket:
         options: how they are exchanged.
 
     Attributes:
-        left: how many gradients are still to be noted before the bucket is complete.
+        missing: ids of the parameters whose gradients are not complete yet. Autograd's threads take theirs out.
     """
 
     def __init__(self, name: str, slots: list[Slot], options: Options) -> None:
         self.name = name
         self.slots = slots
-        self.left = len(slots)
         self._options = options
+        self._keys = [id(slot.param) for slot in slots]
+        self.missing = set(self._keys)
         self._handle: Handle | None = None
+        self._lock = threading.Lock()
         wire_type = wire_dtype(options.compression, slots[0].dtype)
         # None: a custom compressor, whose wire type, order and size are known when it has compressed.
         self._code: DType | None = None if wire_type is None else element_type(wire_type)
@@ -109,36 +112,32 @@ class Bucket:
         """Whether the engine has it, or has had it, in the present exchange."""
         return self._handle is not None
 
-    def note(self, slot: Slot) -> bool:
-        """Takes a gradient that autograd has finished; True when it was the last one that was missing."""
-        if not slot.noted:
-            slot.noted = True
-            self.left -= 1
-        self._take(slot)
-        return self.left == 0
-
     def submit(self) -> None:
-        """Hands the bucket to the engine, with zeros for parameters that have no gradient. Does not block."""
-        missing = False
+        """Hands the bucket to the engine, with zeros for parameters without gradient; once in an exchange.
+
+        Does not block.
+        """
+        with self._lock:  # two of autograd's threads may each have brought the last gradient
+            if self._handle is None:
+                self._handle = self._submit()
+
+    def _submit(self) -> Handle:
         for slot in self.slots:
-            if not slot.noted:
-                self._take(slot)
-                missing = missing or slot.gradient is None
-        wires = [slot.wire for slot in self.slots if slot.wire is not None]
-        code = element_type(wires[0].dtype) if self._code is None else self._code
-        tensors = [described(wire) for wire in wires]
+            self._take(slot)
+        wires: list[torch.Tensor | None] = [slot.wire for slot in self.slots]
+        tensors = [self._described(slot) for slot in self.slots]
         if self._ones is not None:
             own, self._flags = self._ones, torch.empty_like(self._ones)
-            if missing:
+            if not all([slot.gradient is not None for slot in self.slots]):  # noqa: C419  a list is faster here
                 own = torch.tensor([slot.gradient is not None for slot in self.slots]).to(own.dtype)
             tensors.append(described(own, self._flags))
             wires += [own, self._flags]
         op, prescale, postscale = self._options.scaled_op()
-        self._handle = collectives.submit(
+        return collectives.submit(
             Op.ALLREDUCE,
             self.name,
             tensors,
-            code,
+            self._wire_code(),
             reduce_op=op,
             prescale=prescale,
             postscale=postscale,
@@ -150,31 +149,57 @@ class Bucket:
         assert self._handle is not None
         self._handle.wait()
         for position, slot in enumerate(self.slots):
-            used = slot.gradient is not None or self._flags is None or bool(self._flags[position])
-            if used:
+            if slot.gradient is None:
+                if self._flags is None or self._flags[position]:
+                    self._give_back(slot)
+            elif slot.wire is not slot.gradient or slot.param.grad is not slot.gradient:
                 self._give_back(slot)
 
     def forget(self) -> None:
         """Makes ready for the next exchange. What is still in flight keeps its memory to itself."""
         self._handle = self._flags = None
-        self.left = len(self.slots)
+        self.missing.update(self._keys)
         for slot in self.slots:
-            slot.forget()
+            slot.gradient = slot.wire = slot.context = None
 
     def let_go_of_memory(self) -> None:
         """Parts the parameters from memory that the engine may be writing; `finish` brings them together again."""
         for slot in self.slots:
             slot.param.grad = None
 
+    def _wire_code(self) -> DType:
+        if self._code is not None:
+            return self._code
+        wire = self.slots[0].wire
+        assert wire is not None
+        return element_type(wire.dtype)
+
+    def _described(self, slot: Slot) -> Tensor:
+        wire = slot.wire
+        assert wire is not None
+        if slot.described is None or slot.described.input != wire.data_ptr() or self._code is None:
+            slot.described = described(wire)
+        return slot.described
+
     def _take(self, slot: Slot) -> None:
         gradient = slot.gradient = slot.param.grad
+        compression = self._options.compression
+        if (
+            gradient is not None
+            and compression is NoneCompressor
+            and gradient.dtype is slot.dtype
+            and gradient.is_cpu
+            and gradient.layout is torch.strided
+            and gradient.stride() == slot.strides
+        ):
+            slot.wire = gradient
+            return
         if gradient is None:
             wire = torch.zeros_like(slot.param, device="cpu", requires_grad=False)
         else:
             wire = gradient if gradient.layout is torch.strided else self._densified(slot, gradient)
-        if wire.dtype is not slot.dtype or wire.device.type != "cpu" or memory_order(wire) != slot.order:
+        if wire.dtype is not slot.dtype or not wire.is_cpu or memory_order(wire.shape, wire.stride()) != slot.order:
             wire = torch.empty_like(slot.param, device="cpu", requires_grad=False).copy_(wire.detach())
-        compression = self._options.compression
         if compression is not NoneCompressor:
             wire, slot.context = compression.compress(wire.detach())
             if self._code is None:
@@ -209,6 +234,6 @@ class Bucket:
             param.grad = gradient
 
 
-def memory_order(tensor: torch.Tensor) -> tuple[int, ...]:
+def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     """The strides of the dimensions that are longer than 1: equal for tensors whose elements lie in the same order."""
-    return tuple(stride for stride, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1)
+    return tuple(stride for stride, length in zip(strides, shape, strict=True) if length > 1)

@@ -49,14 +49,13 @@ class GradientExchange:
         self._optimizer = weakref.ref(optimizer)
         self._names = names
         self._hooks = ParameterHooks(self)
-        # Autograd has a thread for each device; they may come to hooks of one bucket together.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._passes = 0  # backward passes that have ended since the last step
         self._open = False  # a backward pass is under way
         self._armed = False  # ... and we shall be told of its end
         self._done = False  # this step's exchange has taken place
         self._buckets: list[Bucket] = []
-        self._places: dict[int, tuple[Bucket, Slot]] = {}
+        self._bucket_of: dict[int, Bucket] = {}
         self._agreed = False  # the ranks have compared their plans
         self._join_job()
         for param in self._trainable():
@@ -92,21 +91,21 @@ class GradientExchange:
 
     def gradient_complete(self, key: int) -> None:
         """A parameter's gradient is complete for this pass; see ``backward_hooks.Listener``."""
-        with self._lock:
-            if not self._armed:
-                self._begin_pass()
-            if self._passes + 1 < self.passes_per_step:
-                return
-            bucket, slot = self._places[key]
-            if bucket.submitted:
-                return  # by an earlier try of this step, whose backward raised: what was sent is what counts
-            if bucket.note(slot) and self._agreed:
+        if not self._armed:
+            with self._lock:  # autograd has a thread for each device
+                if not self._armed:
+                    self._begin_pass()
+        if self._passes + 1 == self.passes_per_step:
+            bucket = self._bucket_of[key]
+            bucket.missing.discard(key)
+            # Once only: what an earlier try of this step has sent, whose backward raised, is what counts.
+            if not bucket.missing and self._agreed:
                 bucket.submit()
 
     def backward_ended(self) -> None:
         """The pass is over."""
         self._armed = False
-        if any(bucket.left for bucket in self._buckets) and inside_another_backward():
+        if any(bucket.missing for bucket in self._buckets) and inside_another_backward():
             return  # a reentrant checkpoint has ended; the pass goes on, or ends in step()
         self._open = False
         self._passes += 1
@@ -133,8 +132,8 @@ class GradientExchange:
             self._refresh()
             self._open = True
             self._done = False
-        self._armed = True
         EndOfBackward(self)
+        self._armed = True
 
     @torch.no_grad()
     def _exchange(self) -> None:
@@ -142,8 +141,7 @@ class GradientExchange:
             if not self._agreed:
                 self._agree()
             for bucket in self._buckets:
-                if not bucket.submitted:
-                    bucket.submit()
+                bucket.submit()
             for bucket in self._buckets:
                 bucket.finish()
             self._done = True
@@ -185,13 +183,13 @@ class GradientExchange:
             Bucket(f"{self._prefix}.bucket.{number}", [slots[position] for position in positions], self._options)
             for number, positions in enumerate(planned)
         ]
-        self._places = {id(slot.param): (bucket, slot) for bucket in self._buckets for slot in bucket.slots}
+        self._bucket_of = {id(slot.param): bucket for bucket in self._buckets for slot in bucket.slots}
         op, prescale, postscale = self._options.scaled_op()
         header = f"{len(slots)} parameters, {op.name.lower()}, scales {prescale} and {postscale}"
         self._description = description(gradients, planned, header)
         self._signature = signature
         self._agreed = False
-        self._hooks.keep_only(set(self._places))
+        self._hooks.keep_only(set(self._bucket_of))
         for param in params:
             self._hooks.add(param)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from torch._compile import _disable_dynamo
 
 from spark_estimator.collectives import context
 from spark_estimator.torch.compression import Compression
@@ -227,6 +228,7 @@ def _unwrap(optimizer: torch.optim.Optimizer) -> None:
         delattr(optimizer, _ATTRIBUTE)
 
 
+@_disable_dynamo  # where step is compiled, the exchange is not
 def _before_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     """Averages what no backward has averaged; with a closure that is known only after the closure has run."""
     exchange = optimizer._distributed.exchange
@@ -244,6 +246,7 @@ def _before_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> tuple
     return None
 
 
+@_disable_dynamo  # where step is compiled, the exchange is not
 def _after_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> None:
     exchange = optimizer._distributed.exchange
     assert exchange is not None

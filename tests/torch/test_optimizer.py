@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import pickle
+import signal
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,6 +18,7 @@ from torch import nn
 
 import spark_estimator.torch as hvd
 from spark_estimator.errors import MismatchError
+from tests.ranks import start_ranks
 from tests.torch.rank_pool import RankPool
 
 BATCH = 4
@@ -718,10 +720,13 @@ def test_compiled_models(two_ranks: RankPool) -> None:
         model = model_of()
         compiled = torch.compile(model, backend="aot_eager")
         optimizer = hvd.DistributedOptimizer(make(model.parameters()))
-        for inputs, targets in batches():
-            optimizer.zero_grad()
-            nn.functional.mse_loss(compiled(own_rows(inputs)), own_rows(targets)).backward()
-            optimizer.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # of what the compiler cannot follow
+            step = torch.compile(optimizer.step, backend="aot_eager")
+            for inputs, targets in batches():
+                optimizer.zero_grad()
+                nn.functional.mse_loss(compiled(own_rows(inputs)), own_rows(targets)).backward()
+                step()
         assert_close(model, trained_alone(make))
         assert_same_on_all_ranks(model)
 
@@ -825,6 +830,32 @@ def test_leaving_and_joining_again(two_ranks: RankPool) -> None:
             hvd.init()
 
     two_ranks.run(check)
+
+
+def test_a_rank_that_dies_ends_the_others_backward_with_its_name() -> None:
+    def check(rank: int) -> str:
+        hvd.init()
+        model = model_of()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(1000):
+            if rank == 1 and step == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.zero_grad()
+            try:
+                model(torch.ones(1, 6)).sum().backward()
+            except hvd.HorovodInternalError as error:
+                with pytest.raises(hvd.HorovodInternalError):
+                    optimizer.step()
+                return f"{type(error).__name__}: {error}"
+            optimizer.step()
+        return "was not told"
+
+    with start_ranks(2, check) as ranks:
+        outcomes = ranks.wait()
+    assert outcomes[1].exit_code == -signal.SIGKILL
+    assert outcomes[0].returned, outcomes[0]
+    assert outcomes[0].value.startswith("PeerLostError: ")
+    assert "rank 1" in outcomes[0].value
 
 
 def test_a_job_of_one_has_nothing_to_exchange() -> None:
