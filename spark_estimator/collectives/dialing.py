@@ -22,6 +22,10 @@ _RETRY_SECONDS = 0.05
 _log = logger(__name__)
 
 
+class _GoneError(Exception):
+    """Nobody listens where the peer did before it was started: its process has ended."""
+
+
 def dial(
     rendezvous: Rendezvous,
     round_: int,
@@ -63,7 +67,7 @@ def dial(
             except Exception as error:
                 failures.setdefault(connection.to_rank, error)
                 if not isinstance(error, PeerLostError):
-                    stop.set()  # waiting for the others will not mend a wrong key
+                    stop.set()  # waiting for the others will mend neither a wrong key nor a dead peer
 
     threads = [
         threading.Thread(target=work, name=f"spark_estimator rank {rendezvous.rank} connects", daemon=True)
@@ -102,6 +106,9 @@ def _connect(
         except BaseException as error:
             if sock is not None:
                 sock.close()
+            if isinstance(error, ConnectionRefusedError):
+                # Ranks listen before anybody is told where, so this cannot mean "not yet".
+                raise _GoneError("nobody listens there any more, its process has ended") from error
             if not isinstance(error, (NotReadyError, OSError)):
                 raise
             if time.monotonic() + _RETRY_SECONDS >= deadline or stop.wait(_RETRY_SECONDS):
@@ -126,11 +133,11 @@ def _reach(own: PeerFacts, peer: PeerFacts, settings: Settings, deadline: float)
 
 
 def _told(rendezvous: Rendezvous, failures: dict[int, Exception], settings: Settings) -> Exception:
-    """The one error that tells of all failures; a wrong key before everything else."""
+    """The one error that tells of all failures; one that is certain before those that only came too late."""
     told: Exception
     for rank, error in sorted(failures.items()):
         if not isinstance(error, PeerLostError):
-            kind = PeerLostError if isinstance(error, RefusedError) else AuthenticationError
+            kind = PeerLostError if isinstance(error, (RefusedError, _GoneError)) else AuthenticationError
             own, peer = rendezvous.peers[rendezvous.rank], rendezvous.peers[rank]
             told = kind(f"init() on {own}: no connection with {peer}: {error}.")
             told.__cause__ = error

@@ -193,8 +193,8 @@ def test_a_context_of_another_form_is_refused() -> None:
 
 def test_a_missing_rank_is_named_by_those_that_wait_for_it() -> None:
     with switchboards(3) as boards, ThreadPoolExecutor(2) as pool:
-        # Rank 1 listens (the kernel accepts for it) but never calls connect_all, and does not answer either.
-        boards[1]._doorkeeper.close()
+        # Rank 1 listens (the kernel accepts for it), but neither answers nor calls connect_all.
+        boards[1]._doorkeeper._capacity = 0
         futures = [pool.submit(boards[rank].connect_all, 1, IMPATIENT) for rank in (0, 2)]
         port = boards[1].rendezvous.peers[1].port
         for future in futures:
@@ -204,6 +204,15 @@ def test_a_missing_rank_is_named_by_those_that_wait_for_it() -> None:
                 future.result(60)
             assert "HOROVOD_START_TIMEOUT" in str(raised.value)
         assert all(not boards[rank]._sockets for rank in (0, 2))
+
+
+def test_a_rank_that_has_died_is_named_at_once() -> None:
+    with switchboards(3) as boards:
+        boards[1].close()
+        with pytest.raises(
+            PeerLostError, match=r"rank 1 \(host .*nobody listens there any more, its process has ended"
+        ):
+            boards[0].connect_all(1, Settings(start_timeout_seconds=1000))
 
 
 def test_a_rank_that_answers_but_does_not_call_is_named() -> None:
