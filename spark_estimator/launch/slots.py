@@ -18,9 +18,12 @@ from spark_estimator.errors import NotEnoughSlotsError, PreflightError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Executors of a young session register one after the other.
+# Executors of a young session register one after the other: so long after the last one nobody waits for more...
 REGISTRATION = timedelta(seconds=4)
+# ... but when there is none at all yet, the first may well take longer.
+FIRST_REGISTRATION = timedelta(seconds=30)
 _POLL_SECONDS = 0.25
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
 
 
 @dataclass(frozen=True)
@@ -98,39 +101,43 @@ def check_session(spark: SparkSession) -> None:
 def count_slots(spark: SparkSession) -> Slots:
     """How many tasks the session can run at the same time, as of now."""
     conf = Configuration(spark)
-    cores, where = _cores(spark, conf)
-    if cores is None:
-        exact = _slots_by_scheduler(spark)
-        return Slots(exact, "as Spark's scheduler counts them" if exact is not None else where)
     cpus = int(conf.number("spark.task.cpus") or 1)
-    by_cores = Slots(cores // cpus, f"{cores} cores{where} / {cpus} per task (spark.task.cpus)")
+    exact = None if conf.is_local else _slots_by_scheduler(spark)
+    cores, where = _cores(spark, conf, exact is not None)
+    if cores is None:
+        return Slots(exact, where if exact is None else f"as Spark's scheduler counts them, {cpus} cores per task")
+    by_cores = cores // cpus
+    text = f"{cores} cores{where} / {cpus} per task (spark.task.cpus)"
     per_task = conf.number("spark.task.resource.gpu.amount")
     if not per_task:
-        return by_cores
-    exact = _slots_by_scheduler(spark)
+        return Slots(by_cores if exact is None else exact, text)
     gpus, own_cores = conf.number("spark.executor.resource.gpu.amount"), _executor_cores(conf)
     if gpus is not None and own_cores:
         executors = cores // own_cores
         by_gpus = executors * int(gpus / per_task)
-        if by_gpus < (by_cores.count or 0):
+        if by_gpus < by_cores:
             text = f"{executors} executors x {gpus:g} GPUs / {per_task:g} per task (spark.task.resource.gpu.amount)"
             return Slots(by_gpus if exact is None else exact, text, by_gpus=True)
-    if exact is not None and exact < (by_cores.count or 0):
-        return Slots(
-            exact, f"GPUs of the executors / {per_task:g} per task (spark.task.resource.gpu.amount)", by_gpus=True
-        )
-    return by_cores
+    if exact is not None and exact < by_cores:
+        text = f"GPUs of the executors / {per_task:g} per task (spark.task.resource.gpu.amount)"
+        return Slots(exact, text, by_gpus=True)
+    return Slots(by_cores, text)
 
 
 def require_slots(spark: SparkSession, size: int, patience: timedelta = REGISTRATION) -> None:
     """Returns when `size` ranks can run at the same time, or when nobody can tell.
 
+    Args:
+        patience: how long to wait for one more executor.
+
     Raises:
-        NotEnoughSlotsError: they cannot, and could not for `patience`; the text has the arithmetic and the remedy.
+        NotEnoughSlotsError: they cannot run; the text has the arithmetic and the remedy.
     """
     conf = Configuration(spark)
-    slots = _poll(lambda: count_slots(spark), lambda slots: slots.count is None or slots.count >= size, conf, patience)
-    if slots.count is None or slots.count >= size:
+    if conf.is_local:
+        patience = timedelta(0)
+    slots = _poll(spark, lambda slots: slots.count is None or slots.count >= size, patience)
+    if slots.count is None or slots.count >= size or _promised(conf) >= size:
         return
     raise NotEnoughSlotsError(
         f"{size} ranks need {size} slots at the same time, but this session has {slots.count}: {slots.arithmetic}. "
@@ -144,13 +151,8 @@ def all_slots(spark: SparkSession) -> int:
     Raises:
         NotEnoughSlotsError: there is none, or the number cannot be found out.
     """
-    seen: list[int] = []
-
-    def settled(slots: Slots) -> bool:
-        seen.append(slots.count or 0)
-        return seen[-1] > 0 and len(seen) > 4 and seen[-1] == seen[-5]
-
-    slots = _poll(lambda: count_slots(spark), settled, Configuration(spark), REGISTRATION)
+    settled = timedelta(0) if Configuration(spark).is_local else timedelta(seconds=1)
+    slots = _poll(spark, lambda _: False, settled)
     if not slots.count:
         raise NotEnoughSlotsError(
             f"np=0 means all slots, but this session shows none ({slots.arithmetic}). Say how many: np=2."
@@ -158,28 +160,50 @@ def all_slots(spark: SparkSession) -> int:
     return slots.count
 
 
-def _poll(ask: Callable[[], Slots], enough: Callable[[Slots], bool], conf: Configuration, patience: timedelta) -> Slots:
-    deadline = time.monotonic() + patience.total_seconds()
+def _poll(spark: SparkSession, enough: Callable[[Slots], bool], patience: timedelta) -> Slots:
+    """Asks until there are enough, or until there have been no more for `patience`."""
+    started = time.monotonic()
+    grown_at, most = started, -1
     while True:
-        slots = ask()
-        if enough(slots) or conf.is_local or time.monotonic() >= deadline:
+        slots = count_slots(spark)
+        now = time.monotonic()
+        if enough(slots):
+            return slots
+        if slots.count is None or slots.count > most:
+            grown_at, most = now, slots.count or 0
+        waits_for_first = slots.count == 0 and patience and now - started < FIRST_REGISTRATION.total_seconds()
+        if now - grown_at >= patience.total_seconds() and not waits_for_first:
             return slots
         time.sleep(_POLL_SECONDS)
 
 
-def _cores(spark: SparkSession, conf: Configuration) -> tuple[int | None, str]:
+def _promised(conf: Configuration) -> int:
+    """The slots that the session will have once all executors that it asked for are there; 0 if it does not say."""
+    cpus = int(conf.number("spark.task.cpus") or 1)
+    if conf.number("spark.task.resource.gpu.amount"):
+        return 0
+    if match := _LOCAL_CLUSTER.fullmatch(conf.master):
+        return int(match[1]) * (int(match[2]) // cpus)
+    executors, cores = conf.number("spark.executor.instances"), _executor_cores(conf)
+    return int(executors) * (cores // cpus) if executors and cores else 0
+
+
+def _cores(spark: SparkSession, conf: Configuration, is_classic: bool) -> tuple[int | None, str]:
     """The cores of all executors, and a word on where they are; None, and why, when that cannot be found out."""
     if match := re.fullmatch(r"local\[(\d+)(?:,\s*\d+)?\]", conf.master):
         return int(match[1]), f" (master {conf.master})"
-    if match := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", conf.master):
-        return int(match[1]) * int(match[2]), f" (master {conf.master})"
     if conf.master == "local":
         return 1, " (master local)"
+    if match := _LOCAL_CLUSTER.fullmatch(conf.master):
+        return int(match[1]) * int(match[2]), f" (master {conf.master})"
     if conf.get("spark.default.parallelism"):
         return None, "spark.default.parallelism is set, which hides the number of cores"
-    if splits := _default_splits(spark, conf):
-        return splits, ""
-    return None, "Spark does not say how many cores it has"
+    splits = _default_splits(spark, conf)
+    if splits is None:
+        return None, "Spark does not say how many cores it has"
+    if splits == 2 and is_classic:
+        return None, "Spark says 2 cores also when it has fewer"
+    return splits, ""
 
 
 def _default_splits(spark: SparkSession, conf: Configuration) -> int | None:
@@ -201,8 +225,8 @@ def _default_splits(spark: SparkSession, conf: Configuration) -> int | None:
 
 
 def _executor_cores(conf: Configuration) -> int | None:
-    if match := re.fullmatch(r"local-cluster\[\s*\d+\s*,\s*(\d+)\s*,.*\]", conf.master):
-        return int(match[1])
+    if match := _LOCAL_CLUSTER.fullmatch(conf.master):
+        return int(match[2])
     cores = conf.number("spark.executor.cores")
     return int(cores) if cores else None
 

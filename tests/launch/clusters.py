@@ -1,0 +1,210 @@
+"""Starts the kinds of Spark that the launcher must serve, from the pip package alone, and drivers that use them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyspark
+
+ROOT = Path(__file__).resolve().parents[2]
+SPARK_HOME = Path(pyspark.__file__).parent
+DRIVERS = Path(__file__).parent / "drivers"
+MARKER = "SPARK_ESTIMATOR_TEST_MARKER"
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What drivers and daemons need in order to be found, to stay on this host and to find our package."""
+    from spark_estimator.launch.java import java_environment
+
+    return {
+        **os.environ,
+        **java_environment(),
+        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "ignore::FutureWarning,ignore::UserWarning",
+        **more,
+    }
+
+
+def kill_group(process: subprocess.Popen[str]) -> None:
+    """Ends a process that leads its group, and the group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)
+
+
+@dataclass
+class Daemon:
+    """A Spark daemon and the file that it logs to."""
+
+    process: subprocess.Popen[str]
+    log: Path
+
+    def wait_for(self, pattern: str, seconds: float = 120) -> re.Match[str]:
+        """The first match of `pattern` in the log."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            text = self.log.read_text(errors="replace")
+            if match := re.search(pattern, text):
+                return match
+            assert self.process.poll() is None, f"the daemon ended with {self.process.returncode}:\n{text[-3000:]}"
+            time.sleep(0.2)
+        raise AssertionError(f"no {pattern!r} within {seconds} s in:\n{self.log.read_text(errors='replace')[-3000:]}")
+
+
+@contextlib.contextmanager
+def daemon(name: str, folder: Path, *command: str, **env: str) -> Iterator[Daemon]:
+    """Runs a Spark program in its own process group until the end of the block."""
+    log = folder / f"{name}.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [str(SPARK_HOME / "bin" / command[0]), *command[1:]],
+            env=environment(SPARK_DAEMON_MEMORY="600m", **env),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+    try:
+        yield Daemon(process, log)
+    finally:
+        process.terminate()  # a worker ends its executors, which are in groups of their own
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        kill_group(process)
+
+
+@contextlib.contextmanager
+def standalone(folder: Path) -> Iterator[str]:
+    """A master and two workers of two cores and two pretended GPUs each. Yields the master's address."""
+    script = folder / "gpus.sh"
+    script.write_text('#!/bin/sh\necho \'{"name": "gpu", "addresses": ["0", "1"]}\'\n')
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    (folder / "worker.conf").write_text(
+        f"spark.worker.resource.gpu.amount 2\nspark.worker.resource.gpu.discoveryScript {script}\n"
+    )
+    host = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    with contextlib.ExitStack() as stack:
+        master = stack.enter_context(
+            daemon("master", folder, "spark-class", "org.apache.spark.deploy.master.Master", *host)
+        )
+        address = master.wait_for(r"Starting Spark master at (spark://\S+)")[1]
+        workers = []
+        for number in range(2):
+            options = ["--cores", "2", "--memory", "2g", "--properties-file", str(folder / "worker.conf")]
+            options += ["--work-dir", str(folder / f"work{number}"), address]
+            program = ("spark-class", "org.apache.spark.deploy.worker.Worker", *host, *options)
+            workers.append(stack.enter_context(daemon(f"worker{number}", folder, *program)))
+        for worker in workers:
+            worker.wait_for("Successfully registered with master")
+        yield address
+
+
+@contextlib.contextmanager
+def connect_server(folder: Path, master: str = "local[2]") -> Iterator[str]:
+    """A Spark Connect server. Yields its address."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    conf = {
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+    }
+    options = [text for name, value in conf.items() for text in ("--conf", f"{name}={value}")]
+    program = ("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", master, *options)
+    with daemon("connect", folder, "spark-submit", *program, "spark-internal") as server:
+        server.wait_for(r"Spark Connect server started|SparkConnectServer: .*started at")
+        yield f"sc://127.0.0.1:{port}"
+
+
+@dataclass
+class Driver:
+    """A driver program in a process of its own."""
+
+    process: subprocess.Popen[str]
+    log: Path
+
+    def wait(self, seconds: float = 240) -> dict[str, object]:
+        """Waits for the end. Returns the JSON object that it printed on its line ``RESULT {...}``."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the driver still runs after {seconds} s:\n{self.output()[-6000:]}") from None
+        output = self.output()
+        match = re.search(r"^RESULT (\{.*\})$", output, re.MULTILINE)
+        assert match, f"the driver ended with {self.process.returncode} and no result:\n{output[-6000:]}"
+        found: dict[str, object] = json.loads(match[1])
+        return found
+
+    def wait_for(self, text: str, seconds: float = 120) -> None:
+        """Waits until the driver has printed `text`."""
+        deadline = time.monotonic() + seconds
+        while text not in self.output():
+            assert self.process.poll() is None, f"the driver ended without {text!r}:\n{self.output()[-6000:]}"
+            assert time.monotonic() < deadline, f"no {text!r} within {seconds} s:\n{self.output()[-6000:]}"
+            time.sleep(0.05)
+
+    def output(self) -> str:
+        """What it has printed so far."""
+        return self.log.read_text(errors="replace")
+
+
+@contextlib.contextmanager
+def driver(
+    program: Path | str, *arguments: str, folder: Path, env: Mapping[str, str] | None = None, python: str = sys.executable
+) -> Iterator[Driver]:
+    """Runs a driver program until the end of the block; what is left of it then is killed."""
+    log = folder / f"{Path(program).stem}-{time.monotonic_ns()}.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [python, "-u", str(DRIVERS / program), *arguments],
+            env=environment(**(env or {})),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+    try:
+        yield Driver(process, log)
+    finally:
+        kill_group(process)
+
+
+def processes_with(text: str) -> dict[int, str]:
+    """pid -> command line of all processes whose environment contains `text`."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if text.encode() in (folder / "environ").read_bytes():
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+    return found
+
+
+def wait_until_gone(text: str, seconds: float = 30) -> None:
+    """Fails when, after so many seconds, there still is a process whose environment contains `text`."""
+    deadline = time.monotonic() + seconds
+    while left := processes_with(text):
+        assert time.monotonic() < deadline, f"still alive after {seconds} s: {left}"
+        time.sleep(0.05)

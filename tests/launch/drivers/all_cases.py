@@ -1,0 +1,140 @@
+"""A user's driver program: runs every kind of job in the session that it is told to make, prints what came of each.
+
+Arguments: the master or remote address, then name=value settings of the session.
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+import spark_estimator.torch as hvd
+from spark_estimator import HorovodRunner
+
+folder = Path(tempfile.mkdtemp(dir="."))
+
+
+def session():
+    where, *settings = sys.argv[1:]
+    builder = SparkSession.builder.appName("all cases")
+    if where.startswith("sc://"):
+        return builder.remote(where).getOrCreate()
+    own = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+        "spark.executor.memory": "1g",
+        **dict(setting.split("=", 1) for setting in settings),
+    }
+    for name, value in own.items():
+        builder = builder.config(name, value)
+    return builder.master(where).getOrCreate()
+
+
+def train(steps, scale=1):
+    """What ranks are told, and the sum that they make of it."""
+    began = time.time()
+    import torch
+
+    hvd.init()
+    print(f"rank {hvd.rank()} speaks")
+    total = 0.0
+    for step in range(steps):
+        total = hvd.allreduce(torch.full((100,), float(hvd.rank() + 1)), name=f"step {step}", op=hvd.Sum)[0].item()
+    names = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "CUDA_VISIBLE_DEVICES")
+    mine = {name: os.environ.get(name) for name in names} | {"rank": hvd.rank(), "size": hvd.size(), "pid": os.getpid()}
+    return {"sum": total * scale, "ranks": hvd.allgather_object(mine), "began": began, "executable": sys.executable}
+
+
+def fail(how, stamp):
+    """Reduces for ever; rank 1 ends in the way that it is told, in the middle of it."""
+    import torch
+
+    hvd.init()
+    for step in range(1_000_000):
+        if step == 300 and hvd.rank() == 1:
+            Path(stamp).write_text(repr(time.time()))
+            if how == "exception":
+                raise ValueError("rank 1 has had enough")
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if how == "sys.exit":
+                sys.exit(0)
+            if how == "os._exit":
+                os._exit(0)
+        hvd.allreduce(torch.ones(1000), name="x")
+    return None
+
+
+def large():
+    return os.urandom(20 << 20)
+
+
+def uses_artifact():
+    import module_that_travels
+
+    return module_that_travels.ANSWER
+
+
+def failure_of(spark, how):
+    stamp = folder.absolute() / f"{how}.time"
+    try:
+        HorovodRunner(np=2).run(fail, how=how, stamp=str(stamp))
+    except Exception as error:
+        raised = time.time()
+        return {
+            "type": type(error).__name__,
+            "rank": getattr(error, "rank", None),
+            "exit_code": getattr(error, "exit_code", None),
+            "text": str(error),
+            "cause": str(error.__cause__),
+            "seconds": raised - float(stamp.read_text()),
+        }
+    return {"type": None}
+
+
+def main():
+    spark = session()
+    # Only workers get it: the session's own processes are there already.
+    os.environ["SPARK_ESTIMATOR_TEST_MARKER"] = os.environ["MARKER"]
+    found = {}
+    starts = []
+    for _ in range(3):
+        called = time.time()
+        found["value"] = HorovodRunner(np=2).run(train, steps=5, scale=10)
+        starts.append(found["value"]["began"] - called)
+    found["seconds to user code"] = starts
+    found["all"] = HorovodRunner(np=2, driver_log_verbosity="all").run(train, steps=1)["sum"]
+    for how in ("exception", "kill", "sys.exit", "os._exit"):
+        found[how] = failure_of(spark, how)
+        found[f"after {how}"] = HorovodRunner(np=2).run(train, steps=1)["sum"]
+    found["large"] = len(HorovodRunner(np=2).run(large))
+    module = folder / "module_that_travels.py"
+    module.write_text("ANSWER = 42\n")
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        spark.addArtifact(str(module), pyfile=True)
+    else:
+        spark.sparkContext.addPyFile(str(module))
+    found["artifact"] = HorovodRunner(np=2).run(uses_artifact)
+    called = time.time()
+    try:
+        HorovodRunner(np=64).run(train, steps=1)
+    except Exception as error:
+        found["too many"] = {"type": type(error).__name__, "text": str(error), "seconds": time.time() - called}
+    found["rows"] = spark.range(10).count()
+    print("RESULT " + json.dumps(found), flush=True)
+    spark.stop()
+
+
+try:
+    main()
+except BaseException:
+    traceback.print_exc()
+    raise

@@ -1,0 +1,116 @@
+"""The same jobs on every kind of Spark: local threads, local-cluster, standalone with GPUs, Connect."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("torch")
+
+from tests.launch import clusters
+
+KINDS = ["local", "local-cluster", "standalone", "connect"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("everywhere")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def found(request: pytest.FixtureRequest, folder: Path) -> Any:
+    """What the driver program has found out on one kind of Spark."""
+    marker = uuid.uuid4().hex
+
+    def run(*arguments: str) -> dict[str, Any]:
+        env = {"MARKER": marker}
+        with clusters.driver("all_cases.py", *arguments, folder=folder, env=env) as driver:
+            result = driver.wait(400)
+            result["output"] = driver.output()
+        result["marker"] = marker
+        print({name: result[name] for name in result if name.startswith("seconds")})
+        return result
+
+    if request.param == "local":
+        return run("local[2]")
+    if request.param == "local-cluster":
+        return run("local-cluster[2,1,1024]")
+    if request.param == "connect":
+        with clusters.connect_server(folder) as address:
+            return run(address)
+    with clusters.standalone(folder) as address:
+        gpus = ("spark.executor.resource.gpu.amount=2", "spark.task.resource.gpu.amount=1")
+        return run(address, "spark.executor.cores=2", "spark.cores.max=2", *gpus)
+
+
+# The fixture runs the whole program, on daemons that it has to start first.
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_ranks_compute_together_and_rank_0_s_value_comes_back(found: dict[str, Any]) -> None:
+    value = found["value"]
+    assert value["sum"] == 30.0
+    assert [rank["rank"] for rank in value["ranks"]] == [0, 1]
+    assert [rank["HOROVOD_RANK"] for rank in value["ranks"]] == ["0", "1"]
+    assert {rank["HOROVOD_SIZE"] for rank in value["ranks"]} == {"2"}
+    assert [rank["HOROVOD_LOCAL_RANK"] for rank in value["ranks"]] == ["0", "1"]
+    assert len({rank["pid"] for rank in value["ranks"]}) == 2
+
+
+def test_lines_come_to_the_driver_when_they_are_asked_for(found: dict[str, Any]) -> None:
+    assert found["all"] == 3.0
+    for rank in (0, 1):
+        assert f"[{rank}]<stdout>:rank {rank} speaks" in found["output"]
+
+
+@pytest.mark.parametrize(
+    ("how", "exit_code", "says"),
+    [
+        ("exception", None, "raised ValueError: rank 1 has had enough"),
+        ("kill", -9, "was killed by signal 9 (SIGKILL)"),
+        ("sys.exit", 0, "called sys.exit(0) before fail() returned"),
+        ("os._exit", 0, "ended with exit status 0 before fail() returned"),
+    ],
+)
+def test_the_rank_that_failed_first_is_named(found: dict[str, Any], how: str, exit_code: int | None, says: str) -> None:
+    failure = found[how]
+    assert failure["type"] == "WorkerFailedError", failure
+    assert failure["rank"] == 1
+    assert failure["exit_code"] == exit_code
+    assert failure["text"].startswith("rank 1 (host ") and says in failure["text"].splitlines()[0]
+    assert "rank 0 (host " in failure["text"]
+    if how == "exception":
+        assert "in fail\n" in failure["cause"] and 'raise ValueError("rank 1 has had enough")' in failure["cause"]
+    assert found[f"after {how}"] == 3.0, "the next job in the same session"
+
+
+def test_nothing_is_left_alive(found: dict[str, Any]) -> None:
+    clusters.wait_until_gone(found["marker"], 10)
+
+
+def test_a_large_value_arrives_whole(found: dict[str, Any]) -> None:
+    assert found["large"] == 20 << 20
+
+
+def test_modules_that_were_sent_along_are_found(found: dict[str, Any]) -> None:
+    assert found["artifact"] == 42
+
+
+def test_too_many_ranks_are_refused_with_the_arithmetic(found: dict[str, Any]) -> None:
+    refusal = found["too many"]
+    assert refusal["type"] == "NotEnoughSlotsError"
+    assert refusal["text"].startswith("64 ranks need 64 slots at the same time, but this session has 2: ")
+    assert "Start the session with" in refusal["text"] or "Give the session" in refusal["text"]
+
+
+def test_ranks_see_their_host_s_devices_in_local_rank_order(found: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    seen = [rank["CUDA_VISIBLE_DEVICES"] for rank in found["value"]["ranks"]]
+    if "standalone" in request.node.name:
+        assert seen[0] == seen[1]
+        assert sorted(seen[0].split(",")) == ["0", "1"]
+    else:
+        assert seen == [None, None]
