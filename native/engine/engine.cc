@@ -324,7 +324,8 @@ Status Engine::RunCycle() {
   SE_RETURN_IF_ERROR(Check());
   SE_RETURN_IF_ERROR(Agree());
   while (!agreed_.empty()) SE_RETURN_IF_ERROR(ExecuteNext());
-  return CheckDepartures();
+  // What a peer had executed when it left may still be under way to us; what comes after that never will be.
+  return CheckDepartures(executed_ + 1);
 }
 
 void Engine::AwaitWork() {
@@ -383,13 +384,7 @@ Status Engine::Check() {
   if (executing_ == 0) return Status::Ok();
   // Inside a collective: nobody comes back for it once this rank, or a peer that has not finished it, leaves.
   if (stopping_) return Status(SE_SHUT_DOWN, "this rank has shut down");
-  for (int rank = 0; rank < config_.size; ++rank) {
-    const Peer& peer = peers_[static_cast<size_t>(rank)];
-    if (peer.left_after && *peer.left_after < executing_) {
-      return Status(SE_SHUT_DOWN, NameOf(rank) + " has left the job: it called shutdown(), or its function returned");
-    }
-  }
-  return Status::Ok();
+  return CheckDepartures(executing_);
 }
 
 Status Engine::ReadPeer(int rank) {
@@ -401,7 +396,7 @@ Status Engine::ReadPeer(int rank) {
     peer.inbox.pop_front();
     SE_RETURN_IF_ERROR(HandleFrame(rank, frame));
   }
-  return peer.control->open() || peer.left_after ? Status::Ok() : PeerGone(rank);
+  return peer.control->open() || peer.goodbye ? Status::Ok() : PeerGone(rank);
 }
 
 Status Engine::PeerGone(int rank) {
@@ -431,9 +426,11 @@ Status Engine::HandleFrame(int rank, const Frame& frame) {
       return Status::Ok();
     }
     case FrameType::kGoodbye: {
-      int64_t executed = 0;
-      if (!DecodeGoodbye(frame.payload, &executed)) return garbled();
-      peers_[static_cast<size_t>(rank)].left_after = executed;
+      Goodbye goodbye;
+      if (!Decode(frame.payload, &goodbye) || goodbye.first_leaver < 0 || goodbye.first_leaver >= config_.size) {
+        return garbled();
+      }
+      peers_[static_cast<size_t>(rank)].goodbye = goodbye;
       return Status::Ok();
     }
     case FrameType::kAbort: {
@@ -511,13 +508,12 @@ Status Engine::ExecuteNext() {
   return Status::Ok();
 }
 
-Status Engine::CheckDepartures() {
-  for (int rank = 0; rank < config_.size; ++rank) {
-    const Peer& peer = peers_[static_cast<size_t>(rank)];
-    // Until then, the coordinator's word on what that peer has executed is still under way to us.
-    if (peer.left_after && executed_ >= *peer.left_after) {
-      return Status(SE_SHUT_DOWN, NameOf(rank) + " has left the job: it called shutdown(), or its function returned");
-    }
+Status Engine::CheckDepartures(int64_t sequence) {
+  for (const Peer& peer : peers_) {
+    if (!peer.goodbye || peer.goodbye->executed_sequence >= sequence) continue;
+    first_leaver_ = peer.goodbye->first_leaver;
+    return Status(SE_SHUT_DOWN,
+                  NameOf(first_leaver_) + " has left the job: it called shutdown(), or its function returned");
   }
   return Status::Ok();
 }
@@ -572,7 +568,7 @@ void Engine::TellPeers(const Status& why) {
 }
 
 void Engine::SayGoodbye() {
-  const std::string payload = EncodeGoodbye(executed_);
+  const std::string payload = Encode(Goodbye{executed_, first_leaver_ >= 0 ? first_leaver_ : config_.rank});
   for (Peer& peer : peers_) {
     if (peer.control) peer.control->Send(FrameType::kGoodbye, payload);
   }
@@ -593,13 +589,13 @@ void Engine::SayGoodbye() {
   while (Clock::now() < drain_until) {
     std::vector<pollfd> waits;
     for (Peer& peer : peers_) {
-      if (!peer.control || !peer.control->open() || peer.left_after) continue;
+      if (!peer.control || !peer.control->open() || peer.goodbye) continue;
       peer.control->Receive(&peer.inbox);
       for (const Frame& frame : peer.inbox) {
-        if (frame.type == FrameType::kGoodbye) peer.left_after = 0;
+        if (frame.type == FrameType::kGoodbye) peer.goodbye = Goodbye{};
       }
       peer.inbox.clear();
-      if (peer.control->open() && !peer.left_after) waits.push_back({peer.control->fd(), POLLIN, 0});
+      if (peer.control->open() && !peer.goodbye) waits.push_back({peer.control->fd(), POLLIN, 0});
     }
     if (waits.empty()) return;
     poll(waits.data(), waits.size(), 10);

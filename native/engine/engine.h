@@ -77,8 +77,7 @@ class Engine : private Liveness {
     std::string name;
     std::unique_ptr<ControlLink> control;  // null for oneself
     std::deque<Frame> inbox;
-    std::optional<int64_t> left_after;  // said goodbye, having executed so many responses
-    bool aborted = false;               // its failure is somebody else's fault
+    std::optional<Goodbye> goodbye;  // it has left in good order
   };
 
   explicit Engine(EngineConfig config);
@@ -105,7 +104,8 @@ class Engine : private Liveness {
   Status Agree();
   void ReportStalls();
   Status ExecuteNext();
-  Status CheckDepartures();
+  // An error when a peer has left that has not executed response `sequence` (of which it would be a part).
+  Status CheckDepartures(int64_t sequence);
   void Finish(const RequestPtr& request, const Status& outcome);
   void FailEverything(const Status& why);
   // Looks a moment longer for a better explanation of a broken data link than "connection reset".
@@ -139,7 +139,8 @@ class Engine : private Liveness {
   std::deque<Response> agreed_;  // in order of execution
   int64_t executed_ = 0;         // sequence of the last response that was executed
   int64_t executing_ = 0;        // ... that is being executed, or was when the engine broke; 0 for none
-  int lost_rank_ = -1;
+  int lost_rank_ = -1;     // who broke the job
+  int first_leaver_ = -1;  // who left it first, in good order
   Time next_stall_check_{};
 };
 

@@ -127,15 +127,17 @@ bool Decode(std::string_view bytes, Abort* abort) {
   return reader.AtEnd();
 }
 
-std::string EncodeGoodbye(int64_t executed_sequence) {
+std::string Encode(const Goodbye& goodbye) {
   ByteWriter writer;
-  writer.Number(executed_sequence);
+  writer.Number(goodbye.executed_sequence);
+  writer.Number(goodbye.first_leaver);
   return writer.Take();
 }
 
-bool DecodeGoodbye(std::string_view bytes, int64_t* executed_sequence) {
+bool Decode(std::string_view bytes, Goodbye* goodbye) {
   ByteReader reader(bytes);
-  *executed_sequence = reader.Number<int64_t>();
+  goodbye->executed_sequence = reader.Number<int64_t>();
+  goodbye->first_leaver = reader.Number<int32_t>();
   return reader.AtEnd();
 }
 

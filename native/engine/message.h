@@ -42,6 +42,12 @@ struct Hello {
   int64_t fusion_threshold_bytes = 0;
 };
 
+// A rank's last frame to each peer, when it leaves in good order.
+struct Goodbye {
+  int64_t executed_sequence = 0;  // how many responses it has carried out
+  int32_t first_leaver = -1;      // who left first: itself, or the rank because of which it leaves
+};
+
 // `lost_rank` broke the job, by the sender's account.
 struct Abort {
   int32_t lost_rank = -1;
@@ -52,14 +58,14 @@ std::string Encode(const std::vector<Signature>& requests);
 std::string Encode(const std::vector<Response>& responses);
 std::string Encode(const Hello& hello);
 std::string Encode(const Abort& abort);
-std::string EncodeGoodbye(int64_t executed_sequence);
+std::string Encode(const Goodbye& goodbye);
 
 // False for bytes that are no such message.
 bool Decode(std::string_view bytes, std::vector<Signature>* requests);
 bool Decode(std::string_view bytes, std::vector<Response>* responses);
 bool Decode(std::string_view bytes, Hello* hello);
 bool Decode(std::string_view bytes, Abort* abort);
-bool DecodeGoodbye(std::string_view bytes, int64_t* executed_sequence);
+bool Decode(std::string_view bytes, Goodbye* goodbye);
 
 }  // namespace spark_estimator
 

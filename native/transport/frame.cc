@@ -79,7 +79,7 @@ void ControlLink::Receive(std::deque<Frame>* inbox) {
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return;
     } else if (errno != EINTR) {
-      Close("its connection broke: " + ErrnoText(errno));
+      Close("lost its connection: " + ErrnoText(errno));
     }
   }
 }
