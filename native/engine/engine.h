@@ -139,8 +139,8 @@ class Engine : private Liveness {
   std::deque<Response> agreed_;  // in order of execution
   int64_t executed_ = 0;         // sequence of the last response that was executed
   int64_t executing_ = 0;        // ... that is being executed, or was when the engine broke; 0 for none
-  int lost_rank_ = -1;     // who broke the job
-  int first_leaver_ = -1;  // who left it first, in good order
+  int lost_rank_ = -1;           // who broke the job
+  int first_leaver_ = -1;        // who left it first, in good order
   Time next_stall_check_{};
 };
 
