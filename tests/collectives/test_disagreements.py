@@ -216,10 +216,10 @@ def test_who_waits_for_a_rank_that_has_left_is_told() -> None:
 
 
 def test_all_who_wait_are_told() -> None:
-    # They leave in turn because of it, so each may have heard of another one first.
+    # They leave in turn because of it; each names the one that left first, whomever it heard of first.
     for rank, messages in enumerate(run_ranks(4, wait_for_a_rank_that_leaves)):
         assert len(messages) == (0 if rank == 1 else 2)
-        assert all("has left the job" in message for message in messages)
+        assert all("rank 1" in message and "has left the job" in message for message in messages)
 
 
 def test_what_all_agree_on_but_cannot_be_done_fails_on_all() -> None:
