@@ -134,9 +134,7 @@ def job_error(
         lines += [f"  {other.where} {_first_line(other.message)}" for other in others]
     silent = size - len({report.rank for report in reports if report.rank >= 0})
     if silent > 0 and others:
-        lines.append(
-            f"  {silent} more ended without a failure" if silent > 1 else "  the remaining rank ended without a failure"
-        )
+        lines.append(f"  {silent} more without a failure")
     text = "\n".join(lines)
     error: JobFailedError | PythonEnvironmentError
     if cause.kind == BAD_RESULT:

@@ -254,7 +254,11 @@ def _frames(pending: bytearray) -> Iterator[dict[str, Any]]:
             return
         content = bytes(pending[_LENGTH.size : end])
         del pending[:end]
-        yield _valid(json.loads(content))
+        try:
+            frame = json.loads(content)
+        except RecursionError:
+            raise ValueError("a frame that is nested too deeply") from None
+        yield _valid(frame)
 
 
 def _valid(frame: Any) -> dict[str, Any]:

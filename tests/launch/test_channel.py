@@ -1,0 +1,184 @@
+"""The driver channel: what comes through, who is refused, and what happens when an end goes away."""
+
+from __future__ import annotations
+
+import json
+import queue
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from spark_estimator import authentication
+from spark_estimator.errors import AuthenticationError
+from spark_estimator.observe import channel
+from spark_estimator.observe.channel import DriverServer, SupervisorChannel, driver_address
+
+JOB = "0123456789abcdef"
+
+
+class Side:
+    """A server, what it has received, and a way to connect to it."""
+
+    def __init__(self, size: int = 2) -> None:
+        self.received: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
+        self.server = DriverServer("127.0.0.1", JOB, size, lambda partition, frame: self.received.put((partition, frame)))
+        self.stops: queue.Queue[str] = queue.Queue()
+
+    def connect(self, partition: int = 0, token: bytes | None = None, job: str = JOB) -> SupervisorChannel:
+        address = (self.server.address, self.server.port)
+        return SupervisorChannel.connect(address, token or self.server.token, job, partition, self.stops.put)
+
+    def next(self) -> tuple[int, dict[str, Any]]:
+        return self.received.get(timeout=20)
+
+
+@pytest.fixture
+def side() -> Iterator[Side]:
+    made = Side()
+    yield made
+    made.server.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_everything_arrives_in_order(side: Side) -> None:
+    first, second = side.connect(0), side.connect(1)
+    for number in range(100):
+        assert first.send(channel.LINE, rank=0, stream="stdout", text=f"é {number}")
+    assert [side.next()[1]["text"] for _ in range(100)] == [f"é {number}" for number in range(100)]
+    second.send(channel.FAILURE, report={"rank": 1})
+    assert side.next() == (1, {"kind": "failure", "report": {"rank": 1}})
+    second.send(channel.LOG, rank=1, text="last words")
+    second.close()
+    assert side.next()[1]["text"] == "last words"
+    first.close()
+    wait_for(lambda: side.server.connected == 0)
+    assert side.stops.empty(), "an end in good order is no reason to stop"
+
+
+def test_the_order_to_stop_reaches_all_also_those_who_come_late(side: Side) -> None:
+    early = side.connect(0)
+    side.server.stop("because of that")
+    side.server.stop("again")
+    late = side.connect(1)
+    assert [side.stops.get(timeout=20) for _ in range(2)] == ["because of that"] * 2
+    early.close()
+    late.close()
+
+
+def test_when_the_driver_is_gone_its_supervisors_notice(side: Side) -> None:
+    one = side.connect(0)
+    side.server.close()
+    assert "driver" in side.stops.get(timeout=20)
+    assert not one.usable
+    wait_for(lambda: not one.send(channel.LINE, rank=0, stream="stdout", text="x"))
+    one.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"token": b"x" * 32}, {"job": "another job"}, {"partition": 2}],
+)
+def test_who_does_not_belong_to_the_job_is_refused(side: Side, wrong: dict[str, Any]) -> None:
+    with pytest.raises(AuthenticationError):
+        side.connect(**wrong)
+    assert side.server.connected == 0
+
+
+def test_a_partition_connects_once(side: Side) -> None:
+    one = side.connect(0)
+    with pytest.raises(AuthenticationError):
+        side.connect(0)
+    one.close()
+
+
+def authenticated(side: Side) -> socket.socket:
+    """A connection of one who knows the token, but then speaks as it likes."""
+    sock = socket.create_connection((side.server.address, side.server.port))
+    authentication.connect(sock, side.server.token, struct.pack(">16sI", JOB.encode(), 1))
+    sock.settimeout(20)
+    return sock
+
+
+def frame(content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + content
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        struct.pack(">I", 0xFFFFFFFF),
+        struct.pack(">I", channel.MAX_FRAME_BYTES + 1),
+        frame(b"no json"),
+        frame(b"[1, 2]"),
+        frame(b"\xff\xfe"),
+        frame(b"null"),
+        frame(json.dumps({"kind": "run"}).encode()),
+        frame(json.dumps({"kind": "line", "rank": "0", "stream": "stdout", "text": "x"}).encode()),
+        frame(json.dumps({"kind": "line", "rank": 0}).encode()),
+        frame(b'{"kind":' + b"[" * 100_000),
+    ],
+)
+def test_who_breaks_the_rules_is_disconnected_and_the_others_are_not(side: Side, evil: bytes) -> None:
+    good = side.connect(0)
+    with authenticated(side) as bad:
+        bad.sendall(evil)
+        assert bad.recv(10) == b"", "disconnected"
+    good.send(channel.LOG, rank=0, text="still here")
+    assert side.next() == (0, {"kind": "log", "rank": 0, "text": "still here"})
+    good.close()
+
+
+def test_strangers_do_no_harm(side: Side) -> None:
+    address = (side.server.address, side.server.port)
+    for greeting in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"\x00" * 10_000, b""):
+        with socket.create_connection(address) as stranger:
+            stranger.sendall(greeting)
+    good = side.connect(0)
+    good.send(channel.LOG, rank=0, text="x")
+    assert side.next()[1]["text"] == "x"
+    good.close()
+
+
+def test_a_driver_that_does_not_read_costs_lines_not_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "_MAX_WAITING_BYTES", 10_000)
+    left, right = socket.socketpair()
+    for sock in (left, right):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    one = SupervisorChannel(left, lambda reason: None)
+    for number in range(10_000):
+        assert one.send(channel.LINE, rank=0, stream="stdout", text=f"line {number} " + "x" * 100)
+    one.send(channel.FAILURE, report={})
+    received = bytearray()
+    right.settimeout(20)
+    frames: list[dict[str, Any]] = []
+    while not any(frame["kind"] == channel.FAILURE for frame in frames):
+        received += right.recv(100_000)
+        frames += channel._frames(received)
+    assert len(frames) < 5000
+    one.send(channel.LINE, rank=0, stream="stdout", text="the end")
+    while frames[-1].get("text") != "the end":
+        received += right.recv(100_000)
+        frames += channel._frames(received)
+    assert "lines were dropped" in frames[-2]["text"]
+    right.close()
+    one.close()
+
+
+def test_the_driver_listens_at_its_own_address() -> None:
+    assert driver_address("127.0.0.1") == "127.0.0.1"
+    assert driver_address("localhost") in ("127.0.0.1", "::1")
+    # Not this host's: the address that routes there is.
+    found = driver_address("192.0.2.77", "127.0.0.1")
+    assert found == "127.0.0.1"
+    with pytest.raises(OSError, match="no address"):
+        driver_address("no.such.host.invalid")

@@ -1,0 +1,328 @@
+"""Local jobs, with real processes: values, output, every way to fail, and that nothing outlives a job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_estimator.errors import JobFailedError, ResultError, WorkerFailedError
+from spark_estimator.launch.local import run_local
+from spark_estimator.observe.driver_log import log_to_driver
+from tests.launch import clusters
+
+
+def rank() -> int:
+    return int(os.environ["HOROVOD_RANK"])
+
+
+# What follows is pickled by reference when this module can be imported in the workers, as a user's own modules are; the
+# test run's import mode forbids that, so they travel by value.
+@pytest.fixture(autouse=True, scope="module")
+def functions_travel_by_value() -> Iterator[None]:
+    import cloudpickle
+
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture
+def marker() -> Iterator[str]:
+    """Stands in the environment of everything that the test's jobs start; all of it has to be gone in the end."""
+    text = uuid.uuid4().hex
+    yield text
+    clusters.wait_until_gone(text, 10)
+
+
+def test_rank_0_s_value_comes_back_and_all_output_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    def speak(word: str, *, times: int) -> tuple[str, int, str]:
+        print(word * times)
+        print("complains", file=sys.stderr)
+        os.write(1, b"from native code\n")
+        log_to_driver(f"a message from {rank()}")
+        return word, os.getpid(), os.getcwd()
+
+    word, pid, folder = run_local(speak, 3, args=("ab",), kwargs={"times": 2})
+    assert word == "ab" and pid != os.getpid() and folder == os.getcwd()
+    output, errors = capfd.readouterr()
+    for number in range(3):
+        assert f"[{number}]<stdout>:abab\n" in output
+        assert f"[{number}]<stdout>:from native code\n" in output
+        assert f"[{number}]<stderr>:complains\n" in errors
+        assert f"[{number}] a message from {number}\n" in output
+
+
+def test_outside_a_job_a_message_is_printed_here_and_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_driver("x" * 5000)
+    assert capsys.readouterr().out == "x" * 4000 + "\n"
+
+
+def test_horovod_s_variables_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_RANK", "17")
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "12345")
+    variables = run_local(lambda: dict(os.environ), 2)
+    expected = {"RANK": "0", "SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
+    assert {name: variables[f"HOROVOD_{name}"] for name in expected} == expected
+    assert variables["HOROVOD_CONTROLLER"] == "gloo"
+    assert variables["HOROVOD_FUSION_THRESHOLD"] == "12345"
+
+
+def test_search_path_and_pythonpath_are_those_of_the_caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "beside_the_script.py").write_text("ANSWER = 42")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+
+    def look() -> tuple[int, list[str], str | None]:
+        import beside_the_script
+
+        return beside_the_script.ANSWER, sys.path, os.environ.get("PYTHONPATH")
+
+    assert run_local(look, 1) == (42, sys.path, "/somewhere")
+    monkeypatch.delenv("PYTHONPATH")
+    assert run_local(look, 1) == (42, sys.path, None)
+
+
+def test_files_in_the_current_folder_shadow_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("selectors", "spec", "numpy", "json"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('shadowed')")
+    monkeypatch.chdir(tmp_path)
+    assert run_local(lambda: 1, 1) == 1
+
+
+def test_secrets_show_neither_in_arguments_nor_in_the_environment() -> None:
+    def look() -> tuple[str, bytes, bytes]:
+        from spark_estimator.collectives.rendezvous import current
+
+        found = current()
+        assert found is not None
+        return found.key.hex(), *(Path(f"/proc/self/{name}").read_bytes() for name in ("environ", "cmdline"))
+
+    key, environ, cmdline = run_local(look, 2)
+    assert len(key) == 64
+    assert key.encode() not in environ + cmdline
+
+
+def test_stdin_is_empty() -> None:
+    assert run_local(lambda: sys.stdin.read(), 1) == ""
+
+
+def test_a_class_of_the_caller_is_the_same_class_when_it_comes_back() -> None:
+    class Point:
+        pass
+
+    assert type(run_local(lambda: Point(), 1)) is Point
+
+
+@contextlib.contextmanager
+def fails(rank: int, *texts: str) -> Iterator[list[WorkerFailedError]]:
+    """Expects that the block raises, for that rank, an error whose first line has all texts."""
+    caught: list[WorkerFailedError] = []
+    with pytest.raises(WorkerFailedError) as raised:
+        yield caught
+    caught.append(raised.value)
+    assert raised.value.rank == rank, raised.value
+    first = str(raised.value).splitlines()[0]
+    assert first.startswith(f"rank {rank} (host ")
+    for text in texts:
+        assert text in first
+
+
+def run_and_fail_on_rank_1(how: Any, marker: str) -> None:
+    """Rank 1 does `how()`; the others wait for ever, with a child process each."""
+
+    def work() -> None:
+        subprocess.Popen(["sleep", "1000"])
+        if rank() == 1:
+            how()
+        while True:
+            time.sleep(1)
+
+    run_local(work, 3, environment={clusters.MARKER: marker})
+
+
+def test_an_exception_comes_with_its_traceback(marker: str) -> None:
+    def how() -> None:
+        try:
+            raise KeyError("inner")
+        except KeyError as error:
+            raise ValueError("outer é") from error
+
+    with fails(1, "raised ValueError: outer é") as caught:
+        run_and_fail_on_rank_1(how, marker)
+    text = str(caught[0].__cause__)
+    assert "KeyError: 'inner'" in text and "direct cause" in text and 'raise ValueError("outer é") from error' in text
+    assert "launch/worker.py" not in text, "our own frames help nobody"
+    assert caught[0].exit_code is None
+    assert [line.split(")")[1] for line in str(caught[0]).splitlines()[2:]] == [" was stopped after that"] * 2
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, 0), (3, 3), (None, 0), ("a text", 1)])
+def test_sys_exit_is_a_failure(code: Any, status: int, marker: str) -> None:
+    said = "" if code is None else repr(code)
+    with fails(1, f"called sys.exit({said}) before work() returned") as caught:
+        run_and_fail_on_rank_1(lambda: sys.exit(code), marker)
+    assert caught[0].exit_code == status
+
+
+@pytest.mark.parametrize("code", [0, 5])
+def test_an_end_without_a_word_is_a_failure(code: int, marker: str) -> None:
+    def how() -> None:
+        print("my last words", file=sys.stderr)
+        os._exit(code)
+
+    with fails(1, f"ended with exit status {code} before work() returned") as caught:
+        run_and_fail_on_rank_1(how, marker)
+    assert "my last words" in str(caught[0].__cause__)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_a_signal_is_named(number: signal.Signals, marker: str) -> None:
+    with fails(1, f"was killed by signal {int(number)} ({number.name})") as caught:
+        run_and_fail_on_rank_1(lambda: os.kill(os.getpid(), number), marker)
+    assert caught[0].exit_code == -number
+    if number == signal.SIGSEGV:
+        assert "Fatal Python error: Segmentation fault" in str(caught[0].__cause__), "the Python stack at the crash"
+
+
+def test_memory_is_told_when_the_kernel_may_have_killed() -> None:
+    def work() -> None:
+        held = b"x" * (600 << 20)
+        os.kill(os.getpid(), signal.SIGKILL)
+        del held
+
+    with fails(0, "its memory had peaked at 6", " MiB", "out of memory"):
+        run_local(work, 1)
+
+
+def test_an_exception_of_an_unusual_kind_is_told(marker: str) -> None:
+    class Mute(BaseException):
+        def __str__(self) -> str:
+            raise RuntimeError("no text for you")
+
+    def how() -> None:
+        raise Mute
+
+    with fails(1, "raised ", "Mute"):
+        run_and_fail_on_rank_1(how, marker)
+
+
+def test_only_the_ranks_whose_value_is_wanted_pickle_it() -> None:
+    assert run_local(lambda: threading.Lock() if rank() else "fine", 2) == "fine"
+
+
+def test_a_value_that_cannot_be_pickled_is_told() -> None:
+    with pytest.raises(ResultError, match=r"rank 0 .*returned a _thread.lock, which cannot be pickled.*return the path"):
+        run_local(lambda: threading.Lock(), 2)
+
+
+def test_a_value_that_is_too_large_is_told() -> None:
+    with pytest.raises(ResultError, match=r"a value of 65\.0 MiB when pickled; at most 64 MiB.*Save it to storage"):
+        run_local(lambda: bytes(65 << 20), 2)
+    assert len(run_local(lambda: bytes(63 << 20), 1)) == 63 << 20
+
+
+def test_a_value_that_the_driver_cannot_load_is_told(tmp_path: Path) -> None:
+    def work() -> Any:
+        (tmp_path / "only_there.py").write_text("class Thing: pass")
+        sys.path.append(str(tmp_path))
+        import only_there
+
+        return only_there.Thing()
+
+    with pytest.raises(ResultError, match=r"cannot be loaded on the driver: ModuleNotFoundError: .*only_there"):
+        run_local(work, 1)
+
+
+def test_a_module_that_is_missing_in_the_workers_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = type(os)("only_on_the_driver")
+    exec("def work(): return 1", module.__dict__)
+    monkeypatch.setitem(sys.modules, "only_on_the_driver", module)
+    with fails(0, "could not load work()", "'only_on_the_driver' is on the driver but not here", "addPyFile"):
+        run_local(module.work, 1)
+
+
+def test_what_a_rank_leaves_running_ends_with_the_job(marker: str) -> None:
+    def work() -> int:
+        return subprocess.Popen(["sleep", "1000"]).pid
+
+    run_local(work, 2, environment={clusters.MARKER: marker})
+    clusters.wait_until_gone(marker, 5)
+
+
+def test_a_process_that_holds_the_pipes_open_does_not_hold_the_job_up() -> None:
+    def work() -> int:
+        return subprocess.Popen(["sleep", "30"], start_new_session=True).pid
+
+    started = time.monotonic()
+    pid = run_local(work, 1)
+    assert time.monotonic() - started < 20
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_rank_that_prints_without_end_is_shown_and_stopped(marker: str, capfd: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        if rank() == 1:
+            time.sleep(1)
+            raise ValueError("enough")
+        while True:
+            print("x" * 200)
+
+    with fails(1, "enough"):
+        run_local(work, 2, environment={clusters.MARKER: marker})
+
+
+def test_jobs_do_not_meet() -> None:
+    """Two jobs of one process at the same time."""
+
+    def work(number: int) -> int:
+        time.sleep(0.2)
+        return number
+
+    values = {}
+    threads = [
+        threading.Thread(target=lambda n=n: values.update({n: run_local(work, 2, args=(n,))})) for n in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert values == {0: 0, 1: 1}
+
+
+def test_no_descriptor_is_left_open() -> None:
+    run_local(lambda: 1, 2)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        run_local(lambda: 1, 2)
+        with pytest.raises(JobFailedError):
+            run_local(lambda: 1 / 0, 2)
+    time.sleep(0.2)
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_pyspark_is_not_needed() -> None:
+    program = (
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('pyspark', 'pyarrow', 'torch'): raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "from spark_estimator import HorovodRunner\n"
+        "print('VALUE', HorovodRunner(np=-2).run(lambda x: x + 1, x=1))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=clusters.environment(), capture_output=True, text=True, timeout=60
+    )
+    assert "VALUE 2" in done.stdout, done.stderr
