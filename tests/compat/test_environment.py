@@ -97,7 +97,8 @@ def test_what_cannot_work_is_taken_back(tmp_path: Path) -> None:
     made = Environment(tmp_path / "environment")
     program = VERB.format(verb="enable")
     # Importable for the one who asks (by PYTHONPATH), and found by the shims; but the environment is broken otherwise.
-    (made.site / "sitecustomize.py").write_text("import sys\nsys.modules['horovod'] = None\n")
+    # A line of a .pth file: Debian's Python has a sitecustomize of its own, which would hide one here.
+    (made.site / "broken.pth").write_text("import sys; sys.modules['horovod'] = None\n")
     printed = fresh(program, path=(ROOT,), python=made.python).splitlines()
     assert printed[0].startswith("Failed, nothing was changed: a fresh interpreter could not import the old names: ")
     assert printed[-1] == "1"
