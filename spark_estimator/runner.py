@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from spark_estimator.errors import PythonEnvironmentError
+
 _VERBOSITIES = ("log_callback_only", "all")
 # A job of more ranks than that is a mistake in the argument, not a plan.
 _MOST_RANKS = 10_000
@@ -60,8 +62,15 @@ class HorovodRunner:
 
             return run_local(main, -self.num_processor, kwargs=kwargs)
         from spark_estimator.launch.slots import all_slots, check_session, require_slots
-        from spark_estimator.launch.spark import run_on_spark
-        from spark_estimator.launch.spark_session import session_for
+
+        try:
+            from spark_estimator.launch.spark import run_on_spark
+            from spark_estimator.launch.spark_session import session_for
+        except ModuleNotFoundError as error:
+            raise PythonEnvironmentError(
+                f"HorovodRunner(np={self.num_processor}) runs in Spark, but there is no module {error.name!r} here: "
+                "pip install 'spark-estimator[spark]', or use a negative np for processes on this machine."
+            ) from error
 
         spark = session_for(self.num_processor)
         check_session(spark)

@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 from spark_estimator import __version__
 from spark_estimator.collectives.rendezvous import Endpoint, host_id, new_job_id
 from spark_estimator.env import Settings
-from spark_estimator.errors import JobFailedError, SparkEstimatorError
+from spark_estimator.errors import JobFailedError
 from spark_estimator.launch import failures, spark_errors
 from spark_estimator.launch.failures import FailureReport, find_marked, first_failure, job_error, to_marked_text
 from spark_estimator.launch.launcher import Begun, Event, Failed, Finished, Line, Message, Watch
@@ -146,8 +146,11 @@ class _Attempt:
         if cause is not None:
             raise job_error(cause, reports, self._job.size, self._job.function)
         if self._error is not None:
-            explained: SparkEstimatorError | None = spark_errors.explain(str(self._error))
-            raise explained or spark_errors.ended_by_spark(self._error) from self._error
+            explained = spark_errors.explain(str(self._error))
+            if explained is not None:
+                _log.debug("Spark's own words: %s", self._error)
+                raise explained  # without Spark's forty lines of Java, which say less
+            raise spark_errors.ended_by_spark(self._error) from self._error
         if self._rows is None:
             raise JobFailedError(f"the Spark job {self._tag} was cancelled and has not ended; see the Spark UI.")
         return self._rows

@@ -17,12 +17,12 @@ _MODULES = {
 }
 
 
-def remedy(interpreter: str = "") -> str:
+def remedy() -> str:
     """Which setting decides what Python the workers run."""
     return (
-        "Spark starts its Python workers with `python3` from PATH unless it is told otherwise: set the environment "
-        f"variable PYSPARK_PYTHON={interpreter or sys.executable} before the Spark session is created (with "
-        "spark-submit or on a cluster: --conf spark.pyspark.python=..., a path that exists on every worker)."
+        "Spark runs `python3` from PATH unless it is told otherwise: set the environment variable "
+        f"PYSPARK_PYTHON={sys.executable} before the Spark session is created (or, with spark-submit, "
+        "--conf spark.pyspark.python=...; on a cluster, a path that is good on every worker)"
     )
 
 
@@ -32,19 +32,21 @@ def explain(text: str) -> SparkEstimatorError | None:
     if "PYTHON_VERSION_MISMATCH" in text or "different minor version than that in driver" in text:
         match = re.search(r"worker[^\d]{0,40}(\d+\.\d+)", text)
         theirs = f"Python {match[1]}" if match else "another Python"
-        return PythonEnvironmentError(f"the workers run {theirs}, but the driver runs Python {mine}. {remedy()}")
+        return PythonEnvironmentError(f"Spark's workers run {theirs}, but the driver runs Python {mine}. {remedy()}.")
     if match := re.search(r"No module named '([\w.]+)'", text):
         name = match[1].partition(".")[0]
         if name in _MODULES:
-            install = "" if name == "pyspark" else f", or install it there: {_MODULES[name]}"
-            return PythonEnvironmentError(f"the workers' Python has no module {name!r}{install}. {remedy()}")
+            install = _MODULES[name]
+            return PythonEnvironmentError(
+                f"the Python of Spark's workers has no module {name!r}. {remedy()}; or install it there: {install}"
+            )
     if match := re.search(
         r"(?:PACKAGE_NOT_INSTALLED\] |ImportError: )(\w+) ?(?:>=)? ?([\d.]*) must be installed", text
     ):
-        return PythonEnvironmentError(f"the workers' Python lacks {match[1]} {match[2]}. {remedy()}")
+        return PythonEnvironmentError(f"the Python of Spark's workers lacks {match[1]} {match[2]}. {remedy()}.")
     if match := re.search(r'Cannot run program "([^"]+)"', text):
         return PythonEnvironmentError(
-            f"the workers cannot start their Python: there is no {match[1]!r} on their host. {remedy()}"
+            f"Spark cannot start its workers' Python: there is no {match[1]!r} on their host. {remedy()}."
         )
     if "SPARK-24819" in text or "BARRIER_STAGE_REQUIRES_MORE_SLOTS" in text:
         match = re.search(r"requires? (?:more )?(\d+)? ?slots.*?only (\d+)", text)
@@ -64,9 +66,8 @@ def explain(text: str) -> SparkEstimatorError | None:
 def ended_by_spark(error: BaseException) -> JobFailedError:
     """For what nothing more is known of: the core of Spark's own message, with the original as the cause."""
     text = str(error)
-    lines = [
-        line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "..."))
-    ]
+    lines = [line.strip().lstrip(": ") for line in text.splitlines() if not line.lstrip().startswith(("at ", "..."))]
+    lines = [line for line in lines if line]
     telling = next(
         (line for line in lines if re.search(r"(?:Exception|Error)\b.*:", line)), lines[0] if lines else repr(error)
     )

@@ -64,7 +64,8 @@ def _new_session(size: int) -> SparkSession:
             .config("spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures", "3")
         )
         # Local workers can have the very Python that runs here, packages and all; Spark would take python3 from PATH.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if not os.environ.get("PYSPARK_PYTHON"):
+            os.environ["PYSPARK_PYTHON"] = sys.executable
         python_path = _python_path()
         if python_path:
             builder = builder.config("spark.executorEnv.PYTHONPATH", python_path)

@@ -24,11 +24,11 @@ DRIVERS = Path(__file__).parent / "drivers"
 MARKER = "SPARK_ESTIMATOR_TEST_MARKER"
 
 
-def environment(**more: str) -> dict[str, str]:
-    """What drivers and daemons need in order to be found, to stay on this host and to find our package."""
+def environment(**more: str | None) -> dict[str, str]:
+    """What drivers and daemons need in order to be found, to stay on this host and find our package; None removes."""
     from spark_estimator.launch.java import java_environment
 
-    return {
+    variables = {
         **os.environ,
         **java_environment(),
         "SPARK_HOME": str(SPARK_HOME),
@@ -39,6 +39,7 @@ def environment(**more: str) -> dict[str, str]:
         "PYTHONWARNINGS": "ignore::FutureWarning,ignore::UserWarning",
         **more,
     }
+    return {name: value for name, value in variables.items() if value is not None}
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:
@@ -169,7 +170,11 @@ class Driver:
 
 @contextlib.contextmanager
 def driver(
-    program: Path | str, *arguments: str, folder: Path, env: Mapping[str, str] | None = None, python: str = sys.executable
+    program: Path | str,
+    *arguments: str,
+    folder: Path,
+    env: Mapping[str, str | None] | None = None,
+    python: str = sys.executable,
 ) -> Iterator[Driver]:
     """Runs a driver program until the end of the block; what is left of it then is killed."""
     log = folder / f"{Path(program).stem}-{time.monotonic_ns()}.log"

@@ -25,7 +25,9 @@ class Side:
 
     def __init__(self, size: int = 2) -> None:
         self.received: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
-        self.server = DriverServer("127.0.0.1", JOB, size, lambda partition, frame: self.received.put((partition, frame)))
+        self.server = DriverServer(
+            "127.0.0.1", JOB, size, lambda partition, frame: self.received.put((partition, frame))
+        )
         self.stops: queue.Queue[str] = queue.Queue()
 
     def connect(self, partition: int = 0, token: bytes | None = None, job: str = JOB) -> SupervisorChannel:

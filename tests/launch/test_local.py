@@ -223,7 +223,9 @@ def test_only_the_ranks_whose_value_is_wanted_pickle_it() -> None:
 
 
 def test_a_value_that_cannot_be_pickled_is_told() -> None:
-    with pytest.raises(ResultError, match=r"rank 0 .*returned a _thread.lock, which cannot be pickled.*return the path"):
+    with pytest.raises(
+        ResultError, match=r"rank 0 .*returned a _thread.lock, which cannot be pickled.*return the path"
+    ):
         run_local(lambda: threading.Lock(), 2)
 
 
@@ -291,9 +293,7 @@ def test_jobs_do_not_meet() -> None:
         return number
 
     values = {}
-    threads = [
-        threading.Thread(target=lambda n=n: values.update({n: run_local(work, 2, args=(n,))})) for n in range(2)
-    ]
+    threads = [threading.Thread(target=lambda n=n: values.update({n: run_local(work, 2, args=(n,))})) for n in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

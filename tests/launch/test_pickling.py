@@ -100,8 +100,8 @@ def test_an_argument_and_its_attributes() -> None:
 
     text = refusal(train, model=Model())
     assert text.startswith(
-        "train() is given the argument 'model' (type Model), whose .logger['stream'][0] (type "
-    ) or text.startswith("train() is given the argument 'model' (type tests.launch.test_pickling.Model), whose .logger")
+        "train() is given the argument 'model' (type tests.launch.test_pickling.Model), whose .logger["
+    )
     assert "cannot be pickled" in text
 
 

@@ -46,7 +46,9 @@ def test_a_missing_chunk_is_told(index: int) -> None:
 
 
 def test_an_altered_chunk_is_told() -> None:
-    altered = [row._replace(data=b"x" + row.data[1:]) if row.kind == "result" and row.seq == 1 else row for row in rows()]
+    altered = [
+        row._replace(data=b"x" + row.data[1:]) if row.kind == "result" and row.seq == 1 else row for row in rows()
+    ]
     with pytest.raises(ResultError, match="altered"):
         verified_value(altered, 3)
 

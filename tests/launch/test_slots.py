@@ -73,19 +73,30 @@ def test_gpus_can_be_the_limit() -> None:
     assert (found.count, found.by_gpus) == (6, True)
     assert found.arithmetic == "3 executors x 2 GPUs / 1 per task (spark.task.resource.gpu.amount)"
     assert count_slots(session("yarn", 12, **{**gpus, "task.resource.gpu.amount": "0.25"})).count == 12
-    with pytest.raises(NotEnoughSlotsError, match=r"8 ranks need 8 slots .* has 6: 3 executors x 2 GPUs.*more executors"):
+    with pytest.raises(
+        NotEnoughSlotsError, match=r"8 ranks need 8 slots .* has 6: 3 executors x 2 GPUs.*more executors"
+    ):
         require_slots(session("yarn", 12, **gpus), 8, timedelta(0))
 
 
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        (session("local[2]"), r'has 2: 2 cores \(master local\[2\]\) / 1 per task.*\.master\("local\[4\]"\), or use np=2\.'),
-        (session("local[2]", **{"task.cpus": "2"}), r'2 cores .* / 2 per task.*\.master\("local\[8\]"\), or use np=1\.'),
+        (
+            session("local[2]"),
+            r'has 2: 2 cores \(master local\[2\]\) / 1 per task.*\.master\("local\[4\]"\), or use np=2\.',
+        ),
+        (
+            session("local[2]", **{"task.cpus": "2"}),
+            r'2 cores .* / 2 per task.*\.master\("local\[8\]"\), or use np=1\.',
+        ),
         (session("local[1]", **{"task.cpus": "2"}), r'has 0: .*\.master\("local\[8\]"\)\.$'),
         (session("local-cluster[2,1,1024]"), r'\.master\("local-cluster\[4,1,1024\]"\), or use np=2\.'),
         (session("spark://x", 3), r"Give the session 4 cores .*spark\.cores\.max.*, or use np=3\."),
-        (session("yarn", 2, **{"executor.cores": "2"}), r"spark\.executor\.instances=2 \(of 2 cores each\), or use np=2\."),
+        (
+            session("yarn", 2, **{"executor.cores": "2"}),
+            r"spark\.executor\.instances=2 \(of 2 cores each\), or use np=2\.",
+        ),
     ],
 )
 def test_too_many_ranks_are_refused_with_arithmetic_and_remedy(made: Any, says: str) -> None:

@@ -33,6 +33,13 @@ def found(request: pytest.FixtureRequest, folder: Path) -> Any:
             result["output"] = driver.output()
         result["marker"] = marker
         print({name: result[name] for name in result if name.startswith("seconds")})
+        print(
+            {
+                name: result[name]["seconds"]
+                for name in result
+                if isinstance(result[name], dict) and "seconds" in result[name]
+            }
+        )
         return result
 
     if request.param == "local":
@@ -71,7 +78,9 @@ def test_lines_come_to_the_driver_when_they_are_asked_for(found: dict[str, Any])
     ("how", "exit_code", "says"),
     [
         ("exception", None, "raised ValueError: rank 1 has had enough"),
+        ("exception without channel", None, "raised ValueError: rank 1 has had enough"),
         ("kill", -9, "was killed by signal 9 (SIGKILL)"),
+        ("kill without channel", -9, "was killed by signal 9 (SIGKILL)"),
         ("sys.exit", 0, "called sys.exit(0) before fail() returned"),
         ("os._exit", 0, "ended with exit status 0 before fail() returned"),
     ],
@@ -82,10 +91,13 @@ def test_the_rank_that_failed_first_is_named(found: dict[str, Any], how: str, ex
     assert failure["rank"] == 1
     assert failure["exit_code"] == exit_code
     assert failure["text"].startswith("rank 1 (host ") and says in failure["text"].splitlines()[0]
-    assert "rank 0 (host " in failure["text"]
-    if how == "exception":
+    if "without channel" in how:
+        assert found["value without channel"] == 3.0
+    else:
+        assert "rank 0 (host " in failure["text"], "what became of the others"
+        assert found[f"after {how}"] == 3.0, "the next job in the same session"
+    if how.startswith("exception"):
         assert "in fail\n" in failure["cause"] and 'raise ValueError("rank 1 has had enough")' in failure["cause"]
-    assert found[f"after {how}"] == 3.0, "the next job in the same session"
 
 
 def test_nothing_is_left_alive(found: dict[str, Any]) -> None:
@@ -107,7 +119,9 @@ def test_too_many_ranks_are_refused_with_the_arithmetic(found: dict[str, Any]) -
     assert "Start the session with" in refusal["text"] or "Give the session" in refusal["text"]
 
 
-def test_ranks_see_their_host_s_devices_in_local_rank_order(found: dict[str, Any], request: pytest.FixtureRequest) -> None:
+def test_ranks_see_their_host_s_devices_in_local_rank_order(
+    found: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
     seen = [rank["CUDA_VISIBLE_DEVICES"] for rank in found["value"]["ranks"]]
     if "standalone" in request.node.name:
         assert seen[0] == seen[1]

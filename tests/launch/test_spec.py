@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_ranks_are_a_permutation_with_each_host_in_one_piece() -> None:
         ranks = assign_ranks(hosts)
         assert sorted(ranks) == list(range(5)) and ranks[0] == 0
         by_rank = [host for _, host in sorted(zip(ranks, hosts, strict=True))]
-        assert sum(left != right for left, right in zip(by_rank, by_rank[1:], strict=False)) == 2
+        assert sum(left != right for left, right in pairwise(by_rank)) == 2
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def fail(how, stamp):
             if how == "os._exit":
                 os._exit(0)
         hvd.allreduce(torch.ones(1000), name="x")
-    return None
+    return
 
 
 def large():
@@ -83,8 +83,8 @@ def uses_artifact():
     return module_that_travels.ANSWER
 
 
-def failure_of(spark, how):
-    stamp = folder.absolute() / f"{how}.time"
+def failure_of(how, stamp_name=None):
+    stamp = folder.absolute() / f"{stamp_name or how}.time"
     try:
         HorovodRunner(np=2).run(fail, how=how, stamp=str(stamp))
     except Exception as error:
@@ -113,8 +113,13 @@ def main():
     found["seconds to user code"] = starts
     found["all"] = HorovodRunner(np=2, driver_log_verbosity="all").run(train, steps=1)["sum"]
     for how in ("exception", "kill", "sys.exit", "os._exit"):
-        found[how] = failure_of(spark, how)
+        found[how] = failure_of(how)
         found[f"after {how}"] = HorovodRunner(np=2).run(train, steps=1)["sum"]
+    os.environ["SPARK_ESTIMATOR_DRIVER_CHANNEL"] = "0"
+    for how in ("exception", "kill"):
+        found[f"{how} without channel"] = failure_of(how, f"{how} 2")
+    found["value without channel"] = HorovodRunner(np=2, driver_log_verbosity="all").run(train, steps=1)["sum"]
+    del os.environ["SPARK_ESTIMATOR_DRIVER_CHANNEL"]
     found["large"] = len(HorovodRunner(np=2).run(large))
     module = folder / "module_that_travels.py"
     module.write_text("ANSWER = 42\n")

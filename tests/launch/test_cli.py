@@ -1,0 +1,178 @@
+"""``horovodrun``: Horovod's flags, output and exit status, with real commands."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import spark_estimator
+from spark_estimator.launch import cli
+from tests.launch import clusters
+
+
+def horovodrun(*arguments: str, folder: Path | None = None, **env: str | None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "spark_estimator.launch.cli", *arguments],
+        env=clusters.environment(**env),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_every_rank_s_lines_are_shown_with_the_rank_in_front() -> None:
+    code = "import os, sys; print('I am', os.environ['HOROVOD_RANK']); print('oops', file=sys.stderr); print('no end', end='')"
+    done = horovodrun("-np", "3", *python(code))
+    assert done.returncode == 0, done.stderr
+    for rank in range(3):
+        assert f"[{rank}]<stdout>:I am {rank}\n" in done.stdout
+        assert f"[{rank}]<stdout>:no end\n" in done.stdout
+        assert f"[{rank}]<stderr>:oops\n" in done.stderr
+
+
+def test_a_script_for_horovod_computes(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch\nimport horovod.torch as hvd\nhvd.init()\n"
+        "print(sys.argv[1:], hvd.rank(), hvd.local_rank(), hvd.allreduce(torch.ones(1), op=hvd.Sum).item())\n"
+    )
+    done = horovodrun("-np", "2", "-H", "localhost:2", "python", "train.py", "-np", "7", "--lr=1", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        assert f"[{rank}]<stdout>:['-np', '7', '--lr=1'] {rank} {rank} 2.0\n" in done.stdout
+
+
+def test_the_first_rank_that_fails_ends_the_others_and_gives_the_status() -> None:
+    code = "import os, time\nif os.environ['HOROVOD_RANK'] == '1': os._exit(7)\ntime.sleep(1000)"
+    done = horovodrun("-np", "3", *python(code))
+    assert done.returncode == 7
+    assert "rank 1 (host " in done.stderr and "ended with exit status 7" in done.stderr
+    assert "rank 0 (host " in done.stderr and "was stopped after that" in done.stderr
+
+
+def test_who_lost_a_peer_is_not_blamed() -> None:
+    pytest.importorskip("torch")
+    code = (
+        "import torch, spark_estimator.torch as hvd\nhvd.init()\n"
+        "for step in range(10**9):\n"
+        "    if hvd.rank() == 1 and step == 100: raise ValueError('mine')\n"
+        "    hvd.allreduce(torch.ones(10), name='x')\n"
+    )
+    done = horovodrun("-np", "2", *python(code))
+    assert done.returncode == 1
+    assert "horovodrun: rank 1 (host " in done.stderr, done.stderr
+
+
+def test_a_signal_is_named() -> None:
+    done = horovodrun("-np", "2", "bash", "-c", "kill -11 $$")
+    assert done.returncode == 128 + 11
+    assert "was killed by signal 11 (SIGSEGV)" in done.stderr
+
+
+def test_a_command_that_does_not_exist() -> None:
+    done = horovodrun("-np", "2", "/no/such/program")
+    assert done.returncode == 127
+    assert "could not start the command '/no/such/program': No such file or directory" in done.stderr
+
+
+def test_stdin_is_empty_and_nothing_is_inherited_that_should_not_be() -> None:
+    code = "import os, sys; print(repr(sys.stdin.read()), sorted(os.listdir('/proc/self/fd'), key=int))"
+    done = horovodrun("-np", "1", *python(code))
+    assert "[0]<stdout>:'' ['0', '1', '2', " in done.stdout, done.stderr
+    # The rendezvous, two listening sockets, and the descriptor that lists the folder.
+    assert len(done.stdout.split("[", 2)[2].split(",")) == 7, done.stdout
+
+
+def test_output_files(tmp_path: Path) -> None:
+    code = "import os, sys; print('out', os.environ['HOROVOD_RANK']); print('err', file=sys.stderr)"
+    done = horovodrun("-np", "11", "--output-filename", str(tmp_path / "logs"), *python(code))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "logs/rank.03/stdout").read_text() == "out 3\n"
+    assert (tmp_path / "logs/rank.10/stderr").read_text() == "err\n"
+
+
+def test_flags_become_settings() -> None:
+    flags = ["--fusion-threshold-mb", "3", "--start-timeout", "9", "--no-stall-check", "--log-level", "debug"]
+    flags += ["--stall-check-warning-time-seconds", "5", "--stall-check-shutdown-time-seconds", "8"]
+    options = cli._parser().parse_args(["-np", "2", *flags, "true"])
+    assert cli.environment_of(options) == {
+        "HOROVOD_FUSION_THRESHOLD": str(3 << 20),
+        "HOROVOD_START_TIMEOUT": "9",
+        "HOROVOD_STALL_CHECK_DISABLE": "1",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "5",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "8",
+        "HOROVOD_LOG_LEVEL": "DEBUG",
+    }
+
+
+def test_settings_reach_the_command() -> None:
+    code = "import os; print(os.environ['HOROVOD_FUSION_THRESHOLD'], os.environ['HOROVOD_LOG_LEVEL'])"
+    assert (
+        "[0]<stdout>:0 ERROR"
+        in horovodrun("-np", "1", "--fusion-threshold-mb", "0", "--log-level", "ERROR", *python(code)).stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["python", "x.py"], "-np is required"),
+        (["-np", "2"], "no command was given"),
+        (["-np", "0", "true"], "at least one rank"),
+        (["-np", "-3", "true"], "at least one rank"),
+        (["-np", "two", "true"], "invalid int value"),
+        (["-np", "2", "-H", "gpu1:1,gpu2:1", "true"], "'gpu1' is not this host"),
+        (["-np", "4", "-H", "localhost:2", "true"], "offers 2 slots, but -np asks for 4"),
+        (["-np", "2", "-H", "localhost:x", "true"], "not of the form host:slots"),
+        (["-np", "2", "--min-np", "1", "true"], "--min-np is not supported yet"),
+        (["-np", "2", "--fusion-threshold-mb", "-1", "true"], "is negative"),
+        (["-np", "2", "--no-such-flag", "true"], "--no-such-flag"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_what_only_mpi_needed_is_explained_and_goes_on() -> None:
+    done = horovodrun("--mpi", "--mpi-args=--oversubscribe", "--gloo", "-np", "1", "echo", "fine")
+    assert done.returncode == 0 and "[0]<stdout>:fine" in done.stdout
+    assert "--mpi has no effect: there is no MPI" in done.stderr and "--gloo" not in done.stderr
+
+
+def test_version_and_build(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, says in ((["-v"], spark_estimator.__version__), (["--check-build"], "[X] Gloo"), (["-cb"], "[ ] MPI")):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(flags)
+        assert ended.value.code == 0
+        assert says in capsys.readouterr().out
+
+
+def test_python_is_the_one_beside_horovodrun_also_when_its_environment_is_not_activated() -> None:
+    system = shutil.which("env")
+    assert system is not None
+    done = horovodrun("-np", "1", "python", "-c", "import sys; print(sys.prefix)", PATH=str(Path(system).parent))
+    assert f"[0]<stdout>:{sys.prefix}" in done.stdout, done.stderr
+
+
+def test_cores_are_shared_among_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from spark_estimator.launch.local import thread_limits
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert thread_limits(10_000) == {"OMP_NUM_THREADS": "1"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert thread_limits(2) == {}
