@@ -61,7 +61,7 @@ class HorovodRunner:
             from spark_estimator.launch.local import run_local
 
             return run_local(main, -self.num_processor, kwargs=kwargs)
-        from spark_estimator.launch.slots import all_slots, check_session, require_slots
+        from spark_estimator.launch.slots import all_slots, check_encryption, check_session, require_slots
 
         try:
             from spark_estimator.launch.spark import run_on_spark
@@ -74,6 +74,7 @@ class HorovodRunner:
 
         spark = session_for(self.num_processor)
         check_session(spark)
+        check_encryption(spark)
         size = self.num_processor
         if size == 0:
             warnings.warn(

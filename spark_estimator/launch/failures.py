@@ -27,6 +27,7 @@ NOT_LOADED = "not loaded"  # the function could not be unpickled
 BAD_RESULT = "bad result"  # the value could not be pickled, or was too large
 NOT_STARTED = "not started"  # the worker, or its supervisor, did not get as far as the function
 ENVIRONMENT = "environment"  # it cannot run this job at all: versions differ
+LOST = "lost"  # its supervisor is gone
 STOPPED = "stopped"  # ended by the launcher; never a cause
 
 MAX_TRACEBACK_CHARACTERS = 64_000

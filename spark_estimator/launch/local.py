@@ -13,9 +13,10 @@ from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, host_id
 from spark_estimator.errors import JobFailedError
 from spark_estimator.launch.failures import first_failure, job_error
 from spark_estimator.launch.launcher import EventRelay, Watch, say_when_done
+from spark_estimator.launch.outcome import Outcome
 from spark_estimator.launch.pickling import dump_function, load_value, name_of
 from spark_estimator.launch.spec import JobSpec, driver_sys_path, modules_to_preload, worker_spec
-from spark_estimator.launch.supervisor import Outcome, Supervisor
+from spark_estimator.launch.supervisor import Supervisor
 from spark_estimator.observe.driver_log import print_line
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from spark_estimator.errors import ResultError
 from spark_estimator.launch.failures import FailureReport
-from spark_estimator.launch.supervisor import Outcome
+from spark_estimator.launch.outcome import Outcome
 
 SCHEMA = "partition int, rank int, kind string, seq int, data binary"
 CHUNK_BYTES = 1 << 20

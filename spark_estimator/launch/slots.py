@@ -23,6 +23,8 @@ REGISTRATION = timedelta(seconds=4)
 # ... but when there is none at all yet, the first may well take longer.
 FIRST_REGISTRATION = timedelta(seconds=30)
 _POLL_SECONDS = 0.25
+_ENCRYPTION = ("spark.network.crypto.enabled", "spark.ssl.enabled", "spark.ssl.rpc.enabled")
+ALLOW_UNENCRYPTED = "spark.spark_estimator.allowUnencrypted"
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
 
 
@@ -95,6 +97,22 @@ def check_session(spark: SparkSession) -> None:
             f"spark.task.resource.gpu.amount is {gpus:g}, but a session with master {conf.master!r} has no GPU "
             "resources to give: its tasks would wait for ever. Leave that setting out (ranks then see all GPUs of "
             "this host), or use HorovodRunner(np=-N), which needs no Spark."
+        )
+
+
+def check_encryption(spark: SparkSession) -> None:
+    """Refuses sessions whose own traffic is encrypted: that between the ranks would not be.
+
+    Raises:
+        PreflightError: the text names the setting that allows it all the same.
+    """
+    conf = Configuration(spark)
+    asked_for = [name for name in _ENCRYPTION if conf.is_true(name)]
+    if asked_for and not conf.is_local and not conf.is_true(ALLOW_UNENCRYPTED):
+        raise PreflightError(
+            f"{asked_for[0]} is true, so Spark encrypts what its hosts send one another, but the ranks of a job "
+            "authenticate one another and do not encrypt: gradients and parameters would be readable on the network. "
+            f"Where that is acceptable, say so with spark.conf.set({ALLOW_UNENCRYPTED!r}, 'true')."
         )
 
 

@@ -30,6 +30,7 @@ from spark_estimator.errors import JobFailedError
 from spark_estimator.launch import failures, spark_errors
 from spark_estimator.launch.failures import FailureReport, find_marked, first_failure, job_error, to_marked_text
 from spark_estimator.launch.launcher import Begun, Event, Failed, Finished, Line, Message, Watch
+from spark_estimator.launch.outcome import Outcome
 from spark_estimator.launch.pickling import dump_function, load_value, name_of
 from spark_estimator.launch.results import SCHEMA, ResultRow, manifests_of, rows_of, verified_value
 from spark_estimator.launch.slots import Configuration
@@ -41,13 +42,15 @@ from spark_estimator.launch.spec import (
     driver_sys_path,
     forwarded_environment,
     modules_to_preload,
+    owned_gpus,
     rendezvous_of,
     worker_spec,
 )
-from spark_estimator.launch.supervisor import Outcome, Supervisor
+from spark_estimator.launch.supervisor import Supervisor
 from spark_estimator.launch.task_relay import TaskRelay
 from spark_estimator.log import logger
-from spark_estimator.observe import channel
+from spark_estimator.observe import channel, frames
+from spark_estimator.observe.driver_address import driver_address
 from spark_estimator.observe.driver_log import printable
 
 _log = logger(__name__)
@@ -111,6 +114,8 @@ class _Attempt:
         self._watch = Watch(stop=self._stop, cancel=self._cancel, waiting=self._say_waiting)
         self._said_waiting = False
         self._over = False
+        self._stopping = False
+        self._begun: dict[int, dict[str, Any]] = {}  # by partition
         self._server = self._listen() if Settings.read().driver_channel else None
 
     def run(self) -> list[ResultRow]:
@@ -158,22 +163,25 @@ class _Attempt:
     def _listen(self) -> channel.DriverServer | None:
         host = Configuration(self._spark).get("spark.driver.host") or ""
         try:
-            address = channel.driver_address(host)
+            address = driver_address(host)
             return channel.DriverServer(address, self._job.job_id, self._job.size, self._receive)
         except OSError as error:
             _log.info("no driver channel: %s", error)
             return None
 
-    def _receive(self, _partition: int, frame: dict[str, Any]) -> None:
+    def _receive(self, partition: int, frame: dict[str, Any]) -> None:
         """Takes what a supervisor sends; in the server's thread."""
         event: Event | None = None
-        if frame["kind"] == channel.LINE:
+        if frame["kind"] == frames.LINE:
             event = Line(frame["rank"], frame["stream"], printable(frame["text"]))
-        elif frame["kind"] == channel.LOG:
+        elif frame["kind"] == frames.LOG:
             event = Message(frame["rank"], printable(frame["text"]))
-        elif frame["kind"] == channel.BEGUN:
+        elif frame["kind"] == frames.BEGUN:
+            self._begun[partition] = frame
             event = Begun(frame["rank"], frame["pid"])
-        elif frame["kind"] == channel.FAILURE:
+        elif frame["kind"] == frames.GONE and not self._stopping:
+            event = Failed(self._lost(partition))
+        elif frame["kind"] == frames.FAILURE:
             try:
                 event = Failed(FailureReport.from_dict(frame["report"]))
             except TypeError as error:
@@ -183,6 +191,12 @@ class _Attempt:
             with contextlib.suppress(queue.Full):
                 self._watch.events.put(event, timeout=0.2)
                 return
+
+    def _lost(self, partition: int) -> FailureReport:
+        """What is known of a rank whose supervisor has vanished."""
+        known = self._begun.get(partition, {"rank": -1, "host": "unknown", "pid": 0})
+        message = "is out of contact: its Spark executor, or its host, has died or was cut off"
+        return FailureReport(known["rank"], known["host"], known["pid"], failures.LOST, message, when=time.time())
 
     def _collect(self, frame: Any) -> None:
         """Runs the Spark job; in a thread of its own, so that the main one can be interrupted."""
@@ -204,6 +218,7 @@ class _Attempt:
         context.setLocalProperty("spark.job.description", f"{self._job.function} on {self._job.size} ranks")
 
     def _stop(self, reason: str) -> None:
+        self._stopping = True
         if self._server is not None:
             self._server.stop(reason)
         if self._server is None or not self._server.connected:
@@ -296,7 +311,7 @@ class BarrierTask:
             port=endpoint.port,
             local_name=endpoint.local_name,
             pid=pid,
-            gpus=tuple(gpus.addresses) if gpus is not None else (),
+            gpus=owned_gpus(gpus.addresses, os.environ.get("CUDA_VISIBLE_DEVICES")) if gpus is not None else (),
             key_share=secrets.token_bytes(32),
         )
         everyone = [TaskFacts.from_json(text) for text in context.allGather(facts.to_json())]

@@ -183,6 +183,19 @@ def assign_ranks(host_ids: Sequence[str]) -> list[int]:
     return ranks
 
 
+def owned_gpus(addresses: Sequence[str], visible: str | None) -> tuple[str, ...]:
+    """The GPUs of one task under the names by which CUDA knows them.
+
+    Args:
+        addresses: as Spark names them: numbers of the GPUs that its executor sees.
+        visible: the executor's own CUDA_VISIBLE_DEVICES, if a cluster manager has set it: the list to count in.
+    """
+    names = [name.strip() for name in (visible or "").split(",") if name.strip()]
+    if all(address.isdecimal() and int(address) < len(names) for address in addresses):
+        return tuple(names[int(address)] for address in addresses)
+    return tuple(addresses)
+
+
 def visible_devices(gpus_by_local_rank: Sequence[Sequence[str]]) -> list[str]:
     """The devices that every rank of one host sees, so ordered that device `local_rank` is one of that rank's own.
 

@@ -15,15 +15,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
-from typing import Protocol
 
 from spark_estimator.collectives.rendezvous import Endpoint
 from spark_estimator.env import RENDEZVOUS_FD_VARIABLE
 from spark_estimator.launch import child_process, failures, result_pipe
 from spark_estimator.launch.failures import FailureReport
 from spark_estimator.launch.lines import LineSplitter
+from spark_estimator.launch.outcome import Outcome, Relay
 from spark_estimator.launch.spec import JOB_VARIABLE, JobSpec, WorkerSpec
 from spark_estimator.launch.worker import write_input
 
@@ -38,43 +38,6 @@ _READ_BYTES = 1 << 16
 FAREWELL = timedelta(seconds=2)
 # What is left in the pipes of a dead group is read for so long at most: a process that left the group may hold them.
 _DRAIN = timedelta(seconds=0.5)
-
-
-class Relay(Protocol):
-    """Where a supervisor passes on what its worker says. Called in the supervisor's thread; must not block for long."""
-
-    def begun(self, rank: int, pid: int) -> None:
-        """User code begins."""
-
-    def line(self, rank: int, stream: str, text: str) -> None:
-        """A line of "stdout" or "stderr"."""
-
-    def log(self, rank: int, message: str) -> None:
-        """A message for the person at the driver."""
-
-    def failed(self, report: FailureReport) -> None:
-        """The rank has failed; it may not have ended yet."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a worker ended.
-
-    Attributes:
-        rank, host, pid: which one; pid is the command's own where a command was run.
-        exit_code: negative is the number of a signal.
-        failure: None when it ended well.
-        value: the pickled value; None when none was wanted or it did not arrive.
-        sha256: of the value, as the worker computed it.
-    """
-
-    rank: int
-    host: str
-    pid: int
-    exit_code: int
-    failure: FailureReport | None
-    value: bytes | None = field(default=None, repr=False)
-    sha256: str = ""
 
 
 class Supervisor:
@@ -241,6 +204,7 @@ class Supervisor:
         except OSError:
             feed = feed[:0]  # the worker is ending; its exit tells the story
         if not feed:
+            feed = memoryview(b"")  # the payload's memory is not needed any more
             selector.unregister(self._child.stdin)
             with contextlib.suppress(OSError):
                 self._child.stdin.close()

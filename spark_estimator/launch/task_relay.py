@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from spark_estimator.collectives.rendezvous import host_id
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.launch.failures import FailureReport
 from spark_estimator.launch.spec import JobSpec
-from spark_estimator.observe import channel
+from spark_estimator.observe import channel, frames
 
 
 class TaskRelay:
@@ -40,21 +41,21 @@ class TaskRelay:
 
     def begun(self, rank: int, pid: int) -> None:
         """User code begins."""
-        self._send(channel.BEGUN, rank=rank, pid=pid)
+        self._send(frames.BEGUN, rank=rank, host=socket.gethostname(), pid=pid)
 
     def line(self, rank: int, stream: str, text: str) -> None:
         """A line of "stdout" or "stderr"."""
-        if not (self._job.forward_lines and self._send(channel.LINE, rank=rank, stream=stream, text=text)):
+        if not (self._job.forward_lines and self._send(frames.LINE, rank=rank, stream=stream, text=text)):
             self._note(f"[{rank}]<{stream}>:{text}")
 
     def log(self, rank: int, message: str) -> None:
         """A message for the person at the driver."""
-        if not self._send(channel.LOG, rank=rank, text=message):
+        if not self._send(frames.LOG, rank=rank, text=message):
             self._note(f"[{rank}] {message}")
 
     def failed(self, report: FailureReport) -> None:
         """The rank has failed."""
-        told = self._send(channel.FAILURE, report=report.to_dict())
+        told = self._send(frames.FAILURE, report=report.to_dict())
         if told and self._job.driver_host_id == host_id():
             return  # the executor's log would most likely be the same screen
         self._note(f"{report.where} {report.message}\n{report.traceback}".rstrip())

@@ -18,10 +18,12 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import timedelta
 from types import TracebackType
 from typing import BinaryIO
 
@@ -32,6 +34,7 @@ from spark_estimator.launch.result_pipe import BEGUN, ENDED, FAILURE, LOG, Resul
 from spark_estimator.launch.spec import WorkerSpec
 
 _PR_SET_PDEATHSIG = 1
+_LINGERING = timedelta(seconds=10)
 _LENGTH = struct.Struct(">Q")
 
 
@@ -103,7 +106,11 @@ def main() -> None:
     else:
         os.environ["PYTHONPATH"] = spec.python_path
     os.environ.update(spec.environment)
-    sys.exit(run_command(spec, pipe) if spec.command else run_function(spec, payload, pipe))
+    if spec.command:
+        sys.exit(run_command(spec, pipe))
+    status = run_function(spec, payload, pipe)
+    _tell_of_lingering_threads(spec)
+    sys.exit(status)
 
 
 def run_function(spec: WorkerSpec, payload: bytes, pipe: ResultWriter) -> int:
@@ -194,6 +201,19 @@ def run_command(spec: WorkerSpec, pipe: ResultWriter) -> int:
     status = child.wait()
     pipe.send_json(ENDED, {"status": status})
     return status if status >= 0 else 128 - status
+
+
+def _tell_of_lingering_threads(spec: WorkerSpec) -> None:
+    """Says after a while which of the user's threads keep this process from ending."""
+    lingering = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.is_alive()]
+    lingering.remove(threading.main_thread().name)
+    if not lingering:
+        return
+    text = f"spark_estimator: {spec.function} has returned on rank {spec.rendezvous.rank}, but its process waits for "
+    text += f"threads of its own: {', '.join(lingering)}"
+    timer = threading.Timer(_LINGERING.total_seconds(), lambda: print(text, file=sys.stderr))
+    timer.daemon = True
+    timer.start()
 
 
 def _send_message(pipe: ResultWriter, message: str) -> bool:

@@ -1,7 +1,7 @@
 """The driver channel: one authenticated connection from each supervisor to the driver, for text.
 
-Up go lines, messages and failure reports; down comes the order to stop. A frame is four bytes of length and that much
-JSON, at most `MAX_FRAME_BYTES`. Who breaks the rules is disconnected. The connection is also a sign of life: when the
+Up go lines, messages and failure reports; down comes the order to stop (see ``frames``). Who breaks the rules is
+disconnected. The connection is also a sign of life: when the
 driver's end closes, the driver is gone, and its supervisors end their workers.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import json
 import secrets
 import selectors
 import socket
@@ -22,55 +21,14 @@ from typing import Any
 from spark_estimator import authentication
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.log import logger
+from spark_estimator.observe.frames import BYE, GONE, LINE, MAX_FRAME_BYTES, STOP, encode, take_frames
 
-MAX_FRAME_BYTES = 1 << 20
 CONNECT_TIMEOUT = timedelta(seconds=3)
 
-# Kinds of frame.
-BEGUN = "begun"  # rank, pid: user code begins
-LINE = "line"  # rank, stream, text
-LOG = "log"  # rank, text: from log_to_driver
-FAILURE = "failure"  # report: fields of a failure report
-STOP = "stop"  # text: the reason; the only kind that goes down
-
-_FIELDS: dict[str, dict[str, type]] = {
-    BEGUN: {"rank": int, "pid": int},
-    LINE: {"rank": int, "stream": str, "text": str},
-    LOG: {"rank": int, "text": str},
-    FAILURE: {"report": dict},
-    STOP: {"text": str},
-}
-_LENGTH = struct.Struct(">I")
 _CONTEXT = struct.Struct(">16sI")  # job id, partition
 # Lines that the network is too slow for are dropped and counted above this: printing must never hold training up.
 _MAX_WAITING_BYTES = 4 << 20
 _log = logger(__name__)
-
-
-def driver_address(preferred: str, towards: str = "") -> str:
-    """The address of this host at which its executors can reach it.
-
-    Args:
-        preferred: what Spark calls the driver's host; used when it is an address of this host.
-        towards: a host that must be able to reach this one, '' for `preferred`; else the address that routes there.
-
-    Raises:
-        OSError: there is no such address.
-    """
-    for address in filter(None, (preferred, towards)):
-        with contextlib.suppress(OSError):
-            family, _, _, _, resolved = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                probe.bind(resolved)
-                if resolved[0] not in ("0.0.0.0", "::"):  # compared, not bound
-                    return str(resolved[0])
-    for address in filter(None, (towards, preferred)):
-        with contextlib.suppress(OSError):
-            family, _, _, _, resolved = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect(resolved)  # sends nothing, but asks the routing table
-                return str(probe.getsockname()[0])
-    raise OSError(f"no address of this host leads to {preferred!r}")
 
 
 class DriverServer:
@@ -80,7 +38,7 @@ class DriverServer:
         address: of this host.
         job_id: of the job, at most 16 characters; supervisors of others are refused.
         size: number of supervisors; their partitions are 0 to size - 1, each may connect once.
-        receive: is given (partition, frame) in the server's thread. Frames are as `_valid` lets them through.
+        receive: is given (partition, frame) in the server's thread. Frames are as `valid` lets them through.
 
     Attributes:
         token: what supervisors must hold.
@@ -187,7 +145,10 @@ class DriverServer:
         """Reads what is there; False when the connection is over, or nothing is there."""
         try:
             for frame in inbound.receive():
-                self._receive(inbound.partition, frame)
+                if frame["kind"] == BYE:
+                    inbound.said_bye = True
+                else:
+                    self._receive(inbound.partition, frame)
         except BlockingIOError:
             return not self._closed
         except (OSError, ValueError) as error:
@@ -202,6 +163,8 @@ class DriverServer:
         with self._lock:
             self._connections.pop(inbound.partition, None)
         inbound.sock.close()
+        if not inbound.said_bye and not self._closed:
+            self._receive(inbound.partition, {"kind": GONE})
 
 
 class _Inbound:
@@ -211,6 +174,7 @@ class _Inbound:
         self.sock = sock
         self.partition = partition
         self.origin = origin
+        self.said_bye = False
         self._pending = bytearray()
         sock.setblocking(False)
 
@@ -226,52 +190,12 @@ class _Inbound:
         if not received:
             raise EOFError
         self._pending += received
-        yield from _frames(self._pending)
+        yield from take_frames(self._pending)
 
     def send_stop(self, reason: str) -> None:
         """Sends the order to stop. It is small and nothing else goes down, so it fits the kernel's buffer."""
         with contextlib.suppress(OSError):
-            self.sock.send(_encode({"kind": STOP, "text": reason}))
-
-
-def _encode(frame: dict[str, Any]) -> bytes:
-    content = json.dumps(frame).encode()
-    return _LENGTH.pack(len(content)) + content
-
-
-def _frames(pending: bytearray) -> Iterator[dict[str, Any]]:
-    """Takes whole frames off the front of `pending`.
-
-    Raises:
-        ValueError: it is no frame, or too long a one.
-    """
-    while len(pending) >= _LENGTH.size:
-        (length,) = _LENGTH.unpack_from(pending)
-        if length > MAX_FRAME_BYTES:
-            raise ValueError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed")
-        end = _LENGTH.size + length
-        if len(pending) < end:
-            return
-        content = bytes(pending[_LENGTH.size : end])
-        del pending[:end]
-        try:
-            frame = json.loads(content)
-        except RecursionError:
-            raise ValueError("a frame that is nested too deeply") from None
-        yield _valid(frame)
-
-
-def _valid(frame: Any) -> dict[str, Any]:
-    """`frame` when it is one of ours.
-
-    Raises:
-        ValueError: it is not.
-    """
-    expected = _FIELDS.get(str(frame.get("kind"))) if isinstance(frame, dict) else None
-    if expected is None or not all(isinstance(frame.get(name), kind) for name, kind in expected.items()):
-        raise ValueError("a frame that is not one of this protocol")
-    assert isinstance(frame, dict)
-    return frame
+            self.sock.send(encode({"kind": STOP, "text": reason}))
 
 
 class SupervisorChannel:
@@ -326,7 +250,7 @@ class SupervisorChannel:
 
     def send(self, kind: str, **fields: Any) -> bool:
         """Hands a frame over. A line is dropped when too much waits already. False when the driver is gone."""
-        frame = _encode({"kind": kind, **fields})
+        frame = encode({"kind": kind, **fields})
         if len(frame) > MAX_FRAME_BYTES:
             return False
         with self._changed:
@@ -338,7 +262,7 @@ class SupervisorChannel:
             if self._dropped and kind == LINE:
                 text = f"[{self._dropped} lines were dropped: they came faster than the network took them]"
                 self._dropped = 0
-                self._enqueue(_encode({"kind": LINE, **fields, "text": text}))
+                self._enqueue(encode({"kind": LINE, **fields, "text": text}))
             self._enqueue(frame)
         return True
 
@@ -350,8 +274,9 @@ class SupervisorChannel:
     def close(self, timeout: timedelta = timedelta(seconds=2)) -> None:
         """Sends what waits, as far as `timeout` allows, and disconnects."""
         with self._changed:
+            if not self._closing:
+                self._enqueue(encode({"kind": BYE}))
             self._closing = True
-            self._changed.notify_all()
         self._threads[1].join(timeout.total_seconds())
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -381,7 +306,7 @@ class SupervisorChannel:
         try:
             while received := self._sock.recv(4096):
                 pending += received
-                for frame in _frames(pending):
+                for frame in take_frames(pending):
                     if frame["kind"] == STOP:
                         self._on_stop(str(frame["text"]))
         except (OSError, ValueError) as error:

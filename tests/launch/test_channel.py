@@ -14,8 +14,9 @@ import pytest
 
 from spark_estimator import authentication
 from spark_estimator.errors import AuthenticationError
-from spark_estimator.observe import channel
-from spark_estimator.observe.channel import DriverServer, SupervisorChannel, driver_address
+from spark_estimator.observe import channel, frames
+from spark_estimator.observe.channel import DriverServer, SupervisorChannel
+from spark_estimator.observe.driver_address import driver_address
 
 JOB = "0123456789abcdef"
 
@@ -55,16 +56,25 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_everything_arrives_in_order(side: Side) -> None:
     first, second = side.connect(0), side.connect(1)
     for number in range(100):
-        assert first.send(channel.LINE, rank=0, stream="stdout", text=f"é {number}")
+        assert first.send(frames.LINE, rank=0, stream="stdout", text=f"é {number}")
     assert [side.next()[1]["text"] for _ in range(100)] == [f"é {number}" for number in range(100)]
-    second.send(channel.FAILURE, report={"rank": 1})
+    second.send(frames.FAILURE, report={"rank": 1})
     assert side.next() == (1, {"kind": "failure", "report": {"rank": 1}})
-    second.send(channel.LOG, rank=1, text="last words")
+    second.send(frames.LOG, rank=1, text="last words")
     second.close()
     assert side.next()[1]["text"] == "last words"
     first.close()
     wait_for(lambda: side.server.connected == 0)
-    assert side.stops.empty(), "an end in good order is no reason to stop"
+    assert side.received.empty() and side.stops.empty(), "an end in good order is nothing to tell"
+
+
+def test_a_supervisor_that_vanishes_is_told(side: Side) -> None:
+    one = side.connect(1)
+    one.send(frames.LOG, rank=1, text="x")
+    assert side.next()[1]["kind"] == "log"
+    one._sock.shutdown(socket.SHUT_RDWR)
+    assert side.next() == (1, {"kind": frames.GONE})
+    one.close()
 
 
 def test_the_order_to_stop_reaches_all_also_those_who_come_late(side: Side) -> None:
@@ -82,7 +92,7 @@ def test_when_the_driver_is_gone_its_supervisors_notice(side: Side) -> None:
     side.server.close()
     assert "driver" in side.stops.get(timeout=20)
     assert not one.usable
-    wait_for(lambda: not one.send(channel.LINE, rank=0, stream="stdout", text="x"))
+    wait_for(lambda: not one.send(frames.LINE, rank=0, stream="stdout", text="x"))
     one.close()
 
 
@@ -119,12 +129,13 @@ def frame(content: bytes) -> bytes:
     "evil",
     [
         struct.pack(">I", 0xFFFFFFFF),
-        struct.pack(">I", channel.MAX_FRAME_BYTES + 1),
+        struct.pack(">I", frames.MAX_FRAME_BYTES + 1),
         frame(b"no json"),
         frame(b"[1, 2]"),
         frame(b"\xff\xfe"),
         frame(b"null"),
         frame(json.dumps({"kind": "run"}).encode()),
+        frame(json.dumps({"kind": "gone"}).encode()),
         frame(json.dumps({"kind": "line", "rank": "0", "stream": "stdout", "text": "x"}).encode()),
         frame(json.dumps({"kind": "line", "rank": 0}).encode()),
         frame(b'{"kind":' + b"[" * 100_000),
@@ -135,7 +146,8 @@ def test_who_breaks_the_rules_is_disconnected_and_the_others_are_not(side: Side,
     with authenticated(side) as bad:
         bad.sendall(evil)
         assert bad.recv(10) == b"", "disconnected"
-    good.send(channel.LOG, rank=0, text="still here")
+    assert side.next() == (1, {"kind": frames.GONE})
+    good.send(frames.LOG, rank=0, text="still here")
     assert side.next() == (0, {"kind": "log", "rank": 0, "text": "still here"})
     good.close()
 
@@ -146,7 +158,7 @@ def test_strangers_do_no_harm(side: Side) -> None:
         with socket.create_connection(address) as stranger:
             stranger.sendall(greeting)
     good = side.connect(0)
-    good.send(channel.LOG, rank=0, text="x")
+    good.send(frames.LOG, rank=0, text="x")
     assert side.next()[1]["text"] == "x"
     good.close()
 
@@ -158,20 +170,20 @@ def test_a_driver_that_does_not_read_costs_lines_not_time(monkeypatch: pytest.Mo
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     one = SupervisorChannel(left, lambda reason: None)
     for number in range(10_000):
-        assert one.send(channel.LINE, rank=0, stream="stdout", text=f"line {number} " + "x" * 100)
-    one.send(channel.FAILURE, report={})
+        assert one.send(frames.LINE, rank=0, stream="stdout", text=f"line {number} " + "x" * 100)
+    one.send(frames.FAILURE, report={})
     received = bytearray()
     right.settimeout(20)
-    frames: list[dict[str, Any]] = []
-    while not any(frame["kind"] == channel.FAILURE for frame in frames):
+    came: list[dict[str, Any]] = []
+    while not any(frame["kind"] == frames.FAILURE for frame in came):
         received += right.recv(100_000)
-        frames += channel._frames(received)
-    assert len(frames) < 5000
-    one.send(channel.LINE, rank=0, stream="stdout", text="the end")
-    while frames[-1].get("text") != "the end":
+        came += frames.take_frames(received)
+    assert len(came) < 5000
+    one.send(frames.LINE, rank=0, stream="stdout", text="the end")
+    while came[-1].get("text") != "the end":
         received += right.recv(100_000)
-        frames += channel._frames(received)
-    assert "lines were dropped" in frames[-2]["text"]
+        came += frames.take_frames(received)
+    assert "lines were dropped" in came[-2]["text"]
     right.close()
     one.close()
 

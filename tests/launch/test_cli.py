@@ -30,7 +30,8 @@ def python(code: str) -> list[str]:
 
 
 def test_every_rank_s_lines_are_shown_with_the_rank_in_front() -> None:
-    code = "import os, sys; print('I am', os.environ['HOROVOD_RANK']); print('oops', file=sys.stderr); print('no end', end='')"
+    code = "import os, sys; print('I am', os.environ['HOROVOD_RANK']); print('oops', file=sys.stderr)"
+    code += "; print('no end', end='')"
     done = horovodrun("-np", "3", *python(code))
     assert done.returncode == 0, done.stderr
     for rank in range(3):

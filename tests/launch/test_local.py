@@ -285,6 +285,16 @@ def test_a_rank_that_prints_without_end_is_shown_and_stopped(marker: str, capfd:
         run_local(work, 2, environment={clusters.MARKER: marker})
 
 
+def test_threads_that_keep_a_rank_from_ending_are_named(capfd: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        threading.Thread(target=time.sleep, args=(12,), name="the uploader").start()
+
+    run_local(work, 1)
+    assert "work() has returned on rank 0, but its process waits for threads of its own: the uploader" in (
+        capfd.readouterr().err
+    )
+
+
 def test_jobs_do_not_meet() -> None:
     """Two jobs of one process at the same time."""
 

@@ -7,8 +7,8 @@ import pytest
 from spark_estimator.errors import ResultError
 from spark_estimator.launch import failures
 from spark_estimator.launch.failures import FailureReport
+from spark_estimator.launch.outcome import Outcome
 from spark_estimator.launch.results import ResultRow, manifests_of, rows_of, verified_value
-from spark_estimator.launch.supervisor import Outcome
 
 VALUE = bytes(range(256)) * 10_000  # 2.4 chunks
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import warnings
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from spark_estimator import HorovodRunner
-from spark_estimator.errors import NotEnoughSlotsError, PicklingError, WorkerFailedError
+from spark_estimator.errors import JobFailedError, NotEnoughSlotsError, PicklingError, WorkerFailedError
 from spark_estimator.observe.driver_log import log_to_driver
 
 
@@ -115,6 +116,28 @@ class TestJobs:
             HorovodRunner(np=np).run(main)
         assert caught.value.rank == 1
         assert 'raise ValueError("boom")' in str(caught.value.__cause__)
+
+
+def test_a_supervisor_that_dies_takes_its_rank_along_and_is_named(spark: Any) -> None:
+    def main() -> None:
+        if rank() == 1:
+            os.kill(os.getppid(), signal.SIGKILL)
+        threading.Event().wait()
+
+    with pytest.raises(WorkerFailedError, match=r"rank 1 \(host .* is out of contact") as caught:
+        HorovodRunner(np=2).run(main)
+    assert caught.value.rank == 1
+    assert HorovodRunner(np=2).run(lambda: 1) == 1
+
+
+def test_a_job_that_is_cancelled_from_outside_says_so(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> None:
+        threading.Event().wait()
+
+    timer = threading.Timer(4, spark.sparkContext.cancelAllJobs)
+    timer.start()
+    with pytest.raises(JobFailedError, match="cancelled"):
+        HorovodRunner(np=2).run(main)
 
 
 def named_main(lock: Any) -> None: ...

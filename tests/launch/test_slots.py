@@ -9,7 +9,7 @@ import pytest
 
 from spark_estimator.errors import NotEnoughSlotsError, PreflightError
 from spark_estimator.launch import slots
-from spark_estimator.launch.slots import check_session, count_slots, require_slots
+from spark_estimator.launch.slots import check_encryption, check_session, count_slots, require_slots
 
 
 class Session:
@@ -135,6 +135,17 @@ def test_dynamic_allocation_is_refused_but_for_local_masters() -> None:
         check_session(session("spark://x", **{"dynamicAllocation.enabled": "true"}))
     check_session(session("local[2]", **{"dynamicAllocation.enabled": "true"}))
     check_session(session("spark://x", **{"dynamicAllocation.enabled": "false"}))
+
+
+@pytest.mark.parametrize("name", ["network.crypto.enabled", "ssl.enabled", "ssl.rpc.enabled"])
+def test_where_spark_encrypts_ranks_do_not_go_unencrypted_unless_that_is_allowed(name: str) -> None:
+    encrypted = session("spark://x", **{name: "true"})
+    with pytest.raises(PreflightError, match=rf"spark\.{name} is true.*spark\.conf\.set\('(.*)', 'true'\)"):
+        check_encryption(encrypted)
+    encrypted.conf.set(slots.ALLOW_UNENCRYPTED, "true")
+    check_encryption(encrypted)
+    check_encryption(session("local[2]", **{name: "true"}))
+    check_encryption(session("spark://x"))
 
 
 def test_gpus_on_a_local_master_are_refused_because_spark_would_wait_for_ever() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import sys
 from itertools import pairwise, permutations
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,22 @@ def test_ranks_are_a_permutation_with_each_host_in_one_piece() -> None:
 )
 def test_device_local_rank_belongs_to_that_rank(gpus: list[list[str]], seen: list[str]) -> None:
     assert visible_devices(gpus) == seen
+
+
+@pytest.mark.parametrize(
+    ("addresses", "visible", "owned"),
+    [
+        (["1"], None, ("1",)),
+        (["1"], "", ("1",)),
+        (["1", "0"], "5, 7", ("7", "5")),
+        (["1"], "GPU-abc,GPU-def", ("GPU-def",)),
+        (["3"], "5,7", ("3",)),
+        (["GPU-abc"], "5,7", ("GPU-abc",)),
+        ([], "5,7", ()),
+    ],
+)
+def test_gpus_are_counted_in_what_the_executor_sees(addresses: list[str], visible: str | None, owned: Any) -> None:
+    assert spec.owned_gpus(addresses, visible) == owned
 
 
 def facts(host: str, share: int, gpus: tuple[str, ...] = ()) -> TaskFacts:

@@ -1,0 +1,45 @@
+"""What a supervisor tells: while its worker runs, to a `Relay`; in the end, as an `Outcome`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from spark_estimator.launch.failures import FailureReport
+
+
+class Relay(Protocol):
+    """Where a supervisor passes on what its worker says. Called in the supervisor's thread; must not block for long."""
+
+    def begun(self, rank: int, pid: int) -> None:
+        """User code begins."""
+
+    def line(self, rank: int, stream: str, text: str) -> None:
+        """A line of "stdout" or "stderr"."""
+
+    def log(self, rank: int, message: str) -> None:
+        """A message for the person at the driver."""
+
+    def failed(self, report: FailureReport) -> None:
+        """The rank has failed; it may not have ended yet."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a worker ended.
+
+    Attributes:
+        rank, host, pid: which one; pid is the command's own where a command was run.
+        exit_code: negative is the number of a signal.
+        failure: None when it ended well.
+        value: the pickled value; None when none was wanted or it did not arrive.
+        sha256: of the value, as the worker computed it.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    exit_code: int
+    failure: FailureReport | None
+    value: bytes | None = field(default=None, repr=False)
+    sha256: str = ""

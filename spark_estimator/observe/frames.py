@@ -1,0 +1,69 @@
+"""The frames of the driver channel: four bytes of length, and that much JSON of a few known kinds."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+MAX_FRAME_BYTES = 1 << 20
+
+# Kinds of frame.
+BEGUN = "begun"  # rank, host, pid: user code begins
+LINE = "line"  # rank, stream, text
+LOG = "log"  # rank, text: from log_to_driver
+FAILURE = "failure"  # report: fields of a failure report
+BYE = "bye"  # the supervisor's work is done
+STOP = "stop"  # text: the reason; the only kind that goes down
+GONE = "gone"  # never sent: what `DriverServer` tells of a supervisor whose connection ended without a BYE
+
+_FIELDS: dict[str, dict[str, type]] = {
+    BEGUN: {"rank": int, "host": str, "pid": int},
+    LINE: {"rank": int, "stream": str, "text": str},
+    LOG: {"rank": int, "text": str},
+    FAILURE: {"report": dict},
+    BYE: {},
+    STOP: {"text": str},
+}
+_LENGTH = struct.Struct(">I")
+
+
+def encode(frame: dict[str, Any]) -> bytes:
+    content = json.dumps(frame).encode()
+    return _LENGTH.pack(len(content)) + content
+
+
+def take_frames(pending: bytearray) -> Iterator[dict[str, Any]]:
+    """Takes whole frames off the front of `pending`.
+
+    Raises:
+        ValueError: it is no frame, or too long a one.
+    """
+    while len(pending) >= _LENGTH.size:
+        (length,) = _LENGTH.unpack_from(pending)
+        if length > MAX_FRAME_BYTES:
+            raise ValueError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed")
+        end = _LENGTH.size + length
+        if len(pending) < end:
+            return
+        content = bytes(pending[_LENGTH.size : end])
+        del pending[:end]
+        try:
+            frame = json.loads(content)
+        except RecursionError:
+            raise ValueError("a frame that is nested too deeply") from None
+        yield valid(frame)
+
+
+def valid(frame: Any) -> dict[str, Any]:
+    """`frame` when it is one of ours.
+
+    Raises:
+        ValueError: it is not.
+    """
+    expected = _FIELDS.get(str(frame.get("kind"))) if isinstance(frame, dict) else None
+    if expected is None or not all(isinstance(frame.get(name), kind) for name, kind in expected.items()):
+        raise ValueError("a frame that is not one of this protocol")
+    assert isinstance(frame, dict)
+    return frame
