@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -150,6 +151,8 @@ class Watch:
                 self.begun.add(event.rank)
             elif isinstance(event, Failed):
                 self.note(event.report)
+            if self.events.empty():
+                sys.stdout.flush()
             yield event
 
     def note(self, report: FailureReport) -> None:

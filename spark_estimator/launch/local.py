@@ -119,6 +119,9 @@ def run_job(
         for rank, event in enumerate(started):
             event.wait()
             peers[rank] = replace(peers[rank], pid=supervisors[rank].pid)
+    except BaseException:
+        stop("because the launcher was interrupted")
+        raise
     finally:
         all_started.set()
     watch.follow()

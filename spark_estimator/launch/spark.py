@@ -57,6 +57,9 @@ _log = logger(__name__)
 
 # Without a driver channel the first task that fails ends the stage: one that only lost a peer lets the cause go first.
 _SECONDARY_WAITS = timedelta(seconds=1.5)
+# After the job's end: for lines that are not printed yet, and for supervisors of a job that Spark has ended.
+_LAST_LINES = timedelta(seconds=30)
+_LAST_REPORTS = timedelta(seconds=1)
 _SAY_WAITING_AFTER = timedelta(seconds=20)
 
 
@@ -206,7 +209,21 @@ class _Attempt:
         except BaseException as error:
             self._error = error
         finally:
+            self._let_supervisors_finish()
             self._watch.events.put(Finished())
+
+    def _let_supervisors_finish(self) -> None:
+        """Waits for what is still on its way to the driver. Supervisors of tasks that Spark has to end take longer."""
+        if self._server is None:
+            return
+        patience = _LAST_LINES
+        if self._error is not None:
+            self._stopping = True
+            self._server.stop("because Spark ended the job")
+            patience = _LAST_REPORTS
+        deadline = time.monotonic() + patience.total_seconds()
+        while self._server.connected and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def _add_tag(self) -> None:
         if self._is_connect:
@@ -269,15 +286,21 @@ class BarrierTask:
             )
 
     def _supervise(self, context: BarrierTaskContext, partition: int, relay: TaskRelay) -> Outcome:
+        if self.job.package_version != __version__:
+            raise _setup_failure(
+                failures.ENVIRONMENT,
+                f"runs spark_estimator {__version__}, but the driver runs {self.job.package_version}: install the "
+                "same version on both.",
+            )
         address = context.getTaskInfos()[partition].address.rpartition(":")[0].strip("[]")
         try:
             endpoint = Endpoint.open(address)
         except (OSError, ValueError) as error:
             raise _setup_failure(
                 failures.NOT_STARTED,
-                f"could not start: Spark calls this executor {address!r}, but {error}. Its other name for itself "
-                "would have to be an address of this host that the other hosts reach: see SPARK_LOCAL_IP and "
-                "spark.driver.host.",
+                f"could not start: Spark knows its executor as {address!r}, where its peers would have to connect, but "
+                f"{error}. Give that host a name or address of its own that the others reach: set SPARK_LOCAL_IP "
+                "there, or spark.driver.host for a local session.",
             ) from error
         supervisor = Supervisor(self.job, endpoint, relay)
         try:
@@ -314,14 +337,7 @@ class BarrierTask:
             gpus=owned_gpus(gpus.addresses, os.environ.get("CUDA_VISIBLE_DEVICES")) if gpus is not None else (),
             key_share=secrets.token_bytes(32),
         )
-        everyone = [TaskFacts.from_json(text) for text in context.allGather(facts.to_json())]
-        if self.job.package_version != __version__:
-            raise _setup_failure(
-                failures.ENVIRONMENT,
-                f"runs spark_estimator {__version__}, but the driver runs {self.job.package_version}: install the "
-                "same version on both.",
-            )
-        return everyone
+        return [TaskFacts.from_json(text) for text in context.allGather(facts.to_json())]
 
 
 _ARROW_TYPES = (pyarrow.int32(), pyarrow.int32(), pyarrow.string(), pyarrow.int32(), pyarrow.binary())

@@ -25,7 +25,7 @@ from spark_estimator.launch.failures import FailureReport
 from spark_estimator.launch.lines import LineSplitter
 from spark_estimator.launch.outcome import Outcome, Relay
 from spark_estimator.launch.spec import JOB_VARIABLE, JobSpec, WorkerSpec
-from spark_estimator.launch.worker import write_input
+from spark_estimator.launch.worker import input_of
 
 # -c puts the current folder first on the path; a file of the user's there must not shadow a module that we need.
 _PROGRAM = (
@@ -126,7 +126,8 @@ class Supervisor:
             selector = stack.enter_context(selectors.DefaultSelector())
             for stream in (self._result, child.stdin, child.stdout, child.stderr):
                 os.set_blocking(stream.fileno(), False)
-            feed = memoryview(write_input(spec, payload))
+            feed = [memoryview(piece) for piece in input_of(spec, payload) if piece]
+            del payload
             selector.register(self._wake_read, selectors.EVENT_READ, "wake")
             selector.register(self._result, selectors.EVENT_READ, "result")
             selector.register(child.stdout, selectors.EVENT_READ, "stdout")
@@ -143,7 +144,7 @@ class Supervisor:
                         timeout = min(max(self._kill_at - time.monotonic(), 0.0), timeout or 60.0)
                     for key, _ in selector.select(timeout):
                         if key.data == "stdin":
-                            feed = self._feed(selector, feed)
+                            self._feed(selector, feed)
                         elif key.data == "wake":
                             self._obey()
                         elif key.data != "exit":
@@ -195,20 +196,21 @@ class Supervisor:
                 os.close(self._wake_write)
                 self._wake_write = -1
 
-    def _feed(self, selector: selectors.BaseSelector, feed: memoryview) -> memoryview:
+    def _feed(self, selector: selectors.BaseSelector, feed: list[memoryview]) -> None:
+        """Writes some of `feed`, and takes what is written off it."""
         assert self._child is not None and self._child.stdin is not None
         try:
-            feed = feed[os.write(self._child.stdin.fileno(), feed[:_READ_BYTES]) :]
+            feed[0] = feed[0][os.write(self._child.stdin.fileno(), feed[0][:_READ_BYTES]) :]
         except BlockingIOError:
-            return feed
+            return
         except OSError:
-            feed = feed[:0]  # the worker is ending; its exit tells the story
+            feed.clear()  # the worker is ending; its exit tells the story
+        while feed and not feed[0]:
+            feed.pop(0)
         if not feed:
-            feed = memoryview(b"")  # the payload's memory is not needed any more
             selector.unregister(self._child.stdin)
             with contextlib.suppress(OSError):
                 self._child.stdin.close()
-        return feed
 
     def _obey(self) -> None:
         os.read(self._wake_read, 4096)

@@ -54,27 +54,24 @@ def bind_to_parent(parent: int) -> None:
         os._exit(1)
 
 
-def write_input(spec: WorkerSpec, payload: bytes) -> bytes:
-    """What the supervisor writes to a worker's stdin."""
+def input_of(spec: WorkerSpec, payload: bytes) -> list[bytes]:
+    """What the supervisor writes to a worker's stdin, in pieces: the spec with its length, and the payload."""
     text = spec.to_json().encode()
-    return b"".join((_LENGTH.pack(len(text)), text, _LENGTH.pack(len(payload)), payload))
+    return [_LENGTH.pack(len(text)) + text, payload]
 
 
-def read_input(stream: BinaryIO) -> tuple[WorkerSpec, bytes]:
-    """The inverse of `write_input`.
+def read_spec(stream: BinaryIO) -> WorkerSpec:
+    """Takes the spec off the front of stdin; the payload is what comes next.
 
     Raises:
         EOFError: the supervisor went away, or gave the job up, before it had written everything.
     """
-    parts = []
-    for _ in range(2):
-        header = stream.read(_LENGTH.size)
-        (length,) = _LENGTH.unpack(header) if len(header) == _LENGTH.size else (-1,)
-        content = stream.read(length) if length >= 0 else b""
-        if len(content) != length:
-            raise EOFError("the supervisor ended before it had said what to run")
-        parts.append(content)
-    return WorkerSpec.from_json(parts[0].decode()), parts[1]
+    header = stream.read(_LENGTH.size)
+    (length,) = _LENGTH.unpack(header) if len(header) == _LENGTH.size else (0,)
+    text = stream.read(length)
+    if not text or len(text) != length:
+        raise EOFError("the supervisor ended before it had said what to run")
+    return WorkerSpec.from_json(text.decode())
 
 
 def main() -> None:
@@ -93,12 +90,9 @@ def main() -> None:
         with suppress(Exception):  # if the function needs it, the function's own import will tell
             importlib.import_module(name)
     try:
-        spec, payload = read_input(sys.stdin.buffer)
+        spec = read_spec(sys.stdin.buffer)
     except EOFError:
         os._exit(1)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
     sys.path[:] = spec.sys_path
     importlib.invalidate_caches()
     if spec.python_path is None:
@@ -108,13 +102,16 @@ def main() -> None:
     os.environ.update(spec.environment)
     if spec.command:
         sys.exit(run_command(spec, pipe))
-    status = run_function(spec, payload, pipe)
+    status = run_function(spec, sys.stdin.buffer, pipe)
     _tell_of_lingering_threads(spec)
     sys.exit(status)
 
 
-def run_function(spec: WorkerSpec, payload: bytes, pipe: ResultWriter) -> int:
+def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int:
     """Unpickles and calls the function, and sends its value, or what went wrong.
+
+    Args:
+        payload: the pickle; read as it comes, so that a large model is held once and not twice.
 
     Returns:
         The exit status of this process.
@@ -133,10 +130,11 @@ def run_function(spec: WorkerSpec, payload: bytes, pipe: ResultWriter) -> int:
     pipe.send_json(BEGUN, {"pid": os.getpid()})
     try:
         # The payload came through the supervisor's pipe, from the driver whose function is to be run.
-        function, args, kwargs = pickle.loads(payload)  # noqa: S301
+        function, args, kwargs = pickle.load(payload)  # noqa: S301
     except BaseException as error:
         return _fail(pipe, spec, failures.NOT_LOADED, _not_loaded(spec.function, error), error)
-    del payload
+    finally:
+        _close_stdin()
     try:
         value = function(*args, **kwargs)
     except SystemExit as error:
@@ -201,6 +199,14 @@ def run_command(spec: WorkerSpec, pipe: ResultWriter) -> int:
     status = child.wait()
     pipe.send_json(ENDED, {"status": status})
     return status if status >= 0 else 128 - status
+
+
+def _close_stdin() -> None:
+    """Has stdin be empty from now on."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # the old one has read ahead
 
 
 def _tell_of_lingering_threads(spec: WorkerSpec) -> None:

@@ -271,7 +271,7 @@ class SupervisorChannel:
         self._waiting_bytes += len(frame)
         self._changed.notify_all()
 
-    def close(self, timeout: timedelta = timedelta(seconds=2)) -> None:
+    def close(self, timeout: timedelta = timedelta(seconds=10)) -> None:
         """Sends what waits, as far as `timeout` allows, and disconnects."""
         with self._changed:
             if not self._closing:

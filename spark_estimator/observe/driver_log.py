@@ -42,11 +42,13 @@ def printable(text: str) -> str:
 
 
 def print_line(rank: int, stream: str, text: str) -> None:
-    """Prints one line of a rank's output as Horovod does, ``[rank]<stream>:text``, on the stream of that name."""
-    file = sys.stderr if stream == "stderr" else sys.stdout
-    print(f"[{rank}]<{stream}>:{text}", file=file, flush=True)
+    """Prints one line of a rank's output as Horovod does, ``[rank]<stream>:text``, on the stream of that name.
+
+    Nothing is flushed: whoever prints many lines does that when there is a pause.
+    """
+    print(f"[{rank}]<{stream}>:{text}", file=sys.stderr if stream == "stderr" else sys.stdout)
 
 
 def print_message(rank: int, text: str) -> None:
-    """Prints what a rank gave to `log_to_driver`."""
-    print(f"[{rank}] {text}", flush=True)
+    """Prints what a rank gave to `log_to_driver`; not flushed."""
+    print(f"[{rank}] {text}")

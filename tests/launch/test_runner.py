@@ -95,7 +95,7 @@ class TestJobs:
 
     def test_all_lines_reach_the_driver_when_asked_for(self, np: int, capsys: pytest.CaptureFixture[str]) -> None:
         def main() -> None:
-            for number in range(500):
+            for number in range(20_000):
                 print(f"line {number}")
             print("not so good", file=sys.stderr)
 
@@ -103,7 +103,7 @@ class TestJobs:
         output, errors = capsys.readouterr()
         for number in (0, 1):
             own = [line for line in output.splitlines() if line.startswith(f"[{number}]<stdout>:")]
-            assert own == [f"[{number}]<stdout>:line {n}" for n in range(500)]
+            assert own == [f"[{number}]<stdout>:line {n}" for n in range(20_000)]
             assert f"[{number}]<stderr>:not so good\n" in errors
 
     def test_the_traceback_is_the_cause(self, np: int) -> None:

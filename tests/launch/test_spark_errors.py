@@ -126,3 +126,9 @@ class TestForReal:
         found = self.outcome(tmp_path, "local-cluster[1,1,1024]", *settings)
         assert found["type"] == "PreflightError", found
         assert "spark.dynamicAllocation.enabled=false" in str(found["text"])
+
+    def test_an_executor_whose_address_is_not_its_host_s_says_so(self, tmp_path: Path) -> None:
+        settings = ("spark.driver.host=203.0.113.7", "spark.driver.bindAddress=127.0.0.1")
+        found = self.outcome(tmp_path, "local[2]", *settings)
+        assert found["type"] == "WorkerFailedError", found
+        assert "knows its executor as '203.0.113.7'" in str(found["text"]) and "SPARK_LOCAL_IP" in str(found["text"])
