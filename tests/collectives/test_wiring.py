@@ -256,4 +256,5 @@ def test_nothing_is_left_open() -> None:
             check(connect_all(boards), tcp=False, shared=True)
             with pytest.raises(PeerLostError):
                 boards[2].connect_all(2, Settings(start_timeout_seconds=0.1))
-    assert descriptors() == before
+    # Fewer is fine: something of an earlier test may have been closed meanwhile.
+    assert descriptors() <= before
