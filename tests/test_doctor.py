@@ -44,7 +44,7 @@ def test_a_machine_that_has_everything() -> None:
     answer = run_doctor()
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "MISSING" not in answer.stdout
-    assert answer.stdout.rstrip().endswith("All that a job needs is here.")
+    assert doctor.ALL_BUT_SPARK in answer.stdout
     for name in ("python", "torch", "pyspark", "pyarrow", "engine", "shared memory", "two local ranks", "java", "gpus"):
         assert f"  {name:<16} " in answer.stdout, name
     assert "met and summed 1 MiB through shared memory" in answer.stdout
@@ -129,13 +129,31 @@ def test_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.gpus().state is State.NOTE
 
 
-def test_another_python_for_the_workers_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_workers_python_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "no-such-python")
-    found = doctor.python()
-    assert found.state is State.NOTE
+    found = doctor.workers_python()
+    assert found.state is State.MISSING
     assert "PYSPARK_PYTHON=no-such-python" in found.text
+    assert sys.executable in found.fix
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    assert doctor.python().state is State.OK
+    assert doctor.workers_python().state is State.OK
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True, timeout=100)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / "bare" / "bin" / "python"))
+    found = doctor.workers_python()
+    assert found.state is State.MISSING
+    assert "No module named 'pyarrow'" in found.text
+
+
+def test_an_environment_that_is_not_activated_is_pointed_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "other"], check=True, timeout=100)
+    monkeypatch.setenv("PATH", str(tmp_path / "other" / "bin"))
+    found = doctor.workers_python()
+    assert found.state is State.NOTE
+    assert f"export PYSPARK_PYTHON={sys.executable}" in found.fix
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    assert doctor.workers_python().state is State.OK
 
 
 def test_verbs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -513,7 +513,7 @@ Status Engine::CheckDepartures(int64_t sequence) {
     if (!peer.goodbye || peer.goodbye->executed_sequence >= sequence) continue;
     first_leaver_ = peer.goodbye->first_leaver;
     return Status(SE_SHUT_DOWN,
-                  NameOf(first_leaver_) + " has left the job: it called shutdown(), or its function returned");
+                  NameOf(first_leaver_) + " has left the job: it shut down, or its function returned or raised");
   }
   return Status::Ok();
 }

@@ -9,12 +9,15 @@ from typing import cast
 
 from pyspark.sql import SparkSession
 
-from spark_estimator.errors import PreflightError
+from spark_estimator.errors import NotEnoughSlotsError, PreflightError
 from spark_estimator.launch.java import java_environment
 from spark_estimator.log import logger
 
 _log = logger(__name__)
 
+# More ranks than that on this machine would only get in one another's way; whoever wants them makes the session.
+_MOST_RANKS_PER_CORE = 4
+_ALWAYS_FINE = 8
 # Who sets one of these has said already where Spark runs.
 _SAYS_WHERE = ("MASTER", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "DATABRICKS_RUNTIME_VERSION")
 
@@ -26,6 +29,7 @@ def session_for(size: int) -> SparkSession:
         size: number of ranks; 0 for as many as there are slots.
 
     Raises:
+        NotEnoughSlotsError: there is none, and `size` is too much for one on this machine.
         PreflightError: there is none and none can be made.
     """
     return existing_session() or _new_session(size)
@@ -55,6 +59,13 @@ def _new_session(size: int) -> SparkSession:
     builder = SparkSession.builder.appName("spark_estimator")
     if not said_where:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        most = max(_ALWAYS_FINE, _MOST_RANKS_PER_CORE * cores)
+        if size > most:
+            raise NotEnoughSlotsError(
+                f"{size} ranks were asked for and there is no Spark session. A new one would run on this machine, "
+                f"whose {cores} cores are enough for {most} ranks at most. Connect to a cluster first "
+                f'(SparkSession.builder.master("...").getOrCreate()), or use np={cores}.'
+            )
         master = f"local[{max(size, cores)}]"
         builder = (
             builder.master(master)

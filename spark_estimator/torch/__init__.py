@@ -5,7 +5,17 @@ runs when each of them has called it. Start ranks with ``HorovodRunner`` or ``ho
 launched is a job of one. Tensors of any device are accepted; those that are not in host memory are copied through it.
 """
 
+# the check must come before what would fail without PyTorch
 from __future__ import annotations
+
+import importlib.util
+
+if importlib.util.find_spec("torch") is None:
+    raise ModuleNotFoundError(
+        "spark_estimator.torch (horovod.torch) needs PyTorch, which is not installed: pip install "
+        "'spark-estimator[torch]', or pip install torch",
+        name="torch",
+    )
 
 from spark_estimator.collectives.context import (
     ccl_built,

@@ -1,0 +1,26 @@
+"""A session of our own is made for a job that this machine can run, and for no other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# A process of its own: there must be no session, and the refusal must come before one is started.
+PROGRAM = """
+import spark_estimator, spark_estimator.errors
+try:
+    spark_estimator.HorovodRunner(np=9_999).run(print)
+except spark_estimator.errors.NotEnoughSlotsError as error:
+    print(error)
+from pyspark import SparkContext
+assert SparkContext._active_spark_context is None, "a session was started"
+"""
+
+
+def test_far_more_ranks_than_this_machine_can_run_are_refused_before_a_session_is_started() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stderr
+    assert "9999 ranks were asked for and there is no Spark session" in done.stdout
+    assert "np=" in done.stdout
