@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -193,6 +194,22 @@ def driver(
         yield Driver(process, log)
     finally:
         kill_group(process)
+
+
+@contextlib.contextmanager
+def work_folder_kept_clean() -> Iterator[None]:
+    """Removes what a local-cluster session leaves in Spark's own folder; it cannot be told to use another."""
+    work = SPARK_HOME / "work"
+    before = set(work.glob("*"))
+    had_folder = work.exists()
+    try:
+        yield
+    finally:
+        for folder in set(work.glob("app-*")) - before:
+            shutil.rmtree(folder, ignore_errors=True)
+        if not had_folder:
+            with contextlib.suppress(OSError):
+                work.rmdir()
 
 
 def processes_with(text: str) -> dict[int, str]:
