@@ -1,8 +1,9 @@
 // One rank's membership of one job: the queue of requests, the thread that carries them out, and the links to the
 // peers.
 //
-// RunCycle() is the one function to read: drain what was submitted, take in what the peers say, agree, execute. All
-// members below "engine thread only" belong to that thread once it runs; everything else is guarded by mutex_.
+// RunCycle() is the one function to read: drain what was submitted, take in what the peers say, agree, execute. The
+// class is in three files: engine_start.cc (creation), engine.cc (the callers' side), engine_thread.cc (its thread).
+// All members below "engine thread only" belong to that thread once it runs; everything else is guarded by mutex_.
 #ifndef SPARK_ESTIMATOR_ENGINE_ENGINE_H_
 #define SPARK_ESTIMATOR_ENGINE_ENGINE_H_
 
@@ -113,6 +114,9 @@ class Engine : private Liveness {
   void TellPeers(const Status& why);
   void SayGoodbye();
   void Wake();
+
+  // How often rank 0 looks whether a name waits for too long, while any does.
+  static constexpr Seconds kStallCheckInterval{1.0};
 
   const EngineConfig config_;
   const pid_t owner_pid_;

@@ -21,21 +21,11 @@ from spark_estimator.launch.local import run_local
 from spark_estimator.observe.driver_log import log_to_driver
 from tests.launch import clusters
 
+pytestmark = pytest.mark.usefixtures("functions_travel_by_value")
+
 
 def rank() -> int:
     return int(os.environ["HOROVOD_RANK"])
-
-
-# What follows is pickled by reference when this module can be imported in the workers, as a user's own modules are; the
-# test run's import mode forbids that, so they travel by value.
-@pytest.fixture(autouse=True, scope="module")
-def functions_travel_by_value() -> Iterator[None]:
-    import cloudpickle
-
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
 
 
 @pytest.fixture

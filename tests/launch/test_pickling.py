@@ -3,7 +3,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,16 +11,7 @@ import pytest
 from spark_estimator.errors import PicklingError
 from spark_estimator.launch.pickling import dump_function, load_value, name_of
 
-
-@pytest.fixture(autouse=True, scope="module")
-def functions_travel_by_value() -> Iterator[None]:
-    """As those of a notebook do."""
-    import cloudpickle
-
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
+pytestmark = pytest.mark.usefixtures("functions_travel_by_value")
 
 
 lock = threading.Lock()

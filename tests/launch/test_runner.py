@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,16 +15,7 @@ from spark_estimator import HorovodRunner
 from spark_estimator.errors import JobFailedError, NotEnoughSlotsError, PicklingError, WorkerFailedError
 from spark_estimator.observe.driver_log import log_to_driver
 
-
-@pytest.fixture(autouse=True, scope="module")
-def functions_travel_by_value() -> Iterator[None]:
-    """As those of a notebook do."""
-    import cloudpickle
-
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
+pytestmark = pytest.mark.usefixtures("functions_travel_by_value")
 
 
 def rank() -> int:
