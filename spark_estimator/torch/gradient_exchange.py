@@ -54,6 +54,8 @@ class GradientExchange:
         self._open = False  # a backward pass is under way
         self._armed = False  # ... and we shall be told of its end
         self._done = False  # this step's exchange has taken place
+        # One parameter with the average that it was given last: gone when the user has cleared the gradients.
+        self._averaged: tuple[torch.Tensor, weakref.ref[torch.Tensor]] | None = None
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[int, Bucket] = {}
         self._agreed = False  # the ranks have compared their plans
@@ -123,11 +125,14 @@ class GradientExchange:
 
     def _begin_pass(self) -> None:
         if not self._open:
+            if self._passes >= self.passes_per_step and self._averages_are_gone():
+                self.begin_step()
             if self._passes >= self.passes_per_step:
                 raise AssertionError(
-                    f"Gradients were computed more than backward_passes_per_step={self.passes_per_step} times before "
-                    "step(). Call step() or zero_grad() on the optimizer in between, or raise backward_passes_per_step "
-                    "to accumulate gradients."
+                    f"backward() was called more than backward_passes_per_step={self.passes_per_step} times before "
+                    "step(). Call step() or zero_grad() on the optimizer in between (also where a GradScaler may have "
+                    "skipped the step), or raise backward_passes_per_step: it counts calls of backward(), whichever "
+                    "parameters they reach."
                 )
             self._refresh()
             self._open = True
@@ -145,6 +150,7 @@ class GradientExchange:
             for bucket in self._buckets:
                 bucket.finish()
             self._done = True
+            self._remember_an_average()
         except MismatchError:
             self._agreed = False
             raise
@@ -152,6 +158,21 @@ class GradientExchange:
             self._open = False
             for bucket in self._buckets:
                 bucket.forget()
+
+    def _remember_an_average(self) -> None:
+        self._averaged = next(
+            ((param, weakref.ref(param.grad)) for param in self._trainable() if param.grad is not None), None
+        )
+
+    def _averages_are_gone(self) -> bool:
+        """Whether the user has given the averages up without a word to the optimizer.
+
+        ``model.zero_grad()`` after a step that a GradScaler skipped, for one.
+        """
+        if self._averaged is None:
+            return False
+        param, average = self._averaged
+        return average() is None or param.grad is not average()
 
     # --- the plan ---
 

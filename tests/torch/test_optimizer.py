@@ -147,14 +147,16 @@ def test_gradients_are_averages_when_backward_returns(two_ranks: RankPool) -> No
     two_ranks.run(check)
 
 
-def test_a_step_that_the_scaler_skips_on_all_ranks(two_ranks: RankPool) -> None:
+@pytest.mark.parametrize("who_clears", ["optimizer", "model"])
+def test_a_step_that_the_scaler_skips_on_all_ranks(two_ranks: RankPool, who_clears: str) -> None:
     def check(rank: int) -> None:
         model = model_of()
         optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()))
+        clear = optimizer.zero_grad if who_clears == "optimizer" else model.zero_grad
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         before = digest(model.parameters())
         for step in range(3):
-            optimizer.zero_grad()
+            clear()
             loss = model(torch.ones(2, 6)).sum() * (float("inf") if step == 0 and rank == 1 else 1.0)
             scaler.scale(loss).backward()
             scaler.step(optimizer)
