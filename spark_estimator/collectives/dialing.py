@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import resource
 import socket
 import threading
 import time
@@ -13,7 +15,7 @@ from spark_estimator.authentication import NotReadyError, RefusedError
 from spark_estimator.collectives.connection import CONTROL, DATA, Connection, absent_error
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.env import Settings
-from spark_estimator.errors import AuthenticationError, PeerLostError
+from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
 from spark_estimator.log import logger
 
 _MAX_THREADS = 16
@@ -47,6 +49,7 @@ def dial(
     Raises:
         PeerLostError: some ranks could not be reached, or are in another round.
         AuthenticationError: a rank does not hold this job's key.
+        HorovodInternalError: this process has no file descriptor left.
     """
     waiting = [
         Connection(round_, rendezvous.rank, rank, purpose)
@@ -111,6 +114,13 @@ def _connect(
                 raise _GoneError("nobody listens there any more, its process has ended") from error
             if not isinstance(error, (NotReadyError, OSError)):
                 raise
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                # This process's own trouble: no peer is to blame, and waiting does not help.
+                limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+                raise HorovodInternalError(
+                    f"init() on {rendezvous.peers[rendezvous.rank]}: no file descriptor is left for a connection with "
+                    f"{peer} (ulimit -n is {limit}). Raise that limit, or close files before init()."
+                ) from error
             if time.monotonic() + _RETRY_SECONDS >= deadline or stop.wait(_RETRY_SECONDS):
                 raise PeerLostError(str(error)) from error
 
@@ -136,6 +146,8 @@ def _told(rendezvous: Rendezvous, failures: dict[int, Exception], settings: Sett
     """The one error that tells of all failures; one that is certain before those that only came too late."""
     told: Exception
     for rank, error in sorted(failures.items()):
+        if isinstance(error, HorovodInternalError) and not isinstance(error, PeerLostError):
+            return error
         if not isinstance(error, PeerLostError):
             kind = PeerLostError if isinstance(error, (RefusedError, _GoneError)) else AuthenticationError
             own, peer = rendezvous.peers[rendezvous.rank], rendezvous.peers[rank]

@@ -316,3 +316,25 @@ def test_children_of_every_kind_while_collectives_run() -> None:
         thread.join()
 
     run_ranks(2, spawns)
+
+
+def test_a_rank_without_file_descriptors_says_that_of_itself() -> None:
+    def start(rank: int) -> str:
+        import os
+        import resource
+
+        from spark_estimator.collectives import context
+        from spark_estimator.errors import HorovodInternalError
+
+        if rank == 0:
+            in_use = len(os.listdir("/proc/self/fd"))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 2, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        try:
+            context.init()
+        except HorovodInternalError as error:
+            return str(error)
+        return "joined"
+
+    told, _ = run_ranks(2, start, environ={"HOROVOD_START_TIMEOUT": "5"})
+    assert "no file descriptor is left" in told
+    assert "ulimit -n" in told
