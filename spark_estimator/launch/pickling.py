@@ -84,7 +84,7 @@ def explain(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         return f"{name} cannot be pickled: {type(error).__name__}: {error}"
     culprit = path[-1][1]
     reason = _reason(culprit)
-    return f"{name} {_sentence(path)} ({type(reason).__name__}: {reason}). {_advice(culprit, name)}"
+    return f"{name} {_sentence(path)} ({type(reason).__name__}: {reason}). {_advice(path, name)}"
 
 
 def _path_to_culprit(parts: Iterator[_Step], seen: set[int], depth: int) -> list[_Step]:
@@ -195,10 +195,11 @@ def _type_name(thing: Any) -> str:
     )
 
 
-def _advice(culprit: Any, function: str) -> str:
-    name = _type_name(culprit)
+def _advice(path: list[_Step], function: str) -> str:
+    # Of the outermost thing that there is advice for: a session's fault is not the lock inside it.
+    names = [_type_name(part) for _, part in path]
     what = next(
-        (text for prefix, text in _ADVICE if name.startswith(prefix)),
+        (text for name in names for prefix, text in _ADVICE if name.startswith(prefix)),
         "create it inside {function}, or do not use it there",
     )
     return f"To fix it: {what.format(function=function)}."

@@ -69,21 +69,26 @@ class Daemon:
         raise AssertionError(f"no {pattern!r} within {seconds} s in:\n{self.log.read_text(errors='replace')[-3000:]}")
 
 
-@contextlib.contextmanager
-def daemon(name: str, folder: Path, *command: str, **env: str) -> Iterator[Daemon]:
-    """Runs a Spark program in its own process group until the end of the block."""
-    log = folder / f"{name}.log"
+def _start(command: list[str], log: Path, **env: str | None) -> subprocess.Popen[str]:
+    """Starts a program as the leader of its own process group, in the folder of its log."""
     with log.open("w") as file:
-        process = subprocess.Popen(
-            [str(SPARK_HOME / "bin" / command[0]), *command[1:]],
-            env=environment(SPARK_DAEMON_MEMORY="600m", **env),
-            cwd=folder,
+        return subprocess.Popen(
+            command,
+            env=environment(**env),
+            cwd=log.parent,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
         )
+
+
+@contextlib.contextmanager
+def daemon(name: str, folder: Path, *command: str, **env: str) -> Iterator[Daemon]:
+    """Runs a Spark program in its own process group until the end of the block."""
+    log = folder / f"{name}.log"
+    process = _start([str(SPARK_HOME / "bin" / command[0]), *command[1:]], log, SPARK_DAEMON_MEMORY="600m", **env)
     try:
         yield Daemon(process, log)
     finally:
@@ -179,17 +184,7 @@ def driver(
 ) -> Iterator[Driver]:
     """Runs a driver program until the end of the block; what is left of it then is killed."""
     log = folder / f"{Path(program).stem}-{time.monotonic_ns()}.log"
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [python, "-u", str(DRIVERS / program), *arguments],
-            env=environment(**(env or {})),
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+    process = _start([python, "-u", str(DRIVERS / program), *arguments], log, **(env or {}))
     try:
         yield Driver(process, log)
     finally:

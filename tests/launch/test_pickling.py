@@ -140,7 +140,8 @@ def test_a_spark_session(spark: Any) -> None:
 
     text = refusal(train)
     assert "train() uses the variable 'spark'" in text
-    assert "exist on the driver only" in text or "create it inside" in text
+    assert "exist on the driver only" in text
+    assert "create it inside" not in text
 
 
 def test_a_thing_that_holds_itself() -> None:
