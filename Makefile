@@ -1,6 +1,7 @@
 # The verbs of this project; `make help` lists them. CI and home call the same ones.
 PYTHON ?= python3
 TESTS ?=
+SECONDS ?= 60
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,10 +11,12 @@ LIBRARY := libspark_estimator_engine.so
 TREE := build/release
 # PyTorch goes in first and alone: which build of it (CPU, CUDA) the index offers must not depend on the packages beside it.
 TORCH := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' constraints.txt)
+# Fuzzing is clang's.
+CLANG ?= $(firstword $(foreach name,clang++ $(addprefix clang++-,22 21 20 19 18 17 16 15 14),$(shell command -v $(name))))
 NATIVE := $(shell find native -type f -not -name '.*')
 PACKAGE := $(shell find spark_estimator -type f -not -path '*/__pycache__/*' -not -name '*.so')
 
-.PHONY: help demo test lint build wheel test-native test-native-sanitized format clean
+.PHONY: help demo test lint build wheel test-native test-native-sanitized fuzz coverage format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +27,8 @@ help:
 	@echo 'make wheel                  dist/*.whl only'
 	@echo 'make test-native            the C++ tests'
 	@echo 'make test-native-sanitized  the C++ tests under ASan+UBSan and under TSan'
+	@echo 'make fuzz                   every parser of bytes from a peer against strange bytes, SECONDS=$(SECONDS) each (clang)'
+	@echo 'make coverage               which lines of the engine the C++ tests do not reach'
 	@echo 'make format                 rewrite the sources as lint wants them'
 	@echo 'make clean                  remove what was built ($(VENV) stays)'
 	@echo 'Variables: PYTHON=$(PYTHON) makes the environment; TESTS= goes to pytest'
@@ -60,6 +65,31 @@ test-native-sanitized: $(VENV)/.tools
 	  $(BIN)/cmake --build build/$$sanitizer; \
 	  $(BIN)/ctest --test-dir build/$$sanitizer --output-on-failure --timeout 600; \
 	done
+
+# What was found to be interesting is kept in build/fuzz/corpus and is where the next run starts.
+fuzz: $(VENV)/.tools
+	@test -n "$(CLANG)" || { echo 'make: fuzzing needs clang with libFuzzer (Debian, Ubuntu: apt-get install clang libclang-rt-dev), or name it: make CLANG=...'; exit 1; }
+	$(BIN)/cmake -S native -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN))/ninja" \
+	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_COMPILER="$(CLANG)" -DSPARK_ESTIMATOR_BUILD_FUZZERS=ON
+	$(BIN)/cmake --build build/fuzz --target fuzzers
+	@rm -rf build/fuzz/seeds && build/fuzz/fuzz/seeds build/fuzz/seeds
+	@set -e; for target in build/fuzz/fuzz/*_fuzz; do \
+	  name=$$(basename "$$target"); mkdir -p "build/fuzz/corpus/$$name"; echo "== $$name, $(SECONDS) s"; \
+	  "$$target" -max_total_time=$(SECONDS) -timeout=20 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
+	    -artifact_prefix="build/fuzz/$$name-" "build/fuzz/corpus/$$name" "build/fuzz/seeds/$$name"; \
+	done
+
+coverage: $(VENV)/.tools
+	$(PIP) install --quiet --constraint constraints.txt gcovr
+	$(BIN)/cmake -S native -B build/coverage -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN))/ninja" \
+	  -DCMAKE_BUILD_TYPE=Release -DSPARK_ESTIMATOR_BUILD_TESTS=ON -DSPARK_ESTIMATOR_COVERAGE=ON
+	$(BIN)/cmake --build build/coverage
+	@find build/coverage -name '*.gcda' -delete
+	$(BIN)/ctest --test-dir build/coverage --output-on-failure --timeout 600
+	$(BIN)/gcovr --root native --object-directory build/coverage --gcov-ignore-parse-errors=suspicious_hits.warn_once_per_file \
+	  --gcov-ignore-parse-errors=negative_hits.warn_once_per_file \
+	  --filter native/algorithms/ --filter native/engine/ --filter native/transport/ --exclude-throw-branches \
+	  --fail-under-line 90 --print-summary
 
 clean:
 	rm -rf build dist spark_estimator/$(LIBRARY) .mypy_cache .ruff_cache .pytest_cache

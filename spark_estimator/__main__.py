@@ -1,4 +1,4 @@
-"""``python -m spark_estimator``: doctor, demo, env, run, compat."""
+"""``python -m spark_estimator``: doctor, demo, env, run, timeline, compat."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ USAGE = """usage: python -m spark_estimator VERB [ARGUMENTS]
 
   doctor   check everything that a job will need on this machine, and say how to mend what is missing
   demo     train on handwritten digits with two ranks in a local Spark session
-  env      every environment variable that is read, with its value here, its default, unit and effect
+  env      every environment variable: what is in force here and why, its default, unit and effect
   run      run a program as several ranks: the same as horovodrun
+  timeline join the timelines that the ranks of a job wrote into one
   compat   let `import horovod` and `import sparkdl` lead here: enable, disable, status
 
 `python -m spark_estimator VERB --help` tells more."""
@@ -21,6 +22,7 @@ VERBS = {
     "doctor": "spark_estimator.doctor",
     "demo": "spark_estimator.demo",
     "run": "spark_estimator.launch.cli",
+    "timeline": "spark_estimator.observe.timeline",
     "compat": "spark_estimator.compat.environment",
 }
 
@@ -47,13 +49,19 @@ def main(argv: list[str] | None = None) -> int:
 
 def env(arguments: list[str]) -> int:
     """Prints the settings as this process would read them; a bad value is one sentence and status 1."""
+    from spark_estimator.collectives.cores import available_cores, decisions
+    from spark_estimator.collectives.rendezvous import Topology
     from spark_estimator.env import Settings
 
     argparse.ArgumentParser(
-        prog="python -m spark_estimator env", description="Print every environment variable that is read."
+        prog="python -m spark_estimator env",
+        description="Print every environment variable that is read, what is in force, and why. What a job decides from "
+        "its cores is shown for a job on this host alone, of HOROVOD_LOCAL_SIZE ranks (default: 1).",
     ).parse_args(arguments)
     try:
-        print(Settings.read().describe())
+        settings = Settings.read()
+        topology = Topology.of(["this host"] * (settings.launched_local_size or 1), 0)
+        print(settings.describe(decisions(settings, topology, available_cores())))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1

@@ -17,7 +17,7 @@ from spark_estimator.errors import (
     ShutDownError,
 )
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 LIBRARY_NAME = "libspark_estimator_engine.so"
 
 
@@ -44,6 +44,9 @@ class Op(enum.IntEnum):
     ALLGATHER = 1
     BROADCAST = 2
     BARRIER = 3
+    ALLTOALL = 4
+    REDUCESCATTER = 5
+    JOIN = 6
 
 
 class ReduceOp(enum.IntEnum):
@@ -51,6 +54,7 @@ class ReduceOp(enum.IntEnum):
 
     AVERAGE = 0
     SUM = 1
+    ADASUM = 2
     MIN = 3
     MAX = 4
     PRODUCT = 5
@@ -95,6 +99,7 @@ class Peer(Structure):
 
     _fields_ = [
         ("rank", c_int32),
+        ("global_rank", c_int32),
         ("control_fd", c_int32),
         ("data_fd", c_int32),
         ("segment_fd", c_int32),
@@ -109,20 +114,41 @@ class Config(Structure):
         ("struct_bytes", c_uint32),
         ("rank", c_int32),
         ("size", c_int32),
+        ("global_rank", c_int32),
+        ("process_set", c_int32),
         ("own_segment_fd", c_int32),
+        ("cache_capacity", c_int32),
+        ("overlap", c_int32),
+        ("cores", c_int32),
+        ("hierarchical", c_int32),
+        ("affinity_core", c_int32),
+        ("spin_microseconds", c_int32),
+        ("autotune", c_int32),
+        ("autotune_warmup_samples", c_int32),
+        ("autotune_steps_per_sample", c_int32),
+        ("autotune_max_samples", c_int32),
         ("fusion_threshold_bytes", c_int64),
         ("start_timeout_seconds", c_double),
         ("stall_warning_seconds", c_double),
         ("stall_shutdown_seconds", c_double),
-        ("spin_microseconds", c_int32),
+        ("heartbeat_seconds", c_double),
+        ("silence_seconds", c_double),
         ("name", c_char_p),
+        ("autotune_log", c_char_p),
     ]
 
 
-class Buffer(Structure):
-    """``se_buffer``: addresses of one tensor's input and output, and its number of elements."""
+class TensorStruct(Structure):
+    """``se_tensor``: addresses, type and dimensions of one tensor of a request."""
 
-    _fields_ = [("input", c_void_p), ("output", c_void_p), ("count", c_int64)]
+    _fields_ = [
+        ("input", c_void_p),
+        ("output", c_void_p),
+        ("output_bytes", c_int64),
+        ("dtype", c_int32),
+        ("num_dims", c_int32),
+        ("dims", c_void_p),  # const int64_t*; an address, so that all tensors' dimensions can lie in one array
+    ]
 
 
 class Request(Structure):
@@ -132,40 +158,61 @@ class Request(Structure):
         ("struct_bytes", c_uint32),
         ("name", c_char_p),
         ("op", c_int32),
-        ("dtype", c_int32),
         ("reduce_op", c_int32),
         ("root_rank", c_int32),
-        ("process_set", c_int32),
-        ("num_buffers", c_int32),
-        ("buffers", POINTER(Buffer)),
-        ("num_dims", c_int32),
-        ("dims", POINTER(c_int64)),
+        ("num_tensors", c_int32),
+        ("tensors", POINTER(TensorStruct)),
+        ("splits", POINTER(c_int64)),
         ("prescale", c_double),
         ("postscale", c_double),
     ]
 
 
 class Result(Structure):
-    """``se_result``: what an allgather made."""
+    """``se_result``: what an allgather or alltoall made of one tensor, or a join."""
 
-    _fields_ = [("data", c_void_p), ("bytes", c_int64), ("rows", POINTER(c_int64))]
+    _fields_ = [
+        ("data", c_void_p),
+        ("bytes", c_int64),
+        ("rows", POINTER(c_int64)),
+        ("last_joined", c_int32),
+        ("owned", c_int32),
+    ]
 
 
+#: ``SE_DEFER``: nobody needs the result before this rank's next wait.
+DEFER = 1
+
+# Addresses are c_void_p in what is called for each operation: a number is converted faster than a pointer object.
 _SIGNATURES: dict[str, tuple[type | None, list[object]]] = {
     "se_abi_version": (c_int32, []),
     "se_last_error": (c_char_p, []),
     "se_build_info": (c_char_p, []),
     "se_dtype_bytes": (c_int64, [c_int32]),
+    "se_rows_of": (c_int64, [c_int64, c_int32, c_int32]),
     "se_segment_create": (c_int32, [c_int32, POINTER(c_int32)]),
     "se_engine_create": (c_int32, [POINTER(Config), POINTER(Peer), POINTER(c_void_p)]),
     "se_submit": (c_int32, [c_void_p, POINTER(Request), POINTER(c_int64)]),
+    "se_run": (c_int32, [c_void_p, POINTER(Request), c_double, POINTER(c_int64)]),
     "se_poll": (c_int32, [c_void_p, c_int64]),
     "se_wait": (c_int32, [c_void_p, c_int64, c_double]),
-    "se_get_result": (c_int32, [c_void_p, c_int64, POINTER(Result)]),
-    "se_take_result_data": (c_int32, [c_void_p, c_int64, POINTER(c_void_p)]),
+    "se_get_result": (c_int32, [c_void_p, c_int64, c_int32, POINTER(Result)]),
+    "se_take_result_data": (c_int32, [c_void_p, c_int64, c_int32, POINTER(c_void_p)]),
     "se_free": (None, [c_void_p]),
     "se_release": (None, [c_void_p, c_int64]),
+    "se_plan_create": (c_int32, [c_void_p, POINTER(Request), POINTER(c_void_p)]),
+    "se_plan_submit": (c_int32, [c_void_p, c_void_p, c_void_p, c_int32, c_void_p]),
+    "se_plan_run": (c_int32, [c_void_p, c_void_p, c_void_p, c_double, c_void_p]),
+    "se_plan_destroy": (None, [c_void_p]),
+    "se_shared_allocate": (c_int32, [c_void_p, c_int64, POINTER(c_void_p)]),
+    "se_shared_free": (None, [c_void_p, c_void_p]),
     "se_counter": (c_int64, [c_void_p, c_char_p]),
+    "se_counter_names": (c_char_p, []),
+    "se_describe": (c_int32, [c_void_p, c_char_p, c_void_p, c_int64, POINTER(c_int64)]),
+    "se_timeline_start": (c_int32, [c_void_p, c_char_p, c_int32]),
+    "se_timeline_stop": (c_int32, [c_void_p]),
+    "se_await_question": (c_int32, [c_void_p, c_double, POINTER(c_int64)]),
+    "se_answer": (c_int32, [c_void_p, c_int64, c_char_p]),
     "se_engine_shutdown": (c_int32, [c_void_p]),
     "se_engine_destroy": (None, [c_void_p]),
     "se_engine_abandon_after_fork": (None, [c_void_p]),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from spark_estimator.log import LEVELS
 
 MIB = 1 << 20
+MOST_CACHED = 8192  # what the engine takes for its cache_capacity
 RENDEZVOUS_FD_VARIABLE = "SPARK_ESTIMATOR_RENDEZVOUS_FD"
 
 
@@ -49,6 +50,13 @@ def _count(text: str) -> int:
     return value
 
 
+def _positive_count(text: str) -> int:
+    value = _count(text)
+    if not 0 < value < 1 << 31:
+        raise ValueError("a whole number, 1 or more")
+    return value
+
+
 def _seconds(text: str) -> float:
     try:
         value = float(text)
@@ -64,6 +72,17 @@ def _positive_seconds(text: str) -> float:
     if value == 0:
         raise ValueError("seconds, more than 0")
     return value
+
+
+def _cores(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(_count(part.strip()) for part in text.split(","))
+    except ValueError:
+        raise ValueError("core numbers with commas between them, one for each local rank") from None
+
+
+def _capacity(text: str) -> int:
+    return min(_count(text), MOST_CACHED)
 
 
 def _level(text: str) -> str:
@@ -90,8 +109,13 @@ class Settings:
         "SPARK_ESTIMATOR_BUCKET_BYTES", 25 * MIB, _count, unit="bytes",
         effect="DistributedOptimizer hands gradients over in buckets of about this size",
     )  # fmt: skip
+    cache_capacity: int = _variable(
+        "HOROVOD_CACHE_CAPACITY", 1024, _capacity, unit="names",
+        effect="names whose agreement is remembered, so that they skip negotiation; 0: none; at most 8192; rank 0's "
+        "value holds for all",
+    )  # fmt: skip
     stall_warning_seconds: float = _variable(
-        "HOROVOD_STALL_CHECK_TIME_SECONDS", 60.0, _seconds, unit="seconds",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS", 10.0, _seconds, unit="seconds",
         effect="an op that some ranks have not submitted for so long is told on stderr; 0: never",
     )  # fmt: skip
     stall_check_disabled: bool = _variable(
@@ -106,9 +130,25 @@ class Settings:
         "HOROVOD_START_TIMEOUT", 30.0, _positive_seconds, unit="seconds",
         effect="how long init() waits for the other ranks",
     )  # fmt: skip
+    gloo_timeout_seconds: float | None = _variable(
+        "HOROVOD_GLOO_TIMEOUT_SECONDS", None, _positive_seconds, unit="seconds",
+        effect="as HOROVOD_START_TIMEOUT, where that is not set",
+    )  # fmt: skip
+    heartbeat_seconds: float = _variable(
+        "SPARK_ESTIMATOR_HEARTBEAT_SECONDS", 1.0, _seconds, unit="seconds",
+        effect="between two signs of life; 0: none are sent, and nobody is taken for frozen",
+    )  # fmt: skip
+    silence_seconds: float = _variable(
+        "SPARK_ESTIMATOR_SILENCE_SECONDS", 6.0, _positive_seconds, unit="seconds",
+        effect="a rank that gave no sign of life for so long is lost",
+    )  # fmt: skip
     log_level: str = _variable(
         "HOROVOD_LOG_LEVEL", "warning", _level, unit="level",
         effect="what the package itself says on stderr: " + ", ".join(LEVELS),
+    )  # fmt: skip
+    log_hide_time: bool = _variable(
+        "HOROVOD_LOG_HIDE_TIME", False, _boolean, unit="1 or 0",
+        effect="1: what it says does not begin with the time",
     )  # fmt: skip
     shared_memory: bool = _variable(
         "SPARK_ESTIMATOR_SHARED_MEMORY", True, _boolean, unit="1 or 0",
@@ -116,7 +156,51 @@ class Settings:
     )  # fmt: skip
     spin_microseconds: int | None = _variable(
         "SPARK_ESTIMATOR_SPIN_MICROSECONDS", None, _count, unit="microseconds",
-        effect="busy waiting before sleeping in shared memory; unset: decided from cores and local ranks",
+        effect="busy waiting before sleeping in shared memory, at most; -: as long as it pays",
+    )  # fmt: skip
+    overlap: bool | None = _variable(
+        "SPARK_ESTIMATOR_OVERLAP", None, _boolean, unit="1 or 0",
+        effect="1: gradients travel while backward computes; 0: at its end, in the thread that waits for them",
+    )  # fmt: skip
+    hierarchical_allreduce: bool | None = _variable(
+        "HOROVOD_HIERARCHICAL_ALLREDUCE", None, _boolean, unit="1 or 0",
+        effect="1: inside hosts first, then across, where it can be; 0: never; -: by size; rank 0's holds for all",
+    )  # fmt: skip
+    thread_affinity: tuple[int, ...] | None = _variable(
+        "HOROVOD_THREAD_AFFINITY", None, _cores, unit="cores",
+        effect="the core that the engine's thread is bound to, one for each local rank: 0,2,4",
+    )  # fmt: skip
+    dynamic_process_sets: bool = _variable(
+        "HOROVOD_DYNAMIC_PROCESS_SETS", False, _boolean, unit="1 or 0",
+        effect="1: process sets may be added and removed after init(); as init(process_sets='dynamic')",
+    )  # fmt: skip
+    timeline: str = _variable(
+        "HOROVOD_TIMELINE", "", str, unit="path",
+        effect="Chrome trace of every op, a file for each rank; DYNAMIC: none before start_timeline()",
+    )  # fmt: skip
+    timeline_mark_cycles: bool = _variable(
+        "HOROVOD_TIMELINE_MARK_CYCLES", False, _boolean, unit="1 or 0",
+        effect="1: the trace marks when the engine's thread woke",
+    )  # fmt: skip
+    autotune: bool = _variable(
+        "HOROVOD_AUTOTUNE", False, _boolean, unit="1 or 0",
+        effect="1: thresholds are tried out while the job runs, until the best are known; rank 0's value holds for all",
+    )  # fmt: skip
+    autotune_log: str = _variable(
+        "HOROVOD_AUTOTUNE_LOG", "", str, unit="path",
+        effect="CSV file in which rank 0 notes what was tried",
+    )  # fmt: skip
+    autotune_warmup_samples: int = _variable(
+        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", 3, _count, unit="samples",
+        effect="measured before the first that counts",
+    )  # fmt: skip
+    autotune_steps_per_sample: int = _variable(
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", 10, _positive_count, unit="steps",
+        effect="that one sample takes",
+    )  # fmt: skip
+    autotune_max_samples: int = _variable(
+        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", 20, _positive_count, unit="samples",
+        effect="after which the best so far is kept",
     )  # fmt: skip
     driver_channel: bool = _variable(
         "SPARK_ESTIMATOR_DRIVER_CHANNEL", True, _boolean, unit="1 or 0",
@@ -129,6 +213,11 @@ class Settings:
     launched_size: int | None = _variable(
         "HOROVOD_SIZE", None, _count, unit="ranks",
         effect="set by launchers for scripts; init() warns when it is not the size of the job that it joins",
+    )  # fmt: skip
+
+    launched_local_size: int | None = _variable(
+        "HOROVOD_LOCAL_SIZE", None, _positive_count, unit="ranks",
+        effect="set by launchers for scripts; for so many ranks of a host `env` shows what is decided",
     )  # fmt: skip
 
     @classmethod
@@ -150,24 +239,118 @@ class Settings:
                 raise ValueError(f"{field.metadata['variable']}={text!r}: expected {error}.") from None
         if values.get("stall_check_disabled"):
             values["stall_warning_seconds"] = 0.0
-        return cls(**values)
+        if "gloo_timeout_seconds" in values:
+            values.setdefault("start_timeout_seconds", values["gloo_timeout_seconds"])
+        settings = cls(**values)
+        if settings.silence_seconds <= 2 * settings.heartbeat_seconds:
+            raise ValueError(
+                f"SPARK_ESTIMATOR_SILENCE_SECONDS={settings.silence_seconds:g} must be more than twice "
+                f"SPARK_ESTIMATOR_HEARTBEAT_SECONDS={settings.heartbeat_seconds:g}: one late sign of life is no death."
+            )
+        return settings
 
-    def describe(self) -> str:
-        """A table of all variables, one a line: name, value here, default, unit, effect."""
-        rows = [("variable", "value", "default", "unit", "effect")]
+    def describe(self, decided: Mapping[str, Decision] | None = None, environ: Mapping[str, str] | None = None) -> str:
+        """A table of all variables, one a line: name, what is in force, why, default, unit, effect.
+
+        Below it those of Horovod's that were set and have no effect here, and those that nothing reads.
+
+        Args:
+            decided: by field, what the process decides itself where the environment says nothing.
+            environ: where the settings were read from; default: the process's environment.
+        """
+        environ = os.environ if environ is None else environ
+        rows = [("variable", "in force", "from", "default", "unit", "effect")]
         for field in dataclasses.fields(self):
-            value, default = _printed(getattr(self, field.name)), _printed(field.default)
-            rows.append((field.metadata["variable"], value, default, field.metadata["unit"], field.metadata["effect"]))
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        lines = []
-        for *cells, effect in rows:
-            lines.append("  ".join([cell.ljust(width) for cell, width in zip(cells, widths, strict=True)] + [effect]))
+            variable = field.metadata["variable"]
+            value, default = getattr(self, field.name), field.default
+            in_force, why = _printed(value), "default"
+            if environ.get(variable, "").strip():
+                why = "environment"
+            elif value != default:
+                why = "another variable"
+            elif decided and field.name in decided:
+                decision = decided[field.name]
+                in_force, why = "auto" if decision.value < 0 else str(decision.value), decision.why
+            rows.append((variable, in_force, why, _printed(default), field.metadata["unit"], field.metadata["effect"]))
+        lines = _aligned(rows)
+        known = {field.metadata["variable"] for field in dataclasses.fields(self)}
+        lines += ["", "Known from Horovod, without effect here:"]
+        lines += _aligned([(name, environ.get(name, "").strip() or "-", why) for name, why in WITHOUT_EFFECT.items()])
+        unknown = sorted(
+            name
+            for name in environ
+            if name.startswith(("HOROVOD_", "SPARK_ESTIMATOR_"))
+            and name not in known | WITHOUT_EFFECT.keys() | SET_FOR_SCRIPTS
+        )
+        if unknown:
+            lines += ["", "Set here, and read by nothing (misspelt?): " + ", ".join(unknown)]
         return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class Decision:
+    """What a process decides for itself where its environment does not say.
+
+    Attributes:
+        value: what is in force, in the engine's terms; -1: the engine decides from moment to moment.
+        why: on what grounds, for people.
+    """
+
+    value: int
+    why: str
+
+
+#: Variables of Horovod that change nothing here, with the reason.
+WITHOUT_EFFECT = {
+    "HOROVOD_CYCLE_TIME": "nothing waits for a cycle: each request wakes the engine",
+    "HOROVOD_DISABLE_GROUP_FUSION": "a group is agreed on as one, and what else runs with it changes no number",
+    "HOROVOD_HIERARCHICAL_ALLGATHER": "an allgather's algorithm is chosen by size and hosts",
+    "HOROVOD_TORUS_ALLREDUCE": "HOROVOD_HIERARCHICAL_ALLREDUCE is the one way by hosts",
+    "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": "the search compares medians and has no model of the noise",
+    "HOROVOD_NUM_NCCL_STREAMS": "collectives run in host memory",
+    "HOROVOD_BATCH_D2D_MEMCOPIES": "collectives run in host memory",
+    "HOROVOD_ENABLE_ASYNC_COMPLETION": "collectives run in host memory",
+    "HOROVOD_DISABLE_NVTX_RANGES": "there are no NVTX ranges",
+    "HOROVOD_ENABLE_XLA_OPS": "there are no XLA ops",
+    "HOROVOD_MPI_THREADS_DISABLE": "there is no MPI",
+    "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "Adasum needs no MPI here and has no chunks",
+    "HOROVOD_CCL_CACHE": "there is no oneCCL",
+    "HOROVOD_CCL_BGT_AFFINITY": "there is no oneCCL; see HOROVOD_THREAD_AFFINITY",
+    "HOROVOD_GLOO_IFACE": "a rank listens at the address that its launcher chose",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "ranks learn of one another from their launcher",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "ranks learn of one another from their launcher",
+}
+
+#: Variables that launchers set for scripts to read.
+SET_FOR_SCRIPTS = frozenset(
+    {
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+        "HOROVOD_LOCAL_RANK",
+        "HOROVOD_LOCAL_SIZE",
+        "HOROVOD_CROSS_RANK",
+        "HOROVOD_CROSS_SIZE",
+        "HOROVOD_HOSTNAME",
+        "HOROVOD_CONTROLLER",
+        "HOROVOD_CPU_OPERATIONS",
+    }
+)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of columns, the last of which may be as long as it likes."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return [
+        "  ".join([cell.ljust(width) for cell, width in zip(cells, widths, strict=True)] + [last])
+        for *cells, last in rows
+    ]
+
+
 def _printed(value: object) -> str:
-    if value is None:
+    if value is None or value == "":
         return "-"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
     if isinstance(value, bool):
         return str(int(value))
     return f"{value:g}" if isinstance(value, float) else str(value)

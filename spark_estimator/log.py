@@ -34,7 +34,7 @@ def logger(name: str = ROOT) -> logging.Logger:
     return logging.getLogger(name)
 
 
-def configure(level: str, rank: int | None = None) -> None:
+def configure(level: str, rank: int | None = None, *, times: bool = False) -> None:
     """Sets the package's level and puts the rank into its messages; called by ``init()``.
 
     An application that gave the ``spark_estimator`` logger handlers of its own keeps them.
@@ -42,6 +42,7 @@ def configure(level: str, rank: int | None = None) -> None:
     Args:
         level: a key of `LEVELS`.
         rank: the rank to show, None before there is one.
+        times: whether each message begins with the time of day.
     """
     root = logging.getLogger(ROOT)
     root.setLevel(LEVELS[level])
@@ -53,4 +54,5 @@ def configure(level: str, rank: int | None = None) -> None:
         root.addHandler(ours)
         root.propagate = False
     who = "" if rank is None else f"[{rank}] "
-    ours.setFormatter(logging.Formatter(f"{who}spark_estimator %(levelname)s: %(message)s"))
+    when = "%(asctime)s " if times else ""
+    ours.setFormatter(logging.Formatter(f"{when}{who}spark_estimator %(levelname)s: %(message)s"))

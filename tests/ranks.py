@@ -90,6 +90,7 @@ class Ranks:
         rendezvous: what each rank is given, with its sockets; the sockets are closed here once they are inherited.
         args: must pickle.
         environ: variables for the ranks, over this process's.
+        place: given a rank, what to enter around the start of its process: another network namespace, for one.
     """
 
     def __init__(
@@ -99,13 +100,15 @@ class Ranks:
         *,
         args: Sequence[Any] = (),
         environ: Mapping[str, str] | None = None,
+        place: Callable[[int], contextlib.AbstractContextManager[None]] = lambda rank: contextlib.nullcontext(),
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ranks")
         self._ranks: list[_Rank] = []
         payload = _pickled(function, tuple(args))
         try:
             for facts, endpoint in rendezvous:
-                self._ranks.append(self._start(facts, endpoint, payload, environ or {}))
+                with place(facts.rank):
+                    self._ranks.append(self._start(facts, endpoint, payload, environ or {}))
         except BaseException:
             self.close()
             raise

@@ -1,245 +1,200 @@
+// The collectives over streams that move bytes and reduce nothing.
 #include "algorithms/stream.h"
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <vector>
 
-#include "base/dtype.h"
+#include "algorithms/stream_ring.h"
+#include "algorithms/stream_shares.h"
 
 namespace spark_estimator {
 namespace {
 
-// Up to here latency decides: one exchange with everybody beats the ring's 2 (size - 1) steps.
-constexpr size_t kExchangeBytes = 16 << 10;
-// A root that sends everything to everybody is fastest while its link is not the bottleneck.
-constexpr size_t kFlatBroadcastBytes = 64 << 10;
+// With so many peers at a time a rank is busy whoever is late, and no rank is sent to by all others at once.
+constexpr int kConcurrentTurns = 8;
+// A chain passes on what has come in turns of so many bytes at least, which bounds the calls of the system.
+constexpr size_t kChainTurnBytes = 32 << 10;
 
-struct Shares {  // of `bytes` among `ranks`, in whole units
-  size_t bytes;
-  size_t unit;
-  size_t share;
-  Shares(size_t bytes_in, size_t unit_in, int ranks) : bytes(bytes_in), unit(unit_in) {
-    const size_t units = bytes / unit;
-    const auto n = static_cast<size_t>(ranks);
-    share = (units + n - 1) / n * unit;
-  }
-  size_t start(int index) const { return std::min(bytes, share * static_cast<size_t>(index)); }
-  size_t length(int index) const { return start(index + 1) - start(index); }
-};
+int Wrap(const StreamGroup& group, int rank) { return (rank + group.size()) % group.size(); }
 
-// Everybody's share at its place in `data` of everybody else.
-Status GatherShares(StreamGroup& group, uint8_t* data, const Shares& shares) {
-  std::vector<SendPart> sends;
-  std::vector<ReceivePart> receives;
-  for (int turn = 1; turn < group.size; ++turn) {
-    const int to = (group.rank + turn) % group.size;
-    const int from = (group.rank - turn + group.size) % group.size;
-    sends.push_back({to, data + shares.start(group.rank), shares.length(group.rank)});
-    receives.push_back({from, data + shares.start(from), shares.length(from)});
-  }
-  return group.Exchange(sends, receives);
-}
-
-// The ring's two phases as two cursors, one that sends and one that receives, so that a step begins while the one
-// before is still running: a chunk may be passed on as far as it has arrived (and been reduced).
-class Ring {
- public:
-  Ring(StreamGroup& group, uint8_t* data, size_t count, int32_t dtype, int32_t reduce_op, Finish finish)
-      : group_(group),
-        data_(data),
-        dtype_(dtype),
-        reduce_op_(reduce_op),
-        finish_(finish),
-        element_(DtypeBytes(dtype)),
-        shares_(count * element_, element_, group.size),
-        steps_(2 * (group.size - 1)),
-        next_((group.rank + 1) % group.size),
-        previous_((group.rank + group.size - 1) % group.size) {}
-
-  Status Run() {
-    while (send_step_ < steps_ || receive_step_ < steps_) {
-      bool progress = false;
-      SE_RETURN_IF_ERROR(SendSome(&progress));
-      SE_RETURN_IF_ERROR(ReceiveSome(&progress));
-      if (progress) continue;
-      const std::array<int, 1> to = {send_step_ < steps_ && Sendable() > sent_ ? next_ : -1};
-      const std::array<int, 1> from = {receive_step_ < steps_ ? previous_ : -1};
-      SE_RETURN_IF_ERROR(group_.AwaitReady(to, from));
+// In turn t a rank sends to the one t further on and receives from the one t before (pairwise exchange).
+template <typename SendTo, typename ReceiveFrom>
+Status Pairwise(StreamGroup& group, SendTo send_to, ReceiveFrom receive_from) {
+  std::array<SendPart, kConcurrentTurns> sends;
+  std::array<ReceivePart, kConcurrentTurns> receives;
+  for (int turn = 1; turn < group.size(); turn += kConcurrentTurns) {
+    const int turns = std::min(kConcurrentTurns, group.size() - turn);
+    for (int i = 0; i < turns; ++i) {
+      const auto index = static_cast<size_t>(i);
+      sends[index] = send_to(Wrap(group, group.rank() + turn + i));
+      receives[index] = receive_from(Wrap(group, group.rank() - turn - i));
     }
-    return Status::Ok();
+    const auto used = static_cast<size_t>(turns);
+    SE_RETURN_IF_ERROR(group.Exchange(std::span(sends).first(used), std::span(receives).first(used)));
   }
-
- private:
-  // In step s a rank passes on chunk (rank - s) and receives chunk (rank - s - 1): the first size - 1 steps reduce,
-  // the others only spread what is reduced.
-  int ChunkSent(int step) const { return Wrap(group_.rank - step); }
-  int ChunkReceived(int step) const { return Wrap(group_.rank - step - 1); }
-  int Wrap(int index) const { return ((index % group_.size) + group_.size) % group_.size; }
-  bool Reduces(int step) const { return step < group_.size - 1; }
-
-  // How much of the chunk of send_step_ is ready to be passed on: all of one's own, else what the step before brought.
-  size_t Sendable() const {
-    if (send_step_ == 0 || receive_step_ > send_step_ - 1) return shares_.length(ChunkSent(send_step_));
-    return receive_step_ == send_step_ - 1 ? ready_ : 0;
-  }
-
-  Status SendSome(bool* progress) {
-    if (send_step_ >= steps_) return Status::Ok();
-    const int chunk = ChunkSent(send_step_);
-    const size_t ready = Sendable();
-    if (ready > sent_) {
-      size_t moved = 0;
-      SE_RETURN_IF_ERROR(group_.TrySend(next_, data_ + shares_.start(chunk) + sent_, ready - sent_, &moved));
-      sent_ += moved;
-      *progress |= moved > 0;
-    }
-    if (sent_ == shares_.length(chunk) && ready == sent_ && (send_step_ == 0 || receive_step_ >= send_step_)) {
-      ++send_step_;
-      sent_ = 0;
-      *progress = true;
-    }
-    return Status::Ok();
-  }
-
-  Status ReceiveSome(bool* progress) {
-    if (receive_step_ >= steps_) return Status::Ok();
-    const int chunk = ChunkReceived(receive_step_);
-    const size_t length = shares_.length(chunk);
-    uint8_t* place = data_ + shares_.start(chunk);
-    if (arrived_ < length) {
-      size_t moved = 0;
-      if (Reduces(receive_step_)) {
-        // `partial_` bytes of an element that arrived in two pieces wait at the scratch's start.
-        const size_t room = std::min(scratch_.size() - partial_, length - arrived_);
-        SE_RETURN_IF_ERROR(group_.TryReceive(previous_, scratch_.data() + partial_, room, &moved));
-        arrived_ += moved;
-        const size_t here = partial_ + moved;
-        const size_t whole = here / element_ * element_;
-        ReduceInto(place + ready_, whole, receive_step_ == group_.size - 2);
-        ready_ += whole;
-        partial_ = here - whole;
-        if (partial_ > 0 && whole > 0) std::memmove(scratch_.data(), scratch_.data() + whole, partial_);
-      } else {
-        SE_RETURN_IF_ERROR(group_.TryReceive(previous_, place + arrived_, length - arrived_, &moved));
-        arrived_ += moved;
-        ready_ = arrived_;
-      }
-      *progress |= moved > 0;
-    }
-    if (arrived_ == length) {
-      ++receive_step_;
-      arrived_ = ready_ = 0;
-      *progress = true;
-    }
-    return Status::Ok();
-  }
-
-  void ReduceInto(uint8_t* place, size_t bytes, bool last) {
-    if (bytes == 0) return;
-    const void* sources[2] = {place, scratch_.data()};
-    GetKernels().combine(dtype_, reduce_op_, place, sources, 2, bytes / element_, last ? finish_ : Finish{});
-  }
-
-  StreamGroup& group_;
-  uint8_t* data_;
-  const int32_t dtype_;
-  const int32_t reduce_op_;
-  const Finish finish_;
-  const size_t element_;
-  const Shares shares_;
-  const int steps_;
-  const int next_;
-  const int previous_;
-  std::vector<uint8_t> scratch_ = std::vector<uint8_t>(256 << 10);
-  int send_step_ = 0;
-  int receive_step_ = 0;
-  size_t sent_ = 0;     // bytes of the chunk of send_step_
-  size_t arrived_ = 0;  // bytes of the chunk of receive_step_
-  size_t ready_ = 0;    // of those, how many may be passed on
-  size_t partial_ = 0;
-};
-
-}  // namespace
-
-Status ExchangeAllreduce(StreamGroup& group, void* data, size_t count, int32_t dtype, int32_t reduce_op,
-                         Finish finish) {
-  const size_t bytes = count * DtypeBytes(dtype);
-  const auto ranks = static_cast<size_t>(group.size);
-  std::vector<uint8_t> all(bytes * ranks);
-  const std::vector<size_t> bytes_of(ranks, bytes);
-  SE_RETURN_IF_ERROR(StreamAllgather(group, data, bytes_of, all.data()));
-  std::vector<const void*> sources;
-  for (size_t rank = 0; rank < ranks; ++rank) sources.push_back(all.data() + bytes * rank);
-  GetKernels().combine(dtype, reduce_op, data, sources.data(), group.size, count, finish);
   return Status::Ok();
 }
 
-Status RingAllreduce(StreamGroup& group, void* data, size_t count, int32_t dtype, int32_t reduce_op, Finish finish) {
-  return Ring(group, static_cast<uint8_t*>(data), count, dtype, reduce_op, finish).Run();
+// Binomial tree: with ranks counted from the root, each gets its data from the rank that lacks its lowest set bit and
+// gives it to those that have one lower bit more, the farthest first.
+Status TreeBroadcast(StreamGroup& group, int root, uint8_t* data, size_t bytes) {
+  const auto number = static_cast<unsigned>(Wrap(group, group.rank() - root));
+  const auto size = static_cast<unsigned>(group.size());
+  const unsigned own_bit = number == 0 ? std::bit_ceil(size) : number & (~number + 1);
+  if (number != 0) {
+    const int parent = Wrap(group, static_cast<int>(number - own_bit) + root - group.size());
+    const std::array<ReceivePart, 1> receives = {{{parent, data, bytes}}};
+    SE_RETURN_IF_ERROR(group.Exchange({}, receives));
+  }
+  std::vector<SendPart> sends;
+  for (unsigned bit = own_bit / 2; bit > 0; bit /= 2) {
+    if (number + bit < size)
+      sends.push_back({Wrap(group, static_cast<int>(number + bit) + root - group.size()), data, bytes});
+  }
+  return group.Exchange(sends, {});
 }
 
-Status StreamAllreduce(StreamGroup& group, void* data, size_t count, int32_t dtype, int32_t reduce_op, Finish finish) {
-  if (count == 0) return Status::Ok();
-  if (count * DtypeBytes(dtype) <= kExchangeBytes)
-    return ExchangeAllreduce(group, data, count, dtype, reduce_op, finish);
-  return RingAllreduce(group, data, count, dtype, reduce_op, finish);
+// Each rank passes on what has come while the rest is on its way.
+Status ChainBroadcast(StreamGroup& group, int root, uint8_t* data, size_t bytes) {
+  const int number = Wrap(group, group.rank() - root);
+  const bool receives = number > 0;
+  const bool sends = number + 1 < group.size();
+  const int previous = Wrap(group, group.rank() - 1);
+  const int next = Wrap(group, group.rank() + 1);
+  size_t here = receives ? 0 : bytes;
+  size_t passed = sends ? 0 : bytes;
+  while (here < bytes || passed < bytes) {
+    size_t received = 0;
+    size_t sent = 0;
+    if (here < bytes) SE_RETURN_IF_ERROR(group.TryReceive(previous, data + here, bytes - here, &received));
+    here += received;
+    const bool turn = passed < here && (here == bytes || here - passed >= kChainTurnBytes);
+    if (turn) SE_RETURN_IF_ERROR(group.TrySend(next, data + passed, here - passed, &sent));
+    passed += sent;
+    if (received > 0 || sent > 0) continue;
+    const std::array<int, 1> to = {turn ? next : -1};
+    const std::array<int, 1> from = {here < bytes ? previous : -1};
+    SE_RETURN_IF_ERROR(group.AwaitReady(to, from));
+  }
+  return Status::Ok();
+}
+
+// The root deals out one share to each rank, then all exchange shares, so that every link carries as much as the root's
+// (van de Geijn).
+Status ScatterAllgatherBroadcast(StreamGroup& group, int root, uint8_t* data, size_t bytes) {
+  const Shares shares(bytes, 1, group.size());
+  std::vector<SendPart> sends;
+  std::vector<ReceivePart> receives;
+  for (int turn = 1; turn < group.size() && group.rank() == root; ++turn) {
+    const int peer = Wrap(group, root + turn);
+    sends.push_back({peer, data + shares.start(peer), shares.length(peer)});
+  }
+  if (group.rank() != root) receives.push_back({root, data + shares.start(group.rank()), shares.length(group.rank())});
+  SE_RETURN_IF_ERROR(group.Exchange(sends, receives));
+  return RingAllgather(group, data, shares);
+}
+
+// Bruck and others, "Efficient algorithms for all-to-all communications in multiport message-passing systems", 1997:
+// after step k a rank holds the rows of the 2^k ranks from itself on.
+Status BruckAllgather(StreamGroup& group, const uint8_t* input, const Shares& shares, uint8_t* output) {
+  const int size = group.size();
+  const int rank = group.rank();
+  uint8_t* rows = nullptr;  // in the order of ranks that begins with this one
+  SE_RETURN_IF_ERROR(group.Scratch(shares.total(), &rows));
+  // Bytes of the rows of `count` ranks from `first` on.
+  const auto bytes_from = [&](int first, int count) {
+    const int wrapped = std::max(0, first + count - size);
+    return shares.start(first + count - wrapped) - shares.start(first) + shares.start(wrapped);
+  };
+  if (shares.length(rank) > 0) std::memcpy(rows, input, shares.length(rank));
+  for (int held = 1; held < size; held *= 2) {
+    const int more = std::min(held, size - held);
+    const int to = Wrap(group, rank - held);
+    const int from = Wrap(group, rank + held);
+    const std::array<SendPart, 1> sends = {{{to, rows, bytes_from(rank, more)}}};
+    const std::array<ReceivePart, 1> receives = {{{from, rows + bytes_from(rank, held), bytes_from(from, more)}}};
+    SE_RETURN_IF_ERROR(group.Exchange(sends, receives));
+  }
+  const size_t to_the_end = shares.total() - shares.start(rank);
+  if (to_the_end > 0) std::memcpy(output + shares.start(rank), rows, to_the_end);
+  if (rank > 0 && shares.start(rank) > 0) std::memcpy(output, rows + to_the_end, shares.start(rank));
+  return Status::Ok();
+}
+
+}  // namespace
+
+Status StreamBroadcast(StreamGroup& group, BroadcastAlgorithm algorithm, int root, void* data, size_t bytes) {
+  if (bytes == 0 || group.size() == 1) return Status::Ok();
+  auto* out = static_cast<uint8_t*>(data);
+  switch (algorithm) {
+    case BroadcastAlgorithm::kTree:
+      return TreeBroadcast(group, root, out, bytes);
+    case BroadcastAlgorithm::kChain:
+      return ChainBroadcast(group, root, out, bytes);
+    case BroadcastAlgorithm::kScatterAllgather:
+      return ScatterAllgatherBroadcast(group, root, out, bytes);
+    default:
+      return Status(SE_INTERNAL, std::string("broadcast by '") + Name(algorithm) + "' does not go over streams");
+  }
 }
 
 Status StreamBroadcast(StreamGroup& group, int root, void* data, size_t bytes) {
-  if (bytes == 0) return Status::Ok();
-  auto* out = static_cast<uint8_t*>(data);
-  const bool is_root = group.rank == root;
-  const bool flat = bytes <= kFlatBroadcastBytes || group.size == 2;
-  // Large: the root deals out one share to each rank, then all exchange shares, so that every link carries as much as
-  // the root's (scatter and allgather, after van de Geijn).
-  const Shares shares(bytes, 1, group.size);
-  std::vector<SendPart> sends;
-  std::vector<ReceivePart> receives;
-  if (is_root) {
-    for (int peer = 0; peer < group.size; ++peer) {
-      if (peer == group.rank) continue;
-      if (flat) {
-        sends.push_back({peer, out, bytes});
-      } else {
-        sends.push_back({peer, out + shares.start(peer), shares.length(peer)});
-      }
-    }
-  } else if (flat) {
-    receives.push_back({root, out, bytes});
-  } else {
-    receives.push_back({root, out + shares.start(group.rank), shares.length(group.rank)});
+  Situation situation;
+  situation.bytes = bytes;
+  situation.ranks = situation.hosts = group.size();
+  return StreamBroadcast(group, ChooseBroadcast(situation), root, data, bytes);
+}
+
+Status StreamAllgather(StreamGroup& group, AllgatherAlgorithm algorithm, const void* input,
+                       std::span<const size_t> bytes_of, void* output) {
+  const Shares shares(bytes_of);
+  const int rank = group.rank();
+  const auto* in = static_cast<const uint8_t*>(input);
+  auto* out = static_cast<uint8_t*>(output);
+  const bool among_others = group.size() > 1 && shares.total() > 0;
+  if (among_others && algorithm == AllgatherAlgorithm::kBruck) return BruckAllgather(group, in, shares, out);
+  if (shares.length(rank) > 0) std::memcpy(out + shares.start(rank), in, shares.length(rank));
+  if (!among_others) return Status::Ok();
+  if (algorithm == AllgatherAlgorithm::kRing) return RingAllgather(group, out, shares);
+  if (algorithm != AllgatherAlgorithm::kExchange) {
+    return Status(SE_INTERNAL, std::string("allgather by '") + Name(algorithm) + "' does not go over streams");
   }
-  SE_RETURN_IF_ERROR(group.Exchange(sends, receives));
-  return flat ? Status::Ok() : GatherShares(group, out, shares);
+  return Pairwise(
+      group, [&](int to) { return SendPart{to, in, shares.length(rank)}; },
+      [&](int from) { return ReceivePart{from, out + shares.start(from), shares.length(from)}; });
 }
 
 Status StreamAllgather(StreamGroup& group, const void* input, std::span<const size_t> bytes_of, void* output) {
-  std::vector<size_t> start_of(bytes_of.size() + 1, 0);
-  for (size_t rank = 0; rank < bytes_of.size(); ++rank) start_of[rank + 1] = start_of[rank] + bytes_of[rank];
-  const auto me = static_cast<size_t>(group.rank);
-  auto* out = static_cast<uint8_t*>(output);
+  Situation situation;
+  for (const size_t bytes : bytes_of) situation.bytes += bytes;
+  situation.ranks = situation.hosts = group.size();
+  return StreamAllgather(group, ChooseAllgather(situation), input, bytes_of, output);
+}
+
+Status StreamAlltoall(StreamGroup& group, const void* input, std::span<const size_t> send_bytes, void* output,
+                      std::span<const size_t> receive_bytes) {
+  const Shares out_of(send_bytes);
+  const Shares into(receive_bytes);
   const auto* in = static_cast<const uint8_t*>(input);
-  if (bytes_of[me] > 0) std::memcpy(out + start_of[me], in, bytes_of[me]);
-  std::vector<SendPart> sends;
-  std::vector<ReceivePart> receives;
-  for (int turn = 1; turn < group.size; ++turn) {
-    const int to = (group.rank + turn) % group.size;
-    const int from = (group.rank - turn + group.size) % group.size;
-    sends.push_back({to, in, bytes_of[me]});
-    receives.push_back({from, out + start_of[static_cast<size_t>(from)], bytes_of[static_cast<size_t>(from)]});
-  }
-  return group.Exchange(sends, receives);
+  auto* out = static_cast<uint8_t*>(output);
+  const int rank = group.rank();
+  if (out_of.length(rank) > 0) std::memcpy(out + into.start(rank), in + out_of.start(rank), out_of.length(rank));
+  return Pairwise(
+      group, [&](int to) { return SendPart{to, in + out_of.start(to), out_of.length(to)}; },
+      [&](int from) { return ReceivePart{from, out + into.start(from), into.length(from)}; });
 }
 
 // Dissemination barrier (Hensgen, Finkel, Manber 1988): in round k a rank tells the one 2^k further on; after
 // log2(size) rounds everybody has heard of everybody.
 Status StreamBarrier(StreamGroup& group) {
-  for (int distance = 1; distance < group.size; distance *= 2) {
+  for (int distance = 1; distance < group.size(); distance *= 2) {
     const uint8_t token = 1;
     uint8_t heard = 0;
-    const std::array<SendPart, 1> sends = {{{(group.rank + distance) % group.size, &token, 1}}};
-    const std::array<ReceivePart, 1> receives = {{{(group.rank - distance + group.size) % group.size, &heard, 1}}};
+    const std::array<SendPart, 1> sends = {{{Wrap(group, group.rank() + distance - group.size()), &token, 1}}};
+    const std::array<ReceivePart, 1> receives = {{{Wrap(group, group.rank() - distance), &heard, 1}}};
     SE_RETURN_IF_ERROR(group.Exchange(sends, receives));
   }
   return Status::Ok();

@@ -1,7 +1,7 @@
-// Collectives over stream sockets, for jobs that span hosts or cannot share memory.
+// Collectives over streams, for jobs that span hosts or cannot share memory.
 //
 // All ranks call the same functions in the same order with matching sizes; buffers are each rank's own. An error leaves
-// the group unusable. Steps and bytes of each are in native/README.md.
+// the group unusable. When each is chosen is in algorithms/choose.h; steps and bytes are in native/README.md.
 #ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAM_H_
 #define SPARK_ESTIMATOR_ALGORITHMS_STREAM_H_
 
@@ -9,23 +9,38 @@
 #include <cstdint>
 #include <span>
 
+#include "algorithms/choose.h"
 #include "base/kernels.h"
 #include "base/status.h"
 #include "transport/stream_group.h"
 
 namespace spark_estimator {
 
-// `data` (count elements) becomes finish(reduction over ranks), in place; the same bits on all ranks.
-Status StreamAllreduce(StreamGroup& group, void* data, size_t count, int32_t dtype, int32_t reduce_op, Finish finish);
-// The two that StreamAllreduce chooses from: one exchange with everybody, or a ring.
-Status ExchangeAllreduce(StreamGroup& group, void* data, size_t count, int32_t dtype, int32_t reduce_op, Finish finish);
-Status RingAllreduce(StreamGroup& group, void* data, size_t count, int32_t dtype, int32_t reduce_op, Finish finish);
-
+// `output` becomes finish(reduction over ranks of the inputs), the same bits on all ranks. `input` and `output` are the
+// same or apart. float16 and bfloat16 are accumulated in float32 and rounded once, whatever the algorithm.
+// `algorithm` is one of those over streams.
+Status StreamAllreduce(StreamGroup& group, AllreduceAlgorithm algorithm, const void* input, void* output, size_t count,
+                       int32_t dtype, int32_t reduce_op, Finish finish);
+// `output` becomes finish(reduction of this rank's part): bytes_of[0] bytes of the inputs belong to rank 0, the next
+// bytes_of[1] to rank 1, ... `output` may be this rank's part of `input`.
+Status StreamReducescatter(StreamGroup& group, const void* input, std::span<const size_t> bytes_of, void* output,
+                           int32_t dtype, int32_t reduce_op, Finish finish);
 // `data` is read on the root and written elsewhere.
-Status StreamBroadcast(StreamGroup& group, int root, void* data, size_t bytes);
+Status StreamBroadcast(StreamGroup& group, BroadcastAlgorithm algorithm, int root, void* data, size_t bytes);
 // `output` receives bytes_of[0] bytes of rank 0, then those of rank 1, ...; `input` is this rank's own.
-Status StreamAllgather(StreamGroup& group, const void* input, std::span<const size_t> bytes_of, void* output);
+Status StreamAllgather(StreamGroup& group, AllgatherAlgorithm algorithm, const void* input,
+                       std::span<const size_t> bytes_of, void* output);
+// The first send_bytes[0] bytes of `input` go to rank 0, the next send_bytes[1] to rank 1, ...; `output` receives
+// receive_bytes[0] bytes of rank 0, ... What a rank sends itself is copied.
+Status StreamAlltoall(StreamGroup& group, const void* input, std::span<const size_t> send_bytes, void* output,
+                      std::span<const size_t> receive_bytes);
 Status StreamBarrier(StreamGroup& group);
+
+// The same with the algorithm that suits ranks on as many hosts.
+Status StreamAllreduce(StreamGroup& group, const void* input, void* output, size_t count, int32_t dtype,
+                       int32_t reduce_op, Finish finish, const Tuning& tuning = {});
+Status StreamBroadcast(StreamGroup& group, int root, void* data, size_t bytes);
+Status StreamAllgather(StreamGroup& group, const void* input, std::span<const size_t> bytes_of, void* output);
 
 }  // namespace spark_estimator
 

@@ -65,6 +65,8 @@ class ByteReader {
     return values;
   }
   bool ok() const { return ok_; }
+  // For whoever finds what was read to be impossible.
+  void Fail() { ok_ = false; }
   bool AtEnd() const { return ok_ && position_ == bytes_.size(); }
 
  private:

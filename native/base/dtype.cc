@@ -38,6 +38,8 @@ std::string ReduceOpName(int32_t reduce_op) {
       return "Average";
     case SE_SUM:
       return "Sum";
+    case SE_ADASUM:
+      return "Adasum";
     case SE_MIN:
       return "Min";
     case SE_MAX:
@@ -59,16 +61,21 @@ std::string OpName(int32_t op) {
       return "broadcast";
     case SE_BARRIER:
       return "barrier";
+    case SE_ALLTOALL:
+      return "alltoall";
+    case SE_REDUCESCATTER:
+      return "reducescatter";
+    case SE_JOIN:
+      return "join";
     default:
       return "op code " + std::to_string(op);
   }
 }
 
-bool IsReduceOp(int32_t reduce_op) {
-  return reduce_op == SE_AVERAGE || reduce_op == SE_SUM || reduce_op == SE_MIN || reduce_op == SE_MAX ||
-         reduce_op == SE_PRODUCT;
-}
+bool IsReduceOp(int32_t reduce_op) { return reduce_op >= SE_AVERAGE && reduce_op <= SE_PRODUCT; }
 
 bool IsInteger(int32_t dtype) { return dtype >= SE_UINT8 && dtype <= SE_INT64; }
+
+bool IsFloatingPoint(int32_t dtype) { return dtype >= SE_FLOAT16 && dtype <= SE_FLOAT64; }
 
 }  // namespace spark_estimator

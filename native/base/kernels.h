@@ -20,10 +20,13 @@ struct Kernels {
   const char* instruction_set;
   // destination[i] = finish(sources[0][i] op sources[1][i] op ...), evaluated in the order of the sources, so that
   // whoever computes it gets the same bits. float16 and bfloat16 accumulate in float32 and are rounded once; integers
-  // wrap. `reduce_op` is sum, min, max or product (average is sum and a Finish). destination may be one of exactly two
-  // sources; otherwise it overlaps none.
+  // wrap. `reduce_op` is sum, min, max or product (average is sum and a Finish). destination is one of the
+  // sources exactly, or overlaps none.
   void (*combine)(int32_t dtype, int32_t reduce_op, void* destination, const void* const* sources, int num_sources,
                   size_t count, Finish finish);
+  // The same, written to several places in one pass. Each destination is one of the sources exactly, or overlaps none.
+  void (*combine_into)(int32_t dtype, int32_t reduce_op, void* const* destinations, int num_destinations,
+                       const void* const* sources, int num_sources, size_t count, Finish finish);
   // destination[i] = finish(source[i]); the two may be the same.
   void (*finish)(int32_t dtype, void* destination, const void* source, size_t count, Finish finish);
   // To and from int64, for sums that the narrow type cannot hold. `narrow` is uint8, int8, int16 or int32.

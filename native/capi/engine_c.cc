@@ -1,33 +1,59 @@
 // The C ABI over Engine: checks arguments, turns Status into a code and a thread's last sentence. No logic of its own.
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/dtype.h"
 #include "base/kernels.h"
+#include "base/rows.h"
 #include "engine/engine.h"
 #include "spark_estimator/engine.h"
 #include "transport/segment.h"
 
 struct se_engine {
   std::unique_ptr<spark_estimator::Engine> engine;
+  int generation = 0;  // of the process that made it, see Generation()
+};
+
+struct se_plan {
+  se_engine* engine = nullptr;
+  spark_estimator::Plan plan;
 };
 
 namespace {
 
 using spark_estimator::Engine;
 using spark_estimator::EngineConfig;
+using spark_estimator::Part;
 using spark_estimator::PeerConfig;
 using spark_estimator::Seconds;
 using spark_estimator::Signature;
 using spark_estimator::Status;
+using spark_estimator::TensorMemory;
 using spark_estimator::UniqueFd;
 
 constexpr size_t kLongestName = 4095;
+constexpr int32_t kMostTensors = 1 << 20;
+constexpr int32_t kMostDims = 64;
 
 thread_local std::string last_error;
+
+// How many forks this process is away from the first one that used the library: cheaper to ask than its number.
+std::atomic<int> fork_generation{0};
+
+int Generation() {
+  static std::once_flag once;
+  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { fork_generation.fetch_add(1); }); });
+  return fork_generation.load(std::memory_order_relaxed);
+}
 
 int32_t Report(const Status& status) {
   if (!status.ok() && status.code() != SE_IN_PROGRESS) last_error = status.message();
@@ -48,15 +74,66 @@ int32_t Guarded(Function function) {
   }
 }
 
+bool Forked(const se_engine* engine) { return engine->generation != fork_generation.load(std::memory_order_relaxed); }
+
 Status Usable(const se_engine* engine) {
   if (engine == nullptr || !engine->engine) return Invalid("the engine is null");
-  if (!engine->engine->OwnedByThisProcess()) {
+  if (Forked(engine)) {
     return Invalid("this process was forked from the one that joined the job; a forked child cannot use its ring");
   }
   return Status::Ok();
 }
 
-Status ReadRequest(const se_request* request, Signature* signature, std::vector<se_buffer>* buffers) {
+bool CountFits(int32_t op, int32_t tensors) {
+  switch (op) {
+    case SE_BARRIER:
+    case SE_JOIN:
+      return tensors == 0;
+    case SE_BROADCAST:
+    case SE_ALLTOALL:
+      return tensors == 1;
+    default:
+      return tensors >= 1 && tensors <= kMostTensors;
+  }
+}
+
+// One tensor's dtype and shape; its bytes must be countable.
+Status ReadPart(const std::string& label, int32_t index, const se_tensor& tensor, Part* part) {
+  const std::string which = label + "tensor " + std::to_string(index) + ": ";
+  const auto element = static_cast<int64_t>(spark_estimator::DtypeBytes(tensor.dtype));
+  if (element == 0) return Invalid(which + "unknown dtype code " + std::to_string(tensor.dtype));
+  if (tensor.num_dims < 0 || tensor.num_dims > kMostDims || (tensor.num_dims > 0 && tensor.dims == nullptr)) {
+    return Invalid(which + std::to_string(tensor.num_dims) + " dimensions");
+  }
+  part->dtype = tensor.dtype;
+  part->dims.assign(tensor.dims, tensor.dims + tensor.num_dims);
+  int64_t bytes = element;
+  for (const int64_t dim : part->dims) {
+    if (dim < 0) return Invalid(which + "negative dimension " + std::to_string(dim));
+    if (__builtin_mul_overflow(bytes, dim, &bytes)) return Invalid(which + "its bytes cannot be counted");
+  }
+  return Status::Ok();
+}
+
+Status ReadSplits(const std::string& label, const se_request& request, int size, Signature* signature) {
+  if (request.op != SE_ALLTOALL) return Status::Ok();
+  const Part& part = signature->parts[0];
+  const int64_t rows = part.dims.empty() ? 0 : part.dims[0];
+  if (request.splits == nullptr) return Status::Ok();
+  signature->splits.assign(request.splits, request.splits + size);
+  int64_t total = 0;
+  for (const int64_t split : signature->splits) {
+    if (split < 0) return Invalid(label + "negative split " + std::to_string(split));
+    if (__builtin_add_overflow(total, split, &total)) return Invalid(label + "the splits' sum overflows");
+  }
+  if (!part.dims.empty() && total != rows) {
+    return Invalid(label + "the splits sum to " + std::to_string(total) + ", but the first dimension is " +
+                   std::to_string(rows));
+  }
+  return Status::Ok();
+}
+
+Status ReadSignature(const se_request* request, int size, Signature* signature) {
   if (request == nullptr || request->struct_bytes != sizeof(se_request)) return Invalid("se_request has a wrong size");
   if (request->name == nullptr) return Invalid("a request needs a name");
   signature->name = request->name;
@@ -65,52 +142,69 @@ Status ReadRequest(const se_request* request, Signature* signature, std::vector<
                    std::to_string(signature->name.size()));
   }
   const std::string label = "request '" + signature->name + "': ";
-  if (request->op < SE_ALLREDUCE || request->op > SE_BARRIER)
-    return Invalid(label + "unknown op code " + std::to_string(request->op));
-  if (spark_estimator::DtypeBytes(request->dtype) == 0)
-    return Invalid(label + "unknown dtype code " + std::to_string(request->dtype));
-  if (request->op == SE_ALLREDUCE && !spark_estimator::IsReduceOp(request->reduce_op)) {
+  const int32_t op = request->op;
+  if (op < SE_ALLREDUCE || op > SE_JOIN) return Invalid(label + "unknown op code " + std::to_string(op));
+  const bool reduces = op == SE_ALLREDUCE || op == SE_REDUCESCATTER;
+  if (reduces && !spark_estimator::IsReduceOp(request->reduce_op)) {
     return Invalid(label + "unknown reduce op code " + std::to_string(request->reduce_op));
   }
-  const int32_t n = request->num_buffers;
-  const bool count_fits = request->op == SE_BARRIER ? n == 0 : request->op == SE_ALLREDUCE ? n >= 1 : n == 1;
-  if (!count_fits)
-    return Invalid(label + std::to_string(n) + " buffers do not fit the op " + spark_estimator::OpName(request->op));
-  if (request->num_dims < 0 || (n > 1 && request->num_dims != n)) {
-    return Invalid(label + std::to_string(request->num_dims) + " dims do not fit " + std::to_string(n) + " buffers");
+  if (!CountFits(op, request->num_tensors) || (request->num_tensors > 0 && request->tensors == nullptr)) {
+    return Invalid(label + std::to_string(request->num_tensors) + " tensors do not fit the op " +
+                   spark_estimator::OpName(op));
   }
-  signature->op = request->op;
-  signature->dtype = request->dtype;
-  signature->reduce_op = request->op == SE_ALLREDUCE ? request->reduce_op : SE_SUM;
-  signature->root_rank = request->op == SE_BROADCAST ? request->root_rank : 0;
-  signature->process_set = request->process_set;
-  signature->num_buffers = n;
-  signature->prescale = request->op == SE_ALLREDUCE ? request->prescale : 1.0;
-  signature->postscale = request->op == SE_ALLREDUCE ? request->postscale : 1.0;
-  signature->dims.assign(request->dims, request->dims + request->num_dims);
-  buffers->assign(request->buffers, request->buffers + n);
+  signature->op = op;
+  signature->reduce_op = reduces ? request->reduce_op : SE_SUM;
+  signature->root_rank = op == SE_BROADCAST ? request->root_rank : 0;
+  signature->prescale = reduces ? request->prescale : 1.0;
+  signature->postscale = reduces ? request->postscale : 1.0;
+  int64_t total = 0;
+  for (int32_t i = 0; i < request->num_tensors; ++i) {
+    Part part;
+    SE_RETURN_IF_ERROR(ReadPart(label, i, request->tensors[i], &part));
+    if (__builtin_add_overflow(total, part.Bytes(), &total)) return Invalid(label + "its bytes cannot be counted");
+    signature->parts.push_back(std::move(part));
+  }
+  return ReadSplits(label, *request, size, signature);
+}
 
-  int64_t elements = 0;
-  for (int32_t i = 0; i < n; ++i) {
-    const se_buffer& buffer = (*buffers)[static_cast<size_t>(i)];
-    const bool needs_output = request->op != SE_ALLGATHER;
-    if (buffer.count < 0)
-      return Invalid(label + "buffer " + std::to_string(i) + " has " + std::to_string(buffer.count) + " elements");
-    if (buffer.count > 0 && (buffer.input == nullptr || (needs_output && buffer.output == nullptr))) {
-      return Invalid(label + "buffer " + std::to_string(i) + " is null but has " + std::to_string(buffer.count) +
-                     " elements");
-    }
-    if (n > 1 && signature->dims[static_cast<size_t>(i)] != buffer.count) {
-      return Invalid(label + "dims[" + std::to_string(i) + "] is not buffer " + std::to_string(i) + "'s count");
-    }
-    elements += buffer.count;
+bool NeedsOutput(int32_t op) { return op == SE_ALLREDUCE || op == SE_BROADCAST || op == SE_REDUCESCATTER; }
+
+// Whether tensor `index` of `signature` can be read and written where it is said to lie.
+Status CheckMemory(const Engine& engine, const Signature& signature, size_t index, const void* input,
+                   const void* output) {
+  const Part& part = signature.parts[index];
+  const int64_t elements = part.Elements();
+  int64_t written = NeedsOutput(signature.op) ? elements : 0;
+  if (signature.op == SE_REDUCESCATTER && !part.dims.empty()) {
+    written = spark_estimator::RowsOf(part.dims[0], engine.rank(), engine.size());
   }
-  for (const int64_t dim : signature->dims) {
-    if (dim < 0) return Invalid(label + "negative dimension " + std::to_string(dim));
+  if ((elements == 0 || input != nullptr) && (elements == 0 || written == 0 || output != nullptr)) return Status::Ok();
+  return Invalid("request '" + signature.name + "': tensor " + std::to_string(index) + " is null but has " +
+                 std::to_string(elements) + " elements");
+}
+
+Status ReadRequest(const Engine& engine, const se_request* request, Signature* signature,
+                   std::vector<TensorMemory>* memory) {
+  SE_RETURN_IF_ERROR(ReadSignature(request, engine.size(), signature));
+  for (int32_t i = 0; i < request->num_tensors; ++i) {
+    const se_tensor& tensor = request->tensors[i];
+    SE_RETURN_IF_ERROR(CheckMemory(engine, *signature, static_cast<size_t>(i), tensor.input, tensor.output));
+    memory->push_back({tensor.input, tensor.output, tensor.output != nullptr ? tensor.output_bytes : 0});
   }
-  if (n > 0 && signature->Elements() != elements) {
-    return Invalid(label + "the shape holds " + std::to_string(signature->Elements()) + " elements, the buffer " +
-                   std::to_string(elements));
+  return Status::Ok();
+}
+
+Status CheckPlan(const se_plan* plan, const void* const* inputs, void* const* outputs) {
+  if (plan == nullptr) return Invalid("the plan is null");
+  SE_RETURN_IF_ERROR(Usable(plan->engine));
+  const Signature& signature = *plan->plan.signature;
+  if (!signature.parts.empty() && (inputs == nullptr || (outputs == nullptr && NeedsOutput(signature.op)))) {
+    return Invalid("request '" + signature.name + "': addresses are missing");
+  }
+  for (size_t i = 0; i < signature.parts.size(); ++i) {
+    if (inputs[i] != nullptr && (outputs == nullptr || outputs[i] != nullptr)) continue;
+    SE_RETURN_IF_ERROR(
+        CheckMemory(*plan->engine->engine, signature, i, inputs[i], outputs != nullptr ? outputs[i] : nullptr));
   }
   return Status::Ok();
 }
@@ -122,6 +216,20 @@ Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* o
   }
   own->rank = config->rank;
   own->size = config->size;
+  own->global_rank = config->global_rank;
+  own->process_set = config->process_set;
+  own->cores = std::max(1, config->cores);
+  own->overlap = config->overlap != 0;
+  own->affinity_core = config->affinity_core;
+  own->hierarchical = config->hierarchical;
+  own->cache_capacity = config->cache_capacity;
+  own->autotune = config->autotune != 0;
+  own->autotune_warmup_samples = config->autotune_warmup_samples;
+  own->autotune_steps_per_sample = config->autotune_steps_per_sample;
+  own->autotune_max_samples = config->autotune_max_samples;
+  own->heartbeat_seconds = config->heartbeat_seconds;
+  own->silence_seconds = config->silence_seconds;
+  own->autotune_log = config->autotune_log != nullptr ? config->autotune_log : "";
   own->own_segment.Reset(config->own_segment_fd);
   own->fusion_threshold_bytes = config->fusion_threshold_bytes;
   own->start_timeout_seconds = config->start_timeout_seconds;
@@ -134,6 +242,7 @@ Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* o
   for (int32_t i = 0; i + 1 < config->size; ++i) {
     PeerConfig peer;
     peer.rank = peers[i].rank;
+    peer.global_rank = peers[i].global_rank;
     peer.control.Reset(peers[i].control_fd);
     peer.data.Reset(peers[i].data_fd);
     peer.segment.Reset(peers[i].segment_fd);
@@ -170,11 +279,13 @@ const char* se_build_info(void) {
 
 int64_t se_dtype_bytes(int32_t dtype) { return static_cast<int64_t>(spark_estimator::DtypeBytes(dtype)); }
 
-int32_t se_segment_create(int32_t size, int32_t* fd) {
+int64_t se_rows_of(int64_t rows, int32_t rank, int32_t size) { return spark_estimator::RowsOf(rows, rank, size); }
+
+int32_t se_segment_create(int32_t local_size, int32_t* fd) {
   return Guarded([&]() -> Status {
-    if (size < 1 || fd == nullptr) return Invalid("a segment needs a job of at least one rank");
+    if (local_size < 1 || fd == nullptr) return Invalid("a segment needs at least one rank");
     UniqueFd made;
-    SE_RETURN_IF_ERROR(spark_estimator::Segment::Create(size, &made));
+    SE_RETURN_IF_ERROR(spark_estimator::Segment::Create(local_size, &made));
     *fd = made.Release();
     return Status::Ok();
   });
@@ -186,6 +297,7 @@ int32_t se_engine_create(const se_config* config, const se_peer* peers, se_engin
     std::vector<PeerConfig> others;
     SE_RETURN_IF_ERROR(ReadConfig(config, peers, &own, &others));
     auto made = std::make_unique<se_engine>();
+    made->generation = Generation();
     SE_RETURN_IF_ERROR(Engine::Create(std::move(own), std::move(others), &made->engine));
     *engine = made.release();
     return Status::Ok();
@@ -195,10 +307,21 @@ int32_t se_engine_create(const se_config* config, const se_peer* peers, se_engin
 int32_t se_submit(se_engine* engine, const se_request* request, int64_t* handle) {
   return Guarded([&]() -> Status {
     SE_RETURN_IF_ERROR(Usable(engine));
-    Signature signature;
-    std::vector<se_buffer> buffers;
-    SE_RETURN_IF_ERROR(ReadRequest(request, &signature, &buffers));
-    return engine->engine->Submit(std::move(signature), std::move(buffers), handle);
+    auto signature = std::make_shared<Signature>();
+    std::vector<TensorMemory> memory;
+    SE_RETURN_IF_ERROR(ReadRequest(*engine->engine, request, signature.get(), &memory));
+    return engine->engine->Submit(std::move(signature), std::move(memory), handle);
+  });
+}
+
+int32_t se_run(se_engine* engine, const se_request* request, double timeout_seconds, int64_t* handle) {
+  return Guarded([&]() -> Status {
+    *handle = 0;
+    SE_RETURN_IF_ERROR(Usable(engine));
+    auto signature = std::make_shared<Signature>();
+    std::vector<TensorMemory> memory;
+    SE_RETURN_IF_ERROR(ReadRequest(*engine->engine, request, signature.get(), &memory));
+    return engine->engine->Run(std::move(signature), std::move(memory), Seconds(timeout_seconds), handle);
   });
 }
 
@@ -216,17 +339,17 @@ int32_t se_wait(se_engine* engine, int64_t handle, double timeout_seconds) {
   });
 }
 
-int32_t se_get_result(se_engine* engine, int64_t handle, se_result* result) {
+int32_t se_get_result(se_engine* engine, int64_t handle, int32_t tensor, se_result* result) {
   return Guarded([&]() -> Status {
     SE_RETURN_IF_ERROR(Usable(engine));
-    return engine->engine->GetResult(handle, result);
+    return engine->engine->GetResult(handle, tensor, result);
   });
 }
 
-int32_t se_take_result_data(se_engine* engine, int64_t handle, void** data) {
+int32_t se_take_result_data(se_engine* engine, int64_t handle, int32_t tensor, void** data) {
   return Guarded([&]() -> Status {
     SE_RETURN_IF_ERROR(Usable(engine));
-    return engine->engine->TakeResultData(handle, data);
+    return engine->engine->TakeResultData(handle, tensor, data);
   });
 }
 
@@ -236,8 +359,109 @@ void se_release(se_engine* engine, int64_t handle) {
   if (Usable(engine).ok()) engine->engine->Release(handle);
 }
 
+int32_t se_plan_create(se_engine* engine, const se_request* request, se_plan** plan) {
+  return Guarded([&]() -> Status {
+    SE_RETURN_IF_ERROR(Usable(engine));
+    auto signature = std::make_shared<Signature>();
+    SE_RETURN_IF_ERROR(ReadSignature(request, engine->engine->size(), signature.get()));
+    auto made = std::make_unique<se_plan>();
+    made->engine = engine;
+    made->plan.bytes = signature->Bytes();
+    for (int32_t i = 0; i < request->num_tensors; ++i) {
+      made->plan.output_bytes.push_back(request->tensors[i].output_bytes);
+    }
+    made->plan.signature = std::move(signature);
+    *plan = made.release();
+    return Status::Ok();
+  });
+}
+
+int32_t se_plan_submit(se_plan* plan, const void* const* inputs, void* const* outputs, int32_t flags, int64_t* handle) {
+  return Guarded([&]() -> Status {
+    SE_RETURN_IF_ERROR(CheckPlan(plan, inputs, outputs));
+    return plan->engine->engine->SubmitPlan(plan->plan, inputs, outputs, (flags & SE_DEFER) != 0, handle);
+  });
+}
+
+int32_t se_plan_run(se_plan* plan, const void* const* inputs, void* const* outputs, double timeout_seconds,
+                    int64_t* handle) {
+  return Guarded([&]() -> Status {
+    *handle = 0;
+    SE_RETURN_IF_ERROR(CheckPlan(plan, inputs, outputs));
+    return plan->engine->engine->RunPlan(plan->plan, inputs, outputs, Seconds(timeout_seconds), handle);
+  });
+}
+
+void se_plan_destroy(se_plan* plan) {
+  if (plan == nullptr) return;
+  if (Usable(plan->engine).ok()) plan->engine->engine->Retire(plan->plan);
+  delete plan;
+}
+
+int32_t se_shared_allocate(se_engine* engine, int64_t bytes, void** data) {
+  return Guarded([&]() -> Status {
+    SE_RETURN_IF_ERROR(Usable(engine));
+    if (bytes < 0) return Invalid("cannot allocate " + std::to_string(bytes) + " bytes");
+    return engine->engine->AllocateShared(static_cast<size_t>(bytes), data);
+  });
+}
+
+void se_shared_free(se_engine* engine, void* data) {
+  Guarded([&]() -> Status {
+    SE_RETURN_IF_ERROR(Usable(engine));
+    return engine->engine->FreeShared(data);
+  });
+}
+
 int64_t se_counter(se_engine* engine, const char* name) {
   return Usable(engine).ok() && name != nullptr ? engine->engine->Counter(name) : -1;
+}
+
+const char* se_counter_names(void) { return Engine::CounterNames(); }
+
+int32_t se_describe(se_engine* engine, const char* what, char* text, int64_t capacity, int64_t* bytes) {
+  return Guarded([&]() -> Status {
+    SE_RETURN_IF_ERROR(Usable(engine));
+    std::string whole;
+    SE_RETURN_IF_ERROR(engine->engine->Describe(what != nullptr ? what : "", &whole));
+    *bytes = static_cast<int64_t>(whole.size());
+    if (text == nullptr || capacity < 1) return Status::Ok();
+    const size_t copied = std::min(whole.size(), static_cast<size_t>(capacity - 1));
+    std::memcpy(text, whole.data(), copied);
+    text[copied] = '\0';
+    return Status::Ok();
+  });
+}
+
+int32_t se_timeline_start(se_engine* engine, const char* path, int32_t mark_cycles) {
+  return Guarded([&]() -> Status {
+    SE_RETURN_IF_ERROR(Usable(engine));
+    if (path == nullptr || *path == '\0') return Invalid("a timeline needs a path");
+    return engine->engine->StartTimeline(path, mark_cycles != 0);
+  });
+}
+
+int32_t se_timeline_stop(se_engine* engine) {
+  return Guarded([&]() -> Status {
+    SE_RETURN_IF_ERROR(Usable(engine));
+    engine->engine->StopTimeline();
+    return Status::Ok();
+  });
+}
+
+int32_t se_await_question(se_engine* engine, double timeout_seconds, int64_t* question) {
+  return Guarded([&]() -> Status {
+    SE_RETURN_IF_ERROR(Usable(engine));
+    return engine->engine->AwaitQuestion(Seconds(timeout_seconds), question);
+  });
+}
+
+int32_t se_answer(se_engine* engine, int64_t question, const char* text) {
+  return Guarded([&]() -> Status {
+    SE_RETURN_IF_ERROR(Usable(engine));
+    engine->engine->Answer(question, text != nullptr ? text : "");
+    return Status::Ok();
+  });
 }
 
 int32_t se_engine_shutdown(se_engine* engine) {
@@ -251,12 +475,12 @@ int32_t se_engine_shutdown(se_engine* engine) {
 void se_engine_destroy(se_engine* engine) {
   if (engine == nullptr) return;
   // In a forked child the thread does not exist and must not be joined: the memory goes when the child does.
-  if (engine->engine && !engine->engine->OwnedByThisProcess()) return;
+  if (engine->engine && Forked(engine)) return;
   delete engine;
 }
 
 void se_engine_abandon_after_fork(se_engine* engine) {
-  if (engine != nullptr && engine->engine && !engine->engine->OwnedByThisProcess()) engine->engine->AbandonAfterFork();
+  if (engine != nullptr && engine->engine && Forked(engine)) engine->engine->AbandonAfterFork();
 }
 
 }  // extern "C"

@@ -1,11 +1,13 @@
 #include "engine/coordinator.h"
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
 #include <cmath>
-#include <functional>
+#include <utility>
 
 #include "base/dtype.h"
+#include "base/rows.h"
 
 namespace spark_estimator {
 namespace {
@@ -16,9 +18,9 @@ std::string NumberText(double value) {
   return std::string(text, end.ptr);
 }
 
-std::string ShapeText(const std::vector<int64_t>& dims) {
+std::string ListText(const std::vector<int64_t>& values) {
   std::string text = "[";
-  for (size_t i = 0; i < dims.size(); ++i) text += (i ? ", " : "") + std::to_string(dims[i]);
+  for (size_t i = 0; i < values.size(); ++i) text += (i ? ", " : "") + std::to_string(values[i]);
   return text + "]";
 }
 
@@ -34,11 +36,53 @@ std::string Upper(std::string text) {
   return text;
 }
 
-// "rank 0 has [2, 3]; ranks 1, 2 have [3, 2]", or nothing when all say the same.
-std::string Differences(const std::map<int, Signature>& by_rank,
-                        const std::function<std::string(const Signature&)>& aspect) {
+bool FreeFirstDimension(int32_t op) { return op == SE_ALLGATHER || op == SE_ALLTOALL; }
+
+// The dimensions that must be alike on all ranks.
+std::vector<int64_t> Compared(const Signature& signature, const Part& part) {
+  const bool skip = FreeFirstDimension(signature.op) && !part.dims.empty();
+  return std::vector<int64_t>(part.dims.begin() + (skip ? 1 : 0), part.dims.end());
+}
+
+bool SamePart(const Signature& a, const Signature& b, size_t index) {
+  const Part& mine = a.parts[index];
+  const Part& other = b.parts[index];
+  return mine.dtype == other.dtype && mine.dims.size() == other.dims.size() && Compared(a, mine) == Compared(b, other);
+}
+
+// For long lists of tensors: the first in which `signature` and `reference` part ways says more than both in full.
+std::string GroupText(const Signature& signature, const Signature& reference) {
+  const std::string total = std::to_string(signature.parts.size()) + " tensors";
+  for (size_t i = 0; i < std::min(signature.parts.size(), reference.parts.size()); ++i) {
+    if (SamePart(signature, reference, i)) continue;
+    return total + ", tensor " + std::to_string(i) + " of " + DtypeName(signature.parts[i].dtype) + " " +
+           ListText(signature.parts[i].dims);
+  }
+  return total;
+}
+
+}  // namespace
+
+std::string Stall::Describe() const {
+  return op + " '" + name + "' has waited " + std::to_string(std::llround(waited_seconds)) + " s for " +
+         RanksText(missing_global_ranks) + ", which did not submit it";
+}
+
+bool CanFuse(const Signature& a, const Signature& b) {
+  const auto one_dtype = [&](const Signature& s) {
+    return std::all_of(s.parts.begin(), s.parts.end(), [&](const Part& p) { return p.dtype == a.parts[0].dtype; });
+  };
+  return a.op == SE_ALLREDUCE && b.op == SE_ALLREDUCE && a.reduce_op == b.reduce_op && a.reduce_op != SE_ADASUM &&
+         a.prescale == b.prescale && a.postscale == b.postscale && one_dtype(a) && one_dtype(b);
+}
+
+Coordinator::Coordinator(std::vector<int> global_ranks, int64_t fusion_threshold_bytes)
+    : global_ranks_(std::move(global_ranks)), fusion_threshold_bytes_(fusion_threshold_bytes) {}
+
+std::string Coordinator::Differences(const Meeting& meeting,
+                                     const std::function<std::string(const Signature&)>& aspect) const {
   std::vector<std::pair<std::string, std::vector<int>>> groups;
-  for (const auto& [rank, request] : by_rank) {
+  for (const auto& [rank, request] : meeting.by_rank) {
     const std::string value = aspect(request);
     auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& entry) { return entry.first == value; });
     if (group == groups.end()) group = groups.insert(groups.end(), {value, {}});
@@ -47,53 +91,14 @@ std::string Differences(const std::map<int, Signature>& by_rank,
   if (groups.size() < 2) return "";
   std::string text;
   for (const auto& [value, ranks] : groups) {
-    text += (text.empty() ? "" : "; ") + RanksText(ranks) + (ranks.size() == 1 ? " has " : " have ") + value;
+    text += (text.empty() ? "" : "; ") + RanksText(Global(ranks)) + (ranks.size() == 1 ? " has " : " have ") + value;
   }
   return text;
 }
 
-// For long bucket lists: where two lists of counts part ways says more than both in full.
-std::string CountsText(const Signature& request, const std::vector<int64_t>& reference) {
-  const auto [mine, other] =
-      std::mismatch(request.dims.begin(), request.dims.end(), reference.begin(), reference.end());
-  const std::string total = std::to_string(request.num_buffers) + " tensors";
-  if (mine == request.dims.end()) return total + ", " + std::to_string(request.Elements()) + " elements";
-  return total + ", tensor " + std::to_string(mine - request.dims.begin()) + " with " + std::to_string(*mine) +
-         " elements";
-}
-
-// Why requests that agree cannot be carried out all the same; empty when they can.
-std::string Impossible(const Signature& request, int size) {
-  if (request.process_set != 0) {
-    return "process set " + std::to_string(request.process_set) + " is not registered; only 0, all ranks, exists";
-  }
-  if (request.op == SE_BROADCAST && (request.root_rank < 0 || request.root_rank >= size)) {
-    return "root rank " + std::to_string(request.root_rank) + " is outside 0.." + std::to_string(size - 1);
-  }
-  if (request.op == SE_ALLREDUCE && request.dtype == SE_BOOL && request.reduce_op == SE_AVERAGE) {
-    return "the average of bool tensors is not defined; use op=Sum (or), Min (and), or another dtype";
-  }
-  if (request.op == SE_ALLREDUCE && request.dtype == SE_BOOL && (request.prescale != 1.0 || request.postscale != 1.0)) {
-    return "bool tensors cannot be scaled";
-  }
-  if (request.op == SE_ALLGATHER && request.dims.empty()) {
-    return "allgather joins tensors along their first dimension, and a 0-d tensor has none; reshape it to [1]";
-  }
-  return "";
-}
-
-}  // namespace
-
-std::string Stall::Describe() const {
-  return op + " '" + name + "' has waited " + std::to_string(std::llround(waited_seconds)) + " s for " +
-         RanksText(missing_ranks) + ", which did not submit it";
-}
-
-Coordinator::Coordinator(int size, int64_t fusion_threshold_bytes)
-    : size_(size), fusion_threshold_bytes_(fusion_threshold_bytes) {}
-
 void Coordinator::Add(int rank, Signature request, Time now) {
-  std::string name = request.name;
+  if (request.op == SE_JOIN) return Join(rank, request.name);
+  const std::string name = request.name;
   auto [entry, added] = waiting_.try_emplace(name);
   Meeting& meeting = entry->second;
   if (added) {
@@ -101,8 +106,32 @@ void Coordinator::Add(int rank, Signature request, Time now) {
     meeting.order = next_order_++;
   }
   meeting.by_rank.insert_or_assign(rank, std::move(request));
-  if (static_cast<int>(meeting.by_rank.size()) < size_) return;
-  ready_.push_back(Conclude(meeting));
+  ConcludeIfComplete(name);
+}
+
+void Coordinator::Join(int rank, const std::string& name) {
+  joined_[rank] = name;
+  last_joined_ = rank;
+  all_joined_ = static_cast<int>(joined_.size()) == size();
+  std::vector<std::pair<uint64_t, std::string>> complete;
+  for (const auto& [waiting, meeting] : waiting_) {
+    if (Complete(meeting)) complete.push_back({meeting.order, waiting});
+  }
+  std::sort(complete.begin(), complete.end());
+  for (const auto& [order, waiting] : complete) ConcludeIfComplete(waiting);
+}
+
+bool Coordinator::Complete(const Meeting& meeting) const {
+  for (int rank = 0; rank < size(); ++rank) {
+    if (!meeting.by_rank.contains(rank) && !joined_.contains(rank)) return false;
+  }
+  return true;
+}
+
+void Coordinator::ConcludeIfComplete(const std::string& name) {
+  const auto entry = waiting_.find(name);
+  if (entry == waiting_.end() || !Complete(entry->second)) return;
+  ready_.push_back(Conclude(entry->second));
   waiting_.erase(entry);
 }
 
@@ -110,44 +139,112 @@ Coordinator::Ready Coordinator::Conclude(const Meeting& meeting) const {
   Ready ready;
   ready.request = meeting.by_rank.begin()->second;
   const Signature& first = ready.request;
+  const Signature& last = meeting.by_rank.rbegin()->second;
   const auto differ = [&](const std::string& what, const std::function<std::string(const Signature&)>& aspect) {
     if (!ready.error.empty()) return;
-    const std::string text = Differences(meeting.by_rank, aspect);
+    const std::string text = Differences(meeting, aspect);
     if (!text.empty()) ready.error = "Mismatched " + Upper(OpName(first.op)) + " " + what + ": " + text;
   };
   {
-    const std::string text = Differences(meeting.by_rank, [](const Signature& s) { return OpName(s.op); });
+    const std::string text = Differences(meeting, [](const Signature& s) { return OpName(s.op); });
     if (!text.empty()) ready.error = "Mismatched operations: " + text;
   }
-  differ("process sets", [](const Signature& s) { return std::to_string(s.process_set); });
-  differ("data types", [](const Signature& s) { return DtypeName(s.dtype); });
-  differ("tensor counts", [](const Signature& s) { return std::to_string(s.num_buffers) + " tensors"; });
-  if (first.op == SE_ALLREDUCE) differ("reduce ops", [](const Signature& s) { return ReduceOpName(s.reduce_op); });
-  if (first.op == SE_BROADCAST) differ("root ranks", [](const Signature& s) { return std::to_string(s.root_rank); });
-  differ("prescale factors", [](const Signature& s) { return NumberText(s.prescale); });
-  differ("postscale factors", [](const Signature& s) { return NumberText(s.postscale); });
-  if (first.op == SE_ALLGATHER) {
-    differ("numbers of dimensions", [](const Signature& s) { return std::to_string(s.dims.size()); });
-    differ("tensor shapes beyond the first dimension", [](const Signature& s) {
-      return ShapeText(s.dims.empty() ? s.dims : std::vector<int64_t>(s.dims.begin() + 1, s.dims.end()));
+  differ("tensor counts", [](const Signature& s) { return std::to_string(s.parts.size()) + " tensors"; });
+  if (first.op == SE_ALLREDUCE || first.op == SE_REDUCESCATTER) {
+    differ("reduce ops", [](const Signature& s) { return ReduceOpName(s.reduce_op); });
+    differ("prescale factors", [](const Signature& s) { return NumberText(s.prescale); });
+    differ("postscale factors", [](const Signature& s) { return NumberText(s.postscale); });
+  }
+  if (first.op == SE_BROADCAST) {
+    differ("root ranks", [&](const Signature& s) {
+      const bool known = s.root_rank >= 0 && s.root_rank < size();
+      return std::to_string(known ? global_ranks_[static_cast<size_t>(s.root_rank)] : s.root_rank);
     });
-  } else if (first.num_buffers > 1) {
-    const Signature& last = meeting.by_rank.rbegin()->second;
-    differ("tensor sizes",
-           [&](const Signature& s) { return CountsText(s, s.dims == first.dims ? last.dims : first.dims); });
-  } else {
-    differ("tensor shapes", [](const Signature& s) { return ShapeText(s.dims); });
   }
-  if (ready.error.empty()) ready.error = Impossible(first, size_);
-  if (ready.error.empty() && first.op == SE_ALLGATHER) {
-    for (const auto& [rank, request] : meeting.by_rank) ready.rows.push_back(request.dims[0]);
+  if (first.parts.size() == 1) {
+    differ("data types", [](const Signature& s) { return DtypeName(s.parts[0].dtype); });
+    if (FreeFirstDimension(first.op)) {
+      differ("numbers of dimensions", [](const Signature& s) { return std::to_string(s.parts[0].dims.size()); });
+      differ("tensor shapes beyond the first dimension",
+             [](const Signature& s) { return ListText(Compared(s, s.parts[0])); });
+    } else {
+      differ("tensor shapes", [](const Signature& s) { return ListText(s.parts[0].dims); });
+    }
+  } else if (first.parts.size() > 1) {
+    differ("tensors", [&](const Signature& s) {
+      for (size_t i = 0; i < s.parts.size(); ++i) {
+        if (!SamePart(s, first, i)) return GroupText(s, first);
+      }
+      return GroupText(s, last);
+    });
   }
+  if (ready.error.empty()) ready.error = Impossible(first);
+  if (ready.error.empty()) ready.rows = Rows(meeting);
   return ready;
 }
 
-bool Coordinator::CanFuse(const Signature& a, const Signature& b) const {
-  return a.op == SE_ALLREDUCE && b.op == SE_ALLREDUCE && a.dtype == b.dtype && a.reduce_op == b.reduce_op &&
-         a.prescale == b.prescale && a.postscale == b.postscale;
+// Why requests that agree cannot be carried out all the same; empty when they can.
+std::string Coordinator::Impossible(const Signature& request) const {
+  const std::string joined_ranks = [&] {
+    std::vector<int> ranks;
+    for (const auto& [rank, name] : joined_) ranks.push_back(rank);
+    return RanksText(Global(ranks)) + (ranks.size() == 1 ? " has" : " have") + " joined";
+  }();
+  if (!joined_.empty() && request.op != SE_ALLREDUCE && request.op != SE_BARRIER) {
+    return OpName(request.op) + " is not possible once " + joined_ranks + ": there is no tensor of theirs";
+  }
+  if (!joined_.empty() && request.op == SE_ALLREDUCE && request.reduce_op != SE_SUM &&
+      request.reduce_op != SE_AVERAGE) {
+    return "an allreduce by " + ReduceOpName(request.reduce_op) + " is not possible once " + joined_ranks +
+           ": they take part with zeros, which only Sum and Average leave alone";
+  }
+  if (request.op == SE_BROADCAST && (request.root_rank < 0 || request.root_rank >= size())) {
+    return "root rank " + std::to_string(request.root_rank) + " is outside 0.." + std::to_string(size() - 1);
+  }
+  const bool reduces = request.op == SE_ALLREDUCE || request.op == SE_REDUCESCATTER;
+  for (const Part& part : request.parts) {
+    if (reduces && part.dtype == SE_BOOL && request.reduce_op == SE_AVERAGE) {
+      return "the average of bool tensors is not defined; use op=Sum (or), Min (and), or another dtype";
+    }
+    if (reduces && part.dtype == SE_BOOL && (request.prescale != 1.0 || request.postscale != 1.0)) {
+      return "bool tensors cannot be scaled";
+    }
+    if (request.reduce_op == SE_ADASUM && request.op == SE_ALLREDUCE && !IsFloatingPoint(part.dtype)) {
+      return "Adasum is defined for floating point only, not for " + DtypeName(part.dtype);
+    }
+    if (part.dims.empty() && request.op == SE_ALLGATHER) {
+      return "allgather joins tensors along their first dimension, and a 0-d tensor has none; reshape it to [1]";
+    }
+    if (part.dims.empty() && (request.op == SE_ALLTOALL || request.op == SE_REDUCESCATTER)) {
+      return OpName(request.op) + " cuts tensors along their first dimension, and a 0-d tensor has none";
+    }
+  }
+  if (request.op == SE_REDUCESCATTER && request.reduce_op != SE_SUM && request.reduce_op != SE_AVERAGE) {
+    return "reducescatter knows Average and Sum, not " + ReduceOpName(request.reduce_op);
+  }
+  if (request.op == SE_ALLREDUCE && request.reduce_op == SE_ADASUM &&
+      !std::has_single_bit(static_cast<unsigned>(size()))) {
+    return "Adasum needs a number of ranks that is a power of two, and there are " + std::to_string(size());
+  }
+  return "";
+}
+
+std::vector<int64_t> Coordinator::Rows(const Meeting& meeting) const {
+  std::vector<int64_t> rows;
+  const Signature& first = meeting.by_rank.begin()->second;
+  if (first.op == SE_ALLGATHER) {
+    for (size_t part = 0; part < first.parts.size(); ++part) {
+      for (const auto& [rank, request] : meeting.by_rank) rows.push_back(request.parts[part].dims[0]);
+    }
+  } else if (first.op == SE_ALLTOALL) {
+    for (const auto& [rank, request] : meeting.by_rank) {
+      for (int to = 0; to < size(); ++to) {
+        rows.push_back(request.splits.empty() ? RowsOf(request.parts[0].dims[0], to, size())
+                                              : request.splits[static_cast<size_t>(to)]);
+      }
+    }
+  }
+  return rows;
 }
 
 std::vector<Response> Coordinator::TakeReady() {
@@ -155,32 +252,48 @@ std::vector<Response> Coordinator::TakeReady() {
   const Signature* open = nullptr;  // the first request of the response that may still take more
   int64_t open_bytes = 0;
   for (const Ready& ready : ready_) {
-    const int64_t bytes = ready.request.Elements() * static_cast<int64_t>(DtypeBytes(ready.request.dtype));
+    const int64_t bytes = ready.request.Bytes();
     if (ready.error.empty() && open != nullptr && CanFuse(*open, ready.request) &&
         open_bytes + bytes <= fusion_threshold_bytes_) {
       responses.back().names.push_back(ready.request.name);
+      if (!joined_.empty()) responses.back().signatures.push_back(ready.request);
       open_bytes += bytes;
       continue;
     }
     Response response;
-    response.sequence = next_sequence_++;
+    response.kind = ready.error.empty() ? Response::Kind::kRun : Response::Kind::kFail;
     response.names = {ready.request.name};
-    response.error = ready.error;
+    response.text = ready.error;
     response.rows = ready.rows;
+    if (!joined_.empty() && ready.error.empty()) response.signatures = {ready.request};
     responses.push_back(std::move(response));
     open = ready.error.empty() && ready.request.op == SE_ALLREDUCE ? &ready.request : nullptr;
     open_bytes = bytes;
   }
   ready_.clear();
+  if (all_joined_) {
+    Response response;
+    response.kind = Response::Kind::kJoined;
+    response.last_joined = last_joined_;
+    responses.push_back(std::move(response));
+    joined_.clear();
+    all_joined_ = false;
+  }
   return responses;
 }
 
 std::vector<int> Coordinator::Missing(const Meeting& meeting) const {
   std::vector<int> missing;
-  for (int rank = 0; rank < size_; ++rank) {
-    if (!meeting.by_rank.contains(rank)) missing.push_back(rank);
+  for (int rank = 0; rank < size(); ++rank) {
+    if (!meeting.by_rank.contains(rank) && !joined_.contains(rank)) missing.push_back(rank);
   }
   return missing;
+}
+
+std::vector<int> Coordinator::Global(const std::vector<int>& ranks) const {
+  std::vector<int> global;
+  for (const int rank : ranks) global.push_back(global_ranks_[static_cast<size_t>(rank)]);
+  return global;
 }
 
 std::vector<Stall> Coordinator::TakeStalled(double age_seconds, Time now) {
@@ -189,8 +302,9 @@ std::vector<Stall> Coordinator::TakeStalled(double age_seconds, Time now) {
     const double waited = Seconds(now - meeting.first_asked).count();
     if (meeting.stall_told || waited < age_seconds) continue;
     meeting.stall_told = true;
+    const std::vector<int> missing = Missing(meeting);
     stalls.push_back(
-        {meeting.order, Stall{name, OpName(meeting.by_rank.begin()->second.op), waited, Missing(meeting)}});
+        {meeting.order, Stall{name, OpName(meeting.by_rank.begin()->second.op), waited, missing, Global(missing)}});
   }
   std::sort(stalls.begin(), stalls.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<Stall> in_order;
@@ -209,8 +323,10 @@ void Coordinator::FailStalled(double age_seconds, Time now) {
     const Meeting& meeting = waiting_.at(name);
     Ready ready;
     ready.request = meeting.by_rank.begin()->second;
+    const std::vector<int> missing = Missing(meeting);
     ready.error =
-        Stall{name, OpName(ready.request.op), Seconds(now - meeting.first_asked).count(), Missing(meeting)}.Describe() +
+        Stall{name, OpName(ready.request.op), Seconds(now - meeting.first_asked).count(), missing, Global(missing)}
+            .Describe() +
         "; given up (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)";
     ready_.push_back(std::move(ready));
     waiting_.erase(name);

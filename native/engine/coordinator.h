@@ -1,12 +1,15 @@
-// The negotiation, as a pure state machine: requests of all ranks go in, responses that all ranks obey come out.
+// The negotiation in full, as a pure state machine: requests of all ranks go in, responses that all ranks obey come
+// out.
 //
-// It runs on rank 0 and does no input or output. A name is ready when every rank has asked for it; the order of the
-// responses is the order of readiness, so ranks may submit in different orders. Requests of one name that contradict
-// each other, or that no rank could carry out, become an error response: it fails everywhere and the ring stays usable.
+// It runs on rank 0 and does no input or output. A name is ready when every rank that has not joined has asked for it;
+// the order of the responses is the order of readiness, so ranks may submit in different orders. Requests of one name
+// that contradict each other, or that no rank could carry out, become an error response: it fails everywhere and the
+// group stays usable.
 #ifndef SPARK_ESTIMATOR_ENGINE_COORDINATOR_H_
 #define SPARK_ESTIMATOR_ENGINE_COORDINATOR_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <unordered_map>
@@ -22,22 +25,25 @@ struct Stall {
   std::string name;
   std::string op;
   double waited_seconds;
-  std::vector<int> missing_ranks;
+  std::vector<int> missing_ranks;  // in the group
+  std::vector<int> missing_global_ranks;
   std::string Describe() const;
 };
 
 class Coordinator {
  public:
-  Coordinator(int size, int64_t fusion_threshold_bytes);
+  // `global_ranks`: [size], what messages call the ranks of the group.
+  Coordinator(std::vector<int> global_ranks, int64_t fusion_threshold_bytes);
 
   void Add(int rank, Signature request, Time now);
-  // What has become ready since the last call, numbered on from the last, with small allreduces fused.
+  // What has become ready since the last call, with small allreduces fused.
   std::vector<Response> TakeReady();
   // Names that wait longer than `age` and have not been told of yet.
   std::vector<Stall> TakeStalled(double age_seconds, Time now);
   // Turns names that wait longer than `age` into error responses.
   void FailStalled(double age_seconds, Time now);
-  bool has_waiting() const { return !waiting_.empty(); }
+  bool has_waiting() const { return !waiting_.empty() || !joined_.empty(); }
+  void set_fusion_threshold_bytes(int64_t bytes) { fusion_threshold_bytes_ = bytes; }
 
  private:
   struct Meeting {  // the requests of one name
@@ -47,22 +53,35 @@ class Coordinator {
     bool stall_told = false;
   };
   struct Ready {
-    Signature request;  // of rank 0's or the lowest rank's
+    Signature request;  // of the lowest rank
     std::string error;
     std::vector<int64_t> rows;
   };
 
+  int size() const { return static_cast<int>(global_ranks_.size()); }
+  void Join(int rank, const std::string& name);
+  bool Complete(const Meeting& meeting) const;
+  void ConcludeIfComplete(const std::string& name);
   Ready Conclude(const Meeting& meeting) const;
+  std::string Impossible(const Signature& request) const;
+  std::vector<int64_t> Rows(const Meeting& meeting) const;
   std::vector<int> Missing(const Meeting& meeting) const;
-  bool CanFuse(const Signature& a, const Signature& b) const;
+  std::vector<int> Global(const std::vector<int>& ranks) const;
+  // "rank 0 has [2, 3]; ranks 1, 2 have [3, 2]", or nothing when all say the same.
+  std::string Differences(const Meeting& meeting, const std::function<std::string(const Signature&)>& aspect) const;
 
-  const int size_;
-  const int64_t fusion_threshold_bytes_;
+  const std::vector<int> global_ranks_;
+  int64_t fusion_threshold_bytes_;
   uint64_t next_order_ = 0;
-  int64_t next_sequence_ = 1;
   std::unordered_map<std::string, Meeting> waiting_;
+  std::map<int, std::string> joined_;  // rank: the name of its join
+  int last_joined_ = -1;
+  bool all_joined_ = false;
   std::vector<Ready> ready_;
 };
+
+// Whether two requests may run as one operation.
+bool CanFuse(const Signature& a, const Signature& b);
 
 }  // namespace spark_estimator
 

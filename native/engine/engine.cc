@@ -8,111 +8,371 @@
 #include "base/dtype.h"
 
 namespace spark_estimator {
+namespace {
+
+RequestPtr MakeRequest(std::shared_ptr<const Signature> signature, std::vector<TensorMemory> memory) {
+  auto request = std::make_shared<Request>();
+  request->bytes = signature->Bytes();
+  request->signature = std::move(signature);
+  request->memory = std::move(memory);
+  return request;
+}
+
+Status Unknown(int64_t handle) {
+  return Status(SE_INVALID_ARGUMENT, "handle " + std::to_string(handle) + " is unknown or was released");
+}
+
+struct CounterRow {
+  const char* name;
+  std::atomic<int64_t> Counters::* value;
+};
+constexpr CounterRow kCounters[] = {
+    {"requests", &Counters::requests},
+    {"operations", &Counters::operations},
+    {"fused_requests", &Counters::fused_requests},
+    {"inline_operations", &Counters::inline_operations},
+    {"rounds", &Counters::rounds},
+    {"slow_phases", &Counters::slow_phases},
+    {"responses", &Counters::responses},
+    {"cache_hits", &Counters::cache_hits},
+    {"cache_misses", &Counters::cache_misses},
+    {"shared_bytes", &Counters::shared_bytes},
+    {"stream_bytes", &Counters::stream_bytes},
+    {"control_bytes_sent", &Counters::control_bytes_sent},
+    {"wait_nanoseconds", &Counters::wait_nanoseconds},
+    {"execution_nanoseconds", &Counters::execution_nanoseconds},
+    {"wakeups", &Counters::wakeups},
+};
+
+}  // namespace
 
 Engine::~Engine() { Shutdown(); }
 
-Status Engine::Submit(Signature signature, std::vector<se_buffer> buffers, int64_t* handle) {
-  auto request = std::make_shared<Request>();
-  request->signature = std::move(signature);
-  request->buffers = std::move(buffers);
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const std::string& name = request->signature.name;
-    const std::string label = OpName(request->signature.op) + " '" + name + "'";
-    if (stopping_) return Status(SE_SHUT_DOWN, label + " was submitted after shutdown");
-    if (!broken_.ok()) return broken_.Within(label + " failed");
-    if (!in_flight_.try_emplace(name, request).second) {
-      return Status(SE_DUPLICATE_NAME, "a request named '" + name +
-                                           "' is still in flight on this rank; wait for it first, or use another name");
-    }
+// --- submitting
+
+Status Engine::Enqueue(const RequestPtr& request, bool wants_handle) {
+  const Signature& signature = *request->signature;
+  if (stopping_) return Status(SE_SHUT_DOWN, LabelOf(signature) + " was submitted after shutdown");
+  if (!broken_.ok()) return broken_.Within(LabelOf(signature) + " failed");
+  if (IsInFlight(*request)) {
+    return Status(SE_DUPLICATE_NAME, "a request named '" + signature.name +
+                                         "' is still in flight on this rank; wait for it first, or use another name");
+  }
+  if (wants_handle) {
     request->handle = next_handle_++;
     handles_[request->handle] = request;
-    submitted_.push_back(request);
+  }
+  request->submitted = Clock::now();
+  submitted_.push_back(request);
+  Increase(counters_.requests);
+  return Status::Ok();
+}
+
+// Whether another request of that name is on its way; if not, this one is from now on.
+bool Engine::IsInFlight(const Request& request) {
+  const std::string& name = request.signature->name;
+  for (const Request* other : plans_in_flight_) {
+    if (other->signature->name == name) return true;
+  }
+  if (request.plan == nullptr) return !in_flight_.try_emplace(name, &request).second;
+  // Plans are few, and submitted without an allocation.
+  if (!in_flight_.empty() && in_flight_.contains(name)) return true;
+  plans_in_flight_.push_back(&request);
+  return false;
+}
+
+Status Engine::Submit(std::shared_ptr<const Signature> signature, std::vector<TensorMemory> memory, int64_t* handle) {
+  const RequestPtr request = MakeRequest(std::move(signature), std::move(memory));
+  {
+    Lock lock(mutex_);
+    SE_RETURN_IF_ERROR(Enqueue(request, true));
     *handle = request->handle;
   }
-  counters_.requests += 1;
   Wake();
   return Status::Ok();
+}
+
+Status Engine::Run(std::shared_ptr<const Signature> signature, std::vector<TensorMemory> memory, Seconds timeout,
+                   int64_t* handle) {
+  const RequestPtr request = MakeRequest(std::move(signature), std::move(memory));
+  // Results are asked for by handle.
+  const bool has_result = !request->signature->parts.empty() &&
+                          (request->signature->op == SE_ALLGATHER || request->signature->op == SE_ALLTOALL);
+  Lock lock(mutex_);
+  SE_RETURN_IF_ERROR(Enqueue(request, has_result || request->signature->op == SE_JOIN));
+  Status status = WaitFor(lock, request, After(timeout));
+  if (status.code() == SE_IN_PROGRESS && request->handle == 0) {
+    request->handle = next_handle_++;
+    handles_[request->handle] = request;
+  }
+  *handle = request->handle;
+  return status;
+}
+
+RequestPtr Engine::RequestOf(Plan& plan, const void* const* inputs, void* const* outputs, bool deferred) {
+  // Held by the plan alone: its time is over, and it is used again. Giving up a copy orders what others did with it
+  // before what is done now; looking at the count alone does not.
+  bool alone = false;
+  if (plan.request) {
+    RequestPtr copy = plan.request;
+    alone = copy.use_count() == 2;
+    copy.reset();
+  }
+  if (!alone) plan.request = std::make_shared<Request>();
+  Request& request = *plan.request;
+  const size_t parts = plan.signature->parts.size();
+  request.handle = 0;
+  request.signature = plan.signature;
+  request.bytes = plan.bytes;
+  request.memory.resize(parts);
+  for (size_t i = 0; i < parts; ++i) {
+    request.memory[i] = {inputs[i], outputs != nullptr ? outputs[i] : nullptr, plan.output_bytes[i]};
+  }
+  request.gathered.clear();
+  request.outcome = Status::Ok();
+  request.done = false;
+  request.deferred = deferred;
+  request.plan = &plan;
+  return plan.request;
+}
+
+Status Engine::SubmitPlan(Plan& plan, const void* const* inputs, void* const* outputs, bool deferred, int64_t* handle) {
+  deferred = deferred && !config_.overlap;
+  {
+    Lock lock(mutex_);
+    if (plan.request && plan.request->plan == &plan && !plan.request->done) {
+      return Status(SE_DUPLICATE_NAME, "the plan '" + plan.signature->name + "' is still in flight on this rank");
+    }
+    const RequestPtr request = RequestOf(plan, inputs, outputs, deferred);
+    if (const Status status = Enqueue(request, true); !status.ok()) {
+      request->done = true;
+      return status;
+    }
+    *handle = request->handle;
+  }
+  if (!deferred || !fast_ || nudged_) Wake();
+  return Status::Ok();
+}
+
+Status Engine::RunPlan(Plan& plan, const void* const* inputs, void* const* outputs, Seconds timeout, int64_t* handle) {
+  Lock lock(mutex_);
+  if (plan.request && plan.request->plan == &plan && !plan.request->done) {
+    return Status(SE_DUPLICATE_NAME, "the plan '" + plan.signature->name + "' is still in flight on this rank");
+  }
+  const RequestPtr request = RequestOf(plan, inputs, outputs, false);
+  const int32_t op = plan.signature->op;
+  if (const Status status = Enqueue(request, op == SE_ALLGATHER || op == SE_ALLTOALL || op == SE_JOIN); !status.ok()) {
+    request->done = true;
+    return status;
+  }
+  Status status = WaitFor(lock, request, timeout.count() > 1e8 ? Time::max() : After(timeout));
+  if (status.code() == SE_IN_PROGRESS && request->handle == 0) {
+    request->handle = next_handle_++;
+    handles_[request->handle] = request;
+  }
+  *handle = request->handle;
+  return status;
+}
+
+void Engine::Retire(Plan& plan) {
+  Lock lock(mutex_);
+  if (!plan.request || plan.request->plan == nullptr) return;
+  Request& request = *plan.request;
+  // In flight, against the rules: it goes on as a request that has no plan.
+  if (std::erase(plans_in_flight_, &request) > 0) in_flight_.try_emplace(request.signature->name, &request);
+  request.plan = nullptr;
+}
+
+// --- waiting
+
+bool Engine::TakeDriving(Lock&) {
+  if (driving_ || thread_wants_ || !fast_ || is_broken_) return false;
+  driving_ = true;
+  Classify(submitted_);
+  return true;
+}
+
+void Engine::LeaveDriving(Lock&) {
+  if (control_claimed_) ClaimControl(false);
+  driving_ = false;
+  if (waiting_ > 0) {
+    changed_.notify_all();
+  } else if (!WorksAlone() || any_goodbye_) {
+    Wake();
+  }
+}
+
+// Whether what is pending can do without the engine's thread, for now.
+bool Engine::WorksAlone() const {
+  if (!unknown_.empty() || !fast_) return false;
+  if (num_pending_ids_ == 0) return true;
+  if (nudged_) return false;
+  bool all_deferred = true;
+  pending_ids_.ForEach([&](int32_t id) { all_deferred &= by_id_[static_cast<size_t>(id)]->deferred; });
+  return all_deferred;
+}
+
+Status Engine::WaitFor(Lock& lock, const RequestPtr& request, Time deadline) {
+  bool woken = false;
+  while (!request->done) {
+    if (TakeDriving(lock)) {
+      lock.unlock();
+      const Status status = DriveRounds(request.get(), deadline);
+      if (!status.ok()) Break(status);
+      lock.lock();
+      LeaveDriving(lock);
+      if (request->done) break;
+      if (fast_ && Clock::now() >= deadline) return Status(SE_IN_PROGRESS, "");
+      continue;
+    }
+    // The engine's thread, or another caller, is at it; or the engine's thread must be.
+    if (!driving_ && !woken) {
+      Wake();
+      woken = true;
+    }
+    waiting_ += 1;
+    const bool timed_out = deadline == Time::max() ? (changed_.wait(lock), false)
+                                                   : changed_.wait_until(lock, deadline) == std::cv_status::timeout;
+    waiting_ -= 1;
+    if (timed_out && !request->done && Clock::now() >= deadline) return Status(SE_IN_PROGRESS, "");
+  }
+  return request->outcome;
 }
 
 Status Engine::Poll(int64_t handle) { return Wait(handle, Seconds(0)); }
 
 Status Engine::Wait(int64_t handle, Seconds timeout) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   const auto entry = handles_.find(handle);
-  if (entry == handles_.end()) {
-    return Status(SE_INVALID_ARGUMENT, "handle " + std::to_string(handle) + " is unknown or was released");
-  }
+  if (entry == handles_.end()) return Unknown(handle);
   const RequestPtr request = entry->second;
-  if (!finished_.wait_until(lock, After(timeout), [&] { return request->done; })) return Status(SE_IN_PROGRESS, "");
-  return request->outcome;
+  return WaitFor(lock, request, timeout.count() > 1e8 ? Time::max() : After(timeout));
 }
 
-Status Engine::GetResult(int64_t handle, se_result* result) {
-  std::lock_guard<std::mutex> lock(mutex_);
+// --- results
+
+Status Engine::GetResult(int64_t handle, int tensor, se_result* result) {
+  Lock lock(mutex_);
   const auto entry = handles_.find(handle);
   if (entry == handles_.end() || !entry->second->done) {
     return Status(SE_INVALID_ARGUMENT, "handle " + std::to_string(handle) + " has no result (yet)");
   }
   const Request& request = *entry->second;
-  result->data = request.gathered.get();
-  result->bytes = request.gathered_bytes;
-  result->rows = request.rows.empty() ? nullptr : request.rows.data();
+  *result = se_result{nullptr, 0, nullptr, request.last_joined, 0};
+  if (request.gathered.empty()) return Status::Ok();
+  if (tensor < 0 || static_cast<size_t>(tensor) >= request.gathered.size()) {
+    return Status(SE_INVALID_ARGUMENT, "handle " + std::to_string(handle) + " has no tensor " + std::to_string(tensor));
+  }
+  const Gathered& gathered = request.gathered[static_cast<size_t>(tensor)];
+  result->data = gathered.data;
+  result->bytes = gathered.bytes;
+  result->rows = gathered.rows.data();
+  result->owned = gathered.owned ? 1 : 0;
   return Status::Ok();
 }
 
-Status Engine::TakeResultData(int64_t handle, void** data) {
-  std::lock_guard<std::mutex> lock(mutex_);
+Status Engine::TakeResultData(int64_t handle, int tensor, void** data) {
+  Lock lock(mutex_);
   const auto entry = handles_.find(handle);
-  if (entry == handles_.end() || !entry->second->done) {
+  if (entry == handles_.end() || !entry->second->done || tensor < 0 ||
+      static_cast<size_t>(tensor) >= entry->second->gathered.size()) {
     return Status(SE_INVALID_ARGUMENT, "handle " + std::to_string(handle) + " has no result (yet)");
   }
-  *data = entry->second->gathered.release();
+  *data = entry->second->gathered[static_cast<size_t>(tensor)].owned.release();
   return Status::Ok();
 }
 
 void Engine::Release(int64_t handle) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   handles_.erase(handle);
 }
 
+Status Engine::AllocateShared(size_t bytes, void** data) {
+  arena_used_ = true;
+  return arena_->Allocate(bytes, data);
+}
+
+// --- questions to this process
+
+Status Engine::AwaitQuestion(Seconds timeout, int64_t* question) {
+  Lock lock(mutex_);
+  asked_.wait_until(lock, After(timeout), [&] { return !questions_.empty() || stopping_; });
+  if (stopping_) return Status(SE_SHUT_DOWN, "this rank has shut down");
+  if (questions_.empty()) return Status(SE_IN_PROGRESS, "");
+  *question = questions_.front();
+  questions_.pop_front();
+  return Status::Ok();
+}
+
+void Engine::Answer(int64_t question, std::string text) {
+  {
+    Lock lock(mutex_);
+    answers_.push_back(Talk{question, std::move(text)});
+  }
+  Wake();
+}
+
+// --- counters, the end
+
 int64_t Engine::Counter(const std::string& name) const {
-  if (name == "requests") return counters_.requests;
-  if (name == "responses") return counters_.responses;
-  if (name == "fused_requests") return counters_.fused_requests;
-  if (name == "shared_bytes") return counters_.shared_bytes;
-  if (name == "stream_bytes") return counters_.stream_bytes;
-  if (name == "control_bytes_sent") return counters_.control_bytes_sent;
-  if (name == "wakeups") return counters_.wakeups;
-  if (name == "shared_memory") return executor_->uses_shared_memory() ? 1 : 0;
+  for (const CounterRow& row : kCounters) {
+    if (name == row.name) return (counters_.*row.value).load(std::memory_order_relaxed);
+  }
+  if (name == "shared_memory") return all_share_ ? 1 : 0;
+  if (name == "hosts_share") return local_ ? 1 : 0;
   return -1;
+}
+
+const char* Engine::CounterNames() {
+  static const std::string names = [] {
+    std::string text;
+    for (const CounterRow& row : kCounters) text += std::string(row.name) + " ";
+    return text + "shared_memory hosts_share";
+  }();
+  return names.c_str();
+}
+
+Status Engine::Describe(const std::string& what, std::string* text) const {
+  if (what == "flight_recorder") {
+    *text = recorder_.Text();
+    return Status::Ok();
+  }
+  if (what == "algorithms") {
+    *text = executor_->DescribeChoices();
+    return Status::Ok();
+  }
+  return Status(SE_INVALID_ARGUMENT,
+                "there is no description of '" + what + "'; ask for flight_recorder or algorithms");
+}
+
+Status Engine::StartTimeline(const std::string& path, bool mark_cycles) {
+  return timeline_.Start(path, config_.global_rank, config_.size, config_.name, mark_cycles, config_.process_set);
 }
 
 void Engine::Shutdown() {
   std::lock_guard<std::mutex> one_at_a_time(shutdown_mutex_);
   if (!thread_.joinable()) return;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    Lock lock(mutex_);
     stopping_ = true;
+    asked_.notify_all();
+    changed_.notify_all();
   }
   Wake();
   thread_.join();
+  timeline_.Stop();
 }
-
-bool Engine::OwnedByThisProcess() const { return getpid() == owner_pid_; }
 
 void Engine::AbandonAfterFork() {
   // Plain closes of numbers: locks may be held by threads that do not exist here, and freeing could wait for them.
   for (const Peer& peer : peers_) {
     if (peer.control) ::close(peer.control->fd());
   }
-  if (executor_) {
-    for (const UniqueFd& socket : executor_->streams().sockets) {
-      if (socket.valid()) ::close(socket.get());
-    }
+  if (streams_) streams_->AbandonAfterFork();
+  for (const int fd : {wake_fd_.get(), control_poll_.get(), thread_poll_.get(), config_.own_segment.get()}) {
+    if (fd >= 0) ::close(fd);
   }
-  ::close(wake_fd_.get());
-  if (config_.own_segment.valid()) ::close(config_.own_segment.get());
+  arena_->AbandonAfterFork();
 }
 
 void Engine::Wake() {

@@ -1,6 +1,8 @@
 // How an engine comes to be: sockets and segments are taken over, the ranks greet each other, the thread starts.
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -9,12 +11,11 @@
 #include <utility>
 
 #include "engine/engine.h"
+#include "engine/frame_rounds.h"
+#include "engine/shared_rounds.h"
 
 namespace spark_estimator {
 namespace {
-
-// A pause instruction takes about 40 ns on current processors; exactness does not matter.
-constexpr int kPausesPerMicrosecond = 25;
 
 // Python installs its handlers for the main thread; a signal that the engine's thread took would interrupt nobody.
 class AllSignalsBlocked {
@@ -30,72 +31,168 @@ class AllSignalsBlocked {
   sigset_t before_;
 };
 
+// The settings in which rank 0's value holds for all, and what the smallest value of all ranks counts for.
+enum Setting : size_t {
+  kFusionThreshold,
+  kCacheCapacity,
+  kHierarchical,
+  kAutotune,
+  kCores,  // the smallest
+  kNumSettings
+};
+
+Status Watch(int poll_fd, int fd, uint64_t data) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = data;
+  if (epoll_ctl(poll_fd, EPOLL_CTL_ADD, fd, &event) == 0) return Status::Ok();
+  return Status::System("cannot watch a connection (epoll_ctl)", errno);
+}
+
 }  // namespace
 
-Engine::Engine(EngineConfig config) : config_(std::move(config)), owner_pid_(getpid()) {
+Engine::Engine(EngineConfig config) : config_(std::move(config)) {
   peers_.resize(static_cast<size_t>(config_.size));
-  peers_[static_cast<size_t>(config_.rank)].name = config_.name;
+  global_ranks_.resize(static_cast<size_t>(config_.size));
+  Peer& own = peers_[static_cast<size_t>(config_.rank)];
+  own.name = config_.name;
+  own.global_rank = global_ranks_[static_cast<size_t>(config_.rank)] = config_.global_rank;
 }
 
 Status Engine::Create(EngineConfig config, std::vector<PeerConfig> peers, std::unique_ptr<Engine>* engine) {
   std::unique_ptr<Engine> made(new Engine(std::move(config)));
-  made->wake_fd_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!made->wake_fd_.valid()) return Status::System("cannot make an event descriptor", errno);
-
   const EngineConfig& settings = made->config_;
-  StreamGroup streams;
-  streams.rank = settings.rank;
-  streams.size = settings.size;
-  streams.sockets.resize(static_cast<size_t>(settings.size));
-  streams.liveness = made.get();
+  made->wake_fd_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  made->control_poll_.Reset(epoll_create1(EPOLL_CLOEXEC));
+  made->thread_poll_.Reset(epoll_create1(EPOLL_CLOEXEC));
+  if (!made->wake_fd_.valid() || !made->control_poll_.valid() || !made->thread_poll_.valid()) {
+    return Status::System("cannot make an event descriptor", errno);
+  }
+  std::vector<UniqueFd> sockets(static_cast<size_t>(settings.size));
   for (PeerConfig& peer : peers) {
     Peer& mine = made->peers_[static_cast<size_t>(peer.rank)];
     mine.name = peer.name;
+    mine.global_rank = made->global_ranks_[static_cast<size_t>(peer.rank)] = peer.global_rank;
     mine.control = std::make_unique<ControlLink>(std::move(peer.control));
-    streams.sockets[static_cast<size_t>(peer.rank)] = std::move(peer.data);
+    sockets[static_cast<size_t>(peer.rank)] = std::move(peer.data);
   }
+  std::vector<Segment> segments;
+  std::vector<int64_t> visible;
+  SE_RETURN_IF_ERROR(made->MapSegments(peers, &segments, &visible));
+  std::vector<std::vector<int>> visible_of;
+  SE_RETURN_IF_ERROR(made->ExchangeHellos(visible, &visible_of));
+  Liveness* liveness = made.get();  // a private base
+  made->streams_ = std::make_unique<SocketGroup>(settings.rank, std::move(sockets), liveness);
+  SE_RETURN_IF_ERROR(made->MakeGroups(std::move(segments), visible_of));
+  made->MakeRounds();
 
-  std::unique_ptr<SharedGroup> shared;
-  SE_RETURN_IF_ERROR(made->MapSegments(peers, &shared));
-  bool all_share = false;
-  int64_t fusion_threshold = settings.fusion_threshold_bytes;
-  SE_RETURN_IF_ERROR(made->ExchangeHellos(shared != nullptr, &all_share, &fusion_threshold));
-  if (!all_share) shared.reset();
-
-  made->executor_ = std::make_unique<Executor>(std::move(streams), std::move(shared), &made->counters_);
-  if (settings.rank == 0) made->coordinator_ = std::make_unique<Coordinator>(settings.size, fusion_threshold);
+  SE_RETURN_IF_ERROR(
+      Watch(made->thread_poll_.get(), made->wake_fd_.get(), static_cast<uint64_t>(made->wake_fd_.get())));
+  SE_RETURN_IF_ERROR(
+      Watch(made->thread_poll_.get(), made->control_poll_.get(), static_cast<uint64_t>(made->control_poll_.get())));
+  for (int rank = 0; rank < settings.size; ++rank) {
+    const Peer& peer = made->peers_[static_cast<size_t>(rank)];
+    if (!peer.control) continue;
+    SE_RETURN_IF_ERROR(Watch(made->control_poll_.get(), peer.control->fd(), static_cast<uint64_t>(rank)));
+  }
   made->next_stall_check_ = After(kStallCheckInterval);
+  if (settings.size > 1 && settings.heartbeat_seconds > 0) {
+    made->heartbeat_.emplace(settings.rank, settings.size, Seconds(settings.heartbeat_seconds),
+                             Seconds(settings.silence_seconds), Clock::now());
+  }
   {
     AllSignalsBlocked blocked;  // inherited by the thread
-    made->thread_ = std::thread([raw = made.get()] { raw->Run(); });
+    made->thread_ = std::thread([raw = made.get()] { raw->RunThread(); });
   }
   *engine = std::move(made);
   return Status::Ok();
 }
 
-Status Engine::MapSegments(std::vector<PeerConfig>& peers, std::unique_ptr<SharedGroup>* group) {
-  const bool complete = config_.size > 1 && config_.own_segment.valid() &&
-                        std::all_of(peers.begin(), peers.end(), [](const PeerConfig& p) { return p.segment.valid(); });
-  if (!complete) return Status::Ok();
-  auto made = std::make_unique<SharedGroup>();
-  made->rank = config_.rank;
-  made->size = config_.size;
-  made->segments.resize(static_cast<size_t>(config_.size));
-  made->spin_pauses = config_.spin_microseconds * kPausesPerMicrosecond;
-  made->liveness = this;
-  SE_RETURN_IF_ERROR(made->mine().Map(config_.own_segment.get(), config_.size).Within("this rank's own segment"));
+// Maps this rank's segment and those of the peers that gave one.
+Status Engine::MapSegments(std::vector<PeerConfig>& peers, std::vector<Segment>* segments,
+                           std::vector<int64_t>* visible) {
+  segments->resize(static_cast<size_t>(config_.size));
+  const bool any_peer = std::any_of(peers.begin(), peers.end(), [](const PeerConfig& p) { return p.segment.valid(); });
+  if (!config_.own_segment.valid() || !any_peer) return Status::Ok();
+  int local_size = 0;
+  SE_RETURN_IF_ERROR(Segment::LocalSizeOf(config_.own_segment.get(), &local_size).Within("this rank's own segment"));
+  Segment& own = (*segments)[static_cast<size_t>(config_.rank)];
+  SE_RETURN_IF_ERROR(own.Map(config_.own_segment.get(), local_size).Within("this rank's own segment"));
   for (PeerConfig& peer : peers) {
-    SE_RETURN_IF_ERROR(
-        made->of(peer.rank).Map(peer.segment.get(), config_.size).Within("the segment of " + NameOf(peer.rank)));
+    if (!peer.segment.valid()) continue;
+    SE_RETURN_IF_ERROR((*segments)[static_cast<size_t>(peer.rank)]
+                           .Map(peer.segment.get(), local_size)
+                           .Within("the segment of " + NameOf(peer.rank)));
     peer.segment.Reset(-1);  // the mapping stays
   }
-  *group = std::move(made);
+  for (int rank = 0; rank < config_.size; ++rank) {
+    if ((*segments)[static_cast<size_t>(rank)].mapped()) visible->push_back(rank);
+  }
   return Status::Ok();
 }
 
-std::string Engine::NameOf(int rank) const {
-  const std::string& name = peers_[static_cast<size_t>(rank)].name;
-  return "rank " + std::to_string(rank) + (name.empty() ? "" : " on " + name);
+Status Engine::MakeGroups(std::vector<Segment> segments, const std::vector<std::vector<int>>& visible_of) {
+  hosts_ = HostsOf(visible_of);
+  const std::vector<int>& members =
+      hosts_.members[static_cast<size_t>(hosts_.host_of[static_cast<size_t>(config_.rank)])];
+  if (hosts_.count() == config_.size) return Status::Ok();
+  if (members.size() == 1) {
+    // Alone on its host among hosts with several: it takes part in what they do, with itself.
+    UniqueFd alone;
+    SE_RETURN_IF_ERROR(Segment::Create(1, &alone));
+    SE_RETURN_IF_ERROR(segments[static_cast<size_t>(config_.rank)].Map(alone.get(), 1));
+  }
+  local_ = std::make_unique<SharedGroup>();
+  local_->size = static_cast<int>(members.size());
+  local_->liveness = this;
+  for (size_t i = 0; i < members.size(); ++i) {
+    if (members[i] == config_.rank) local_->rank = static_cast<int>(i);
+    local_->segments.push_back(std::move(segments[static_cast<size_t>(members[i])]));
+  }
+  // Of two ranks on one core, one has to stay.
+  local_->waiting = Waiting(local_->size, config_.cores, config_.spin_microseconds, local_->rank > 0);
+  all_share_ = local_->size == config_.size;
+  Segment& own = local_->mine();
+  if (own.arena() != nullptr && members.size() > 1) {
+    arena_ = std::make_unique<Arena>(UniqueFd(fcntl(config_.own_segment.get(), F_DUPFD_CLOEXEC, 3)), own.arena_offset(),
+                                     own.arena(), own.arena_bytes());
+  }
+  return Status::Ok();
+}
+
+void Engine::MakeRounds() {
+  const auto capacity = static_cast<size_t>(cache_capacity_);
+  cache_ = std::make_unique<ResponseCache>(capacity);
+  by_id_.resize(capacity);
+  pending_ids_ = IdSet(capacity);
+  executor_ =
+      std::make_unique<Executor>(streams_.get(), local_.get(), &hosts_, &parameters_.tuning, cores_, &counters_);
+  if (config_.rank == 0) {
+    coordinator_ = std::make_unique<Coordinator>(global_ranks_, parameters_.fusion_threshold_bytes);
+    if (config_.autotune && config_.size > 1) {
+      Autotune::Options options;
+      options.warmup_samples = config_.autotune_warmup_samples;
+      options.steps_per_sample = config_.autotune_steps_per_sample;
+      options.max_samples = config_.autotune_max_samples;
+      options.one_shot = local_ != nullptr && local_->size > 1;
+      options.streams = !all_share_;
+      options.hierarchical = hosts_.count() > 1 && hosts_.ranks_per_host() > 1 && config_.hierarchical < 0;
+      autotune_.emplace(options, parameters_);
+    }
+    left_rounds_.assign(static_cast<size_t>(config_.size), false);
+  }
+  if (all_share_) {
+    rounds_ = std::make_unique<SharedRounds>(local_.get(), capacity);
+    return;
+  }
+  auto rounds = std::make_unique<FrameRounds>(
+      config_.rank, config_.size, capacity,
+      [this](int rank, std::string_view payload) {
+        peers_[static_cast<size_t>(rank)].control->Send(FrameType::kRound, payload);
+      },
+      [this](Time deadline) { return AwaitFrames(deadline); });
+  frame_rounds_ = rounds.get();
+  rounds_ = std::move(rounds);
 }
 
 Status Engine::CheckHello(int rank, const Frame& frame, Hello* hello) const {
@@ -107,26 +204,28 @@ Status Engine::CheckHello(int rank, const Frame& frame, Hello* hello) const {
                                            ", this rank " + std::to_string(SE_ABI_VERSION) +
                                            "; install the same spark-estimator everywhere");
   }
-  if (hello->rank != rank || hello->size != config_.size) {
+  if (hello->rank != rank || hello->size != config_.size || hello->settings.size() != kNumSettings) {
     return Status(SE_INVALID_ARGUMENT, NameOf(rank) + " says that it is rank " + std::to_string(hello->rank) + " of " +
-                                           std::to_string(hello->size) + " in a job of " +
+                                           std::to_string(hello->size) + " in a group of " +
                                            std::to_string(config_.size));
   }
   return Status::Ok();
 }
 
-Status Engine::ExchangeHellos(bool sees_all_segments, bool* all_see_all, int64_t* fusion_threshold_bytes) {
-  Hello own;
+Status Engine::ExchangeHellos(const std::vector<int64_t>& visible, std::vector<std::vector<int>>* visible_of) {
+  std::vector<Hello> hellos(peers_.size());
+  Hello& own = hellos[static_cast<size_t>(config_.rank)];
   own.abi_version = SE_ABI_VERSION;
   own.rank = config_.rank;
   own.size = config_.size;
-  own.sees_all_segments = sees_all_segments;
-  own.fusion_threshold_bytes = config_.fusion_threshold_bytes;
-  const std::string payload = Encode(own);
-  for (Peer& peer : peers_) {
-    if (peer.control) peer.control->Send(FrameType::kHello, payload);
-  }
-  *all_see_all = sees_all_segments;
+  own.visible_ranks = visible;
+  own.settings.resize(kNumSettings);
+  own.settings[kFusionThreshold] = config_.fusion_threshold_bytes;
+  own.settings[kCacheCapacity] = std::clamp<int64_t>(config_.cache_capacity, 0, kMaxCacheCapacity);
+  own.settings[kHierarchical] = config_.hierarchical;
+  own.settings[kAutotune] = config_.autotune ? 1 : 0;
+  own.settings[kCores] = config_.cores;
+  SendToAll(FrameType::kHello, Encode(own));
   const Time deadline = After(Seconds(config_.start_timeout_seconds));
   std::vector<bool> heard(peers_.size(), false);
   heard[static_cast<size_t>(config_.rank)] = true;
@@ -140,12 +239,9 @@ Status Engine::ExchangeHellos(bool sees_all_segments, bool* all_see_all, int64_t
       peer.control->Flush();
       peer.control->Receive(&peer.inbox);
       if (!peer.inbox.empty()) {
-        Hello hello;
-        SE_RETURN_IF_ERROR(CheckHello(rank, peer.inbox.front(), &hello));
+        SE_RETURN_IF_ERROR(CheckHello(rank, peer.inbox.front(), &hellos[index]));
         peer.inbox.pop_front();
         heard[index] = true;
-        *all_see_all = *all_see_all && hello.sees_all_segments;
-        if (rank == 0) *fusion_threshold_bytes = hello.fusion_threshold_bytes;
         continue;
       }
       if (!peer.control->open()) {
@@ -154,7 +250,7 @@ Status Engine::ExchangeHellos(bool sees_all_segments, bool* all_see_all, int64_t
       missing.push_back(rank);
       waits.push_back({peer.control->fd(), static_cast<short>(POLLIN | (peer.control->has_unsent() ? POLLOUT : 0)), 0});
     }
-    if (missing.empty()) return Status::Ok();
+    if (missing.empty()) break;
     const double left = Seconds(deadline - Clock::now()).count();
     if (left <= 0) {
       std::string names;
@@ -164,6 +260,16 @@ Status Engine::ExchangeHellos(bool sees_all_segments, bool* all_see_all, int64_t
     }
     poll(waits.data(), waits.size(), static_cast<int>(std::min(left, 1.0) * 1000) + 1);
   }
+  const std::vector<int64_t>& first = hellos[0].settings;
+  parameters_.fusion_threshold_bytes = first[kFusionThreshold];
+  cache_capacity_ = std::clamp<int64_t>(first[kCacheCapacity], 0, kMaxCacheCapacity);
+  parameters_.tuning.hierarchical = static_cast<int32_t>(first[kHierarchical]);
+  cores_ = config_.cores;
+  for (const Hello& hello : hellos) {
+    visible_of->emplace_back(hello.visible_ranks.begin(), hello.visible_ranks.end());
+    cores_ = std::min(cores_, static_cast<int>(hello.settings[kCores]));
+  }
+  return Status::Ok();
 }
 
 }  // namespace spark_estimator

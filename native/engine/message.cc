@@ -1,66 +1,97 @@
 #include "engine/message.h"
 
 #include "base/bytes.h"
+#include "base/dtype.h"
 
 namespace spark_estimator {
 namespace {
 
-// A request or response takes more bytes than this, so a count that promises more than fit is a lie.
-constexpr uint32_t kLeastItemBytes = 8;
+// Anything that is listed takes at least so many bytes, so a count that promises more than fit is a lie.
+constexpr uint32_t kLeastItemBytes = 4;
 
-bool PlausibleCount(uint32_t count, size_t bytes) { return static_cast<uint64_t>(count) * kLeastItemBytes <= bytes; }
+// Reads a count of things, 0 when it cannot be true.
+uint32_t Count(ByteReader& reader, size_t bytes) {
+  const auto count = reader.Number<uint32_t>();
+  if (static_cast<uint64_t>(count) * kLeastItemBytes <= bytes) return count;
+  reader.Fail();
+  return 0;
+}
+
+void Write(ByteWriter& writer, const Signature& signature) {
+  writer.Text(signature.name);
+  writer.Number(signature.op);
+  writer.Number(signature.reduce_op);
+  writer.Number(signature.root_rank);
+  writer.Number(signature.prescale);
+  writer.Number(signature.postscale);
+  writer.Number(static_cast<uint32_t>(signature.parts.size()));
+  for (const Part& part : signature.parts) {
+    writer.Number(part.dtype);
+    writer.Numbers(part.dims);
+  }
+  writer.Numbers(signature.splits);
+}
+
+Signature ReadSignature(ByteReader& reader, size_t bytes) {
+  Signature signature;
+  signature.name = reader.Text();
+  signature.op = reader.Number<int32_t>();
+  signature.reduce_op = reader.Number<int32_t>();
+  signature.root_rank = reader.Number<int32_t>();
+  signature.prescale = reader.Number<double>();
+  signature.postscale = reader.Number<double>();
+  const uint32_t parts = Count(reader, bytes);
+  for (uint32_t i = 0; i < parts && reader.ok(); ++i) {
+    Part part;
+    part.dtype = reader.Number<int32_t>();
+    part.dims = reader.Numbers();
+    signature.parts.push_back(std::move(part));
+  }
+  signature.splits = reader.Numbers();
+  return signature;
+}
+
+void Write(ByteWriter& writer, const std::vector<Signature>& signatures) {
+  writer.Number(static_cast<uint32_t>(signatures.size()));
+  for (const Signature& signature : signatures) Write(writer, signature);
+}
+
+std::vector<Signature> ReadSignatures(ByteReader& reader, size_t bytes) {
+  std::vector<Signature> signatures;
+  const uint32_t count = Count(reader, bytes);
+  for (uint32_t i = 0; i < count && reader.ok(); ++i) signatures.push_back(ReadSignature(reader, bytes));
+  return signatures;
+}
 
 }  // namespace
 
-int64_t Signature::Elements() const {
-  if (num_buffers == 0) return 0;
-  int64_t elements = num_buffers == 1 ? 1 : 0;
-  for (const int64_t dim : dims) {
-    if (num_buffers == 1) {
-      elements *= dim;
-    } else {
-      elements += dim;
-    }
-  }
+int64_t Part::Elements() const {
+  int64_t elements = 1;
+  for (const int64_t dim : dims) elements *= dim;
   return elements;
 }
 
-std::string Encode(const std::vector<Signature>& requests) {
+int64_t Part::Bytes() const { return Elements() * static_cast<int64_t>(DtypeBytes(dtype)); }
+
+int64_t Signature::Bytes() const {
+  int64_t bytes = 0;
+  for (const Part& part : parts) bytes += part.Bytes();
+  return bytes;
+}
+
+std::string Encode(const Requests& requests) {
   ByteWriter writer;
-  writer.Number(static_cast<uint32_t>(requests.size()));
-  for (const Signature& request : requests) {
-    writer.Text(request.name);
-    writer.Number(request.op);
-    writer.Number(request.dtype);
-    writer.Number(request.reduce_op);
-    writer.Number(request.root_rank);
-    writer.Number(request.process_set);
-    writer.Number(request.num_buffers);
-    writer.Numbers(request.dims);
-    writer.Number(request.prescale);
-    writer.Number(request.postscale);
-  }
+  writer.Number(requests.epoch);
+  writer.Number(requests.position);
+  Write(writer, requests.signatures);
   return writer.Take();
 }
 
-bool Decode(std::string_view bytes, std::vector<Signature>* requests) {
+bool Decode(std::string_view bytes, Requests* requests) {
   ByteReader reader(bytes);
-  const auto count = reader.Number<uint32_t>();
-  if (!PlausibleCount(count, bytes.size())) return false;
-  for (uint32_t i = 0; i < count && reader.ok(); ++i) {
-    Signature request;
-    request.name = reader.Text();
-    request.op = reader.Number<int32_t>();
-    request.dtype = reader.Number<int32_t>();
-    request.reduce_op = reader.Number<int32_t>();
-    request.root_rank = reader.Number<int32_t>();
-    request.process_set = reader.Number<int32_t>();
-    request.num_buffers = reader.Number<int32_t>();
-    request.dims = reader.Numbers();
-    request.prescale = reader.Number<double>();
-    request.postscale = reader.Number<double>();
-    requests->push_back(std::move(request));
-  }
+  requests->epoch = reader.Number<uint32_t>();
+  requests->position = reader.Number<uint32_t>();
+  requests->signatures = ReadSignatures(reader, bytes.size());
   return reader.AtEnd();
 }
 
@@ -68,26 +99,35 @@ std::string Encode(const std::vector<Response>& responses) {
   ByteWriter writer;
   writer.Number(static_cast<uint32_t>(responses.size()));
   for (const Response& response : responses) {
-    writer.Number(response.sequence);
+    writer.Number(static_cast<uint8_t>(response.kind));
     writer.Number(static_cast<uint32_t>(response.names.size()));
     for (const std::string& name : response.names) writer.Text(name);
-    writer.Text(response.error);
+    writer.Text(response.text);
     writer.Numbers(response.rows);
+    Write(writer, response.signatures);
+    writer.Number(response.last_joined);
+    writer.Number(response.position);
+    writer.Numbers(response.parameters);
   }
   return writer.Take();
 }
 
 bool Decode(std::string_view bytes, std::vector<Response>* responses) {
   ByteReader reader(bytes);
-  const auto count = reader.Number<uint32_t>();
-  if (!PlausibleCount(count, bytes.size())) return false;
+  const uint32_t count = Count(reader, bytes.size());
   for (uint32_t i = 0; i < count && reader.ok(); ++i) {
     Response response;
-    response.sequence = reader.Number<int64_t>();
-    const auto names = reader.Number<uint32_t>();
+    const auto kind = reader.Number<uint8_t>();
+    if (kind > static_cast<uint8_t>(Response::Kind::kTune)) return false;
+    response.kind = static_cast<Response::Kind>(kind);
+    const uint32_t names = Count(reader, bytes.size());
     for (uint32_t n = 0; n < names && reader.ok(); ++n) response.names.push_back(reader.Text());
-    response.error = reader.Text();
+    response.text = reader.Text();
     response.rows = reader.Numbers();
+    response.signatures = ReadSignatures(reader, bytes.size());
+    response.last_joined = reader.Number<int32_t>();
+    response.position = reader.Number<uint32_t>();
+    response.parameters = reader.Numbers();
     responses->push_back(std::move(response));
   }
   return reader.AtEnd();
@@ -98,8 +138,8 @@ std::string Encode(const Hello& hello) {
   writer.Number(hello.abi_version);
   writer.Number(hello.rank);
   writer.Number(hello.size);
-  writer.Number(static_cast<uint8_t>(hello.sees_all_segments));
-  writer.Number(hello.fusion_threshold_bytes);
+  writer.Numbers(hello.visible_ranks);
+  writer.Numbers(hello.settings);
   return writer.Take();
 }
 
@@ -108,8 +148,8 @@ bool Decode(std::string_view bytes, Hello* hello) {
   hello->abi_version = reader.Number<int32_t>();
   hello->rank = reader.Number<int32_t>();
   hello->size = reader.Number<int32_t>();
-  hello->sees_all_segments = reader.Number<uint8_t>() != 0;
-  hello->fusion_threshold_bytes = reader.Number<int64_t>();
+  hello->visible_ranks = reader.Numbers();
+  hello->settings = reader.Numbers();
   return reader.AtEnd();
 }
 
@@ -129,15 +169,43 @@ bool Decode(std::string_view bytes, Abort* abort) {
 
 std::string Encode(const Goodbye& goodbye) {
   ByteWriter writer;
-  writer.Number(goodbye.executed_sequence);
+  writer.Number(goodbye.executed);
   writer.Number(goodbye.first_leaver);
   return writer.Take();
 }
 
 bool Decode(std::string_view bytes, Goodbye* goodbye) {
   ByteReader reader(bytes);
-  goodbye->executed_sequence = reader.Number<int64_t>();
+  goodbye->executed = reader.Number<int64_t>();
   goodbye->first_leaver = reader.Number<int32_t>();
+  return reader.AtEnd();
+}
+
+std::string Encode(const Place& place) {
+  ByteWriter writer;
+  writer.Number(place.epoch);
+  writer.Number(place.position);
+  return writer.Take();
+}
+
+bool Decode(std::string_view bytes, Place* place) {
+  ByteReader reader(bytes);
+  place->epoch = reader.Number<uint32_t>();
+  place->position = reader.Number<uint32_t>();
+  return reader.AtEnd();
+}
+
+std::string Encode(const Talk& talk) {
+  ByteWriter writer;
+  writer.Number(talk.number);
+  writer.Text(talk.text);
+  return writer.Take();
+}
+
+bool Decode(std::string_view bytes, Talk* talk) {
+  ByteReader reader(bytes);
+  talk->number = reader.Number<int64_t>();
+  talk->text = reader.Text();
   return reader.AtEnd();
 }
 

@@ -1,4 +1,4 @@
-// What ranks tell one another about collectives: requests, responses, and their form on the wire.
+// What ranks tell one another about collectives: requests, responses, rounds, and their form on the wire.
 #ifndef SPARK_ESTIMATOR_ENGINE_MESSAGE_H_
 #define SPARK_ESTIMATOR_ENGINE_MESSAGE_H_
 
@@ -9,28 +9,55 @@
 
 namespace spark_estimator {
 
+// One tensor of a request, as far as the ranks must agree on it.
+struct Part {
+  int32_t dtype = 0;
+  std::vector<int64_t> dims;
+
+  int64_t Elements() const;  // product of dims; 1 for none
+  int64_t Bytes() const;
+  bool operator==(const Part&) const = default;
+};
+
 // Everything about a request that the ranks must agree on; no addresses.
 struct Signature {
   std::string name;
   int32_t op = 0;
-  int32_t dtype = 0;
   int32_t reduce_op = 0;
   int32_t root_rank = 0;
-  int32_t process_set = 0;
-  int32_t num_buffers = 0;
-  std::vector<int64_t> dims;  // a buffer's shape; for several buffers, their counts
   double prescale = 1.0;
   double postscale = 1.0;
+  std::vector<Part> parts;
+  std::vector<int64_t> splits;  // alltoall: [size], this rank's own
 
-  int64_t Elements() const;  // product of dims; for several buffers their sum; 0 for a barrier
+  int64_t Bytes() const;  // of all parts
+  bool operator==(const Signature&) const = default;
 };
 
-// The coordinator's word on one or more names: run them now, as one operation, or fail them.
+// The requests of a rank that wait for others, from the moment it cannot go on by rounds.
+struct Requests {
+  uint32_t epoch = 0;     // counted up by each return to rounds; requests of an older one are repeated by their rank
+  uint32_t position = 0;  // at which its rank left the rounds
+  std::vector<Signature> signatures;
+};
+
+// The coordinator's word, obeyed by all ranks in the order in which it was given.
 struct Response {
-  int64_t sequence = 0;            // 1, 2, ...; the order of execution on all ranks
+  enum class Kind : uint8_t {
+    kRun = 0,     // run the named requests now, as one operation
+    kFail = 1,    // fail them with `text` (status SE_MISMATCH)
+    kJoined = 2,  // everybody has joined; `last_joined` was the last
+    kResume = 3,  // nothing waits any more: go on by rounds, at `position` of the next epoch
+    kTune = 4,    // from here on use these parameters
+  };
+  Kind kind = Kind::kRun;
   std::vector<std::string> names;  // several: allreduces to be fused
-  std::string error;               // not empty: fail the names with it (status SE_MISMATCH)
-  std::vector<int64_t> rows;       // allgather: [size] first dimensions
+  std::string text;                // kFail: why
+  std::vector<int64_t> rows;  // allgather: [parts][size] first dimensions; alltoall: [size][size] splits, by sender
+  std::vector<Signature> signatures;  // of `names`, when some rank has joined and must take part without a request
+  int32_t last_joined = -1;
+  uint32_t position = 0;
+  std::vector<int64_t> parameters;  // kTune
 };
 
 // A rank's first frame to each peer.
@@ -38,14 +65,14 @@ struct Hello {
   int32_t abi_version = 0;
   int32_t rank = 0;
   int32_t size = 0;
-  bool sees_all_segments = false;
-  int64_t fusion_threshold_bytes = 0;
+  std::vector<int64_t> visible_ranks;  // whose segments it has mapped, itself included; empty without one
+  std::vector<int64_t> settings;       // those in which rank 0's value holds for all
 };
 
 // A rank's last frame to each peer, when it leaves in good order.
 struct Goodbye {
-  int64_t executed_sequence = 0;  // how many responses it has carried out
-  int32_t first_leaver = -1;      // who left first: itself, or the rank because of which it leaves
+  int64_t executed = 0;       // how many operations it has carried out
+  int32_t first_leaver = -1;  // who left first: itself, or the rank because of which it leaves
 };
 
 // `lost_rank` broke the job, by the sender's account.
@@ -54,18 +81,34 @@ struct Abort {
   std::string reason;
 };
 
-std::string Encode(const std::vector<Signature>& requests);
+// A place in the rounds, and whatever else is only a number.
+struct Place {
+  uint32_t epoch = 0;
+  uint32_t position = 0;
+};
+
+// A question to a rank's process, or its answer.
+struct Talk {
+  int64_t number = 0;
+  std::string text;
+};
+
+std::string Encode(const Requests& requests);
 std::string Encode(const std::vector<Response>& responses);
 std::string Encode(const Hello& hello);
 std::string Encode(const Abort& abort);
 std::string Encode(const Goodbye& goodbye);
+std::string Encode(const Place& place);
+std::string Encode(const Talk& talk);
 
 // False for bytes that are no such message.
-bool Decode(std::string_view bytes, std::vector<Signature>* requests);
+bool Decode(std::string_view bytes, Requests* requests);
 bool Decode(std::string_view bytes, std::vector<Response>* responses);
 bool Decode(std::string_view bytes, Hello* hello);
 bool Decode(std::string_view bytes, Abort* abort);
 bool Decode(std::string_view bytes, Goodbye* goodbye);
+bool Decode(std::string_view bytes, Place* place);
+bool Decode(std::string_view bytes, Talk* talk);
 
 }  // namespace spark_estimator
 

@@ -154,13 +154,13 @@ void BucketLists() {
         for (const auto& counts :
              std::vector<std::vector<size_t>>{{1, 0, 3}, {5000, 1, 70000, 0, 13, 200000}, {0, 0}}) {
           std::vector<std::vector<float>> tensors;
-          std::vector<se_buffer> buffers;
           for (const size_t n : counts) {
             tensors.emplace_back(n);
             for (size_t i = 0; i < n; ++i) tensors.back()[i] = Value(me.rank, i + n);
           }
-          for (auto& t : tensors) buffers.push_back({t.data(), t.data(), static_cast<int64_t>(t.size())});
-          me.WaitOk(me.AllreduceList("bucket", buffers));
+          Asked bucket("bucket", SE_ALLREDUCE);
+          for (auto& t : tensors) bucket.With(t.data(), t.data(), {static_cast<int64_t>(t.size())});
+          me.WaitOk(me.Submit(bucket));
           for (size_t k = 0; k < counts.size(); ++k) {
             for (size_t i = 0; i < counts[k]; ++i) {
               float expected = 0;
@@ -239,7 +239,7 @@ void RaggedAllgathers() {
           const Submitted submitted = me.Allgather("g", in.data(), {mine, 2}, SE_INT64);
           CHECK_EQ(me.Wait(submitted), SE_OK);
           se_result result{};
-          CHECK_EQ(se_get_result(me.engine, submitted.handle, &result), SE_OK);
+          CHECK_EQ(se_get_result(me.engine, submitted.handle, 0, &result), SE_OK);
           const auto* out = static_cast<const int64_t*>(result.data);
           int64_t at = 0;
           for (int r = 0; r < size; ++r) {
@@ -248,7 +248,7 @@ void RaggedAllgathers() {
           }
           CHECK_EQ(result.bytes, at * 8);
           void* taken = nullptr;
-          CHECK_EQ(se_take_result_data(me.engine, submitted.handle, &taken), SE_OK);
+          CHECK_EQ(se_take_result_data(me.engine, submitted.handle, 0, &taken), SE_OK);
           se_release(me.engine, submitted.handle);
           se_free(taken);
         }

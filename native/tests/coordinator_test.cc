@@ -16,15 +16,13 @@ Signature Allreduce(const std::string& name, std::vector<int64_t> dims = {4}) {
   Signature s;
   s.name = name;
   s.op = SE_ALLREDUCE;
-  s.dtype = SE_FLOAT32;
   s.reduce_op = SE_SUM;
-  s.num_buffers = 1;
-  s.dims = std::move(dims);
+  s.parts = {Part{SE_FLOAT32, std::move(dims)}};
   return s;
 }
 
 void ReadyWhenAllHaveAsked() {
-  Coordinator c(3, 0);
+  Coordinator c({0, 1, 2}, 0);
   c.Add(2, Allreduce("a"), kStart);
   c.Add(0, Allreduce("b"), kStart);
   c.Add(0, Allreduce("a"), kStart);
@@ -33,13 +31,12 @@ void ReadyWhenAllHaveAsked() {
   const auto responses = c.TakeReady();
   CHECK_EQ(responses.size(), size_t{1});
   CHECK_EQ(responses[0].names[0], std::string("a"));
-  CHECK_EQ(responses[0].sequence, 1);
-  CHECK(responses[0].error.empty());
+  CHECK(responses[0].text.empty());
   CHECK(c.has_waiting());
 }
 
 void FusesUpToTheThreshold() {
-  Coordinator c(2, 40);  // bytes: two and a half tensors of 16
+  Coordinator c({0, 1}, 40);  // bytes: two and a half tensors of 16
   for (const char* name : {"a", "b", "c"}) {
     c.Add(0, Allreduce(name), kStart);
     c.Add(1, Allreduce(name), kStart);
@@ -56,20 +53,20 @@ void FusesUpToTheThreshold() {
 }
 
 std::string ErrorOf(Signature first, Signature second) {
-  Coordinator c(2, 0);
+  Coordinator c({0, 1}, 0);
   c.Add(1, std::move(second), kStart);
   c.Add(0, std::move(first), kStart);
-  return c.TakeReady().at(0).error;
+  return c.TakeReady().at(0).text;
 }
 
 void SaysWhatDiffers() {
   const Signature good = Allreduce("a", {2, 3});
   CHECK_EQ(ErrorOf(good, good), std::string());
   Signature bad = good;
-  bad.dims = {3, 2};
+  bad.parts[0].dims = {3, 2};
   CHECK_EQ(ErrorOf(good, bad), std::string("Mismatched ALLREDUCE tensor shapes: rank 0 has [2, 3]; rank 1 has [3, 2]"));
   bad = good;
-  bad.dtype = SE_FLOAT64;
+  bad.parts[0].dtype = SE_FLOAT64;
   CHECK_CONTAINS(ErrorOf(good, bad), "data types: rank 0 has float32; rank 1 has float64");
   bad = good;
   bad.reduce_op = SE_MAX;
@@ -80,24 +77,19 @@ void SaysWhatDiffers() {
   bad = good;
   bad.prescale = 0.25;
   CHECK_CONTAINS(ErrorOf(good, bad), "prescale factors: rank 0 has 1; rank 1 has 0.25");
-  bad = good;
-  bad.process_set = 2;
-  CHECK_CONTAINS(ErrorOf(good, bad), "process sets: rank 0 has 0; rank 1 has 2");
-  CHECK_CONTAINS(ErrorOf(bad, bad), "process set 2 is not registered");
   Signature list = good;
-  list.num_buffers = 2;
-  list.dims = {5, 7};
+  list.parts = {Part{SE_FLOAT32, {5}}, Part{SE_FLOAT32, {7}}};
   CHECK_CONTAINS(ErrorOf(good, list), "tensor counts: rank 0 has 1 tensors; rank 1 has 2 tensors");
   Signature other_list = list;
-  other_list.dims = {5, 8};
+  other_list.parts[1] = Part{SE_INT32, {8}};
   CHECK_CONTAINS(ErrorOf(list, other_list),
-                 "rank 0 has 2 tensors, tensor 1 with 7 elements; rank 1 has 2 tensors, tensor 1 with 8");
+                 "rank 0 has 2 tensors, tensor 1 of float32 [7]; rank 1 has 2 tensors, tensor 1 of int32 [8]");
 }
 
 void GroupsRanksThatAgree() {
-  Coordinator c(4, 0);
+  Coordinator c({0, 1, 2, 3}, 0);
   for (int rank = 0; rank < 4; ++rank) c.Add(rank, Allreduce("a", {rank == 2 ? 5 : 4}), kStart);
-  CHECK_CONTAINS(c.TakeReady().at(0).error, "ranks 0, 1, 3 have [4]; rank 2 has [5]");
+  CHECK_CONTAINS(c.TakeReady().at(0).text, "ranks 0, 1, 3 have [4]; rank 2 has [5]");
 }
 
 void RefusesTheImpossibleEverywhere() {
@@ -109,7 +101,7 @@ void RefusesTheImpossibleEverywhere() {
   other_root.root_rank = 1;
   CHECK_CONTAINS(ErrorOf(broadcast, other_root), "root ranks: rank 0 has 2; rank 1 has 1");
   Signature bools = Allreduce("a");
-  bools.dtype = SE_BOOL;
+  bools.parts[0].dtype = SE_BOOL;
   bools.reduce_op = SE_AVERAGE;
   CHECK_CONTAINS(ErrorOf(bools, bools), "average of bool");
   Signature gather = Allreduce("a", {});
@@ -118,23 +110,51 @@ void RefusesTheImpossibleEverywhere() {
 }
 
 void AllgatherCollectsRows() {
-  Coordinator c(2, 0);
+  Coordinator c({0, 1}, 0);
   Signature gather = Allreduce("g", {0, 3});
   gather.op = SE_ALLGATHER;
   c.Add(0, gather, kStart);
-  gather.dims = {5, 3};
+  gather.parts[0].dims = {5, 3};
   c.Add(1, gather, kStart);
   const Response response = c.TakeReady().at(0);
-  CHECK(response.error.empty());
+  CHECK(response.text.empty());
   CHECK((response.rows == std::vector<int64_t>{0, 5}));
-  gather.dims = {5, 4};
+  gather.parts[0].dims = {5, 4};
   Signature other = gather;
-  other.dims = {5, 3};
+  other.parts[0].dims = {5, 3};
   CHECK_CONTAINS(ErrorOf(gather, other), "beyond the first dimension: rank 0 has [4]; rank 1 has [3]");
 }
 
+void JoinedRanksNeedNotAsk() {
+  Coordinator c({5, 7}, 0);
+  Signature join = Allreduce("join");
+  join.op = SE_JOIN;
+  join.parts.clear();
+  c.Add(0, Allreduce("a"), kStart);
+  CHECK(c.TakeReady().empty());
+  c.Add(1, join, kStart);
+  auto responses = c.TakeReady();
+  CHECK_EQ(responses.size(), size_t{1});
+  CHECK_EQ(responses[0].signatures.size(), size_t{1});
+  CHECK(c.has_waiting());
+  Signature gather = Allreduce("g");
+  gather.op = SE_ALLGATHER;
+  c.Add(0, gather, kStart);
+  CHECK_CONTAINS(c.TakeReady().at(0).text, "rank 7 has joined");
+  Signature max = Allreduce("m");
+  max.reduce_op = SE_MAX;
+  c.Add(0, max, kStart);
+  CHECK_CONTAINS(c.TakeReady().at(0).text, "Max is not possible once rank 7 has joined");
+  c.Add(0, join, kStart);
+  responses = c.TakeReady();
+  CHECK_EQ(responses.size(), size_t{1});
+  CHECK(responses[0].kind == Response::Kind::kJoined);
+  CHECK_EQ(responses[0].last_joined, 0);
+  CHECK(!c.has_waiting());
+}
+
 void StallsAreToldOnceAndCanFail() {
-  Coordinator c(3, 0);
+  Coordinator c({0, 1, 2}, 0);
   c.Add(0, Allreduce("a"), At(0));
   c.Add(1, Allreduce("b"), At(5));
   CHECK(c.TakeStalled(10, At(9)).empty());
@@ -145,7 +165,7 @@ void StallsAreToldOnceAndCanFail() {
   c.FailStalled(12, At(13));
   const auto responses = c.TakeReady();
   CHECK_EQ(responses.size(), size_t{1});
-  CHECK_CONTAINS(responses[0].error, "ranks 1, 2");
+  CHECK_CONTAINS(responses[0].text, "ranks 1, 2");
   CHECK(c.has_waiting());  // b is younger
 }
 
@@ -158,5 +178,6 @@ int main() {
                    {"groups ranks that agree", GroupsRanksThatAgree},
                    {"refuses the impossible everywhere", RefusesTheImpossibleEverywhere},
                    {"allgather collects rows", AllgatherCollectsRows},
+                   {"joined ranks need not ask", JoinedRanksNeedNotAsk},
                    {"stalls are told once and can fail", StallsAreToldOnceAndCanFail}});
 }

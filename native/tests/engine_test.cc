@@ -60,7 +60,7 @@ void RandomOrder() {
           }
         }
         CHECK(se_counter(me.engine, "requests") == 1000);
-        CHECK(se_counter(me.engine, "responses") <= 1000);
+        CHECK(se_counter(me.engine, "operations") <= 1000);
         CHECK_EQ(se_counter(me.engine, "no such counter"), -1);
       });
     }
@@ -115,7 +115,7 @@ void LocalMistakesAreRefusedAtOnce() {
     CHECK_EQ(me.Allreduce("", x.data(), x.data(), {4}).status, SE_INVALID_ARGUMENT);
     CHECK_EQ(me.Allreduce("a", x.data(), x.data(), {4}, 77).status, SE_INVALID_ARGUMENT);
     CHECK_CONTAINS(se_last_error(), "dtype code 77");
-    CHECK_EQ(me.Allreduce("a", x.data(), x.data(), {4}, SE_FLOAT32, 2).status, SE_INVALID_ARGUMENT);
+    CHECK_EQ(me.Allreduce("a", x.data(), x.data(), {4}, SE_FLOAT32, 9).status, SE_INVALID_ARGUMENT);
     CHECK_EQ(me.Allreduce("a", nullptr, x.data(), {4}).status, SE_INVALID_ARGUMENT);
     CHECK_EQ(me.Allreduce("a", x.data(), x.data(), {-4}).status, SE_INVALID_ARGUMENT);
     CHECK_EQ(se_poll(me.engine, 12345), SE_INVALID_ARGUMENT);
@@ -161,7 +161,7 @@ void OneRankCannotShare() {
     std::vector<float> x(30000, 1);
     me.WaitOk(me.Allreduce("x", x.data(), x.data(), {30000}));
     CHECK_EQ(x[29999], 3.0f);
-    CHECK(se_counter(me.engine, "stream_bytes") > 0);
+    if (me.rank != 1) CHECK(se_counter(me.engine, "stream_bytes") > 0);  // rank 0 speaks for the two that share
   });
 }
 

@@ -49,15 +49,41 @@ void WholeFramesArrive() {
   CHECK(!receiver.open());
 }
 
-// The bytes of one frame, as they would be on the wire.
 std::string WireBytes(const std::string& payload) {
-  Pair pair;
-  ControlLink sender(std::move(pair.a));
-  sender.Send(FrameType::kRequests, payload);
-  std::string bytes(4096, '\0');
-  const ssize_t n = read(pair.b.get(), bytes.data(), bytes.size());
-  bytes.resize(static_cast<size_t>(n));
+  std::string bytes;
+  AppendFrame(FrameType::kRequests, payload, &bytes);
   return bytes;
+}
+
+void FramesAreTheSameWhateverTheCuts() {
+  const std::vector<std::string> payloads = {"one", "", std::string(70000, 'x'), "two", std::string(1, '\0')};
+  std::string stream;
+  for (const std::string& payload : payloads) stream += WireBytes(payload);
+  std::mt19937 random(7);
+  for (int round = 0; round < 300; ++round) {
+    FrameParser parser;
+    std::deque<Frame> inbox;
+    for (size_t at = 0; at < stream.size();) {
+      const size_t cut = round == 0 ? stream.size() : 1 + random() % (random() % 2 == 0 ? 30 : 20000);
+      CHECK(parser.Take(std::string_view(stream).substr(at, cut), &inbox));
+      at += cut;
+    }
+    CHECK_EQ(inbox.size(), payloads.size());
+    for (size_t i = 0; i < payloads.size(); ++i) CHECK(inbox[i].payload == payloads[i]);
+  }
+}
+
+// What stood before the first wrong byte counts, and nothing after it, however well formed.
+void NothingCountsAfterARefusal() {
+  FrameParser parser;
+  std::deque<Frame> inbox;
+  std::string wrong = WireBytes("wrong");
+  wrong.back() = static_cast<char>(wrong.back() ^ 1);
+  CHECK(!parser.Take(WireBytes("good") + wrong + WireBytes("late"), &inbox));
+  CHECK_CONTAINS(parser.refusal(), "checksum");
+  CHECK(!parser.Take(WireBytes("later"), &inbox));
+  CHECK_EQ(inbox.size(), size_t{1});
+  CHECK_EQ(inbox[0].payload, std::string("good"));
 }
 
 void EveryFlippedBitIsFound() {
@@ -91,48 +117,57 @@ void GarbageClosesTheLink() {
   }
 }
 
-void MessagesSurviveTheWire() {
+Requests SomeRequests() {
   Signature signature;
   signature.name = "grad/0";
   signature.op = SE_ALLREDUCE;
-  signature.dims = {2, 3};
-  signature.num_buffers = 1;
+  signature.parts = {Part{SE_FLOAT32, {2, 3}}, Part{SE_INT64, {}}};
   signature.prescale = 0.5;
-  std::vector<Signature> back;
-  CHECK(Decode(Encode(std::vector<Signature>{signature, signature}), &back));
-  CHECK_EQ(back.size(), size_t{2});
-  CHECK_EQ(back[1].name, signature.name);
-  CHECK(back[1].dims == signature.dims);
+  signature.splits = {1, 2};
+  return Requests{4, 17, {signature, signature}};
+}
+
+void MessagesSurviveTheWire() {
+  const Requests requests = SomeRequests();
+  Requests back;
+  CHECK(Decode(Encode(requests), &back));
+  CHECK_EQ(back.epoch, 4u);
+  CHECK_EQ(back.position, 17u);
+  CHECK(back.signatures == requests.signatures);
   Response response;
-  response.sequence = 9;
+  response.kind = Response::Kind::kFail;
   response.names = {"a", "b"};
-  response.error = "why";
+  response.text = "why";
   response.rows = {1, 2, 3};
+  response.signatures = requests.signatures;
+  response.last_joined = 3;
+  response.position = 9;
+  response.parameters = {5};
   std::vector<Response> responses;
   CHECK(Decode(Encode(std::vector<Response>{response}), &responses));
   CHECK(responses[0].names == response.names && responses[0].rows == response.rows);
+  CHECK(responses[0].signatures == response.signatures && responses[0].parameters == response.parameters);
+  CHECK(responses[0].kind == response.kind && responses[0].text == "why");
+  CHECK(responses[0].last_joined == 3 && responses[0].position == 9u);
 }
 
 // Cut or overlong messages are refused, and a count that promises too much allocates nothing.
 void BrokenMessagesAreRefused() {
-  Signature signature;
-  signature.name = "grad";
-  signature.dims = {4};
-  const std::string good = Encode(std::vector<Signature>{signature});
+  const std::string good = Encode(SomeRequests());
   for (size_t length = 0; length < good.size(); ++length) {
-    std::vector<Signature> out;
+    Requests out;
     CHECK(!Decode(std::string_view(good).substr(0, length), &out));
   }
-  std::vector<Signature> out;
+  Requests out;
   CHECK(!Decode(good + "x", &out));
-  out.clear();
-  CHECK(!Decode(std::string("\xff\xff\xff\xff", 4), &out));
-  CHECK(out.empty());
+  Requests none;
+  CHECK(!Decode(std::string("\0\0\0\0\0\0\0\0\xff\xff\xff\xff", 12), &none));
+  CHECK(none.signatures.empty());
   std::mt19937 random(3);
   for (int round = 0; round < 2000; ++round) {
     std::string bytes = good;
     for (int flips = 0; flips < 3; ++flips) bytes[random() % bytes.size()] = static_cast<char>(random());
-    std::vector<Signature> requests;
+    Requests requests;
     std::vector<Response> responses;
     (void)Decode(bytes, &requests);  // must not crash nor read past the end (the sanitizers watch)
     (void)Decode(bytes, &responses);
@@ -143,6 +178,8 @@ void BrokenMessagesAreRefused() {
 
 int main() {
   return RunTests({{"whole frames arrive", WholeFramesArrive},
+                   {"frames are the same whatever the cuts", FramesAreTheSameWhateverTheCuts},
+                   {"nothing counts after a refusal", NothingCountsAfterARefusal},
                    {"every flipped bit is found", EveryFlippedBitIsFound},
                    {"garbage closes the link", GarbageClosesTheLink},
                    {"messages survive the wire", MessagesSurviveTheWire},

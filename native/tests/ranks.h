@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <string>
 #include <thread>
@@ -31,11 +32,54 @@ struct JobOptions {
   double stall_shutdown_seconds = 0;
   int socket_buffer_bytes = 0;  // small ones force short writes; 0: the system's
   bool last_rank_cannot_share = false;
+  int ranks_per_host = 0;  // with shared memory: hosts of so many ranks; 0: one host
+  int32_t cache_capacity = 1024;
+  int32_t overlap = 0;
+  bool autotune = false;
+  const char* autotune_log = nullptr;
+  double heartbeat_seconds = 1;
+  double silence_seconds = 6;
 };
 
 struct Submitted {
   int32_t status;
   int64_t handle;
+};
+
+// A request and the memory that it points into.
+struct Asked {
+  std::string name;
+  se_request request{};
+  std::vector<se_tensor> tensors;
+  std::deque<std::vector<int64_t>> shapes;
+  std::vector<int64_t> splits;
+
+  Asked(std::string name_in, int32_t op, int32_t reduce_op = SE_SUM, int root = 0, double prescale = 1,
+        double postscale = 1)
+      : name(std::move(name_in)) {
+    request.struct_bytes = sizeof(se_request);
+    request.op = op;
+    request.reduce_op = reduce_op;
+    request.root_rank = root;
+    request.prescale = prescale;
+    request.postscale = postscale;
+  }
+  Asked& With(const void* input, void* output, std::vector<int64_t> dims, int32_t dtype = SE_FLOAT32) {
+    shapes.push_back(std::move(dims));
+    tensors.push_back({input, output, 0, dtype, static_cast<int32_t>(shapes.back().size()), shapes.back().data()});
+    return *this;
+  }
+  Asked& Split(std::vector<int64_t> rows) {
+    splits = std::move(rows);
+    return *this;
+  }
+  const se_request* get() {
+    request.name = name.c_str();
+    request.num_tensors = static_cast<int32_t>(tensors.size());
+    request.tensors = tensors.data();
+    request.splits = splits.empty() ? nullptr : splits.data();
+    return &request;
+  }
 };
 
 // One rank's view of the job.
@@ -47,47 +91,47 @@ class Rank {
   const int size;
   se_engine* engine;
 
-  Submitted Submit(const se_request& request) const {
+  Submitted Submit(Asked& asked) const {
     Submitted result{0, 0};
-    result.status = se_submit(engine, &request, &result.handle);
+    result.status = se_submit(engine, asked.get(), &result.handle);
     return result;
   }
+  Submitted Submit(Asked&& asked) const { return Submit(asked); }
   Submitted Allreduce(const std::string& name, const void* input, void* output, std::vector<int64_t> dims,
                       int32_t dtype = SE_FLOAT32, int32_t reduce_op = SE_SUM, double prescale = 1,
                       double postscale = 1) const {
-    return Submit(One(name, SE_ALLREDUCE, input, output, dims, dtype, reduce_op, 0, prescale, postscale));
-  }
-  Submitted AllreduceList(const std::string& name, const std::vector<se_buffer>& buffers, int32_t dtype = SE_FLOAT32,
-                          int32_t reduce_op = SE_SUM) const {
-    std::vector<int64_t> counts;
-    for (const se_buffer& buffer : buffers) counts.push_back(buffer.count);
-    se_request request{sizeof(se_request),
-                       name.c_str(),
-                       SE_ALLREDUCE,
-                       dtype,
-                       reduce_op,
-                       0,
-                       0,
-                       static_cast<int32_t>(buffers.size()),
-                       buffers.data(),
-                       static_cast<int32_t>(counts.size()),
-                       counts.data(),
-                       1,
-                       1};
-    return Submit(request);
+    return Submit(Asked(name, SE_ALLREDUCE, reduce_op, 0, prescale, postscale).With(input, output, dims, dtype));
   }
   Submitted Broadcast(const std::string& name, int root, const void* input, void* output, std::vector<int64_t> dims,
                       int32_t dtype = SE_FLOAT32) const {
-    return Submit(One(name, SE_BROADCAST, input, output, dims, dtype, SE_SUM, root, 1, 1));
+    return Submit(Asked(name, SE_BROADCAST, SE_SUM, root).With(input, output, dims, dtype));
   }
   Submitted Allgather(const std::string& name, const void* input, std::vector<int64_t> dims,
                       int32_t dtype = SE_FLOAT32) const {
-    return Submit(One(name, SE_ALLGATHER, input, nullptr, dims, dtype, SE_SUM, 0, 1, 1));
+    return Submit(Asked(name, SE_ALLGATHER).With(input, nullptr, dims, dtype));
   }
-  Submitted Barrier(const std::string& name) const {
-    se_request request{
-        sizeof(se_request), name.c_str(), SE_BARRIER, SE_UINT8, SE_SUM, 0, 0, 0, nullptr, 0, nullptr, 1, 1};
-    return Submit(request);
+  Submitted Alltoall(const std::string& name, const void* input, std::vector<int64_t> dims,
+                     std::vector<int64_t> splits = {}, int32_t dtype = SE_FLOAT32) const {
+    Asked asked(name, SE_ALLTOALL);
+    asked.With(input, nullptr, dims, dtype).Split(std::move(splits));
+    return Submit(asked);
+  }
+  Submitted Reducescatter(const std::string& name, const void* input, void* output, std::vector<int64_t> dims,
+                          int32_t dtype = SE_FLOAT32, int32_t reduce_op = SE_SUM) const {
+    return Submit(Asked(name, SE_REDUCESCATTER, reduce_op).With(input, output, dims, dtype));
+  }
+  Submitted Barrier(const std::string& name) const { return Submit(Asked(name, SE_BARRIER)); }
+  Submitted Join(const std::string& name) const { return Submit(Asked(name, SE_JOIN)); }
+  // se_run with a limit that only a hang reaches.
+  int32_t Run(Asked asked, int64_t* handle = nullptr) const {
+    int64_t own = 0;
+    const int32_t status = se_run(engine, asked.get(), 60, handle != nullptr ? handle : &own);
+    if (status == SE_IN_PROGRESS) Fail(__FILE__, __LINE__, "rank " + std::to_string(rank) + " hangs");
+    return status;
+  }
+  void RunOk(Asked asked, int64_t* handle = nullptr) const {
+    const int32_t status = Run(std::move(asked), handle);
+    if (status != SE_OK) FailWith(status);
   }
   // Waits with a limit that only a hang reaches.
   int32_t Wait(Submitted submitted) const {
@@ -98,38 +142,25 @@ class Rank {
   }
   void WaitOk(Submitted submitted) const {
     const int32_t status = Wait(submitted);
-    if (status != SE_OK) {
-      Fail(__FILE__, __LINE__,
-           "rank " + std::to_string(rank) + ": status " + std::to_string(status) + ": " + se_last_error());
-    }
+    if (status != SE_OK) FailWith(status);
     se_release(engine, submitted.handle);
+  }
+  // What an allgather or alltoall made, as values of T; the rows of each rank as well.
+  template <typename T>
+  std::vector<T> Gathered(Submitted submitted, std::vector<int64_t>* rows = nullptr, int tensor = 0) const {
+    const int32_t status = Wait(submitted);
+    if (status != SE_OK) FailWith(status);
+    se_result result{};
+    CHECK_EQ(se_get_result(engine, submitted.handle, tensor, &result), SE_OK);
+    const T* data = static_cast<const T*>(result.data);
+    if (rows != nullptr) rows->assign(result.rows, result.rows + size);
+    return std::vector<T>(data, data + static_cast<size_t>(result.bytes) / sizeof(T));
   }
 
  private:
-  se_request One(const std::string& name, int32_t op, const void* input, void* output, const std::vector<int64_t>& dims,
-                 int32_t dtype, int32_t reduce_op, int root, double prescale, double postscale) const {
-    // The struct points into these; Submit copies before they change.
-    static thread_local se_buffer buffer;
-    static thread_local std::vector<int64_t> shape;
-    static thread_local std::string kept_name;
-    shape = dims;
-    kept_name = name;
-    int64_t count = 1;
-    for (const int64_t dim : dims) count *= dim;
-    buffer = {input, output, count};
-    return {sizeof(se_request),
-            kept_name.c_str(),
-            op,
-            dtype,
-            reduce_op,
-            root,
-            0,
-            1,
-            &buffer,
-            static_cast<int32_t>(shape.size()),
-            shape.data(),
-            prescale,
-            postscale};
+  [[noreturn]] void FailWith(int32_t status) const {
+    Fail(__FILE__, __LINE__,
+         "rank " + std::to_string(rank) + ": status " + std::to_string(status) + ": " + se_last_error());
   }
 };
 
@@ -146,11 +177,27 @@ inline Wiring Wire(int size, const JobOptions& options) {
   std::vector<int> segments(static_cast<size_t>(size), -1);
   for (int rank = 0; rank < size; ++rank) {
     if (options.channel == Channel::kShared)
-      CHECK_EQ(se_segment_create(size, &segments[static_cast<size_t>(rank)]), SE_OK);
+      CHECK_EQ(se_segment_create(options.ranks_per_host > 0 ? options.ranks_per_host : size,
+                                 &segments[static_cast<size_t>(rank)]),
+               SE_OK);
     se_config config{};
     config.struct_bytes = sizeof(se_config);
     config.rank = rank;
+    config.global_rank = rank;
     config.size = size;
+    config.cache_capacity = options.cache_capacity;
+    config.overlap = options.overlap;
+    config.cores = 2;
+    config.hierarchical = -1;
+    config.affinity_core = -1;
+    config.spin_microseconds = -1;
+    config.autotune = options.autotune ? 1 : 0;
+    config.autotune_warmup_samples = 1;
+    config.autotune_steps_per_sample = 2;
+    config.autotune_max_samples = 6;
+    config.autotune_log = options.autotune_log;
+    config.heartbeat_seconds = options.heartbeat_seconds;
+    config.silence_seconds = options.silence_seconds;
     config.own_segment_fd = segments[static_cast<size_t>(rank)] >= 0 ? Dup(segments[static_cast<size_t>(rank)]) : -1;
     config.fusion_threshold_bytes = options.fusion_threshold_bytes;
     config.start_timeout_seconds = 20;
@@ -170,10 +217,12 @@ inline Wiring Wire(int size, const JobOptions& options) {
           setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &options.socket_buffer_bytes, sizeof(int));
         }
       }
-      const bool share = options.channel == Channel::kShared && !(options.last_rank_cannot_share && b == size - 1);
+      const bool one_host = options.ranks_per_host == 0 || a / options.ranks_per_host == b / options.ranks_per_host;
+      const bool share =
+          options.channel == Channel::kShared && one_host && !(options.last_rank_cannot_share && b == size - 1);
       const auto segment = [&](int rank) { return share ? Dup(segments[static_cast<size_t>(rank)]) : -1; };
-      wiring.peers[static_cast<size_t>(a)].push_back({b, control[0], data[0], segment(b), "testhost"});
-      wiring.peers[static_cast<size_t>(b)].push_back({a, control[1], data[1], segment(a), "testhost"});
+      wiring.peers[static_cast<size_t>(a)].push_back({b, b, control[0], data[0], segment(b), "testhost"});
+      wiring.peers[static_cast<size_t>(b)].push_back({a, a, control[1], data[1], segment(a), "testhost"});
     }
   }
   for (const int fd : segments) {

@@ -31,6 +31,50 @@ std::string ErrnoText(int error_number) { return std::generic_category().message
 
 }  // namespace
 
+void AppendFrame(FrameType type, std::string_view payload, std::string* bytes) {
+  FrameHeader header{kMagic, static_cast<uint16_t>(type), 0, static_cast<uint32_t>(payload.size()), Crc32c(payload), 0};
+  header.header_crc = HeaderCrc(header);
+  bytes->append(reinterpret_cast<const char*>(&header), kHeaderBytes);
+  bytes->append(payload);
+}
+
+bool FrameParser::Take(std::string_view bytes, std::deque<Frame>* inbox) {
+  if (!refusal_.empty()) return false;
+  // Most frames arrive whole: they are read where they are.
+  const bool resumed = !partial_.empty();
+  if (resumed) {
+    partial_.append(bytes);
+    bytes = partial_;
+  }
+  size_t taken = 0;
+  while (const size_t length = TakeOne(bytes.substr(taken), inbox)) taken += length;
+  if (resumed) {
+    partial_.erase(0, taken);
+  } else {
+    partial_.assign(bytes.substr(taken));
+  }
+  return refusal_.empty();
+}
+
+size_t FrameParser::TakeOne(std::string_view bytes, std::deque<Frame>* inbox) {
+  if (bytes.size() < kHeaderBytes) return 0;
+  FrameHeader header;
+  std::memcpy(&header, bytes.data(), kHeaderBytes);
+  if (header.magic != kMagic || header.header_crc != HeaderCrc(header) || header.payload_bytes > kMaxFrameBytes) {
+    refusal_ = "sent bytes that are no control frame";
+    return 0;
+  }
+  bytes.remove_prefix(kHeaderBytes);
+  if (bytes.size() < header.payload_bytes) return 0;
+  const std::string_view payload = bytes.substr(0, header.payload_bytes);
+  if (Crc32c(payload) != header.payload_crc) {
+    refusal_ = "sent a control frame with a wrong checksum";
+    return 0;
+  }
+  inbox->push_back(Frame{static_cast<FrameType>(header.type), std::string(payload)});
+  return kHeaderBytes + payload.size();
+}
+
 ControlLink::ControlLink(UniqueFd fd) : fd_(std::move(fd)) {}
 
 void ControlLink::Close(std::string reason) {
@@ -42,10 +86,7 @@ void ControlLink::Close(std::string reason) {
 
 void ControlLink::Send(FrameType type, std::string_view payload) {
   if (!open_) return;
-  FrameHeader header{kMagic, static_cast<uint16_t>(type), 0, static_cast<uint32_t>(payload.size()), Crc32c(payload), 0};
-  header.header_crc = HeaderCrc(header);
-  unsent_.append(reinterpret_cast<const char*>(&header), kHeaderBytes);
-  unsent_.append(payload);
+  AppendFrame(type, payload, &unsent_);
   Flush();
 }
 
@@ -72,8 +113,7 @@ void ControlLink::Receive(std::deque<Frame>* inbox) {
   while (open_) {
     const ssize_t n = recv(fd_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
     if (n > 0) {
-      received_.append(buffer.data(), static_cast<size_t>(n));
-      ParseFrames(inbox);
+      if (!parser_.Take({buffer.data(), static_cast<size_t>(n)}, inbox)) Close(parser_.refusal());
     } else if (n == 0) {
       Close("closed its connection");
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
@@ -82,27 +122,6 @@ void ControlLink::Receive(std::deque<Frame>* inbox) {
       Close("lost its connection: " + ErrnoText(errno));
     }
   }
-}
-
-void ControlLink::ParseFrames(std::deque<Frame>* inbox) {
-  size_t position = 0;
-  while (open_ && received_.size() - position >= kHeaderBytes) {
-    FrameHeader header;
-    std::memcpy(&header, received_.data() + position, kHeaderBytes);
-    if (header.magic != kMagic || header.header_crc != HeaderCrc(header) || header.payload_bytes > kMaxFrameBytes) {
-      Close("sent bytes that are no control frame");
-      return;
-    }
-    if (received_.size() - position - kHeaderBytes < header.payload_bytes) break;
-    std::string payload = received_.substr(position + kHeaderBytes, header.payload_bytes);
-    if (Crc32c(payload) != header.payload_crc) {
-      Close("sent a control frame with a wrong checksum");
-      return;
-    }
-    inbox->push_back(Frame{static_cast<FrameType>(header.type), std::move(payload)});
-    position += kHeaderBytes + header.payload_bytes;
-  }
-  received_.erase(0, position);
 }
 
 void ControlLink::FinishSending() { shutdown(fd_.get(), SHUT_WR); }

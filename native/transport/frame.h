@@ -14,12 +14,19 @@
 namespace spark_estimator {
 
 enum class FrameType : uint16_t {
-  kHello = 1,      // who I am and how I am configured
-  kRequests = 2,   // to the coordinator: collectives that this rank has submitted
-  kResponses = 3,  // from the coordinator: what all ranks run next, in this order
-  kGoodbye = 4,    // I leave in good order, having finished so many responses
-  kAbort = 5,      // the job is broken, and who broke it
-  kNotice = 6,     // a sentence for the log
+  kHello = 1,       // who I am and how I am configured
+  kRequests = 2,    // to the coordinator: collectives that this rank waits for
+  kResponses = 3,   // from the coordinator: what all ranks do next, in this order
+  kGoodbye = 4,     // I leave in good order, having finished so many responses
+  kAbort = 5,       // the job is broken, and who broke it
+  kNotice = 6,      // a sentence for the log
+  kRound = 7,       // a proposal, or several joined
+  kStuck = 8,       // to the coordinator: I wait at this place for long, for somebody who has not posted
+  kGoSlow = 9,      // from the coordinator: whoever has not posted at this place, leave the rounds there
+  kNudge = 10,      // I wait at this place for you
+  kHeartbeat = 11,  // I am alive
+  kAsk = 12,        // from the coordinator: what are you doing?
+  kAnswer = 13,     // to the coordinator
 };
 
 struct Frame {
@@ -29,6 +36,27 @@ struct Frame {
 
 // Larger than any honest message; a longer one is refused before a byte of it is stored.
 constexpr uint32_t kMaxFrameBytes = 64u << 20;
+
+// The bytes of one frame on the wire, appended to `bytes`. The payload holds at most kMaxFrameBytes.
+void AppendFrame(FrameType type, std::string_view payload, std::string* bytes);
+
+// Frames out of a stream of bytes, whatever the cuts. It trusts nothing: what is not the beginning of a frame, or fails
+// its checksum, is refused, and never is memory taken for more than has arrived.
+class FrameParser {
+ public:
+  // Takes in the next bytes of the stream and appends the frames that are whole now to `inbox`. False from the first
+  // byte on that cannot be: refusal() says why, and nothing more is taken in.
+  bool Take(std::string_view bytes, std::deque<Frame>* inbox);
+  // What the peer did; "" while it behaved.
+  const std::string& refusal() const { return refusal_; }
+
+ private:
+  // Appends the frame that `bytes` begin with and gives its length; 0 when there is none (yet).
+  size_t TakeOne(std::string_view bytes, std::deque<Frame>* inbox);
+
+  std::string partial_;  // the beginning of a frame
+  std::string refusal_;
+};
 
 // One control connection. Not thread-safe.
 class ControlLink {
@@ -54,13 +82,12 @@ class ControlLink {
 
  private:
   void Close(std::string reason);
-  void ParseFrames(std::deque<Frame>* inbox);
 
   UniqueFd fd_;
   bool open_ = true;
   std::string closed_reason_;
   std::string unsent_;
-  std::string received_;
+  FrameParser parser_;
   int64_t bytes_sent_ = 0;
 };
 

@@ -1,12 +1,10 @@
 #include "transport/segment.h"
 
 #include <fcntl.h>
-#include <linux/futex.h>
-#include <sched.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
-#include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -19,82 +17,60 @@ namespace spark_estimator {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr int kYields = 4;
+constexpr size_t kLargestArena = size_t{64} << 30;
 
 size_t RoundUp(size_t value, size_t step) { return (value + step - 1) / step * step; }
 
-void Pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield" ::: "memory");
-#endif
+size_t Limit(int resource) {
+  rlimit limit{};
+  if (getrlimit(static_cast<__rlimit_resource_t>(resource), &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return std::numeric_limits<size_t>::max();
+  }
+  return static_cast<size_t>(limit.rlim_cur);
 }
 
-bool Reached(const Flag& flag, uint32_t value) {
-  return static_cast<int32_t>(flag.value.load(std::memory_order_acquire) - value) >= 0;
-}
-
-// The word is shared between processes, so these are not the "private" futex calls.
-void FutexWait(std::atomic<uint32_t>& word, uint32_t expected, std::chrono::milliseconds timeout) {
-  timespec limit{};
-  limit.tv_sec = timeout.count() / 1000;
-  limit.tv_nsec = timeout.count() % 1000 * 1000000;
-  syscall(SYS_futex, &word, FUTEX_WAIT, expected, &limit, nullptr, 0);
-}
-
-void FutexWakeAll(std::atomic<uint32_t>& word) {
-  syscall(SYS_futex, &word, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr, nullptr, 0);
+// All ranks of the host map the arenas of all.
+size_t ArenaBytes(int local_size, size_t rest) {
+  const long pages = sysconf(_SC_PHYS_PAGES);
+  const long page_bytes = sysconf(_SC_PAGESIZE);
+  size_t bytes = kLargestArena;
+  if (pages > 0 && page_bytes > 0)
+    bytes = std::min(bytes, static_cast<size_t>(pages) * static_cast<size_t>(page_bytes));
+  const size_t file = Limit(RLIMIT_FSIZE);  // going beyond it would raise SIGXFSZ
+  bytes = std::min(bytes, file > rest ? file - rest : 0);
+  const auto ranks = static_cast<size_t>(std::max(local_size, 1));
+  if (const size_t space = Limit(RLIMIT_AS); space != std::numeric_limits<size_t>::max()) {
+    bytes = std::min(bytes, space / 4 / ranks);
+  }
+  return bytes / kPage * kPage;
 }
 
 }  // namespace
 
-void Post(Flag& flag, uint32_t value) {
-  // Sequentially consistent on both sides: a sleeper announces itself and looks once more, we store and then look for
-  // sleepers, so one of the two sees the other.
-  flag.value.store(value, std::memory_order_seq_cst);
-  if (flag.sleepers.load(std::memory_order_seq_cst) > 0) FutexWakeAll(flag.value);
-}
-
-Status Await(Flag& flag, uint32_t value, int spin_pauses, Liveness& liveness) {
-  if (Reached(flag, value)) return Status::Ok();
-  for (int i = 0; i < spin_pauses; ++i) {
-    Pause();
-    if (Reached(flag, value)) return Status::Ok();
-  }
-  for (int i = 0; i < kYields; ++i) {
-    sched_yield();
-    if (Reached(flag, value)) return Status::Ok();
-  }
-  while (true) {
-    flag.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    const uint32_t seen = flag.value.load(std::memory_order_seq_cst);
-    if (static_cast<int32_t>(seen - value) < 0) FutexWait(flag.value, seen, kLivenessInterval);
-    flag.sleepers.fetch_sub(1, std::memory_order_seq_cst);
-    if (Reached(flag, value)) return Status::Ok();
-    SE_RETURN_IF_ERROR(liveness.Check());
-  }
-}
-
-SegmentLayout::SegmentLayout(int size) {
-  const auto ranks = static_cast<size_t>(std::max(size, 1));
+SegmentLayout::SegmentLayout(int local_size) {
+  const auto ranks = static_cast<size_t>(std::max(local_size, 1));
   // About a mebibyte of input slot keeps a pair's working set inside the last-level cache; measured best at 128 KiB for
   // few ranks.
   chunk_bytes = std::clamp(RoundUp((size_t{1} << 20) / ranks, kPage), size_t{16} << 10, size_t{128} << 10);
   input_offset = kPage;
   output_offset = input_offset + kSlots * ranks * chunk_bytes;
   small_offset = output_offset + kSlots * chunk_bytes;
-  total_bytes = small_offset + 2 * kSmallBytes;
+  round_offset = small_offset + 2 * kSmallBytes;
+  arena_offset = RoundUp(round_offset + 2 * kRoundBytes, kPage);
 }
 
-Status Segment::Create(int size, UniqueFd* fd) {
-  const SegmentLayout layout(size);
+Status Segment::Create(int local_size, UniqueFd* fd) {
+  const SegmentLayout layout(local_size);
   UniqueFd made(memfd_create("spark_estimator", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!made.valid()) return Status::System("cannot make a shared segment (memfd_create)", errno);
+  const size_t total_bytes = layout.arena_offset + ArenaBytes(local_size, layout.arena_offset);
+  if (ftruncate(made.get(), static_cast<off_t>(total_bytes)) != 0) {
+    return Status::System("cannot make a shared segment of " + std::to_string(total_bytes) + " bytes", errno);
+  }
   // Allocating now turns "no memory" into an error here instead of a SIGBUS in the middle of a collective.
-  const int failed = posix_fallocate(made.get(), 0, static_cast<off_t>(layout.total_bytes));
+  const int failed = posix_fallocate(made.get(), 0, static_cast<off_t>(layout.arena_offset));
   if (failed != 0) {
-    return Status::System("cannot allocate a shared segment of " + std::to_string(layout.total_bytes) + " bytes",
+    return Status::System("cannot allocate a shared segment of " + std::to_string(layout.arena_offset) + " bytes",
                           failed);
   }
   if (fcntl(made.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
@@ -106,9 +82,19 @@ Status Segment::Create(int size, UniqueFd* fd) {
   auto* header = new (memory) Header();
   header->magic = kMagic;
   header->version = SE_ABI_VERSION;
-  header->size = size;
+  header->local_size = local_size;
   munmap(memory, kPage);
   *fd = std::move(made);
+  return Status::Ok();
+}
+
+Status Segment::LocalSizeOf(int fd, int* local_size) {
+  Header header{};
+  const ssize_t got = pread(fd, static_cast<void*>(&header), offsetof(Header, input_posted), 0);
+  if (got != static_cast<ssize_t>(offsetof(Header, input_posted)) || header.magic != kMagic || header.local_size < 1) {
+    return Status(SE_INVALID_ARGUMENT, "this is not a shared segment");
+  }
+  *local_size = header.local_size;
   return Status::Ok();
 }
 
@@ -118,7 +104,8 @@ Segment& Segment::operator=(Segment&& other) noexcept {
   if (this != &other) {
     Unmap();
     base_ = std::exchange(other.base_, nullptr);
-    size_ = other.size_;
+    local_size_ = other.local_size_;
+    arena_bytes_ = std::exchange(other.arena_bytes_, 0);
     layout_ = other.layout_;
   }
   return *this;
@@ -127,34 +114,46 @@ Segment& Segment::operator=(Segment&& other) noexcept {
 Segment::~Segment() { Unmap(); }
 
 void Segment::Unmap() {
-  if (base_ != nullptr) munmap(base_, layout_.total_bytes);
+  if (base_ != nullptr) munmap(base_, layout_.arena_offset + arena_bytes_);
   base_ = nullptr;
+  arena_bytes_ = 0;
 }
 
-Status Segment::Map(int fd, int size) {
-  const SegmentLayout layout(size);
+Status Segment::Map(int fd, int local_size) {
+  const SegmentLayout layout(local_size);
   struct stat facts{};
   if (fstat(fd, &facts) != 0) return Status::System("cannot look at a shared segment", errno);
-  if (static_cast<size_t>(facts.st_size) != layout.total_bytes) {
-    return Status(SE_INVALID_ARGUMENT, "a shared segment has " + std::to_string(facts.st_size) +
-                                           " bytes where a job of " + std::to_string(size) + " ranks needs " +
-                                           std::to_string(layout.total_bytes));
+  const auto total_bytes = static_cast<size_t>(facts.st_size);
+  if (facts.st_size < 0 || total_bytes < layout.arena_offset || total_bytes > layout.arena_offset + kLargestArena) {
+    return Status(SE_INVALID_ARGUMENT, "a shared segment has " + std::to_string(facts.st_size) + " bytes where " +
+                                           std::to_string(local_size) + " ranks of a host need " +
+                                           std::to_string(layout.arena_offset) + " and an arena of at most " +
+                                           std::to_string(kLargestArena));
   }
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     return Status(SE_INVALID_ARGUMENT, "a shared segment is not sealed against shrinking");
   }
-  void* memory = mmap(nullptr, layout.total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  size_t mapped_bytes = total_bytes;
+  const auto map = [&] {
+    return mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  };
+  void* memory = map();
+  if (memory == MAP_FAILED && mapped_bytes > layout.arena_offset) {
+    mapped_bytes = layout.arena_offset;
+    memory = map();
+  }
   if (memory == MAP_FAILED) return Status::System("cannot map a shared segment", errno);
   const auto* header = static_cast<const Header*>(memory);
-  if (header->magic != kMagic || header->version != SE_ABI_VERSION || header->size != size) {
-    munmap(memory, layout.total_bytes);
+  if (header->magic != kMagic || header->version != SE_ABI_VERSION || header->local_size != local_size) {
+    munmap(memory, mapped_bytes);
     return Status(SE_INVALID_ARGUMENT, "a shared segment was made by another version or for another number of ranks");
   }
   Unmap();
   base_ = static_cast<uint8_t*>(memory);
-  size_ = size;
+  local_size_ = local_size;
   layout_ = layout;
+  arena_bytes_ = mapped_bytes - layout.arena_offset;
   return Status::Ok();
 }
 

@@ -1,51 +1,45 @@
-// One rank's piece of shared memory: flags and slots that every rank of the same host can read.
+// One rank's piece of shared memory: flags, slots and an arena that every rank of the same host can read.
 //
-// A segment is anonymous (memfd), so nothing is left behind by a kill and nobody can attach to it by name; its pages
-// are allocated and its size sealed when it is made, so that touching it can never raise SIGBUS.
+// A segment is anonymous (memfd), so nothing is left behind by a kill and nobody can attach to it by name. Its size is
+// sealed and the pages of its flags and slots are allocated when it is made, so that touching them can never raise
+// SIGBUS; those of the arena, a large sparse tail, come and go with what is allocated there (transport/arena.h).
 #ifndef SPARK_ESTIMATOR_TRANSPORT_SEGMENT_H_
 #define SPARK_ESTIMATOR_TRANSPORT_SEGMENT_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include "base/status.h"
 #include "base/unique_fd.h"
-#include "transport/liveness.h"
+#include "transport/waiting.h"
 
 namespace spark_estimator {
 
-// A counter that one rank raises and others wait for. Two lines apart, so that neither the flags' owners nor the
-// processor's pairwise prefetch make neighbours share.
-struct alignas(128) Flag {
-  std::atomic<uint32_t> value;
-  std::atomic<uint32_t> sleepers;
-};
-
-// Raises `flag` to `value` and wakes whoever sleeps on it.
-void Post(Flag& flag, uint32_t value);
-// Returns when `flag` has reached `value` (counters wrap: "reached" is a signed difference), or when `liveness` says
-// that it never will. Spins for `spin_pauses` turns, gives the processor away a few times, then sleeps.
-Status Await(Flag& flag, uint32_t value, int spin_pauses, Liveness& liveness);
-
-// How a segment is divided; a pure function of the number of ranks, so that all ranks agree.
+// How a segment is divided; a pure function of the number of ranks of the host, so that all of them agree.
 struct SegmentLayout {
   static constexpr size_t kSlots = 4;          // in flight between a writer and its readers; at least 3, see allreduce
   static constexpr size_t kSmallBytes = 8192;  // largest vector that goes in one shot
+  static constexpr size_t kProposalBytes = 2048;                       // what a rank says of itself in a round, and
+  static constexpr size_t kRoundBytes = kProposalBytes + kSmallBytes;  // one small vector that it brings along
 
-  explicit SegmentLayout(int size);
+  explicit SegmentLayout(int local_size);
 
   size_t chunk_bytes;    // one owner's share of one block
-  size_t input_offset;   // kSlots input slots of size * chunk_bytes: what this rank offers to the others
+  size_t input_offset;   // kSlots input slots of local_size * chunk_bytes: what this rank offers to the others
   size_t output_offset;  // kSlots output slots of chunk_bytes: what this rank has reduced
   size_t small_offset;   // two small slots of kSmallBytes, used in turn
-  size_t total_bytes;
+  size_t round_offset;   // two round slots of kRoundBytes, used in turn
+  size_t arena_offset;   // what follows, to the end of the file, is the arena
 };
 
 class Segment {
  public:
-  // Makes a segment for a job of `size` ranks and gives its descriptor.
-  static Status Create(int size, UniqueFd* fd);
+  // Makes a segment for `local_size` ranks of one host and gives its descriptor. The arena is as large as the machine's
+  // memory, at most 64 GiB, less where the process's limits say so; it costs address space only.
+  static Status Create(int local_size, UniqueFd* fd);
+
+  // For how many ranks of a host a segment was made.
+  static Status LocalSizeOf(int fd, int* local_size);
 
   Segment() = default;
   Segment(Segment&& other) noexcept;
@@ -53,27 +47,40 @@ class Segment {
   ~Segment();
 
   // Maps a segment made by Create, here or in another process; refuses anything else. The descriptor may be closed
-  // after.
-  Status Map(int fd, int size);
+  // after, but for this rank's own, which its Arena keeps. Where the address space does not hold the arena, the rest is
+  // mapped without it.
+  Status Map(int fd, int local_size);
   bool mapped() const { return base_ != nullptr; }
 
   Flag& input_posted() { return header()->input_posted; }    // blocks whose input slot is filled
   Flag& output_posted() { return header()->output_posted; }  // blocks that are reduced (or, without a reduction, read)
   Flag& small_posted() { return header()->small_posted; }    // small ops whose slot is filled
+  Flag& round_posted() { return header()->round_posted; }    // rounds whose slot is filled
+  Flag& arena_posted() { return header()->arena_posted; }    // steps of the collectives on arenas, begun and done
   uint8_t* input_slot(uint32_t block) { return base_ + layout_.input_offset + Turn(block) * input_slot_bytes(); }
   uint8_t* output_slot(uint32_t block) { return base_ + layout_.output_offset + Turn(block) * layout_.chunk_bytes; }
   uint8_t* small_slot(uint32_t op) { return base_ + layout_.small_offset + (op % 2) * SegmentLayout::kSmallBytes; }
-  size_t input_slot_bytes() const { return static_cast<size_t>(size_) * layout_.chunk_bytes; }
+  // SegmentLayout::kRoundBytes bytes, 64-byte aligned; the slots of two positions in a row are not the same.
+  uint8_t* round_slot(uint32_t position) {
+    return base_ + layout_.round_offset + (position % 2) * SegmentLayout::kRoundBytes;
+  }
+  // nullptr when it is not mapped.
+  uint8_t* arena() { return arena_bytes_ == 0 ? nullptr : base_ + layout_.arena_offset; }
+  size_t arena_bytes() const { return arena_bytes_; }
+  size_t arena_offset() const { return layout_.arena_offset; }  // in the file
+  size_t input_slot_bytes() const { return static_cast<size_t>(local_size_) * layout_.chunk_bytes; }
   size_t chunk_bytes() const { return layout_.chunk_bytes; }
 
  private:
   struct Header {
     uint64_t magic;
     uint32_t version;
-    int32_t size;
+    int32_t local_size;
     Flag input_posted;
     Flag output_posted;
     Flag small_posted;
+    Flag round_posted;
+    Flag arena_posted;
   };
   static constexpr uint64_t kMagic = 0x544e454d47455345;  // "ESEGMENT"
 
@@ -82,7 +89,8 @@ class Segment {
   void Unmap();
 
   uint8_t* base_ = nullptr;
-  int size_ = 0;
+  int local_size_ = 0;
+  size_t arena_bytes_ = 0;
   SegmentLayout layout_{1};
 };
 

@@ -1,97 +1,199 @@
+// Sockets, and parts of a group, behind the interface of StreamGroup.
 #include "transport/stream_group.h"
 
-#include <poll.h>
+#include <sched.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <string>
+#include <utility>
 
 namespace spark_estimator {
 namespace {
 
 // send() and recv() take at most 2 GiB at once, and smaller turns keep both directions of a link busy.
 constexpr size_t kTurnBytes = size_t{1} << 20;
+// A peer that answers soon answers within a few turns of the scheduler; sleeping and being woken costs more than they
+// do. Where they did not help kUselessBeforeRest times in a row, or a turn went to somebody who kept it, waits sleep at
+// once for a while, twice as long each time.
+constexpr int kYields = 8;
+constexpr std::chrono::microseconds kLongTurn{30};
+constexpr int kUselessBeforeRest = 4;
+constexpr int kShortestRest = 16;  // waits
+constexpr int kLongestRest = 4096;
+// Scratch beyond this is given back after use, so that one large collective does not hold memory for ever.
+constexpr size_t kKeptScratchBytes = size_t{4} << 20;
 
 }  // namespace
 
-Status StreamGroup::TrySend(int peer, const uint8_t* data, size_t bytes, size_t* moved) {
+SocketGroup::SocketGroup(int rank, std::vector<UniqueFd> sockets, Liveness* liveness)
+    : StreamGroup(rank, static_cast<int>(sockets.size())), sockets_(std::move(sockets)), liveness_(liveness) {
+  next_check_ = Clock::now() + kLivenessInterval;
+  next_rest_ = kShortestRest;
+}
+
+void SocketGroup::Moved(size_t bytes) {
+  CountMoved(bytes);
+  if (yields_ > 0 && yields_ < kYields) {
+    useless_ = 0;
+    next_rest_ = kShortestRest;
+  }
+  yields_ = 0;
+}
+
+bool SocketGroup::YieldInstead() {
+  if (resting_ > 0) {
+    if (yields_ == 0) --resting_;
+    return false;
+  }
+  if (yields_ >= kYields) return false;
+  ++yields_;
+  const Time start = Clock::now();
+  sched_yield();
+  const bool kept = Clock::now() - start > kLongTurn;
+  if (kept || yields_ == kYields) ++useless_;
+  if (kept || useless_ >= kUselessBeforeRest) {
+    yields_ = kYields;
+    useless_ = 0;
+    resting_ = next_rest_;
+    next_rest_ = std::min(2 * next_rest_, kLongestRest);
+  }
+  return true;
+}
+
+Status SocketGroup::TrySend(int peer, const uint8_t* data, size_t bytes, size_t* moved) {
   *moved = 0;
   if (bytes == 0) return Status::Ok();
-  const int fd = sockets[static_cast<size_t>(peer)].get();
+  const int fd = sockets_[static_cast<size_t>(peer)].get();
   const ssize_t n = send(fd, data, std::min(bytes, kTurnBytes), MSG_DONTWAIT | MSG_NOSIGNAL);
   if (n >= 0) {
     *moved = static_cast<size_t>(n);
-    bytes_moved += n;
+    Moved(*moved);
     return Status::Ok();
   }
   if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return Status::Ok();
   const int error_number = errno;
   // The control connection tells better why a peer is gone than a broken pipe does.
-  SE_RETURN_IF_ERROR(liveness->Check());
+  SE_RETURN_IF_ERROR(liveness_->Check());
   return Status(SE_PEER_LOST,
                 Status::System("sending to rank " + std::to_string(peer) + " failed", error_number).message());
 }
 
-Status StreamGroup::TryReceive(int peer, uint8_t* data, size_t bytes, size_t* moved) {
+Status SocketGroup::TryReceive(int peer, uint8_t* data, size_t bytes, size_t* moved) {
   *moved = 0;
   if (bytes == 0) return Status::Ok();
-  const int fd = sockets[static_cast<size_t>(peer)].get();
+  const int fd = sockets_[static_cast<size_t>(peer)].get();
   const ssize_t n = recv(fd, data, std::min(bytes, kTurnBytes), MSG_DONTWAIT);
   if (n > 0) {
     *moved = static_cast<size_t>(n);
-    bytes_moved += n;
+    Moved(*moved);
     return Status::Ok();
   }
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return Status::Ok();
   const int error_number = n == 0 ? ECONNRESET : errno;
-  SE_RETURN_IF_ERROR(liveness->Check());
+  SE_RETURN_IF_ERROR(liveness_->Check());
   return Status(SE_PEER_LOST,
                 Status::System("receiving from rank " + std::to_string(peer) + " failed", error_number).message());
 }
 
-Status StreamGroup::AwaitReady(std::span<const int> senders_to, std::span<const int> receivers_from) {
-  std::vector<pollfd> waits;
-  waits.reserve(senders_to.size() + receivers_from.size());
+Status SocketGroup::CheckLiveness() {
+  next_check_ = Clock::now() + kLivenessInterval;
+  return liveness_->Check();
+}
+
+Status SocketGroup::AwaitReady(std::span<const int> senders_to, std::span<const int> receivers_from) {
+  if (YieldInstead()) return Status::Ok();
+  waits_.clear();
   for (const int peer : senders_to) {
-    if (peer >= 0) waits.push_back({sockets[static_cast<size_t>(peer)].get(), POLLOUT, 0});
+    if (peer >= 0) waits_.push_back({sockets_[static_cast<size_t>(peer)].get(), POLLOUT, 0});
   }
   for (const int peer : receivers_from) {
-    if (peer >= 0) waits.push_back({sockets[static_cast<size_t>(peer)].get(), POLLIN, 0});
+    if (peer >= 0) waits_.push_back({sockets_[static_cast<size_t>(peer)].get(), POLLIN, 0});
   }
-  const int ready = poll(waits.data(), waits.size(), static_cast<int>(kLivenessInterval.count()));
+  const int ready = poll(waits_.data(), waits_.size(), static_cast<int>(kLivenessInterval.count()));
   if (ready < 0 && errno != EINTR) return Status::System("waiting for peers failed (poll)", errno);
-  return ready > 0 ? Status::Ok() : liveness->Check();
+  // Also when something is ready: a transfer may take long, and others die while it runs.
+  return ready > 0 && Clock::now() < next_check_ ? Status::Ok() : CheckLiveness();
+}
+
+void SocketGroup::AbandonAfterFork() {
+  // Numbers only: nothing is freed, since another thread may have held the allocator's lock when the process forked.
+  for (const UniqueFd& socket : sockets_) {
+    if (socket.valid()) ::close(socket.get());
+  }
+}
+
+SubGroup::SubGroup(StreamGroup* parent, std::vector<int> members)
+    : StreamGroup(static_cast<int>(std::find(members.begin(), members.end(), parent->rank()) - members.begin()),
+                  static_cast<int>(members.size())),
+      parent_(parent),
+      members_(std::move(members)) {}
+
+Status SubGroup::TrySend(int peer, const uint8_t* data, size_t bytes, size_t* moved) {
+  SE_RETURN_IF_ERROR(parent_->TrySend(members_[static_cast<size_t>(peer)], data, bytes, moved));
+  CountMoved(*moved);
+  return Status::Ok();
+}
+
+Status SubGroup::TryReceive(int peer, uint8_t* data, size_t bytes, size_t* moved) {
+  SE_RETURN_IF_ERROR(parent_->TryReceive(members_[static_cast<size_t>(peer)], data, bytes, moved));
+  CountMoved(*moved);
+  return Status::Ok();
+}
+
+Status SubGroup::AwaitReady(std::span<const int> senders_to, std::span<const int> receivers_from) {
+  const auto translate = [&](std::span<const int> peers, std::vector<int>* translated) {
+    translated->clear();
+    for (const int peer : peers) translated->push_back(peer < 0 ? -1 : members_[static_cast<size_t>(peer)]);
+  };
+  translate(senders_to, &senders_);
+  translate(receivers_from, &receivers_);
+  return parent_->AwaitReady(senders_, receivers_);
 }
 
 Status StreamGroup::Exchange(std::span<const SendPart> sends, std::span<const ReceivePart> receives) {
-  std::vector<SendPart> to_send(sends.begin(), sends.end());
-  std::vector<ReceivePart> to_receive(receives.begin(), receives.end());
-  std::vector<int> senders_to;
-  std::vector<int> receivers_from;
+  sends_.assign(sends.begin(), sends.end());
+  receives_.assign(receives.begin(), receives.end());
   while (true) {
     bool progress = false;
-    senders_to.clear();
-    receivers_from.clear();
-    for (SendPart& part : to_send) {
+    senders_to_.clear();
+    receivers_from_.clear();
+    for (SendPart& part : sends_) {
       size_t moved = 0;
-      SE_RETURN_IF_ERROR(TrySend(part.peer, part.data, part.bytes, &moved));
+      if (part.bytes > 0) SE_RETURN_IF_ERROR(TrySend(part.peer, part.data, part.bytes, &moved));
       part.data += moved;
       part.bytes -= moved;
       progress |= moved > 0;
-      if (part.bytes > 0) senders_to.push_back(part.peer);
+      if (part.bytes > 0) senders_to_.push_back(part.peer);
     }
-    for (ReceivePart& part : to_receive) {
+    for (ReceivePart& part : receives_) {
       size_t moved = 0;
-      SE_RETURN_IF_ERROR(TryReceive(part.peer, part.data, part.bytes, &moved));
+      if (part.bytes > 0) SE_RETURN_IF_ERROR(TryReceive(part.peer, part.data, part.bytes, &moved));
       part.data += moved;
       part.bytes -= moved;
       progress |= moved > 0;
-      if (part.bytes > 0) receivers_from.push_back(part.peer);
+      if (part.bytes > 0) receivers_from_.push_back(part.peer);
     }
-    if (senders_to.empty() && receivers_from.empty()) return Status::Ok();
-    if (!progress) SE_RETURN_IF_ERROR(AwaitReady(senders_to, receivers_from));
+    if (senders_to_.empty() && receivers_from_.empty()) return Status::Ok();
+    if (!progress) SE_RETURN_IF_ERROR(AwaitReady(senders_to_, receivers_from_));
   }
+}
+
+Status StreamGroup::Scratch(size_t bytes, uint8_t** memory) {
+  if (bytes > scratch_bytes_ || scratch_bytes_ > kKeptScratchBytes) {
+    constexpr size_t kAlignment = 64;
+    scratch_.reset();
+    scratch_bytes_ = (bytes + kAlignment) / kAlignment * kAlignment;
+    scratch_.reset(static_cast<uint8_t*>(std::aligned_alloc(kAlignment, scratch_bytes_)));
+    if (!scratch_) {
+      scratch_bytes_ = 0;
+      return Status(SE_NO_MEMORY, "could not allocate " + std::to_string(bytes) + " bytes for a collective");
+    }
+  }
+  *memory = scratch_.get();
+  return Status::Ok();
 }
 
 }  // namespace spark_estimator

@@ -1,12 +1,18 @@
-// The ranks of a job as connected by stream sockets for bulk bytes: TCP between hosts, Unix sockets inside one.
+// The ranks of a job as connected by streams for bulk bytes: sockets between hosts and inside them, or whatever else
+// stands behind the same interface (a part of the ranks, a simulated network).
 #ifndef SPARK_ESTIMATOR_TRANSPORT_STREAM_GROUP_H_
 #define SPARK_ESTIMATOR_TRANSPORT_STREAM_GROUP_H_
 
+#include <poll.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
 #include "transport/liveness.h"
@@ -24,23 +30,99 @@ struct ReceivePart {
   size_t bytes;
 };
 
-struct StreamGroup {
-  int rank = 0;
-  int size = 1;
-  std::vector<UniqueFd> sockets;  // [size], by rank; none for oneself
-  Liveness* liveness = nullptr;
-  int64_t bytes_moved = 0;
+// One rank's streams to all others, in order and lossless, without boundaries between what was sent. For one thread at
+// a time. An error leaves the group unusable.
+class StreamGroup {
+ public:
+  StreamGroup(const StreamGroup&) = delete;
+  StreamGroup& operator=(const StreamGroup&) = delete;
+  virtual ~StreamGroup() = default;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  int64_t bytes_moved() const { return bytes_moved_; }  // sent and received by this rank since the group was made
+
+  // One attempt: how many bytes could be moved without waiting. An end of the stream is an error.
+  virtual Status TrySend(int peer, const uint8_t* data, size_t bytes, size_t* moved) = 0;
+  virtual Status TryReceive(int peer, uint8_t* data, size_t bytes, size_t* moved) = 0;
+  // Gives the processor away until one of these streams can probably be used, or for the liveness interval at most; to
+  // be called when an attempt on each of them has moved nothing. May return early. Negative peers are ignored.
+  virtual Status AwaitReady(std::span<const int> senders_to, std::span<const int> receivers_from) = 0;
+  // In a forked child: gives up what the group holds of the system without a word to the peers.
+  virtual void AbandonAfterFork() {}
 
   // Sends and receives all parts at once, whatever order the bytes come in; returns when the last is through. At most
   // one part a peer and direction.
   Status Exchange(std::span<const SendPart> sends, std::span<const ReceivePart> receives);
 
-  // One attempt: how many bytes could be moved without waiting. An end of file is an error.
-  Status TrySend(int peer, const uint8_t* data, size_t bytes, size_t* moved);
-  Status TryReceive(int peer, uint8_t* data, size_t bytes, size_t* moved);
-  // Waits until one of the sockets can be used, at most for the liveness interval, then asks for liveness.
-  // -1 for "none".
-  Status AwaitReady(std::span<const int> senders_to, std::span<const int> receivers_from);
+  // Memory of the group for the collective that runs, 64-byte aligned, its content undefined; valid until the next
+  // call. SE_NO_MEMORY.
+  Status Scratch(size_t bytes, uint8_t** memory);
+
+ protected:
+  StreamGroup(int rank, int size) : rank_(rank), size_(size) {}
+  void CountMoved(size_t bytes) { bytes_moved_ += static_cast<int64_t>(bytes); }
+
+ private:
+  const int rank_;
+  const int size_;
+  int64_t bytes_moved_ = 0;
+  // Of Exchange, kept so that a step of a small collective allocates nothing.
+  std::vector<SendPart> sends_;
+  std::vector<ReceivePart> receives_;
+  std::vector<int> senders_to_;
+  std::vector<int> receivers_from_;
+  struct Freed {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<uint8_t, Freed> scratch_;
+  size_t scratch_bytes_ = 0;
+};
+
+// Over connected stream sockets: TCP between hosts, Unix sockets inside one.
+class SocketGroup : public StreamGroup {
+ public:
+  // `sockets` [size], by rank, none for oneself. `liveness` outlives the group and is asked during waits, at least
+  // every kLivenessInterval.
+  SocketGroup(int rank, std::vector<UniqueFd> sockets, Liveness* liveness);
+
+  Status TrySend(int peer, const uint8_t* data, size_t bytes, size_t* moved) override;
+  Status TryReceive(int peer, uint8_t* data, size_t bytes, size_t* moved) override;
+  Status AwaitReady(std::span<const int> senders_to, std::span<const int> receivers_from) override;
+  void AbandonAfterFork() override;
+
+ private:
+  Status CheckLiveness();
+  // How many turns to give away before sleeping; learns whether that pays.
+  bool YieldInstead();
+  void Moved(size_t bytes);
+
+  std::vector<UniqueFd> sockets_;
+  Liveness* liveness_;
+  Time next_check_;
+  std::vector<pollfd> waits_;
+  int yields_ = 0;   // in a row, since bytes moved last
+  int useless_ = 0;  // waits in a row in which yielding did not help
+  int resting_ = 0;  // waits that are still to sleep at once
+  int next_rest_;
+};
+
+// Some ranks of another group, renumbered: one ring across hosts, one host's part of a job.
+class SubGroup : public StreamGroup {
+ public:
+  // `members`: ranks of `parent` in the order of their new numbers; this rank is one of them. `parent` outlives the
+  // subgroup, and the two are never used at once.
+  SubGroup(StreamGroup* parent, std::vector<int> members);
+
+  Status TrySend(int peer, const uint8_t* data, size_t bytes, size_t* moved) override;
+  Status TryReceive(int peer, uint8_t* data, size_t bytes, size_t* moved) override;
+  Status AwaitReady(std::span<const int> senders_to, std::span<const int> receivers_from) override;
+
+ private:
+  StreamGroup* parent_;
+  std::vector<int> members_;
+  std::vector<int> senders_;  // of AwaitReady, in the parent's numbers
+  std::vector<int> receivers_;
 };
 
 }  // namespace spark_estimator

@@ -1,115 +1,111 @@
-"""Times the engine's collectives against gloo (as torch.distributed has it), in the same processes, in turns.
+"""Times the engine's collectives side by side with gloo, Open MPI and MPICH, in one interleaved run on this host.
 
-``python -m spark_estimator.benchmarks.collectives [--np 2] [--bytes 4,1024,...] [--tcp]`` prints a line for each op and
-size: the medians in microseconds and gloo's time over ours. Both are called as a user would, from Python, on float32
-torch tensors in place; every buffer is written anew before each call, as a training step does, outside the clock. A
-result that is wrong ends the run.
+``python -m spark_estimator.benchmarks.collectives [--np 2] [--bytes 4,1024,...] [--op ...] [--tcp]`` prints a line for
+each op and size: medians in microseconds of the slowest rank, and ratios. Every library's numbers are checked before
+any speed is shown; every buffer is written anew before each op, as a training step does, outside the clock. A result
+that is wrong ends the run.
+
+Columns: native, the C ABI on private memory; shared, the same on memory from the engine's allocator; python, the
+package as its users call it, named and synchronous on torch tensors; gloo, as torch.distributed has it, in the same
+processes; openmpi and mpich, in C; bound, a plain c[i] = a[i] + b[i] over each rank's share, all ranks at once: what an
+allreduce's reduction costs when nothing has to be waited for.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+import functools
 import socket
-import statistics
-import time
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
 
-OPS = ("allreduce", "broadcast", "allgather")
+from spark_estimator.benchmarks import programs
+from spark_estimator.benchmarks.command_line import Report, ended_by_signals, list_of, parser_of, positive
+from spark_estimator.benchmarks.programs import UnavailableError
+from spark_estimator.benchmarks.tables import Ratio
+from spark_estimator.benchmarks.turns import OPS, BenchmarkError, Group, Subject
+from spark_estimator.collectives.rendezvous import local_rendezvous
+
 DEFAULT_BYTES = (4, 1024, 65536, 1 << 20, 16 << 20, 102_400_000)
+_MODULE = "spark_estimator.benchmarks.collectives"
+PEERS = ("gloo", "openmpi", "mpich")
+RATIOS = (
+    Ratio("gloo", "python"),
+    Ratio("openmpi", "native"),
+    Ratio("mpich", "native"),
+    Ratio("bound", "native"),
+    Ratio("bound", "shared"),
+)
 
 
-def measure(sizes: Sequence[int], gloo_address: str, seconds_each: float) -> list[tuple[str, int, float, float, int]]:
-    """Runs on every rank.
+def start_subjects(
+    stack: contextlib.ExitStack, size: int, peers: Sequence[str], *, tcp: bool, say: Callable[[str], None]
+) -> list[Subject]:
+    """Starts the ranks of every library that can be had here.
 
     Args:
-        sizes: bytes of each rank's tensor.
-        gloo_address: ``tcp://host:port`` where gloo's ranks meet.
-        seconds_each: how long to measure one op at one size.
+        stack: ends them when it is left.
+        size: ranks of each library.
+        peers: of `PEERS`.
+        tcp: loopback TCP instead of shared memory.
+        say: is told of what cannot be had, and why.
 
-    Returns:
-        rank 0's (op, bytes, our median in us, gloo's median in us, rounds); on the other ranks something of that form.
+    Raises:
+        BenchmarkError: one that can be had does not start.
     """
-    import torch
-    import torch.distributed as dist
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark")))
+    subjects: list[Subject] = []
 
-    import spark_estimator.torch as hvd
-
-    hvd.init()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=gloo_address, rank=hvd.rank(), world_size=hvd.size())
-
-    def calls(op: str, tensor: torch.Tensor) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        if op == "allreduce":
-            return lambda: hvd.allreduce_(tensor, op=hvd.Sum, name="x"), lambda: dist.all_reduce(tensor)
-        if op == "broadcast":
-            return lambda: hvd.broadcast_(tensor, 0, name="x"), lambda: dist.broadcast(tensor, 0)
-        joined = torch.empty(hvd.size() * tensor.numel())
-        return lambda: hvd.allgather(tensor, name="x"), lambda: dist.all_gather_into_tensor(joined, tensor) or joined
-
-    def check(op: str, call: Callable[[], Any], tensor: torch.Tensor) -> None:
-        tensor.copy_(torch.arange(tensor.numel()) % 1000 + hvd.rank())
-        got = call()
-        result = got if op == "allgather" and got is not None else tensor
-        base = torch.arange(tensor.numel()) % 1000
-        if op == "allreduce":
-            expected = base * hvd.size() + sum(range(hvd.size()))
-        elif op == "broadcast":
-            expected = base
+    def add(make: Callable[[], Group], columns: Sequence[tuple[str, str]]) -> None:
+        try:
+            group = stack.enter_context(make())
+        except UnavailableError as error:
+            say(f"skipped: {', '.join(name for name, _ in columns)}: {error}.")
         else:
-            expected = torch.cat([base + rank for rank in range(hvd.size())])
-        if not torch.equal(result, expected.to(result.dtype)):
-            raise SystemExit(f"{op} of {tensor.numel()} elements gives wrong numbers on rank {hvd.rank()}")
+            subjects.extend(Subject(name, group, variant) for name, variant in columns)
 
-    def once(call: Callable[[], Any], tensor: torch.Tensor) -> float:
-        tensor.fill_(1.0)
-        hvd.barrier()
-        start = time.perf_counter()
-        call()
-        return (time.perf_counter() - start) * 1e6
-
-    lines = []
-    for size in sizes:
-        for op in OPS:
-            tensor = torch.empty(max(1, size // 4))
-            ours, gloos = calls(op, tensor)
-            check(op, ours, tensor)
-            check(op, gloos, tensor)
-            mine: list[float] = []
-            theirs: list[float] = []
-            deadline = time.perf_counter() + seconds_each
-            more = torch.ones(1)
-            while more.item() > 0:  # all ranks stop in the same round
-                for _ in range(5):
-                    mine.append(once(ours, tensor))
-                    theirs.append(once(gloos, tensor))
-                more = hvd.broadcast(torch.tensor([float(time.perf_counter() < deadline)]), 0, name="more")
-            lines.append((op, size, statistics.median(mine), statistics.median(theirs), len(mine)))
-    dist.destroy_process_group()
-    return lines
+    native = (
+        [("native", "plan"), ("bound", "bound")]
+        if tcp
+        else [("native", "plan"), ("shared", "shared"), ("bound", "bound")]
+    )
+    add(lambda: programs.native_group(folder, size, tcp=tcp), native)
+    with socket.socket() as probe:  # gloo wants a port that is free
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}" if "gloo" in peers else None
+    environment = {"SPARK_ESTIMATOR_SHARED_MEMORY": "0"} if tcp else {}
+    columns = [("python", "python"), *([("gloo", "gloo")] if address else [])]
+    add(lambda: programs.python_group("python", local_rendezvous(size), gloo=address, environment=environment), columns)
+    for name in ("openmpi", "mpich"):
+        if name in peers:
+            add(functools.partial(programs.mpi_group, name, folder, size, tcp=tcp), [(name, "mpi")])
+    order = ["native", "shared", "python", *PEERS, "bound"]
+    return sorted(subjects, key=lambda subject: order.index(subject.name))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Parses the arguments, runs the ranks on this host, prints the table."""
-    from spark_estimator.launch.local import run_local
-
-    parser = argparse.ArgumentParser(prog="python -m spark_estimator.benchmarks.collectives", description=__doc__)
-    parser.add_argument("--np", type=int, default=2, help="ranks (default 2)")
-    parser.add_argument("--bytes", default=",".join(map(str, DEFAULT_BYTES)), help="sizes of a rank's tensor")
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each op and size")
+    """Parses the arguments, runs all libraries' ranks on this host, prints the table."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    parser = parser_of(_MODULE, __doc__, ops=OPS, sizes=DEFAULT_BYTES)
+    parser.add_argument("--np", type=positive, default=2, help="ranks (default 2)")
     parser.add_argument("--tcp", action="store_true", help="without shared memory, as between hosts")
-    arguments = parser.parse_args(argv)
-    sizes = [int(text) for text in arguments.bytes.split(",")]
-    with socket.socket() as probe:  # gloo wants a port that is free on all ranks' host
-        probe.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    environment = {"SPARK_ESTIMATOR_SHARED_MEMORY": "0"} if arguments.tcp else {}
-    lines = run_local(measure, arguments.np, args=(sizes, address, arguments.seconds), environment=environment)
-    channel = "TCP and Unix sockets" if arguments.tcp else "shared memory"
-    print(f"{arguments.np} ranks on this host, float32, {channel}; medians in us")
-    print(f"{'op':10} {'bytes':>11} {'ours':>11} {'gloo':>11} {'gloo/ours':>9} {'rounds':>7}")
-    for op, size, ours, gloos, rounds in lines:
-        print(f"{op:10} {size:>11} {ours:>11.1f} {gloos:>11.1f} {gloos / ours:>9.2f} {rounds:>7}")
+    parser.add_argument("--peers", type=list_of(PEERS), default=PEERS, help=f"of {', '.join(PEERS)}; '' for none")
+    options = parser.parse_args(words)
+    report = Report(options, _MODULE, words)
+    channel = "loopback TCP" if options.tcp else "shared memory"
+    title = f"{options.np} ranks on {report.machine['cores']} cores ({report.machine['processor']}), {channel}"
+    try:
+        with ended_by_signals(), contextlib.ExitStack() as stack:
+            subjects = start_subjects(stack, options.np, options.peers, tcp=options.tcp, say=report.say)
+            there = [subject.name for subject in subjects if subject.name in ("openmpi", "mpich")]
+            versions = {name: programs.version_of(name) for name in there}
+            facts = {"ranks": options.np, "channel": channel, "versions": versions}
+            report.measure(f"{title}; us, slowest rank", subjects, RATIOS, facts)
+    except BenchmarkError as error:
+        raise SystemExit(f"benchmark: {error}") from error
+    report.write()
 
 
 if __name__ == "__main__":

@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from spark_estimator._native import DType, Op, ReduceOp
-from spark_estimator.collectives.handle import Handle
-from spark_estimator.collectives.ops import Tensor, auto_name, submit
+from spark_estimator.collectives import context
+from spark_estimator.collectives.handle import Gathered, Handle
+from spark_estimator.collectives.ops import Tensor, auto_name, barrier, join, run, submit
+from spark_estimator.collectives.process_set import ProcessSet
 
-__all__ = ["ReduceOp", "allgather", "allreduce", "allreduce_into", "broadcast", "dtype_of"]
+__all__ = [
+    "ReduceOp",
+    "allgather",
+    "allreduce",
+    "allreduce_into",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "dtype_of",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "join",
+    "reducescatter",
+    "shared_empty",
+]
 
-_DTYPES = {
+Array = NDArray[Any]
+
+_addressof = ctypes.addressof
+_from_buffer = ctypes.c_char.from_buffer
+
+_NAMES = {
     "uint8": DType.UINT8,
     "int8": DType.INT8,
     "int16": DType.INT16,
@@ -25,24 +51,30 @@ _DTYPES = {
     "float64": DType.FLOAT64,
     "bool": DType.BOOL,
 }
+_codes: dict[
+    numpy.dtype[Any], DType
+] = {}  # found once: asking a dtype for its name takes longer than a small collective
 
 
-def dtype_of(array: NDArray[Any]) -> DType:
+def dtype_of(array: Array) -> DType:
     """The engine's code for an array's element type. Raises ValueError for a type that it does not have."""
-    try:
-        return _DTYPES[array.dtype.name]
-    except KeyError:
-        raise ValueError(f"arrays of {array.dtype} cannot be sent; these can: {', '.join(_DTYPES)}.") from None
+    code = _codes.get(array.dtype)
+    if code is None:
+        if array.dtype.name not in _NAMES or not array.dtype.isnative:
+            raise ValueError(f"arrays of {array.dtype} cannot be sent; these can: {', '.join(_NAMES)}.")
+        code = _codes[array.dtype] = _NAMES[array.dtype.name]
+    return code
 
 
 def allreduce_into(
-    output: NDArray[Any],
-    array: NDArray[Any],
+    output: Array,
+    array: Array,
     op: ReduceOp,
     name: str,
     *,
     prescale: float = 1.0,
     postscale: float = 1.0,
+    process_set: ProcessSet | None = None,
 ) -> Handle:
     """Submits the reduction of all ranks' `array` into `output` and returns at once.
 
@@ -52,67 +84,303 @@ def allreduce_into(
         op: the reduction.
         name: by which the ranks' calls meet.
         prescale, postscale: factors before and after it.
+        process_set: whose ranks take part; None: all.
     """
     for which in (array, output):
         if not which.flags.c_contiguous:
             raise ValueError(f"allreduce {name!r} needs C-contiguous arrays.")
     if output.shape != array.shape or output.dtype != array.dtype or not output.flags.writeable:
         raise ValueError(f"allreduce {name!r} needs a writable output of shape {array.shape} and type {array.dtype}.")
-    tensor = Tensor(array.ctypes.data, output.ctypes.data, array.size, array.shape)
-    keep = (array, output)
-    dtype = dtype_of(array)
-    return submit(Op.ALLREDUCE, name, [tensor], dtype, reduce_op=op, prescale=prescale, postscale=postscale, keep=keep)
+    return submit(
+        Op.ALLREDUCE,
+        name,
+        [_tensor(array, output)],
+        reduce_op=op,
+        prescale=prescale,
+        postscale=postscale,
+        process_set=process_set,
+        keep=(array, output),
+    )
 
 
 def allreduce(
-    array: NDArray[Any],
+    array: Array,
     op: ReduceOp = ReduceOp.AVERAGE,
     name: str | None = None,
     *,
     prescale: float = 1.0,
     postscale: float = 1.0,
-) -> NDArray[Any]:
+    process_set: ProcessSet | None = None,
+) -> Array:
     """All ranks' arrays reduced to one, on every rank: a new array of the same shape and type.
 
     Args:
         array: the same shape and type on all ranks.
-        op: the reduction.
+        op: the reduction. Adasum needs a floating-point type and a power of two of ranks.
         name: by which the ranks' calls meet; None: the n-th call without a name meets the others' n-th.
         prescale, postscale: factors before and after it.
+        process_set: whose ranks take part; None: all.
+
+    Raises:
+        ValueError: the array cannot be sent, or this rank is not in the set. Nothing was sent.
+        MismatchError: the ranks' arrays, ops or factors differ.
+        HorovodInternalError: the collective failed otherwise; see ``Handle.wait``.
     """
-    source = numpy.ascontiguousarray(array).reshape(array.shape)
+    source = _contiguous(array)
     output = numpy.empty_like(source)
-    name = auto_name("allreduce") if name is None else name
-    allreduce_into(output, source, op, name, prescale=prescale, postscale=postscale).wait()
+    repeats = name is not None
+    run(
+        Op.ALLREDUCE,
+        auto_name("allreduce", process_set) if name is None else name,
+        (_tensor(source, output),),
+        reduce_op=op,
+        prescale=prescale,
+        postscale=postscale,
+        process_set=process_set,
+        keep=(source, output),
+        repeats=repeats,
+    )
     return output
 
 
-def allgather(array: NDArray[Any], name: str | None = None) -> NDArray[Any]:
+def grouped_allreduce(
+    arrays: Sequence[Array],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    *,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set: ProcessSet | None = None,
+) -> list[Array]:
+    """As `allreduce`, of several arrays in one request: all of them are reduced, or none.
+
+    Args:
+        arrays: of any shapes and types; at least one, and as many on all ranks.
+    """
+    return _reduced("grouped_allreduce", arrays, op, name, prescale, postscale, process_set)
+
+
+def allgather(array: Array, name: str | None = None, *, process_set: ProcessSet | None = None) -> Array:
     """All ranks' arrays joined along the first dimension, in rank order, on every rank.
 
     Args:
         array: at least one dimension; all but the first must be alike on all ranks.
-        name: as in `allreduce`.
+        name, process_set: as in `allreduce`.
     """
-    if array.ndim == 0:
-        raise ValueError("allgather needs at least one dimension to join along; this array has none.")
-    source = numpy.ascontiguousarray(array)
-    name = auto_name("allgather") if name is None else name
-    tensor = Tensor(source.ctypes.data, 0, source.size, source.shape)
-    data, rows = submit(Op.ALLGATHER, name, [tensor], dtype_of(source), keep=source).gathered()
-    return numpy.frombuffer(data, source.dtype).reshape(sum(rows), *source.shape[1:])
+    return _gathered("allgather", [array], name, process_set)[0]
 
 
-def broadcast(array: NDArray[Any], root_rank: int = 0, name: str | None = None) -> NDArray[Any]:
+def grouped_allgather(
+    arrays: Sequence[Array], name: str | None = None, *, process_set: ProcessSet | None = None
+) -> list[Array]:
+    """As `allgather`, of several arrays in one request: all of them are gathered, or none.
+
+    Args:
+        arrays: of any types; at least one, and as many on all ranks.
+    """
+    return _gathered("grouped_allgather", arrays, name, process_set)
+
+
+def broadcast(
+    array: Array, root_rank: int = 0, name: str | None = None, *, process_set: ProcessSet | None = None
+) -> Array:
     """The root's array, on every rank: a new array.
 
     Args:
         array: the same shape and type on all ranks; the values of the root count.
-        root_rank: whose.
-        name: as in `allreduce`.
+        root_rank: whose; its number in the job, also for a process set.
+        name, process_set: as in `allreduce`.
     """
     output = numpy.array(array, order="C", copy=True)
-    name = auto_name("broadcast") if name is None else name
-    tensor = Tensor(output.ctypes.data, output.ctypes.data, output.size, output.shape)
-    submit(Op.BROADCAST, name, [tensor], dtype_of(output), root_rank=root_rank, keep=output).wait()
+    name, repeats = _name("broadcast", name, process_set)
+    tensors = [_tensor(output, output)]
+    run(Op.BROADCAST, name, tensors, root_rank=root_rank, process_set=process_set, keep=output, repeats=repeats)
     return output
+
+
+def alltoall(
+    array: Array,
+    splits: Sequence[int] | None = None,
+    name: str | None = None,
+    *,
+    process_set: ProcessSet | None = None,
+) -> tuple[Array, tuple[int, ...]]:
+    """Sends some rows of the array to each rank, and joins what all ranks sent to this one, in rank order.
+
+    Args:
+        array: at least one dimension; all but the first must be alike on all ranks.
+        splits: [size] how many rows each rank gets, the first to rank 0; None: equally many.
+        name, process_set: as in `allreduce`.
+
+    Returns:
+        (rows, received): the rows that this rank got, and [size] how many of them each rank sent.
+    """
+    source = _source(array, "alltoall")
+    size = context.engine(process_set).size
+    rows = source.shape[0]
+    if splits is None and rows % size:
+        raise ValueError(f"alltoall: {rows} rows cannot be shared equally by {size} ranks; give splits.")
+    given = None if splits is None else tuple(int(split) for split in splits)
+    if given is not None and (len(given) != size or min(given) < 0 or sum(given) != rows):
+        raise ValueError(f"alltoall: splits {given} must be {size} numbers, 0 or more, whose sum is {rows}.")
+    name, repeats = _name("alltoall", name, process_set)
+    tensors = [_tensor(source, None)]
+    handle = run(Op.ALLTOALL, name, tensors, splits=given, process_set=process_set, keep=source, repeats=repeats)
+    assert handle is not None
+    gathered = handle.gathered()
+    return _joined(gathered, source), gathered.rows
+
+
+def reducescatter(
+    array: Array,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    *,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set: ProcessSet | None = None,
+) -> Array:
+    """All ranks' arrays reduced to one, of which each rank gets its share of the rows, the first of them rank 0.
+
+    Args:
+        array: the same shape and type on all ranks, at least one dimension. Where the ranks cannot share the first
+            equally, the lower ranks get one row more.
+        op: Average or Sum.
+        name, prescale, postscale, process_set: as in `allreduce`.
+    """
+    return _reduced("reducescatter", [array], op, name, prescale, postscale, process_set)[0]
+
+
+def grouped_reducescatter(
+    arrays: Sequence[Array],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    *,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set: ProcessSet | None = None,
+) -> list[Array]:
+    """As `reducescatter`, of several arrays in one request: all of them are reduced, or none.
+
+    Args:
+        arrays: of any types; at least one, and as many on all ranks.
+    """
+    return _reduced("grouped_reducescatter", arrays, op, name, prescale, postscale, process_set)
+
+
+def shared_empty(
+    shape: int | Sequence[int], dtype: DTypeLike = numpy.float32, *, process_set: ProcessSet | None = None
+) -> Array:
+    """A zeroed array in memory that all ranks of this host see: an allreduce of such arrays in place copies nothing.
+
+    It is in place when ``allreduce_into(array, array, ...)`` is called, and copies nothing when all ranks' arrays lie
+    in such memory. It is an array like any other for everything else, and lives as long as something refers to it.
+
+    Args:
+        shape, dtype: of the array.
+        process_set: for whose allreduces; None: those of all ranks.
+
+    Raises:
+        MemoryError: this rank shares memory with nobody, or there is no more.
+    """
+    form = numpy.dtype(dtype)
+    dims = (shape,) if isinstance(shape, int) else tuple(shape)
+    count = math.prod(dims) * form.itemsize
+    if count == 0:
+        return numpy.empty(dims, form)
+    engine = context.engine(process_set)
+    address = engine.shared_allocate(count)
+    memory = (ctypes.c_ubyte * count).from_address(address)
+    # Not at exit: the process gives all memory back then. The engine lives as long as its memory is in use.
+    weakref.finalize(memory, engine.shared_free, address).atexit = False
+    array: Array = numpy.frombuffer(memoryview(memory).cast("B"), form).reshape(dims)
+    return array
+
+
+def _reduced(
+    kind: str,
+    arrays: Sequence[Array],
+    op: ReduceOp,
+    name: str | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet | None,
+) -> list[Array]:
+    """Reduces arrays into new ones, of which this rank gets all rows, or in a reducescatter its own."""
+    if kind.endswith("allreduce"):
+        code = Op.ALLREDUCE
+        sources = [_contiguous(array) for array in arrays]
+        outputs = [numpy.empty_like(source) for source in sources]
+    else:
+        code = Op.REDUCESCATTER
+        sources = [_source(array, kind) for array in arrays]
+        engine = context.engine(process_set)
+        shares = [_share(source.shape[0], engine.rank, engine.size) for source in sources]
+        outputs = [
+            numpy.empty((share, *source.shape[1:]), source.dtype) for share, source in zip(shares, sources, strict=True)
+        ]
+    name, repeats = _name(kind, name, process_set, arrays)
+    run(
+        code,
+        name,
+        [_tensor(source, output) for source, output in zip(sources, outputs, strict=True)],
+        reduce_op=op,
+        prescale=prescale,
+        postscale=postscale,
+        process_set=process_set,
+        keep=(sources, outputs),
+        repeats=repeats,
+    )
+    return outputs
+
+
+def _gathered(kind: str, arrays: Sequence[Array], name: str | None, process_set: ProcessSet | None) -> list[Array]:
+    sources = [_source(array, kind) for array in arrays]
+    name, repeats = _name(kind, name, process_set, arrays)
+    tensors = [_tensor(source, None) for source in sources]
+    handle = run(Op.ALLGATHER, name, tensors, process_set=process_set, keep=sources, repeats=repeats)
+    assert handle is not None
+    return [_joined(handle.gathered(number), source) for number, source in enumerate(sources)]
+
+
+def _name(
+    kind: str, name: str | None, process_set: ProcessSet | None, arrays: Sequence[Array] | None = None
+) -> tuple[str, bool]:
+    """The name of a request, and whether it may come again."""
+    if arrays is not None and not arrays:
+        raise ValueError(f"{kind} needs at least one array.")
+    return (auto_name(kind, process_set), False) if name is None else (name, True)
+
+
+def _contiguous(array: Array) -> Array:
+    if type(array) is numpy.ndarray and array.flags.c_contiguous:
+        return array
+    return numpy.ascontiguousarray(array).reshape(numpy.shape(array))
+
+
+def _source(array: Array, kind: str) -> Array:
+    source = _contiguous(array)
+    if source.ndim == 0:
+        raise ValueError(f"{kind} needs at least one dimension, whose rows it moves; this array has none.")
+    return source
+
+
+def _share(rows: int, rank: int, size: int) -> int:
+    """Rows that a rank gets of a reducescatter; as ``se_rows_of`` has it."""
+    return rows // size + (rank < rows % size)
+
+
+def _tensor(source: Array, output: Array | None) -> Tensor:
+    target = 0 if output is None else _address(output)
+    return Tensor(target if output is source else _address(source), target, dtype_of(source), source.shape)
+
+
+def _address(array: Array) -> int:
+    try:
+        return _addressof(_from_buffer(array))  # type: ignore[arg-type]  # six times as fast as array.ctypes.data
+    except (TypeError, ValueError, BufferError):  # read-only, without elements, or of a type that is not numpy's own
+        return array.ctypes.data if array.size else 0
+
+
+def _joined(gathered: Gathered, source: Array) -> Array:
+    return numpy.frombuffer(gathered.data, source.dtype).reshape(sum(gathered.rows), *source.shape[1:])

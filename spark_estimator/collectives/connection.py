@@ -14,14 +14,35 @@ from spark_estimator.errors import AuthenticationError, PeerLostError
 CONTROL = 0  # negotiation, liveness, goodbye
 DATA = 1  # bulk bytes
 
-_CONTEXT = struct.Struct("<16sIIQB")
+_CONTEXT = struct.Struct("<16sIIQIB")
 
-# A link that is cut without a word is noticed by the idle end after 2 + 4 * 1 seconds, and by one that has sent
-# something after 15: longer, as the kernel treats a receiver that reads nothing (a paused process) in the same way.
-_KEEPALIVE_IDLE_SECONDS = 2
-_KEEPALIVE_INTERVAL_SECONDS = 1
-_KEEPALIVE_PROBES = 4
-_UNACKNOWLEDGED_MILLISECONDS = 15_000
+# The engine's signs of life find who is silent, and name them; the kernel's own time-out only backs them, and so comes
+# later, in parts of the silence that a peer is allowed. It is one for both ends of a cut link: on Linux
+# TCP_USER_TIMEOUT also decides when probes of an idle connection have failed, and counts a receiver that reads nothing
+# (a paused process) as gone.
+_PROBE_AFTER = 1 / 3
+_PROBE_EVERY = 1 / 6
+_KEEPALIVE_PROBES = 12  # where there is no TCP_USER_TIMEOUT
+_GIVE_UP_AFTER = 2.5
+_MOST_SECONDS = 32_000  # that the kernel takes
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that connect with one another and nobody else.
+
+    Attributes:
+        number: 0 for the whole job; for process sets 1, 2... in the order in which a round adds them.
+        ranks: their numbers in the job, ascending. A rank's position in it is its number in the group.
+    """
+
+    number: int
+    ranks: tuple[int, ...]
+
+    @classmethod
+    def job(cls, size: int) -> Group:
+        """All `size` ranks."""
+        return cls(0, tuple(range(size)))
 
 
 @dataclass(frozen=True, order=True)
@@ -33,40 +54,53 @@ class Connection:
         from_rank: who connects, the lower of the two.
         to_rank: who accepts.
         purpose: CONTROL or DATA.
+        group: number of the `Group` whose ranks it joins.
     """
 
     round: int
     from_rank: int
     to_rank: int
     purpose: int
+    group: int = 0
+
+    @property
+    def stage(self) -> tuple[int, int]:
+        """Round and group: what ranks connect for, one after another."""
+        return self.round, self.group
 
     def pack(self, tag: bytes) -> bytes:
         """The context for the job that has this `tag`, 16 bytes."""
-        return _CONTEXT.pack(tag, self.from_rank, self.to_rank, self.round, self.purpose)
+        return _CONTEXT.pack(tag, self.from_rank, self.to_rank, self.round, self.group, self.purpose)
 
     @classmethod
     def unpack(cls, context: bytes, tag: bytes) -> Connection:
         """The inverse. Raises AuthenticationError when `context` is malformed or of another job than `tag`'s."""
         if len(context) != _CONTEXT.size:
             raise AuthenticationError(f"its context has {len(context)} bytes, not {_CONTEXT.size}")
-        stated, from_rank, to_rank, round_, purpose = _CONTEXT.unpack(context)
+        stated, from_rank, to_rank, round_, group, purpose = _CONTEXT.unpack(context)
         if stated != tag:
             raise AuthenticationError("it belongs to another job")
-        return cls(round_, from_rank, to_rank, purpose)
+        return cls(round_, from_rank, to_rank, purpose, group)
 
 
-def tune(sock: socket.socket) -> None:
-    """Makes an authenticated socket ready for the engine: small messages leave at once, dead links are noticed."""
+def tune(sock: socket.socket, silence_seconds: float) -> None:
+    """Makes an authenticated socket ready for the engine: small messages leave at once, dead links are noticed.
+
+    Args:
+        sock: connected.
+        silence_seconds: for how long a peer may be silent before the engine takes it for lost.
+    """
     sock.settimeout(None)
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    silence = min(silence_seconds, _MOST_SECONDS)
     for option, value in (
-        ("TCP_KEEPIDLE", _KEEPALIVE_IDLE_SECONDS),
-        ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL_SECONDS),
+        ("TCP_KEEPIDLE", max(1, round(silence * _PROBE_AFTER))),
+        ("TCP_KEEPINTVL", max(1, round(silence * _PROBE_EVERY))),
         ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
-        ("TCP_USER_TIMEOUT", _UNACKNOWLEDGED_MILLISECONDS),
+        ("TCP_USER_TIMEOUT", round(silence * _GIVE_UP_AFTER * 1000)),
     ):
         if hasattr(socket, option):  # macOS lacks some
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -8,54 +8,48 @@ times, as long as all ranks do.
 from __future__ import annotations
 
 import atexit
-import ctypes
-import itertools
+import dataclasses
 import os
-import socket
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from spark_estimator import _native, log
 from spark_estimator.collectives import rendezvous as rendezvous_module
-from spark_estimator.collectives.cores import available_cores, spin_microseconds
 from spark_estimator.collectives.engine import Engine, forked_error
+from spark_estimator.collectives.membership import EngineStarter, Membership
+from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.rendezvous import Topology, host_id
-from spark_estimator.collectives.wiring import Switchboard, Wired
+from spark_estimator.collectives.wiring import Switchboard
 from spark_estimator.env import Settings
 from spark_estimator.errors import NotInitializedError
 
 _log = log.logger(__name__)
 
 
-@dataclass
-class _Membership:
-    engine: Engine
-    topology: Topology
-    settings: Settings
-    counters: dict[str, itertools.count[int]] = field(default_factory=dict)
-
-
-# Held by init and shutdown as a whole, and by whoever forks: so a child inherits a finished state or none. Reentrant,
-# as an exit hook or a signal handler may call shutdown() in the middle of init().
+# Held by init and shutdown, while a process set connects, and by whoever forks: so a child inherits a finished state or
+# none. Reentrant, as an exit hook or a signal handler may call shutdown() in the middle of init().
 _lock = threading.RLock()
-_membership: _Membership | None = None
+_membership: Membership | None = None
 _switchboard: Switchboard | None = None
 _forked_from: int | None = None
 
 
-def init(comm: Sequence[int] | None = None, process_sets: Sequence[object] | str | None = None) -> None:
+def init(
+    comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
+) -> None:
     """Joins the job. A second call is a no-op until ``shutdown()``; then it joins again, together with all other ranks.
 
     Blocks until all ranks have called it, for at most HOROVOD_START_TIMEOUT seconds (default 30).
 
     Args:
         comm: None, or the list of all ranks: a job is always made of all ranks that were started.
-        process_sets: None or empty; process sets are not there yet.
+        process_sets: sets to register, the same on all ranks; ``"dynamic"``: sets may be added and removed later, as
+            with HOROVOD_DYNAMIC_PROCESS_SETS=1.
 
     Raises:
         PeerLostError: some ranks did not come; the text names them.
         AuthenticationError: a rank holds another key.
+        MismatchError: the ranks gave different process sets.
         ValueError: an argument or an environment variable cannot be used.
         NativeLibraryError: the engine's library cannot be loaded.
     """
@@ -67,18 +61,26 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[object] | str
             raise forked_error(_forked_from)
         settings = Settings.read()
         _native.library()
-        if process_sets:
-            raise ValueError(f"init(process_sets={process_sets!r}): process sets are not supported yet.")
-        engine, topology = _join(settings, comm)
-        _membership = _Membership(engine, topology, settings)
+        if process_sets == "dynamic":
+            settings = dataclasses.replace(settings, dynamic_process_sets=True)
+        static = _static_sets(process_sets)
+        _membership = _join(settings, comm, static)
 
 
-def _join(settings: Settings, comm: Sequence[int] | None) -> tuple[Engine, Topology]:
+def _static_sets(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> list[ProcessSet]:
+    if process_sets is None or process_sets == "dynamic":
+        return []
+    if isinstance(process_sets, str):
+        raise ValueError(f"init(process_sets={process_sets!r}): give a list of process sets, or 'dynamic'.")
+    return [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in process_sets]
+
+
+def _join(settings: Settings, comm: Sequence[int] | None, static: Sequence[ProcessSet]) -> Membership:
     global _switchboard
     found = rendezvous_module.current(settings.rendezvous_fd)
     topology = Topology.of([host_id()], 0) if found is None else found.topology
     _check_comm(comm, topology.size)
-    log.configure(settings.log_level, topology.rank)
+    log.configure(settings.log_level, topology.rank, times=not settings.log_hide_time)
     if settings.launched_size not in (None, topology.size):
         _log.warning(
             "HOROVOD_SIZE=%s, but this process joins a job of %d. If another launcher started it (Horovod's own "
@@ -86,28 +88,12 @@ def _join(settings: Settings, comm: Sequence[int] | None) -> tuple[Engine, Topol
             settings.launched_size,
             topology.size,
         )
-    if found is None:
-        wired = Wired((), -1)
-    else:
-        if _switchboard is None or _switchboard.rendezvous != found:
-            if _switchboard is not None:
-                _switchboard.close()
-            _switchboard = Switchboard(found)
-        wired = _switchboard.connect_all(_switchboard.next_round(), settings)
-    spin = settings.spin_microseconds
-    config = _native.Config(
-        struct_bytes=ctypes.sizeof(_native.Config),
-        rank=topology.rank,
-        size=topology.size,
-        own_segment_fd=wired.segment_fd,
-        fusion_threshold_bytes=settings.fusion_threshold_bytes,
-        start_timeout_seconds=settings.start_timeout_seconds,
-        stall_warning_seconds=settings.stall_warning_seconds,
-        stall_shutdown_seconds=settings.stall_shutdown_seconds,
-        spin_microseconds=spin_microseconds(topology.local_size, available_cores()) if spin is None else spin,
-        name=f"{socket.gethostname()} (pid {os.getpid()})".encode(),
-    )
-    return Engine(config, wired.peers), topology
+    if found is not None and (_switchboard is None or _switchboard.rendezvous != found):
+        if _switchboard is not None:
+            _switchboard.close()
+        _switchboard = Switchboard(found)
+    starter = EngineStarter(None if found is None else _switchboard, settings, _lock)
+    return Membership(starter, topology, settings, static)
 
 
 def _check_comm(comm: Sequence[int] | None, size: int) -> None:
@@ -127,7 +113,7 @@ def shutdown() -> None:
     with _lock:
         membership, _membership = _membership, None
         if membership is not None and _forked_from is None:
-            membership.engine.shutdown()
+            membership.shutdown()
 
 
 def is_initialized() -> bool:
@@ -175,9 +161,14 @@ def is_homogeneous() -> bool:
     return _member().topology.is_homogeneous
 
 
-def engine() -> Engine:
-    """The engine to submit to. In a forked child each use of it raises and says so."""
-    return _member().engine
+def engine(process_set: ProcessSet | None = None) -> Engine:
+    """The engine to submit to: that of all ranks, or of a process set. In a forked child each use of it raises.
+
+    Raises:
+        ValueError: the set is not registered, or this rank is not in it.
+    """
+    membership = _member()
+    return membership.engine if process_set is None else membership.sets.engine(process_set)
 
 
 def settings() -> Settings:
@@ -187,13 +178,83 @@ def settings() -> Settings:
 
 def next_number(kind: str) -> int:
     """0, 1, 2... for each kind of thing, counted since ``init()``; for names that all ranks make alike."""
-    return next(_member().counters.setdefault(kind, itertools.count()))
+    return _member().next_number(kind)
 
 
-def _member() -> _Membership:
+def restart_numbers(prefix: str) -> None:
+    """Counts those kinds anew whose name begins with `prefix`; for when all ranks know that they have got there."""
+    _member().restart_numbers(prefix)
+
+
+def _member() -> Membership:
     if _membership is None:
         raise NotInitializedError
     return _membership
+
+
+# --- Process sets -----------------------------------------------------------------------------------------------------
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Registers a process set. All ranks of the job call it, with the same ranks, also those that are not in the set.
+
+    Args:
+        process_set: the set, or its ranks in any order.
+
+    Returns:
+        The set, which now has its ``process_set_id``.
+
+    Raises:
+        ValueError: on all ranks: sets may not come and go (see HOROVOD_DYNAMIC_PROCESS_SETS), the ranks make no set, or
+            there is a set of them already.
+        MismatchError: on all ranks: they gave different ranks.
+        HorovodInternalError: on all ranks: the set's ranks could not connect.
+    """
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    _member().sets.add(process_set)
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Ends a process set. All ranks of the job call it. Its requests that are pending fail with ShutDownError.
+
+    Returns:
+        Whether it was registered; False also for the set of all ranks, which cannot be removed.
+
+    Raises:
+        ValueError: on all ranks: sets may not come and go.
+        MismatchError: on all ranks: they gave different sets.
+    """
+    return _member().sets.remove(process_set)
+
+
+def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
+    """The registered process sets: their ranks, by their ids."""
+    return _member().sets.ranks()
+
+
+# --- Timeline ---------------------------------------------------------------------------------------------------------
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Starts writing a Chrome trace of this rank's ops, with or without HOROVOD_TIMELINE=DYNAMIC, which Horovod needs.
+
+    Args:
+        file_path: rank 0's file. Each other rank, and each process set, has one beside it: ``timeline.rank1.json``;
+            ``python -m spark_estimator timeline merge`` joins them.
+        mark_cycles: whether the trace marks when the engine's thread woke.
+
+    Raises:
+        ValueError: the path is empty, or a timeline is being written already.
+        HorovodInternalError: the file cannot be written.
+    """
+    _member().start_timeline(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Completes the trace. Does nothing when none is being written."""
+    _member().stop_timeline()
 
 
 # --- What this build can do, in Horovod's terms -----------------------------------------------------------------------
@@ -283,7 +344,7 @@ def _after_fork_in_child() -> None:
         _switchboard.after_fork_in_child()
         _forked_from = os.getppid()
     if _membership is not None:
-        _membership.engine.abandon_after_fork()
+        _membership.abandon_after_fork()
         _forked_from = os.getppid()
 
 

@@ -1,4 +1,4 @@
-"""How many cores this process may use, which decides whether waiting may spin."""
+"""How many cores this process may use, and what follows from that where the user has not said."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-_SPIN_MICROSECONDS = 2
+from spark_estimator.collectives.rendezvous import Topology
+from spark_estimator.env import Decision, Settings
+
+_ADAPTIVE = -1  # the engine's word for "as long as it pays"
 
 
 def available_cores() -> int:
@@ -19,18 +22,62 @@ def available_cores() -> int:
     return max(1, math.floor(min(cores, _quota())))
 
 
-def spin_microseconds(local_size: int, cores: int) -> int:
-    """How long a wait in shared memory may spin when the user has not said.
-
-    A spinning wait answers ten times sooner than a sleeping one when every rank has a core for it, and costs ten
-    times the whole operation when it keeps a core from the rank that is waited for. So: only where each rank of this
-    host has two cores, one for its collectives and one for its computing.
+def decisions(settings: Settings, topology: Topology, cores: int) -> dict[str, Decision]:
+    """What is in force for those settings that depend on the machine and the job; as the environment says if it does.
 
     Args:
-        local_size: ranks on this host.
-        cores: that they share.
+        settings: of this process.
+        topology: its place in the job, or in a process set.
+        cores: that the ranks of this host share.
+
+    Returns:
+        By field of `Settings`, in the engine's own terms.
     """
-    return _SPIN_MICROSECONDS if cores >= 2 * local_size else 0
+    return {
+        "spin_microseconds": _spin(settings.spin_microseconds, topology, cores),
+        "overlap": _overlap(settings.overlap, topology, cores),
+        "hierarchical_allreduce": _hierarchical(settings.hierarchical_allreduce),
+    }
+
+
+def affinity_core(settings: Settings, topology: Topology) -> int:
+    """The core for the engine's thread, -1 for none. Raises ValueError when the user's list has none for this rank."""
+    cores = settings.thread_affinity
+    if cores is None:
+        return -1
+    if topology.local_rank >= len(cores):
+        raise ValueError(
+            f"HOROVOD_THREAD_AFFINITY={','.join(map(str, cores))} names {len(cores)} cores, and this host has "
+            f"{topology.local_size} ranks: give one for each."
+        )
+    return cores[topology.local_rank]
+
+
+def _spin(said: int | None, topology: Topology, cores: int) -> Decision:
+    if said is not None:
+        return Decision(said, "environment")
+    here = f"{_number(cores, 'core')} for {_number(topology.local_size, 'rank')} on this host"
+    # A spinning wait answers ten times sooner than a sleeping one when every rank has a core, and costs ten times the
+    # whole operation when it keeps a core from the rank that is waited for. The engine sees what pays, but not a quota.
+    return Decision(_ADAPTIVE if cores >= topology.local_size else 0, here)
+
+
+def _overlap(said: bool | None, topology: Topology, cores: int) -> Decision:
+    if said is not None:
+        return Decision(int(said), "environment")
+    if topology.local_size < topology.size:
+        return Decision(1, "the job spans hosts: a network moves bytes while cores compute")
+    here = f"{_number(cores, 'core')} for {_number(topology.local_size, 'rank')} on this host"
+    # Otherwise the engine's thread takes from backward the core that it computes on.
+    return Decision(int(cores >= 2 * topology.local_size), here)
+
+
+def _hierarchical(said: bool | None) -> Decision:
+    return Decision(_ADAPTIVE, "by size") if said is None else Decision(int(said), "environment")
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _quota() -> float:

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from spark_estimator import authentication
 from spark_estimator.authentication import NotReadyError, RefusedError
-from spark_estimator.collectives.connection import CONTROL, DATA, Connection, absent_error
+from spark_estimator.collectives.connection import CONTROL, DATA, Connection, Group, absent_error
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
@@ -31,16 +31,17 @@ class _GoneError(Exception):
 def dial(
     rendezvous: Rendezvous,
     round_: int,
+    group: Group,
     tag: bytes,
     settings: Settings,
     deadline: float,
     keep: Callable[[Connection, socket.socket], None],
 ) -> None:
-    """Connects to every higher rank, several at a time: a late one must not cost the others their turn.
+    """Connects to every higher rank of a group, several at a time: a late one must not cost the others their turn.
 
     Args:
         rendezvous: who this rank and its peers are.
-        round_: the round to connect for.
+        round_, group: what to connect for.
         tag: of the job.
         settings: whether local sockets are to be used.
         deadline: on the monotonic clock, in seconds; until then a peer that is not ready is tried again.
@@ -52,9 +53,10 @@ def dial(
         HorovodInternalError: this process has no file descriptor left.
     """
     waiting = [
-        Connection(round_, rendezvous.rank, rank, purpose)
-        for rank in reversed(range(rendezvous.rank + 1, len(rendezvous.peers)))
+        Connection(round_, rendezvous.rank, rank, purpose, group.number)
+        for rank in reversed(group.ranks)
         for purpose in (DATA, CONTROL)
+        if rank > rendezvous.rank
     ]
     failures: dict[int, Exception] = {}
     stop = threading.Event()

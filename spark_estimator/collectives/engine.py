@@ -1,4 +1,4 @@
-"""One membership of one job: the native engine behind a Python object that outlives every use of it."""
+"""One membership of one group of ranks: the native engine behind a Python object that outlives every use of it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,22 @@ import ctypes
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from ctypes import c_int64, c_void_p
 
 from spark_estimator import _native
 from spark_estimator._native import Config, Peer, Request, Result, Status
 from spark_estimator.errors import HorovodInternalError
+from spark_estimator.log import logger
+
+_log = logger(__name__)
+
+# A wait in native code cannot see a signal; after each slice Python handles those that came, Ctrl-C among them.
+WAIT_SLICE_SECONDS = 0.1
+
+# Enough to see what a failure interrupted; all that is noted is what `Engine.describe` is for.
+_REPORTED_LINES = 40
 
 
 def forked_error(parent: int) -> HorovodInternalError:
@@ -22,14 +32,50 @@ def forked_error(parent: int) -> HorovodInternalError:
     )
 
 
+class NativeEngine:
+    """The native engine's address. It is destroyed when nothing refers to it: no engine, no plan.
+
+    Attributes:
+        library: the engine's functions.
+        pointer: None in a forked child, where nothing can be done with it.
+    """
+
+    def __init__(self, config: Config, peers: Sequence[Peer]) -> None:
+        self.pointer: int | None = None
+        self.library = _native.library()
+        created = c_void_p()
+        array = (Peer * len(peers))(*peers)
+        _native.check(self.library.se_engine_create(ctypes.byref(config), array, ctypes.byref(created)))
+        self.pointer = created.value
+        self._pid = os.getpid()
+
+    def usable(self) -> int:
+        """The address. Raises HorovodInternalError in a forked child."""
+        if self.pointer is None:
+            raise forked_error(self._pid)
+        return self.pointer
+
+    def __del__(self) -> None:
+        # None first, for whatever of the same garbage is finalised after it.
+        pointer, self.pointer = self.pointer, None
+        if pointer is not None:
+            self.library.se_engine_destroy(pointer)
+
+
 class Engine:
-    """A running native engine. Created by ``context``, used by ``ops`` and ``handle``.
+    """A running native engine. Created by ``context`` and ``process_set``, used by ``requests`` and ``handle``.
 
     The native object is destroyed when the last reference to this one is gone, so that a handle that outlives
     ``shutdown()`` still finds what it points into. All methods may be called from any thread.
 
     Attributes:
-        rank, size: this rank and the number of ranks.
+        rank, size: this rank's number in the group, and how many the group has.
+        global_rank: what this rank is called in the job.
+        process_set: number of the group; 0 is the whole job.
+        ranks: [size], what each rank of the group is called in the job.
+        native: the engine itself.
+        plans: by name, what ``requests.run`` remembers of requests that come again.
+        at_end: called once after `shutdown`, then forgotten.
 
     Args:
         config: this rank and its settings.
@@ -41,18 +87,22 @@ class Engine:
     """
 
     def __init__(self, config: Config, peers: Sequence[Peer]) -> None:
-        self._pointer: int | None = None
-        library = _native.library()
-        created = c_void_p()
-        array = (Peer * len(peers))(*peers)
-        _native.check(library.se_engine_create(ctypes.byref(config), array, ctypes.byref(created)))
-        self._library = library
-        self._pointer = created.value
+        self.native = NativeEngine(config, peers)
+        self._library = self.native.library
+        self._usable = self.native.usable
         self.rank: int = config.rank
         self.size: int = config.size
-        self._pid = os.getpid()
+        self.global_rank: int = config.global_rank
+        self.process_set: int = config.process_set
+        numbers = {config.rank: config.global_rank, **{peer.rank: peer.global_rank for peer in peers}}
+        self.ranks: tuple[int, ...] = tuple(numbers[rank] for rank in sorted(numbers))
+        self.plans: dict[str, object] = {}
+        self.at_end: Callable[[], object] | None = None
         self._detached: deque[tuple[int, object]] = deque()
         self._sweeping = threading.Lock()
+        self._unreported = threading.Lock()  # taken for good by the first failure
+
+    # --- requests ----------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> int:
         """Hands a request over and gives its number. The request itself may be forgotten; its tensors may not."""
@@ -62,6 +112,29 @@ class Engine:
             self._sweep()
         return number.value
 
+    def run(self, request: Request, number: c_int64) -> None:
+        """Submits and waits for one slice of time. What went wrong is raised.
+
+        Args:
+            request: as in `submit`.
+            number: 0; stays so when all is done, else becomes the number of the request, which is either to be waited
+                for or has a result.
+        """
+        status = self._library.se_run(self._usable(), ctypes.byref(request), WAIT_SLICE_SECONDS, ctypes.byref(number))
+        self.check_run(status, number)
+        if self._detached:
+            self._sweep()
+
+    def check_run(self, status: int, number: c_int64) -> None:
+        """Raises what the status of a run says, unless it is OK or IN_PROGRESS; the request is forgotten then."""
+        if status > Status.IN_PROGRESS:
+            error = _native.error_of(status, _native.last_error())
+            if number.value:
+                self.release(number.value)
+                number.value = 0
+            self.report_failure(status)
+            raise error
+
     def poll(self, number: int) -> Status:
         """What has become of a request so far; the error's sentence is then ``_native.last_error()``."""
         return Status(self._library.se_poll(self._usable(), number))
@@ -70,11 +143,12 @@ class Engine:
         """As `poll`, but blocks up to `seconds`."""
         return Status(self._library.se_wait(self._usable(), number, seconds))
 
-    def take_result(self, number: int) -> tuple[int, int, tuple[int, ...]]:
-        """Takes an allgather's result out of its handle.
+    def take_result(self, number: int, tensor: int) -> tuple[int, int, tuple[int, ...]]:
+        """Takes what an allgather or alltoall made of one of its tensors out of its handle.
 
         Args:
             number: of a request that is done well.
+            tensor: which of its tensors.
 
         Returns:
             (address, bytes, rows): memory to be freed by ``se_free`` (address 0 when there is none), and the first
@@ -82,20 +156,26 @@ class Engine:
         """
         pointer = self._usable()
         result = Result()
-        _native.check(self._library.se_get_result(pointer, number, ctypes.byref(result)))
+        _native.check(self._library.se_get_result(pointer, number, tensor, ctypes.byref(result)))
         rows = tuple(result.rows[: self.size])
         data = c_void_p()
-        _native.check(self._library.se_take_result_data(pointer, number, ctypes.byref(data)))
+        _native.check(self._library.se_take_result_data(pointer, number, tensor, ctypes.byref(data)))
         return data.value or 0, result.bytes, rows
+
+    def last_joined(self, number: int) -> int:
+        """The rank, in this group, that joined last; of a join that is done well."""
+        result = Result()
+        _native.check(self._library.se_get_result(self._usable(), number, 0, ctypes.byref(result)))
+        return int(result.last_joined)
 
     def release(self, number: int) -> None:
         """Forgets a request that is done."""
-        if self._pointer is not None:
-            self._library.se_release(self._pointer, number)
+        if self.native.pointer is not None:
+            self._library.se_release(self.native.pointer, number)
 
     def detach(self, number: int, keep: object) -> None:
         """Takes over a request that nobody waits for any more, and keeps `keep` alive until it is done."""
-        if self._pointer is not None:
+        if self.native.pointer is not None:
             self._detached.append((number, keep))
 
     def _sweep(self) -> None:
@@ -105,35 +185,107 @@ class Engine:
         try:
             for _ in range(len(self._detached)):
                 number, keep = self._detached.popleft()
-                if self._pointer is not None and self.poll(number) is Status.IN_PROGRESS:
+                if self.native.pointer is not None and self.poll(number) is Status.IN_PROGRESS:
                     self._detached.append((number, keep))
                 else:
                     self.release(number)
         finally:
             self._sweeping.release()
 
+    # --- shared memory -----------------------------------------------------------------------------------------------
+
+    def shared_allocate(self, count: int) -> int:
+        """The address of `count` zeroed bytes that all ranks of this host see. Raises HorovodInternalError."""
+        data = c_void_p()
+        _native.check(self._library.se_shared_allocate(self._usable(), count, ctypes.byref(data)))
+        return data.value or 0
+
+    def shared_free(self, address: int) -> None:
+        """Gives back what `shared_allocate` gave."""
+        if self.native.pointer is not None:
+            self._library.se_shared_free(self.native.pointer, address)
+
+    # --- insight -----------------------------------------------------------------------------------------------------
+
     def counter(self, name: str) -> int:
-        """A counter of the engine by name (``engine.h`` lists them); -1 for an unknown name."""
+        """A counter of the engine by name (`counters` lists them); -1 for an unknown name."""
         return int(self._library.se_counter(self._usable(), name.encode()))
 
+    def counters(self) -> dict[str, int]:
+        """All counters, since the engine was created."""
+        names: bytes = self._library.se_counter_names()
+        return {name: self.counter(name) for name in names.decode().split()}
+
+    def describe(self, what: str) -> str:
+        """What the engine knows of itself: ``"flight_recorder"`` (its last ops) or ``"algorithms"``."""
+        capacity = 1 << 16
+        while True:
+            text = ctypes.create_string_buffer(capacity)
+            needed = c_int64()
+            _native.check(
+                self._library.se_describe(self._usable(), what.encode(), text, capacity, ctypes.byref(needed))
+            )
+            if needed.value < capacity:
+                return text.value.decode("utf-8", "replace")
+            capacity = needed.value + 4096  # it may have grown meanwhile
+
+    def report_failure(self, status: int) -> None:
+        """Logs the last ops, once, if `status` is one that no caller can have foreseen."""
+        if status not in (Status.PEER_LOST, Status.INTERNAL) or not self._unreported.acquire(blocking=False):
+            return
+        with suppress(HorovodInternalError, ValueError):
+            lines = self.describe("flight_recorder").rstrip().splitlines()
+            shown = lines[-_REPORTED_LINES:]
+            if shown:
+                _log.warning("the last %d of %d noted ops:\n%s", len(shown), len(lines), "\n".join(shown))
+
+    def timeline_start(self, path: str, mark_cycles: bool) -> None:
+        """Starts writing a Chrome trace of this rank's ops. Raises ValueError when one is being written."""
+        _native.check(self._library.se_timeline_start(self._usable(), os.fsencode(path), mark_cycles))
+
+    def timeline_stop(self) -> None:
+        """Ends it. Idempotent."""
+        _native.check(self._library.se_timeline_stop(self._usable()))
+
+    def await_question(self, seconds: float) -> int | None:
+        """Blocks up to `seconds` for another rank's question what this process is doing.
+
+        Returns:
+            The question's number, for `answer`; None when there was none.
+
+        Raises:
+            ShutDownError: none will come any more.
+        """
+        question = c_int64()
+        status = self._library.se_await_question(self._usable(), seconds, ctypes.byref(question))
+        _native.check(status)
+        return question.value if status == Status.OK else None
+
+    def answer(self, question: int, text: str) -> None:
+        """Answers a question. A NUL would end the text."""
+        encoded = text.replace("\x00", "\\x00").encode("utf-8", "replace")
+        _native.check(self._library.se_answer(self._usable(), question, encoded))
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
     def shutdown(self) -> None:
-        """Leaves the job; requests that are pending fail with ShutDownError. Blocks for at most about a second."""
-        if self._pointer is not None:
-            _native.check(self._library.se_engine_shutdown(self._pointer))
+        """Leaves the group; requests that are pending fail with ShutDownError. Blocks for at most about a second."""
+        if self.native.pointer is not None:
+            _native.check(self._library.se_engine_shutdown(self.native.pointer))
             self._sweep()
+            at_end, self.at_end = self.at_end, None
+            if at_end is not None:
+                at_end()
 
     def abandon_after_fork(self) -> None:
         """In a forked child: closes its copies of the descriptors; every later use raises and says so."""
-        pointer, self._pointer = self._pointer, None
+        pointer, self.native.pointer = self.native.pointer, None
         self._detached.clear()
         if pointer is not None:
             self._library.se_engine_abandon_after_fork(pointer)
 
-    def _usable(self) -> int:
-        if self._pointer is None:
-            raise forked_error(self._pid)
-        return self._pointer
-
     def __del__(self) -> None:
-        if self._pointer is not None:
-            self._library.se_engine_destroy(self._pointer)
+        native = getattr(self, "native", None)
+        if native is not None and native.pointer is not None:
+            # So that no detached request is in flight when its plan and its tensors go, before the engine itself.
+            self._library.se_engine_shutdown(native.pointer)

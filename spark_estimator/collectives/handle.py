@@ -12,19 +12,16 @@ from typing import NamedTuple
 
 from spark_estimator import _native
 from spark_estimator._native import Op, Status
-from spark_estimator.collectives.engine import Engine
-
-# A wait in native code cannot see a signal; after each slice Python handles those that came, Ctrl-C among them.
-_WAIT_SLICE_SECONDS = 0.1
+from spark_estimator.collectives.engine import WAIT_SLICE_SECONDS, Engine
 
 
 class Gathered(NamedTuple):
-    """What an allgather made.
+    """What an allgather or alltoall made of one tensor.
 
     Attributes:
-        data: all ranks' rows in rank order, as writable bytes. The memory lives as long as something refers to it (a
+        data: the ranks' rows in rank order, as writable bytes. The memory lives as long as something refers to it (a
             slice, a numpy array or a torch tensor made from it).
-        rows: [size], the first dimension that each rank gave.
+        rows: [size], the first dimension of what each rank gave to this one.
     """
 
     data: memoryview
@@ -32,20 +29,22 @@ class Gathered(NamedTuple):
 
 
 class Handle:
-    """One submitted collective. Made by ``ops.submit``.
+    """One submitted collective. Made by ``requests``.
 
     A handle that is dropped unfinished lets the collective run to its end; the tensors stay referenced until then.
     """
 
-    def __init__(self, engine: Engine, number: int, name: str, op: Op, keep: object) -> None:
+    def __init__(self, engine: Engine, number: int, name: str, op: Op, tensors: int, keep: object) -> None:
         self.name = name
         self._engine = engine
         self._number = number
         self._op = op
+        self._tensors = tensors
         self._keep = keep
         self._status: Status | None = None
         self._message = ""
-        self._gathered: Gathered | None = None
+        self._gathered: tuple[Gathered, ...] = ()
+        self._last_joined = -1
         self._lock = threading.Lock()
 
     def done(self) -> bool:
@@ -68,24 +67,34 @@ class Handle:
             TimeoutError: `timeout` passed first; the collective goes on.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout.total_seconds()
-        while not self._ended(min(_WAIT_SLICE_SECONDS, max(0.0, deadline - time.monotonic()))):
+        while not self._ended(min(WAIT_SLICE_SECONDS, max(0.0, deadline - time.monotonic()))):
             if timeout is not None and time.monotonic() >= deadline:
                 raise TimeoutError(
-                    f"{self._op.name.lower()} {self.name!r} was not done on rank {self._engine.rank} after "
+                    f"{self._op.name.lower()} {self.name!r} was not done on rank {self._engine.global_rank} after "
                     f"{timeout.total_seconds():g} seconds; some rank has not submitted it."
                 )
         if self._status not in (None, Status.OK):
             raise _native.error_of(self._status, self._message)
 
-    def gathered(self) -> Gathered:
-        """Waits for an allgather and gives its result, the same object each time. Raises as `wait` does."""
-        if self._op is not Op.ALLGATHER:
+    def gathered(self, tensor: int = 0) -> Gathered:
+        """Waits for an allgather or alltoall and gives its result, the same object each time. Raises as `wait` does.
+
+        Args:
+            tensor: which of the request's tensors.
+        """
+        if self._op not in (Op.ALLGATHER, Op.ALLTOALL):
             raise TypeError(
                 f"{self._op.name.lower()} {self.name!r} has its result in its output; no rows are gathered."
             )
         self.wait()
-        assert self._gathered is not None
-        return self._gathered
+        return self._gathered[tensor]
+
+    def last_joined(self) -> int:
+        """Waits for a join and gives the rank of the job that joined last. Raises as `wait` does."""
+        if self._op is not Op.JOIN:
+            raise TypeError(f"{self._op.name.lower()} {self.name!r} is no join.")
+        self.wait()
+        return self._engine.ranks[self._last_joined]
 
     def _ended(self, seconds: float) -> bool:
         if self._status is None:
@@ -101,14 +110,25 @@ class Handle:
         with self._lock:
             if self._status is not None:
                 return
-            if status is Status.OK and self._op is Op.ALLGATHER:
-                address, count, rows = self._engine.take_result(self._number)
-                self._gathered = Gathered(_owned_memory(address, count), rows)
+            if status is Status.OK:
+                self._take_results()
             self._message = message
-            self._keep = None
+            keep, self._keep = self._keep, None
             self._status = status
             # Last: an interrupt before this line costs a little memory, not the outcome.
             self._engine.release(self._number)
+            del keep  # and with it, perhaps, the plan, which must not go before the request
+        self._engine.report_failure(status)
+
+    def _take_results(self) -> None:
+        if self._op in (Op.ALLGATHER, Op.ALLTOALL):
+            gathered = []
+            for tensor in range(self._tensors):
+                address, count, rows = self._engine.take_result(self._number, tensor)
+                gathered.append(Gathered(_owned_memory(address, count), rows))
+            self._gathered = tuple(gathered)
+        elif self._op is Op.JOIN:
+            self._last_joined = self._engine.last_joined(self._number)
 
     def __del__(self) -> None:
         if getattr(self, "_status", Status.OK) is None:

@@ -14,17 +14,22 @@ import cloudpickle
 
 from spark_estimator._native import DType, Op
 from spark_estimator.collectives import context
-from spark_estimator.collectives.ops import Tensor, auto_name, submit
+from spark_estimator.collectives.ops import Tensor, auto_name, run
+from spark_estimator.collectives.process_set import ProcessSet
+from spark_estimator.collectives.requests import gather_bytes
 from spark_estimator.errors import HorovodInternalError
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
-    """The root's object, on every rank. All ranks call it.
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None
+) -> Any:
+    """The root's object, on every rank. All ranks of the set call it.
 
     Args:
         obj: what to send; looked at on the root only.
-        root_rank: whose object it is.
+        root_rank: whose object it is; its number in the job, also for a process set.
         name: by which the ranks' calls meet; None: the n-th call without a name meets the others' n-th.
+        process_set: whose ranks take part; None: all.
 
     Returns:
         On the root `obj` itself, elsewhere a copy.
@@ -32,60 +37,53 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
     Raises:
         HorovodInternalError: on every rank, when the root cannot pickle its object; there with the reason as the cause.
     """
-    size = context.size()
-    if not 0 <= root_rank < size:
-        raise ValueError(f"root_rank={root_rank} is not one of the {size} ranks.")
-    name = auto_name("broadcast_object") if name is None else name
+    name = auto_name("broadcast_object", process_set) if name is None else name
     is_root = context.rank() == root_rank
     payload, problem = _dumped(obj) if is_root else (b"", None)
     # The length goes first, and -1 for a failure: the others wait for the root and must hear of it.
     length = ctypes.c_int64(-1 if problem else len(payload))
-    _broadcast(f"{name}.length", ctypes.addressof(length), 1, DType.INT64, root_rank, length)
+    _broadcast(f"{name}.length", ctypes.addressof(length), 1, DType.INT64, root_rank, process_set, length)
     if length.value < 0:
         what = f"its object of type {type(obj).__qualname__}" if is_root else "its object"
         raise HorovodInternalError(
             f"broadcast_object {name!r}: root rank {root_rank} cannot pickle {what}."
         ) from problem
     buffer = ctypes.create_string_buffer(payload, length.value)
-    _broadcast(f"{name}.data", ctypes.addressof(buffer), length.value, DType.UINT8, root_rank, buffer)
+    _broadcast(f"{name}.data", ctypes.addressof(buffer), length.value, DType.UINT8, root_rank, process_set, buffer)
     return obj if is_root else pickle.loads(buffer)  # noqa: S301  from a rank of this job, see above
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """All ranks' objects, on every rank. All ranks call it.
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet | None = None) -> list[Any]:
+    """All ranks' objects, on every rank. All ranks of the set call it.
 
     Args:
         obj: this rank's.
-        name: as in `broadcast_object`.
+        name, process_set: as in `broadcast_object`.
 
     Returns:
-        [size], the objects in rank order.
+        [size of the set], the objects in rank order.
 
     Raises:
         HorovodInternalError: on every rank, when some rank cannot pickle its object; the text names the rank.
     """
-    name = auto_name("allgather_object") if name is None else name
+    name = auto_name("allgather_object", process_set) if name is None else name
     payload, problem = _dumped(obj)
     # A rank that cannot pickle takes part with nothing, which no pickle is, so that all learn of it.
-    buffer = ctypes.create_string_buffer(payload, max(1, len(payload)))
-    tensor = Tensor(ctypes.addressof(buffer), 0, len(payload), (len(payload),))
-    data, rows = submit(Op.ALLGATHER, name, [tensor], DType.UINT8, keep=buffer).gathered()
-    failed = [rank for rank, length in enumerate(rows) if length == 0]
+    engine = context.engine(process_set)
+    pickles = gather_bytes(engine, name, payload)
+    failed = [rank for rank, pickled in zip(engine.ranks, pickles, strict=True) if not pickled]
     if failed:
         which = "rank " + ", ".join(map(str, failed))
         what = f"its object of type {type(obj).__qualname__}" if problem else "its object"
         raise HorovodInternalError(f"allgather_object {name!r}: {which} cannot pickle {what}.") from problem
-    objects = []
-    start = 0
-    for length in rows:
-        objects.append(pickle.loads(data[start : start + length]))  # noqa: S301  from a rank of this job
-        start += length
-    return objects
+    return [pickle.loads(pickled) for pickled in pickles]  # noqa: S301  from ranks of this job
 
 
-def _broadcast(name: str, address: int, count: int, dtype: DType, root_rank: int, keep: object) -> None:
-    tensor = Tensor(address, address, count, (count,))
-    submit(Op.BROADCAST, name, [tensor], dtype, root_rank=root_rank, keep=keep).wait()
+def _broadcast(
+    name: str, address: int, count: int, dtype: DType, root_rank: int, process_set: ProcessSet | None, keep: object
+) -> None:
+    tensor = Tensor(address, address, dtype, (count,))
+    run(Op.BROADCAST, name, [tensor], root_rank=root_rank, process_set=process_set, keep=keep, repeats=False)
 
 
 def _dumped(obj: Any) -> tuple[bytes, Exception | None]:

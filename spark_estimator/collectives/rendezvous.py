@@ -266,7 +266,11 @@ def local_rendezvous(n: int, address: str = "127.0.0.1") -> list[tuple[Rendezvou
         for endpoint in endpoints:
             endpoint.close()
         raise
-    peers = tuple(endpoint.facts(rank) for rank, endpoint in enumerate(endpoints))
+    return job_of(endpoints, [endpoint.facts(rank) for rank, endpoint in enumerate(endpoints)])
+
+
+def job_of(endpoints: Sequence[Endpoint], peers: Sequence[PeerFacts]) -> list[tuple[Rendezvous, Endpoint]]:
+    """A fresh job of ranks that listen at these endpoints, in rank order; as `local_rendezvous` gives it."""
     job_id, key = new_job_id(), new_key()
     return [
         (
@@ -274,7 +278,7 @@ def local_rendezvous(n: int, address: str = "127.0.0.1") -> list[tuple[Rendezvou
                 job_id=job_id,
                 key=key,
                 rank=rank,
-                peers=peers,
+                peers=tuple(peers),
                 listen_fd=endpoint.tcp.fileno(),
                 local_fd=-1 if endpoint.local is None else endpoint.local.fileno(),
             ),

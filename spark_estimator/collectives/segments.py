@@ -22,10 +22,10 @@ _HAS_SEGMENT = b"\x01"
 _HAS_NONE = b"\x00"
 
 
-def create_segment(size: int) -> int:
-    """This rank's segment for a job of `size` ranks, as a descriptor. Raises HorovodInternalError."""
+def create_segment(local_size: int) -> int:
+    """This rank's segment for `local_size` ranks of one host, as a descriptor. Raises HorovodInternalError."""
     fd = ctypes.c_int32(-1)
-    _native.check(_native.library().se_segment_create(size, ctypes.byref(fd)))
+    _native.check(_native.library().se_segment_create(local_size, ctypes.byref(fd)))
     return fd.value
 
 

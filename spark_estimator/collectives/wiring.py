@@ -1,11 +1,12 @@
-"""Connects this rank with every other: two authenticated sockets a pair, and on one host a shared segment each.
+"""Connects this rank with others: two authenticated sockets a pair, and on one host a shared segment each.
 
 Between two ranks the lower connects and the higher accepts: by an abstract Unix socket where both are on one host,
 by TCP otherwise. Each pair has a control connection (negotiation, liveness) and a data connection (bulk bytes). What a
-connection is for stands in its context (job, from, to, round, purpose), which the handshake authenticates.
+connection is for stands in its context (job, from, to, round, group, purpose), which the handshake authenticates.
 
-A *round* is one ``init()`` to ``shutdown()``, counted from 1. A faster rank may already connect for the next round:
-such connections are kept until this rank gets there; those of rounds gone by are refused.
+A *round* is one ``init()`` to ``shutdown()``, counted from 1. In a round the whole job connects first, and then each
+process set that is added, as a group of its own; a round and a group are a *stage*. A faster rank may already connect
+for a stage to come: such connections are kept until this rank gets there; those of stages gone by are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 from spark_estimator._native import Peer
 from spark_estimator.authentication import Doorkeeper
-from spark_estimator.collectives.connection import CONTROL, DATA, Connection, absent_error, tune
+from spark_estimator.collectives.connection import CONTROL, DATA, Connection, Group, absent_error, tune
 from spark_estimator.collectives.dialing import dial
 from spark_estimator.collectives.rendezvous import Rendezvous
 from spark_estimator.collectives.segments import close_descriptor, create_segment, exchange
@@ -35,10 +36,13 @@ class Wired:
     """What the engine is created from. The descriptors in it belong to nobody else.
 
     Attributes:
+        rank, size: this rank's number in the group, and how many the group has.
         peers: all other ranks, in rank order.
         segment_fd: this rank's shared segment, -1 for none.
     """
 
+    rank: int
+    size: int
     peers: tuple[Peer, ...]
     segment_fd: int
 
@@ -55,7 +59,7 @@ class Switchboard:
 
     Args:
         rendezvous: who this rank and its peers are. Its listening descriptors belong to the switchboard from now on.
-        make_segment: gives a shared segment for so many ranks.
+        make_segment: gives a shared segment for so many ranks of one host.
     """
 
     def __init__(self, rendezvous: Rendezvous, make_segment: Callable[[int], int] = create_segment) -> None:
@@ -64,8 +68,8 @@ class Switchboard:
         self._tag = hashlib.sha256(rendezvous.job_id.encode()).digest()[:16]
         self._make_segment = make_segment
         self._changed = threading.Condition()
-        self._round = 0  # the last that was begun
-        self._over = 0  # the last that nobody may join any more
+        self._begun = (0, 0)  # the last stage that was begun
+        self._over = (0, 0)  # the last that nobody may join any more
         self._gone = False
         self._sockets: dict[Connection, socket.socket] = {}  # authenticated, and not yet the engine's
         self._doorkeeper = Doorkeeper(
@@ -78,31 +82,43 @@ class Switchboard:
 
     def next_round(self) -> int:
         """The number of the round that comes next."""
-        return self._round + 1
+        return self._begun[0] + 1
 
-    def connect_all(self, round_: int, settings: Settings) -> Wired:
-        """Connects with every other rank. All ranks call this, for the same round. Blocks until all are there.
+    def round(self) -> int:
+        """The number of the present round."""
+        return self._begun[0]
+
+    def connect_all(self, round_: int, settings: Settings, group: Group | None = None) -> Wired:
+        """Connects with every other rank of a group. All of these call it for the same stage. Blocks until all do.
+
+        Args:
+            round_: of the group.
+            settings: how long to wait, and whether to share memory.
+            group: this rank is one of it; None: all ranks of the job.
 
         Raises:
             PeerLostError: some ranks were not there within ``settings.start_timeout_seconds``; the text names them.
             AuthenticationError: a rank answered but does not hold this job's key, or refused this rank.
         """
         deadline = time.monotonic() + settings.start_timeout_seconds
+        group = Group.job(len(self.rendezvous.peers)) if group is None else group
+        stage = round_, group.number
         with self._changed:
-            if round_ <= self._round:
-                raise ValueError(f"round {round_} is over; the next is {self._round + 1}.")
-            self._round = round_
-            self._over = max(self._over, round_ - 1)
-            for stale in [connection for connection in self._sockets if connection.round < round_]:
+            if stage <= self._begun:
+                raise ValueError(f"round {round_} is over; the next is {self._begun[0] + 1}.")
+            self._begun = stage
+            self._over = max(self._over, (round_, group.number - 1))
+            for stale in [connection for connection in self._sockets if connection.stage < stage]:
                 self._sockets.pop(stale).close()
         segment = -1
         try:
-            segment = self._segment(settings)
-            dial(self.rendezvous, round_, self._tag, settings, deadline, self._keep)
-            self._await_callers(round_, settings, deadline)
-            return Wired(self._hand_over(round_, segment, deadline), segment)
+            segment = self._segment(settings, group)
+            dial(self.rendezvous, round_, group, self._tag, settings, deadline, self._keep)
+            self._await_callers(round_, group, settings, deadline)
+            peers = self._hand_over(round_, group, segment, settings, deadline)
+            return Wired(group.ranks.index(self._own.rank), len(group.ranks), peers, segment)
         except BaseException:
-            self._end(round_)
+            self._end(stage)
             close_descriptor(segment)
             raise
 
@@ -146,11 +162,12 @@ class Switchboard:
 
     def _require_open(self, connection: Connection) -> None:
         """Raises AuthenticationError when it is too late, or too early, for `connection`."""
-        if connection.round <= self._over or self._gone:
-            raise AuthenticationError(f"round {connection.round} is over; this rank has begun round {self._round}")
+        begun = self._begun[0]
+        if connection.stage <= self._over or self._gone:
+            raise AuthenticationError(f"round {connection.round} is over; this rank has begun round {begun}")
         # No rank can be two rounds ahead: the one between needs this rank.
-        if connection.round > self._round + 1:
-            raise AuthenticationError(f"round {connection.round} is too far ahead of round {self._round}")
+        if connection.round > begun + 1:
+            raise AuthenticationError(f"round {connection.round} is too far ahead of round {begun}")
 
     def _admit(self, sock: socket.socket, context: bytes, _origin: str) -> None:
         connection = Connection.unpack(context, self._tag)
@@ -165,14 +182,19 @@ class Switchboard:
     def _keep(self, connection: Connection, sock: socket.socket) -> None:
         """Takes a connection that this rank has made."""
         with self._changed:
-            if connection.round <= self._over or self._gone:
+            if connection.stage <= self._over or self._gone:
                 sock.close()
             else:
                 self._sockets[connection] = sock
 
-    def _await_callers(self, round_: int, settings: Settings, deadline: float) -> None:
+    def _await_callers(self, round_: int, group: Group, settings: Settings, deadline: float) -> None:
         own = self._own.rank
-        expected = {Connection(round_, rank, own, purpose) for rank in range(own) for purpose in (CONTROL, DATA)}
+        expected = {
+            Connection(round_, rank, own, purpose, group.number)
+            for rank in group.ranks
+            for purpose in (CONTROL, DATA)
+            if rank < own
+        }
         with self._changed:
             while missing := expected - self._sockets.keys():
                 remaining = deadline - time.monotonic()
@@ -182,38 +204,43 @@ class Switchboard:
                 # In slices: a wait without end cannot be interrupted by Ctrl-C everywhere.
                 self._changed.wait(min(remaining, 0.1))
 
-    def _segment(self, settings: Settings) -> int:
+    def _segment(self, settings: Settings, group: Group) -> int:
         """This rank's shared segment, -1 when no peer could use it or memory cannot be had."""
-        if not any(peer is not self._own and self._own.shares_with(peer) for peer in self.rendezvous.peers):
-            return -1
-        if not settings.shared_memory:
+        local_size = sum(self._own.shares_with(self.rendezvous.peers[rank]) for rank in group.ranks)
+        if local_size < 2 or not settings.shared_memory:
             return -1
         try:
-            return self._make_segment(len(self.rendezvous.peers))
+            return self._make_segment(local_size)
         except HorovodInternalError as error:
             _log.warning("rank %d has no shared memory and talks by sockets only: %s", self._own.rank, error)
             return -1
 
-    def _hand_over(self, round_: int, segment: int, deadline: float) -> tuple[Peer, ...]:
-        """Exchanges segments with the peers on this host, and gives up all sockets of the round to the engine."""
+    def _hand_over(
+        self, round_: int, group: Group, segment: int, settings: Settings, deadline: float
+    ) -> tuple[Peer, ...]:
+        """Exchanges segments with the peers on this host, and gives up all sockets of the stage to the engine."""
+        stage = round_, group.number
         with self._changed:
-            sockets = {connection: sock for connection, sock in self._sockets.items() if connection.round == round_}
+            sockets = {connection: sock for connection, sock in self._sockets.items() if connection.stage == stage}
         pairs = {}
-        for peer in self.rendezvous.peers:
-            if peer is not self._own:
-                low, high = sorted((peer.rank, self._own.rank))
-                pairs[peer] = [sockets[Connection(round_, low, high, purpose)] for purpose in (CONTROL, DATA)]
+        for rank in group.ranks:
+            if rank != self._own.rank:
+                low, high = sorted((rank, self._own.rank))
+                pairs[self.rendezvous.peers[rank]] = [
+                    sockets[Connection(round_, low, high, purpose, group.number)] for purpose in (CONTROL, DATA)
+                ]
         segments = exchange({peer: control for peer, (control, _) in pairs.items()}, segment, deadline)
         with self._changed:
-            self._over = round_
+            self._over = stage
             for connection in sockets:
                 del self._sockets[connection]
         peers = []
         for facts, (control, data) in pairs.items():
             for sock in (control, data):
-                tune(sock)
+                tune(sock, settings.silence_seconds)
             name = f"{facts.host} (pid {facts.pid})" if facts.pid else facts.host
-            peers.append(Peer(facts.rank, control.detach(), data.detach(), segments[facts], name.encode()))
+            number = group.ranks.index(facts.rank)
+            peers.append(Peer(number, facts.rank, control.detach(), data.detach(), segments[facts], name.encode()))
         return tuple(peers)
 
     def _adopt(self, fd: int) -> socket.socket:
@@ -227,9 +254,9 @@ class Switchboard:
             ) from error
         return listener
 
-    def _end(self, round_: int) -> None:
-        """Gives a round up: closes what it has, and refuses who still comes for it."""
+    def _end(self, stage: tuple[int, int]) -> None:
+        """Gives a stage up: closes what it has, and refuses who still comes for it."""
         with self._changed:
-            self._over = round_
-            for connection in [connection for connection in self._sockets if connection.round == round_]:
+            self._over = stage
+            for connection in [connection for connection in self._sockets if connection.stage == stage]:
                 self._sockets.pop(connection).close()

@@ -38,6 +38,8 @@ from spark_estimator.collectives.context import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from spark_estimator.collectives.objects import allgather_object, broadcast_object
 from spark_estimator.collectives.ops import barrier
@@ -110,5 +112,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

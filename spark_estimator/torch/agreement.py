@@ -41,9 +41,8 @@ def _gathered(digest: bytes, name: str) -> list[bytes]:
     if context.size() == 1:
         return [digest]
     source = (ctypes.c_ubyte * len(digest)).from_buffer_copy(digest)
-    described = collectives.Tensor(ctypes.addressof(source), 0, len(digest), (1, len(digest)))
-    handle = collectives.submit(Op.ALLGATHER, name, [described], DType.UINT8, keep=source)
-    handle.wait()
+    described = collectives.Tensor(ctypes.addressof(source), 0, DType.UINT8, (1, len(digest)))
+    handle = collectives.submit(Op.ALLGATHER, name, [described], keep=source)
     joined = bytes(handle.gathered().data)
     return [joined[start : start + len(digest)] for start in range(0, len(joined), len(digest))]
 

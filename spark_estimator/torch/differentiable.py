@@ -50,8 +50,7 @@ def allreduce(
         name = _base_name("allreduce", name)
         reduced = _Allreduce.apply(compressed, name, operation, prescale_factor, postscale_factor)
     else:
-        handle = ops.allreduce_async(compressed, None, name, operation, prescale_factor, postscale_factor)
-        reduced = ops.waited(handle)
+        reduced = ops.reduced(compressed, name, operation, prescale_factor, postscale_factor)
     restored: torch.Tensor = compression.decompress(reduced, ctx)
     return restored
 
@@ -106,7 +105,7 @@ class _Allreduce(torch.autograd.Function):
         ctx: Any, tensor: torch.Tensor, name: str, operation: ReduceOp, prescale: float, postscale: float
     ) -> torch.Tensor:
         ctx.arguments = (name, operation, prescale, postscale)
-        return ops.waited(ops.allreduce_async(tensor, None, name, operation, prescale, postscale))
+        return ops.reduced(tensor, name, operation, prescale, postscale)
 
     @staticmethod
     @once_differentiable
@@ -116,8 +115,7 @@ class _Allreduce(torch.autograd.Function):
             raise NotImplementedError(
                 f"allreduce with {operation.name.title()} has no gradient here; use Average or Sum."
             )
-        handle = ops.allreduce_async(gradient, None, f"{name}.gradient", operation, prescale, postscale)
-        return ops.waited(handle), None, None, None, None
+        return ops.reduced(gradient, f"{name}.gradient", operation, prescale, postscale), None, None, None, None
 
 
 class _Allgather(torch.autograd.Function):
@@ -131,7 +129,7 @@ class _Allgather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        averaged = ops.waited(ops.allreduce_async(gradient, None, f"{ctx.name}.gradient", ops.Average))
+        averaged = ops.reduced(gradient, f"{ctx.name}.gradient", ops.Average)
         return averaged.narrow(0, ctx.start, ctx.length), None
 
 
@@ -145,5 +143,5 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        averaged = ops.waited(ops.allreduce_async(gradient, None, f"{ctx.name}.gradient", ops.Average))
+        averaged = ops.reduced(gradient, f"{ctx.name}.gradient", ops.Average)
         return (averaged if context.rank() == ctx.root_rank else torch.zeros_like(averaged)), None, None

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from spark_estimator._native import DType, Op, ReduceOp
+from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.handle import Handle
-from spark_estimator.collectives.ops import Tensor
+from spark_estimator.collectives.ops import Plan
 from spark_estimator.torch.compression import NoneCompressor, wire_dtype
 from spark_estimator.torch.memory import described, element_type, overlaps_itself
 
@@ -59,7 +59,7 @@ class Slot:
         wire: what the engine works on: the gradient itself, or a copy.
     """
 
-    __slots__ = ("context", "described", "dtype", "gradient", "name", "param", "sparse_dims", "strides", "wire")
+    __slots__ = ("context", "dtype", "gradient", "name", "param", "sparse_dims", "strides", "wire")
 
     def __init__(self, param: torch.Tensor, name: str) -> None:
         self.param = param
@@ -71,7 +71,6 @@ class Slot:
         self.gradient: torch.Tensor | None = None
         self.wire: torch.Tensor | None = None
         self.context: Any = None  # what decompress wants
-        self.described: Tensor | None = None  # kept: the next step's gradient is often at the same address
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -100,10 +99,10 @@ class Bucket:
         self._handle: Handle | None = None
         self._lock = threading.Lock()
         wire_type = wire_dtype(options.compression, slots[0].dtype)
-        # None: a custom compressor, whose wire type, order and size are known when it has compressed.
-        self._code: DType | None = None if wire_type is None else element_type(wire_type)
+        self._plan: Plan | None = None
         # One flag a gradient travels along: 1 where this rank has one. What is 0 for all ranks keeps no gradient
         # anywhere, as in a single process, so that weight decay or momentum do not move a parameter that nobody used.
+        # None: a custom compressor, whose wire type, order and size are known when it has compressed.
         self._ones = None if wire_type is None else torch.ones(len(slots), dtype=wire_type)
         self._flags: torch.Tensor | None = None
 
@@ -124,25 +123,34 @@ class Bucket:
     def _submit(self) -> Handle:
         for slot in self.slots:
             self._take(slot)
-        wires: list[torch.Tensor | None] = [slot.wire for slot in self.slots]
-        tensors = [self._described(slot) for slot in self.slots]
-        if self._ones is not None:
-            own, self._flags = self._ones, torch.empty_like(self._ones)
-            if not all([slot.gradient is not None for slot in self.slots]):  # noqa: C419  a list is faster here
-                own = torch.tensor([slot.gradient is not None for slot in self.slots]).to(own.dtype)
-            tensors.append(described(own, self._flags))
-            wires += [own, self._flags]
+        wires = [_present(slot.wire) for slot in self.slots]
+        if self._ones is None:
+            op, prescale, postscale = self._options.scaled_op()
+            return collectives.submit(
+                Op.ALLREDUCE,
+                self.name,
+                [described(wire) for wire in wires],
+                reduce_op=op,
+                prescale=prescale,
+                postscale=postscale,
+                keep=wires,
+            )
+        own, flags = self._ones, torch.empty_like(self._ones)
+        if not all([slot.gradient is not None for slot in self.slots]):  # noqa: C419  a list is faster here
+            own = torch.tensor([slot.gradient is not None for slot in self.slots]).to(own.dtype)
+        self._flags = flags
+        if self._plan is None:
+            self._plan = self._planned([*wires, own])
+        places = [wire.data_ptr() for wire in wires]
+        keep = (wires, own, flags)
+        # Nobody looks at gradients before the end of backward, which waits.
+        return self._plan.submit([*places, own.data_ptr()], [*places, flags.data_ptr()], keep, defer=True)
+
+    def _planned(self, wires: Sequence[torch.Tensor]) -> Plan:
+        """The request for wire forms such as these, whose types and shapes are the same in every step."""
         op, prescale, postscale = self._options.scaled_op()
-        return collectives.submit(
-            Op.ALLREDUCE,
-            self.name,
-            tensors,
-            self._wire_code(),
-            reduce_op=op,
-            prescale=prescale,
-            postscale=postscale,
-            keep=wires,
-        )
+        forms = [(element_type(wire.dtype), tuple(wire.shape)) for wire in wires]
+        return collectives.plan(Op.ALLREDUCE, self.name, forms, reduce_op=op, prescale=prescale, postscale=postscale)
 
     def finish(self) -> None:
         """Waits for the reduction, then makes its results the parameters' gradients. Raises as ``Handle.wait`` does."""
@@ -167,20 +175,6 @@ class Bucket:
         for slot in self.slots:
             slot.param.grad = None
 
-    def _wire_code(self) -> DType:
-        if self._code is not None:
-            return self._code
-        wire = self.slots[0].wire
-        assert wire is not None
-        return element_type(wire.dtype)
-
-    def _described(self, slot: Slot) -> Tensor:
-        wire = slot.wire
-        assert wire is not None
-        if slot.described is None or slot.described.input != wire.data_ptr() or self._code is None:
-            slot.described = described(wire)
-        return slot.described
-
     def _take(self, slot: Slot) -> None:
         gradient = slot.gradient = slot.param.grad
         compression = self._options.compression
@@ -202,7 +196,7 @@ class Bucket:
             wire = torch.empty_like(slot.param, device="cpu", requires_grad=False).copy_(wire.detach())
         if compression is not NoneCompressor:
             wire, slot.context = compression.compress(wire.detach())
-            if self._code is None:
+            if self._ones is None:
                 wire = wire.detach().to("cpu").contiguous()
         slot.wire = wire
 
@@ -232,6 +226,11 @@ class Bucket:
                 gradient.detach().copy_(wire)
         if param.grad is not gradient:
             param.grad = gradient
+
+
+def _present(wire: torch.Tensor | None) -> torch.Tensor:
+    assert wire is not None
+    return wire
 
 
 def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Turns tensors into what the engine reads and writes: an address, a count and an element type in host memory.
+"""Turns tensors into what the engine reads and writes: an address, a shape and an element type in host memory.
 
 The *wire form* of a tensor holds its elements densely in the host's memory, in an order that is the same on all ranks.
 It is the tensor itself where that is so already; else a copy, and the result is copied back. Tensors of other devices
@@ -64,4 +64,4 @@ def described(wire_input: torch.Tensor, wire_output: torch.Tensor | None = None)
     """The addresses of a wire form; without `wire_output` the result goes where the input is."""
     source = wire_input.data_ptr()
     target = source if wire_output is None else wire_output.data_ptr()
-    return Tensor(source, target, wire_input.numel(), tuple(wire_input.shape))
+    return Tensor(source, target, element_type(wire_input.dtype), tuple(wire_input.shape))

@@ -19,7 +19,7 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.errors import HorovodInternalError
-from spark_estimator.torch.memory import described, element_type, overlaps_itself, wire_form, write_back
+from spark_estimator.torch.memory import described, overlaps_itself, wire_form, write_back
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
@@ -111,7 +111,19 @@ def allreduce_(
 ) -> torch.Tensor:
     """Reduces a tensor over all ranks in place and returns it; see `allreduce`. Not differentiable."""
     operation = reduce_op(average, op)
-    return waited(allreduce_async_(tensor, None, name, operation, prescale_factor, postscale_factor))
+    wire = _writable_wire_form(tensor)
+    _allreduce_now(wire, wire, name, operation, prescale_factor, postscale_factor)
+    return _written_back(wire, tensor)
+
+
+def reduced(
+    tensor: torch.Tensor, name: str | None, operation: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
+) -> torch.Tensor:
+    """The blocking allreduce into a new tensor, without a gradient."""
+    source = wire_form(tensor)
+    output = torch.empty_like(source)
+    _allreduce_now(source, output, name, operation, prescale, postscale)
+    return output.to(tensor.device)
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None) -> int:
@@ -196,11 +208,26 @@ def _allreduce(
         Op.ALLREDUCE,
         request_name("allreduce", name),
         [described(source, output)],
-        element_type(source.dtype),
         reduce_op=operation,
         prescale=prescale,
         postscale=postscale,
         keep=(source, output),
+    )
+
+
+def _allreduce_now(
+    source: torch.Tensor, output: torch.Tensor, name: str | None, operation: ReduceOp, prescale: float, postscale: float
+) -> None:
+    """As `_allreduce`, and waits: in this thread, which is the shortest way."""
+    collectives.run(
+        Op.ALLREDUCE,
+        request_name("allreduce", name),
+        [described(source, output)],
+        reduce_op=operation,
+        prescale=prescale,
+        postscale=postscale,
+        keep=(source, output),
+        repeats=name is not None,
     )
 
 
@@ -210,8 +237,8 @@ def _allgather(tensor: torch.Tensor, name: str | None) -> Handle:
         raise IndexError(
             "allgather joins tensors along dimension 0, and a 0-dimensional tensor has none: unsqueeze it."
         )
-    code = element_type(source.dtype)
-    return collectives.submit(Op.ALLGATHER, request_name("allgather", name), [described(source)], code, keep=source)
+    rows = described(source)._replace(output=0)  # the engine makes the memory for the result
+    return collectives.submit(Op.ALLGATHER, request_name("allgather", name), [rows], keep=source)
 
 
 def _joined(handle: Handle, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
@@ -232,7 +259,6 @@ def _broadcast(
         Op.BROADCAST,
         request_name("broadcast", name),
         [described(source, output)],
-        element_type(source.dtype),
         root_rank=root_rank,
         keep=(source, output),
     )

@@ -66,7 +66,8 @@ def refused(question):
     except ValueError as error:
         return "has not been initialized; use hvd.init()" in str(error)
 questions = [context.rank, context.size, context.local_rank, context.local_size, context.cross_rank, context.cross_size,
-             context.is_homogeneous, context.topology, context.engine, context.settings, ops.barrier]
+             context.is_homogeneous, context.topology, context.engine, context.settings, ops.barrier, ops.join,
+             lambda: context.add_process_set([0]), context.get_process_set_ids_and_ranks, context.stop_timeline]
 assert all(map(refused, questions))
 assert not context.is_initialized()
 context.shutdown()
@@ -104,8 +105,10 @@ def test_what_is_built() -> None:
     [
         ("comm=[1, 2]", "a job is made of all its 1 ranks"),
         ("comm=object()", "MPI communicators are not supported"),
-        ("process_sets=[object()]", "process sets are not supported yet"),
-        ("process_sets='dynamic'", "process sets are not supported yet"),
+        ("process_sets=[object()]", "give a list of ranks"),
+        ("process_sets='static'", "give a list of process sets, or 'dynamic'"),
+        ("process_sets=[[0]]", "a process set with the ranks [0] exists already: it has the id 0"),
+        ("process_sets=[[1]]", "ranks [1] of [1] are none of the job's 1 ranks"),
     ],
 )
 def test_what_cannot_be_done_is_said(arguments: str, expected: str) -> None:

@@ -26,7 +26,7 @@ REQUESTS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
 def disagree(rank: int, requests: list[dict[str, Any]]) -> str:
     import numpy
 
-    from spark_estimator._native import DType, Op, ReduceOp
+    from spark_estimator._native import Op, ReduceOp
     from spark_estimator.collectives import arrays, context, ops
     from spark_estimator.errors import MismatchError
 
@@ -36,7 +36,9 @@ def disagree(rank: int, requests: list[dict[str, Any]]) -> str:
     op = Op[mine.get("op", "ALLREDUCE")]
     held = [numpy.ones(shape, mine.get("dtype", "float32")) for _ in range(mine.get("buffers", 1))]
     tensors = [
-        ops.Tensor(array.ctypes.data, 0 if op is Op.ALLGATHER else array.ctypes.data, array.size, array.shape)
+        ops.Tensor(
+            array.ctypes.data, 0 if op is Op.ALLGATHER else array.ctypes.data, arrays.dtype_of(array), array.shape
+        )
         for array in held
     ]
     messages = []
@@ -45,7 +47,6 @@ def disagree(rank: int, requests: list[dict[str, Any]]) -> str:
             op,
             "gradient",
             tensors,
-            DType[mine.get("dtype", "float32").upper()],
             reduce_op=ReduceOp[mine.get("reduce_op", "SUM")],
             root_rank=mine.get("root_rank", 0),
             prescale=mine.get("prescale", 1.0),
@@ -136,34 +137,52 @@ def test_the_callers_mistakes_are_refused_at_once() -> None:
 
         context.init()
         array = numpy.ones(4, numpy.float32)
-        tensor = ops.Tensor(array.ctypes.data, array.ctypes.data, 4, (4,))
+        tensor = ops.Tensor(array.ctypes.data, array.ctypes.data, DType.FLOAT32, (4,))
+        rows = tensor._replace(output=0)
         for arguments, options in [
-            ((Op.ALLREDUCE, "", [tensor], DType.FLOAT32), {}),
-            ((Op.ALLREDUCE, "x" * 5000, [tensor], DType.FLOAT32), {}),
-            ((Op.ALLREDUCE, "a\x00b", [tensor], DType.FLOAT32), {}),
-            ((Op.ALLREDUCE, "none", [], DType.FLOAT32), {}),
-            ((Op.ALLREDUCE, "dtype", [tensor], 55), {}),
-            ((Op.ALLREDUCE, "reduce op", [tensor], DType.FLOAT32), {"reduce_op": 2}),
-            ((Op.ALLREDUCE, "shape", [tensor._replace(shape=(5,))], DType.FLOAT32), {}),
-            ((Op.ALLREDUCE, "no memory", [tensor._replace(input=0)], DType.FLOAT32), {}),
-            ((Op.ALLREDUCE, "count", [tensor._replace(count=-1, shape=(-1,))], DType.FLOAT32), {}),
-            ((Op.BROADCAST, "two", [tensor, tensor], DType.FLOAT32), {}),
-            ((17, "op", [tensor], DType.FLOAT32), {}),
+            ((Op.ALLREDUCE, "", [tensor]), {}),
+            ((Op.ALLREDUCE, "x" * 5000, [tensor]), {}),
+            ((Op.ALLREDUCE, "a\x00b", [tensor]), {}),
+            ((Op.ALLREDUCE, "none", []), {}),
+            ((Op.ALLREDUCE, "dtype", [tensor._replace(dtype=55)]), {}),
+            ((Op.ALLREDUCE, "reduce op", [tensor]), {"reduce_op": 6}),
+            ((Op.ALLREDUCE, "no memory", [tensor._replace(input=0)]), {}),
+            ((Op.ALLREDUCE, "shape", [tensor._replace(shape=(-1,))]), {}),
+            ((Op.ALLREDUCE, "large", [tensor._replace(shape=(2**40, 2**40))]), {}),
+            ((Op.ALLTOALL, "splits", [rows]), {"splits": (1, 2)}),
+            ((Op.ALLTOALL, "splits", [rows]), {"splits": (5, -1)}),
+            ((Op.ALLTOALL, "splits", [rows]), {"splits": (4,)}),
+            ((Op.BROADCAST, "two", [tensor, tensor]), {}),
+            ((Op.BROADCAST, "root", [tensor]), {"root_rank": 2}),
+            ((Op.BROADCAST, "root", [tensor]), {"root_rank": -1}),
+            ((Op.BARRIER, "barrier", [tensor]), {}),
+            ((17, "op", [tensor]), {}),
         ]:
-            with pytest.raises(ValueError, match=r".+"):
-                ops.submit(*arguments, **options)
-                pytest.fail(f"{arguments} {options} was taken")
-        for array in (numpy.ones(2, "complex64"), numpy.array(["x"])):
+            for way in (ops.submit, ops.run):
+                with pytest.raises(ValueError, match=r".+"):
+                    way(*arguments, **options)
+                    pytest.fail(f"{arguments} {options} was taken")
+        for array in (numpy.ones(2, "complex64"), numpy.array(["x"]), numpy.ones(2, ">f4")):
             with pytest.raises(ValueError, match="cannot be sent"):
                 arrays.allreduce(array)
         with pytest.raises(ValueError, match="C-contiguous"):
             arrays.allreduce_into(numpy.ones((3, 3)).T, numpy.ones((3, 3)).T, ReduceOp.SUM, "strided")
         with pytest.raises(ValueError, match="writable output"):
             arrays.allreduce_into(numpy.ones(3), numpy.ones(4), ReduceOp.SUM, "sizes")
-        with pytest.raises(ValueError, match="at least one dimension"):
-            arrays.allgather(numpy.array(1))
-        with pytest.raises(ValueError, match="root_rank=2 is not one of the 2 ranks"):
-            objects.broadcast_object(1, root_rank=2)
+        for kind in (arrays.allgather, arrays.alltoall, arrays.reducescatter):
+            with pytest.raises(ValueError, match="at least one dimension"):
+                kind(numpy.array(1))
+        for kind in (arrays.grouped_allreduce, arrays.grouped_allgather, arrays.grouped_reducescatter):
+            with pytest.raises(ValueError, match="at least one array"):
+                kind([])
+        with pytest.raises(ValueError, match="3 rows cannot be shared equally by 2 ranks; give splits"):
+            arrays.alltoall(numpy.ones(3))
+        for splits in ([1, 1], [4, -1], [3], [1, 1, 1]):
+            with pytest.raises(ValueError, match="must be 2 numbers, 0 or more, whose sum is 3"):
+                arrays.alltoall(numpy.ones(3), splits)
+        for root in (2, -1, 2**40):
+            with pytest.raises(ValueError, match=f"root_rank={root} is not one of the 2 ranks"):
+                objects.broadcast_object(1, root_rank=root)
         assert (arrays.allreduce(numpy.ones((3, 4)).T, ReduceOp.SUM) == 2).all()
 
     run_ranks(2, mistakes)
@@ -233,20 +252,43 @@ def test_what_all_agree_on_but_cannot_be_done_fails_on_all() -> None:
 
         context.init()
         array = numpy.ones(4, numpy.uint8)
-        tensor = ops.Tensor(array.ctypes.data, array.ctypes.data, 4, (4,))
+        tensor = ops.Tensor(array.ctypes.data, array.ctypes.data, DType.UINT8, (4,))
+        bools = tensor._replace(dtype=DType.BOOL)
+        scalar = tensor._replace(output=0, shape=())
         for arguments, options, told in [
-            ((Op.ALLREDUCE, "set", [tensor], DType.UINT8), {"process_set": 3}, "process set 3"),
-            ((Op.BROADCAST, "root", [tensor], DType.UINT8), {"root_rank": 2}, "root rank 2"),
-            ((Op.BROADCAST, "root", [tensor], DType.UINT8), {"root_rank": -1}, "root rank -1"),
-            ((Op.ALLGATHER, "scalar", [ops.Tensor(tensor.input, 0, 1, ())], DType.UINT8), {}, "first dimension"),
-            ((Op.ALLREDUCE, "bools", [tensor], DType.BOOL), {"reduce_op": ReduceOp.AVERAGE}, "average of bool"),
-            ((Op.ALLREDUCE, "scaled", [tensor], DType.BOOL), {"prescale": 0.5}, "cannot be scaled"),
+            ((Op.ALLREDUCE, "bools", [bools]), {"reduce_op": ReduceOp.AVERAGE}, "average of bool"),
+            ((Op.ALLREDUCE, "scaled", [bools]), {"prescale": 0.5}, "cannot be scaled"),
+            ((Op.ALLREDUCE, "adasum", [tensor]), {"reduce_op": ReduceOp.ADASUM}, "Adasum is defined for floating"),
+            ((Op.REDUCESCATTER, "max", [tensor]), {"reduce_op": ReduceOp.MAX}, "Average and Sum, not Max"),
+            ((Op.ALLGATHER, "scalar", [scalar]), {}, "first dimension"),
         ]:
-            with pytest.raises(HorovodInternalError, match=told):
-                ops.submit(*arguments, **options).wait()
+            for _ in range(2):
+                with pytest.raises(HorovodInternalError, match=told):
+                    ops.submit(*arguments, **options).wait()
+                with pytest.raises(HorovodInternalError, match=told):
+                    ops.run(*arguments, **options)
         assert (arrays.allreduce(numpy.ones(3), ReduceOp.SUM) == 2).all()
 
     run_ranks(2, impossible)
+
+
+def test_adasum_needs_a_power_of_two_of_ranks() -> None:
+    def adasum(rank: int) -> str:
+        import numpy
+        import pytest
+
+        from spark_estimator.collectives import arrays, context
+        from spark_estimator.errors import HorovodInternalError
+
+        context.init()
+        with pytest.raises(HorovodInternalError) as raised:
+            arrays.allreduce(numpy.ones(3), arrays.ReduceOp.ADASUM)
+        assert (arrays.allreduce(numpy.ones(3), arrays.ReduceOp.SUM) == 3).all()
+        return str(raised.value)
+
+    for message in run_ranks(3, adasum):
+        assert "power of two" in message
+        assert "3" in message
 
 
 def test_ones_own_pending_requests_end_with_ones_shutdown() -> None:

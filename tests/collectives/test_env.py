@@ -10,14 +10,14 @@ import pytest
 
 import spark_estimator
 from spark_estimator.collectives.rendezvous import Topology
-from spark_estimator.env import Settings, horovod_variables
+from spark_estimator.env import SET_FOR_SCRIPTS, WITHOUT_EFFECT, Decision, Settings, horovod_variables
 
 
 def test_defaults() -> None:
     settings = Settings.read({})
     assert settings == Settings()
     assert settings.fusion_threshold_bytes == 128 << 20
-    assert settings.stall_warning_seconds == 60
+    assert settings.stall_warning_seconds == 10
     assert settings.start_timeout_seconds == 30
     assert settings.shared_memory
     assert settings.spin_microseconds is None
@@ -62,6 +62,8 @@ def test_stall_check_can_be_disabled_as_in_horovod() -> None:
         ("HOROVOD_STALL_CHECK_TIME_SECONDS", "inf", "seconds"),
         ("HOROVOD_LOG_LEVEL", "loud", "trace, debug"),
         ("SPARK_ESTIMATOR_SHARED_MEMORY", "maybe", "1 or 0"),
+        ("HOROVOD_THREAD_AFFINITY", "0;1", "core numbers"),
+        ("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "0", "1 or more"),
     ],
 )
 def test_a_bad_value_is_named(variable: str, value: str, expected: str) -> None:
@@ -71,11 +73,57 @@ def test_a_bad_value_is_named(variable: str, value: str, expected: str) -> None:
 
 
 def test_the_table_shows_every_variable_with_its_value() -> None:
-    table = Settings.read({"HOROVOD_START_TIMEOUT": "12.5"}).describe()
+    environ = {"HOROVOD_START_TIMEOUT": "12.5", "HOROVOD_CYCLE_TIME": "3.5", "HOROVOD_FUSION_TRESHOLD": "1"}
+    decided = {"overlap": Decision(1, "2 cores for 1 rank on this host")}
+    table = Settings.read(environ).describe(decided, environ)
     for field in dataclasses.fields(Settings):
         assert field.metadata["variable"] in table
         assert field.metadata["effect"] in table
-    assert re.search(r"HOROVOD_START_TIMEOUT +12\.5 +30 +seconds", table)
+    assert re.search(r"HOROVOD_START_TIMEOUT +12\.5 +environment +30 +seconds", table)
+    assert re.search(r"HOROVOD_CACHE_CAPACITY +1024 +default +1024 +names", table)
+    assert re.search(r"SPARK_ESTIMATOR_OVERLAP +1 +2 cores for 1 rank on this host +- +1 or 0", table)
+    assert re.search(r"HOROVOD_CYCLE_TIME +3\.5 +nothing waits for a cycle", table)
+    assert table.endswith("read by nothing (misspelt?): HOROVOD_FUSION_TRESHOLD")
+
+
+def test_what_one_variable_sets_for_another_is_shown() -> None:
+    environ = {"HOROVOD_STALL_CHECK_DISABLE": "1", "HOROVOD_GLOO_TIMEOUT_SECONDS": "77"}
+    settings = Settings.read(environ)
+    assert settings.start_timeout_seconds == 77
+    table = settings.describe(environ=environ)
+    assert re.search(r"HOROVOD_STALL_CHECK_TIME_SECONDS +0 +another variable +10", table)
+    assert re.search(r"HOROVOD_START_TIMEOUT +77 +another variable +30", table)
+    environ["HOROVOD_START_TIMEOUT"] = "5"
+    assert Settings.read(environ).start_timeout_seconds == 5
+
+
+def test_horovods_variables_are_known() -> None:
+    """Each is read, has its reason for not being read, or is only set for scripts; and never two of these."""
+    known = [field.metadata["variable"] for field in dataclasses.fields(Settings)] + list(WITHOUT_EFFECT)
+    assert len(known) == len(set(known))
+    assert not SET_FOR_SCRIPTS & WITHOUT_EFFECT.keys()
+    assert set(horovod_variables(Topology.of("a", 0), "a")) == SET_FOR_SCRIPTS
+
+
+def test_what_the_engine_is_told_in_other_terms() -> None:
+    settings = Settings.read(
+        {
+            "HOROVOD_CACHE_CAPACITY": "100000",
+            "HOROVOD_THREAD_AFFINITY": "0,2",
+            "HOROVOD_TIMELINE": "DYNAMIC",
+            "HOROVOD_AUTOTUNE": "1",
+        }
+    )
+    assert settings.cache_capacity == 8192
+    assert settings.thread_affinity == (0, 2)
+    assert settings.timeline == "DYNAMIC"
+    assert settings.autotune
+
+
+def test_one_late_sign_of_life_is_no_death() -> None:
+    with pytest.raises(ValueError, match=r"SILENCE_SECONDS=6 must be more than twice .*HEARTBEAT_SECONDS=3"):
+        Settings.read({"SPARK_ESTIMATOR_HEARTBEAT_SECONDS": "3"})
+    assert Settings.read({"SPARK_ESTIMATOR_HEARTBEAT_SECONDS": "0"}).heartbeat_seconds == 0
 
 
 def test_variables_for_scripts() -> None:

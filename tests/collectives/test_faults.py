@@ -35,12 +35,12 @@ def wait_for_a_dead_rank(rank: int, dies: int) -> list[str]:
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
     array = numpy.ones(1000)
-    tensor = ops.Tensor(array.ctypes.data, array.ctypes.data, array.size, array.shape)
+    tensor = ops.Tensor(array.ctypes.data, array.ctypes.data, DType.FLOAT64, array.shape)
     rows = tensor._replace(output=0)
     pending = [arrays.allreduce_into(array, array, arrays.ReduceOp.SUM, f"sum {number}") for number in range(20)]
-    pending += [ops.submit(Op.BROADCAST, "broadcast", [tensor], DType.FLOAT64, root_rank=dies, keep=array)]
-    pending += [ops.submit(Op.ALLGATHER, "gather", [rows], DType.FLOAT64, keep=array)]
-    pending += [ops.submit(Op.BARRIER, "barrier", [], DType.UINT8)]
+    pending += [ops.submit(Op.BROADCAST, "broadcast", [tensor], root_rank=dies, keep=array)]
+    pending += [ops.submit(Op.ALLGATHER, "gather", [rows], keep=array)]
+    pending += [ops.submit(Op.BARRIER, "barrier", [])]
     messages = []
     for handle in pending:
         try:

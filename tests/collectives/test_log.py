@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -26,6 +27,12 @@ def test_level_and_rank(capsys: pytest.CaptureFixture[str]) -> None:
     log.logger("spark_estimator.somewhere").info("hello")
     log.logger("spark_estimator.somewhere").debug("not shown")
     assert capsys.readouterr().err == "[3] spark_estimator INFO: hello\n"
+
+
+def test_the_time_comes_first_if_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("warning", 3, times=True)
+    log.logger().warning("hello")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d [\d:,]+ \[3\] spark_estimator WARNING: hello\n", capsys.readouterr().err)
 
 
 def test_without_a_rank(capsys: pytest.CaptureFixture[str]) -> None:

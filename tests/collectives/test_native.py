@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import re
 from pathlib import Path
@@ -30,6 +31,25 @@ def test_enums_are_those_of_the_header(declared: type[enum.IntEnum], name: str) 
     assert body is not None
     values = {key: int(value) for key, value in re.findall(r"SE_(\w+) = (\d+)", body[1])}
     assert values == {member.name: member.value for member in declared}
+
+
+@pytest.mark.parametrize(
+    ("declared", "name"),
+    [
+        (_native.Peer, "peer"),
+        (_native.Config, "config"),
+        (_native.TensorStruct, "tensor"),
+        (_native.Request, "request"),
+        (_native.Result, "result"),
+    ],
+)
+def test_structs_are_those_of_the_header(declared: type[ctypes.Structure], name: str) -> None:
+    """Padding can hide a field that is missing from the size of the whole."""
+    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
+    body = re.search(rf"typedef struct se_{name} \{{(.*?)\}} se_{name};", text, re.DOTALL)
+    assert body is not None
+    fields = re.findall(r"(\w+)\s*;", body[1])
+    assert [field[0] for field in declared._fields_] == fields
 
 
 def test_every_function_of_the_header_is_declared() -> None:

@@ -28,7 +28,9 @@ def random_allreduces(rank: int, seed: int, total: int) -> dict[str, int]:
     work = []
     for number in range(total):
         dtype = specs.choice(list(DType))
-        op = specs.choice([op for op in ReduceOp if not (dtype is DType.BOOL and op is ReduceOp.AVERAGE)])
+        op = specs.choice(
+            [op for op in ReduceOp if op is not ReduceOp.ADASUM and (dtype, op) != (DType.BOOL, ReduceOp.AVERAGE)]
+        )
         buckets = specs.choice([1, 1, 1, specs.randint(2, 5)])
         counts = [specs.choice([0, 1, specs.randint(2, 100), specs.randint(100, 5000)]) for _ in range(buckets)]
         if number % 50 == 0:
@@ -73,10 +75,10 @@ def random_allreduces(rank: int, seed: int, total: int) -> dict[str, int]:
         inputs = [stored(values(rank, op, dtype, count, value_seed + i), dtype) for i, count in enumerate(counts)]
         outputs = inputs if in_place else [numpy.empty_like(array) for array in inputs]
         tensors = [
-            ops.Tensor(source.ctypes.data, target.ctypes.data, source.size, source.shape)
+            ops.Tensor(source.ctypes.data, target.ctypes.data, dtype, source.shape)
             for source, target in zip(inputs, outputs, strict=True)
         ]
-        handle = ops.submit(Op.ALLREDUCE, name, tensors, dtype, reduce_op=op, keep=(inputs, outputs))
+        handle = ops.submit(Op.ALLREDUCE, name, tensors, reduce_op=op, keep=(inputs, outputs))
         pending.append((handle, number, outputs))
     for handle, number, outputs in pending:
         handle.wait()
@@ -94,7 +96,7 @@ def random_allreduces(rank: int, seed: int, total: int) -> dict[str, int]:
 @pytest.mark.parametrize("n", [2, 3])
 def test_a_thousand_random_allreduces_in_different_orders(n: int, environ: dict[str, str]) -> None:
     for counters in run_ranks(n, random_allreduces, timeout=110, args=(n, 1000), environ=environ):
-        assert counters["requests"] == 1000
+        assert counters["requests"] == 1001  # and one by which init() compares process sets
         assert counters["shared_memory"] == int(environ["SPARK_ESTIMATOR_SHARED_MEMORY"])
         assert counters["fused_requests"] > 0
 
@@ -180,8 +182,8 @@ def test_allgather(n: int, environ: dict[str, str]) -> None:
             assert numpy.array_equal(gathered, right)
             gathered += 1  # the memory is the caller's own
         array = numpy.arange(4, dtype=numpy.int64) + rank
-        tensor = ops.Tensor(array.ctypes.data, 0, 4, (4,))
-        handle = ops.submit(Op.ALLGATHER, "kept", [tensor], DType.INT64, keep=array)
+        tensor = ops.Tensor(array.ctypes.data, 0, DType.INT64, (4,))
+        handle = ops.submit(Op.ALLGATHER, "kept", [tensor], keep=array)
         data, counts = handle.gathered()
         assert handle.gathered()[0] is data
         assert counts == (4,) * size

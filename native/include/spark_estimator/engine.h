@@ -1,13 +1,13 @@
 /* The C ABI of the spark_estimator collective engine: the only door into the native library.
  *
- * An engine is one rank's membership of one job. It is created from sockets that somebody else has connected and
- * authenticated and from shared segments that somebody else has passed on: the library never listens, resolves names,
- * does cryptography, reads the environment or runs Python. All functions may be called from any thread of the process
- * that created the engine; calls do not block except where it is said. Every function that can fail returns an
- * se_status; se_last_error() then gives the sentence, for the calling thread.
+ * An engine is one rank's membership of one group of ranks: of a job, or of a process set of it. It is created from
+ * sockets that somebody else has connected and authenticated and from shared segments that somebody else has passed on:
+ * the library never listens, resolves names, does cryptography, reads the environment or runs Python. All functions may
+ * be called from any thread of the process that created the engine; calls do not block except where it is said. Every
+ * function that can fail returns an se_status; se_last_error() then gives the sentence, for the calling thread.
  *
  * Order of calls: se_segment_create (optional) -> se_engine_create -> { se_submit -> se_wait | se_poll -> se_release }*
- * -> se_engine_shutdown -> se_engine_destroy.
+ * -> se_engine_shutdown -> se_engine_destroy. A plan is a request that is made once and submitted many times.
  */
 #ifndef SPARK_ESTIMATOR_ENGINE_H_
 #define SPARK_ESTIMATOR_ENGINE_H_
@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /* Raised by one whenever a struct or the meaning of a function changes; the Python side refuses another number. */
-#define SE_ABI_VERSION 1
+#define SE_ABI_VERSION 2
 
 typedef enum se_status {
   SE_OK = 0,
@@ -32,7 +32,7 @@ typedef enum se_status {
   SE_INVALID_ARGUMENT = 2, /* the caller's own mistake; nothing was sent */
   SE_DUPLICATE_NAME = 3,   /* a request of that name is in flight on this rank; nothing was sent */
   SE_MISMATCH = 4,         /* the ranks disagree about a request; it failed on all of them, the ring is still usable */
-  SE_PEER_LOST = 5,        /* a peer died or its link broke; the engine is unusable from now on */
+  SE_PEER_LOST = 5,        /* a peer died, froze or was cut off; the engine is unusable from now on */
   SE_SHUT_DOWN = 6,        /* this rank, or a peer, has left the job in good order; unusable from now on */
   SE_TIMED_OUT = 7,        /* creation: a peer did not answer in time */
   SE_NO_MEMORY = 8,        /* an allocation failed (bytes in the message) */
@@ -44,13 +44,17 @@ typedef enum se_op {
   SE_ALLREDUCE = 0,
   SE_ALLGATHER = 1,
   SE_BROADCAST = 2,
-  SE_BARRIER = 3
+  SE_BARRIER = 3,
+  SE_ALLTOALL = 4,
+  SE_REDUCESCATTER = 5,
+  SE_JOIN = 6 /* this rank has no more data: it takes part with zeros in the others' allreduces until all have joined */
 } se_op;
 
 /* Values are part of the wire format and of Horovod's public constants (Average 0 ... Product 5). */
 typedef enum se_reduce_op {
   SE_AVERAGE = 0,
   SE_SUM = 1,
+  SE_ADASUM = 2, /* allreduce of floating point on a power of two of ranks */
   SE_MIN = 3,
   SE_MAX = 4,
   SE_PRODUCT = 5
@@ -72,58 +76,82 @@ typedef enum se_dtype {
 /* What the engine is told of one other rank. Descriptors are owned by the engine from the moment se_engine_create is
  * called, also when it fails. */
 typedef struct se_peer {
-  int32_t rank;
-  int32_t control_fd; /* connected stream socket, authenticated: negotiation, liveness, goodbye */
-  int32_t data_fd;    /* second connected stream socket: bulk bytes */
-  int32_t segment_fd; /* the peer's segment, as made by its se_segment_create; -1 when memory cannot be shared */
-  const char* name;   /* "host (pid 123)", for messages; copied */
+  int32_t rank;        /* in this group */
+  int32_t global_rank; /* in the job; what messages call it */
+  int32_t control_fd;  /* connected stream socket, authenticated: negotiation, liveness, goodbye */
+  int32_t data_fd;     /* second connected stream socket: bulk bytes */
+  int32_t segment_fd;  /* the peer's segment, as made by its se_segment_create; -1 when memory cannot be shared */
+  const char* name;    /* "host (pid 123)", for messages; copied */
 } se_peer;
 
 typedef struct se_config {
   uint32_t struct_bytes; /* sizeof(se_config), checked */
-  int32_t rank;
+  int32_t rank;          /* in this group: 0 <= rank < size */
   int32_t size;
-  int32_t own_segment_fd;         /* from se_segment_create, -1 for none; owned by the engine */
-  int64_t fusion_threshold_bytes; /* small allreduces are run as one up to so many bytes; 0 turns fusion off.
-                                     Rank 0's value holds for all */
+  int32_t global_rank;    /* in the job; what messages call this rank */
+  int32_t process_set;    /* for messages: 0 is the whole job */
+  int32_t own_segment_fd; /* from se_segment_create, -1 for none; owned by the engine */
+  int32_t cache_capacity; /* names whose agreement is remembered; 0: each op is negotiated in full. 0..8192. Rank 0's
+                             value holds for all, as of fusion_threshold_bytes, hierarchical and the autotune fields */
+  int32_t overlap;        /* 1: the engine's thread starts at once on what is submitted, beside the caller's computing;
+                             0: se_plan_submit with SE_DEFER leaves it to the next wait (cores are scarce) */
+  int32_t cores;          /* that this process may use: its affinity, its control group's quota */
+  int32_t hierarchical;   /* allreduce inside hosts first, then across: 1 always where it can be, 0 never, -1 by size */
+  int32_t affinity_core;  /* the core that the engine's thread is bound to, -1 for none */
+  int32_t spin_microseconds; /* busy waiting before sleeping in a shared-memory wait: at most so long; -1: adaptive */
+  int32_t autotune;          /* 1: try parameters while running, then settle */
+  int32_t autotune_warmup_samples;
+  int32_t autotune_steps_per_sample;
+  int32_t autotune_max_samples;
+  int64_t fusion_threshold_bytes; /* small allreduces are run as one up to so many bytes; 0 turns fusion off */
   double start_timeout_seconds;   /* how long creation waits for the peers' hello */
   double
       stall_warning_seconds; /* a request that some ranks have not submitted for so long is told on stderr; 0: never */
   double stall_shutdown_seconds; /* ... and for so long fails on all ranks; 0: never */
-  int32_t spin_microseconds;     /* busy waiting before sleeping in a shared-memory wait; 0 when cores are scarce */
+  double heartbeat_seconds;      /* between two signs of life; 0: none are sent, and nobody is taken for frozen */
+  double silence_seconds;        /* a peer that gave none for so long is lost */
   const char* name;              /* this rank's "host (pid 123)", for messages; copied */
+  const char* autotune_log;      /* CSV file that rank 0 writes, or NULL; copied */
 } se_config;
 
-typedef struct se_buffer {
-  const void* input; /* may equal output (in place); may be NULL when count is 0 */
-  void* output;      /* allreduce, broadcast: count elements. NULL for allgather (see se_result) and barrier */
-  int64_t count;     /* elements */
-} se_buffer;
+/* One tensor of a request. 0-dimensional tensors have one element. */
+typedef struct se_tensor {
+  const void* input; /* may equal output (in place); may be NULL when it has no elements */
+  void* output; /* allreduce, broadcast: as many elements as input. reducescatter: this rank's rows, see se_rows_of.
+                   allgather, alltoall: NULL (see se_result), or memory of output_bytes that is used when it suffices */
+  int64_t output_bytes; /* allgather, alltoall with an output; else 0 */
+  int32_t dtype;        /* se_dtype */
+  int32_t num_dims;
+  const int64_t* dims; /* [num_dims], compared across ranks (allgather, alltoall: all but dims[0]); copied */
+} se_tensor;
 
-/* One named collective. Buffers must stay valid, and must not be written, until the handle is done. */
+/* One named collective. Memory must stay valid, and must not be written, until the handle is done. */
 typedef struct se_request {
   uint32_t struct_bytes; /* sizeof(se_request), checked */
   const char* name;      /* how the ranks' requests find each other; UTF-8, 1..4095 bytes; copied */
   int32_t op;            /* se_op */
-  int32_t dtype;         /* se_dtype */
-  int32_t reduce_op;     /* se_reduce_op; allreduce only */
-  int32_t root_rank;     /* broadcast only */
-  int32_t process_set;   /* 0: all ranks */
-  int32_t num_buffers;   /* 1; allreduce also a list of n >= 1 (a bucket), reduced as if joined end to end; barrier 0 */
-  const se_buffer* buffers; /* [num_buffers]; copied */
-  int32_t num_dims;         /* one buffer: its shape; several: num_buffers counts, one a buffer */
-  const int64_t* dims;      /* [num_dims], compared across ranks (allgather: all but dims[0]); copied */
-  double prescale;          /* allreduce: multiplied before the reduction; integers are truncated toward zero */
-  double postscale;         /* ... and after it */
+  int32_t reduce_op;     /* se_reduce_op; allreduce and (Average, Sum) reducescatter */
+  int32_t root_rank;     /* broadcast: in this group */
+  int32_t num_tensors;   /* barrier and join 0; broadcast and alltoall 1; others 1 or a group of n >= 1, agreed on and
+                            done as one: all or nothing. Adasum scales each tensor of a group by itself */
+  const se_tensor* tensors; /* [num_tensors]; copied */
+  const int64_t* splits;    /* alltoall: [size] rows for each rank, sum dims[0]; NULL: even shares */
+  double prescale;  /* allreduce, reducescatter: multiplied before the reduction; integers are truncated toward zero */
+  double postscale; /* ... and after it */
 } se_request;
 
+/* What an allgather or alltoall made of one tensor, or a join. */
 typedef struct se_result {
-  void* data;          /* allgather: all ranks' rows in rank order; owned by the handle until se_take_result_data */
-  int64_t bytes;       /* size of data */
-  const int64_t* rows; /* [size], allgather: first dimension that each rank gave; owned by the handle */
+  void* data;    /* all ranks' rows in rank order: the tensor's output when that sufficed, else memory owned by the
+                    handle until se_take_result_data */
+  int64_t bytes; /* size of data */
+  const int64_t* rows; /* [size]: the first dimension that each rank gave; owned by the handle */
+  int32_t last_joined; /* join: the rank (in this group) that joined last; else -1 */
+  int32_t owned;       /* 1: data is the handle's memory; 0: it is the tensor's output */
 } se_result;
 
 typedef struct se_engine se_engine;
+typedef struct se_plan se_plan;
 
 SE_API int32_t se_abi_version(void);
 /* The sentence that belongs to the last status other than SE_OK or SE_IN_PROGRESS of the calling thread. */
@@ -131,35 +159,76 @@ SE_API const char* se_last_error(void);
 /* Build facts for `doctor`: compiler, instruction sets in use. Static storage. */
 SE_API const char* se_build_info(void);
 SE_API int64_t se_dtype_bytes(int32_t dtype); /* 0 for an unknown code */
+/* Rows of a first dimension of `rows` that `rank` of `size` gets from a reducescatter, or gives to an even alltoall:
+ * lower ranks get one more. */
+SE_API int64_t se_rows_of(int64_t rows, int32_t rank, int32_t size);
 
-/* Makes this rank's shared segment for a job of `size` ranks: anonymous (memfd), fully allocated, sealed against
- * resizing. The descriptor is to be passed to every peer on the same host. SE_SYSTEM_ERROR when memory cannot be had.
- */
-SE_API int32_t se_segment_create(int32_t size, int32_t* fd);
+/* Makes this rank's shared segment for `local_size` ranks of one host: anonymous (memfd), allocated as far as it is
+ * used, sealed against resizing. The descriptor is to be passed to every peer on the same host. SE_SYSTEM_ERROR when
+ * memory cannot be had. */
+SE_API int32_t se_segment_create(int32_t local_size, int32_t* fd);
 
-/* Joins the job: checks with every peer that both are of the same ABI, size and configuration and that segments can be
- * used, then starts the engine thread. Blocks up to start_timeout_seconds. `peers` holds size - 1 entries, any order.
- */
+/* Joins the group: checks with every peer that both are of the same ABI and size and which ranks see one another's
+ * segments, then starts the engine thread. Blocks up to start_timeout_seconds. `peers` holds size - 1 entries, any
+ * order. */
 SE_API int32_t se_engine_create(const se_config* config, const se_peer* peers, se_engine** engine);
 
 /* Hands over a request. Does not block. On SE_OK, *handle is a positive number. */
 SE_API int32_t se_submit(se_engine* engine, const se_request* request, int64_t* handle);
+/* Submits and waits, in the caller's thread where that is fastest: SE_OK when done (then *handle is 0 and there is
+ * nothing to release, unless the op has a result), SE_IN_PROGRESS when timeout_seconds passed first (go on with
+ * se_wait), else what became of it. */
+SE_API int32_t se_run(se_engine* engine, const se_request* request, double timeout_seconds, int64_t* handle);
 /* SE_OK when done well, SE_IN_PROGRESS when not done, else what became of it. */
 SE_API int32_t se_poll(se_engine* engine, int64_t handle);
 /* As se_poll, but blocks up to timeout_seconds. Callers that must react to signals call it again and again. */
 SE_API int32_t se_wait(se_engine* engine, int64_t handle, double timeout_seconds);
-/* The result of a request that is done; valid until se_release. */
-SE_API int32_t se_get_result(se_engine* engine, int64_t handle, se_result* result);
-/* Moves the result's memory out of the handle; to be freed by se_free. */
-SE_API int32_t se_take_result_data(se_engine* engine, int64_t handle, void** data);
+/* The result of a request that is done, for one of its tensors; valid until se_release. */
+SE_API int32_t se_get_result(se_engine* engine, int64_t handle, int32_t tensor, se_result* result);
+/* Moves the memory of a result out of the handle; to be freed by se_free. */
+SE_API int32_t se_take_result_data(se_engine* engine, int64_t handle, int32_t tensor, void** data);
 SE_API void se_free(void* data);
-/* Forgets a handle. One that is not done is only detached: its buffers stay in use until the engine is through. */
+/* Forgets a handle. One that is not done is only detached: its memory stays in use until the engine is through. */
 SE_API void se_release(se_engine* engine, int64_t handle);
 
-/* Counters since creation, for tests and benchmarks; unknown names give -1. Names: "requests", "responses",
- * "fused_requests", "shared_bytes", "stream_bytes", "control_bytes_sent", "wakeups", "shared_memory" (1 when segments
- * are in use). */
+/* A request that is checked and named once, with memory given at each submission: a bucket plan, a metric, a flag. One
+ * submission of a plan may be in flight. Destroy it before the engine, and not in flight. The request's addresses are
+ * not looked at; its output_bytes are the room at the outputs of every submission. */
+SE_API int32_t se_plan_create(se_engine* engine, const se_request* request, se_plan** plan);
+#define SE_DEFER 1 /* nobody needs the result before the next se_wait of this rank; see se_config.overlap */
+/* `inputs`, `outputs`: [num_tensors] addresses in the order of the request's tensors; copied. */
+SE_API int32_t se_plan_submit(se_plan* plan, const void* const* inputs, void* const* outputs, int32_t flags,
+                              int64_t* handle);
+/* As se_run. */
+SE_API int32_t se_plan_run(se_plan* plan, const void* const* inputs, void* const* outputs, double timeout_seconds,
+                           int64_t* handle);
+SE_API void se_plan_destroy(se_plan* plan);
+
+/* Memory of this rank that all ranks of its host see: an allreduce whose tensors all lie in such memory on all ranks
+ * copies nothing. Page-aligned and zeroed. SE_NO_MEMORY when the engine has no segment or memory runs out; to be freed
+ * before the engine is destroyed. */
+SE_API int32_t se_shared_allocate(se_engine* engine, int64_t bytes, void** data);
+SE_API void se_shared_free(se_engine* engine, void* data);
+
+/* Counters since creation; unknown names give -1. se_counter_names() lists them, separated by spaces. */
 SE_API int64_t se_counter(se_engine* engine, const char* name);
+SE_API const char* se_counter_names(void);
+
+/* What the engine knows of itself as text: "flight_recorder" (the last 1,000 ops, one a line, newest last) or
+ * "algorithms" (which one for which size). Copies up to `capacity` bytes with a closing NUL; *bytes gets the length
+ * that the whole text has. */
+SE_API int32_t se_describe(se_engine* engine, const char* what, char* text, int64_t capacity, int64_t* bytes);
+
+/* Starts writing a Chrome trace of this rank's ops to `path` (created or overwritten); SE_INVALID_ARGUMENT when one is
+ * being written. Stopping twice is fine. */
+SE_API int32_t se_timeline_start(se_engine* engine, const char* path, int32_t mark_cycles);
+SE_API int32_t se_timeline_stop(se_engine* engine);
+
+/* Waits for the engine to ask its process for something only that can tell; for a thread that has nothing else to do.
+ * SE_OK with a question, SE_IN_PROGRESS when the time passed, SE_SHUT_DOWN when none will come any more.
+ * The one question there is: what is this process doing (its stacks), because others wait for it? */
+SE_API int32_t se_await_question(se_engine* engine, double timeout_seconds, int64_t* question);
+SE_API int32_t se_answer(se_engine* engine, int64_t question, const char* text);
 
 /* Leaves the job: tells the peers, fails what is pending with SE_SHUT_DOWN, ends the thread. Blocks for at most about a
  * second, so that peers can read what was sent. Idempotent. */

@@ -1,0 +1,136 @@
+// The limits between the algorithms, with the reason for each.
+#include "algorithms/choose.h"
+
+#include <bit>
+
+#include "base/halves.h"
+
+namespace spark_estimator {
+namespace {
+
+// Up to so many ranks one step with everybody costs no more calls of the system than log2 n steps save waits.
+constexpr int kExchangeRanks = 8;
+// Up to so many ranks two messages to everybody cost less than 2 log2 n steps wait. Between powers of two the latter
+// send half as much again, so the limit is higher. (Both from native/benchmarks/simulated_costs.cc.)
+constexpr int kDirectRanks = 16;
+constexpr int kDirectRanksFolded = 128;
+// A step of a ring should last longer than a message is on its way.
+constexpr size_t kRingBytesPerRank = 64 << 10;
+// A share for each rank is worth a message of its own from so many bytes on.
+constexpr size_t kShareBytes = 4 << 10;
+constexpr size_t kTreeBytes = 64 << 10;
+// A chain is as fast as one link once what travels is long against the pieces that fill its ranks.
+constexpr size_t kChainBytesPerRank = 128 << 10;
+// Rows of so many bytes take longer on the wire than the ring's further steps take.
+constexpr size_t kRingRowsBytes = 16 << 10;
+
+bool Hierarchical(const Situation& situation) {
+  const bool possible = situation.hosts > 1 && situation.hosts < situation.ranks;
+  return possible && situation.tuning.hierarchical != 0;
+}
+
+AllreduceAlgorithm ChooseAcross(const Situation& situation) {
+  const auto others = static_cast<size_t>(situation.ranks - 1);
+  if (situation.bytes <= situation.tuning.exchange_bytes) {
+    const bool few = situation.ranks <= kExchangeRanks && situation.bytes * others <= situation.tuning.exchange_bytes;
+    return few || situation.ranks == 2 ? AllreduceAlgorithm::kExchange : AllreduceAlgorithm::kDoubling;
+  }
+  const auto ranks = static_cast<size_t>(situation.ranks);
+  const bool long_steps =
+      situation.bytes >= situation.tuning.ring_bytes && situation.bytes >= ranks * kRingBytesPerRank;
+  // In a ring the 16-bit types' partial sums would be rounded at each step, or travel in twice the bytes.
+  if (long_steps) return IsHalf(situation.dtype) ? AllreduceAlgorithm::kDirect : AllreduceAlgorithm::kRing;
+  const int direct = std::has_single_bit(ranks) ? kDirectRanks : kDirectRanksFolded;
+  return situation.ranks <= direct ? AllreduceAlgorithm::kDirect : AllreduceAlgorithm::kHalving;
+}
+
+}  // namespace
+
+AllreduceAlgorithm ChooseAllreduce(const Situation& situation) {
+  if (situation.ranks == 1) return AllreduceAlgorithm::kAlone;
+  if (situation.shared) {
+    if (situation.bytes <= situation.tuning.one_shot_bytes) return AllreduceAlgorithm::kSharedOneShot;
+    return situation.in_arena ? AllreduceAlgorithm::kSharedInArena : AllreduceAlgorithm::kSharedPipeline;
+  }
+  return Hierarchical(situation) ? AllreduceAlgorithm::kHierarchical : ChooseAcross(situation);
+}
+
+BroadcastAlgorithm ChooseBroadcast(const Situation& situation) {
+  if (situation.ranks == 1) return BroadcastAlgorithm::kAlone;
+  if (situation.shared) return BroadcastAlgorithm::kShared;
+  if (Hierarchical(situation)) return BroadcastAlgorithm::kHierarchical;
+  const auto ranks = static_cast<size_t>(situation.ranks);
+  if (situation.ranks == 2 || situation.bytes <= kTreeBytes) return BroadcastAlgorithm::kTree;
+  if (situation.bytes >= ranks * kChainBytesPerRank) return BroadcastAlgorithm::kChain;
+  return situation.bytes >= ranks * kShareBytes ? BroadcastAlgorithm::kScatterAllgather : BroadcastAlgorithm::kTree;
+}
+
+AllgatherAlgorithm ChooseAllgather(const Situation& situation) {
+  if (situation.ranks == 1) return AllgatherAlgorithm::kAlone;
+  if (situation.shared) return AllgatherAlgorithm::kShared;
+  if (situation.ranks <= kExchangeRanks) return AllgatherAlgorithm::kExchange;
+  const size_t each = situation.bytes / static_cast<size_t>(situation.ranks);
+  return each < kRingRowsBytes ? AllgatherAlgorithm::kBruck : AllgatherAlgorithm::kRing;
+}
+
+const char* Name(AllreduceAlgorithm algorithm) {
+  switch (algorithm) {
+    case AllreduceAlgorithm::kAlone:
+      return "alone";
+    case AllreduceAlgorithm::kSharedOneShot:
+      return "shared one-shot";
+    case AllreduceAlgorithm::kSharedPipeline:
+      return "shared pipeline";
+    case AllreduceAlgorithm::kSharedInArena:
+      return "shared in place";
+    case AllreduceAlgorithm::kExchange:
+      return "exchange";
+    case AllreduceAlgorithm::kDoubling:
+      return "recursive doubling";
+    case AllreduceAlgorithm::kHalving:
+      return "halving-doubling";
+    case AllreduceAlgorithm::kDirect:
+      return "direct";
+    case AllreduceAlgorithm::kRing:
+      return "ring";
+    case AllreduceAlgorithm::kHierarchical:
+      return "hierarchical";
+  }
+  return "unknown";
+}
+
+const char* Name(BroadcastAlgorithm algorithm) {
+  switch (algorithm) {
+    case BroadcastAlgorithm::kAlone:
+      return "alone";
+    case BroadcastAlgorithm::kShared:
+      return "shared";
+    case BroadcastAlgorithm::kTree:
+      return "tree";
+    case BroadcastAlgorithm::kScatterAllgather:
+      return "scatter-allgather";
+    case BroadcastAlgorithm::kChain:
+      return "chain";
+    case BroadcastAlgorithm::kHierarchical:
+      return "hierarchical";
+  }
+  return "unknown";
+}
+
+const char* Name(AllgatherAlgorithm algorithm) {
+  switch (algorithm) {
+    case AllgatherAlgorithm::kAlone:
+      return "alone";
+    case AllgatherAlgorithm::kShared:
+      return "shared";
+    case AllgatherAlgorithm::kExchange:
+      return "exchange";
+    case AllgatherAlgorithm::kBruck:
+      return "Bruck";
+    case AllgatherAlgorithm::kRing:
+      return "ring";
+  }
+  return "unknown";
+}
+
+}  // namespace spark_estimator

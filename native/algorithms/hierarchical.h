@@ -1,0 +1,35 @@
+// Collectives of several hosts with several ranks each: through shared memory inside, by streams across.
+//
+// `local` holds the ranks of this host by their local index; `all` holds all ranks. As with all collectives, every rank
+// of `all` calls the same functions in the same order with matching sizes, and an error leaves both groups unusable.
+#ifndef SPARK_ESTIMATOR_ALGORITHMS_HIERARCHICAL_H_
+#define SPARK_ESTIMATOR_ALGORITHMS_HIERARCHICAL_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "algorithms/buffer_list.h"
+#include "algorithms/choose.h"
+#include "algorithms/hosts.h"
+#include "base/kernels.h"
+#include "base/status.h"
+#include "transport/shared_group.h"
+#include "transport/stream_group.h"
+
+namespace spark_estimator {
+
+// Every output becomes finish(reduction over ranks of the inputs), the same bits on all ranks: first over the ranks of
+// each host, in rank order, then over hosts. Up to tuning.exchange_bytes, and where hosts hold different numbers of
+// ranks, one rank a host speaks with the others. Else each rank reduces a share inside its host, and the ranks of one
+// local index reduce that share across hosts, so that a host's link carries each byte once. float16 and bfloat16 are
+// summed in float32 and rounded once; the sums of hosts travel as float32, the results as they are.
+Status HierarchicalAllreduce(SharedGroup& local, StreamGroup& all, const Hosts& hosts, const BufferList& buffers,
+                             int32_t dtype, int32_t reduce_op, Finish finish, const Tuning& tuning = {});
+// `bytes` bytes of `input` are read on rank `root` and written to every rank's `output`.
+Status HierarchicalBroadcast(SharedGroup& local, StreamGroup& all, const Hosts& hosts, int root, const void* input,
+                             void* output, size_t bytes);
+Status HierarchicalBarrier(SharedGroup& local, StreamGroup& all, const Hosts& hosts);
+
+}  // namespace spark_estimator
+
+#endif  // SPARK_ESTIMATOR_ALGORITHMS_HIERARCHICAL_H_

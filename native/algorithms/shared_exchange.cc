@@ -1,0 +1,164 @@
+// Collectives inside one host that move bytes without computing: broadcast, allgather, alltoall, barrier.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "algorithms/shared.h"
+#include "algorithms/shared_steps.h"
+
+namespace spark_estimator {
+namespace {
+
+// Every rank fills its input slots block by block, and reads the others' a block behind, so that nobody waits for a
+// rank that is still copying in. `publish(block, slot)` and `read(block, peer, slot of peer)` do the copying.
+template <typename Publish, typename Read>
+Status ExchangeBlocks(SharedGroup& group, size_t blocks, Publish publish, Read read) {
+  for (size_t step = 0; step < blocks + 1; ++step) {
+    if (step < blocks) {
+      const uint32_t number = group.next_block + static_cast<uint32_t>(step);
+      SE_RETURN_IF_ERROR(group.AwaitOthers(OutputPosted, number - kSharedSlots + 1));
+      publish(step, group.mine().input_slot(number));
+      Post(group.mine().input_posted(), number + 1);
+    }
+    if (step >= 1) {
+      const uint32_t number = group.next_block + static_cast<uint32_t>(step - 1);
+      for (int turn = 1; turn < group.size; ++turn) {
+        const int peer = (group.rank + turn) % group.size;  // not all from the same rank at once
+        SE_RETURN_IF_ERROR(group.AwaitFlag(group.of(peer).input_posted(), number + 1));
+        read(step - 1, peer, group.of(peer).input_slot(number));
+      }
+      Post(group.mine().output_posted(), number + 1);
+    }
+  }
+  group.next_block += static_cast<uint32_t>(blocks);
+  return Status::Ok();
+}
+
+std::vector<size_t> StartsOf(std::span<const size_t> bytes_of) {
+  std::vector<size_t> start_of(bytes_of.size(), 0);
+  for (size_t rank = 1; rank < bytes_of.size(); ++rank) start_of[rank] = start_of[rank - 1] + bytes_of[rank - 1];
+  return start_of;
+}
+
+void Copy(void* to, const void* from, size_t bytes) {
+  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+}  // namespace
+
+Status SharedBroadcast(SharedGroup& group, int root, const void* input, void* output, size_t bytes) {
+  if (bytes == 0) return Status::Ok();
+  const bool is_root = group.rank == root;
+  const auto* in = static_cast<const uint8_t*>(input);
+  auto* out = static_cast<uint8_t*>(output);
+  if (bytes <= SegmentLayout::kSmallBytes) {
+    if (is_root) Copy(group.mine().small_slot(group.next_small), in, bytes);
+    uint32_t op = 0;
+    SE_RETURN_IF_ERROR(PublishSmall(group, &op));
+    Copy(out, is_root ? in : group.of(root).small_slot(op), bytes);
+    return Status::Ok();
+  }
+  const size_t slot_bytes = ChunkBytes(group, bytes, group.mine().input_slot_bytes());
+  const size_t blocks = (bytes + slot_bytes - 1) / slot_bytes;
+  for (size_t block = 0; block < blocks; ++block) {
+    const uint32_t number = group.next_block + static_cast<uint32_t>(block);
+    const size_t start = block * slot_bytes;
+    const size_t piece = PieceBytes(bytes, slot_bytes, block);
+    if (is_root) {
+      SE_RETURN_IF_ERROR(group.AwaitOthers(OutputPosted, number - kSharedSlots + 1));
+      Copy(group.mine().input_slot(number), in + start, piece);
+      Post(group.mine().input_posted(), number + 1);
+      Copy(out + start, in + start, piece);
+    } else {
+      SE_RETURN_IF_ERROR(group.AwaitFlag(group.of(root).input_posted(), number + 1));
+      Copy(out + start, group.of(root).input_slot(number), piece);
+      Post(group.mine().output_posted(), number + 1);
+    }
+  }
+  group.next_block += static_cast<uint32_t>(blocks);
+  // What this rank had no part in: it offered nothing (or read nothing), which later ops must not wait for.
+  Post(is_root ? group.mine().output_posted() : group.mine().input_posted(), group.next_block);
+  return Status::Ok();
+}
+
+Status SharedAllgather(SharedGroup& group, const void* input, std::span<const size_t> bytes_of, void* output) {
+  const std::vector<size_t> start_of = StartsOf(bytes_of);
+  const size_t largest = *std::max_element(bytes_of.begin(), bytes_of.end());
+  if (largest == 0) return Status::Ok();
+  const auto me = static_cast<size_t>(group.rank);
+  auto* out = static_cast<uint8_t*>(output);
+  const auto* in = static_cast<const uint8_t*>(input);
+  if (largest <= SegmentLayout::kSmallBytes) {
+    Copy(group.mine().small_slot(group.next_small), in, bytes_of[me]);
+    uint32_t op = 0;
+    SE_RETURN_IF_ERROR(PublishSmall(group, &op));
+    for (size_t rank = 0; rank < bytes_of.size(); ++rank) {
+      Copy(out + start_of[rank], rank == me ? in : group.of(static_cast<int>(rank)).small_slot(op), bytes_of[rank]);
+    }
+    return Status::Ok();
+  }
+  const size_t slot_bytes = ChunkBytes(group, largest, group.mine().input_slot_bytes());
+  return ExchangeBlocks(
+      group, (largest + slot_bytes - 1) / slot_bytes,
+      [&](size_t block, uint8_t* slot) {
+        const size_t piece = PieceBytes(bytes_of[me], slot_bytes, block);
+        if (piece == 0) return;
+        const size_t start = block * slot_bytes;
+        Copy(slot, in + start, piece);
+        Copy(out + start_of[me] + start, in + start, piece);
+      },
+      [&](size_t block, int peer, const uint8_t* slot) {
+        const auto rank = static_cast<size_t>(peer);
+        const size_t piece = PieceBytes(bytes_of[rank], slot_bytes, block);
+        if (piece > 0) Copy(out + start_of[rank] + block * slot_bytes, slot, piece);
+      });
+}
+
+Status SharedAlltoall(SharedGroup& group, const void* input, std::span<const size_t> send_bytes,
+                      std::span<const size_t> receive_bytes, size_t largest, void* output) {
+  if (largest == 0) return Status::Ok();
+  const std::vector<size_t> send_start = StartsOf(send_bytes);
+  const std::vector<size_t> receive_start = StartsOf(receive_bytes);
+  const auto me = static_cast<size_t>(group.rank);
+  const auto ranks = static_cast<size_t>(group.size);
+  const auto* in = static_cast<const uint8_t*>(input);
+  auto* out = static_cast<uint8_t*>(output);
+  if (largest <= SegmentLayout::kSmallBytes / ranks) {
+    uint8_t* slot = group.mine().small_slot(group.next_small);
+    for (size_t rank = 0; rank < ranks; ++rank) Copy(slot + rank * largest, in + send_start[rank], send_bytes[rank]);
+    uint32_t op = 0;
+    SE_RETURN_IF_ERROR(PublishSmall(group, &op));
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      Copy(out + receive_start[rank], group.of(static_cast<int>(rank)).small_slot(op) + me * largest,
+           receive_bytes[rank]);
+    }
+    return Status::Ok();
+  }
+  const size_t chunk = ChunkBytes(group, largest, group.mine().chunk_bytes());
+  return ExchangeBlocks(
+      group, (largest + chunk - 1) / chunk,
+      [&](size_t block, uint8_t* slot) {
+        for (size_t rank = 0; rank < ranks; ++rank) {
+          const size_t piece = PieceBytes(send_bytes[rank], chunk, block);
+          if (piece == 0) continue;
+          const uint8_t* from = in + send_start[rank] + block * chunk;
+          if (rank == me) {
+            Copy(out + receive_start[me] + block * chunk, from, piece);
+          } else {
+            Copy(slot + rank * chunk, from, piece);
+          }
+        }
+      },
+      [&](size_t block, int peer, const uint8_t* slot) {
+        const auto rank = static_cast<size_t>(peer);
+        const size_t piece = PieceBytes(receive_bytes[rank], chunk, block);
+        if (piece > 0) Copy(out + receive_start[rank] + block * chunk, slot + me * chunk, piece);
+      });
+}
+
+Status SharedBarrier(SharedGroup& group) {
+  uint32_t op = 0;
+  return PublishSmall(group, &op);
+}
+
+}  // namespace spark_estimator

@@ -1,0 +1,21 @@
+// Reductions in which every rank sends each owner its part and the owner reduces them all: no partial sum travels.
+#ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAM_DIRECT_H_
+#define SPARK_ESTIMATOR_ALGORITHMS_STREAM_DIRECT_H_
+
+#include "algorithms/stream_shares.h"
+#include "base/kernels.h"
+#include "base/status.h"
+#include "transport/stream_group.h"
+
+namespace spark_estimator {
+
+// In rank order, rounded once: the same bits as the algorithms through shared memory.
+Status DirectAllreduce(StreamGroup& group, const uint8_t* input, uint8_t* output, size_t count, int32_t dtype,
+                       int32_t reduce_op, Finish finish);
+// `output` receives this rank's share alone.
+Status DirectReducescatter(StreamGroup& group, const uint8_t* input, const Shares& shares, uint8_t* output,
+                           int32_t dtype, int32_t reduce_op, Finish finish);
+
+}  // namespace spark_estimator
+
+#endif  // SPARK_ESTIMATOR_ALGORITHMS_STREAM_DIRECT_H_

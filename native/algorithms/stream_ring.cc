@@ -1,0 +1,160 @@
+// Each step of the ring begins while the one before runs: a chunk is passed on as far as it has come.
+#include "algorithms/stream_ring.h"
+
+#include <array>
+#include <cstring>
+
+#include "base/dtype.h"
+
+namespace spark_estimator {
+namespace {
+
+// What is received at once to be reduced: it should still be in the cache when it is read again.
+constexpr size_t kPieceBytes = 256 << 10;
+
+// Two cursors over the steps, one that sends and one that receives. In step s a rank passes on chunk (rank - s) and
+// receives chunk (rank - s - 1); the first `reducing_steps` steps add this rank's part, the others only spread.
+class Ring {
+ public:
+  Ring(StreamGroup& group, const uint8_t* input, uint8_t* output, const Shares& shares, int reducing_steps)
+      : group_(group),
+        input_(input),
+        output_(output),
+        shares_(shares),
+        reducing_steps_(reducing_steps),
+        steps_(reducing_steps + group.size() - 1),
+        next_((group.rank() + 1) % group.size()),
+        previous_((group.rank() + group.size() - 1) % group.size()) {}
+
+  void SetReduction(int32_t dtype, int32_t reduce_op, Finish finish) {
+    dtype_ = dtype;
+    reduce_op_ = reduce_op;
+    finish_ = finish;
+    element_ = DtypeBytes(dtype);
+  }
+
+  Status Run() {
+    if (reducing_steps_ > 0) SE_RETURN_IF_ERROR(group_.Scratch(kPieceBytes, &piece_));
+    while (send_step_ < steps_ || receive_step_ < steps_) {
+      bool progress = false;
+      SE_RETURN_IF_ERROR(SendSome(&progress));
+      SE_RETURN_IF_ERROR(ReceiveSome(&progress));
+      if (progress) continue;
+      const std::array<int, 1> to = {send_step_ < steps_ && Sendable() > sent_ ? next_ : -1};
+      const std::array<int, 1> from = {receive_step_ < steps_ ? previous_ : -1};
+      SE_RETURN_IF_ERROR(group_.AwaitReady(to, from));
+    }
+    return Status::Ok();
+  }
+
+ private:
+  int ChunkSent(int step) const { return Wrap(group_.rank() - step); }
+  int ChunkReceived(int step) const { return Wrap(group_.rank() - step - 1); }
+  int Wrap(int index) const { return ((index % group_.size()) + group_.size()) % group_.size(); }
+
+  // How much of the chunk of send_step_ is ready to be passed on: all of one's own, else what the step before brought.
+  size_t Sendable() const {
+    if (send_step_ == 0 || receive_step_ > send_step_ - 1) return shares_.length(ChunkSent(send_step_));
+    return receive_step_ == send_step_ - 1 ? ready_ : 0;
+  }
+
+  Status SendSome(bool* progress) {
+    if (send_step_ >= steps_) return Status::Ok();
+    const int chunk = ChunkSent(send_step_);
+    const size_t ready = Sendable();
+    if (ready > sent_) {
+      const uint8_t* from = (send_step_ == 0 ? input_ : output_) + shares_.start(chunk);
+      size_t moved = 0;
+      SE_RETURN_IF_ERROR(group_.TrySend(next_, from + sent_, ready - sent_, &moved));
+      sent_ += moved;
+      *progress |= moved > 0;
+    }
+    if (sent_ == shares_.length(chunk) && ready == sent_ && (send_step_ == 0 || receive_step_ >= send_step_)) {
+      ++send_step_;
+      sent_ = 0;
+      *progress = true;
+    }
+    return Status::Ok();
+  }
+
+  Status ReceiveSome(bool* progress) {
+    if (receive_step_ >= steps_) return Status::Ok();
+    const int chunk = ChunkReceived(receive_step_);
+    const size_t length = shares_.length(chunk);
+    if (arrived_ < length) {
+      size_t moved = 0;
+      if (receive_step_ < reducing_steps_) {
+        SE_RETURN_IF_ERROR(ReceiveAndReduce(shares_.start(chunk), length, &moved));
+      } else {
+        SE_RETURN_IF_ERROR(
+            group_.TryReceive(previous_, output_ + shares_.start(chunk) + arrived_, length - arrived_, &moved));
+        arrived_ += moved;
+        ready_ = arrived_;
+      }
+      *progress |= moved > 0;
+    }
+    if (arrived_ == length) {
+      ++receive_step_;
+      arrived_ = ready_ = 0;
+      *progress = true;
+    }
+    return Status::Ok();
+  }
+
+  Status ReceiveAndReduce(size_t start, size_t length, size_t* moved) {
+    // `partial_` bytes of an element that arrived in two pieces wait at the piece's start.
+    const size_t room = std::min(kPieceBytes - partial_, length - arrived_);
+    SE_RETURN_IF_ERROR(group_.TryReceive(previous_, piece_ + partial_, room, moved));
+    arrived_ += *moved;
+    const size_t here = partial_ + *moved;
+    const size_t whole = here / element_ * element_;
+    if (whole > 0) {
+      const void* sources[2] = {piece_, input_ + start + ready_};
+      GetKernels().combine(dtype_, reduce_op_, output_ + start + ready_, sources, 2, whole / element_,
+                           receive_step_ == reducing_steps_ - 1 ? finish_ : Finish{});
+      ready_ += whole;
+      partial_ = here - whole;
+      if (partial_ > 0) std::memmove(piece_, piece_ + whole, partial_);
+    } else {
+      partial_ = here;
+    }
+    return Status::Ok();
+  }
+
+  StreamGroup& group_;
+  const uint8_t* input_;
+  uint8_t* output_;
+  const Shares& shares_;
+  const int reducing_steps_;
+  const int steps_;
+  const int next_;
+  const int previous_;
+  int32_t dtype_ = SE_UINT8;
+  int32_t reduce_op_ = SE_SUM;
+  Finish finish_;
+  size_t element_ = 1;
+  uint8_t* piece_ = nullptr;
+  int send_step_ = 0;
+  int receive_step_ = 0;
+  size_t sent_ = 0;     // bytes of the chunk of send_step_
+  size_t arrived_ = 0;  // bytes of the chunk of receive_step_
+  size_t ready_ = 0;    // of those, how many may be passed on
+  size_t partial_ = 0;
+};
+
+}  // namespace
+
+Status RingAllreduce(StreamGroup& group, const uint8_t* input, uint8_t* output, size_t count, int32_t dtype,
+                     int32_t reduce_op, Finish finish) {
+  const size_t element = DtypeBytes(dtype);
+  const Shares shares(count * element, element, group.size());
+  Ring ring(group, input, output, shares, group.size() - 1);
+  ring.SetReduction(dtype, reduce_op, finish);
+  return ring.Run();
+}
+
+Status RingAllgather(StreamGroup& group, uint8_t* output, const Shares& shares) {
+  return Ring(group, output, output, shares, 0).Run();
+}
+
+}  // namespace spark_estimator

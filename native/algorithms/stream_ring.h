@@ -1,0 +1,21 @@
+// Rings over streams: a reduction followed by an allgather, or the latter alone.
+#ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAM_RING_H_
+#define SPARK_ESTIMATOR_ALGORITHMS_STREAM_RING_H_
+
+#include "algorithms/stream_shares.h"
+#include "base/kernels.h"
+#include "base/status.h"
+#include "transport/stream_group.h"
+
+namespace spark_estimator {
+
+// Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009. Partial sums
+// travel, so not for the 16-bit floating-point types.
+Status RingAllreduce(StreamGroup& group, const uint8_t* input, uint8_t* output, size_t count, int32_t dtype,
+                     int32_t reduce_op, Finish finish);
+// `output` holds this rank's share at its place already.
+Status RingAllgather(StreamGroup& group, uint8_t* output, const Shares& shares);
+
+}  // namespace spark_estimator
+
+#endif  // SPARK_ESTIMATOR_ALGORITHMS_STREAM_RING_H_

@@ -1,0 +1,204 @@
+#include "engine/frame_rounds.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/bytes.h"
+
+namespace spark_estimator {
+namespace {
+
+constexpr uint8_t kSlow = 1;
+constexpr uint8_t kCarriesData = 2;
+// Peers are at most one position ahead, and one epoch: whatever is more is nonsense.
+constexpr size_t kMostEarly = 256;
+
+uint64_t Order(Place place) { return uint64_t{place.epoch} << 32 | place.position; }
+
+}  // namespace
+
+FrameRounds::FrameRounds(int rank, int size, size_t cache_capacity, Send send, AwaitFrames await_frames)
+    : rank_(rank),
+      size_(size),
+      cache_capacity_(std::min(cache_capacity, kMaxCacheCapacity)),
+      send_(std::move(send)),
+      await_frames_(std::move(await_frames)) {}
+
+int FrameRounds::steps() const {
+  int steps = 0;
+  while ((1 << steps) < size_) ++steps;
+  return steps;
+}
+
+void FrameRounds::Enter(Place place) {
+  place_ = place;
+  posted_ = false;
+  early_.erase(early_.begin(), early_.lower_bound({Order(place), 0}));
+}
+
+std::string FrameRounds::Encode(uint8_t step) const {
+  ByteWriter writer;
+  writer.Number(place_.epoch);
+  writer.Number(place_.position);
+  writer.Number(step);
+  writer.Number(static_cast<uint8_t>((joined_.slow ? kSlow : 0) | (joined_.carries_data ? kCarriesData : 0)));
+  writer.Number(joined_.single);
+  if (joined_.slow) return writer.Take();
+  if (joined_.single < 0) {
+    writer.Number(static_cast<uint32_t>(joined_.ids.words().size()));
+    for (const uint64_t word : joined_.ids.words()) writer.Number(word);
+  }
+  if (joined_.carries_data) {
+    // The receiver has heard of the ranks beyond `needed` by other ways.
+    const size_t needed = std::min(joined_.data.size(), static_cast<size_t>(size_) - (size_t{1} << step));
+    writer.Number(static_cast<uint32_t>(needed));
+    for (size_t i = 0; i < needed; ++i) writer.Text(joined_.data[i]);
+  }
+  return writer.Take();
+}
+
+bool FrameRounds::Decode(std::string_view payload, Heard* heard) const {
+  ByteReader reader(payload);
+  heard->place.epoch = reader.Number<uint32_t>();
+  heard->place.position = reader.Number<uint32_t>();
+  heard->step = reader.Number<uint8_t>();
+  const auto flags = reader.Number<uint8_t>();
+  heard->slow = (flags & kSlow) != 0;
+  heard->carries_data = (flags & kCarriesData) != 0;
+  heard->single = reader.Number<int32_t>();
+  if (heard->step >= steps() || heard->single >= static_cast<int32_t>(cache_capacity_)) return false;
+  if (heard->slow) return reader.AtEnd();
+  if (heard->single < 0) {
+    const auto count = reader.Number<uint32_t>();
+    if (count > kMaxCacheCapacity / 64) return false;
+    std::vector<uint64_t> words(count);
+    for (uint64_t& word : words) word = reader.Number<uint64_t>();
+    heard->ids = IdSet::OfWords(std::move(words));
+  }
+  if (heard->carries_data) {
+    const auto count = reader.Number<uint32_t>();
+    if (heard->single < 0 || count > static_cast<uint32_t>(size_)) return false;
+    for (uint32_t i = 0; i < count && reader.ok(); ++i) heard->data.push_back(reader.Text());
+  }
+  return reader.AtEnd();
+}
+
+bool FrameRounds::Take(int from, std::string_view payload) {
+  Heard heard;
+  if (!Decode(payload, &heard)) return false;
+  const int sender = ((rank_ - (1 << heard.step)) % size_ + size_) % size_;
+  if (from != sender) return false;
+  // What comes too late is about a position at which the rounds ended.
+  if (Order(heard.place) < Order(place_)) return true;
+  if (early_.size() >= kMostEarly) return false;
+  const std::pair<uint64_t, uint8_t> key{Order(heard.place), heard.step};
+  early_.insert_or_assign(key, std::move(heard));
+  if (posted_ && !done_) {
+    HearOfSlow();
+    Advance();
+  }
+  return true;
+}
+
+void FrameRounds::Post(Place place, const Proposal& proposal, size_t data_bytes, const WriteData& write_data, int64_t) {
+  Enter(place);
+  posted_ = true;
+  done_ = false;
+  step_ = 0;
+  joined_ = Heard{};
+  joined_.slow = proposal.slow;
+  joined_.single = proposal.single;
+  joined_.carries_data = proposal.carries_data;
+  if (!proposal.slow && proposal.single < 0) joined_.ids = *proposal.ids;
+  if (proposal.carries_data) {
+    std::string own(data_bytes, '\0');
+    if (data_bytes > 0) write_data(reinterpret_cast<uint8_t*>(own.data()));
+    joined_.data.push_back(std::move(own));
+  }
+  if (steps() > 0) SendStep(0);
+  HearOfSlow();
+  Advance();
+}
+
+// One that cannot go on may be heard in a later step than the one that is awaited: then nobody need be awaited.
+void FrameRounds::HearOfSlow() {
+  const auto end = early_.upper_bound({Order(place_), UINT8_MAX});
+  for (auto entry = early_.lower_bound({Order(place_), 0}); entry != end; ++entry) {
+    joined_.slow = joined_.slow || entry->second.slow;
+  }
+}
+
+void FrameRounds::SendStep(uint8_t step) { send_((rank_ + (1 << step)) % size_, Encode(step)); }
+
+void FrameRounds::Join(Heard heard) {
+  joined_.slow = joined_.slow || heard.slow;
+  const bool both_single = joined_.single >= 0 && joined_.single == heard.single;
+  joined_.carries_data = joined_.carries_data && heard.carries_data && both_single;
+  if (joined_.carries_data) {
+    for (std::string& data : heard.data) joined_.data.push_back(std::move(data));
+  }
+  if (joined_.slow || both_single) return;
+  const auto set_of = [&](const Heard& one) {
+    if (one.single < 0) return one.ids;
+    IdSet set(cache_capacity_);
+    set.Add(one.single);
+    return set;
+  };
+  IdSet set = set_of(joined_);
+  set.Intersect(set_of(heard).words());
+  joined_.ids = std::move(set);
+  joined_.single = -1;
+}
+
+void FrameRounds::Advance() {
+  while (!done_) {
+    if (joined_.slow) {
+      // Those that would wait for this rank's further steps must not.
+      for (auto step = static_cast<uint8_t>(step_ + 1); step < steps(); ++step) SendStep(step);
+      return Conclude();
+    }
+    if (step_ == steps()) return Conclude();
+    const auto next = early_.find({Order(place_), step_});
+    if (next == early_.end()) return;
+    Heard heard = std::move(next->second);
+    early_.erase(next);
+    Join(std::move(heard));
+    ++step_;
+    if (step_ < steps() && !joined_.slow) SendStep(step_);
+    // A slow one tells from here on, itself included.
+    if (joined_.slow) --step_;
+  }
+}
+
+void FrameRounds::Conclude() {
+  outcome_ = Outcome{};
+  outcome_.slow = joined_.slow;
+  if (!joined_.slow && joined_.single >= 0) {
+    outcome_.single = joined_.single;
+    outcome_.carries_data = joined_.carries_data && joined_.data.size() >= static_cast<size_t>(size_);
+  } else if (!joined_.slow) {
+    outcome_.agreed = joined_.ids;
+    outcome_.slow = outcome_.agreed.empty();
+  }
+  done_ = true;
+}
+
+Status FrameRounds::Await(Time deadline, bool* done) {
+  while (!done_) {
+    SE_RETURN_IF_ERROR(await_frames_(deadline));
+    if (!done_ && Clock::now() >= deadline) break;
+  }
+  *done = done_;
+  return Status::Ok();
+}
+
+const std::string& FrameRounds::DataOf(int rank) const {
+  const int distance = ((rank_ - rank) % size_ + size_) % size_;
+  return joined_.data[static_cast<size_t>(distance)];
+}
+
+const uint8_t* FrameRounds::data_of(int rank) const { return reinterpret_cast<const uint8_t*>(DataOf(rank).data()); }
+
+size_t FrameRounds::data_bytes_of(int rank) const { return DataOf(rank).size(); }
+
+}  // namespace spark_estimator

@@ -1,0 +1,62 @@
+// Who is still there: when to send signs of life, to whom, and which peer has been silent for too long. No I/O; times
+// are arguments.
+//
+// A connection's end tells of a process that died; only silence tells of one that is frozen or cut off. Signs of life
+// come from the engine's own thread, so a peer that computes, holds Python's lock or waits in a collective still gives
+// them.
+#ifndef SPARK_ESTIMATOR_ENGINE_HEARTBEAT_H_
+#define SPARK_ESTIMATOR_ENGINE_HEARTBEAT_H_
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+
+namespace spark_estimator {
+
+// Not thread-safe. `now` may stand still between calls but must not go back.
+class Heartbeat {
+ public:
+  // `interval` between two signs of life to each watched peer; 0: none are sent and nobody is ever lost. A peer that
+  // gave none for longer than `silence` is lost; 0: nobody is ever lost. A silence below three intervals is taken as
+  // three: one sign may be late, another under way.
+  Heartbeat(int rank, int size, Seconds interval, Seconds silence, Time now);
+
+  // The ranks that this one sends to and hears from, ascending: all peers in a group of up to kAllWatchAll ranks, else
+  // those at distances of powers of two, about 2 log2(size). A watches B exactly when B watches A.
+  std::span<const int> watched() const { return watched_; }
+  bool enabled() const { return interval_ > Seconds(0); }
+
+  // True when a sign of life is to be sent now to all watched peers; the next one is then due in an interval.
+  bool DueToSend(Time now);
+  // Any bytes of `rank` came in: a sign of life, a control frame, a part of a tensor. Ranks that are not watched are
+  // fine.
+  void Heard(int rank, Time now);
+  // `rank` has left in good order: its silence means nothing any more.
+  void Forget(int rank);
+  // The watched rank that has been silent for longest, if for more than `silence`. To be asked after what has arrived
+  // was read and told to Heard(). When this object itself was not called for half of `silence` (the process was stopped
+  // or swapped out, the machine stood still), all clocks start anew: it was we who were away.
+  std::optional<int> Lost(Time now);
+  // Seconds since a watched rank was last heard (or since the clocks started anew); 0 for one that is not watched.
+  double SilentSeconds(int rank, Time now) const;
+  // By when DueToSend() and Lost() want to be asked again; Time::max() when not enabled.
+  Time NextWake() const;
+
+  static constexpr int kAllWatchAll = 16;
+
+ private:
+  void NoteAwake(Time now);
+
+  Clock::duration interval_;
+  Clock::duration silence_;
+  std::vector<int> watched_;
+  std::vector<Time> heard_;  // [size], by rank; Time::max() for who is not watched
+  Time awake_;               // of the last call
+  Time next_send_;
+};
+
+}  // namespace spark_estimator
+
+#endif  // SPARK_ESTIMATOR_ENGINE_HEARTBEAT_H_

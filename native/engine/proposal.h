@@ -1,0 +1,93 @@
+// What a rank is ready to run at one position of the rounds: a set of cached ids, or "I cannot go on by rounds".
+//
+// All ranks post one proposal a position and all compute the same outcome from all of them; nobody has to be asked.
+#ifndef SPARK_ESTIMATOR_ENGINE_PROPOSAL_H_
+#define SPARK_ESTIMATOR_ENGINE_PROPOSAL_H_
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace spark_estimator {
+
+// A set of small numbers as bits.
+class IdSet {
+ public:
+  IdSet() = default;
+  explicit IdSet(size_t capacity) : words_((capacity + 63) / 64, 0) {}
+  static IdSet OfWords(std::vector<uint64_t> words) {
+    IdSet set;
+    set.words_ = std::move(words);
+    return set;
+  }
+
+  void Add(int32_t id) { words_[Word(id)] |= Bit(id); }
+  void Remove(int32_t id) { words_[Word(id)] &= ~Bit(id); }
+  bool Has(int32_t id) const { return Word(id) < words_.size() && (words_[Word(id)] & Bit(id)) != 0; }
+  bool empty() const {
+    for (const uint64_t word : words_) {
+      if (word != 0) return false;
+    }
+    return true;
+  }
+  void Intersect(std::span<const uint64_t> other) {
+    for (size_t i = 0; i < words_.size(); ++i) words_[i] &= i < other.size() ? other[i] : 0;
+  }
+  void Clear() { words_.assign(words_.size(), 0); }
+  std::span<const uint64_t> words() const { return words_; }
+
+  // Calls visit(id) in ascending order.
+  template <typename Visit>
+  void ForEach(Visit visit) const {
+    for (size_t i = 0; i < words_.size(); ++i) {
+      for (uint64_t rest = words_[i]; rest != 0; rest &= rest - 1) {
+        visit(static_cast<int32_t>(i * 64) + std::countr_zero(rest));
+      }
+    }
+  }
+
+ private:
+  static size_t Word(int32_t id) { return static_cast<size_t>(id) / 64; }
+  static uint64_t Bit(int32_t id) { return uint64_t{1} << (static_cast<size_t>(id) % 64); }
+
+  std::vector<uint64_t> words_;
+};
+
+struct Proposal {
+  bool slow = false;
+  int32_t single = -1;        // the only id, when there is just one; then `ids` is not looked at
+  bool carries_data = false;  // this rank's data of `single` comes along
+  const IdSet* ids = nullptr;
+};
+
+struct Outcome {
+  bool slow = false;          // leave the rounds
+  int32_t single = -1;        // all ranks proposed this one alone
+  bool carries_data = false;  // ... and all data came along
+  IdSet agreed;               // else: what all proposed, not empty
+};
+
+// A proposal as it stands in a shared round slot, before the words of its set; the data begins at kDataOffset.
+struct ProposalHeader {
+  uint32_t epoch;
+  uint32_t position;
+  uint32_t flags;
+  int32_t single;
+  uint32_t num_words;
+  uint32_t data_bytes;
+  uint64_t arena_offset;  // where the tensor of `single` lies in its rank's arena, see kInArena
+
+  static constexpr uint32_t kSlow = 1;
+  static constexpr uint32_t kCarriesData = 2;
+  static constexpr uint32_t kInArena = 4;
+};
+// Ids that fit the area before the data.
+constexpr size_t kMaxCacheCapacity = 8192;
+
+}  // namespace spark_estimator
+
+#endif  // SPARK_ESTIMATOR_ENGINE_PROPOSAL_H_

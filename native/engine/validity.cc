@@ -1,0 +1,145 @@
+#include "engine/validity.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "base/dtype.h"
+#include "spark_estimator/engine.h"
+#include "transport/segment.h"
+
+namespace spark_estimator {
+namespace {
+
+// More than any machine holds, and a thousand times of it still fits 64 bits.
+constexpr int64_t kMostBytes = int64_t{1} << 52;
+
+bool IsBetween(int64_t value, int64_t least, int64_t most) { return value >= least && value <= most; }
+
+// Product of the dimensions from `first` on with the size of an element; none when it is beyond all memory. An empty
+// dimension counts as one: the others are multiplied without it as well.
+std::optional<int64_t> Bytes(const Part& part, size_t first) {
+  int64_t bytes = static_cast<int64_t>(DtypeBytes(part.dtype));
+  for (size_t i = first; i < part.dims.size(); ++i) {
+    const int64_t dim = part.dims[i];
+    if (dim < 0 || __builtin_mul_overflow(bytes, std::max<int64_t>(dim, 1), &bytes) || bytes > kMostBytes) {
+      return std::nullopt;
+    }
+  }
+  return bytes;
+}
+
+// Whether so many rows together can be held in memory.
+bool SharesFit(const int64_t* rows, size_t count, int64_t row_bytes) {
+  int64_t total = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (!IsBetween(rows[i], 0, kMostBytes) || __builtin_add_overflow(total, rows[i], &total)) return false;
+  }
+  return !__builtin_mul_overflow(total, row_bytes, &total) && total <= kMostBytes;
+}
+
+bool PartsFit(const Signature& signature) {
+  const size_t parts = signature.parts.size();
+  switch (signature.op) {
+    case SE_BARRIER:
+    case SE_JOIN:
+      return parts == 0;
+    case SE_BROADCAST:
+    case SE_ALLTOALL:
+      return parts == 1;
+    default:
+      return parts > 0;
+  }
+}
+
+}  // namespace
+
+bool IsPossible(const Signature& signature, int size) {
+  if (!IsBetween(signature.op, SE_ALLREDUCE, SE_JOIN) || !IsBetween(signature.reduce_op, SE_AVERAGE, SE_PRODUCT) ||
+      signature.name.empty() || !PartsFit(signature)) {
+    return false;
+  }
+  int64_t total = 0;
+  for (const Part& part : signature.parts) {
+    const std::optional<int64_t> bytes =
+        IsBetween(part.dtype, SE_UINT8, SE_BOOL) ? Bytes(part, 0) : std::optional<int64_t>();
+    if (!bytes || (total += *bytes) > kMostBytes) return false;
+  }
+  if (signature.splits.empty()) return true;
+  const Part& part = signature.parts[0];
+  if (signature.op != SE_ALLTOALL || signature.splits.size() != static_cast<size_t>(size) || part.dims.empty()) {
+    return false;
+  }
+  int64_t rows = 0;
+  for (const int64_t split : signature.splits) {
+    if (!IsBetween(split, 0, part.dims[0])) return false;
+    rows += split;
+  }
+  return rows == part.dims[0];
+}
+
+bool IsPossible(const Response& response, int size) {
+  switch (response.kind) {
+    case Response::Kind::kRun:
+      if (response.names.empty()) return false;
+      if (response.signatures.empty()) return true;
+      return std::ranges::equal(response.names, response.signatures, [&](const auto& name, const Signature& signature) {
+        return signature.name == name && IsPossible(signature, size);
+      });
+    case Response::Kind::kFail:
+      return !response.names.empty();
+    case Response::Kind::kJoined:
+      return IsBetween(response.last_joined, 0, size - 1);
+    case Response::Kind::kResume:
+      return true;
+    case Response::Kind::kTune: {
+      const std::vector<int64_t>& numbers = response.parameters;
+      constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+      return numbers.size() == 5 && IsBetween(numbers[0], 0, kMost) &&
+             IsBetween(numbers[1], 0, static_cast<int64_t>(SegmentLayout::kSmallBytes)) &&
+             IsBetween(numbers[2], 0, kMost) && IsBetween(numbers[3], 0, kMost) && IsBetween(numbers[4], -1, 1);
+    }
+  }
+  return false;
+}
+
+bool RowsFit(const std::vector<int64_t>& rows, const Signature& own, int rank, int size) {
+  const auto ranks = static_cast<size_t>(size);
+  const auto me = static_cast<size_t>(rank);
+  if (own.op == SE_ALLGATHER) {
+    if (rows.size() != own.parts.size() * ranks) return false;
+    for (size_t i = 0; i < own.parts.size(); ++i) {
+      const Part& part = own.parts[i];
+      const int64_t* given = rows.data() + i * ranks;
+      if (part.dims.empty() || given[me] != part.dims[0] || !SharesFit(given, ranks, *Bytes(part, 1))) return false;
+    }
+    return true;
+  }
+  if (own.op == SE_ALLTOALL) {
+    if (rows.size() != ranks * ranks || own.parts[0].dims.empty()) return false;
+    int64_t sent = 0;
+    for (size_t to = 0; to < ranks; ++to) {
+      if (!IsBetween(rows[me * ranks + to], 0, own.parts[0].dims[0])) return false;
+      sent += rows[me * ranks + to];
+    }
+    return sent == own.parts[0].dims[0] && SharesFit(rows.data(), rows.size(), *Bytes(own.parts[0], 1));
+  }
+  return rows.empty();
+}
+
+size_t BytesBroughtBy(int rank, const Signature& signature, const std::vector<int64_t>& rows) {
+  switch (signature.op) {
+    case SE_BROADCAST:
+      return rank == signature.root_rank ? static_cast<size_t>(signature.Bytes()) : 0;
+    case SE_ALLGATHER: {
+      const Part& part = signature.parts[0];
+      auto bytes = static_cast<size_t>(rows[static_cast<size_t>(rank)]) * DtypeBytes(part.dtype);
+      for (size_t i = 1; i < part.dims.size(); ++i) bytes *= static_cast<size_t>(part.dims[i]);
+      return bytes;
+    }
+    default:
+      return static_cast<size_t>(signature.Bytes());
+  }
+}
+
+}  // namespace spark_estimator

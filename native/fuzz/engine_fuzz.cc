@@ -1,0 +1,79 @@
+// Fuzzes a whole engine of two with a peer that greets well and then says anything: it ends with an error, never by a
+// crash and never by waiting for ever.
+#include <thread>
+
+#include "engine/message.h"
+#include "input.h"
+#include "scripted_peer.h"
+#include "spark_estimator/engine.h"
+#include "transport/frame.h"
+
+using namespace spark_estimator;
+using spark_estimator::testing::ScriptedPeer;
+
+namespace {
+
+// Notices are for the log, and nothing is read in them. A goodbye that claims more than was done is believed: what such
+// a peer has done may still be under way to us, however slowly.
+std::string FrameOf(FrameType type, std::string_view payload) {
+  std::string bytes;
+  Goodbye goodbye;
+  if (type == FrameType::kGoodbye && Decode(payload, &goodbye)) {
+    goodbye.executed = 0;
+    AppendFrame(type, Encode(goodbye), &bytes);
+  } else if (type != FrameType::kNotice) {
+    AppendFrame(type, payload, &bytes);
+  }
+  return bytes;
+}
+
+se_request RequestOf(const char* name, int32_t op, const se_tensor* tensors, int32_t count) {
+  se_request request{};
+  request.struct_bytes = sizeof(request);
+  request.name = name;
+  request.op = op;
+  request.reduce_op = SE_SUM;
+  request.num_tensors = count;
+  request.tensors = tensors;
+  request.prescale = request.postscale = 1;
+  return request;
+}
+
+}  // namespace
+
+// A size that no machine has is refused, as without the sanitizer.
+extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t length) {
+  fuzz::Input input(data, length);
+  const int own_rank = input.Byte() % 2;
+  ScriptedPeer peer(own_rank);
+  se_engine* engine = peer.engine;
+  float values[6] = {1, 2, 3, 4, 5, 6};
+  float sums[6];
+  const int64_t dims[2] = {2, 3};
+  const se_tensor reduced{values, sums, 0, SE_FLOAT32, 2, dims};
+  const se_tensor gathered{values, nullptr, 0, SE_FLOAT32, 2, dims};
+  const se_request requests[] = {
+      RequestOf("sum", SE_ALLREDUCE, &reduced, 1), RequestOf("rows", SE_ALLGATHER, &gathered, 1),
+      RequestOf("shuffle", SE_ALLTOALL, &gathered, 1), RequestOf("join", SE_JOIN, nullptr, 0)};
+  int64_t handles[4] = {};
+  const uint8_t submitted = input.Byte();
+  for (size_t i = 0; i < 4; ++i) {
+    if ((submitted >> i) % 2 == 0) continue;
+    if (se_submit(engine, &requests[i], &handles[i]) != SE_OK) handles[i] = 0;
+  }
+  while (!input.empty()) {
+    const uint8_t kind = input.Byte();
+    const std::string_view payload = input.Piece();
+    const std::string bytes = FrameOf(static_cast<FrameType>(kind % 16), payload);
+    if (kind >= 128) peer.SayOnDataLink(std::string(payload));
+    peer.SayBytes(bytes);
+    if (kind % 4 == 3) std::this_thread::yield();
+  }
+  peer.HangUp();
+  for (size_t i = 0; i < 4; ++i) {
+    if (handles[i] > 0) fuzz::Require(se_wait(engine, handles[i], 15) != SE_IN_PROGRESS, "an end of every request");
+  }
+  return 0;
+}

@@ -1,0 +1,191 @@
+"""Several hosts on one machine: network namespaces joined by a bridge, whose links can be cut, silently, and slowed.
+
+    with Network.open(hosts=2) as network:
+        rendezvous = network.rendezvous(ranks_per_host=2)
+        with network.hosts[0].entered():
+            ...  # sockets opened and processes started here are on that host
+        network.hosts[1].cut()
+
+Linux, root, and iproute2's ``ip`` (``tc`` for `Host.limit`) are needed. The namespaces have no names: they, and all
+that is in them, are gone once the last process in them and this object are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, job_of
+
+_CLONE_NEWNET = 0x40000000
+_SUBNET = "10.77.0"
+_DEVICE = "eth0"
+# A segment that the kernel has put together (64 KiB) has to fit into the bucket more than once.
+_BURST_BYTES = 256 << 10
+_QUEUE_MILLISECONDS = 50
+
+
+class UnavailableError(Exception):
+    """This machine, or this user, cannot have network namespaces; the text says what is missing."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A namespace that stands for a host, with one link to the bridge.
+
+    Attributes:
+        name: what its ranks call it.
+        address: where its ranks listen.
+    """
+
+    name: str
+    address: str
+    _namespace: int
+    _switch: int
+    _port: str
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """The calling thread is on this host meanwhile: so are sockets that it opens and processes that it starts."""
+        with _entered(self._namespace):
+            yield
+
+    def cut(self) -> None:
+        """From now on everything to and from this host is lost, and nobody is told: its link stays up."""
+        _run(self._switch, "ip", "link", "set", self._port, "nomaster")
+
+    def mend(self) -> None:
+        """The inverse of `cut`."""
+        _run(self._switch, "ip", "link", "set", self._port, "master", "bridge")
+
+    def limit(self, bits_per_second: int) -> None:
+        """Lets the link carry so much in each direction; again to change it."""
+        for namespace, device in ((self._namespace, _DEVICE), (self._switch, self._port)):
+            shape = f"rate {bits_per_second}bit burst {_BURST_BYTES} latency {_QUEUE_MILLISECONDS}ms"
+            _run(namespace, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *shape.split())
+
+
+class Network:
+    """Hosts that see one another and nothing else. A context manager.
+
+    Attributes:
+        hosts: in the order of their addresses.
+    """
+
+    def __init__(self, hosts: Sequence[Host], closing: ExitStack) -> None:
+        self.hosts = tuple(hosts)
+        self._closing = closing
+
+    @classmethod
+    def open(cls, hosts: int) -> Network:
+        """A network of so many hosts.
+
+        Raises:
+            UnavailableError: namespaces are not permitted here, or ``ip`` is missing.
+        """
+        with ExitStack() as closing:
+            switch = _new_namespace(closing)
+            _run(switch, "ip", "link", "add", "bridge", "type", "bridge")
+            _run(switch, "ip", "link", "set", "bridge", "up")
+            made = [_new_host(number, switch, closing) for number in range(hosts)]
+            return cls(made, closing.pop_all())
+
+    def rendezvous(self, ranks_per_host: int) -> list[tuple[Rendezvous, Endpoint]]:
+        """As ``local_rendezvous``, with the ranks of a host neighbours. A rank's process must be started on its host:
+        rank r on ``hosts[r // ranks_per_host]``."""
+        placed = [host for host in self.hosts for _ in range(ranks_per_host)]
+        endpoints: list[Endpoint] = []
+        try:
+            for host in placed:
+                with host.entered():
+                    endpoints.append(Endpoint.open(host.address))
+        except OSError:
+            for endpoint in endpoints:
+                endpoint.close()
+            raise
+        # One kernel, one host name: what tells the hosts apart for people and for us is made up here.
+        peers = [
+            replace(endpoint.facts(rank), host=host.name, host_id=f"{socket.gethostname()}/{host.name}")
+            for rank, (host, endpoint) in enumerate(zip(placed, endpoints, strict=True))
+        ]
+        return job_of(endpoints, peers)
+
+    def close(self) -> None:
+        """Lets go of the namespaces; what runs in them keeps them. Idempotent."""
+        self._closing.close()
+
+    def __enter__(self) -> Network:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _new_host(number: int, switch: int, closing: ExitStack) -> Host:
+    namespace = _new_namespace(closing)
+    port, address = f"port{number}", f"{_SUBNET}.{number + 1}"
+    path = f"/proc/{os.getpid()}/fd/{namespace}"
+    _run(switch, "ip", "link", "add", port, "type", "veth", "peer", "name", _DEVICE, "netns", path)
+    _run(switch, "ip", "link", "set", port, "master", "bridge", "up")
+    _run(namespace, "ip", "address", "add", f"{address}/24", "dev", _DEVICE)
+    _run(namespace, "ip", "link", "set", _DEVICE, "up")
+    _run(namespace, "ip", "link", "set", "lo", "up")
+    return Host(f"host{number}", address, namespace, switch, port)
+
+
+def _new_namespace(closing: ExitStack) -> int:
+    before = _own_namespace()
+    try:
+        _system_call("unshare", _CLONE_NEWNET)
+        try:
+            namespace = _own_namespace()
+        finally:
+            _system_call("setns", before, _CLONE_NEWNET)
+    finally:
+        os.close(before)
+    closing.callback(os.close, namespace)
+    return namespace
+
+
+def _own_namespace() -> int:
+    """A descriptor of the network namespace of the calling thread."""
+    try:
+        return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UnavailableError(f"this system has no network namespaces: {error}") from error
+
+
+@contextmanager
+def _entered(namespace: int) -> Iterator[None]:
+    before = _own_namespace()
+    try:
+        _system_call("setns", namespace, _CLONE_NEWNET)
+        try:
+            yield
+        finally:
+            _system_call("setns", before, _CLONE_NEWNET)
+    finally:
+        os.close(before)
+
+
+def _system_call(name: str, *arguments: int) -> None:
+    # os.setns and os.unshare are there from Python 3.12 on.
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        error = ctypes.get_errno()
+        raise UnavailableError(f"network namespaces are not permitted here: {name}: {os.strerror(error)}")
+
+
+def _run(namespace: int, *command: str) -> None:
+    try:
+        with _entered(namespace):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise UnavailableError(f"{command[0]} was not found; install iproute2") from error
+    if done.returncode != 0:
+        raise UnavailableError(f"{' '.join(command)!r} failed: {done.stderr.strip()}")

@@ -1,0 +1,194 @@
+"""One membership of a job, from ``init()`` to ``shutdown()``: its engines, made as the settings ask."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import socket
+import weakref
+from collections.abc import Sequence
+
+from spark_estimator import _native
+from spark_estimator.collectives.connection import Group
+from spark_estimator.collectives.cores import affinity_core, available_cores, decisions
+from spark_estimator.collectives.engine import Engine
+from spark_estimator.collectives.process_set import ProcessSet, ProcessSets
+from spark_estimator.collectives.rendezvous import Topology, host_id
+from spark_estimator.collectives.wiring import Switchboard, Wired
+from spark_estimator.env import Settings
+from spark_estimator.errors import HorovodInternalError
+from spark_estimator.log import logger
+from spark_estimator.observe import timeline
+from spark_estimator.observe.stacks import StackTeller
+
+_log = logger(__name__)
+
+
+class EngineStarter:
+    """Makes the engines of one membership, each for a group of ranks that this rank is one of.
+
+    Args:
+        switchboard: connects this rank with the others; None in a job of one that nobody launched.
+        settings: of the engines.
+        wiring: held while a group of ranks connects, so that nobody forks in the middle of it.
+    """
+
+    def __init__(
+        self,
+        switchboard: Switchboard | None,
+        settings: Settings,
+        wiring: contextlib.AbstractContextManager[object],
+    ) -> None:
+        self._switchboard = switchboard
+        self._round = 0 if switchboard is None else switchboard.next_round()
+        self._settings = settings
+        self._wiring = wiring
+        path = timeline.path_at_init(settings.timeline)
+        #: The timeline that is being written: its path, and whether it marks cycles; None: none is.
+        self.timeline = None if path is None else (path, settings.timeline_mark_cycles)
+        self._started: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+    def start(self, group: Group) -> Engine:
+        """Connects this rank with the others of a group, and starts its engine for it. Raises as ``init`` does."""
+        with self._wiring:
+            if self._switchboard is None:
+                wired, topology = Wired(0, 1, (), -1), Topology.of([host_id()], 0)
+            else:
+                wired = self._switchboard.connect_all(self._round, self._settings, group)
+                peers = self._switchboard.rendezvous.peers
+                topology = Topology.of([peers[rank].host_id for rank in group.ranks], wired.rank)
+            try:
+                config = _config(self._settings, topology, group, wired.segment_fd)
+            except BaseException:
+                wired.close()
+                raise
+            engine = Engine(config, wired.peers)
+            self._started.add(engine)
+        # Its thread ends with the engine, and is waited for, so that nothing of an engine outlives its shutdown.
+        engine.at_end = StackTeller(engine.await_question, engine.answer).stop
+        if self.timeline is not None:
+            path, mark_cycles = self.timeline
+            try:
+                start_timeline(engine, path, mark_cycles)
+            except (ValueError, HorovodInternalError) as error:
+                # As in Horovod: nobody's training is to end for want of a trace.
+                _log.error("no timeline is written: %s", error)
+        return engine
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: closes the connections of all engines; every later use of one raises and says so."""
+        for engine in self._started:
+            engine.abandon_after_fork()
+
+
+class Membership:
+    """This process as a rank of one job. Blocks until all ranks are there.
+
+    Attributes:
+        topology: where this rank stands in the job.
+        settings: what ``init()`` read.
+        engine: of all ranks.
+        sets: the process sets, each with its engine.
+
+    Args:
+        starter: makes the engines.
+        topology, settings: as above.
+        static: the process sets to begin with.
+
+    Raises:
+        As ``context.init`` does.
+    """
+
+    def __init__(
+        self, starter: EngineStarter, topology: Topology, settings: Settings, static: Sequence[ProcessSet]
+    ) -> None:
+        self.topology = topology
+        self.settings = settings
+        self._starter = starter
+        self._numbers: dict[str, itertools.count[int]] = {}
+        self.engine = starter.start(Group.job(topology.size))
+        self.sets = ProcessSets(self.engine, starter.start, settings.dynamic_process_sets)
+        try:
+            self.sets.start(static)
+        except BaseException:
+            self.sets.shutdown()
+            raise
+
+    def next_number(self, kind: str) -> int:
+        """0, 1, 2... for each kind of thing; for names that all ranks make alike."""
+        return next(self._numbers.setdefault(kind, itertools.count()))
+
+    def restart_numbers(self, prefix: str) -> None:
+        """Counts those kinds anew whose name begins with `prefix`."""
+        for kind in [kind for kind in self._numbers if kind.startswith(prefix)]:
+            del self._numbers[kind]
+
+    def start_timeline(self, path: str, mark_cycles: bool) -> None:
+        """Has all engines write their timelines, those of process sets to come as well. All do, or none.
+
+        Raises:
+            ValueError: the path is empty, or a timeline is being written already.
+            HorovodInternalError: a file cannot be written.
+        """
+        started: list[Engine] = []
+        try:
+            for engine in self.sets.running():
+                start_timeline(engine, path, mark_cycles)
+                started.append(engine)
+        except BaseException:
+            for engine in started:
+                timeline.stop(engine)
+            raise
+        self._starter.timeline = path, mark_cycles
+
+    def stop_timeline(self) -> None:
+        """Completes the files. Does nothing when none are being written."""
+        self._starter.timeline = None
+        for engine in self.sets.running():
+            timeline.stop(engine)
+
+    def shutdown(self) -> None:
+        """Leaves the job, and all process sets."""
+        self.sets.shutdown()
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: closes all connections; every later use of an engine raises and says so."""
+        self._starter.abandon_after_fork()
+
+
+def start_timeline(engine: Engine, path: str, mark_cycles: bool) -> None:
+    """Has one engine write its part of the timeline at `path`. Raises as ``observe.timeline.start`` does."""
+    timeline.start(engine, path, engine.global_rank, process_set=engine.process_set, mark_cycles=mark_cycles)
+
+
+def _config(settings: Settings, topology: Topology, group: Group, segment_fd: int) -> _native.Config:
+    decided = decisions(settings, topology, available_cores())
+    tunes = settings.autotune and group.number == 0  # one search a job: its log is one file
+    return _native.Config(
+        struct_bytes=ctypes.sizeof(_native.Config),
+        rank=topology.rank,
+        size=topology.size,
+        global_rank=group.ranks[topology.rank],
+        process_set=group.number,
+        own_segment_fd=segment_fd,
+        cache_capacity=settings.cache_capacity,
+        overlap=decided["overlap"].value,
+        cores=available_cores(),
+        hierarchical=decided["hierarchical_allreduce"].value,
+        affinity_core=affinity_core(settings, topology),
+        spin_microseconds=decided["spin_microseconds"].value,
+        autotune=tunes,
+        autotune_warmup_samples=settings.autotune_warmup_samples,
+        autotune_steps_per_sample=settings.autotune_steps_per_sample,
+        autotune_max_samples=settings.autotune_max_samples,
+        fusion_threshold_bytes=settings.fusion_threshold_bytes,
+        start_timeout_seconds=settings.start_timeout_seconds,
+        stall_warning_seconds=settings.stall_warning_seconds,
+        stall_shutdown_seconds=settings.stall_shutdown_seconds,
+        heartbeat_seconds=settings.heartbeat_seconds,
+        silence_seconds=settings.silence_seconds,
+        name=f"{socket.gethostname()} (pid {os.getpid()})".encode(),
+        autotune_log=os.fsencode(settings.autotune_log) if tunes and settings.autotune_log else None,
+    )

@@ -1,0 +1,301 @@
+"""Process sets: some ranks of a job that run collectives among themselves, beside those of all ranks.
+
+A process set has an engine of its own, with connections, shared memory and negotiation of its own: collectives of
+different sets do not wait for one another, and a name means a different collective in each. Sets are added and removed
+by all ranks of the job together, also by those that are not in them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from spark_estimator.collectives.connection import Group
+from spark_estimator.collectives.engine import Engine
+from spark_estimator.collectives.requests import gather_bytes
+from spark_estimator.errors import HorovodInternalError, MismatchError, NotInitializedError
+
+_EXCHANGE = "spark_estimator.process_sets"
+
+
+class ProcessSet:
+    """Some ranks of the job. Register it by ``init(process_sets=[...])`` or `add_process_set`, then pass it to an op.
+
+    Attributes:
+        process_set_id: its number, the same on all ranks; None while it is not registered. 0 is the set of all ranks.
+        ranks: its ranks' numbers in the job, ascending.
+        mpi_comm: None; Horovod has it.
+
+    Args:
+        ranks_or_comm: the ranks' numbers in the job, in any order.
+
+    Raises:
+        ValueError: they are no whole numbers.
+    """
+
+    mpi_comm = None
+
+    def __init__(self, ranks_or_comm: Sequence[int]) -> None:
+        try:
+            ranks = list(ranks_or_comm)
+        except TypeError:
+            ranks = [None]  # type: ignore[list-item]
+        if any(isinstance(rank, bool) or not hasattr(rank, "__index__") for rank in ranks):
+            raise ValueError(
+                f"ProcessSet({ranks_or_comm!r}): give a list of ranks; MPI communicators are not supported."
+            )
+        self.process_set_id: int | None = None
+        self.ranks: list[int] = sorted(rank.__index__() for rank in ranks)
+        self._own: int | None = None  # this process's number in the job, while the set is registered
+
+    def size(self) -> int | None:
+        """How many ranks it has; None while it is not registered."""
+        return len(self.ranks) if self._registered() else None
+
+    def rank(self) -> int | None:
+        """This process's number in the set; None while it is not registered.
+
+        Raises:
+            ValueError: this process is not in the set.
+        """
+        if not self._registered():
+            return None
+        if self._own not in self.ranks:
+            raise ValueError(f"rank {self._own} is not in {self}.")
+        return self.ranks.index(self._own)
+
+    def included(self) -> bool | None:
+        """Whether this process is in the set; None while it is not registered."""
+        return self._own in self.ranks if self._registered() else None
+
+    def register(self, number: int, own: int) -> None:
+        """Notes that it is registered, in a process whose number in the job is `own`."""
+        self.process_set_id, self._own = number, own
+
+    def invalidate(self) -> None:
+        """Notes that it is registered no more."""
+        self.process_set_id = self._own = None
+
+    def _registered(self) -> bool:
+        return self.process_set_id is not None
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+    __repr__ = __str__
+
+
+class _GlobalProcessSet(ProcessSet):
+    def __init__(self) -> None:
+        super().__init__([])
+        self.process_set_id = 0
+
+    def invalidate(self) -> None:
+        self.ranks, self._own = [], None
+
+    def _registered(self) -> bool:
+        if self._own is None:
+            raise NotInitializedError
+        return True
+
+
+#: All ranks of the job. Its `ranks` are known between ``init()`` and ``shutdown()``.
+global_process_set: ProcessSet = _GlobalProcessSet()
+
+
+class ProcessSets:
+    """The process sets of one membership of a job, beginning with the set of all ranks.
+
+    Args:
+        job: the engine of all ranks.
+        make_engine: connects the ranks of a group, of which this rank is one, and starts its engine.
+        dynamic: whether sets may come and go.
+    """
+
+    def __init__(self, job: Engine, make_engine: Callable[[Group], Engine], dynamic: bool) -> None:
+        self._job = job
+        self._make_engine = make_engine
+        self._dynamic = dynamic
+        self._numbers = itertools.count(1)
+        self._changing = threading.Lock()
+        global_process_set.ranks = list(job.ranks)
+        global_process_set.register(0, job.global_rank)
+        self._sets = {0: global_process_set}
+        #: By number: the engine; None of a set that this rank is not in.
+        self.engines: dict[int, Engine | None] = {0: job}
+
+    def start(self, static: Sequence[ProcessSet]) -> None:
+        """Registers the sets that ``init()`` was given. All ranks call it, also those that were given none.
+
+        Raises:
+            ValueError: on all ranks: a set is impossible, or there already.
+            MismatchError: on all ranks: they were given different sets.
+        """
+        problem = next(filter(None, map(self._problem, static)), "")
+        self._agree({"init": [process_set.ranks for process_set in static]}, problem, dynamic=self._dynamic)
+        for process_set in static:
+            duplicate = self._duplicate(process_set)
+            if duplicate:
+                raise ValueError(f"init(process_sets=...): {duplicate}")
+            self._register(process_set)
+
+    def add(self, process_set: ProcessSet) -> None:
+        """Registers a set. All ranks of the job call it, with the same ranks.
+
+        Raises:
+            ValueError: on all ranks: sets may not come and go, the set is impossible, or there already.
+            MismatchError: on all ranks: they gave different ranks.
+            HorovodInternalError: on all ranks: its ranks could not connect.
+        """
+        with self._changing:
+            problem = self._forbidden() or self._problem(process_set)
+            self._agree({"add": process_set.ranks}, problem)
+            duplicate = self._duplicate(process_set)
+            if duplicate:
+                raise ValueError(f"add_process_set: {duplicate}")
+            self._register(process_set)
+
+    def remove(self, process_set: ProcessSet) -> bool:
+        """Ends a set. All ranks of the job call it. Requests of the set that are pending fail with ShutDownError.
+
+        Returns:
+            False when it is the set of all ranks, or not registered.
+
+        Raises:
+            ValueError: on all ranks: sets may not come and go.
+            MismatchError: on all ranks: they gave different sets.
+        """
+        with self._changing:
+            number = process_set.process_set_id if self._sets.get(process_set.process_set_id or 0) else None
+            self._agree({"remove": number or None}, self._forbidden())
+            if not number:
+                return False
+            engine = self.engines.pop(number)
+            self._sets.pop(number).invalidate()
+            process_set.invalidate()
+            if engine is not None:
+                engine.shutdown()
+            return True
+
+    def engine(self, process_set: ProcessSet) -> Engine:
+        """The engine of a set. Raises ValueError when it is not registered, or this rank is not in it."""
+        number = process_set.process_set_id
+        engine = None if number is None else self.engines.get(number)
+        if engine is not None:
+            return engine
+        if number is None or number not in self._sets:
+            raise ValueError(f"{process_set} is not registered; use hvd.add_process_set() or init(process_sets=...).")
+        raise ValueError(f"rank {self._job.global_rank} is not in {process_set}, and cannot run its collectives.")
+
+    def ranks(self) -> dict[int, list[int]]:
+        """The registered sets' ranks, by their numbers."""
+        return {number: list(process_set.ranks) for number, process_set in self._sets.items()}
+
+    def running(self) -> list[Engine]:
+        """The engines of the sets that this rank is in, that of the job first."""
+        return [engine for engine in list(self.engines.values()) if engine is not None]
+
+    def shutdown(self) -> None:
+        """Ends all sets, and with them the membership."""
+        for engine in reversed(self.running()):
+            engine.shutdown()
+        for process_set in self._sets.values():
+            process_set.invalidate()
+
+    # --- what all ranks do alike -------------------------------------------------------------------------------------
+
+    def _forbidden(self) -> str:
+        if self._dynamic:
+            return ""
+        return "process sets are static; set HOROVOD_DYNAMIC_PROCESS_SETS=1 or call init(process_sets='dynamic')."
+
+    def _problem(self, process_set: ProcessSet) -> str:
+        """What is wrong with a set, as far as one rank can know by itself; '' for nothing."""
+        ranks = process_set.ranks
+        if process_set.process_set_id is not None:
+            return f"{process_set} is registered already."
+        if not ranks:
+            return "a process set has at least one rank."
+        outside = [rank for rank in ranks if not 0 <= rank < self._job.size]
+        if outside:
+            return f"ranks {outside} of {ranks} are none of the job's {self._job.size} ranks."
+        if len(set(ranks)) < len(ranks):
+            return f"ranks {ranks} name a rank twice."
+        return ""
+
+    def _duplicate(self, process_set: ProcessSet) -> str:
+        for number, other in self._sets.items():
+            if other.ranks == process_set.ranks:
+                return f"a process set with the ranks {process_set.ranks} exists already: it has the id {number}."
+        return ""
+
+    def _agree(self, wish: Mapping[str, Any], problem: str = "", **alike: Any) -> None:
+        """Compares what the ranks wish for. Raises on all of them, or on none."""
+        stated = self._exchange({"wish": wish, "problem": problem, **alike})
+        problems = {rank: said["problem"] for rank, said in stated.items() if said["problem"]}
+        if problems:
+            rank, text = next(iter(problems.items()))
+            raise ValueError(f"{_called(stated[rank]['wish'])} on {_ranks_of(problems, len(stated))}: {text}")
+        first = stated[self._job.ranks[0]]
+        for rank, said in stated.items():
+            if said != first:
+                mine, theirs = ({key: value for key, value in one.items() if key != "problem"} for one in (first, said))
+                raise MismatchError(
+                    f"The ranks disagree about process sets: rank {self._job.ranks[0]} called {_told(mine)}, rank "
+                    f"{rank} called {_told(theirs)}."
+                )
+
+    def _register(self, process_set: ProcessSet) -> None:
+        """Connects the ranks of a set on which all ranks of the job have agreed."""
+        number = next(self._numbers)
+        engine: Engine | None = None
+        failure: Exception | None = None
+        try:
+            if self._job.global_rank in process_set.ranks:
+                try:
+                    engine = self._make_engine(Group(number, tuple(process_set.ranks)))
+                except (HorovodInternalError, OSError, MemoryError) as error:
+                    failure = error
+            stated = self._exchange({"failure": str(failure or "")})
+            failed = {rank: said["failure"] for rank, said in stated.items() if said["failure"]}
+            if failed:
+                rank, text = next(iter(failed.items()))
+                raise HorovodInternalError(
+                    f"the process set of the ranks {process_set.ranks} could not be made: rank {rank}: {text}"
+                ) from failure
+        except BaseException:
+            if engine is not None:
+                engine.shutdown()
+            raise
+        process_set.register(number, self._job.global_rank)
+        self._sets[number] = process_set
+        self.engines[number] = engine
+
+    def _exchange(self, stated: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+        """What every rank of the job states, by rank."""
+        gathered = gather_bytes(self._job, _EXCHANGE, json.dumps(stated).encode())
+        return {rank: json.loads(bytes(text)) for rank, text in zip(self._job.ranks, gathered, strict=True)}
+
+
+def _called(wish: Mapping[str, Any]) -> str:
+    calls = {"init": "init(process_sets=...)", "add": "add_process_set", "remove": "remove_process_set"}
+    return calls[next(iter(wish))]
+
+
+def _told(stated: Mapping[str, Any]) -> str:
+    wish = stated["wish"]
+    value = next(iter(wish.values()))
+    if "init" in wish:
+        return f"init(process_sets={value}) with HOROVOD_DYNAMIC_PROCESS_SETS={int(stated['dynamic'])}"
+    if "add" in wish:
+        return f"add_process_set({value})"
+    return f"remove_process_set of the set with id {value}" if value else "remove_process_set of no registered set"
+
+
+def _ranks_of(problems: Mapping[int, str], size: int) -> str:
+    if len(problems) == size:
+        return "every rank"
+    return ("rank " if len(problems) == 1 else "ranks ") + ", ".join(map(str, problems))

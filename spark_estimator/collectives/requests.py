@@ -1,0 +1,277 @@
+"""Turns a collective that somebody asks for into what the engine takes, and submits it: once, or again and again.
+
+Everything here is about one given engine, that is, about one group of ranks; ``ops`` finds the engine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from ctypes import c_int64, c_void_p
+from typing import NamedTuple
+
+from spark_estimator import _native
+from spark_estimator._native import DType, Op, ReduceOp, Request, TensorStruct
+from spark_estimator.collectives.engine import WAIT_SLICE_SECONDS, Engine
+from spark_estimator.collectives.handle import Handle
+from spark_estimator.errors import ShutDownError
+
+# Names whose requests are remembered as plans. A job that repeats more names than that gains nothing for the oldest.
+_REMEMBERED = 512
+
+Form = tuple[DType, tuple[int, ...]]
+# A list: ctypes takes nothing else for a whole array.
+Addresses = list[ctypes.c_void_p | int | None]
+
+
+class Tensor(NamedTuple):
+    """Contiguous memory that takes part in a collective.
+
+    Attributes:
+        input: address of the first element that this rank gives; may equal output; 0 when there are no elements.
+        output: address at which the result is put; 0 for an allgather or alltoall, which makes its own memory.
+        dtype: of its elements.
+        shape: its dimensions, compared across ranks (the first of an allgather or alltoall may differ).
+    """
+
+    input: int
+    output: int
+    dtype: DType
+    shape: tuple[int, ...]
+
+
+class Call(NamedTuple):
+    """All of a collective but its tensors.
+
+    Attributes:
+        op: the kind.
+        name: by which the ranks' requests meet; 1 to 4095 bytes of UTF-8. One request of a name may be in flight.
+        reduce_op: allreduce and reducescatter only.
+        prescale, postscale: allreduce and reducescatter only: factors before and after the reduction.
+        root_rank: broadcast only: whose input everyone's output becomes; its number in the group.
+        splits: alltoall only: [size] rows for each rank; None: even shares.
+    """
+
+    op: Op
+    name: str
+    reduce_op: ReduceOp = ReduceOp.SUM
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root_rank: int = 0
+    splits: tuple[int, ...] | None = None
+
+
+def submit(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object) -> Handle:
+    """Submits a collective and returns at once.
+
+    Args:
+        engine: of the group.
+        call: what to do.
+        tensors: one; or several that are done as one; none for a barrier and a join.
+        keep: referenced until the collective is done; put the owners of the tensors' memory here.
+
+    Raises:
+        DuplicateNameError: one of that name is still in flight on this rank.
+        ValueError: an argument is malformed. Nothing was sent.
+        HorovodInternalError: the engine has failed or ended before.
+    """
+    request = _native_request(engine, call, tensors)
+    return Handle(engine, engine.submit(request), call.name, call.op, len(tensors), keep)
+
+
+def run(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object, *, repeats: bool = True) -> Handle | None:
+    """Submits a collective and waits for it. From the third use of a name on, it takes the engine's shortest way.
+
+    Args:
+        engine, call, tensors, keep: as in `submit`.
+        repeats: whether one of this name may come again.
+
+    Returns:
+        For an op that makes its result itself (allgather, alltoall, join) the handle, done; else None.
+
+    Raises:
+        As `submit` and ``Handle.wait`` do.
+    """
+    forms = [(tensor[2], tensor[3]) for tensor in tensors]
+    # Taken out while it is used: two threads must not write the addresses of one plan, and the last used comes last.
+    known = engine.plans.pop(call.name, None) if repeats else None
+    if type(known) is Plan and known.call == call and known.forms == forms:
+        handle = known.run([tensor[0] for tensor in tensors], [tensor[1] for tensor in tensors], keep)
+    else:
+        request = _native_request(engine, call, tensors)
+        number = c_int64()
+        try:
+            engine.run(request, number)
+            handle = _handle_of(engine, number, call, tensors, keep)
+        except BaseException:
+            _abandon(engine, number, keep)
+            raise
+    if handle is not None:
+        handle.wait()
+    if repeats:
+        if type(known) is not Plan:
+            known = Plan(engine, call, forms) if known == (call, forms) else (call, forms)
+        _remember(engine, call.name, known)
+    return handle
+
+
+def gather_bytes(engine: Engine, name: str, payload: bytes) -> list[memoryview]:
+    """What each rank of the group gave, on every rank. All call it. Raises as `run` does.
+
+    Args:
+        engine: of the group.
+        name: by which the calls meet.
+        payload: of this rank, of any length.
+    """
+    buffer = ctypes.create_string_buffer(payload, max(1, len(payload)))
+    tensor = Tensor(ctypes.addressof(buffer), 0, DType.UINT8, (len(payload),))
+    handle = run(engine, Call(Op.ALLGATHER, name), [tensor], buffer, repeats=False)
+    assert handle is not None
+    data, rows = handle.gathered()
+    ends = list(itertools.accumulate(rows))
+    return [data[end - length : end] for end, length in zip(ends, rows, strict=True)]
+
+
+class Plan:
+    """A collective that is checked and named once and submitted many times, each time with other memory.
+
+    One submission may be in flight. It does not keep its engine.
+
+    Attributes:
+        call: what to do.
+        forms: element type and shape of each tensor.
+
+    Raises:
+        ValueError: the call or a form is malformed.
+        HorovodInternalError: the engine has failed or ended before.
+    """
+
+    __slots__ = ("_engine", "_inputs", "_native", "_number", "_outputs", "_places", "_pointer", "_run", "call", "forms")
+
+    def __init__(self, engine: Engine, call: Call, forms: Sequence[Form]) -> None:
+        self._pointer: int | None = None
+        self._native = engine.native
+        self._engine = weakref.ref(engine)
+        self.call = call
+        self.forms = list(forms)
+        request = _native_request(engine, call, [Tensor(0, 0, *form) for form in forms])
+        made = c_void_p()
+        library = self._native.library
+        _native.check(library.se_plan_create(self._native.usable(), ctypes.byref(request), ctypes.byref(made)))
+        self._pointer = made.value
+        self._inputs = (c_void_p * len(forms))()
+        self._outputs = (c_void_p * len(forms))()
+        self._number = c_int64()
+        self._places = [ctypes.addressof(memory) for memory in (self._inputs, self._outputs, self._number)]
+        self._run = library.se_plan_run
+
+    def submit(self, inputs: Addresses, outputs: Addresses, keep: object, *, defer: bool = False) -> Handle:
+        """Submits it and returns at once. Raises as the function `submit` does.
+
+        Args:
+            inputs, outputs: addresses, in the order of the forms.
+            keep: referenced until it is done.
+            defer: nobody needs the result before this rank's next wait, so that the work may be left until then where
+                cores are scarce.
+        """
+        engine = self._ready(inputs, outputs)
+        flags = _native.DEFER if defer else 0
+        keep = (self, keep)
+        try:
+            inputs_at, outputs_at, number_at = self._places
+            status = self._native.library.se_plan_submit(self._pointer, inputs_at, outputs_at, flags, number_at)
+            _native.check(status)
+            return Handle(engine, self._number.value, self.call.name, self.call.op, len(self.forms), keep)
+        except BaseException:
+            _abandon(engine, self._number, keep)
+            raise
+
+    def run(self, inputs: Addresses, outputs: Addresses, keep: object) -> Handle | None:
+        """Submits it and waits for a moment. Raises as the function `run` does.
+
+        Returns:
+            None when it is done, with the result in its outputs; else a handle to wait for.
+        """
+        engine = self._ready(inputs, outputs)
+        try:
+            inputs_at, outputs_at, number_at = self._places
+            status = self._run(self._pointer, inputs_at, outputs_at, WAIT_SLICE_SECONDS, number_at)
+            if status == 0 and not self._number.value:
+                return None
+            engine.check_run(status, self._number)
+            return _handle_of(engine, self._number, self.call, self.forms, (self, keep))
+        except BaseException:
+            _abandon(engine, self._number, (self, keep))
+            raise
+
+    def _ready(self, inputs: Addresses, outputs: Addresses) -> Engine:
+        self._native.usable()
+        engine = self._engine()
+        if engine is None:
+            raise ShutDownError(f"{self.call.op.name.lower()} {self.call.name!r}: this rank has left the job.")
+        self._inputs[:] = inputs
+        self._outputs[:] = outputs
+        self._number.value = 0
+        return engine
+
+    def __del__(self) -> None:
+        if self._pointer is not None and self._native.pointer is not None:
+            self._native.library.se_plan_destroy(self._pointer)
+
+
+def _handle_of(engine: Engine, number: c_int64, call: Call, tensors: Sequence[object], keep: object) -> Handle | None:
+    if not number.value:
+        return None
+    return Handle(engine, number.value, call.name, call.op, len(tensors), keep)
+
+
+def _abandon(engine: Engine, number: c_int64, keep: object) -> None:
+    """What an interrupt leaves behind between two lines: a request whose memory the engine may still use."""
+    if number.value:
+        engine.detach(number.value, keep)
+
+
+def _remember(engine: Engine, name: str, known: object) -> None:
+    if len(engine.plans) >= _REMEMBERED:
+        # Another thread may be at it as well; whoever fails leaves one more than the limit for the next time.
+        with suppress(RuntimeError, StopIteration):
+            engine.plans.pop(next(iter(engine.plans)), None)
+    engine.plans[name] = known
+
+
+def _native_request(engine: Engine, call: Call, tensors: Sequence[Tensor]) -> Request:
+    """The engine's form of a collective. It keeps what it points to, but for the tensors' memory."""
+    name = call.name.encode()
+    if b"\x00" in name:
+        raise ValueError(f"a name must not hold a NUL character: {call.name!r}.")
+    if call.splits is not None and len(call.splits) != engine.size:
+        raise ValueError(
+            f"alltoall {call.name!r}: {len(call.splits)} splits were given for the {engine.size} ranks of its group."
+        )
+    dims = (c_int64 * sum(len(tensor.shape) for tensor in tensors))(
+        *itertools.chain.from_iterable(tensor.shape for tensor in tensors)
+    )
+    structs = (TensorStruct * len(tensors))()
+    at = ctypes.addressof(dims)
+    for struct, (source, target, dtype, shape) in zip(structs, tensors, strict=True):
+        struct.input, struct.output, struct.dtype = source, target, dtype
+        struct.num_dims, struct.dims = len(shape), at
+        at += len(shape) * ctypes.sizeof(c_int64)
+    splits = None if call.splits is None else (c_int64 * len(call.splits))(*call.splits)
+    request = Request(
+        ctypes.sizeof(Request),
+        name,
+        call.op,
+        call.reduce_op,
+        call.root_rank,
+        len(tensors),
+        structs,
+        splits,
+        call.prescale,
+        call.postscale,
+    )
+    request.dims = dims
+    return request

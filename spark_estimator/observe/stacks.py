@@ -1,0 +1,101 @@
+"""What this process is doing, told to the ranks that wait for it: the stacks of its Python threads."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from types import FrameType
+
+from spark_estimator.log import logger
+
+# A rank's answer travels to rank 0 and into its log: a recursion's thousand frames or a hundred threads must not fill
+# it.
+MAX_FRAMES = 50
+MAX_CHARACTERS = 32_000
+_ASK_SECONDS = 60.0  # how long one call waits; the engine ends it when it shuts down
+_STOP_SECONDS = 2.0
+_log = logger(__name__)
+
+
+def current_stacks() -> str:
+    """The stacks of all Python threads, the main one first, most recent call last. The calling thread is left out,
+    unless it is the main one. At most `MAX_CHARACTERS`."""
+    main = threading.main_thread().ident
+    own = threading.get_ident()
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames()
+    try:
+        parts = [
+            _stack(names.get(ident, "unknown to Python's threading"), frames[ident])
+            for ident in sorted(frames, key=lambda ident: (ident != main, ident))
+            if ident == main or ident != own
+        ]
+    finally:
+        del frames  # they would keep the threads' variables alive
+    text = "\n".join(parts)
+    if len(text) > MAX_CHARACTERS:
+        text = text[:MAX_CHARACTERS].rpartition("\n")[0] + "\n  (more is left out)"
+    return text
+
+
+def _stack(name: str, frame: FrameType) -> str:
+    summary = traceback.StackSummary.extract(traceback.walk_stack(frame), limit=MAX_FRAMES)
+    summary.reverse()  # walk_stack begins with the most recent call
+    more = "  (older calls are left out)\n" if len(summary) == MAX_FRAMES else ""
+    return f"Thread {name} (most recent call last):\n{more}{''.join(summary.format())}".rstrip()
+
+
+class StackTeller:
+    """A daemon thread that answers the engine's questions what this process is doing.
+
+    Args:
+        await_question: blocks up to so many seconds; gives a question's number, or None when there was none. Any
+            exception says that none will come any more.
+        answer: is given a question's number and the text.
+        stacks: makes the text.
+    """
+
+    def __init__(
+        self,
+        await_question: Callable[[float], int | None],
+        answer: Callable[[int, str], None],
+        stacks: Callable[[], str] = current_stacks,
+    ) -> None:
+        self._await_question = await_question
+        self._answer = answer
+        self._stacks = stacks
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._tell, name="spark_estimator stacks", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether questions are answered: not after `stop`, an end of the engine, or in a forked child."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Answers no more questions. Idempotent. Shut the engine down before, which ends the wait that is under way;
+        else it goes on for up to a minute in a thread that nobody waits for."""
+        self._stopped.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_STOP_SECONDS)
+
+    def _tell(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                question = self._await_question(_ASK_SECONDS)
+                if question is None or self._stopped.is_set():
+                    continue
+            except Exception as error:
+                _log.debug("no more questions are answered: %s", error)
+                return
+            try:
+                text = self._stacks()
+            except Exception as error:
+                text = f"its stacks cannot be had: {error!r}"
+            try:
+                self._answer(question, text)
+            except Exception as error:
+                _log.debug("question %d could not be answered: %s", question, error)

@@ -1,0 +1,319 @@
+"""Collectives on numpy arrays, op by op; the numbers of random ones are compared in test_properties."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.ranks import run_ranks
+
+both_channels = pytest.mark.parametrize("shared", ["1", "0"], ids=["shared", "tcp"])
+
+
+@both_channels
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_groups_of_mixed_types(n: int, shared: str) -> None:
+    def groups(rank: int) -> None:
+        import numpy
+
+        from spark_estimator.collectives import arrays, context
+
+        context.init()
+        size = context.size()
+        given = [
+            numpy.full((3, 2), rank + 1, numpy.float32),
+            numpy.full((), rank, numpy.int64),
+            numpy.zeros((0, 4), numpy.int8),
+            numpy.full(5, rank % 2 == 0),
+            numpy.arange(12).reshape(3, 4).T * (rank + 1),
+        ]
+        total = size * (size + 1) // 2
+        for name in (None, "group", "group", "group", "group"):
+            summed = arrays.grouped_allreduce(given, arrays.ReduceOp.SUM, name)
+            assert [(array.shape, array.dtype) for array in summed] == [(array.shape, array.dtype) for array in given]
+            assert (summed[0] == total).all()
+            assert summed[1] == total - size
+            assert summed[3].all()
+            assert (summed[4] == numpy.arange(12).reshape(3, 4).T * total).all()
+        for name in (None, "rows", "rows", "rows", "rows"):
+            rows = [numpy.full((rank, 2), rank, numpy.float64), numpy.full(size - rank, rank, numpy.uint8)]
+            first, second = arrays.grouped_allgather(rows, name)
+            assert first.shape == (total - size, 2)
+            assert first[:, 0].tolist() == [r for r in range(size) for _ in range(r)]
+            assert second.tolist() == [r for r in range(size) for _ in range(size - r)]
+        for name in (None, "shares", "shares", "shares", "shares"):
+            whole = [numpy.arange(7 * 3, dtype=numpy.int32).reshape(7, 3), numpy.ones(size - 1, numpy.float16)]
+            mine, half = arrays.grouped_reducescatter(whole, arrays.ReduceOp.SUM, name)
+            share = 7 // size + (rank < 7 % size)
+            start = sum(7 // size + (r < 7 % size) for r in range(rank))
+            assert (mine == whole[0][start : start + share] * size).all()
+            assert mine.shape == (share, 3)
+            assert half.tolist() == ([] if rank == size - 1 else [size])
+
+    run_ranks(n, groups, environ={"SPARK_ESTIMATOR_SHARED_MEMORY": shared})
+
+
+@both_channels
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_alltoall(n: int, shared: str) -> None:
+    def alltoalls(rank: int) -> None:
+        import numpy
+
+        from spark_estimator.collectives import arrays, context
+
+        context.init()
+        size = context.size()
+        for name in (None, "all", "all", "all"):
+            # Rank r sends r * 10 + to, (to + 1) times, to each.
+            splits = [to + 1 for to in range(size)]
+            array = numpy.concatenate([numpy.full((to + 1, 2), rank * 10 + to, numpy.int16) for to in range(size)])
+            got, received = arrays.alltoall(array, splits, name)
+            assert received == (rank + 1,) * size
+            assert got.shape == ((rank + 1) * size, 2)
+            assert got[:, 1].tolist() == [r * 10 + rank for r in range(size) for _ in range(rank + 1)]
+        even, received = arrays.alltoall(numpy.arange(2 * size) + 100 * rank)
+        assert received == (2,) * size
+        assert even.tolist() == [100 * r + 2 * rank + i for r in range(size) for i in range(2)]
+        nothing, received = arrays.alltoall(numpy.ones((0, 3)))
+        assert (nothing.shape, received) == ((0, 3), (0,) * size)
+
+    run_ranks(n, alltoalls, environ={"SPARK_ESTIMATOR_SHARED_MEMORY": shared})
+
+
+@both_channels
+def test_reducescatter_of_fewer_rows_than_ranks(shared: str) -> None:
+    def scatters(rank: int) -> None:
+        import numpy
+
+        from spark_estimator.collectives import arrays, context
+
+        context.init()
+        for name in (None, "few", "few", "few"):
+            got = arrays.reducescatter(numpy.full((2, 3), rank, numpy.float32), name=name)
+            assert got.tolist() == ([[1.0] * 3] if rank < 2 else [])
+            assert got.shape == (int(rank < 2), 3)
+        scaled = arrays.reducescatter(numpy.full(3, 2.0), arrays.ReduceOp.SUM, prescale=0.5, postscale=4.0)
+        assert scaled.tolist() == [12.0]
+
+    run_ranks(3, scatters, environ={"SPARK_ESTIMATOR_SHARED_MEMORY": shared})
+
+
+@both_channels
+def test_adasum(shared: str) -> None:
+    def adasum(rank: int) -> None:
+        import numpy
+
+        from spark_estimator.collectives import arrays, context
+
+        context.init()
+        given = [numpy.random.default_rng(r).standard_normal(5000) for r in range(2)]
+
+        def combined(one: numpy.ndarray, other: numpy.ndarray) -> numpy.ndarray:
+            """Of two gradients: arXiv 2006.02924, section 3."""
+            dot = (one * other).sum()
+            return (1 - dot / (2 * (one * one).sum())) * one + (1 - dot / (2 * (other * other).sum())) * other
+
+        for dtype, tolerance in ((numpy.float64, 1e-12), (numpy.float32, 1e-5), (numpy.float16, 1e-2)):
+            got = arrays.allreduce(given[rank].astype(dtype), arrays.ReduceOp.ADASUM)
+            numpy.testing.assert_allclose(got, combined(*given), rtol=tolerance, atol=tolerance)
+        # Parallel gradients are averaged, orthogonal ones added.
+        assert arrays.allreduce(numpy.array([3.0, 0.0]), arrays.ReduceOp.ADASUM).tolist() == [3.0, 0.0]
+        got = arrays.allreduce(numpy.eye(2)[rank], arrays.ReduceOp.ADASUM)
+        assert got.tolist() == [1.0, 1.0]
+        # Each tensor of a group has its own coefficients.
+        one, two = arrays.grouped_allreduce([numpy.eye(2)[rank], numpy.array([3.0])], arrays.ReduceOp.ADASUM)
+        assert (one.tolist(), two.tolist()) == ([1.0, 1.0], [3.0])
+
+    run_ranks(2, adasum, environ={"SPARK_ESTIMATOR_SHARED_MEMORY": shared})
+
+
+def test_a_group_is_done_whole_or_not_at_all() -> None:
+    def differs(rank: int) -> str:
+        import numpy
+        import pytest
+
+        from spark_estimator.collectives import arrays, context
+        from spark_estimator.errors import MismatchError
+
+        context.init()
+        group = [numpy.ones(3), numpy.ones(4 + rank)]
+        with pytest.raises(MismatchError) as raised:
+            arrays.grouped_allreduce(group, arrays.ReduceOp.SUM, "group")
+        assert all((array == 1).all() for array in group)
+        assert (arrays.allreduce(numpy.ones(3), arrays.ReduceOp.SUM) == 2).all()
+        return str(raised.value)
+
+    first, second = run_ranks(2, differs)
+    assert first == second
+    assert "[4]" in first
+    assert "[5]" in first
+
+
+def test_arrays_in_shared_memory() -> None:
+    def shares(rank: int) -> None:
+        import gc
+        import os
+
+        import numpy
+        import pytest
+
+        from spark_estimator.collectives import arrays, context
+        from spark_estimator.errors import NotInitializedError
+
+        def held() -> int:
+            """Bytes of all anonymous files of this process."""
+            files = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+            return sum(
+                os.stat(file).st_blocks * 512
+                for file in files
+                if os.path.lexists(file) and os.readlink(file).startswith("/memfd:")
+            )
+
+        context.init()
+        kept = arrays.shared_empty((1000, 300))
+        assert (kept.shape, kept.dtype, kept.any()) == ((1000, 300), numpy.float32, False)
+        for _ in range(4):
+            kept[:] = rank + 1
+            arrays.allreduce_into(kept, kept, arrays.ReduceOp.SUM, "in place").wait()
+            assert (kept == 3).all()
+        # Beside a private one, on one rank; and for every other op.
+        other = kept if rank else numpy.full_like(kept, 3)
+        assert (arrays.allreduce(other) == 3).all()
+        assert (arrays.allgather(kept[:1]) == 3).all()
+        assert arrays.shared_empty(0).shape == (0,)
+        assert arrays.shared_empty(7, "int8").dtype == numpy.int8
+        # A view keeps the memory, also beyond the job; what nobody refers to is given back.
+        view = kept[10]
+        del kept, other
+        gc.collect()
+        before = held()
+        for _ in range(10):
+            arrays.shared_empty(10_000_000, "uint8")
+        assert held() < before + 10_000_000
+        context.shutdown()
+        gc.collect()
+        assert (view == 3).all()
+        del view
+        with pytest.raises(NotInitializedError):
+            arrays.shared_empty(3)
+
+    run_ranks(2, shares)
+
+
+def test_without_shared_memory_there_are_no_shared_arrays() -> None:
+    def refused(rank: int) -> str:
+        import pytest
+
+        from spark_estimator.collectives import arrays, context
+        from spark_estimator.errors import HorovodInternalError
+
+        context.init()
+        with pytest.raises((HorovodInternalError, MemoryError)) as raised:
+            arrays.shared_empty(3)
+        return str(raised.value)
+
+    for text in run_ranks(2, refused, environ={"SPARK_ESTIMATOR_SHARED_MEMORY": "0"}):
+        assert "segment" in text or "shared" in text
+
+
+def test_more_names_than_are_remembered() -> None:
+    def many(rank: int) -> int:
+        import numpy
+
+        from spark_estimator.collectives import arrays, context
+
+        context.init()
+        for _ in range(4):
+            for number in range(600):
+                got = arrays.allreduce(numpy.full(1, rank + number), arrays.ReduceOp.SUM, f"name {number}")
+                assert got == 1 + 2 * number
+        return len(context.engine().plans)
+
+    assert max(run_ranks(2, many)) <= 513
+
+
+def test_one_name_for_calls_of_several_forms() -> None:
+    def forms(rank: int) -> None:
+        import numpy
+
+        from spark_estimator.collectives import arrays, context
+
+        context.init()
+        for _ in range(5):
+            for count in (1, 2):
+                for dtype in (numpy.float32, numpy.int64):
+                    for op, right in ((arrays.ReduceOp.SUM, 3), (arrays.ReduceOp.MAX, 2)):
+                        got = arrays.allreduce(numpy.full(count, rank + 1, dtype), op, "one name")
+                        assert got.tolist() == [right] * count
+            assert arrays.broadcast(numpy.full(3, rank), 1, "one name").tolist() == [1] * 3
+
+    run_ranks(2, forms)
+
+
+def test_threads_meet_under_different_names_and_refuse_the_same() -> None:
+    def threads(rank: int) -> None:
+        import time
+        from concurrent.futures import ThreadPoolExecutor
+
+        import numpy
+        import pytest
+
+        from spark_estimator.collectives import arrays, context
+        from spark_estimator.errors import DuplicateNameError
+
+        context.init()
+
+        def work(thread: int) -> None:
+            for number in range(200):
+                got = arrays.allreduce(numpy.full(10, number), arrays.ReduceOp.SUM, f"thread {thread}")
+                assert (got == 2 * number).all()
+
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(work, range(3)))
+        # While one thread waits under a name that is known, another cannot use it.
+        if rank == 0:
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(arrays.allreduce, numpy.ones(10, int), arrays.ReduceOp.SUM, "thread 0")
+                time.sleep(0.5)
+                array = numpy.ones(10, int)
+                with pytest.raises(DuplicateNameError, match="thread 0"):
+                    arrays.allreduce(array, arrays.ReduceOp.SUM, "thread 0")
+                with pytest.raises(DuplicateNameError, match="thread 0"):
+                    arrays.allreduce_into(array, array, arrays.ReduceOp.SUM, "thread 0")
+                arrays.allreduce(numpy.ones(1), name="rank 1 may come")
+                assert (waiting.result(60) == 2).all()
+        else:
+            arrays.allreduce(numpy.ones(1), name="rank 1 may come")
+            assert (arrays.allreduce(numpy.ones(10, int), arrays.ReduceOp.SUM, "thread 0") == 2).all()
+
+    run_ranks(2, threads)
+
+
+def test_ctrl_c_ends_a_wait_under_a_known_name_and_harms_nothing() -> None:
+    def interrupted(rank: int) -> str:
+        import os
+        import signal
+        import threading
+
+        import numpy
+
+        from spark_estimator.collectives import arrays, context
+
+        context.init()
+        for _ in range(5):
+            arrays.allreduce(numpy.ones(1000), name="known")
+        outcome = "not interrupted"
+        if rank == 0:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                arrays.allreduce(numpy.ones(1000), name="known")
+            except KeyboardInterrupt:
+                outcome = "interrupted"
+            arrays.allreduce(numpy.ones(1), name="it is over")
+        else:
+            arrays.allreduce(numpy.ones(1), name="it is over")
+            arrays.allreduce(numpy.ones(1000), name="known")  # meets the interrupted one
+        for _ in range(5):
+            assert (arrays.allreduce(numpy.ones(1000), arrays.ReduceOp.SUM, "known afterwards") == 2).all()
+        return outcome
+
+    assert run_ranks(2, interrupted) == ["interrupted", "not interrupted"]
