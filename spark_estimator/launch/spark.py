@@ -118,7 +118,7 @@ class _Attempt:
         self._said_waiting = False
         self._over = False
         self._stopping = False
-        self._begun: dict[int, dict[str, Any]] = {}  # by partition
+        self._placed: dict[int, dict[str, Any]] = {}  # by partition
         self._server = self._listen() if Settings.read().driver_channel else None
 
     def run(self) -> list[ResultRow]:
@@ -179,8 +179,10 @@ class _Attempt:
             event = Line(frame["rank"], frame["stream"], printable(frame["text"]))
         elif frame["kind"] == frames.LOG:
             event = Message(frame["rank"], printable(frame["text"]))
+        elif frame["kind"] == frames.PLACED:
+            self._placed[partition] = frame
         elif frame["kind"] == frames.BEGUN:
-            self._begun[partition] = frame
+            self._placed[partition] = frame
             event = Begun(frame["rank"], frame["pid"])
         elif frame["kind"] == frames.GONE and not self._stopping:
             event = Failed(self._lost(partition))
@@ -197,7 +199,7 @@ class _Attempt:
 
     def _lost(self, partition: int) -> FailureReport:
         """What is known of a rank whose supervisor has vanished."""
-        known = self._begun.get(partition, {"rank": -1, "host": "unknown", "pid": 0})
+        known = self._placed.get(partition, {"rank": -1, "host": "unknown", "pid": 0})
         message = "is out of contact: its Spark executor, or its host, has died or was cut off"
         return FailureReport(known["rank"], known["host"], known["pid"], failures.LOST, message, when=time.time())
 
@@ -312,6 +314,7 @@ class BarrierTask:
             rendezvous = rendezvous_of(everyone, partition, self.job.job_id, endpoint)
             spec = worker_spec(self.job, rendezvous, devices_of(everyone, partition))
             connecting.join()
+            relay.placed(rendezvous.rank, supervisor.pid)
             outcome = supervisor.run(spec, self.job.payload)
         except BaseException:
             supervisor.discard()

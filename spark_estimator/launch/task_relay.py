@@ -39,6 +39,16 @@ class TaskRelay:
         except (OSError, AuthenticationError) as error:
             self._note(f"spark_estimator: no channel to the driver at {address.host}:{address.port}: {error}")
 
+    def placed(self, rank: int, pid: int) -> None:
+        """Says which rank this task's worker is.
+
+        On return the driver will hear it whatever becomes of this process: called before the worker can run user code,
+        so that the driver can name the rank of a supervisor that vanishes.
+        """
+        if self._send(frames.PLACED, rank=rank, host=socket.gethostname(), pid=pid):
+            assert self._channel is not None
+            self._channel.flush(channel.CONNECT_TIMEOUT)
+
     def begun(self, rank: int, pid: int) -> None:
         """User code begins."""
         self._send(frames.BEGUN, rank=rank, host=socket.gethostname(), pid=pid)

@@ -266,6 +266,12 @@ class SupervisorChannel:
             self._enqueue(frame)
         return True
 
+    def flush(self, timeout: timedelta) -> bool:
+        """Waits until all that was sent is with the kernel, where it outlives this process. False when it is not."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._broken or not self._waiting_bytes, timeout.total_seconds())
+            return not self._broken and not self._waiting_bytes
+
     def _enqueue(self, frame: bytes) -> None:
         self._waiting.append(frame)
         self._waiting_bytes += len(frame)
@@ -295,10 +301,13 @@ class SupervisorChannel:
             try:
                 self._sock.sendall(batch)
             except OSError:
-                self._broken = True
+                with self._changed:
+                    self._broken = True
+                    self._changed.notify_all()
                 return
             with self._changed:
                 self._waiting_bytes -= len(batch)
+                self._changed.notify_all()
 
     def _read(self) -> None:
         pending = bytearray()
@@ -311,7 +320,9 @@ class SupervisorChannel:
                         self._on_stop(str(frame["text"]))
         except (OSError, ValueError) as error:
             reason = f"because the connection to the driver broke: {error}"
-        self._broken = True
+        with self._changed:
+            self._broken = True
+            self._changed.notify_all()
         if not self._closing:
             self._on_stop(reason)
 

@@ -10,6 +10,7 @@ from typing import Any
 MAX_FRAME_BYTES = 1 << 20
 
 # Kinds of frame.
+PLACED = "placed"  # rank, host, pid: who the supervisor's worker is, said before it can run anything
 BEGUN = "begun"  # rank, host, pid: user code begins
 LINE = "line"  # rank, stream, text
 LOG = "log"  # rank, text: from log_to_driver
@@ -19,6 +20,7 @@ STOP = "stop"  # text: the reason; the only kind that goes down
 GONE = "gone"  # never sent: what `DriverServer` tells of a supervisor whose connection ended without a BYE
 
 _FIELDS: dict[str, dict[str, type]] = {
+    PLACED: {"rank": int, "host": str, "pid": int},
     BEGUN: {"rank": int, "host": str, "pid": int},
     LINE: {"rank": int, "stream": str, "text": str},
     LOG: {"rank": int, "text": str},

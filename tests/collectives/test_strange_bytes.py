@@ -135,6 +135,7 @@ def converse(where: int, flip: int, to_acceptor: bool) -> dict[str, object]:
 def test_the_driver_channel_takes_its_own_frames_only() -> None:
     generator = random.Random(13)
     honest = [
+        {"kind": frames.PLACED, "rank": 1, "host": "a", "pid": 2},
         {"kind": frames.BEGUN, "rank": 1, "host": "a", "pid": 3},
         {"kind": frames.LINE, "rank": 1, "stream": "stdout", "text": "\u00e9\n"},
         {"kind": frames.FAILURE, "report": {"rank": 0}},

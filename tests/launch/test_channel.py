@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -74,6 +76,25 @@ def test_a_supervisor_that_vanishes_is_told(side: Side) -> None:
     assert side.next()[1]["kind"] == "log"
     one._sock.shutdown(socket.SHUT_RDWR)
     assert side.next() == (1, {"kind": frames.GONE})
+    one.close()
+
+
+def test_what_was_flushed_outlives_a_supervisor_that_is_killed(side: Side) -> None:
+    child = os.fork()
+    if child == 0:
+        one = side.connect(1)
+        one.send(frames.PLACED, rank=1, host="there", pid=7)
+        os._exit(0 if one.flush(timedelta(seconds=20)) else 1)  # no farewell, as after SIGKILL
+    assert os.waitpid(child, 0)[1] == 0
+    assert side.next() == (1, {"kind": frames.PLACED, "rank": 1, "host": "there", "pid": 7})
+    assert side.next() == (1, {"kind": frames.GONE})
+
+
+def test_a_flush_does_not_wait_for_a_driver_that_is_gone(side: Side) -> None:
+    one = side.connect(0)
+    side.server.close()
+    wait_for(lambda: not one.usable)
+    assert not one.flush(timedelta(seconds=20))
     one.close()
 
 
