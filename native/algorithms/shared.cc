@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <vector>
 
 #include "algorithms/shared_steps.h"
@@ -67,11 +68,12 @@ class BlockPipeline {
   }
   uint32_t Number(size_t block) const { return group_.next_block + static_cast<uint32_t>(block); }
   uint8_t* Offered(int by, int to, uint32_t number) {
-    return group_.of(by).input_slot(number) + static_cast<size_t>(to) * chunk_;
+    return group_.InputSlot(by, number) + static_cast<size_t>(to) * chunk_;
   }
 
   Status Offer(size_t block) {
     const uint32_t number = Number(block);
+    group_.PlaceBlock(number, chunk_ * static_cast<size_t>(group_.size), chunk_);
     // The slot's last readers were the owners, when they reduced the block that was there before.
     SE_RETURN_IF_ERROR(group_.AwaitOthers(OutputPosted, number - kSharedSlots + 1));
     for (int owner = 0; owner < group_.size; ++owner) {
@@ -79,7 +81,7 @@ class BlockPipeline {
       uint8_t* slot = Offered(group_.rank, owner, number);
       const Range range = ChunkOf(block, owner);
       buffers_.ForEach(range.start, range.bytes, [&](const uint8_t* input, uint8_t*, size_t offset, size_t bytes) {
-        std::memcpy(slot + offset, input, bytes);
+        group_.stores.Copy(slot + offset, input, bytes);
       });
     }
     Post(group_.mine().input_posted(), number + 1);
@@ -91,18 +93,33 @@ class BlockPipeline {
     SE_RETURN_IF_ERROR(group_.AwaitOthers(InputPosted, number + 1));
     // The output slot is free: a rank that has offered this block has copied out the block before last but one, and
     // there are more slots than that (kSlots >= 3).
-    uint8_t* slot = group_.mine().output_slot(number);
+    uint8_t* slot = group_.OutputSlot(group_.rank, number);
     const Range range = ChunkOf(block, group_.rank);
     buffers_.ForEach(range.start, range.bytes, [&](const uint8_t* input, uint8_t* output, size_t offset, size_t bytes) {
-      for (int rank = 0; rank < group_.size; ++rank) {
-        sources_[static_cast<size_t>(rank)] = rank == group_.rank ? input : Offered(rank, group_.rank, number) + offset;
+      if (!group_.stores.past_caches()) {
+        ReducePiece(number, input, offset, bytes, {slot + offset, output});
+        return;
       }
-      void* const both[2] = {slot + offset, output};
-      kernels_.combine_into(dtype_, reduce_op_, both, 2, sources_.data(), group_.size, bytes / DtypeBytes(dtype_),
-                            finish_);
+      // Pieces that are still in the first cache when they are copied on from there.
+      constexpr size_t kPiece = size_t{8} << 10;
+      for (size_t done = 0; done < bytes; done += kPiece) {
+        const size_t piece = std::min(kPiece, bytes - done);
+        ReducePiece(number, input + done, offset + done, piece, {output + done});
+        kernels_.copy_past_caches(slot + offset + done, output + done, piece);
+      }
     });
     Post(group_.mine().output_posted(), number + 1);
     return Status::Ok();
+  }
+
+  // Reduces `bytes` at `offset` of this rank's chunk, of which `input` is its own part.
+  void ReducePiece(uint32_t number, const uint8_t* input, size_t offset, size_t bytes,
+                   std::initializer_list<void*> destinations) {
+    for (int rank = 0; rank < group_.size; ++rank) {
+      sources_[static_cast<size_t>(rank)] = rank == group_.rank ? input : Offered(rank, group_.rank, number) + offset;
+    }
+    kernels_.combine_into(dtype_, reduce_op_, destinations.begin(), static_cast<int>(destinations.size()),
+                          sources_.data(), group_.size, bytes / DtypeBytes(dtype_), finish_);
   }
 
   Status Collect(size_t block) {
@@ -110,7 +127,7 @@ class BlockPipeline {
     for (int step = 1; step < group_.size; ++step) {
       const int owner = (group_.rank + step) % group_.size;  // not all from the same rank at once
       SE_RETURN_IF_ERROR(group_.AwaitFlag(group_.of(owner).output_posted(), number + 1));
-      const uint8_t* slot = group_.of(owner).output_slot(number);
+      const uint8_t* slot = group_.OutputSlot(owner, number);
       const Range range = ChunkOf(block, owner);
       buffers_.ForEach(range.start, range.bytes, [&](const uint8_t*, uint8_t* output, size_t offset, size_t bytes) {
         std::memcpy(output, slot + offset, bytes);

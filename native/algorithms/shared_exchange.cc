@@ -12,12 +12,13 @@ namespace {
 // Every rank fills its input slots block by block, and reads the others' a block behind, so that nobody waits for a
 // rank that is still copying in. `publish(block, slot)` and `read(block, peer, slot of peer)` do the copying.
 template <typename Publish, typename Read>
-Status ExchangeBlocks(SharedGroup& group, size_t blocks, Publish publish, Read read) {
+Status ExchangeBlocks(SharedGroup& group, size_t blocks, size_t slot_bytes, Publish publish, Read read) {
   for (size_t step = 0; step < blocks + 1; ++step) {
     if (step < blocks) {
       const uint32_t number = group.next_block + static_cast<uint32_t>(step);
+      group.PlaceBlock(number, slot_bytes, 0);
       SE_RETURN_IF_ERROR(group.AwaitOthers(OutputPosted, number - kSharedSlots + 1));
-      publish(step, group.mine().input_slot(number));
+      publish(step, group.InputSlot(group.rank, number));
       Post(group.mine().input_posted(), number + 1);
     }
     if (step >= 1) {
@@ -25,7 +26,7 @@ Status ExchangeBlocks(SharedGroup& group, size_t blocks, Publish publish, Read r
       for (int turn = 1; turn < group.size; ++turn) {
         const int peer = (group.rank + turn) % group.size;  // not all from the same rank at once
         SE_RETURN_IF_ERROR(group.AwaitFlag(group.of(peer).input_posted(), number + 1));
-        read(step - 1, peer, group.of(peer).input_slot(number));
+        read(step - 1, peer, group.InputSlot(peer, number));
       }
       Post(group.mine().output_posted(), number + 1);
     }
@@ -64,14 +65,15 @@ Status SharedBroadcast(SharedGroup& group, int root, const void* input, void* ou
     const uint32_t number = group.next_block + static_cast<uint32_t>(block);
     const size_t start = block * slot_bytes;
     const size_t piece = PieceBytes(bytes, slot_bytes, block);
+    group.PlaceBlock(number, slot_bytes, 0);
     if (is_root) {
       SE_RETURN_IF_ERROR(group.AwaitOthers(OutputPosted, number - kSharedSlots + 1));
-      Copy(group.mine().input_slot(number), in + start, piece);
+      group.stores.Copy(group.InputSlot(root, number), in + start, piece);
       Post(group.mine().input_posted(), number + 1);
       Copy(out + start, in + start, piece);
     } else {
       SE_RETURN_IF_ERROR(group.AwaitFlag(group.of(root).input_posted(), number + 1));
-      Copy(out + start, group.of(root).input_slot(number), piece);
+      Copy(out + start, group.InputSlot(root, number), piece);
       Post(group.mine().output_posted(), number + 1);
     }
   }
@@ -99,12 +101,12 @@ Status SharedAllgather(SharedGroup& group, const void* input, std::span<const si
   }
   const size_t slot_bytes = ChunkBytes(group, largest, group.mine().input_slot_bytes());
   return ExchangeBlocks(
-      group, (largest + slot_bytes - 1) / slot_bytes,
+      group, (largest + slot_bytes - 1) / slot_bytes, slot_bytes,
       [&](size_t block, uint8_t* slot) {
         const size_t piece = PieceBytes(bytes_of[me], slot_bytes, block);
         if (piece == 0) return;
         const size_t start = block * slot_bytes;
-        Copy(slot, in + start, piece);
+        group.stores.Copy(slot, in + start, piece);
         Copy(out + start_of[me] + start, in + start, piece);
       },
       [&](size_t block, int peer, const uint8_t* slot) {
@@ -136,7 +138,7 @@ Status SharedAlltoall(SharedGroup& group, const void* input, std::span<const siz
   }
   const size_t chunk = ChunkBytes(group, largest, group.mine().chunk_bytes());
   return ExchangeBlocks(
-      group, (largest + chunk - 1) / chunk,
+      group, (largest + chunk - 1) / chunk, chunk * ranks,
       [&](size_t block, uint8_t* slot) {
         for (size_t rank = 0; rank < ranks; ++rank) {
           const size_t piece = PieceBytes(send_bytes[rank], chunk, block);
@@ -145,7 +147,7 @@ Status SharedAlltoall(SharedGroup& group, const void* input, std::span<const siz
           if (rank == me) {
             Copy(out + receive_start[me] + block * chunk, from, piece);
           } else {
-            Copy(slot + rank * chunk, from, piece);
+            group.stores.Copy(slot + rank * chunk, from, piece);
           }
         }
       },

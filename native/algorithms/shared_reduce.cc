@@ -51,11 +51,14 @@ Status SharedReducescatter(SharedGroup& group, const void* input, std::span<cons
   for (size_t step = 0; step < blocks + 1; ++step) {
     if (step < blocks) {
       const uint32_t number = group.next_block + static_cast<uint32_t>(step);
+      group.PlaceBlock(number, chunk * ranks, 0);
       SE_RETURN_IF_ERROR(group.AwaitOthers(OutputPosted, number - kSharedSlots + 1));
-      uint8_t* slot = group.mine().input_slot(number);
+      uint8_t* slot = group.InputSlot(group.rank, number);
       for (size_t owner = 0; owner < ranks; ++owner) {
         const size_t piece = PieceBytes(bytes_of[owner], chunk, step);
-        if (owner != me && piece > 0) std::memcpy(slot + owner * chunk, in + start_of[owner] + step * chunk, piece);
+        if (owner != me && piece > 0) {
+          group.stores.Copy(slot + owner * chunk, in + start_of[owner] + step * chunk, piece);
+        }
       }
       Post(group.mine().input_posted(), number + 1);
     }
@@ -66,7 +69,7 @@ Status SharedReducescatter(SharedGroup& group, const void* input, std::span<cons
       if (const size_t piece = PieceBytes(bytes_of[me], chunk, block); piece > 0) {
         for (size_t rank = 0; rank < ranks; ++rank) {
           sources[rank] = rank == me ? in + start_of[me] + block * chunk
-                                     : group.of(static_cast<int>(rank)).input_slot(number) + me * chunk;
+                                     : group.InputSlot(static_cast<int>(rank), number) + me * chunk;
         }
         kernels.combine(dtype, reduce_op, out + block * chunk, sources.data(), group.size, piece / element, finish);
       }

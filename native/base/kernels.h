@@ -27,6 +27,9 @@ struct Kernels {
   // The same, written to several places in one pass. Each destination is one of the sources exactly, or overlaps none.
   void (*combine_into)(int32_t dtype, int32_t reduce_op, void* const* destinations, int num_destinations,
                        const void* const* sources, int num_sources, size_t count, Finish finish);
+  // Copies past the caches, where the processor can: the destination's lines are neither fetched nor kept. All of it is
+  // visible before any later store. The two do not overlap.
+  void (*copy_past_caches)(void* destination, const void* source, size_t bytes);
   // destination[i] = finish(source[i]); the two may be the same.
   void (*finish)(int32_t dtype, void* destination, const void* source, size_t count, Finish finish);
   // To and from int64, for sums that the narrow type cannot hold. `narrow` is uint8, int8, int16 or int32.

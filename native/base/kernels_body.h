@@ -207,6 +207,40 @@ static void CombineOne(int32_t dtype, int32_t reduce_op, void* to, const void* c
   CombineInto(dtype, reduce_op, &to, 1, sources, num_sources, count, finish);
 }
 
+#if defined(__AVX512F__)
+constexpr size_t kStoreBytes = 64;
+static inline void StorePast(uint8_t* to, const uint8_t* from) {
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
+}
+#elif defined(__AVX2__)
+constexpr size_t kStoreBytes = 32;
+static inline void StorePast(uint8_t* to, const uint8_t* from) {
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(to), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+#elif defined(__SSE2__)
+constexpr size_t kStoreBytes = 16;
+static inline void StorePast(uint8_t* to, const uint8_t* from) {
+  _mm_stream_si128(reinterpret_cast<__m128i*>(to), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+#endif
+
+static void CopyPastCaches(void* destination, const void* source, size_t bytes) {
+#if defined(__SSE2__)
+  auto* to = static_cast<uint8_t*>(destination);
+  const auto* from = static_cast<const uint8_t*>(source);
+  // Whole lines only: a line that is written in part this way costs more than one that goes through the caches.
+  const size_t past_line = reinterpret_cast<uintptr_t>(to) % 64;
+  const size_t head = past_line == 0 ? 0 : 64 - past_line < bytes ? 64 - past_line : bytes;
+  const size_t lines_end = head + (bytes - head) / 64 * 64;
+  memcpy(to, from, head);
+  for (size_t i = head; i < lines_end; i += kStoreBytes) StorePast(to + i, from + i);
+  memcpy(to + lines_end, from + lines_end, bytes - lines_end);
+  _mm_sfence();
+#else
+  memcpy(destination, source, bytes);
+#endif
+}
+
 template <typename Half>
 static void FinishHalves(void* to, const void* from, size_t count, Finish finish) {
   Combine<Half, Sum>(&to, 1, &from, 1, count, finish);
@@ -273,7 +307,7 @@ static void Narrow(int32_t narrow, void* to, const int64_t* from, size_t count) 
   }
 }
 
-static const Kernels kTable = {SE_KERNELS_NAME, CombineOne, CombineInto, FinishAny, Widen, Narrow};
+static const Kernels kTable = {SE_KERNELS_NAME, CombineOne, CombineInto, CopyPastCaches, FinishAny, Widen, Narrow};
 
 }  // namespace SE_KERNELS_NAMESPACE
 }  // namespace spark_estimator

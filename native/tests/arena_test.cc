@@ -59,10 +59,9 @@ bool IsZero(const uint8_t* data, size_t bytes) {
 void Layout() {
   for (const int local_size : {1, 2, 3, 16, 64}) {
     const SegmentLayout layout(local_size);
-    const auto ranks = static_cast<size_t>(local_size);
     CHECK_EQ(layout.chunk_bytes % 64, 0u);
-    CHECK(layout.output_offset >= layout.input_offset + SegmentLayout::kSlots * ranks * layout.chunk_bytes);
-    CHECK(layout.small_offset >= layout.output_offset + SegmentLayout::kSlots * layout.chunk_bytes);
+    CHECK(layout.output_offset >= layout.input_offset + layout.input_ring_bytes);
+    CHECK(layout.small_offset >= layout.output_offset + layout.output_ring_bytes);
     CHECK(layout.round_offset >= layout.small_offset + 2 * SegmentLayout::kSmallBytes);
     CHECK(layout.arena_offset >= layout.round_offset + 2 * SegmentLayout::kRoundBytes);
     CHECK_EQ(layout.arena_offset % 4096, 0u);

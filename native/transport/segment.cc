@@ -53,8 +53,11 @@ SegmentLayout::SegmentLayout(int local_size) {
   // few ranks.
   chunk_bytes = std::clamp(RoundUp((size_t{1} << 20) / ranks, kPage), size_t{16} << 10, size_t{128} << 10);
   input_offset = kPage;
-  output_offset = input_offset + kSlots * ranks * chunk_bytes;
-  small_offset = output_offset + kSlots * chunk_bytes;
+  // One slot more than are in flight, since a slot does not wrap around: what is left at the end stays unused.
+  input_ring_bytes = std::max((kSlots + 1) * ranks * chunk_bytes, kLeastRingBytes);
+  output_ring_bytes = std::max((kSlots + 1) * chunk_bytes, kLeastRingBytes);
+  output_offset = input_offset + input_ring_bytes;
+  small_offset = output_offset + output_ring_bytes;
   round_offset = small_offset + 2 * kSmallBytes;
   arena_offset = RoundUp(round_offset + 2 * kRoundBytes, kPage);
 }

@@ -18,6 +18,9 @@ namespace spark_estimator {
 // How a segment is divided; a pure function of the number of ranks of the host, so that all of them agree.
 struct SegmentLayout {
   static constexpr size_t kSlots = 4;          // in flight between a writer and its readers; at least 3, see allreduce
+  // Slots move on through their ring, so that a line is written again only when it has left its readers' own caches:
+  // taking it back from there costs several times as much.
+  static constexpr size_t kLeastRingBytes = size_t{2} << 20;
   static constexpr size_t kSmallBytes = 8192;  // largest vector that goes in one shot
   static constexpr size_t kProposalBytes = 2048;                       // what a rank says of itself in a round, and
   static constexpr size_t kRoundBytes = kProposalBytes + kSmallBytes;  // one small vector that it brings along
@@ -25,8 +28,10 @@ struct SegmentLayout {
   explicit SegmentLayout(int local_size);
 
   size_t chunk_bytes;    // one owner's share of one block
-  size_t input_offset;   // kSlots input slots of local_size * chunk_bytes: what this rank offers to the others
-  size_t output_offset;  // kSlots output slots of chunk_bytes: what this rank has reduced
+  size_t input_offset;   // the ring of input slots, of up to local_size * chunk_bytes: what is offered to the others
+  size_t input_ring_bytes;
+  size_t output_offset;  // the ring of output slots, of up to chunk_bytes: what this rank has reduced
+  size_t output_ring_bytes;
   size_t small_offset;   // two small slots of kSmallBytes, used in turn
   size_t round_offset;   // two round slots of kRoundBytes, used in turn
   size_t arena_offset;   // what follows, to the end of the file, is the arena
@@ -57,8 +62,8 @@ class Segment {
   Flag& small_posted() { return header()->small_posted; }    // small ops whose slot is filled
   Flag& round_posted() { return header()->round_posted; }    // rounds whose slot is filled
   Flag& arena_posted() { return header()->arena_posted; }    // steps of the collectives on arenas, begun and done
-  uint8_t* input_slot(uint32_t block) { return base_ + layout_.input_offset + Turn(block) * input_slot_bytes(); }
-  uint8_t* output_slot(uint32_t block) { return base_ + layout_.output_offset + Turn(block) * layout_.chunk_bytes; }
+  uint8_t* input_ring() { return base_ + layout_.input_offset; }
+  uint8_t* output_ring() { return base_ + layout_.output_offset; }
   uint8_t* small_slot(uint32_t op) { return base_ + layout_.small_offset + (op % 2) * SegmentLayout::kSmallBytes; }
   // SegmentLayout::kRoundBytes bytes, 64-byte aligned; the slots of two positions in a row are not the same.
   uint8_t* round_slot(uint32_t position) {
@@ -68,6 +73,9 @@ class Segment {
   uint8_t* arena() { return arena_bytes_ == 0 ? nullptr : base_ + layout_.arena_offset; }
   size_t arena_bytes() const { return arena_bytes_; }
   size_t arena_offset() const { return layout_.arena_offset; }  // in the file
+  size_t input_ring_bytes() const { return layout_.input_ring_bytes; }
+  size_t output_ring_bytes() const { return layout_.output_ring_bytes; }
+  // Of the largest slots.
   size_t input_slot_bytes() const { return static_cast<size_t>(local_size_) * layout_.chunk_bytes; }
   size_t chunk_bytes() const { return layout_.chunk_bytes; }
 
@@ -85,7 +93,6 @@ class Segment {
   static constexpr uint64_t kMagic = 0x544e454d47455345;  // "ESEGMENT"
 
   Header* header() { return reinterpret_cast<Header*>(base_); }
-  static size_t Turn(uint32_t block) { return block % SegmentLayout::kSlots; }
   void Unmap();
 
   uint8_t* base_ = nullptr;

@@ -2,15 +2,34 @@
 #ifndef SPARK_ESTIMATOR_TRANSPORT_SHARED_GROUP_H_
 #define SPARK_ESTIMATOR_TRANSPORT_SHARED_GROUP_H_
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "base/clock.h"
 #include "transport/liveness.h"
 #include "transport/segment.h"
+#include "transport/slot_stores.h"
 #include "transport/waiting.h"
 
 namespace spark_estimator {
+
+// Where in its ring each of the last kSlots slots lies.
+class SlotRing {
+ public:
+  // The next slot, which is block `number`'s. When the oldest of kSlots slots is done, so is all that lies there.
+  void Place(uint32_t number, size_t bytes, size_t ring_bytes) {
+    if (next_ + bytes > ring_bytes) next_ = 0;
+    offsets_[number % SegmentLayout::kSlots] = next_;
+    next_ += bytes;
+  }
+  size_t offset(uint32_t number) const { return offsets_[number % SegmentLayout::kSlots]; }
+
+ private:
+  size_t next_ = 0;
+  std::array<size_t, SegmentLayout::kSlots> offsets_{};
+};
 
 // For one thread at a time.
 struct SharedGroup {
@@ -21,11 +40,24 @@ struct SharedGroup {
   uint32_t next_block = 0;
   uint32_t next_small = 0;
   uint32_t next_arena = 0;
+  SlotRing input_slots;
+  SlotRing output_slots;
+
+  SlotStores stores;
   Waiting waiting;
   Liveness* liveness = nullptr;
 
   Segment& mine() { return segments[static_cast<size_t>(rank)]; }
   Segment& of(int peer) { return segments[static_cast<size_t>(peer)]; }
+
+  // Begins block `number`, whose slots have that many bytes on every rank; in the order of the blocks.
+  void PlaceBlock(uint32_t number, size_t input_bytes, size_t output_bytes) {
+    input_slots.Place(number, input_bytes, mine().input_ring_bytes());
+    output_slots.Place(number, output_bytes, mine().output_ring_bytes());
+    stores.BeginBlock();
+  }
+  uint8_t* InputSlot(int peer, uint32_t number) { return of(peer).input_ring() + input_slots.offset(number); }
+  uint8_t* OutputSlot(int peer, uint32_t number) { return of(peer).output_ring() + output_slots.offset(number); }
 
   // See Waiting::AwaitUntil.
   Status AwaitFlagUntil(Flag& flag, uint32_t value, Time deadline, bool* reached) {
