@@ -18,7 +18,7 @@ class SlotStores {
  public:
   static constexpr uint32_t kPeriod = 512;      // of this many blocks one is stored each way to be timed
   static constexpr size_t kTimedBytes = 4096;   // fewer say little about bandwidth
-  static constexpr double kPays = 4.0;          // the cached way takes this much longer before it is left
+  static constexpr double kPays = 2.5;          // the cached way takes this much longer before it is left
 
   // Begins a block, that is, decides how the stores up to the next block go.
   void BeginBlock();
