@@ -73,7 +73,7 @@ class BlockPipeline {
 
   Status Offer(size_t block) {
     const uint32_t number = Number(block);
-    group_.PlaceBlock(number, chunk_ * static_cast<size_t>(group_.size), chunk_);
+    group_.PlaceBlock(number, chunk_ * static_cast<size_t>(group_.size), chunk_, chunk_);
     // The slot's last readers were the owners, when they reduced the block that was there before.
     SE_RETURN_IF_ERROR(group_.AwaitOthers(OutputPosted, number - kSharedSlots + 1));
     for (int owner = 0; owner < group_.size; ++owner) {

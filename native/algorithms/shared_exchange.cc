@@ -12,11 +12,12 @@ namespace {
 // Every rank fills its input slots block by block, and reads the others' a block behind, so that nobody waits for a
 // rank that is still copying in. `publish(block, slot)` and `read(block, peer, slot of peer)` do the copying.
 template <typename Publish, typename Read>
-Status ExchangeBlocks(SharedGroup& group, size_t blocks, size_t slot_bytes, Publish publish, Read read) {
+Status ExchangeBlocks(SharedGroup& group, size_t blocks, size_t slot_bytes, size_t piece_bytes, Publish publish,
+                      Read read) {
   for (size_t step = 0; step < blocks + 1; ++step) {
     if (step < blocks) {
       const uint32_t number = group.next_block + static_cast<uint32_t>(step);
-      group.PlaceBlock(number, slot_bytes, 0);
+      group.PlaceBlock(number, slot_bytes, 0, piece_bytes);
       SE_RETURN_IF_ERROR(group.AwaitOthers(OutputPosted, number - kSharedSlots + 1));
       publish(step, group.InputSlot(group.rank, number));
       Post(group.mine().input_posted(), number + 1);
@@ -65,7 +66,7 @@ Status SharedBroadcast(SharedGroup& group, int root, const void* input, void* ou
     const uint32_t number = group.next_block + static_cast<uint32_t>(block);
     const size_t start = block * slot_bytes;
     const size_t piece = PieceBytes(bytes, slot_bytes, block);
-    group.PlaceBlock(number, slot_bytes, 0);
+    group.PlaceBlock(number, slot_bytes, 0, slot_bytes);
     if (is_root) {
       SE_RETURN_IF_ERROR(group.AwaitOthers(OutputPosted, number - kSharedSlots + 1));
       group.stores.Copy(group.InputSlot(root, number), in + start, piece);
@@ -101,7 +102,7 @@ Status SharedAllgather(SharedGroup& group, const void* input, std::span<const si
   }
   const size_t slot_bytes = ChunkBytes(group, largest, group.mine().input_slot_bytes());
   return ExchangeBlocks(
-      group, (largest + slot_bytes - 1) / slot_bytes, slot_bytes,
+      group, (largest + slot_bytes - 1) / slot_bytes, slot_bytes, slot_bytes,
       [&](size_t block, uint8_t* slot) {
         const size_t piece = PieceBytes(bytes_of[me], slot_bytes, block);
         if (piece == 0) return;
@@ -138,7 +139,7 @@ Status SharedAlltoall(SharedGroup& group, const void* input, std::span<const siz
   }
   const size_t chunk = ChunkBytes(group, largest, group.mine().chunk_bytes());
   return ExchangeBlocks(
-      group, (largest + chunk - 1) / chunk, chunk * ranks,
+      group, (largest + chunk - 1) / chunk, chunk * ranks, chunk,
       [&](size_t block, uint8_t* slot) {
         for (size_t rank = 0; rank < ranks; ++rank) {
           const size_t piece = PieceBytes(send_bytes[rank], chunk, block);

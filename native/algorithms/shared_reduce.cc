@@ -51,7 +51,7 @@ Status SharedReducescatter(SharedGroup& group, const void* input, std::span<cons
   for (size_t step = 0; step < blocks + 1; ++step) {
     if (step < blocks) {
       const uint32_t number = group.next_block + static_cast<uint32_t>(step);
-      group.PlaceBlock(number, chunk * ranks, 0);
+      group.PlaceBlock(number, chunk * ranks, 0, chunk);
       SE_RETURN_IF_ERROR(group.AwaitOthers(OutputPosted, number - kSharedSlots + 1));
       uint8_t* slot = group.InputSlot(group.rank, number);
       for (size_t owner = 0; owner < ranks; ++owner) {

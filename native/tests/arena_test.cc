@@ -13,10 +13,12 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
 #include "transport/segment.h"
+#include "transport/shared_group.h"
 
 namespace {
 
@@ -67,6 +69,43 @@ void Layout() {
     CHECK_EQ(layout.arena_offset % 4096, 0u);
   }
   CHECK(SegmentLayout(8).arena_offset <= size_t{8} << 20);
+}
+
+// Whatever the sizes, the slots of kSlots blocks in a row are apart and inside the ring.
+void SlotsInFlightAreApart() {
+  std::mt19937 random(7);
+  for (const int local_size : {1, 2, 8, 64}) {
+    const SegmentLayout layout(local_size);
+    const size_t largest = static_cast<size_t>(local_size) * layout.chunk_bytes;
+    SlotRing ring;
+    std::vector<std::pair<size_t, size_t>> placed;  // start and end
+    uint32_t number = 0xfffffff0;                   // wraps on the way
+    size_t bytes = largest;
+    for (int i = 0; i < 20000; ++i, ++number) {
+      if (random() % 4 == 0) bytes = random() % 3 == 0 ? largest : random() % largest / 64 * 64;
+      ring.Place(number, bytes, layout.input_ring_bytes);
+      CHECK(ring.offset(number) + bytes <= layout.input_ring_bytes);
+      placed.emplace_back(ring.offset(number), ring.offset(number) + bytes);
+      if (placed.size() > SegmentLayout::kSlots) placed.erase(placed.begin());
+      for (size_t other = 0; other + 1 < placed.size(); ++other) {
+        CHECK(placed[other].second <= placed.back().first || placed.back().second <= placed[other].first);
+        CHECK_EQ(ring.offset(number - static_cast<uint32_t>(placed.size() - 1 - other)), placed[other].first);
+      }
+    }
+  }
+}
+
+// Which way is taken depends on the machine; what arrives does not.
+void StoresArriveEitherWay() {
+  SlotStores stores;
+  std::vector<uint8_t> from(40000), to(40000);
+  for (uint32_t block = 0; block < 3 * SlotStores::kPeriod; ++block) {
+    const size_t bytes = block % 2 == 0 ? 5000 : from.size();
+    std::fill(from.begin(), from.end(), static_cast<uint8_t>(block));
+    stores.BeginBlock(bytes);
+    stores.Copy(to.data(), from.data(), bytes);
+    CHECK(std::equal(from.begin(), from.begin() + static_cast<ptrdiff_t>(bytes), to.begin()));
+  }
 }
 
 void RoundSlotsTakeTurns() {
@@ -298,6 +337,8 @@ void UnderLimits() {
 
 int main() {
   return RunTests({{"layout", Layout},
+                   {"slots in flight are apart", SlotsInFlightAreApart},
+                   {"stores arrive either way", StoresArriveEitherWay},
                    {"round slots take turns", RoundSlotsTakeTurns},
                    {"peers see it", PeersSeeIt},
                    {"across processes", AcrossProcesses},

@@ -152,6 +152,23 @@ void Widening() {
   }
 }
 
+void CopiesPastTheCaches() {
+  std::vector<uint8_t> from(1000);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint8_t>(i * 7 + 1);
+  alignas(64) uint8_t to[1200];
+  for (const Kernels* k : Variants()) {
+    for (const size_t offset : {0, 1, 16, 63, 64, 65}) {
+      for (const size_t bytes : {0, 1, 15, 63, 64, 65, 127, 128, 129, 640, 999}) {
+        std::memset(to, 0, sizeof(to));
+        k->copy_past_caches(to + offset, from.data() + 1, bytes);
+        CHECK(std::memcmp(to + offset, from.data() + 1, bytes) == 0);
+        CHECK_EQ(+to[offset + bytes], 0);
+        CHECK(offset == 0 || to[offset - 1] == 0);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -161,5 +178,6 @@ int main() {
                    {"halves round trip", HalvesRoundTrip},
                    {"half arithmetic", HalfArithmetic},
                    {"variants agree", VariantsAgree},
-                   {"widening", Widening}});
+                   {"widening", Widening},
+                   {"copies past the caches", CopiesPastTheCaches}});
 }

@@ -50,11 +50,12 @@ struct SharedGroup {
   Segment& mine() { return segments[static_cast<size_t>(rank)]; }
   Segment& of(int peer) { return segments[static_cast<size_t>(peer)]; }
 
-  // Begins block `number`, whose slots have that many bytes on every rank; in the order of the blocks.
-  void PlaceBlock(uint32_t number, size_t input_bytes, size_t output_bytes) {
+  // Begins block `number`, whose slots have that many bytes on every rank and are written in pieces of about
+  // `piece_bytes`; in the order of the blocks.
+  void PlaceBlock(uint32_t number, size_t input_bytes, size_t output_bytes, size_t piece_bytes) {
     input_slots.Place(number, input_bytes, mine().input_ring_bytes());
     output_slots.Place(number, output_bytes, mine().output_ring_bytes());
-    stores.BeginBlock();
+    stores.BeginBlock(piece_bytes);
   }
   uint8_t* InputSlot(int peer, uint32_t number) { return of(peer).input_ring() + input_slots.offset(number); }
   uint8_t* OutputSlot(int peer, uint32_t number) { return of(peer).output_ring() + output_slots.offset(number); }

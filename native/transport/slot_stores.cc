@@ -1,6 +1,5 @@
 #include "transport/slot_stores.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "base/clock.h"
@@ -8,16 +7,14 @@
 
 namespace spark_estimator {
 
-void SlotStores::BeginBlock() {
-  const uint32_t turn = blocks_++ % kPeriod;
+void SlotStores::BeginBlock(size_t piece_bytes) {
+  size_class_ = piece_bytes >= kLargeBytes ? 1 : 0;
+  Learned& learned = learned_[size_class_];
+  const uint32_t turn = learned.blocks++ % kPeriod;
   // Twice in a row each way at the start of a period, as the lesser of two counts.
   timed_ = turn < 2 ? kCached : turn < 4 ? kPast : kUntimed;
-  if (timed_ != kUntimed) {
-    past_ = timed_ == kPast;
-    return;
-  }
-  const auto cost = [&](Way way) { return std::min(costs_[way][0], costs_[way][1]); };
-  past_ = cost(kPast) > 0.0 && cost(kCached) > kPays * cost(kPast);
+  past_ = timed_ == kPast;
+  if (timed_ == kUntimed) past_ = learned.cost(kPast) > 0.0 && learned.cost(kCached) > kPays * learned.cost(kPast);
 }
 
 void SlotStores::Copy(void* to, const void* from, size_t bytes) {
@@ -30,14 +27,10 @@ void SlotStores::Copy(void* to, const void* from, size_t bytes) {
   }
   if (way != kUntimed) {
     timed_ = kUntimed;
-    Took(way, SecondsSince(start) * 1e9 / static_cast<double>(bytes));
+    auto& costs = learned_[size_class_].costs[static_cast<size_t>(way)];
+    costs[1] = costs[0];
+    costs[0] = SecondsSince(start) * 1e9 / static_cast<double>(bytes);
   }
-}
-
-void SlotStores::Took(int way, double nanoseconds_per_byte) {
-  auto& costs = costs_[static_cast<size_t>(way)];
-  costs[1] = costs[0];
-  costs[0] = nanoseconds_per_byte;
 }
 
 }  // namespace spark_estimator

@@ -2,6 +2,7 @@
 #ifndef SPARK_ESTIMATOR_TRANSPORT_SLOT_STORES_H_
 #define SPARK_ESTIMATOR_TRANSPORT_SLOT_STORES_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -16,12 +17,14 @@ namespace spark_estimator {
 // Each rank decides for itself; readers need not know.
 class SlotStores {
  public:
-  static constexpr uint32_t kPeriod = 512;      // of this many blocks one is stored each way to be timed
-  static constexpr size_t kTimedBytes = 4096;   // fewer say little about bandwidth
-  static constexpr double kPays = 2.5;          // the cached way takes this much longer before it is left
+  static constexpr uint32_t kPeriod = 512;     // of this many blocks one is stored each way to be timed
+  static constexpr size_t kTimedBytes = 4096;  // fewer say little about bandwidth
+  static constexpr size_t kLargeBytes =
+      16384;                            // from here on the processor runs ahead, and the ways compare differently
+  static constexpr double kPays = 2.5;  // the cached way takes this much longer before it is left
 
-  // Begins a block, that is, decides how the stores up to the next block go.
-  void BeginBlock();
+  // Begins a block of pieces of about so many bytes, that is, decides how the stores up to the next block go.
+  void BeginBlock(size_t piece_bytes);
 
   // Copies into a slot. What is copied may be read by others after a store that releases.
   void Copy(void* to, const void* from, size_t bytes);
@@ -30,16 +33,26 @@ class SlotStores {
   bool past_caches() const { return past_; }
 
  private:
-  enum Way { kCached, kPast, kWays };
+  enum Way {
+    kCached,
+    kPast,
+    kWays
+  };
   static constexpr int kUntimed = -1;
 
-  void Took(int way, double nanoseconds_per_byte);
+  // Of small pieces, or of large ones.
+  struct Learned {
+    uint32_t blocks = 0;
+    // Nanoseconds a byte: the last measurements, of which the lesser counts, since a rank may be pushed off its core.
+    std::array<std::array<double, 2>, kWays> costs{};
 
-  uint32_t blocks_ = 0;
+    double cost(Way way) const { return std::min(costs[way][0], costs[way][1]); }
+  };
+
+  std::array<Learned, 2> learned_{};
+  size_t size_class_ = 0;
   bool past_ = false;
   int timed_ = kUntimed;  // the way that the first copy of this block is to be timed on
-  // Nanoseconds a byte: the last measurements, of which the lesser counts, since a rank may be pushed off its core.
-  std::array<std::array<double, 2>, kWays> costs_{};
 };
 
 }  // namespace spark_estimator
