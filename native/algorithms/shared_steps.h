@@ -40,7 +40,7 @@ inline size_t ChunkBytes(const SharedGroup& group, size_t share, size_t largest)
   constexpr size_t kLeast = size_t{16} << 10;
   // Several blocks, so that copying in, reducing and copying out overlap between the ranks; but when the ranks take
   // turns on the cores nothing overlaps, and each hand-off costs a switch.
-  const size_t blocks = group.waiting.crowded() ? 1 : 4;
+  const size_t blocks = group.waiting.crowded() ? 1 : 2;
   const size_t wanted = std::max(share / blocks, std::min(share, kLeast));
   return std::min((wanted + 63) / 64 * 64, largest);
 }

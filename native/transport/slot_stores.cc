@@ -14,7 +14,11 @@ void SlotStores::BeginBlock(size_t piece_bytes) {
   // Twice in a row each way at the start of a period, as the lesser of two counts.
   timed_ = turn < 2 ? kCached : turn < 4 ? kPast : kUntimed;
   past_ = timed_ == kPast;
-  if (timed_ == kUntimed) past_ = learned.cost(kPast) > 0.0 && learned.cost(kCached) > kPays * learned.cost(kPast);
+  if (timed_ != kUntimed) return;
+  past_ = learned.cost(kPast) > 0.0 && learned.cost(kCached) > kPays * learned.cost(kPast);
+  // The host of a virtual machine moves its cores without a word: what it costs to look is nothing beside a large
+  // piece.
+  if (!past_ && size_class_ == 1) timed_ = kCached;
 }
 
 void SlotStores::Copy(void* to, const void* from, size_t bytes) {
