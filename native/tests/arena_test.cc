@@ -102,7 +102,7 @@ void StoresArriveEitherWay() {
   for (uint32_t block = 0; block < 3 * SlotStores::kPeriod; ++block) {
     const size_t bytes = block % 2 == 0 ? 5000 : from.size();
     std::fill(from.begin(), from.end(), static_cast<uint8_t>(block));
-    stores.BeginBlock(bytes);
+    stores.BeginBlock(bytes, block % 3 == 0);
     stores.Copy(to.data(), from.data(), bytes);
     CHECK(std::equal(from.begin(), from.begin() + static_cast<ptrdiff_t>(bytes), to.begin()));
   }

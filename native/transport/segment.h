@@ -17,24 +17,24 @@ namespace spark_estimator {
 
 // How a segment is divided; a pure function of the number of ranks of the host, so that all of them agree.
 struct SegmentLayout {
-  static constexpr size_t kSlots = 4;          // in flight between a writer and its readers; at least 3, see allreduce
+  static constexpr size_t kSlots = 4;  // in flight between a writer and its readers; at least 3, see allreduce
   // Slots move on through their ring, so that a line is written again only when it has left its readers' own caches:
   // taking it back from there costs several times as much.
   static constexpr size_t kLeastRingBytes = size_t{2} << 20;
-  static constexpr size_t kSmallBytes = 8192;  // largest vector that goes in one shot
+  static constexpr size_t kSmallBytes = 8192;                          // largest vector that goes in one shot
   static constexpr size_t kProposalBytes = 2048;                       // what a rank says of itself in a round, and
   static constexpr size_t kRoundBytes = kProposalBytes + kSmallBytes;  // one small vector that it brings along
 
   explicit SegmentLayout(int local_size);
 
-  size_t chunk_bytes;    // one owner's share of one block
-  size_t input_offset;   // the ring of input slots, of up to local_size * chunk_bytes: what is offered to the others
+  size_t chunk_bytes;   // one owner's share of one block
+  size_t input_offset;  // the ring of input slots, of up to local_size * chunk_bytes: what is offered to the others
   size_t input_ring_bytes;
   size_t output_offset;  // the ring of output slots, of up to chunk_bytes: what this rank has reduced
   size_t output_ring_bytes;
-  size_t small_offset;   // two small slots of kSmallBytes, used in turn
-  size_t round_offset;   // two round slots of kRoundBytes, used in turn
-  size_t arena_offset;   // what follows, to the end of the file, is the arena
+  size_t small_offset;  // two small slots of kSmallBytes, used in turn
+  size_t round_offset;  // two round slots of kRoundBytes, used in turn
+  size_t arena_offset;  // what follows, to the end of the file, is the arena
 };
 
 class Segment {

@@ -24,6 +24,10 @@ class SlotRing {
     offsets_[number % SegmentLayout::kSlots] = next_;
     next_ += bytes;
   }
+  // The same few places again and again, each large enough for any slot.
+  void PlaceAgain(uint32_t number, size_t largest_bytes) {
+    offsets_[number % SegmentLayout::kSlots] = number % SegmentLayout::kSlots * largest_bytes;
+  }
   size_t offset(uint32_t number) const { return offsets_[number % SegmentLayout::kSlots]; }
 
  private:
@@ -53,9 +57,14 @@ struct SharedGroup {
   // Begins block `number`, whose slots have that many bytes on every rank and are written in pieces of about
   // `piece_bytes`; in the order of the blocks.
   void PlaceBlock(uint32_t number, size_t input_bytes, size_t output_bytes, size_t piece_bytes) {
-    input_slots.Place(number, input_bytes, mine().input_ring_bytes());
-    output_slots.Place(number, output_bytes, mine().output_ring_bytes());
-    stores.BeginBlock(piece_bytes);
+    if (waiting.crowded()) {  // who takes turns on a core shares its caches, and the less they touch the better
+      input_slots.PlaceAgain(number, mine().input_slot_bytes());
+      output_slots.PlaceAgain(number, mine().chunk_bytes());
+    } else {
+      input_slots.Place(number, input_bytes, mine().input_ring_bytes());
+      output_slots.Place(number, output_bytes, mine().output_ring_bytes());
+    }
+    stores.BeginBlock(piece_bytes, waiting.crowded());
   }
   uint8_t* InputSlot(int peer, uint32_t number) { return of(peer).input_ring() + input_slots.offset(number); }
   uint8_t* OutputSlot(int peer, uint32_t number) { return of(peer).output_ring() + output_slots.offset(number); }

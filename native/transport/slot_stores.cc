@@ -7,7 +7,7 @@
 
 namespace spark_estimator {
 
-void SlotStores::BeginBlock(size_t piece_bytes) {
+void SlotStores::BeginBlock(size_t piece_bytes, bool cores_shared) {
   size_class_ = piece_bytes >= kLargeBytes ? 1 : 0;
   Learned& learned = learned_[size_class_];
   const uint32_t turn = learned.blocks++ % kPeriod;
@@ -15,7 +15,8 @@ void SlotStores::BeginBlock(size_t piece_bytes) {
   timed_ = turn < 2 ? kCached : turn < 4 ? kPast : kUntimed;
   past_ = timed_ == kPast;
   if (timed_ != kUntimed) return;
-  past_ = learned.cost(kPast) > 0.0 && learned.cost(kCached) > kPays * learned.cost(kPast);
+  past_ =
+      learned.cost(kPast) > 0.0 && learned.cost(kCached) > (cores_shared ? kPaysShared : kPays) * learned.cost(kPast);
   // The host of a virtual machine moves its cores without a word: what it costs to look is nothing beside a large
   // piece.
   if (!past_ && size_class_ == 1) timed_ = kCached;

@@ -20,11 +20,13 @@ class SlotStores {
   static constexpr uint32_t kPeriod = 512;     // of this many blocks one is stored each way to be timed
   static constexpr size_t kTimedBytes = 4096;  // fewer say little about bandwidth
   static constexpr size_t kLargeBytes =
-      16384;                            // from here on the processor runs ahead, and the ways compare differently
-  static constexpr double kPays = 2.5;  // the cached way takes this much longer before it is left
+      16384;  // from here on the processor runs ahead, and the ways compare differently
+  // How much longer the cached way takes before it is left; more where ranks share cores, and so caches.
+  static constexpr double kPays = 2.5;
+  static constexpr double kPaysShared = 4.0;
 
   // Begins a block of pieces of about so many bytes, that is, decides how the stores up to the next block go.
-  void BeginBlock(size_t piece_bytes);
+  void BeginBlock(size_t piece_bytes, bool cores_shared);
 
   // Copies into a slot. What is copied may be read by others after a store that releases.
   void Copy(void* to, const void* from, size_t bytes);
