@@ -142,6 +142,8 @@ Status ReadSignature(const se_request* request, int size, Signature* signature) 
                    std::to_string(signature->name.size()));
   }
   const std::string label = "request '" + signature->name + "': ";
+  if (request->unnamed != 0 && request->unnamed != 1) return Invalid(label + "unnamed must be 0 or 1");
+  if (request->unnamed != 0) signature->number = 0;
   const int32_t op = request->op;
   if (op < SE_ALLREDUCE || op > SE_JOIN) return Invalid(label + "unknown op code " + std::to_string(op));
   const bool reduces = op == SE_ALLREDUCE || op == SE_REDUCESCATTER;

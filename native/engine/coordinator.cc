@@ -98,7 +98,12 @@ std::string Coordinator::Differences(const Meeting& meeting,
 
 void Coordinator::Add(int rank, Signature request, Time now) {
   if (request.op == SE_JOIN) return Join(rank, request.name);
-  const std::string name = request.name;
+  if (request.unnamed()) {
+    // Its rank is told that it has failed; nobody will ask for this number again.
+    const auto given_up = given_up_.find(request.name);
+    if (given_up != given_up_.end() && request.number <= given_up->second) return;
+  }
+  const std::string name = FullName(request);
   auto [entry, added] = waiting_.try_emplace(name);
   Meeting& meeting = entry->second;
   if (added) {
@@ -255,14 +260,15 @@ std::vector<Response> Coordinator::TakeReady() {
     const int64_t bytes = ready.request.Bytes();
     if (ready.error.empty() && open != nullptr && CanFuse(*open, ready.request) &&
         open_bytes + bytes <= fusion_threshold_bytes_) {
-      responses.back().names.push_back(ready.request.name);
+      responses.back().names.push_back(FullName(ready.request));
       if (!joined_.empty()) responses.back().signatures.push_back(ready.request);
       open_bytes += bytes;
       continue;
     }
     Response response;
     response.kind = ready.error.empty() ? Response::Kind::kRun : Response::Kind::kFail;
-    response.names = {ready.request.name};
+    response.names = {FullName(ready.request)};
+    if (!ready.error.empty()) response.number = ready.request.number;
     response.text = ready.error;
     response.rows = ready.rows;
     if (!joined_.empty() && ready.error.empty()) response.signatures = {ready.request};
@@ -278,6 +284,7 @@ std::vector<Response> Coordinator::TakeReady() {
     responses.push_back(std::move(response));
     joined_.clear();
     all_joined_ = false;
+    given_up_.clear();  // unnamed requests are counted anew
   }
   return responses;
 }
@@ -328,6 +335,10 @@ void Coordinator::FailStalled(double age_seconds, Time now) {
         Stall{name, OpName(ready.request.op), Seconds(now - meeting.first_asked).count(), missing, Global(missing)}
             .Describe() +
         "; given up (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)";
+    if (ready.request.unnamed()) {
+      int64_t& through = given_up_.try_emplace(ready.request.name, ready.request.number).first->second;
+      through = std::max(through, ready.request.number);
+    }
     ready_.push_back(std::move(ready));
     waiting_.erase(name);
   }

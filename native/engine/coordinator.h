@@ -22,7 +22,7 @@ namespace spark_estimator {
 
 // A name that some ranks have asked for and others have not, for too long.
 struct Stall {
-  std::string name;
+  std::string name;  // in full
   std::string op;
   double waited_seconds;
   std::vector<int> missing_ranks;  // in the group
@@ -73,7 +73,8 @@ class Coordinator {
   const std::vector<int> global_ranks_;
   int64_t fusion_threshold_bytes_;
   uint64_t next_order_ = 0;
-  std::unordered_map<std::string, Meeting> waiting_;
+  std::unordered_map<std::string, Meeting> waiting_;  // by full name
+  std::unordered_map<std::string, int64_t> given_up_;  // by kind: unnamed requests up to this number
   std::map<int, std::string> joined_;  // rank: the name of its join
   int last_joined_ = -1;
   bool all_joined_ = false;

@@ -52,9 +52,10 @@ Engine::~Engine() { Shutdown(); }
 
 Status Engine::Enqueue(const RequestPtr& request, bool wants_handle) {
   const Signature& signature = *request->signature;
-  if (stopping_) return Status(SE_SHUT_DOWN, LabelOf(signature) + " was submitted after shutdown");
-  if (!broken_.ok()) return broken_.Within(LabelOf(signature) + " failed");
-  if (IsInFlight(*request)) {
+  if (signature.unnamed()) Count(*request);
+  if (stopping_) return Status(SE_SHUT_DOWN, LabelOf(*request) + " was submitted after shutdown");
+  if (!broken_.ok()) return broken_.Within(LabelOf(*request) + " failed");
+  if (request->unnamed == nullptr && IsInFlight(*request)) {
     return Status(SE_DUPLICATE_NAME, "a request named '" + signature.name +
                                          "' is still in flight on this rank; wait for it first, or use another name");
   }
@@ -63,9 +64,24 @@ Status Engine::Enqueue(const RequestPtr& request, bool wants_handle) {
     handles_[request->handle] = request;
   }
   request->submitted = Clock::now();
-  submitted_.push_back(request);
+  request->order = next_order_++;
   Increase(counters_.requests);
+  if (request->unnamed != nullptr && request->number <= request->unnamed->failed_through) {
+    request->outcome = Status(SE_MISMATCH, request->unnamed->failure + " (request '" + FullName(*request) + "')");
+    request->done = true;
+    return Status::Ok();
+  }
+  submitted_.push_back(request);
   return Status::Ok();
+}
+
+// Gives a request without a name its number.
+void Engine::Count(Request& request) {
+  Plan* plan = request.plan;
+  request.unnamed = plan != nullptr ? plan->unnamed : nullptr;
+  if (request.unnamed == nullptr) request.unnamed = &unnamed_[request.signature->name];
+  if (plan != nullptr) plan->unnamed = request.unnamed;
+  request.number = request.unnamed->next++;
 }
 
 // Whether another request of that name is on its way; if not, this one is from now on.
@@ -132,6 +148,7 @@ RequestPtr Engine::RequestOf(Plan& plan, const void* const* inputs, void* const*
   request.outcome = Status::Ok();
   request.done = false;
   request.deferred = deferred;
+  request.had_to_queue = false;
   request.plan = &plan;
   return plan.request;
 }
@@ -208,7 +225,12 @@ bool Engine::WorksAlone() const {
   if (num_pending_ids_ == 0) return true;
   if (nudged_) return false;
   bool all_deferred = true;
-  pending_ids_.ForEach([&](int32_t id) { all_deferred &= by_id_[static_cast<size_t>(id)]->deferred; });
+  pending_ids_.ForEach([&](int32_t id) {
+    const Request& request = *by_id_[static_cast<size_t>(id)];
+    all_deferred &= request.deferred;
+    if (request.unnamed == nullptr) return;
+    for (const RequestPtr& younger : request.unnamed->younger) all_deferred &= younger->deferred;
+  });
   return all_deferred;
 }
 

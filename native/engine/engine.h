@@ -91,6 +91,7 @@ struct Plan {
   int64_t bytes = 0;
   std::vector<int64_t> output_bytes;  // [parts], room at the outputs of an allgather or alltoall
   RequestPtr request;                 // the last one, used again when nobody else holds it
+  Unnamed* unnamed = nullptr;         // once it has been submitted
   int32_t cache_id = -1;
   uint64_t cache_generation = 0;  // of the cache when cache_id was looked up
 };
@@ -153,6 +154,7 @@ class Engine : private Liveness {
   // --- callers, holding the lock
   Status Enqueue(const RequestPtr& request, bool wants_handle);
   bool IsInFlight(const Request& request);
+  void Count(Request& request);
   RequestPtr RequestOf(Plan& plan, const void* const* inputs, void* const* outputs, bool deferred);
   Status WaitFor(Lock& lock, const RequestPtr& request, Time deadline);
   bool TakeDriving(Lock& lock);
@@ -161,6 +163,8 @@ class Engine : private Liveness {
 
   // --- whoever drives
   void Classify(std::vector<RequestPtr>& submitted);
+  void MakeReady(RequestPtr request);
+  std::vector<RequestPtr> TakePending();
   // Goes on by rounds until `until` is done (null: until nothing is pending) or the deadline has passed.
   Status DriveRounds(const Request* until, Time deadline);
   Time NextLook() const;
@@ -195,6 +199,8 @@ class Engine : private Liveness {
   Status Agree();
   Status Obey(const Response& response);
   Status RunResponse(const Response& response);
+  void FailBeforeSubmission(const Response& response);
+  void CountAnew();
   void Resume(uint32_t position);
   void ReportStalls();
   void Ask(int rank, const std::string& about);
@@ -254,7 +260,9 @@ class Engine : private Liveness {
   std::unordered_map<int64_t, RequestPtr> handles_;
   std::unordered_map<std::string_view, const Request*> in_flight_;  // the names lie in the signatures
   std::vector<const Request*> plans_in_flight_;
+  std::unordered_map<std::string, Unnamed> unnamed_;  // by kind
   int64_t next_handle_ = 1;
+  uint64_t next_order_ = 0;
   Status broken_;  // not OK: why nothing can be submitted any more
   std::condition_variable asked_;
   std::deque<int64_t> questions_;  // for this process
@@ -300,11 +308,12 @@ class Engine : private Liveness {
   bool told_of_long_wait_ = false;
   bool slow_for_certain_ = false;          // some rank leaves the rounds at the position of this epoch that comes
   std::optional<Place> asked_to_go_slow_;  // by the coordinator
-  std::vector<RequestPtr> by_id_;          // [cache capacity] pending requests whose agreement is remembered
+  // [cache capacity] pending requests whose agreement is remembered; of those without a name the oldest of each kind.
+  std::vector<RequestPtr> by_id_;
   IdSet pending_ids_;
   int num_pending_ids_ = 0;
   std::vector<RequestPtr> unknown_;                              // pending requests that the cache does not know
-  std::unordered_map<std::string_view, RequestPtr> negotiated_;  // what the coordinator has been told of, or will be
+  std::unordered_map<std::string, RequestPtr> negotiated_;  // by full name, what the coordinator was or will be told of
   RequestPtr join_;
   std::deque<Response> agreed_;
   std::vector<bool> left_rounds_;  // [size], on rank 0: who has been heard since the rounds ended
@@ -325,7 +334,9 @@ class Engine : private Liveness {
 };
 
 // "allreduce 'x'".
-std::string LabelOf(const Signature& signature);
+std::string LabelOf(const Signature& signature, int64_t number);
+inline std::string LabelOf(const Request& request) { return LabelOf(*request.signature, request.number); }
+inline std::string FullName(const Request& request) { return FullName(request.signature->name, request.number); }
 
 }  // namespace spark_estimator
 

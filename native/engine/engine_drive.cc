@@ -1,5 +1,6 @@
 // Going on by rounds: what all ranks are ready to run is run, in the thread of whoever waits for it.
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <utility>
 
@@ -15,6 +16,32 @@ namespace {
 constexpr Seconds kLook{0.05};
 
 bool InlineOp(int32_t op) { return op == SE_ALLREDUCE || op == SE_BROADCAST || op == SE_ALLGATHER || op == SE_BARRIER; }
+
+// A request's full name, made without an allocation where it is as short as usual.
+class RecordedName {
+ public:
+  explicit RecordedName(const Request& request) : text_(request.signature->name) {
+    if (request.number == Signature::kNamed) return;
+    if (text_.size() + kDigits > sizeof(short_)) {
+      long_ = FullName(request);
+      text_ = long_;
+      return;
+    }
+    char* at = std::copy(text_.begin(), text_.end(), short_);
+    *at++ = '.';
+    at = std::to_chars(at, short_ + sizeof(short_), request.number).ptr;
+    text_ = std::string_view(short_, static_cast<size_t>(at - short_));
+  }
+  RecordedName(const RecordedName&) = delete;
+  RecordedName& operator=(const RecordedName&) = delete;
+  std::string_view text() const { return text_; }
+
+ private:
+  static constexpr size_t kDigits = 20;
+  std::string_view text_;
+  std::string long_;
+  char short_[64];
+};
 
 int32_t FirstOf(const IdSet& ids) {
   int32_t first = -1;
@@ -45,17 +72,52 @@ void Engine::Classify(std::vector<RequestPtr>& submitted) {
     }
     Increase(counters_.cache_hits);
     request->cache_id = entry->id;
-    pending_ids_.Add(entry->id);
-    num_pending_ids_ += 1;
-    by_id_[static_cast<size_t>(entry->id)] = std::move(request);
+    if (Unnamed* kind = request->unnamed; kind != nullptr && kind->is_proposed) {
+      request->had_to_queue = true;
+      kind->younger.push_back(std::move(request));
+      continue;
+    }
+    MakeReady(std::move(request));
   }
   submitted.clear();
+}
+
+// From now on this rank proposes it.
+void Engine::MakeReady(RequestPtr request) {
+  const int32_t id = request->cache_id;
+  if (request->unnamed != nullptr) request->unnamed->is_proposed = true;
+  pending_ids_.Add(id);
+  num_pending_ids_ += 1;
+  by_id_[static_cast<size_t>(id)] = std::move(request);
 }
 
 void Engine::Forget(int32_t id) {
   pending_ids_.Remove(id);
   num_pending_ids_ -= 1;
-  by_id_[static_cast<size_t>(id)].reset();
+  Unnamed* kind = std::exchange(by_id_[static_cast<size_t>(id)], nullptr)->unnamed;
+  if (kind == nullptr) return;
+  kind->is_proposed = false;
+  if (kind->younger.empty()) return;
+  RequestPtr next = std::move(kind->younger.front());
+  kind->younger.pop_front();
+  MakeReady(std::move(next));
+}
+
+// All that the rounds would have gone on with.
+std::vector<RequestPtr> Engine::TakePending() {
+  std::vector<RequestPtr> pending;
+  pending_ids_.ForEach([&](int32_t id) {
+    RequestPtr request = std::exchange(by_id_[static_cast<size_t>(id)], nullptr);
+    Unnamed* kind = request->unnamed;
+    pending.push_back(std::move(request));
+    if (kind == nullptr) return;
+    for (RequestPtr& younger : std::exchange(kind->younger, {})) pending.push_back(std::move(younger));
+    kind->is_proposed = false;
+  });
+  pending_ids_.Clear();
+  num_pending_ids_ = 0;
+  for (RequestPtr& request : std::exchange(unknown_, {})) pending.push_back(std::move(request));
+  return pending;
 }
 
 bool Engine::RoundsEndHere() const {
@@ -130,7 +192,7 @@ void Engine::PostProposal() {
   rounds_->Post(place_, proposal, data_bytes, [&](uint8_t* place) { WriteInline(*request, place); }, arena_offset);
   posted_ = true;
   // Reading the clock takes as long as a hand-off; the time of the last submission is at hand.
-  posted_at_ = request != nullptr ? request->submitted : Clock::now();
+  posted_at_ = request != nullptr && !request->had_to_queue ? request->submitted : Clock::now();
   nudged_peers_ = false;
   told_of_long_wait_ = false;
 }
@@ -252,7 +314,7 @@ Status Engine::CheckBrought(const Request& request) {
     if (rounds_->data_bytes_of(rank) == agreed) continue;
     lost_rank_ = rank;
     return Status(SE_PEER_LOST, NameOf(rank) + " brought along " + std::to_string(rounds_->data_bytes_of(rank)) +
-                                    " bytes of " + LabelOf(*request.signature) + ", where " + std::to_string(agreed) +
+                                    " bytes of " + LabelOf(request) + ", where " + std::to_string(agreed) +
                                     " were agreed on");
   }
   return Status::Ok();
@@ -311,14 +373,14 @@ Status Engine::ExecuteSet(const IdSet& agreed) {
   };
   for (const int32_t id : ids) {
     const RequestPtr request = by_id_[static_cast<size_t>(id)];
-    cache_->Touch(id);
-    Forget(id);
     const bool fits = !batch.empty() && CanFuse(*batch[0]->signature, *request->signature) &&
                       batch_bytes + request->bytes <= parameters_.fusion_threshold_bytes;
     if (!fits) {
       SE_RETURN_IF_ERROR(flush());
       batch_bytes = 0;
     }
+    cache_->Touch(id);
+    Forget(id);
     batch.push_back(request);
     batch_bytes += request->bytes;
   }
@@ -328,9 +390,10 @@ Status Engine::ExecuteSet(const IdSet& agreed) {
 void Engine::Note(const Request& request, int num_requests, const char* algorithm, Time started, Time finished,
                   int32_t status, bool fast) {
   const Signature& signature = *request.signature;
+  const RecordedName name(request);
   OpRecord record;
   record.sequence = executed_;
-  record.name = signature.name;
+  record.name = name.text();
   record.num_requests = num_requests;
   record.op = signature.op;
   record.dtype = signature.parts.empty() ? SE_UINT8 : signature.parts[0].dtype;
@@ -378,10 +441,12 @@ void Engine::Complete(const std::vector<RequestPtr>& requests, const Status& out
 }
 
 void Engine::CompleteLocked(Request& request, const Status& outcome) {
-  if (request.plan == nullptr) {
-    in_flight_.erase(request.signature->name);
-  } else {
-    std::erase(plans_in_flight_, &request);
+  if (!request.signature->unnamed()) {
+    if (request.plan == nullptr) {
+      in_flight_.erase(request.signature->name);
+    } else {
+      std::erase(plans_in_flight_, &request);
+    }
   }
   request.outcome = outcome;
   request.done = true;
@@ -410,14 +475,8 @@ void Engine::LeaveRounds() {
   posted_ = false;
   slow_for_certain_ = false;
   asked_to_go_slow_.reset();
-  std::vector<RequestPtr> pending;
-  pending_ids_.ForEach([&](int32_t id) { pending.push_back(std::move(by_id_[static_cast<size_t>(id)])); });
-  pending_ids_.Clear();
-  num_pending_ids_ = 0;
-  for (RequestPtr& request : unknown_) pending.push_back(std::move(request));
-  unknown_.clear();
-  std::sort(pending.begin(), pending.end(),
-            [](const RequestPtr& a, const RequestPtr& b) { return a->submitted < b->submitted; });
+  std::vector<RequestPtr> pending = TakePending();
+  std::ranges::sort(pending, {}, &Request::order);
   SendRequests(pending);
   if (coordinator_) left_rounds_[static_cast<size_t>(config_.rank)] = true;
   Wake();

@@ -28,7 +28,9 @@ constexpr int kYields = 8;
 
 }  // namespace
 
-std::string LabelOf(const Signature& signature) { return OpName(signature.op) + " '" + signature.name + "'"; }
+std::string LabelOf(const Signature& signature, int64_t number) {
+  return OpName(signature.op) + " '" + FullName(signature.name, number) + "'";
+}
 
 std::string Engine::NameOf(int rank) const {
   const Peer& peer = peers_[static_cast<size_t>(rank)];

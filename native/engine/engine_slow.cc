@@ -59,13 +59,18 @@ void Engine::SendRequests(const std::vector<RequestPtr>& requests) {
   for (const RequestPtr& request : requests) {
     if (request->signature->op == SE_JOIN) {
       join_ = request;
-    } else {
-      negotiated_.emplace(request->signature->name, request);
+    } else if (!negotiated_.emplace(FullName(*request), request).second) {
+      // Counted anew since a join, while an older one of that number is still on its way: its turn comes after that.
+      Lock lock(mutex_);
+      submitted_.push_back(request);
+      continue;
     }
+    Signature signature = *request->signature;
+    signature.number = request->number;
     if (coordinator_) {
-      coordinator_->Add(config_.rank, *request->signature, Clock::now());
+      coordinator_->Add(config_.rank, std::move(signature), Clock::now());
     } else {
-      message.signatures.push_back(*request->signature);
+      message.signatures.push_back(std::move(signature));
     }
   }
   if (!coordinator_) peers_[0].control->Send(FrameType::kRequests, Encode(message));
@@ -106,9 +111,13 @@ Status Engine::Obey(const Response& response) {
       return RunResponse(response);
     case Response::Kind::kFail: {
       for (const std::string& name : response.names) {
-        cache_->Erase(name);
+        // What was agreed on for requests without a name is not about this one alone.
+        if (response.number == Signature::kNamed) cache_->Erase(name);
         const auto entry = negotiated_.find(name);
-        if (entry == negotiated_.end()) continue;
+        if (entry == negotiated_.end()) {
+          if (response.number != Signature::kNamed) FailBeforeSubmission(response);
+          continue;
+        }
         const RequestPtr request = entry->second;
         negotiated_.erase(entry);
         const Time now = Clock::now();
@@ -121,6 +130,7 @@ Status Engine::Obey(const Response& response) {
     }
     case Response::Kind::kJoined:
       executed_ += 1;
+      CountAnew();
       if (join_) {
         join_->last_joined = response.last_joined;
         Complete({std::exchange(join_, nullptr)}, Status::Ok());
@@ -135,6 +145,34 @@ Status Engine::Obey(const Response& response) {
       return Status::Ok();
   }
   return Status(SE_INTERNAL, "the coordinator sent a response of an unknown kind");
+}
+
+// The others have given up waiting for this rank, which has not yet come to its request of that number: when it does,
+// that one has failed as well, and the next ones meet again.
+void Engine::FailBeforeSubmission(const Response& response) {
+  Lock lock(mutex_);
+  Unnamed& kind = unnamed_[response.KindOfUnnamed()];
+  if (response.number >= kind.next) {
+    kind.failed_through = std::max(kind.failed_through, response.number);
+    kind.failure = response.text;
+    return;
+  }
+  const auto just_submitted = std::ranges::find_if(submitted_, [&](const RequestPtr& request) {
+    return request->unnamed == &kind && request->number == response.number;
+  });
+  if (just_submitted == submitted_.end()) return;
+  const RequestPtr request = *just_submitted;
+  submitted_.erase(just_submitted);
+  CompleteLocked(*request, Status(SE_MISMATCH, response.text + " (request '" + FullName(*request) + "')"));
+}
+
+// When all have joined, the ranks may have submitted different numbers of requests without a name.
+void Engine::CountAnew() {
+  Lock lock(mutex_);
+  for (auto& [name, kind] : unnamed_) {
+    kind.next = 0;
+    kind.failed_through = -1;
+  }
 }
 
 Status Engine::RunResponse(const Response& response) {
@@ -155,6 +193,7 @@ Status Engine::RunResponse(const Response& response) {
     // This rank has joined: it takes part with zeros.
     auto request = std::make_shared<Request>();
     request->signature = std::make_shared<const Signature>(response.signatures[i]);
+    request->number = response.signatures[i].number;
     request->bytes = request->signature->Bytes();
     for (const Part& part : request->signature->parts) {
       zeros.emplace_back(std::calloc(static_cast<size_t>(part.Bytes()) + 1, 1));
@@ -170,7 +209,7 @@ Status Engine::RunResponse(const Response& response) {
     for (const RequestPtr& request : requests) unknown_.push_back(request);
     lost_rank_ = 0;
     return Status(SE_PEER_LOST,
-                  NameOf(0) + " sent a response for " + LabelOf(*requests[0]->signature) + " with rows that cannot be");
+                  NameOf(0) + " sent a response for " + LabelOf(*requests[0]) + " with rows that cannot be");
   }
   const Time now = Clock::now();
   for (const RequestPtr& request : requests) request->agreed = now;
@@ -192,6 +231,7 @@ void Engine::Resume(uint32_t position) {
   for (auto& [name, request] : negotiated_) pending.push_back(std::move(request));
   negotiated_.clear();
   if (join_) pending.push_back(std::exchange(join_, nullptr));
+  std::ranges::sort(pending, {}, &Request::order);
   fast_ = true;
   for (auto& [rank, requests] : std::exchange(early_requests_, {})) TakeRequests(rank, std::move(requests));
   Lock lock(mutex_);
@@ -217,7 +257,7 @@ void Engine::Tune(const std::vector<RequestPtr>& requests) {
   if (!autotune_ || autotune_->settled()) return;
   const Time now = Clock::now();
   for (const RequestPtr& request : requests) {
-    const std::optional<Parameters> next = autotune_->Executed(request->signature->name, request->bytes, now);
+    const std::optional<Parameters> next = autotune_->Executed(FullName(*request), request->bytes, now);
     if (!next) continue;
     next_parameters_ = next;
     slow_for_certain_ = true;  // all ranks change over at the same place

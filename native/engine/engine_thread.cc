@@ -121,20 +121,14 @@ void Engine::Break(const Status& error) {
   broken_ = why;
   is_broken_ = true;
   std::vector<RequestPtr> pending = std::exchange(submitted_, {});
-  for (RequestPtr& request : by_id_) {
-    if (request) pending.push_back(std::move(request));
-  }
-  for (RequestPtr& request : unknown_) pending.push_back(std::move(request));
+  for (RequestPtr& request : TakePending()) pending.push_back(std::move(request));
   for (auto& [name, request] : negotiated_) pending.push_back(std::move(request));
   if (join_) pending.push_back(std::exchange(join_, nullptr));
-  unknown_.clear();
   negotiated_.clear();
-  pending_ids_.Clear();
-  num_pending_ids_ = 0;
   const Time now = Clock::now();
   for (const RequestPtr& request : pending) {
     Note(*request, 1, "", now, now, why.code(), false);
-    CompleteLocked(*request, why.Within(LabelOf(*request->signature) + " failed"));
+    CompleteLocked(*request, why.Within(LabelOf(*request) + " failed"));
   }
   changed_.notify_all();
   lock.unlock();

@@ -19,6 +19,7 @@ uint32_t Count(ByteReader& reader, size_t bytes) {
 
 void Write(ByteWriter& writer, const Signature& signature) {
   writer.Text(signature.name);
+  writer.Number(signature.number);
   writer.Number(signature.op);
   writer.Number(signature.reduce_op);
   writer.Number(signature.root_rank);
@@ -35,6 +36,7 @@ void Write(ByteWriter& writer, const Signature& signature) {
 Signature ReadSignature(ByteReader& reader, size_t bytes) {
   Signature signature;
   signature.name = reader.Text();
+  signature.number = reader.Number<int64_t>();
   signature.op = reader.Number<int32_t>();
   signature.reduce_op = reader.Number<int32_t>();
   signature.root_rank = reader.Number<int32_t>();
@@ -73,6 +75,15 @@ int64_t Part::Elements() const {
 
 int64_t Part::Bytes() const { return Elements() * static_cast<int64_t>(DtypeBytes(dtype)); }
 
+std::string FullName(const std::string& name, int64_t number) {
+  return number == Signature::kNamed ? name : name + "." + std::to_string(number);
+}
+
+std::string Response::KindOfUnnamed() const {
+  const size_t end = FullName("", number).size();
+  return names[0].substr(0, names[0].size() - end);
+}
+
 int64_t Signature::Bytes() const {
   int64_t bytes = 0;
   for (const Part& part : parts) bytes += part.Bytes();
@@ -102,6 +113,7 @@ std::string Encode(const std::vector<Response>& responses) {
     writer.Number(static_cast<uint8_t>(response.kind));
     writer.Number(static_cast<uint32_t>(response.names.size()));
     for (const std::string& name : response.names) writer.Text(name);
+    writer.Number(response.number);
     writer.Text(response.text);
     writer.Numbers(response.rows);
     Write(writer, response.signatures);
@@ -122,6 +134,7 @@ bool Decode(std::string_view bytes, std::vector<Response>* responses) {
     response.kind = static_cast<Response::Kind>(kind);
     const uint32_t names = Count(reader, bytes.size());
     for (uint32_t n = 0; n < names && reader.ok(); ++n) response.names.push_back(reader.Text());
+    response.number = reader.Number<int64_t>();
     response.text = reader.Text();
     response.rows = reader.Numbers();
     response.signatures = ReadSignatures(reader, bytes.size());

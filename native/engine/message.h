@@ -21,7 +21,8 @@ struct Part {
 
 // Everything about a request that the ranks must agree on; no addresses.
 struct Signature {
-  std::string name;
+  std::string name;  // of an unnamed request: its kind
+  int64_t number = kNamed;  // of an unnamed request: which of its kind, once it is told to others
   int32_t op = 0;
   int32_t reduce_op = 0;
   int32_t root_rank = 0;
@@ -30,9 +31,16 @@ struct Signature {
   std::vector<Part> parts;
   std::vector<int64_t> splits;  // alltoall: [size], this rank's own
 
+  static constexpr int64_t kNamed = -1;
+
+  bool unnamed() const { return number != kNamed; }
   int64_t Bytes() const;  // of all parts
   bool operator==(const Signature&) const = default;
 };
+
+// What a request is called where all are told of it: its name, or its kind and its number.
+std::string FullName(const std::string& name, int64_t number);
+inline std::string FullName(const Signature& signature) { return FullName(signature.name, signature.number); }
 
 // The requests of a rank that wait for others, from the moment it cannot go on by rounds.
 struct Requests {
@@ -51,13 +59,16 @@ struct Response {
     kTune = 4,    // from here on use these parameters
   };
   Kind kind = Kind::kRun;
-  std::vector<std::string> names;  // several: allreduces to be fused
+  std::vector<std::string> names;  // in full; several: allreduces to be fused
+  int64_t number = Signature::kNamed;  // kFail: that of an unnamed request
   std::string text;                // kFail: why
   std::vector<int64_t> rows;  // allgather: [parts][size] first dimensions; alltoall: [size][size] splits, by sender
   std::vector<Signature> signatures;  // of `names`, when some rank has joined and must take part without a request
   int32_t last_joined = -1;
   uint32_t position = 0;
   std::vector<int64_t> parameters;  // kTune
+
+  std::string KindOfUnnamed() const;  // kFail: of whose name the number is the end
 };
 
 // A rank's first frame to each peer.

@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <deque>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/clock.h"
@@ -35,6 +37,7 @@ struct Gathered {
 };
 
 struct Plan;
+struct Unnamed;
 
 struct Request {
   int64_t handle = 0;  // 0: nobody has asked for one
@@ -43,7 +46,11 @@ struct Request {
   std::vector<TensorMemory> memory;  // [parts]
   int32_t cache_id = -1;             // once it is known to be cached
   Plan* plan = nullptr;              // of which it is the submission
+  Unnamed* unnamed = nullptr;        // its kind, when it has no name
+  int64_t number = Signature::kNamed;  // ... and which of them it is
+  uint64_t order = 0;                // of submission on this rank
   bool deferred = false;             // the next wait will see to it
+  bool had_to_queue = false;         // behind an older one of its kind
   Time submitted{};
   Time agreed{};
 
@@ -55,6 +62,19 @@ struct Request {
 };
 
 using RequestPtr = std::shared_ptr<Request>;
+
+// The requests of one kind that have no names. They meet by order: all ranks conclude them in the order of their
+// numbers, so the oldest one that is pending on a rank has the same number on all ranks.
+struct Unnamed {
+  // Guarded by the engine's lock.
+  int64_t next = 0;             // number of the next to be submitted
+  int64_t failed_through = -1;  // those up to it failed on all ranks, before this one submitted them
+  std::string failure;          // ... with these words
+
+  // Of whoever drives the engine.
+  bool is_proposed = false;        // the oldest one that is pending and cached
+  std::deque<RequestPtr> younger;  // in order
+};
 
 }  // namespace spark_estimator
 

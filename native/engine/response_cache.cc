@@ -1,14 +1,62 @@
 #include "engine/response_cache.h"
 
+#include <cmath>
+#include <limits>
 #include <utility>
 
+#include "base/bytes.h"
+#include "spark_estimator/engine.h"
+
 namespace spark_estimator {
+namespace {
+
+// All NaNs are told alike in a negotiation.
+double Canonical(double factor) { return std::isnan(factor) ? std::numeric_limits<double>::quiet_NaN() : factor; }
+
+void Write(ByteWriter& writer, const Signature& signature, size_t first_dim) {
+  writer.Text(signature.name);
+  writer.Number(signature.op);
+  writer.Number(signature.reduce_op);
+  writer.Number(signature.root_rank);
+  writer.Number(Canonical(signature.prescale));
+  writer.Number(Canonical(signature.postscale));
+  writer.Number(static_cast<uint32_t>(signature.parts.size()));
+  for (const Part& part : signature.parts) {
+    writer.Number(part.dtype);
+    writer.Number(static_cast<uint32_t>(part.dims.size()));
+    for (size_t i = first_dim; i < part.dims.size(); ++i) writer.Number(part.dims[i]);
+  }
+}
+
+// All that this rank says of a request.
+std::string OwnKey(const Signature& signature) {
+  ByteWriter writer;
+  Write(writer, signature, 0);
+  writer.Numbers(signature.splits);
+  return writer.Take();
+}
+
+// All that every rank knows of it.
+std::string AgreementKey(const Signature& signature, const std::vector<int64_t>& rows) {
+  const bool has_rows = signature.op == SE_ALLGATHER || signature.op == SE_ALLTOALL;
+  ByteWriter writer;
+  Write(writer, signature, has_rows ? 1 : 0);
+  writer.Numbers(rows);
+  return writer.Take();
+}
+
+}  // namespace
 
 ResponseCache::ResponseCache(size_t capacity) : slots_(capacity) {
   for (size_t id = 0; id < capacity; ++id) slots_[id].age = by_age_.insert(by_age_.end(), static_cast<int32_t>(id));
 }
 
 const ResponseCache::Entry* ResponseCache::Find(const Signature& signature) const {
+  if (slots_.empty()) return nullptr;
+  if (signature.unnamed()) {
+    const auto found = by_own_.find(OwnKey(signature));
+    return found == by_own_.end() ? nullptr : &slots_[static_cast<size_t>(found->second)].entry;
+  }
   const auto found = by_name_.find(signature.name);
   if (found == by_name_.end()) return nullptr;
   const Entry& entry = slots_[static_cast<size_t>(found->second)].entry;
@@ -24,13 +72,36 @@ const ResponseCache::Entry* ResponseCache::At(int32_t id) const {
 void ResponseCache::Insert(std::shared_ptr<const Signature> signature, std::vector<int64_t> rows) {
   if (slots_.empty()) return;
   ++generation_;
-  const auto found = by_name_.find(signature->name);
-  const int32_t id = found != by_name_.end() ? found->second : by_age_.front();
+  const bool unnamed = signature->unnamed();
+  std::string agreement = unnamed ? AgreementKey(*signature, rows) : "";
+  const Index& index = unnamed ? by_agreement_ : by_name_;
+  const auto found = index.find(unnamed ? agreement : signature->name);
+  const int32_t id = found != index.end() ? found->second : by_age_.front();
   Slot& slot = slots_[static_cast<size_t>(id)];
-  if (slot.entry.id >= 0) by_name_.erase(slot.entry.signature->name);
+  Clear(slot);
   slot.entry = Entry{id, std::move(signature), std::move(rows)};
-  by_name_.emplace(slot.entry.signature->name, id);
+  if (unnamed) {
+    slot.agreement = std::move(agreement);
+    by_agreement_.emplace(slot.agreement, id);
+    slot.own = OwnKey(*slot.entry.signature);
+    by_own_.erase(slot.own);  // its key may lie in another slot
+    by_own_.emplace(slot.own, id);
+  } else {
+    by_name_.emplace(slot.entry.signature->name, id);
+  }
   Touch(id);
+}
+
+void ResponseCache::Clear(Slot& slot) {
+  if (slot.entry.id < 0) return;
+  if (slot.entry.signature->unnamed()) {
+    by_agreement_.erase(slot.agreement);
+    const auto own = by_own_.find(slot.own);
+    if (own != by_own_.end() && own->second == slot.entry.id) by_own_.erase(own);
+  } else {
+    by_name_.erase(slot.entry.signature->name);
+  }
+  slot.entry = Entry{};
 }
 
 void ResponseCache::Erase(std::string_view name) {
@@ -39,8 +110,7 @@ void ResponseCache::Erase(std::string_view name) {
   ++generation_;
   Slot& slot = slots_[static_cast<size_t>(found->second)];
   by_age_.splice(by_age_.begin(), by_age_, slot.age);
-  by_name_.erase(found);
-  slot.entry = Entry{};
+  Clear(slot);
 }
 
 void ResponseCache::Touch(int32_t id) { by_age_.splice(by_age_.end(), by_age_, slots_[static_cast<size_t>(id)].age); }

@@ -1,14 +1,16 @@
 // Remembers what the ranks have agreed on, so that a request seen before is named by a small number.
 //
-// All ranks insert the same names in the same order and touch the same ids in the same order, so they hold the same ids
-// without talking; the signature is each rank's own (an allgather's first dimension may differ). Capacity bounds it:
-// the name that was used longest ago gives its id away.
+// All ranks insert the same requests in the same order and touch the same ids in the same order, so they hold the same
+// ids without talking; the signature is each rank's own (an allgather's first dimension may differ). A name has one
+// entry. Requests without a name have one for each agreement that their kind has come to: what all ranks said alike, and
+// the rows that each gave. Capacity bounds it: what was used longest ago gives its id away.
 #ifndef SPARK_ESTIMATOR_ENGINE_RESPONSE_CACHE_H_
 #define SPARK_ESTIMATOR_ENGINE_RESPONSE_CACHE_H_
 
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -27,11 +29,13 @@ class ResponseCache {
 
   explicit ResponseCache(size_t capacity);
 
-  // The entry of this very signature, null when there is none.
+  // The entry of this very signature, null when there is none. Of several agreements that an unnamed request may come
+  // to again (an allgather of other ranks' other rows) the last: ranks that think of different ones agree anew.
   const Entry* Find(const Signature& signature) const;
   // Null for an id that is not in use.
   const Entry* At(int32_t id) const;
-  // Replaces the entry of that name, under the same id, or takes a free or the oldest id. In the order of responses.
+  // Replaces the entry of that name or agreement, under the same id, or takes a free or the oldest id. In the order of
+  // responses.
   void Insert(std::shared_ptr<const Signature> signature, std::vector<int64_t> rows);
   // Forgets a name on which the ranks no longer agree.
   void Erase(std::string_view name);
@@ -46,11 +50,18 @@ class ResponseCache {
   struct Slot {
     Entry entry;
     std::list<int32_t>::iterator age;
+    std::string agreement;  // of an unnamed request: the same on all ranks
+    std::string own;        // ... and how this rank finds it
   };
+  using Index = std::unordered_map<std::string_view, int32_t>;
+
+  void Clear(Slot& slot);
 
   std::vector<Slot> slots_;
-  std::list<int32_t> by_age_;                              // ids, oldest first; those not in use come first of all
-  std::unordered_map<std::string_view, int32_t> by_name_;  // the keys lie in the entries' signatures
+  std::list<int32_t> by_age_;  // ids, oldest first; those not in use come first of all
+  Index by_name_;              // the keys lie in the entries' signatures
+  Index by_agreement_;         // the keys lie in the slots
+  Index by_own_;               // the same
   uint64_t generation_ = 1;
 };
 

@@ -56,7 +56,7 @@ bool PartsFit(const Signature& signature) {
 
 bool IsPossible(const Signature& signature, int size) {
   if (!IsBetween(signature.op, SE_ALLREDUCE, SE_JOIN) || !IsBetween(signature.reduce_op, SE_AVERAGE, SE_PRODUCT) ||
-      signature.name.empty() || !PartsFit(signature)) {
+      signature.name.empty() || signature.number < Signature::kNamed || !PartsFit(signature)) {
     return false;
   }
   int64_t total = 0;
@@ -84,10 +84,12 @@ bool IsPossible(const Response& response, int size) {
       if (response.names.empty()) return false;
       if (response.signatures.empty()) return true;
       return std::ranges::equal(response.names, response.signatures, [&](const auto& name, const Signature& signature) {
-        return signature.name == name && IsPossible(signature, size);
+        return FullName(signature) == name && IsPossible(signature, size);
       });
     case Response::Kind::kFail:
-      return !response.names.empty();
+      if (response.names.empty() || response.number < Signature::kNamed) return false;
+      return response.number == Signature::kNamed ||
+             (response.names.size() == 1 && response.names[0].ends_with(FullName("", response.number)));
     case Response::Kind::kJoined:
       return IsBetween(response.last_joined, 0, size - 1);
     case Response::Kind::kResume:

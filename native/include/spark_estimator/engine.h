@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /* Raised by one whenever a struct or the meaning of a function changes; the Python side refuses another number. */
-#define SE_ABI_VERSION 2
+#define SE_ABI_VERSION 3
 
 typedef enum se_status {
   SE_OK = 0,
@@ -125,10 +125,10 @@ typedef struct se_tensor {
   const int64_t* dims; /* [num_dims], compared across ranks (allgather, alltoall: all but dims[0]); copied */
 } se_tensor;
 
-/* One named collective. Memory must stay valid, and must not be written, until the handle is done. */
+/* One collective. Memory must stay valid, and must not be written, until the handle is done. */
 typedef struct se_request {
   uint32_t struct_bytes; /* sizeof(se_request), checked */
-  const char* name;      /* how the ranks' requests find each other; UTF-8, 1..4095 bytes; copied */
+  const char* name;      /* how the ranks' requests find each other; UTF-8, 1..4095 bytes; copied. See `unnamed` */
   int32_t op;            /* se_op */
   int32_t reduce_op;     /* se_reduce_op; allreduce and (Average, Sum) reducescatter */
   int32_t root_rank;     /* broadcast: in this group */
@@ -138,6 +138,9 @@ typedef struct se_request {
   const int64_t* splits;    /* alltoall: [size] rows for each rank, sum dims[0]; NULL: even shares */
   double prescale;  /* allreduce, reducescatter: multiplied before the reduction; integers are truncated toward zero */
   double postscale; /* ... and after it */
+  int32_t unnamed;  /* 1: `name` is a kind, of which there should be few, and the requests of a kind find each other by
+                       their order: the n-th of this rank meets the n-th of every other. Any number may be in flight.
+                       The engine calls them "<kind>.<n>", counting from 0, and anew when all ranks have joined */
 } se_request;
 
 /* What an allgather or alltoall made of one tensor, or a join. */
