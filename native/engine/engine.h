@@ -174,7 +174,8 @@ class Engine : private Liveness {
   Status ExecuteSingle(const RequestPtr& request, const Outcome& outcome);
   Status CheckBrought(const Request& request);
   Status ExecuteInline(Request& request);
-  Status ExecuteSet(const IdSet& agreed);
+  Status ExecuteSet(const Outcome& outcome);
+  void DrawLines();
   Status Execute(const std::vector<RequestPtr>& requests, const std::vector<int64_t>& rows, bool fast);
   // Tells the flight recorder and the timeline of an op that has ended.
   void Note(const Request& request, int num_requests, const char* algorithm, Time started, Time finished,
@@ -312,6 +313,8 @@ class Engine : private Liveness {
   std::vector<RequestPtr> by_id_;
   IdSet pending_ids_;
   int num_pending_ids_ = 0;
+  int num_younger_ = 0;  // unnamed requests that stand behind one of by_id_
+  Lines lines_;          // of the proposal
   std::vector<RequestPtr> unknown_;                              // pending requests that the cache does not know
   std::unordered_map<std::string, RequestPtr> negotiated_;  // by full name, what the coordinator was or will be told of
   RequestPtr join_;

@@ -75,6 +75,7 @@ void Engine::Classify(std::vector<RequestPtr>& submitted) {
     if (Unnamed* kind = request->unnamed; kind != nullptr && kind->is_proposed) {
       request->had_to_queue = true;
       kind->younger.push_back(std::move(request));
+      num_younger_ += 1;
       continue;
     }
     MakeReady(std::move(request));
@@ -100,6 +101,7 @@ void Engine::Forget(int32_t id) {
   if (kind->younger.empty()) return;
   RequestPtr next = std::move(kind->younger.front());
   kind->younger.pop_front();
+  num_younger_ -= 1;
   MakeReady(std::move(next));
 }
 
@@ -116,6 +118,7 @@ std::vector<RequestPtr> Engine::TakePending() {
   });
   pending_ids_.Clear();
   num_pending_ids_ = 0;
+  num_younger_ = 0;
   for (RequestPtr& request : std::exchange(unknown_, {})) pending.push_back(std::move(request));
   return pending;
 }
@@ -175,7 +178,7 @@ void Engine::PostProposal() {
   size_t data_bytes = 0;
   int64_t arena_offset = -1;
   const Request* request = nullptr;
-  if (num_pending_ids_ == 1) {
+  if (num_pending_ids_ == 1 && num_younger_ == 0) {
     proposal.single = FirstOf(pending_ids_);
     request = by_id_[static_cast<size_t>(proposal.single)].get();
     const size_t most = InlineBytes(*request);
@@ -188,6 +191,10 @@ void Engine::PostProposal() {
     }
   } else {
     proposal.ids = &pending_ids_;
+    if (num_younger_ > 0) {
+      DrawLines();
+      proposal.lines = &lines_;
+    }
   }
   rounds_->Post(place_, proposal, data_bytes, [&](uint8_t* place) { WriteInline(*request, place); }, arena_offset);
   posted_ = true;
@@ -195,6 +202,23 @@ void Engine::PostProposal() {
   posted_at_ = request != nullptr && !request->had_to_queue ? request->submitted : Clock::now();
   nudged_peers_ = false;
   told_of_long_wait_ = false;
+}
+
+// Unnamed requests that wait behind others of their kind, as many as a proposal holds.
+void Engine::DrawLines() {
+  lines_.clear();
+  size_t room = kMostInLines;
+  pending_ids_.ForEach([&](int32_t id) {
+    const Unnamed* kind = by_id_[static_cast<size_t>(id)]->unnamed;
+    if (kind == nullptr || kind->younger.empty() || room < 3) return;
+    Line& line = lines_.emplace_back(1, id);
+    room -= 2;  // for its length, and the oldest
+    for (const RequestPtr& younger : kind->younger) {
+      if (room == 0) break;
+      line.push_back(younger->cache_id);
+      room -= 1;
+    }
+  });
 }
 
 void Engine::PostSlow() {
@@ -278,7 +302,7 @@ Status Engine::ConcludeRound() {
     Forget(outcome.single);
     return ExecuteSingle(request, outcome);
   }
-  return ExecuteSet(outcome.agreed);
+  return ExecuteSet(outcome);
 }
 
 Status Engine::ExecuteSingle(const RequestPtr& request, const Outcome& outcome) {
@@ -360,11 +384,18 @@ Status Engine::ExecuteInline(Request& request) {
   }
 }
 
-Status Engine::ExecuteSet(const IdSet& agreed) {
-  // In ascending order of id, as on all ranks; neighbours that fit together run as one.
+Status Engine::ExecuteSet(const Outcome& outcome) {
+  // In ascending order of id, each with its line, as on all ranks; neighbours that fit together run as one.
   std::vector<RequestPtr> batch;
   std::vector<int32_t> ids;
-  agreed.ForEach([&](int32_t id) { ids.push_back(id); });
+  outcome.agreed.ForEach([&](int32_t id) {
+    const auto line = std::ranges::find(outcome.lines, id, [](const Line& one) { return one.front(); });
+    if (line == outcome.lines.end()) {
+      ids.push_back(id);
+    } else {
+      ids.insert(ids.end(), line->begin(), line->end());
+    }
+  });
   int64_t batch_bytes = 0;
   const auto flush = [&]() -> Status {
     if (batch.empty()) return Status::Ok();

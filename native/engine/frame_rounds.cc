@@ -47,6 +47,9 @@ std::string FrameRounds::Encode(uint8_t step) const {
   if (joined_.single < 0) {
     writer.Number(static_cast<uint32_t>(joined_.ids.words().size()));
     for (const uint64_t word : joined_.ids.words()) writer.Number(word);
+    const std::vector<int32_t> packed = Pack(joined_.lines);
+    writer.Number(static_cast<uint32_t>(packed.size()));
+    for (const int32_t number : packed) writer.Number(number);
   }
   if (joined_.carries_data) {
     // The receiver has heard of the ranks beyond `needed` by other ways.
@@ -74,6 +77,11 @@ bool FrameRounds::Decode(std::string_view payload, Heard* heard) const {
     std::vector<uint64_t> words(count);
     for (uint64_t& word : words) word = reader.Number<uint64_t>();
     heard->ids = IdSet::OfWords(std::move(words));
+    const auto in_lines = reader.Number<uint32_t>();
+    if (in_lines > kMostInLines) return false;
+    std::vector<int32_t> packed(in_lines);
+    for (int32_t& number : packed) number = reader.Number<int32_t>();
+    if (!reader.ok() || !Unpack(packed, cache_capacity_, &heard->lines)) return false;
   }
   if (heard->carries_data) {
     const auto count = reader.Number<uint32_t>();
@@ -109,7 +117,10 @@ void FrameRounds::Post(Place place, const Proposal& proposal, size_t data_bytes,
   joined_.slow = proposal.slow;
   joined_.single = proposal.single;
   joined_.carries_data = proposal.carries_data;
-  if (!proposal.slow && proposal.single < 0) joined_.ids = *proposal.ids;
+  if (!proposal.slow && proposal.single < 0) {
+    joined_.ids = *proposal.ids;
+    if (proposal.lines != nullptr) joined_.lines = *proposal.lines;
+  }
   if (proposal.carries_data) {
     std::string own(data_bytes, '\0');
     if (data_bytes > 0) write_data(reinterpret_cast<uint8_t*>(own.data()));
@@ -147,6 +158,7 @@ void FrameRounds::Join(Heard heard) {
   IdSet set = set_of(joined_);
   set.Intersect(set_of(heard).words());
   joined_.ids = std::move(set);
+  joined_.lines = CommonBeginnings(joined_.lines, heard.lines);
   joined_.single = -1;
 }
 
@@ -178,6 +190,7 @@ void FrameRounds::Conclude() {
     outcome_.carries_data = joined_.carries_data && joined_.data.size() >= static_cast<size_t>(size_);
   } else if (!joined_.slow) {
     outcome_.agreed = joined_.ids;
+    outcome_.lines = joined_.lines;
     outcome_.slow = outcome_.agreed.empty();
   }
   done_ = true;

@@ -48,6 +48,7 @@ class FrameRounds : public Rounds {
     bool carries_data = false;
     int32_t single = -1;
     IdSet ids;
+    Lines lines;
     std::vector<std::string> data;  // of the sender, of the rank before it, ...
   };
   // The vectors of all ranks together may have so many bytes; beyond, an allreduce of its own is faster.

@@ -1,6 +1,8 @@
 // What a rank is ready to run at one position of the rounds: a set of cached ids, or "I cannot go on by rounds".
 //
 // All ranks post one proposal a position and all compute the same outcome from all of them; nobody has to be asked.
+// Requests without a name meet by their order: of each kind the set holds the oldest only, and those behind it stand in
+// a line of their own. What all lines have in common from their beginnings on is agreed, too.
 #ifndef SPARK_ESTIMATOR_ENGINE_PROPOSAL_H_
 #define SPARK_ESTIMATOR_ENGINE_PROPOSAL_H_
 
@@ -57,11 +59,25 @@ class IdSet {
   std::vector<uint64_t> words_;
 };
 
+// Ids of unnamed requests of one kind, oldest first. At least two: the oldest stands in the set as well.
+using Line = std::vector<int32_t>;
+using Lines = std::vector<Line>;
+
+// As intersection is for sets: it does not mind the order in which it is done, nor hearing a thing twice.
+Lines CommonBeginnings(const Lines& a, const Lines& b);
+// Each line after its length.
+std::vector<int32_t> Pack(const Lines& lines);
+// False for what no Pack has made.
+bool Unpack(std::span<const int32_t> packed, size_t cache_capacity, Lines* lines);
+// Longest result of Pack that a proposal may have.
+constexpr size_t kMostInLines = 224;
+
 struct Proposal {
   bool slow = false;
   int32_t single = -1;        // the only id, when there is just one; then `ids` is not looked at
   bool carries_data = false;  // this rank's data of `single` comes along
   const IdSet* ids = nullptr;
+  const Lines* lines = nullptr;  // beside `ids`; null for none
 };
 
 struct Outcome {
@@ -69,9 +85,11 @@ struct Outcome {
   int32_t single = -1;        // all ranks proposed this one alone
   bool carries_data = false;  // ... and all data came along
   IdSet agreed;               // else: what all proposed, not empty
+  Lines lines;                // ... and what is behind some of that
 };
 
-// A proposal as it stands in a shared round slot, before the words of its set; the data begins at kDataOffset.
+// A proposal as it stands in a shared round slot, before the words of its set and its packed lines; the data begins at
+// SegmentLayout::kProposalBytes.
 struct ProposalHeader {
   uint32_t epoch;
   uint32_t position;
@@ -80,6 +98,7 @@ struct ProposalHeader {
   uint32_t num_words;
   uint32_t data_bytes;
   uint64_t arena_offset;  // where the tensor of `single` lies in its rank's arena, see kInArena
+  uint64_t num_in_lines;
 
   static constexpr uint32_t kSlow = 1;
   static constexpr uint32_t kCarriesData = 2;

@@ -64,7 +64,7 @@ struct Request {
 using RequestPtr = std::shared_ptr<Request>;
 
 // The requests of one kind that have no names. They meet by order: all ranks conclude them in the order of their
-// numbers, so the oldest one that is pending on a rank has the same number on all ranks.
+// numbers, so the oldest one that is pending has the same number on all ranks that have one pending.
 struct Unnamed {
   // Guarded by the engine's lock.
   int64_t next = 0;             // number of the next to be submitted

@@ -6,10 +6,21 @@
 namespace spark_estimator {
 namespace {
 
-static_assert(sizeof(ProposalHeader) + kMaxCacheCapacity / 8 <= SegmentLayout::kProposalBytes);
+static_assert(sizeof(ProposalHeader) + kMaxCacheCapacity / 8 + kMostInLines * sizeof(int32_t) <=
+              SegmentLayout::kProposalBytes);
 
 const uint64_t* WordsOf(const ProposalHeader& header) {
   return reinterpret_cast<const uint64_t*>(reinterpret_cast<const uint8_t*>(&header) + sizeof(ProposalHeader));
+}
+
+// None when they cannot be read: it is another process's memory.
+Lines LinesOf(const ProposalHeader& header, size_t num_words, size_t cache_capacity) {
+  const uint64_t count = header.num_in_lines;
+  if (count == 0 || count > kMostInLines) return {};
+  const auto* packed = reinterpret_cast<const int32_t*>(WordsOf(header) + num_words);
+  const std::vector<int32_t> copy(packed, packed + count);
+  Lines lines;
+  return Unpack(copy, cache_capacity, &lines) ? lines : Lines{};
 }
 
 }  // namespace
@@ -34,12 +45,18 @@ void SharedRounds::Post(Place place, const Proposal& proposal, size_t data_bytes
                  (arena_offset >= 0 ? ProposalHeader::kInArena : 0);
   header.single = proposal.single;
   header.num_words = 0;
+  header.num_in_lines = 0;
   header.data_bytes = static_cast<uint32_t>(data_bytes);
   header.arena_offset = arena_offset >= 0 ? static_cast<uint64_t>(arena_offset) : 0;
   if (!proposal.slow && proposal.single < 0) {
     const auto words = proposal.ids->words();
     header.num_words = static_cast<uint32_t>(words.size());
     std::memcpy(slot + sizeof(ProposalHeader), words.data(), words.size_bytes());
+    if (proposal.lines != nullptr) {
+      const std::vector<int32_t> packed = Pack(*proposal.lines);
+      header.num_in_lines = packed.size();
+      std::memcpy(slot + sizeof(ProposalHeader) + words.size_bytes(), packed.data(), packed.size() * sizeof(int32_t));
+    }
   }
   if (data_bytes > 0) write_data(slot + SegmentLayout::kProposalBytes);
   spark_estimator::Post(group_->mine().round_posted(), position_ + 1);
@@ -100,6 +117,7 @@ void SharedRounds::Conclude() {
 
 void SharedRounds::ConcludeSets() {
   outcome_.agreed = IdSet(cache_capacity_);
+  outcome_.lines.clear();
   for (int rank = 0; rank < group_->size; ++rank) {
     const ProposalHeader& header = HeaderOf(rank);
     // Read once: it is another process's memory.
@@ -112,9 +130,14 @@ void SharedRounds::ConcludeSets() {
       } else {
         outcome_.agreed.Intersect(one.words());
       }
+      outcome_.lines.clear();
       continue;
     }
     const std::span<const uint64_t> words(WordsOf(header), std::min<size_t>(header.num_words, kMaxCacheCapacity / 64));
+    if (rank == 0 || !outcome_.lines.empty()) {
+      Lines lines = LinesOf(header, words.size(), cache_capacity_);
+      outcome_.lines = rank == 0 ? std::move(lines) : CommonBeginnings(outcome_.lines, lines);
+    }
     if (rank == 0) {
       outcome_.agreed = IdSet::OfWords(std::vector<uint64_t>(words.begin(), words.end()));
     } else {

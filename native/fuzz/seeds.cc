@@ -122,9 +122,10 @@ int main(int argc, char** argv) {
   // Rounds in shared memory: so many ranks, a proposal, then what stands in each peer's slot and how honest that is.
   for (const int32_t single : {-1, 2, 4, 1 << 30}) {
     for (const char kind : {0, 1, 2, 4, 15}) {
-      ProposalHeader header{1, 3, ProposalHeader::kInArena | ProposalHeader::kCarriesData, single, 2, 8, 1 << 20};
+      ProposalHeader header{
+          1, 3, ProposalHeader::kInArena | ProposalHeader::kCarriesData, single, 2, 8, 1 << 20, 3};
       std::string slot(reinterpret_cast<const char*>(&header), sizeof(header));
-      slot += std::string(16, '\xff');
+      slot += std::string(16, '\xff') + std::string("\2\0\0\0\4\0\0\0\5\0\0\0", 12);
       Write("shared_rounds_fuzz", std::string(1, '\0') + kind + (kind % 2 == 1 ? "abcde" : "") + Piece(slot) + '\1');
       Write("shared_rounds_fuzz", std::string(1, '\0') + kind + (kind % 2 == 1 ? "abcde" : "") + Piece(slot) + '\2');
     }

@@ -48,6 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t length) {
   Place place{1, 3};
   rounds.Enter(place);
   IdSet ids(kCapacity);
+  Lines lines;
   Proposal proposal;
   const uint8_t kind = input.Byte();
   proposal.slow = kind % 16 == 15;
@@ -57,6 +58,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t length) {
   } else {
     for (int count = 0; count < 5; ++count) ids.Add(input.Byte() % static_cast<int32_t>(kCapacity));
     proposal.ids = &ids;
+    ids.ForEach([&](int32_t id) {
+      if (lines.empty()) lines.push_back({id, id, 3, id});
+    });
+    proposal.lines = &lines;
   }
   for (int rank = 0; rank + 1 < group.size; ++rank) {
     uint8_t* slot = group.of(rank).round_slot(place.position);
@@ -84,6 +89,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t length) {
     outcome.agreed.ForEach([&](int32_t id) {
       fuzz::Require(proposal.ids == nullptr ? id == proposal.single : ids.Has(id), "nor anything else in a set");
     });
+    for (const Line& line : outcome.lines) {
+      const bool begins = line.size() <= lines[0].size() && std::equal(line.begin(), line.end(), lines[0].begin());
+      fuzz::Require(begins, "nor anything else in a line");
+    }
   }
   if (outcome.carries_data) {
     for (int rank = 0; rank < group.size; ++rank) {
