@@ -17,7 +17,7 @@ from spark_estimator.errors import (
     ShutDownError,
 )
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 LIBRARY_NAME = "libspark_estimator_engine.so"
 
 
@@ -152,7 +152,7 @@ class TensorStruct(Structure):
 
 
 class Request(Structure):
-    """``se_request``: one named collective."""
+    """``se_request``: one collective."""
 
     _fields_ = [
         ("struct_bytes", c_uint32),
@@ -165,6 +165,7 @@ class Request(Structure):
         ("splits", POINTER(c_int64)),
         ("prescale", c_double),
         ("postscale", c_double),
+        ("unnamed", c_int32),
     ]
 
 

@@ -111,8 +111,8 @@ class Settings:
     )  # fmt: skip
     cache_capacity: int = _variable(
         "HOROVOD_CACHE_CAPACITY", 1024, _capacity, unit="names",
-        effect="names whose agreement is remembered, so that they skip negotiation; 0: none; at most 8192; rank 0's "
-        "value holds for all",
+        effect="names, and forms of calls without one, whose agreement is remembered, so that they skip negotiation; "
+        "0: none; at most 8192; rank 0's value holds for all",
     )  # fmt: skip
     stall_warning_seconds: float = _variable(
         "HOROVOD_STALL_CHECK_TIME_SECONDS", 10.0, _seconds, unit="seconds",

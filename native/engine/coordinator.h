@@ -73,9 +73,9 @@ class Coordinator {
   const std::vector<int> global_ranks_;
   int64_t fusion_threshold_bytes_;
   uint64_t next_order_ = 0;
-  std::unordered_map<std::string, Meeting> waiting_;  // by full name
+  std::unordered_map<std::string, Meeting> waiting_;   // by full name
   std::unordered_map<std::string, int64_t> given_up_;  // by kind: unnamed requests up to this number
-  std::map<int, std::string> joined_;  // rank: the name of its join
+  std::map<int, std::string> joined_;                  // rank: the name of its join
   int last_joined_ = -1;
   bool all_joined_ = false;
   std::vector<Ready> ready_;

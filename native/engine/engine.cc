@@ -227,9 +227,9 @@ bool Engine::WorksAlone() const {
   bool all_deferred = true;
   pending_ids_.ForEach([&](int32_t id) {
     const Request& request = *by_id_[static_cast<size_t>(id)];
-    all_deferred &= request.deferred;
+    all_deferred = all_deferred && request.deferred;
     if (request.unnamed == nullptr) return;
-    for (const RequestPtr& younger : request.unnamed->younger) all_deferred &= younger->deferred;
+    for (const RequestPtr& younger : request.unnamed->younger) all_deferred = all_deferred && younger->deferred;
   });
   return all_deferred;
 }

@@ -313,9 +313,9 @@ class Engine : private Liveness {
   std::vector<RequestPtr> by_id_;
   IdSet pending_ids_;
   int num_pending_ids_ = 0;
-  int num_younger_ = 0;  // unnamed requests that stand behind one of by_id_
-  Lines lines_;          // of the proposal
-  std::vector<RequestPtr> unknown_;                              // pending requests that the cache does not know
+  int num_younger_ = 0;                                     // unnamed requests that stand behind one of by_id_
+  Lines lines_;                                             // of the proposal
+  std::vector<RequestPtr> unknown_;                         // pending requests that the cache does not know
   std::unordered_map<std::string, RequestPtr> negotiated_;  // by full name, what the coordinator was or will be told of
   RequestPtr join_;
   std::deque<Response> agreed_;

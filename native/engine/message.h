@@ -21,7 +21,7 @@ struct Part {
 
 // Everything about a request that the ranks must agree on; no addresses.
 struct Signature {
-  std::string name;  // of an unnamed request: its kind
+  std::string name;         // of an unnamed request: its kind
   int64_t number = kNamed;  // of an unnamed request: which of its kind, once it is told to others
   int32_t op = 0;
   int32_t reduce_op = 0;
@@ -59,9 +59,9 @@ struct Response {
     kTune = 4,    // from here on use these parameters
   };
   Kind kind = Kind::kRun;
-  std::vector<std::string> names;  // in full; several: allreduces to be fused
+  std::vector<std::string> names;      // in full; several: allreduces to be fused
   int64_t number = Signature::kNamed;  // kFail: that of an unnamed request
-  std::string text;                // kFail: why
+  std::string text;                    // kFail: why
   std::vector<int64_t> rows;  // allgather: [parts][size] first dimensions; alltoall: [size][size] splits, by sender
   std::vector<Signature> signatures;  // of `names`, when some rank has joined and must take part without a request
   int32_t last_joined = -1;

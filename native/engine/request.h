@@ -42,15 +42,15 @@ struct Unnamed;
 struct Request {
   int64_t handle = 0;  // 0: nobody has asked for one
   std::shared_ptr<const Signature> signature;
-  int64_t bytes = 0;                 // of all tensors
-  std::vector<TensorMemory> memory;  // [parts]
-  int32_t cache_id = -1;             // once it is known to be cached
-  Plan* plan = nullptr;              // of which it is the submission
-  Unnamed* unnamed = nullptr;        // its kind, when it has no name
+  int64_t bytes = 0;                   // of all tensors
+  std::vector<TensorMemory> memory;    // [parts]
+  int32_t cache_id = -1;               // once it is known to be cached
+  Plan* plan = nullptr;                // of which it is the submission
+  Unnamed* unnamed = nullptr;          // its kind, when it has no name
   int64_t number = Signature::kNamed;  // ... and which of them it is
-  uint64_t order = 0;                // of submission on this rank
-  bool deferred = false;             // the next wait will see to it
-  bool had_to_queue = false;         // behind an older one of its kind
+  uint64_t order = 0;                  // of submission on this rank
+  bool deferred = false;               // the next wait will see to it
+  bool had_to_queue = false;           // behind an older one of its kind
   Time submitted{};
   Time agreed{};
 

@@ -2,8 +2,8 @@
 //
 // All ranks insert the same requests in the same order and touch the same ids in the same order, so they hold the same
 // ids without talking; the signature is each rank's own (an allgather's first dimension may differ). A name has one
-// entry. Requests without a name have one for each agreement that their kind has come to: what all ranks said alike, and
-// the rows that each gave. Capacity bounds it: what was used longest ago gives its id away.
+// entry. Requests without a name have one for each agreement that their kind has come to: what all ranks said alike,
+// and the rows that each gave. Capacity bounds it: what was used longest ago gives its id away.
 #ifndef SPARK_ESTIMATOR_ENGINE_RESPONSE_CACHE_H_
 #define SPARK_ESTIMATOR_ENGINE_RESPONSE_CACHE_H_
 

@@ -1,5 +1,6 @@
 // Fuzzes a whole engine of two with a peer that greets well and then says anything: it ends with an error, never by a
 // crash and never by waiting for ever.
+#include <iterator>
 #include <thread>
 
 #include "engine/message.h"
@@ -54,12 +55,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t length) {
   const int64_t dims[2] = {2, 3};
   const se_tensor reduced{values, sums, 0, SE_FLOAT32, 2, dims};
   const se_tensor gathered{values, nullptr, 0, SE_FLOAT32, 2, dims};
-  const se_request requests[] = {
-      RequestOf("sum", SE_ALLREDUCE, &reduced, 1), RequestOf("rows", SE_ALLGATHER, &gathered, 1),
-      RequestOf("shuffle", SE_ALLTOALL, &gathered, 1), RequestOf("join", SE_JOIN, nullptr, 0)};
-  int64_t handles[4] = {};
+  se_request unnamed = RequestOf("kind", SE_ALLREDUCE, &reduced, 1);
+  unnamed.unnamed = 1;
+  const se_request requests[] = {RequestOf("sum", SE_ALLREDUCE, &reduced, 1),
+                                 RequestOf("rows", SE_ALLGATHER, &gathered, 1),
+                                 RequestOf("shuffle", SE_ALLTOALL, &gathered, 1),
+                                 RequestOf("join", SE_JOIN, nullptr, 0),
+                                 unnamed,
+                                 unnamed};
+  constexpr size_t kRequests = std::size(requests);
+  int64_t handles[kRequests] = {};
   const uint8_t submitted = input.Byte();
-  for (size_t i = 0; i < 4; ++i) {
+  for (size_t i = 0; i < kRequests; ++i) {
     if ((submitted >> i) % 2 == 0) continue;
     if (se_submit(engine, &requests[i], &handles[i]) != SE_OK) handles[i] = 0;
   }
@@ -72,7 +79,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t length) {
     if (kind % 4 == 3) std::this_thread::yield();
   }
   peer.HangUp();
-  for (size_t i = 0; i < 4; ++i) {
+  for (size_t i = 0; i < kRequests; ++i) {
     if (handles[i] > 0) fuzz::Require(se_wait(engine, handles[i], 15) != SE_IN_PROGRESS, "an end of every request");
   }
   return 0;

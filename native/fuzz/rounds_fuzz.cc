@@ -34,6 +34,10 @@ void ReadOutcome(const FrameRounds& rounds, int size, size_t data_bytes) {
     }
   }
   outcome.agreed.ForEach([&](int32_t id) { fuzz::Require(id < static_cast<int32_t>(kCapacity), "cached ids only"); });
+  for (const Line& line : outcome.lines) {
+    fuzz::Require(line.size() > 1, "a line goes on");
+    for (const int32_t id : line) fuzz::Require(id >= 0 && id < static_cast<int32_t>(kCapacity), "cached ids only");
+  }
   fuzz::Require(sum < 1u << 31, "");
 }
 
@@ -59,6 +63,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t length) {
       IdSet ids(kCapacity);
       Proposal proposal;
       const uint8_t kind = input.Byte();
+      const Lines lines = {{5, kind % 8, 5}};
       proposal.slow = kind % 16 == 0;
       if (kind % 2 == 1) {
         proposal.single = kind % 4;
@@ -67,6 +72,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t length) {
         ids.Add(kind % static_cast<int32_t>(kCapacity));
         ids.Add(5);
         proposal.ids = &ids;
+        if (kind % 4 == 0) proposal.lines = &lines;
       }
       // Honest ranks have as much data of one name; of those here one in eight has not.
       data_bytes[index] = proposal.carries_data ? (kind < 32 ? 1000 : 8) : 0;

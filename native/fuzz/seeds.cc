@@ -88,11 +88,14 @@ int main(int argc, char** argv) {
   failure.kind = Response::Kind::kFail;
   failure.names = {"loss"};
   failure.text = "the ranks disagree";
+  Response late = failure;
+  late.names = {"kind.1"};
+  late.number = 1;
   Response tune;
   tune.kind = Response::Kind::kTune;
   tune.parameters = {1 << 20, 8192, 16384, 524288, -1};
   WriteMessage(0, requests);
-  WriteMessage(1, std::vector<Response>{run, failure, tune});
+  WriteMessage(1, std::vector<Response>{run, failure, late, tune});
   WriteMessage(2, Hello{SE_ABI_VERSION, 0, 2, {0, 1}, {1 << 20, 1024, -1, 0, 2}});
   WriteMessage(3, Goodbye{3, 1});
   WriteMessage(4, Abort{1, "it died"});
@@ -122,8 +125,7 @@ int main(int argc, char** argv) {
   // Rounds in shared memory: so many ranks, a proposal, then what stands in each peer's slot and how honest that is.
   for (const int32_t single : {-1, 2, 4, 1 << 30}) {
     for (const char kind : {0, 1, 2, 4, 15}) {
-      ProposalHeader header{
-          1, 3, ProposalHeader::kInArena | ProposalHeader::kCarriesData, single, 2, 8, 1 << 20, 3};
+      ProposalHeader header{1, 3, ProposalHeader::kInArena | ProposalHeader::kCarriesData, single, 2, 8, 1 << 20, 3};
       std::string slot(reinterpret_cast<const char*>(&header), sizeof(header));
       slot += std::string(16, '\xff') + std::string("\2\0\0\0\4\0\0\0\5\0\0\0", 12);
       Write("shared_rounds_fuzz", std::string(1, '\0') + kind + (kind % 2 == 1 ? "abcde" : "") + Piece(slot) + '\1');
@@ -147,13 +149,13 @@ int main(int argc, char** argv) {
   Response resume;
   resume.kind = Response::Kind::kResume;
   resume.position = 3;
-  for (const char submitted : {0, 1, 2, 4, 8, 15}) {
+  for (const char submitted : {0, 1, 2, 4, 8, 16, 48, 63}) {
     Write("engine_fuzz", std::string(1, '\0') + submitted + say(FrameType::kRequests, Encode(requests)) +
                              say(FrameType::kStuck, Encode(Place{0, 0})) +
                              say(FrameType::kAnswer, Encode(Talk{1, "a"})));
     Write("engine_fuzz",
           '\1' + std::string(1, submitted) +
-              say(FrameType::kResponses, Encode(std::vector<Response>{both, rows, shuffle, tune, resume})) +
+              say(FrameType::kResponses, Encode(std::vector<Response>{both, rows, shuffle, late, tune, resume})) +
               say(FrameType::kGoSlow, Encode(Place{0, 1})) + say(FrameType::kAsk, Encode(Talk{1, "q"})));
     Write("engine_fuzz", '\1' + std::string(1, submitted) + say(FrameType::kGoodbye, Encode(Goodbye{1, 0})));
     Write("engine_fuzz", '\0' + std::string(1, submitted) + say(FrameType::kRound, std::string(13, '\0')) +

@@ -52,6 +52,56 @@ void FusesUpToTheThreshold() {
   CHECK((responses[2].names == std::vector<std::string>{"d"}));
 }
 
+Signature Unnamed(int64_t number, std::vector<int64_t> dims = {4}) {
+  Signature s = Allreduce("allreduce.noname", std::move(dims));
+  s.number = number;
+  return s;
+}
+
+// Without a name they meet by their numbers, and are called by kind and number.
+void UnnamedMeetByNumber() {
+  Coordinator c({0, 1}, 0);
+  c.Add(0, Unnamed(7), kStart);
+  c.Add(1, Unnamed(8, {5}), kStart);
+  CHECK(c.TakeReady().empty());
+  c.Add(1, Unnamed(7), kStart);
+  c.Add(0, Unnamed(8), kStart);
+  const auto responses = c.TakeReady();
+  CHECK_EQ(responses.size(), size_t{2});
+  CHECK_EQ(responses[0].names[0], std::string("allreduce.noname.7"));
+  CHECK(responses[0].kind == Response::Kind::kRun);
+  CHECK_EQ(responses[1].names[0], std::string("allreduce.noname.8"));
+  CHECK(responses[1].kind == Response::Kind::kFail && responses[1].number == 8);
+  CHECK_EQ(responses[1].KindOfUnnamed(), std::string("allreduce.noname"));
+  CHECK_EQ(responses[1].text, std::string("Mismatched ALLREDUCE tensor shapes: rank 0 has [4]; rank 1 has [5]"));
+}
+
+// Its rank is told that it has failed: the request that was on its way meanwhile waits for nobody.
+void WhatWasGivenUpIsNotWaitedForAgain() {
+  Coordinator c({0, 1}, 0);
+  c.Add(0, Unnamed(3), kStart);
+  c.FailStalled(1, At(2));
+  const auto responses = c.TakeReady();
+  CHECK_EQ(responses.size(), size_t{1});
+  CHECK_EQ(responses[0].number, int64_t{3});
+  CHECK_CONTAINS(responses[0].text, "'allreduce.noname.3' has waited 2 s for rank 1");
+  c.Add(1, Unnamed(3), At(2));
+  CHECK(!c.has_waiting());
+  c.Add(1, Unnamed(4), At(2));
+  CHECK(c.has_waiting());
+  c.Add(0, Unnamed(4), At(2));
+  CHECK_EQ(c.TakeReady().size(), size_t{1});
+  // Counted anew since all have joined.
+  Signature join;
+  join.name = "join";
+  join.op = SE_JOIN;
+  c.Add(0, join, At(3));
+  c.Add(1, join, At(3));
+  CHECK_EQ(c.TakeReady().size(), size_t{1});
+  c.Add(0, Unnamed(0), At(3));
+  CHECK(c.has_waiting());
+}
+
 std::string ErrorOf(Signature first, Signature second) {
   Coordinator c({0, 1}, 0);
   c.Add(1, std::move(second), kStart);
@@ -174,6 +224,8 @@ void StallsAreToldOnceAndCanFail() {
 int main() {
   return RunTests({{"ready when all have asked", ReadyWhenAllHaveAsked},
                    {"fuses up to the threshold", FusesUpToTheThreshold},
+                   {"unnamed meet by number", UnnamedMeetByNumber},
+                   {"what was given up is not waited for again", WhatWasGivenUpIsNotWaitedForAgain},
                    {"says what differs", SaysWhatDiffers},
                    {"groups ranks that agree", GroupsRanksThatAgree},
                    {"refuses the impossible everywhere", RefusesTheImpossibleEverywhere},

@@ -69,6 +69,11 @@ struct Asked {
     tensors.push_back({input, output, 0, dtype, static_cast<int32_t>(shapes.back().size()), shapes.back().data()});
     return *this;
   }
+  // Its name is a kind.
+  Asked& Unnamed() {
+    request.unnamed = 1;
+    return *this;
+  }
   Asked& Split(std::vector<int64_t> rows) {
     splits = std::move(rows);
     return *this;

@@ -1,4 +1,5 @@
 // Rounds and what they rest on: the response cache, and proposals that travel by frames among any number of ranks.
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <random>
@@ -47,6 +48,89 @@ void CacheRemembersUpToItsCapacity() {
   ResponseCache none(0);
   none.Insert(Named("a"), {});
   CHECK(none.Find(*Named("a")) == nullptr);
+}
+
+std::shared_ptr<const Signature> Unnamed(const std::string& kind, std::vector<int64_t> dims,
+                                         int32_t op = SE_ALLREDUCE) {
+  auto signature = std::make_shared<Signature>();
+  signature->name = kind;
+  signature->number = 0;
+  signature->op = op;
+  signature->parts = {Part{SE_FLOAT32, std::move(dims)}};
+  return signature;
+}
+
+int32_t IdOf(const ResponseCache& cache, const std::shared_ptr<const Signature>& signature) {
+  const auto* entry = cache.Find(*signature);
+  return entry != nullptr ? entry->id : -1;
+}
+
+// Requests of a kind are remembered by what they are like, beside one another and beside names.
+void CacheRemembersRequestsWithoutNames() {
+  ResponseCache cache(4);
+  cache.Insert(Named("kind", 4), {});
+  cache.Insert(Unnamed("kind", {4}), {});
+  cache.Insert(Unnamed("kind", {5}), {});
+  cache.Insert(Unnamed("other", {4}), {});
+  const int32_t four = IdOf(cache, Unnamed("kind", {4}));
+  CHECK(four >= 0);
+  CHECK(IdOf(cache, Unnamed("kind", {5})) != four && IdOf(cache, Unnamed("kind", {5})) >= 0);
+  CHECK(IdOf(cache, Unnamed("other", {4})) != four && IdOf(cache, Named("kind", 4)) != four);
+  CHECK_EQ(IdOf(cache, Unnamed("kind", {6})), -1);
+  cache.Insert(Unnamed("kind", {4}), {});
+  CHECK_EQ(IdOf(cache, Unnamed("kind", {4})), four);  // the same agreement keeps its id
+  cache.Erase("kind");                                // a name; what has none stays
+  CHECK_EQ(IdOf(cache, Named("kind", 4)), -1);
+  CHECK_EQ(IdOf(cache, Unnamed("kind", {4})), four);
+  for (int64_t count = 10; count < 100; ++count) cache.Insert(Unnamed("kind", {count}), {});
+  int known = 0;
+  for (int64_t count = 0; count < 100; ++count) known += cache.Find(*Unnamed("kind", {count})) != nullptr ? 1 : 0;
+  CHECK_EQ(known, 4);
+  CHECK(cache.Find(*Unnamed("kind", {99})) != nullptr && cache.Find(*Unnamed("other", {4})) == nullptr);
+}
+
+// Ranks whose own rows say different things must come to the same ids all the same.
+void RanksGiveOneIdToAnAgreementWithoutAName() {
+  std::mt19937 random(5);
+  for (const size_t capacity : {1, 3, 8}) {
+    std::vector<ResponseCache> ranks(3, ResponseCache(0));
+    for (ResponseCache& cache : ranks) cache = ResponseCache(capacity);
+    for (int i = 0; i < 500; ++i) {
+      std::vector<int64_t> rows;
+      for (size_t rank = 0; rank < ranks.size(); ++rank) rows.push_back(1 + static_cast<int64_t>(random() % 3));
+      for (size_t rank = 0; rank < ranks.size(); ++rank) {
+        ranks[rank].Insert(Unnamed("gather", {rows[rank], 2}, SE_ALLGATHER), rows);
+      }
+      const int32_t id = IdOf(ranks[0], Unnamed("gather", {rows[0], 2}, SE_ALLGATHER));
+      for (size_t rank = 0; rank < ranks.size(); ++rank) {
+        // The last agreement is found by what each rank knows of it, and every id means the same everywhere.
+        CHECK_EQ(IdOf(ranks[rank], Unnamed("gather", {rows[rank], 2}, SE_ALLGATHER)), id);
+        CHECK(ranks[rank].At(id)->rows == rows);
+        for (int32_t other = 0; other < static_cast<int32_t>(capacity); ++other) {
+          const auto* first = ranks[0].At(other);
+          const auto* mine = ranks[rank].At(other);
+          CHECK((first == nullptr) == (mine == nullptr) && (first == nullptr || first->rows == mine->rows));
+        }
+      }
+    }
+  }
+}
+
+void LinesHaveTheirBeginningsInCommon() {
+  const Lines a = {{1, 2, 3, 1}, {7, 7, 7}, {9, 4}};
+  const Lines b = {{9, 5}, {7, 7}, {1, 2, 4}};
+  CHECK((CommonBeginnings(a, b) == Lines{{1, 2}, {7, 7}}));
+  CHECK((CommonBeginnings(b, a) == Lines{{7, 7}, {1, 2}}));
+  CHECK(CommonBeginnings(a, a) == a);
+  CHECK(CommonBeginnings(a, {}).empty());
+  Lines read;
+  CHECK(Unpack(Pack(a), 10, &read));
+  CHECK(read == a);
+  CHECK(Unpack({}, 10, &read) && read.empty());
+  for (const std::vector<int32_t>& nonsense :
+       {std::vector<int32_t>{2}, {2, 1}, {1, 1}, {0}, {-1, 2, 3}, {2, 1, 10}, {2, 1, -1}, {2, 1, 3, 5, 1}}) {
+    CHECK(!Unpack(nonsense, 10, &read));
+  }
 }
 
 void IdSetsIntersect() {
@@ -146,6 +230,42 @@ void AllRanksComeToTheSame() {
         CHECK(std::equal(outcome.agreed.words().begin(), outcome.agreed.words().end(), common.words().begin()));
       }
       CHECK_EQ(bag.sent() - sent_before, size * StepsOf(size));  // ceil(log2 n) a rank, whoever it is
+    }
+  }
+}
+
+// Ranks that have come differently far, and one that thinks otherwise: all know what all have in common.
+void AllRanksAgreeOnLines() {
+  std::mt19937 random(11);
+  for (int size = 2; size <= 9; ++size) {
+    Bag bag(size, 64, static_cast<unsigned>(size));
+    for (uint32_t position = 0; position < 40; ++position) {
+      Line whole(20);
+      for (int32_t& id : whole) id = static_cast<int32_t>(random() % 4);
+      std::vector<Lines> lines(static_cast<size_t>(size));
+      std::vector<IdSet> ids(static_cast<size_t>(size), IdSet(64));
+      Line common = whole;
+      for (int rank = 0; rank < size; ++rank) {
+        Line mine(whole.begin(), whole.begin() + 2 + static_cast<std::ptrdiff_t>(random() % 19));
+        if (random() % 4 == 0) mine.back() = 63;
+        common.resize(static_cast<size_t>(std::ranges::mismatch(common, mine).in1 - common.begin()));
+        ids[static_cast<size_t>(rank)].Add(mine.front());
+        ids[static_cast<size_t>(rank)].Add(40);
+        lines[static_cast<size_t>(rank)] = {mine, {50, 51}};
+      }
+      for (int rank = 0; rank < size; ++rank) {
+        Proposal proposal;
+        proposal.ids = &ids[static_cast<size_t>(rank)];
+        proposal.lines = &lines[static_cast<size_t>(rank)];
+        bag.of(rank).Post(Place{0, position}, proposal, 0, nullptr, -1);
+      }
+      bag.DeliverAll();
+      for (int rank = 0; rank < size; ++rank) {
+        const Outcome& outcome = bag.of(rank).outcome();
+        const Lines expected = common.size() > 1 ? Lines{common, {50, 51}} : Lines{{50, 51}};
+        CHECK(outcome.lines == expected);
+        CHECK(outcome.agreed.Has(whole[0]) && outcome.agreed.Has(40));
+      }
     }
   }
 }
@@ -269,8 +389,12 @@ void NonsenseIsRefused() {
 
 int main() {
   return RunTests({{"cache remembers up to its capacity", CacheRemembersUpToItsCapacity},
+                   {"cache remembers requests without names", CacheRemembersRequestsWithoutNames},
+                   {"ranks give one id to an agreement without a name", RanksGiveOneIdToAnAgreementWithoutAName},
+                   {"lines have their beginnings in common", LinesHaveTheirBeginningsInCommon},
                    {"id sets intersect", IdSetsIntersect},
                    {"all ranks come to the same", AllRanksComeToTheSame},
+                   {"all ranks agree on lines", AllRanksAgreeOnLines},
                    {"data comes along", DataComesAlong},
                    {"one slow rank ends the rounds", OneSlowRankEndsTheRounds},
                    {"disjoint proposals are slow", DisjointProposalsAreSlow},

@@ -83,6 +83,16 @@ void ResponsesAreChecked() {
   }
   CHECK(!IsPossible(Saying(Kind::kRun, [](Response& r) { r.names.clear(); }), kSize));
   CHECK(!IsPossible(Saying(Kind::kFail, [](Response& r) { r.names.clear(); }), kSize));
+  const auto failing = [](const char* name, int64_t number) {
+    return Saying(Kind::kFail, [&](Response& r) {
+      r.names = {name};
+      r.number = number;
+    });
+  };
+  CHECK(IsPossible(failing("kind.12", 12), kSize));
+  CHECK(!IsPossible(failing("kind.12", 13), kSize));
+  CHECK(!IsPossible(failing("2", 2), kSize));
+  CHECK(!IsPossible(failing("kind.-5", -5), kSize));
   const Signature signature = Asking(SE_ALLREDUCE, {{SE_FLOAT32, {1}}});
   CHECK(IsPossible(Saying(Kind::kRun, [&](Response& r) { r.signatures = {signature}; }), kSize));
   CHECK(!IsPossible(Saying(Kind::kRun, [&](Response& r) { r.signatures = {signature, signature}; }), kSize));

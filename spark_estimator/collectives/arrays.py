@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from spark_estimator._native import DType, Op, ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives.handle import Gathered, Handle
-from spark_estimator.collectives.ops import Tensor, auto_name, barrier, join, run, submit
+from spark_estimator.collectives.ops import Tensor, barrier, join, kind_of_unnamed, run, submit
 from spark_estimator.collectives.process_set import ProcessSet
 
 __all__ = [
@@ -128,17 +128,16 @@ def allreduce(
     """
     source = _contiguous(array)
     output = numpy.empty_like(source)
-    repeats = name is not None
     run(
         Op.ALLREDUCE,
-        auto_name("allreduce", process_set) if name is None else name,
+        kind_of_unnamed("allreduce") if name is None else name,
         (_tensor(source, output),),
         reduce_op=op,
         prescale=prescale,
         postscale=postscale,
         process_set=process_set,
         keep=(source, output),
-        repeats=repeats,
+        unnamed=name is None,
     )
     return output
 
@@ -192,9 +191,9 @@ def broadcast(
         name, process_set: as in `allreduce`.
     """
     output = numpy.array(array, order="C", copy=True)
-    name, repeats = _name("broadcast", name, process_set)
+    name, unnamed = _name("broadcast", name)
     tensors = [_tensor(output, output)]
-    run(Op.BROADCAST, name, tensors, root_rank=root_rank, process_set=process_set, keep=output, repeats=repeats)
+    run(Op.BROADCAST, name, tensors, root_rank=root_rank, process_set=process_set, keep=output, unnamed=unnamed)
     return output
 
 
@@ -223,9 +222,9 @@ def alltoall(
     given = None if splits is None else tuple(int(split) for split in splits)
     if given is not None and (len(given) != size or min(given) < 0 or sum(given) != rows):
         raise ValueError(f"alltoall: splits {given} must be {size} numbers, 0 or more, whose sum is {rows}.")
-    name, repeats = _name("alltoall", name, process_set)
+    name, unnamed = _name("alltoall", name)
     tensors = [_tensor(source, None)]
-    handle = run(Op.ALLTOALL, name, tensors, splits=given, process_set=process_set, keep=source, repeats=repeats)
+    handle = run(Op.ALLTOALL, name, tensors, splits=given, process_set=process_set, keep=source, unnamed=unnamed)
     assert handle is not None
     gathered = handle.gathered()
     return _joined(gathered, source), gathered.rows
@@ -319,7 +318,7 @@ def _reduced(
         outputs = [
             numpy.empty((share, *source.shape[1:]), source.dtype) for share, source in zip(shares, sources, strict=True)
         ]
-    name, repeats = _name(kind, name, process_set, arrays)
+    name, unnamed = _name(kind, name, arrays)
     run(
         code,
         name,
@@ -329,27 +328,25 @@ def _reduced(
         postscale=postscale,
         process_set=process_set,
         keep=(sources, outputs),
-        repeats=repeats,
+        unnamed=unnamed,
     )
     return outputs
 
 
 def _gathered(kind: str, arrays: Sequence[Array], name: str | None, process_set: ProcessSet | None) -> list[Array]:
     sources = [_source(array, kind) for array in arrays]
-    name, repeats = _name(kind, name, process_set, arrays)
+    name, unnamed = _name(kind, name, arrays)
     tensors = [_tensor(source, None) for source in sources]
-    handle = run(Op.ALLGATHER, name, tensors, process_set=process_set, keep=sources, repeats=repeats)
+    handle = run(Op.ALLGATHER, name, tensors, process_set=process_set, keep=sources, unnamed=unnamed)
     assert handle is not None
     return [_joined(handle.gathered(number), source) for number, source in enumerate(sources)]
 
 
-def _name(
-    kind: str, name: str | None, process_set: ProcessSet | None, arrays: Sequence[Array] | None = None
-) -> tuple[str, bool]:
-    """The name of a request, and whether it may come again."""
+def _name(kind: str, name: str | None, arrays: Sequence[Array] | None = None) -> tuple[str, bool]:
+    """The name of a request, or its kind; and whether it is a kind."""
     if arrays is not None and not arrays:
         raise ValueError(f"{kind} needs at least one array.")
-    return (auto_name(kind, process_set), False) if name is None else (name, True)
+    return (kind_of_unnamed(kind), True) if name is None else (name, False)
 
 
 def _contiguous(array: Array) -> Array:

@@ -74,7 +74,7 @@ class Engine:
         process_set: number of the group; 0 is the whole job.
         ranks: [size], what each rank of the group is called in the job.
         native: the engine itself.
-        plans: by name, what ``requests.run`` remembers of requests that come again.
+        plans: by name, or by call and forms, what ``requests.run`` remembers of requests that come again.
         at_end: called once after `shutdown`, then forgotten.
 
     Args:
@@ -96,7 +96,7 @@ class Engine:
         self.process_set: int = config.process_set
         numbers = {config.rank: config.global_rank, **{peer.rank: peer.global_rank for peer in peers}}
         self.ranks: tuple[int, ...] = tuple(numbers[rank] for rank in sorted(numbers))
-        self.plans: dict[str, object] = {}
+        self.plans: dict[object, object] = {}
         self.at_end: Callable[[], object] | None = None
         self._detached: deque[tuple[int, object]] = deque()
         self._sweeping = threading.Lock()

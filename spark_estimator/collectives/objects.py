@@ -14,7 +14,7 @@ import cloudpickle
 
 from spark_estimator._native import DType, Op
 from spark_estimator.collectives import context
-from spark_estimator.collectives.ops import Tensor, auto_name, run
+from spark_estimator.collectives.ops import Tensor, kind_of_unnamed, run
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.requests import gather_bytes
 from spark_estimator.errors import HorovodInternalError
@@ -37,19 +37,18 @@ def broadcast_object(
     Raises:
         HorovodInternalError: on every rank, when the root cannot pickle its object; there with the reason as the cause.
     """
-    name = auto_name("broadcast_object", process_set) if name is None else name
     is_root = context.rank() == root_rank
     payload, problem = _dumped(obj) if is_root else (b"", None)
     # The length goes first, and -1 for a failure: the others wait for the root and must hear of it.
     length = ctypes.c_int64(-1 if problem else len(payload))
-    _broadcast(f"{name}.length", ctypes.addressof(length), 1, DType.INT64, root_rank, process_set, length)
+    _broadcast("length", name, ctypes.addressof(length), 1, DType.INT64, root_rank, process_set, length)
     if length.value < 0:
         what = f"its object of type {type(obj).__qualname__}" if is_root else "its object"
         raise HorovodInternalError(
-            f"broadcast_object {name!r}: root rank {root_rank} cannot pickle {what}."
+            f"{_label('broadcast_object', name)}: root rank {root_rank} cannot pickle {what}."
         ) from problem
     buffer = ctypes.create_string_buffer(payload, length.value)
-    _broadcast(f"{name}.data", ctypes.addressof(buffer), length.value, DType.UINT8, root_rank, process_set, buffer)
+    _broadcast("data", name, ctypes.addressof(buffer), length.value, DType.UINT8, root_rank, process_set, buffer)
     return obj if is_root else pickle.loads(buffer)  # noqa: S301  from a rank of this job, see above
 
 
@@ -66,24 +65,43 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     Raises:
         HorovodInternalError: on every rank, when some rank cannot pickle its object; the text names the rank.
     """
-    name = auto_name("allgather_object", process_set) if name is None else name
     payload, problem = _dumped(obj)
     # A rank that cannot pickle takes part with nothing, which no pickle is, so that all learn of it.
     engine = context.engine(process_set)
-    pickles = gather_bytes(engine, name, payload)
+    unnamed = kind_of_unnamed("allgather_object")
+    pickles = gather_bytes(engine, unnamed if name is None else name, payload, unnamed=name is None)
     failed = [rank for rank, pickled in zip(engine.ranks, pickles, strict=True) if not pickled]
     if failed:
         which = "rank " + ", ".join(map(str, failed))
         what = f"its object of type {type(obj).__qualname__}" if problem else "its object"
-        raise HorovodInternalError(f"allgather_object {name!r}: {which} cannot pickle {what}.") from problem
+        raise HorovodInternalError(f"{_label('allgather_object', name)}: {which} cannot pickle {what}.") from problem
     return [pickle.loads(pickled) for pickled in pickles]  # noqa: S301  from ranks of this job
 
 
 def _broadcast(
-    name: str, address: int, count: int, dtype: DType, root_rank: int, process_set: ProcessSet | None, keep: object
+    part: str,
+    name: str | None,
+    address: int,
+    count: int,
+    dtype: DType,
+    root_rank: int,
+    process_set: ProcessSet | None,
+    keep: object,
 ) -> None:
-    tensor = Tensor(address, address, dtype, (count,))
-    run(Op.BROADCAST, name, [tensor], root_rank=root_rank, process_set=process_set, keep=keep, repeats=False)
+    run(
+        Op.BROADCAST,
+        kind_of_unnamed(f"broadcast_object.{part}") if name is None else f"{name}.{part}",
+        [Tensor(address, address, dtype, (count,))],
+        root_rank=root_rank,
+        process_set=process_set,
+        keep=keep,
+        repeats=False,
+        unnamed=name is None,
+    )
+
+
+def _label(kind: str, name: str | None) -> str:
+    return kind if name is None else f"{kind} {name!r}"
 
 
 def _dumped(obj: Any) -> tuple[bytes, Exception | None]:

@@ -18,12 +18,13 @@ __all__ = [
     "Plan",
     "ReduceOp",
     "Tensor",
-    "auto_name",
     "barrier",
     "join",
+    "kind_of_unnamed",
     "plan",
     "run",
     "submit",
+    "unnamed_number",
 ]
 
 _UNNAMED = "unnamed "
@@ -41,6 +42,7 @@ def submit(
     postscale: float = 1.0,
     splits: tuple[int, ...] | None = None,
     keep: object = None,
+    unnamed: bool = False,
 ) -> Handle:
     """Submits one collective and returns at once. It runs when every rank has submitted one of that name.
 
@@ -55,6 +57,7 @@ def submit(
         prescale, postscale: allreduce, reducescatter: factors before and after the reduction.
         splits: alltoall: rows for each rank of the set; None: even shares.
         keep: referenced until the collective is done; put the owners of the tensors' memory here.
+        unnamed: `name` is a kind, whose requests meet by their order; see `kind_of_unnamed`.
 
     Raises:
         NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
@@ -63,7 +66,7 @@ def submit(
         HorovodInternalError: the job has failed or ended before.
     """
     engine = context.engine(process_set)
-    call = Call(op, name, reduce_op, prescale, postscale, _root(engine, op, root_rank), splits)
+    call = Call(op, name, reduce_op, prescale, postscale, _root(engine, op, root_rank), splits, unnamed)
     return requests.submit(engine, call, tensors, keep)
 
 
@@ -80,12 +83,14 @@ def run(
     splits: tuple[int, ...] | None = None,
     keep: object = None,
     repeats: bool = True,
+    unnamed: bool = False,
 ) -> Handle | None:
     """Submits one collective and returns when it is done: faster than `submit` and ``wait``, above all for small ones.
 
     Args:
         op: the kind; the rest as for `submit`.
-        repeats: whether a call of this name and form may come again; False for a name that is used once.
+        repeats: whether a call of this name and form may come again; False for what is used once.
+        unnamed: as for `submit`.
 
     Returns:
         For an op that makes its result itself (allgather, alltoall, join) the handle, done; else None.
@@ -94,7 +99,7 @@ def run(
         As `submit` and ``Handle.wait`` do.
     """
     engine = context.engine(process_set)
-    call = Call(op, name, reduce_op, prescale, postscale, _root(engine, op, root_rank), splits)
+    call = Call(op, name, reduce_op, prescale, postscale, _root(engine, op, root_rank), splits, unnamed)
     return requests.run(engine, call, tensors, keep, repeats=repeats)
 
 
@@ -119,14 +124,9 @@ def plan(
     return Plan(engine, Call(op, name, reduce_op, prescale, postscale, _root(engine, op, root_rank)), forms)
 
 
-# A barrier is waited for where it is called, so few are in flight at once: as many as there are threads in one, and
-# those that Ctrl-C has left behind.
-_BARRIER_NAMES = 8
-
-
 def barrier(process_set: ProcessSet | None = None) -> None:
     """Returns when every rank of the set is in it. Raises as `run` does."""
-    run(Op.BARRIER, auto_name("barrier", process_set, _BARRIER_NAMES), (), process_set=process_set)
+    run(Op.BARRIER, kind_of_unnamed("barrier"), (), process_set=process_set, unnamed=True)
 
 
 def join() -> int:
@@ -138,27 +138,26 @@ def join() -> int:
     Raises:
         As `run` does.
     """
-    handle = run(Op.JOIN, auto_name("join"), (), repeats=False)
+    handle = run(Op.JOIN, kind_of_unnamed("join"), (), repeats=False, unnamed=True)
     assert handle is not None
     last = handle.last_joined()
-    # Until then the ranks may have made different numbers of calls without a name.
+    # Until then the ranks may have made different numbers of calls without a name. The engine counts anew, too.
     context.restart_numbers(_UNNAMED)
     return last
 
 
-def auto_name(kind: str, process_set: ProcessSet | None = None, names: int | None = None) -> str:
-    """A name for a collective that the caller gave none: ``'allreduce.noname.3'``, counted for each kind and set.
+def kind_of_unnamed(kind: str) -> str:
+    """What stands in the place of a name that the caller did not give: ``'allreduce.noname'``, for ``unnamed=True``.
 
-    Ranks that call in the same order get the same names. Counting begins with ``init()``, and anew with each `join`.
-
-    Args:
-        kind: of the collective.
-        process_set: None for the whole job.
-        names: after so many the first comes again, and is remembered by the engine; None: each is new.
+    The engine counts the requests of a kind, so that this one becomes ``'allreduce.noname.3'``. Ranks that call in the
+    same order meet.
     """
-    of_set = "" if process_set is None else process_set.process_set_id
-    number = context.next_number(f"{_UNNAMED}{kind} {of_set}")
-    return f"{kind}.noname.{number if names is None else number % names}"
+    return kind + ".noname"
+
+
+def unnamed_number(kind: str) -> int:
+    """Counts calls without a name, from `init` on and anew with each `join`: for what must meet by a name after all."""
+    return context.next_number(_UNNAMED + kind)
 
 
 def _root(engine: Engine, op: Op, root_rank: int) -> int:

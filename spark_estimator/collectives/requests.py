@@ -19,7 +19,7 @@ from spark_estimator.collectives.engine import WAIT_SLICE_SECONDS, Engine
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.errors import ShutDownError
 
-# Names whose requests are remembered as plans. A job that repeats more names than that gains nothing for the oldest.
+# Requests that are remembered as plans. A job that repeats more of them than that gains nothing for the oldest.
 _REMEMBERED = 512
 
 Form = tuple[DType, tuple[int, ...]]
@@ -49,10 +49,13 @@ class Call(NamedTuple):
     Attributes:
         op: the kind.
         name: by which the ranks' requests meet; 1 to 4095 bytes of UTF-8. One request of a name may be in flight.
+            Without a name a kind, see `unnamed`.
         reduce_op: allreduce and reducescatter only.
         prescale, postscale: allreduce and reducescatter only: factors before and after the reduction.
         root_rank: broadcast only: whose input everyone's output becomes; its number in the group.
         splits: alltoall only: [size] rows for each rank; None: even shares.
+        unnamed: the requests of this kind meet by order: this rank's n-th and every other's. Any number may be in
+            flight. The engine calls them ``<kind>.<n>``, counted from 0, and anew when all have joined.
     """
 
     op: Op
@@ -62,6 +65,7 @@ class Call(NamedTuple):
     postscale: float = 1.0
     root_rank: int = 0
     splits: tuple[int, ...] | None = None
+    unnamed: bool = False
 
 
 def submit(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object) -> Handle:
@@ -83,11 +87,11 @@ def submit(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object) 
 
 
 def run(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object, *, repeats: bool = True) -> Handle | None:
-    """Submits a collective and waits for it. From the third use of a name on, it takes the engine's shortest way.
+    """Submits a collective and waits for it. From its third use on, it takes the engine's shortest way.
 
     Args:
         engine, call, tensors, keep: as in `submit`.
-        repeats: whether one of this name may come again.
+        repeats: whether one of this name, or one like it without a name, may come again.
 
     Returns:
         For an op that makes its result itself (allgather, alltoall, join) the handle, done; else None.
@@ -97,7 +101,8 @@ def run(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object, *, 
     """
     forms = [(tensor[2], tensor[3]) for tensor in tensors]
     # Taken out while it is used: two threads must not write the addresses of one plan, and the last used comes last.
-    known = engine.plans.pop(call.name, None) if repeats else None
+    key = (call, *forms) if call.unnamed else call.name
+    known = engine.plans.pop(key, None) if repeats else None
     if type(known) is Plan and known.call == call and known.forms == forms:
         handle = known.run([tensor[0] for tensor in tensors], [tensor[1] for tensor in tensors], keep)
     else:
@@ -114,21 +119,22 @@ def run(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object, *, 
     if repeats:
         if type(known) is not Plan:
             known = Plan(engine, call, forms) if known == (call, forms) else (call, forms)
-        _remember(engine, call.name, known)
+        _remember(engine, key, known)
     return handle
 
 
-def gather_bytes(engine: Engine, name: str, payload: bytes) -> list[memoryview]:
+def gather_bytes(engine: Engine, name: str, payload: bytes, *, unnamed: bool = False) -> list[memoryview]:
     """What each rank of the group gave, on every rank. All call it. Raises as `run` does.
 
     Args:
         engine: of the group.
-        name: by which the calls meet.
+        name: by which the calls meet, or their kind.
         payload: of this rank, of any length.
+        unnamed: see `Call`.
     """
     buffer = ctypes.create_string_buffer(payload, max(1, len(payload)))
     tensor = Tensor(ctypes.addressof(buffer), 0, DType.UINT8, (len(payload),))
-    handle = run(engine, Call(Op.ALLGATHER, name), [tensor], buffer, repeats=False)
+    handle = run(engine, Call(Op.ALLGATHER, name, unnamed=unnamed), [tensor], buffer, repeats=False)
     assert handle is not None
     data, rows = handle.gathered()
     ends = list(itertools.accumulate(rows))
@@ -234,12 +240,12 @@ def _abandon(engine: Engine, number: c_int64, keep: object) -> None:
         engine.detach(number.value, keep)
 
 
-def _remember(engine: Engine, name: str, known: object) -> None:
+def _remember(engine: Engine, key: object, known: object) -> None:
     if len(engine.plans) >= _REMEMBERED:
         # Another thread may be at it as well; whoever fails leaves one more than the limit for the next time.
         with suppress(RuntimeError, StopIteration):
             engine.plans.pop(next(iter(engine.plans)), None)
-    engine.plans[name] = known
+    engine.plans[key] = known
 
 
 def _native_request(engine: Engine, call: Call, tensors: Sequence[Tensor]) -> Request:
@@ -272,6 +278,7 @@ def _native_request(engine: Engine, call: Call, tensors: Sequence[Tensor]) -> Re
         splits,
         call.prescale,
         call.postscale,
+        call.unnamed,
     )
     request.dims = dims
     return request

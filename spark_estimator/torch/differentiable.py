@@ -46,9 +46,10 @@ def allreduce(
     """
     operation = ops.reduce_op(average, op)
     compressed, ctx = compression.compress(tensor)
+    gradient_name = _gradient_name("allreduce", name)
     if compressed.requires_grad and torch.is_grad_enabled():
-        name = _base_name("allreduce", name)
-        reduced = _Allreduce.apply(compressed, name, operation, prescale_factor, postscale_factor)
+        arguments = (operation, prescale_factor, postscale_factor)
+        reduced = _Allreduce.apply(compressed, name, gradient_name, *arguments)
     else:
         reduced = ops.reduced(compressed, name, operation, prescale_factor, postscale_factor)
     restored: torch.Tensor = compression.decompress(reduced, ctx)
@@ -68,8 +69,9 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
         IndexError: the tensor has no dimension to join along.
         HorovodInternalError: the ranks' shapes differ beyond the first dimension, or a rank is lost.
     """
+    gradient_name = _gradient_name("allgather", name)
     if tensor.requires_grad and torch.is_grad_enabled():
-        result: torch.Tensor = _Allgather.apply(tensor, _base_name("allgather", name))
+        result: torch.Tensor = _Allgather.apply(tensor, name, gradient_name)
         return result
     return ops.waited(ops.allgather_async(tensor, name))
 
@@ -88,23 +90,35 @@ def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> 
         ValueError: there is no such rank.
         HorovodInternalError: the ranks disagree about the operation, or a rank is lost.
     """
+    gradient_name = _gradient_name("broadcast", name)
     if tensor.requires_grad and torch.is_grad_enabled():
-        result: torch.Tensor = _Broadcast.apply(tensor, root_rank, _base_name("broadcast", name))
+        result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, gradient_name)
         return result
     return ops.waited(ops.broadcast_async(tensor, root_rank, name))
 
 
-def _base_name(kind: str, name: str | None) -> str:
-    """A name without its kind, also where none was given: the gradient's name is made from it."""
-    return collectives.auto_name(kind).removeprefix(f"{kind}.") if name is None else name
+def _gradient_name(kind: str, name: str | None) -> str:
+    """The gradient's name; asked for in every call, also in those that need no gradient, so that all ranks count alike.
+
+    Gradients have names where the operation has none, because autograd may come to them in another order on each rank.
+    """
+    if name is None:
+        name = f"noname.{collectives.unnamed_number(kind)}"
+    return f"{name}.gradient"
 
 
 class _Allreduce(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, name: str, operation: ReduceOp, prescale: float, postscale: float
+        ctx: Any,
+        tensor: torch.Tensor,
+        name: str | None,
+        gradient_name: str,
+        operation: ReduceOp,
+        prescale: float,
+        postscale: float,
     ) -> torch.Tensor:
-        ctx.arguments = (name, operation, prescale, postscale)
+        ctx.arguments = (gradient_name, operation, prescale, postscale)
         return ops.reduced(tensor, name, operation, prescale, postscale)
 
     @staticmethod
@@ -115,33 +129,33 @@ class _Allreduce(torch.autograd.Function):
             raise NotImplementedError(
                 f"allreduce with {operation.name.title()} has no gradient here; use Average or Sum."
             )
-        return ops.reduced(gradient, f"{name}.gradient", operation, prescale, postscale), None, None, None, None
+        return ops.reduced(gradient, name, operation, prescale, postscale), None, None, None, None, None
 
 
 class _Allgather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, gradient_name: str) -> torch.Tensor:
         joined, rows = ops.allgather_with_rows(tensor, name)
-        ctx.name = name
+        ctx.gradient_name = gradient_name
         ctx.start, ctx.length = sum(rows[: context.rank()]), rows[context.rank()]
         return joined
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        averaged = ops.reduced(gradient, f"{ctx.name}.gradient", ops.Average)
-        return averaged.narrow(0, ctx.start, ctx.length), None
+        averaged = ops.reduced(gradient, ctx.gradient_name, ops.Average)
+        return averaged.narrow(0, ctx.start, ctx.length), None, None
 
 
 class _Broadcast(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, gradient_name: str) -> torch.Tensor:
         ctx.root_rank = root_rank
-        ctx.name = name
+        ctx.gradient_name = gradient_name
         return ops.waited(ops.broadcast_async(tensor, root_rank, name))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        averaged = ops.reduced(gradient, f"{ctx.name}.gradient", ops.Average)
-        return (averaged if context.rank() == ctx.root_rank else torch.zeros_like(averaged)), None, None
+        averaged = ops.reduced(gradient, ctx.gradient_name, ops.Average)
+        return (averaged if context.rank() == ctx.root_rank else torch.zeros_like(averaged)), None, None, None

@@ -1,8 +1,8 @@
 """The asynchronous collectives on tensors: each returns a number, for `synchronize` to wait with.
 
-Ranks' operations find each other by name; without a name a counter gives one, so that unnamed operations must be
-called in the same order by all ranks. A tensor must not be written, and the result of an operation in place must not
-be read, before `synchronize` has returned. Names, order of arguments and defaults are Horovod's.
+Ranks' operations find each other by name; those without a name by their order, so that unnamed operations of one kind
+must be called in the same order by all ranks. A tensor must not be written, and the result of an operation in place
+must not be read, before `synchronize` has returned. Names, order of arguments and defaults are Horovod's.
 """
 
 from __future__ import annotations
@@ -184,8 +184,13 @@ def reduce_op(average: bool | None, op: int | None) -> ReduceOp:
 
 
 def request_name(kind: str, name: str | None) -> str:
-    """The name under which the ranks' requests meet; one user name may serve several kinds at the same time."""
-    return collectives.auto_name(kind) if name is None else f"{kind}.{name}"
+    """The name under which the ranks' requests meet; one user name may serve several kinds at the same time.
+
+    Args:
+        kind: of the operation.
+        name: None: what is returned is for ``unnamed=True``.
+    """
+    return collectives.kind_of_unnamed(kind) if name is None else f"{kind}.{name}"
 
 
 def waited(handle: int) -> torch.Tensor:
@@ -212,6 +217,7 @@ def _allreduce(
         prescale=prescale,
         postscale=postscale,
         keep=(source, output),
+        unnamed=name is None,
     )
 
 
@@ -227,7 +233,7 @@ def _allreduce_now(
         prescale=prescale,
         postscale=postscale,
         keep=(source, output),
-        repeats=name is not None,
+        unnamed=name is None,
     )
 
 
@@ -238,7 +244,7 @@ def _allgather(tensor: torch.Tensor, name: str | None) -> Handle:
             "allgather joins tensors along dimension 0, and a 0-dimensional tensor has none: unsqueeze it."
         )
     rows = described(source)._replace(output=0)  # the engine makes the memory for the result
-    return collectives.submit(Op.ALLGATHER, request_name("allgather", name), [rows], keep=source)
+    return collectives.submit(Op.ALLGATHER, request_name("allgather", name), [rows], keep=source, unnamed=name is None)
 
 
 def _joined(handle: Handle, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
@@ -261,6 +267,7 @@ def _broadcast(
         [described(source, output)],
         root_rank=root_rank,
         keep=(source, output),
+        unnamed=name is None,
     )
     return _registered(handle, result)
 

@@ -22,7 +22,7 @@ class Step:
     """One collective.
 
     Attributes:
-        op, name, reduce_op, prescale, postscale: as the engine has them.
+        op, name, reduce_op, prescale, postscale, unnamed: as the engine has them.
         ranks: of the job, that take part; their order is that of the group.
         dtypes: of the tensors.
         shapes: of the tensors; for an allgather or alltoall without their rows.
@@ -45,6 +45,7 @@ class Step:
     postscale: float = 1.0
     root: int = 0
     in_place: bool = False
+    unnamed: bool = False
     seed: int = 0
 
     def given(self, member: int) -> list[Array]:
@@ -154,6 +155,7 @@ class Running:
             "postscale": step.postscale,
             "splits": step.splits[self.member] if step.splits else None,
             "keep": (self.inputs, self.outputs),
+            "unnamed": step.unnamed,
         }
         self.handle: Handle | None = None
 
@@ -201,11 +203,18 @@ def sets_of(groups: list[tuple[int, ...]]) -> dict[tuple[int, ...], ProcessSet |
 
 
 def run_in_orders_of_their_own(rank: int, steps: list[Step], sets: dict[tuple[int, ...], Any], order_seed: int) -> None:
-    """Submits the steps of this rank in an order of its own, then waits for all."""
+    """Submits the steps of this rank in an order of its own, then waits for all in another.
+
+    Of those without a name the order is kept.
+    """
     mine = [Running(step, sets[step.ranks]) for step in steps if rank in step.ranks]
-    numpy.random.default_rng([order_seed, rank]).shuffle(mine)  # type: ignore[arg-type]
+    unnamed = iter([running for running in mine if running.step.unnamed])
+    shuffle = numpy.random.default_rng([order_seed, rank]).shuffle
+    shuffle(mine)  # type: ignore[arg-type]
+    mine = [next(unnamed) if running.step.unnamed else running for running in mine]
     for running in mine:
         running.submit()
+    shuffle(mine)  # type: ignore[arg-type]
     for running in mine:
         running.check()
 

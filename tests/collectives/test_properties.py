@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from spark_estimator._native import DType, Op, ReduceOp
+from spark_estimator.collectives import ops
 from tests.collectives.programs import FLOATS, Shape, Step
 from tests.rank_pool import RankPool
 
@@ -87,11 +88,21 @@ def steps(draw: st.DrawFn, groups: list[tuple[int, ...]], name: str) -> Step:
     ranks = draw(st.sampled_from(groups))
     op = draw(st.sampled_from([op for op in Op if op is not Op.JOIN]))
     seed = draw(st.integers(0, 2**32 - 1))
+    unnamed = draw(st.booleans())
+    if unnamed:
+        name = ops.kind_of_unnamed(draw(st.sampled_from(["one kind", "another"])))
     if op is Op.BARRIER:
-        return Step(op, name, ranks, seed=seed)
+        return Step(op, name, ranks, unnamed=unnamed, seed=seed)
     tensors = 1 if op in (Op.BROADCAST, Op.ALLTOALL) else draw(st.sampled_from([1, 1, 2, 4]))
     types = tuple(draw(dtypes) for _ in range(tensors))
-    common: dict[str, Any] = {"op": op, "name": name, "ranks": ranks, "dtypes": types, "seed": seed}
+    common: dict[str, Any] = {
+        "op": op,
+        "name": name,
+        "ranks": ranks,
+        "dtypes": types,
+        "unnamed": unnamed,
+        "seed": seed,
+    }
     if op is Op.ALLGATHER:
         rows = tuple(tuple(draw(lengths) for _ in ranks) for _ in types)
         return Step(shapes=tuple(draw(rows_of_shapes) for _ in types), rows=rows, **common)
@@ -173,7 +184,7 @@ def contradictions(draw: st.DrawFn, size: int) -> tuple[Step, Step, list[str]]:
     what = draw(st.sampled_from(DIFFERENCES))
     name = draw(names)
     everyone = tuple(range(size))
-    common: dict[str, Any] = {"name": name, "ranks": everyone}
+    common: dict[str, Any] = {"name": name, "ranks": everyone, "unnamed": draw(st.booleans())}
     dtype, other_dtype = draw(st.lists(st.sampled_from(FLOATS), min_size=2, max_size=2, unique=True))
     length, other_length = draw(st.lists(st.integers(1, 3000), min_size=2, max_size=2, unique=True))
     first: dict[str, Any] = {"op": Op.ALLREDUCE, "dtypes": (dtype,), "shapes": ((length,),)}

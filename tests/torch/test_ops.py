@@ -58,6 +58,35 @@ def test_all_types_and_operations(three_ranks: RankPool) -> None:
     three_ranks.run(check)
 
 
+def test_what_comes_again_without_a_name_is_not_negotiated_again(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        from spark_estimator.collectives import context
+
+        def step(number: int) -> None:
+            for count in (1, 3):
+                tensor = torch.full((count,), float(rank + number))
+                handles = [hvd.allreduce_async(tensor, op=hvd.Sum) for _ in range(5)]
+                handles.append(hvd.allreduce_async_(tensor.clone(), op=hvd.Sum))
+                assert hvd.allreduce(tensor, op=hvd.Sum).tolist() == [2 * number + 1] * count
+                assert hvd.allreduce(tensor.requires_grad_(), op=hvd.Sum).tolist() == [2 * number + 1] * count
+                for handle in reversed(handles):
+                    result = hvd.synchronize(handle)
+                    assert result is not None
+                    assert result.tolist() == [2 * number + 1] * count
+                assert hvd.broadcast(torch.full((count,), rank + number), 1).tolist() == [1 + number] * count
+                assert hvd.allgather(torch.full((count,), rank)).tolist() == [0] * count + [1] * count
+            hvd.barrier()
+
+        for number in range(3):
+            step(number)
+        before = context.engine().counter("slow_phases")
+        for number in range(20):
+            step(number)
+        assert context.engine().counter("slow_phases") == before
+
+    two_ranks.run(check)
+
+
 def test_shapes(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         scalar = hvd.allreduce(torch.tensor(float(rank)))

@@ -91,8 +91,9 @@ typedef struct se_config {
   int32_t global_rank;    /* in the job; what messages call this rank */
   int32_t process_set;    /* for messages: 0 is the whole job */
   int32_t own_segment_fd; /* from se_segment_create, -1 for none; owned by the engine */
-  int32_t cache_capacity; /* names whose agreement is remembered; 0: each op is negotiated in full. 0..8192. Rank 0's
-                             value holds for all, as of fusion_threshold_bytes, hierarchical and the autotune fields */
+  int32_t cache_capacity; /* names, and forms of unnamed requests, whose agreement is remembered; 0: each op is
+                             negotiated in full. 0..8192. Rank 0's value holds for all, as of fusion_threshold_bytes,
+                             hierarchical and the autotune fields */
   int32_t overlap;        /* 1: the engine's thread starts at once on what is submitted, beside the caller's computing;
                              0: se_plan_submit with SE_DEFER leaves it to the next wait (cores are scarce) */
   int32_t cores;          /* that this process may use: its affinity, its control group's quota */
