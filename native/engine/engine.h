@@ -43,6 +43,7 @@
 #include "transport/arena.h"
 #include "transport/frame.h"
 #include "transport/liveness.h"
+#include "transport/polling.h"
 
 namespace spark_estimator {
 
@@ -327,6 +328,7 @@ class Engine : private Liveness {
   int first_leaver_ = -1;  // who left it first, in good order
   bool any_goodbye_ = false;
   bool control_claimed_ = false;
+  Polling polling_;  // of whoever drives, for frames
   Time next_stall_check_{};
   int64_t next_question_ = 1;
   struct Asked {

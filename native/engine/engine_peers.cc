@@ -1,6 +1,5 @@
 // The peers as an engine hears of them: frames, signs of life, departures, and its own.
 #include <poll.h>
-#include <sched.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -23,8 +22,6 @@ constexpr Seconds kGoodbyeFlush{1.0};
 constexpr Seconds kGoodbyeDrain{0.1};
 // How long a broken data link waits for the control link's account of it.
 constexpr Seconds kExplanation{0.2};
-// Looks at the links before sleeping: a peer that is just about to answer comes within a few time slices.
-constexpr int kYields = 8;
 
 }  // namespace
 
@@ -61,17 +58,21 @@ Status Engine::ReadReady(int timeout_milliseconds) {
 // The frames' way of waiting; for the rounds.
 Status Engine::AwaitFrames(Time deadline) {
   if (std::this_thread::get_id() != thread_.get_id()) ClaimControl(true);
-  for (int i = 0; i < kYields; ++i) {
+  do {
     SE_RETURN_IF_ERROR(ReadReady(0));
-    if (frame_rounds_->done()) return Status::Ok();
-    sched_yield();
-  }
+    if (frame_rounds_->done()) {
+      polling_.Came();
+      return Status::Ok();
+    }
+  } while (polling_.Again());
   const double left = Seconds(deadline - Clock::now()).count();
   if (left > 0) {
     const double limit = Seconds(kLivenessInterval).count();
     SE_RETURN_IF_ERROR(ReadReady(std::max(1, static_cast<int>(std::min(left, limit) * 1000))));
   }
-  return frame_rounds_->done() ? Status::Ok() : Check();
+  if (!frame_rounds_->done()) return Check();
+  polling_.Came();
+  return Status::Ok();
 }
 
 // While a caller waits for frames, they do not wake the engine's thread.

@@ -1,7 +1,6 @@
 // Sockets, and parts of a group, behind the interface of StreamGroup.
 #include "transport/stream_group.h"
 
-#include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -15,14 +14,6 @@ namespace {
 
 // send() and recv() take at most 2 GiB at once, and smaller turns keep both directions of a link busy.
 constexpr size_t kTurnBytes = size_t{1} << 20;
-// A peer that answers soon answers within a few turns of the scheduler; sleeping and being woken costs more than they
-// do. Where they did not help kUselessBeforeRest times in a row, or a turn went to somebody who kept it, waits sleep at
-// once for a while, twice as long each time.
-constexpr int kYields = 8;
-constexpr std::chrono::microseconds kLongTurn{30};
-constexpr int kUselessBeforeRest = 4;
-constexpr int kShortestRest = 16;  // waits
-constexpr int kLongestRest = 4096;
 // Scratch beyond this is given back after use, so that one large collective does not hold memory for ever.
 constexpr size_t kKeptScratchBytes = size_t{4} << 20;
 
@@ -31,36 +22,11 @@ constexpr size_t kKeptScratchBytes = size_t{4} << 20;
 SocketGroup::SocketGroup(int rank, std::vector<UniqueFd> sockets, Liveness* liveness)
     : StreamGroup(rank, static_cast<int>(sockets.size())), sockets_(std::move(sockets)), liveness_(liveness) {
   next_check_ = Clock::now() + kLivenessInterval;
-  next_rest_ = kShortestRest;
 }
 
 void SocketGroup::Moved(size_t bytes) {
   CountMoved(bytes);
-  if (yields_ > 0 && yields_ < kYields) {
-    useless_ = 0;
-    next_rest_ = kShortestRest;
-  }
-  yields_ = 0;
-}
-
-bool SocketGroup::YieldInstead() {
-  if (resting_ > 0) {
-    if (yields_ == 0) --resting_;
-    return false;
-  }
-  if (yields_ >= kYields) return false;
-  ++yields_;
-  const Time start = Clock::now();
-  sched_yield();
-  const bool kept = Clock::now() - start > kLongTurn;
-  if (kept || yields_ == kYields) ++useless_;
-  if (kept || useless_ >= kUselessBeforeRest) {
-    yields_ = kYields;
-    useless_ = 0;
-    resting_ = next_rest_;
-    next_rest_ = std::min(2 * next_rest_, kLongestRest);
-  }
-  return true;
+  polling_.Came();
 }
 
 Status SocketGroup::TrySend(int peer, const uint8_t* data, size_t bytes, size_t* moved) {
@@ -104,7 +70,7 @@ Status SocketGroup::CheckLiveness() {
 }
 
 Status SocketGroup::AwaitReady(std::span<const int> senders_to, std::span<const int> receivers_from) {
-  if (YieldInstead()) return Status::Ok();
+  if (polling_.Again()) return Status::Ok();
   waits_.clear();
   for (const int peer : senders_to) {
     if (peer >= 0) waits_.push_back({sockets_[static_cast<size_t>(peer)].get(), POLLOUT, 0});

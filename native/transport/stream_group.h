@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "base/unique_fd.h"
 #include "transport/liveness.h"
+#include "transport/polling.h"
 
 namespace spark_estimator {
 
@@ -93,18 +94,13 @@ class SocketGroup : public StreamGroup {
 
  private:
   Status CheckLiveness();
-  // How many turns to give away before sleeping; learns whether that pays.
-  bool YieldInstead();
   void Moved(size_t bytes);
 
   std::vector<UniqueFd> sockets_;
   Liveness* liveness_;
   Time next_check_;
   std::vector<pollfd> waits_;
-  int yields_ = 0;   // in a row, since bytes moved last
-  int useless_ = 0;  // waits in a row in which yielding did not help
-  int resting_ = 0;  // waits that are still to sleep at once
-  int next_rest_;
+  Polling polling_;
 };
 
 // Some ranks of another group, renumbered: one ring across hosts, one host's part of a job.
