@@ -210,7 +210,10 @@ bool Engine::TakeDriving(Lock&) {
 }
 
 void Engine::LeaveDriving(Lock&) {
-  if (control_claimed_) ClaimControl(false);
+  if (control_claimed_) {
+    if (fast_) last_driven_ = Clock::now();
+    ClaimControl(false);
+  }
   driving_ = false;
   if (waiting_ > 0) {
     changed_.notify_all();

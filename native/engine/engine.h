@@ -328,6 +328,7 @@ class Engine : private Liveness {
   int first_leaver_ = -1;  // who left it first, in good order
   bool any_goodbye_ = false;
   bool control_claimed_ = false;
+  std::atomic<Time> last_driven_{Time()};  // when a caller last let go of the control links
   Polling polling_;  // of whoever drives, for frames
   Time next_stall_check_{};
   int64_t next_question_ = 1;

@@ -1,4 +1,5 @@
 // The engine's own thread: it negotiates, watches the peers, and does what nobody waits for.
+#include <poll.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -19,6 +20,8 @@ constexpr Seconds kDriveAtOnce{0.2};
 // How often it looks whether whoever drives has let go, without being told.
 constexpr std::chrono::milliseconds kLetGo{50};
 constexpr Seconds kUnsentRetry{0.001};
+// A caller that has driven so short a time ago most likely comes back, and takes in what peers have sent meanwhile.
+constexpr std::chrono::microseconds kCallerReturns{500};
 
 void BindToCore(int core) {
 #if defined(__linux__)
@@ -102,7 +105,15 @@ void Engine::AwaitWork(Time until) {
     const double left = Seconds(until - Clock::now()).count();
     timeout = left <= 0 ? 0 : static_cast<int>(std::min(left, 3600.0) * 1000) + 1;
   }
-  const int ready = epoll_wait(thread_poll_.get(), events.data(), static_cast<int>(events.size()), timeout);
+  int ready = epoll_wait(thread_poll_.get(), events.data(), static_cast<int>(events.size()), timeout);
+  if (ready == 1 && events[0].data.fd != wake_fd_.get() && Clock::now() - last_driven_.load() < kCallerReturns) {
+    // A peer that is ahead. To take its frames from under a caller that calls again and again would cost more than what
+    // it came for.
+    pollfd wake{wake_fd_.get(), POLLIN, 0};
+    const timespec pause{0, std::chrono::nanoseconds(kCallerReturns).count()};
+    ppoll(&wake, 1, &pause, nullptr);
+    ready = epoll_wait(thread_poll_.get(), events.data(), static_cast<int>(events.size()), 0);
+  }
   Increase(counters_.wakeups);
   // Cleared before the queue is looked at: what is submitted from here on wakes us again.
   wake_pending_ = false;
