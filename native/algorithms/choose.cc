@@ -68,9 +68,14 @@ BroadcastAlgorithm ChooseBroadcast(const Situation& situation) {
 AllgatherAlgorithm ChooseAllgather(const Situation& situation) {
   if (situation.ranks == 1) return AllgatherAlgorithm::kAlone;
   if (situation.shared) return AllgatherAlgorithm::kShared;
+  if (Hierarchical(situation) && situation.hosts_in_rank_order) return AllgatherAlgorithm::kHierarchical;
   if (situation.ranks <= kExchangeRanks) return AllgatherAlgorithm::kExchange;
   const size_t each = situation.bytes / static_cast<size_t>(situation.ranks);
   return each < kRingRowsBytes ? AllgatherAlgorithm::kBruck : AllgatherAlgorithm::kRing;
+}
+
+bool ReducescatterByHosts(const Situation& situation) {
+  return Hierarchical(situation) && situation.hosts_in_rank_order && !IsHalf(situation.dtype);
 }
 
 const char* Name(AllreduceAlgorithm algorithm) {
@@ -129,6 +134,8 @@ const char* Name(AllgatherAlgorithm algorithm) {
       return "Bruck";
     case AllgatherAlgorithm::kRing:
       return "ring";
+    case AllgatherAlgorithm::kHierarchical:
+      return "hierarchical";
   }
   return "unknown";
 }

@@ -24,12 +24,13 @@ struct Tuning {
 struct Situation {
   size_t bytes = 0;  // of one rank; allgather: of all ranks together
   int ranks = 1;
-  int hosts = 1;               // sets of ranks that see one another's memory, see HostsOf
-  int ranks_per_host = 1;      // 0 when the hosts hold different numbers of ranks
-  bool shared = false;         // all ranks see one another's memory
-  bool in_arena = false;       // all ranks' tensors lie in shared memory already
-  int cores = 1;               // of one host, the smallest number of all ranks' views
-  int32_t dtype = SE_FLOAT32;  // allreduce
+  int hosts = 1;                     // sets of ranks that see one another's memory, see HostsOf
+  int ranks_per_host = 1;            // 0 when the hosts hold different numbers of ranks
+  bool hosts_in_rank_order = false;  // see Hosts
+  bool shared = false;               // all ranks see one another's memory
+  bool in_arena = false;             // all ranks' tensors lie in shared memory already
+  int cores = 1;                     // of one host, the smallest number of all ranks' views
+  int32_t dtype = SE_FLOAT32;        // allreduce
   Tuning tuning = {};
 };
 
@@ -56,9 +57,10 @@ enum class BroadcastAlgorithm {
 enum class AllgatherAlgorithm {
   kAlone,
   kShared,
-  kExchange,  // streams, 1 step: own rows to everybody
-  kBruck,     // streams, log2 n steps: twice as much from twice as far each time
-  kRing,      // streams, n - 1 steps: the neighbour's rows on to the next
+  kExchange,      // streams, 1 step: own rows to everybody
+  kBruck,         // streams, log2 n steps: twice as much from twice as far each time
+  kRing,          // streams, n - 1 steps: the neighbour's rows on to the next
+  kHierarchical,  // across hosts by the ranks of one local index, then through shared memory
 };
 
 // As the timeline and the flight recorder call them; static storage.
@@ -69,6 +71,8 @@ const char* Name(AllgatherAlgorithm algorithm);
 AllreduceAlgorithm ChooseAllreduce(const Situation& situation);
 BroadcastAlgorithm ChooseBroadcast(const Situation& situation);
 AllgatherAlgorithm ChooseAllgather(const Situation& situation);
+// Whether a reducescatter goes inside hosts first, then across; else every owner hears from everybody.
+bool ReducescatterByHosts(const Situation& situation);
 
 }  // namespace spark_estimator
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "algorithms/shared.h"
@@ -17,13 +18,6 @@ namespace {
 
 // Of values as they are reduced: long against what a ring needs to fill, short against a host's memory.
 constexpr size_t kBlockBytes = size_t{16} << 20;
-
-// One rank of each host. Hosts that lack the local index do not come here.
-SubGroup Across(StreamGroup& all, const Hosts& hosts, int local_index) {
-  std::vector<int> members;
-  for (const std::vector<int>& host : hosts.members) members.push_back(host[static_cast<size_t>(local_index)]);
-  return SubGroup(&all, std::move(members));
-}
 
 class Allreduce {
  public:
@@ -144,6 +138,12 @@ class Allreduce {
 };
 
 }  // namespace
+
+SubGroup Across(StreamGroup& all, const Hosts& hosts, int local_index) {
+  std::vector<int> members;
+  for (const std::vector<int>& host : hosts.members) members.push_back(host[static_cast<size_t>(local_index)]);
+  return SubGroup(&all, std::move(members));
+}
 
 Status HierarchicalAllreduce(SharedGroup& local, StreamGroup& all, const Hosts& hosts, const BufferList& buffers,
                              int32_t dtype, int32_t reduce_op, Finish finish, const Tuning& tuning) {

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "algorithms/buffer_list.h"
 #include "algorithms/choose.h"
@@ -28,7 +29,19 @@ Status HierarchicalAllreduce(SharedGroup& local, StreamGroup& all, const Hosts& 
 // `bytes` bytes of `input` are read on rank `root` and written to every rank's `output`.
 Status HierarchicalBroadcast(SharedGroup& local, StreamGroup& all, const Hosts& hosts, int root, const void* input,
                              void* output, size_t bytes);
+// Rows of `bytes_of[rank]` bytes, of all ranks to all, in the order of the ranks; for hosts in_rank_order() only.
+Status HierarchicalAllgather(SharedGroup& local, StreamGroup& all, const Hosts& hosts, const void* input,
+                             std::span<const size_t> bytes_of, void* output);
+// Row `rank` of the reduction over all ranks' inputs, to that rank's output, which does not overlap its input; for
+// hosts in_rank_order() only. First over the ranks of each host, in rank order, then over hosts; not for float16 and
+// bfloat16, which would be rounded in between.
+Status HierarchicalReducescatter(SharedGroup& local, StreamGroup& all, const Hosts& hosts, const void* input,
+                                 std::span<const size_t> bytes_of, void* output, int32_t dtype, int32_t reduce_op,
+                                 Finish finish);
 Status HierarchicalBarrier(SharedGroup& local, StreamGroup& all, const Hosts& hosts);
+
+// The ranks of one local index, one of each host; for those that have that index.
+SubGroup Across(StreamGroup& all, const Hosts& hosts, int local_index);
 
 }  // namespace spark_estimator
 

@@ -15,6 +15,17 @@ int Hosts::ranks_per_host() const {
   return even ? static_cast<int>(first) : 0;
 }
 
+bool Hosts::in_rank_order() const {
+  if (ranks_per_host() == 0) return false;
+  int next = 0;
+  for (const std::vector<int>& host : members) {
+    for (const int rank : host) {
+      if (rank != next++) return false;
+    }
+  }
+  return true;
+}
+
 Hosts HostsOf(const std::vector<std::vector<int>>& visible_ranks) {
   const size_t ranks = visible_ranks.size();
   std::vector<std::vector<bool>> sees(ranks, std::vector<bool>(ranks));

@@ -14,6 +14,8 @@ struct Hosts {
   int count() const { return static_cast<int>(members.size()); }
   // 0 when the hosts hold different numbers of ranks.
   int ranks_per_host() const;
+  // Whether all hold equally many, the first host the first ranks, and so on.
+  bool in_rank_order() const;
 };
 
 // visible_ranks[r] are the ranks whose segments rank r has mapped; itself may be among them or not. Ranks that see one

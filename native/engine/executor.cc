@@ -247,6 +247,7 @@ Situation Executor::SituationOf(size_t bytes, int32_t dtype) const {
   situation.ranks = streams_->size();
   situation.hosts = hosts_->count();
   situation.ranks_per_host = hosts_->ranks_per_host();
+  situation.hosts_in_rank_order = hosts_->in_rank_order();
   situation.shared = shared_ != nullptr;
   situation.cores = cores_;
   situation.dtype = dtype;
@@ -298,6 +299,10 @@ Status Executor::Allgather(Request& request, size_t part, const int64_t* rows) {
   const AllgatherAlgorithm algorithm =
       ChooseAllgather(SituationOf(static_cast<size_t>(gathered.bytes), request.signature->parts[part].dtype));
   algorithm_ = Name(algorithm);
+  if (algorithm == AllgatherAlgorithm::kHierarchical) {
+    Increase(counters_->shared_bytes, gathered.bytes);
+    return HierarchicalAllgather(*local_, *streams_, *hosts_, input, bytes_of, gathered.data);
+  }
   return StreamAllgather(*streams_, algorithm, input, bytes_of, gathered.data);
 }
 
@@ -377,6 +382,11 @@ Status Executor::Reducescatter(Request& request, size_t part_index) {
     Increase(counters_->shared_bytes, static_cast<int64_t>(count * DtypeBytes(dtype)));
     algorithm_ = "SHARED_REDUCESCATTER";
     status = SharedReducescatter(*shared_, input, bytes_of, output, dtype, Reduction(signature), finish);
+  } else if (ReducescatterByHosts(SituationOf(count * DtypeBytes(dtype), dtype))) {
+    Increase(counters_->shared_bytes, static_cast<int64_t>(count * DtypeBytes(dtype)));
+    algorithm_ = "HIERARCHICAL_REDUCESCATTER";
+    status = HierarchicalReducescatter(*local_, *streams_, *hosts_, input, bytes_of, output, dtype,
+                                       Reduction(signature), finish);
   } else {
     algorithm_ = "STREAM_REDUCESCATTER";
     status = StreamReducescatter(*streams_, input, bytes_of, output, dtype, Reduction(signature), finish);

@@ -94,6 +94,14 @@ void Allgathers() {
   CHECK(ChooseAllgather({.bytes = kMegabyte, .ranks = 4, .hosts = 4}) == kExchange);
   CHECK(ChooseAllgather({.bytes = 64 << 10, .ranks = 64, .hosts = 64}) == kBruck);
   CHECK(ChooseAllgather({.bytes = 64 * kMegabyte, .ranks = 64, .hosts = 64}) == kRing);
+  Situation several{.bytes = 100, .ranks = 4, .hosts = 2, .ranks_per_host = 2, .hosts_in_rank_order = true};
+  CHECK(ChooseAllgather(several) == kHierarchical);
+  CHECK(ReducescatterByHosts(several));
+  several.dtype = SE_BFLOAT16;
+  CHECK(!ReducescatterByHosts(several));
+  several.tuning.hierarchical = 0;
+  CHECK(ChooseAllgather(several) == kExchange);
+  CHECK(!ReducescatterByHosts({.bytes = 100, .ranks = 4, .hosts = 2, .ranks_per_host = 2}));
 }
 
 }  // namespace

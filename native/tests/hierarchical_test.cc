@@ -122,6 +122,47 @@ void Allreduces() {
   }
 }
 
+const std::vector<Members> kShapesInOrder = {{{0, 1}, {2, 3}}, {{0, 1}, {2, 3}, {4, 5}}, {{0, 1, 2}}, {{0}, {1}, {2}}};
+
+void RowsGatherAndScatter() {
+  for (const Members& shape : kShapesInOrder) {
+    RunHosts(shape, [](HostRank& me) {
+      CHECK(me.hosts.in_rank_order());
+      const int ranks = me.all.size();
+      for (const size_t n : {0, 1, 500, 70001}) {
+        std::vector<size_t> bytes_of, starts;
+        size_t total = 0;
+        for (int r = 0; r < ranks; ++r) {
+          const size_t rows = r == 1 ? 0 : n + static_cast<size_t>(r);  // ragged, one of them empty
+          starts.push_back(total);
+          bytes_of.push_back(rows * sizeof(float));
+          total += rows;
+        }
+        const auto mine = static_cast<size_t>(me.all.rank());
+        const size_t own = bytes_of[mine] / sizeof(float);
+        std::vector<float> in(total), row(own), gathered(total, -1), scattered(own, -1);
+        for (size_t i = 0; i < own; ++i) row[i] = Value(me.all.rank(), i);
+        CHECK_OK(HierarchicalAllgather(me.local, me.all, me.hosts, row.data(), bytes_of, gathered.data()));
+        for (int r = 0; r < ranks; ++r) {
+          const auto rank = static_cast<size_t>(r);
+          for (size_t i = 0; i < bytes_of[rank] / sizeof(float); ++i) CHECK_EQ(gathered[starts[rank] + i], Value(r, i));
+        }
+        for (size_t i = 0; i < total; ++i) in[i] = Value(me.all.rank(), i);
+        CHECK_OK(HierarchicalReducescatter(me.local, me.all, me.hosts, in.data(), bytes_of, scattered.data(),
+                                           SE_FLOAT32, SE_SUM, Finish{1.0, 2}));
+        for (size_t i = 0; i < own; ++i) {
+          float sum = 0;
+          for (int r = 0; r < ranks; ++r) sum += Value(r, starts[mine] + i);
+          CHECK_EQ(scattered[i], sum / 2);
+        }
+      }
+    });
+  }
+  for (const Members& shape : {Members{{0, 2}, {1, 3}}, Members{{0, 1, 2}, {3}}, Members{{0}, {1, 2}}}) {
+    CHECK(!HostsOf(VisibleIn(shape)).in_rank_order());
+  }
+}
+
 // Longer than a block, and cut into parts that no share respects.
 void ListsOfBuffers() {
   RunHosts({{0, 1}, {2, 3}}, [](HostRank& me) {
@@ -202,6 +243,14 @@ void BytesAcross() {
     CHECK_OK(HierarchicalAllreduce(me.local, me.all, me.hosts, list, SE_FLOAT32, SE_SUM, Finish{}));
     // Sent and received: half the vector is this rank's share; half of that is reduced by each of the two hosts.
     CHECK_EQ(me.all.bytes_moved(), static_cast<int64_t>(n * sizeof(float)));
+    // A rank sends its own rows to one rank, and gets those of one.
+    const std::vector<size_t> bytes_of(4, n);
+    std::vector<uint8_t> all_rows(4 * n);
+    CHECK_OK(HierarchicalAllgather(me.local, me.all, me.hosts, data.data(), bytes_of, all_rows.data()));
+    CHECK_EQ(me.all.bytes_moved(), static_cast<int64_t>(n * sizeof(float) + 2 * n));
+    CHECK_OK(HierarchicalReducescatter(me.local, me.all, me.hosts, data.data(), bytes_of, all_rows.data(), SE_FLOAT32,
+                                       SE_SUM, Finish{}));
+    CHECK_EQ(me.all.bytes_moved(), static_cast<int64_t>(n * sizeof(float) + 4 * n));
   });
 }
 
@@ -241,6 +290,7 @@ void Barriers() {
 int main() {
   return RunTests({{"hosts from visibility", HostsFromVisibility},
                    {"allreduces", Allreduces},
+                   {"rows gather and scatter", RowsGatherAndScatter},
                    {"lists of buffers", ListsOfBuffers},
                    {"halves are rounded once", HalvesAreRoundedOnce},
                    {"same bits everywhere", SameBitsEverywhere},
