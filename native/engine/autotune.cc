@@ -59,13 +59,27 @@ Autotune::Autotune(const Options& options, const Parameters& start)
 std::optional<Parameters> Autotune::Executed(std::string_view name, int64_t bytes, Time now) {
   if (settled()) return std::nullopt;
   step_bytes_ += bytes;
-  const bool lost = began_with_.empty() || ++operations_ > kMostOperations;
+  const bool lost = began_with_.empty() || ++operations_ > kMostOperations || Replaces(name);
   if (!lost && name != began_with_) return std::nullopt;
   if (lost) began_with_ = name;
   operations_ = 0;
+  candidate_.clear();
+  since_candidate_ = 0;
   const int64_t moved = std::exchange(step_bytes_, 0);
   const Seconds elapsed = now - std::exchange(began_, now);
   return lost ? std::nullopt : Step(moved, elapsed);
+}
+
+// Whether `name` has come around several times since the name that began the step, which may never come again: a job
+// begins with names of its own.
+bool Autotune::Replaces(std::string_view name) {
+  if (name == began_with_) return false;
+  if (name == candidate_) return ++candidate_seen_ >= kCandidateTurns;
+  if (!candidate_.empty() && ++since_candidate_ < candidate_patience_) return false;
+  if (!candidate_.empty()) candidate_patience_ *= 2;
+  candidate_ = name;
+  candidate_seen_ = since_candidate_ = 0;
+  return false;
 }
 
 std::optional<Parameters> Autotune::Step(int64_t bytes, Seconds elapsed) {

@@ -61,10 +61,14 @@ class Autotune {
   std::string TakeCsvRows();
 
   static constexpr int kMeasurements = 5;
-  // A name that has not come again after so many operations is not part of any step; another one takes its place.
+  // A name that has not come again while another one came around so many times, or after so many operations, is not
+  // part of any step; another one takes its place.
+  static constexpr int kCandidateTurns = 3;
   static constexpr int kMostOperations = 10'000;
 
  private:
+  bool Replaces(std::string_view name);
+
   enum class Phase {
     kSearch,
     kConfirmStart,
@@ -115,6 +119,10 @@ class Autotune {
 
   // The step that runs.
   std::string began_with_;
+  std::string candidate_;
+  int candidate_seen_ = 0;
+  int since_candidate_ = 0;
+  int candidate_patience_ = 256;  // operations that it has to come again
   Time began_{};
   int64_t step_bytes_ = 0;
   int operations_ = 0;

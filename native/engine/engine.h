@@ -298,6 +298,7 @@ class Engine : private Liveness {
   // On rank 0, when parameters are to be tried: what comes next, and since when.
   std::optional<Autotune> autotune_;
   std::optional<Parameters> next_parameters_;
+  bool told_of_tune_log_ = false;
   size_t last_tune_rows_ = 0;  // bytes of the log so far
   int64_t cache_capacity_ = 0;
   int cores_ = 1;  // of the host that has fewest
@@ -329,7 +330,7 @@ class Engine : private Liveness {
   bool any_goodbye_ = false;
   bool control_claimed_ = false;
   std::atomic<Time> last_driven_{Time()};  // when a caller last let go of the control links
-  Polling polling_;  // of whoever drives, for frames
+  Polling polling_;                        // of whoever drives, for frames
   Time next_stall_check_{};
   int64_t next_question_ = 1;
   struct Asked {

@@ -316,6 +316,7 @@ Status Engine::ExecuteSingle(const RequestPtr& request, const Outcome& outcome) 
     executed_ += 1;
     const Time now = Clock::now();
     Note(*request, 1, "inline", now, now, SE_OK, true);
+    if (autotune_) Tune({request});
     Lock lock(mutex_);
     CompleteLocked(*request, Status::Ok());
     return Status::Ok();

@@ -1,5 +1,6 @@
 // Negotiation in full: requests go to the coordinator on rank 0, and all ranks do what its responses say.
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -257,16 +258,20 @@ void Engine::Tune(const std::vector<RequestPtr>& requests) {
   if (!autotune_ || autotune_->settled()) return;
   const Time now = Clock::now();
   for (const RequestPtr& request : requests) {
-    const std::optional<Parameters> next = autotune_->Executed(FullName(*request), request->bytes, now);
+    // Requests without a name come around again by their kind.
+    const std::optional<Parameters> next = autotune_->Executed(request->signature->name, request->bytes, now);
     if (!next) continue;
     next_parameters_ = next;
     slow_for_certain_ = true;  // all ranks change over at the same place
   }
   const std::string rows = autotune_->TakeCsvRows();
   if (rows.empty() || config_.autotune_log.empty()) return;
-  if (FILE* log = std::fopen(config_.autotune_log.c_str(), last_tune_rows_ == 0 ? "w" : "a"); log != nullptr) {
-    std::fwrite(rows.data(), 1, rows.size(), log);
-    std::fclose(log);
+  FILE* log = std::fopen(config_.autotune_log.c_str(), last_tune_rows_ == 0 ? "w" : "a");
+  const bool written = log != nullptr && std::fwrite(rows.data(), 1, rows.size(), log) == rows.size();
+  const int error_number = errno;
+  if ((log == nullptr || std::fclose(log) != 0 || !written) && !std::exchange(told_of_tune_log_, true)) {
+    std::fprintf(stderr, "[spark_estimator] rank %d: the autotune log %s cannot be written: %s\n", config_.global_rank,
+                 config_.autotune_log.c_str(), std::strerror(error_number));
   }
   last_tune_rows_ += rows.size();
 }

@@ -149,8 +149,9 @@ Status Engine::MakeGroups(std::vector<Segment> segments, const std::vector<std::
     if (members[i] == config_.rank) local_->rank = static_cast<int>(i);
     local_->segments.push_back(std::move(segments[static_cast<size_t>(members[i])]));
   }
-  // Of two ranks on one core, one has to stay.
-  local_->waiting = Waiting(local_->size, config_.cores, config_.spin_microseconds, local_->rank > 0);
+  // All ranks must take the cores to be as many, since that decides how they cut vectors. Of two ranks on one core, one
+  // has to stay.
+  local_->waiting = Waiting(local_->size, cores_, config_.spin_microseconds, local_->rank > 0);
   all_share_ = local_->size == config_.size;
   Segment& own = local_->mine();
   if (own.arena() != nullptr && members.size() > 1) {

@@ -230,6 +230,17 @@ void ANameThatNeverComesAgainIsReplaced() {
   CHECK(changes > 0);
 }
 
+// A job begins with names of its own, the broadcasts of its parameters.
+void TheNamesOfAStepAreFoundSoon() {
+  Autotune autotune({.warmup_samples = 0, .steps_per_sample = 1}, Start());
+  double now = 0;
+  const auto at = [&] { return Time{} + std::chrono::duration_cast<Clock::duration>(Seconds(now += 0.1)); };
+  for (int i = 0; i < 300; ++i) CHECK(!autotune.Executed("once " + std::to_string(i), kStepBytes, at()));
+  int changes = 0;
+  for (int i = 0; i < 1000; ++i) changes += autotune.Executed("bucket " + std::to_string(i % 5), 1, at()).has_value();
+  CHECK(changes > 0);
+}
+
 void TheLogHasHorovodsColumnsAndARowATrial() {
   Autotune autotune({.warmup_samples = 1, .max_samples = 8}, Start());
   std::istringstream log(Run(&autotune, BestAt(16 * kMiB, 1 << 14, 1 << 19, -1)).log);
@@ -263,5 +274,6 @@ int main() {
                    {"empty steps are ignored", EmptyStepsAreIgnored},
                    {"a step ends when its first name comes again", AStepEndsWhenItsFirstNameComesAgain},
                    {"a name that never comes again is replaced", ANameThatNeverComesAgainIsReplaced},
+                   {"the names of a step are found soon", TheNamesOfAStepAreFoundSoon},
                    {"the log has Horovod's columns and a row a trial", TheLogHasHorovodsColumnsAndARowATrial}});
 }

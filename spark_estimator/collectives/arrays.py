@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -283,7 +284,7 @@ def shared_empty(
         MemoryError: this rank shares memory with nobody, or there is no more.
     """
     form = numpy.dtype(dtype)
-    dims = (shape,) if isinstance(shape, int) else tuple(shape)
+    dims = tuple(shape) if isinstance(shape, Sequence) else (operator.index(shape),)
     count = math.prod(dims) * form.itemsize
     if count == 0:
         return numpy.empty(dims, form)

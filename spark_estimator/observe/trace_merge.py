@@ -115,6 +115,8 @@ def merge(out: Path, files: Sequence[Path]) -> list[str]:
     """
     if any(file.exists() and out.exists() and file.samefile(out) for file in files):
         raise TraceError(f"{out} is to be written and is one of the files to be read; the output comes first.")
+    if out.exists() and _is_a_ranks(out):
+        raise TraceError(f"{out} is to be written and is the timeline of a rank; the output comes first.")
     notes = [f"{file}: left out, it is empty" for file in files if _is_empty(file)]
     traces = [_describe(file) for file in files if not _is_empty(file)]
     if not traces:
@@ -168,6 +170,14 @@ def _describe(path: Path) -> _Trace:
         raise TraceError(
             f"{path} is no timeline that a rank of spark_estimator wrote (joined traces cannot be joined again)."
         ) from None
+
+
+def _is_a_ranks(path: Path) -> bool:
+    try:
+        _describe(path)
+    except TraceError:
+        return False
+    return True
 
 
 def _check_one_job(traces: Iterable[_Trace]) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
+import numpy
 import pytest
 
+from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.cores import affinity_core, available_cores, decisions
 from spark_estimator.collectives.rendezvous import Topology
 from spark_estimator.env import Settings
+from tests.ranks import run_ranks
 
 
 def on_one_host(size: int, rank: int = 0) -> Topology:
@@ -57,3 +62,20 @@ def test_affinity_goes_by_local_rank() -> None:
 
 def test_there_is_at_least_one_core() -> None:
     assert available_cores() >= 1
+
+
+def sums_on_its_own_cores(rank: int, cores: tuple[int, int]) -> None:
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: cores[rank]])
+    context.init()
+    for count in (3000, 100_000):
+        for turn in range(5):
+            mine = numpy.arange(count) * (rank + 1) + turn
+            total = arrays.allreduce(mine, arrays.ReduceOp.SUM, name=f"x{count}")
+            numpy.testing.assert_array_equal(total, numpy.arange(count) * 3 + 2 * turn)
+    context.shutdown()
+
+
+@pytest.mark.skipif(available_cores() < 2, reason="needs two cores")
+@pytest.mark.parametrize("cores", [(1, 2), (2, 1)])
+def test_ranks_that_may_use_different_numbers_of_cores_agree_all_the_same(cores: tuple[int, int]) -> None:
+    run_ranks(2, sums_on_its_own_cores, args=(cores,))
