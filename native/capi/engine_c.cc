@@ -133,6 +133,14 @@ Status ReadSplits(const std::string& label, const se_request& request, int size,
   return Status::Ok();
 }
 
+// What the engine's own names for unnamed requests end in, before their numbers. No user's name may look like one.
+constexpr const char* kUnnamedEnding = ".noname";
+
+bool IsNameOfUnnamed(const std::string& name) {
+  const size_t digits = name.find_last_not_of("0123456789") + 1;
+  return digits < name.size() && name.substr(0, digits).ends_with(std::string(kUnnamedEnding) + ".");
+}
+
 Status ReadSignature(const se_request* request, int size, Signature* signature) {
   if (request == nullptr || request->struct_bytes != sizeof(se_request)) return Invalid("se_request has a wrong size");
   if (request->name == nullptr) return Invalid("a request needs a name");
@@ -143,7 +151,14 @@ Status ReadSignature(const se_request* request, int size, Signature* signature) 
   }
   const std::string label = "request '" + signature->name + "': ";
   if (request->unnamed != 0 && request->unnamed != 1) return Invalid(label + "unnamed must be 0 or 1");
-  if (request->unnamed != 0) signature->number = 0;
+  if (request->unnamed != 0) {
+    signature->number = 0;
+    if (!signature->name.ends_with(kUnnamedEnding)) {
+      return Invalid(label + "the kind of unnamed requests must end in '" + kUnnamedEnding + "'");
+    }
+  } else if (IsNameOfUnnamed(signature->name)) {
+    return Invalid(label + "names like this one are given to requests without a name; use another");
+  }
   const int32_t op = request->op;
   if (op < SE_ALLREDUCE || op > SE_JOIN) return Invalid(label + "unknown op code " + std::to_string(op));
   const bool reduces = op == SE_ALLREDUCE || op == SE_REDUCESCATTER;

@@ -335,7 +335,10 @@ void Coordinator::FailStalled(double age_seconds, Time now) {
         Stall{name, OpName(ready.request.op), Seconds(now - meeting.first_asked).count(), missing, Global(missing)}
             .Describe() +
         "; given up (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)";
-    if (ready.request.unnamed()) {
+    if (!ready.request.unnamed()) {
+      // A missing rank's request may be under way and cross this: it then meets the others' next one of that name.
+      ready.rows.assign(missing.begin(), missing.end());
+    } else {
       int64_t& through = given_up_.try_emplace(ready.request.name, ready.request.number).first->second;
       through = std::max(through, ready.request.number);
     }

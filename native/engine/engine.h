@@ -274,6 +274,7 @@ class Engine : private Liveness {
   std::atomic<bool> wake_pending_{false};
   std::atomic<bool> fast_{true};  // written by whoever drives
   std::atomic<bool> nudged_{false};
+  uint32_t nudged_at_ = 0;  // for which position
   std::mutex shutdown_mutex_;
   std::thread thread_;
   UniqueFd wake_fd_;

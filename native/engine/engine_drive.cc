@@ -295,7 +295,7 @@ Status Engine::ConcludeRound() {
     return Status::Ok();
   }
   place_.position += 1;
-  nudged_.store(false, std::memory_order_relaxed);
+  if (nudged_) nudged_ = static_cast<int32_t>(nudged_at_ - place_.position) >= 0;
   if (outcome.single >= 0) {
     const RequestPtr request = by_id_[static_cast<size_t>(outcome.single)];
     cache_->Touch(outcome.single);

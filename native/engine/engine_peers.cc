@@ -141,6 +141,8 @@ Status Engine::HandleRequests(int rank, const Frame& frame) {
 void Engine::TakeRequests(int rank, Requests requests) {
   // Of an older epoch: its rank will propose them anew.
   if (requests.epoch < place_.epoch) return;
+  // Sent before its rank has heard that the rounds go on, which ends this epoch: there too it will propose them anew.
+  if (requests.epoch == place_.epoch && !agreed_.empty() && agreed_.back().kind == Response::Kind::kResume) return;
   // Of the next one: its rank was faster than this one in doing what the coordinator said last.
   if (requests.epoch > place_.epoch) {
     early_requests_.push_back({rank, std::move(requests)});
@@ -191,7 +193,11 @@ Status Engine::HandleFrame(int rank, const Frame& frame) {
     case FrameType::kNudge: {
       Place place;
       if (!Decode(frame.payload, &place)) return garbled();
-      if (place.epoch == place_.epoch && place.position == place_.position) nudged_ = true;
+      // A peer that has already concluded the position which this rank has posted for is ahead by one.
+      if (place.epoch == place_.epoch && static_cast<int32_t>(place.position - place_.position) >= 0) {
+        nudged_at_ = place.position;
+        nudged_ = true;
+      }
       return Status::Ok();
     }
     case FrameType::kHeartbeat:

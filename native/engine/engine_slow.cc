@@ -114,6 +114,7 @@ Status Engine::Obey(const Response& response) {
       for (const std::string& name : response.names) {
         // What was agreed on for requests without a name is not about this one alone.
         if (response.number == Signature::kNamed) cache_->Erase(name);
+        if (std::ranges::find(response.rows, config_.rank) != response.rows.end()) continue;
         const auto entry = negotiated_.find(name);
         if (entry == negotiated_.end()) {
           if (response.number != Signature::kNamed) FailBeforeSubmission(response);

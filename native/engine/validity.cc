@@ -88,6 +88,8 @@ bool IsPossible(const Response& response, int size) {
       });
     case Response::Kind::kFail:
       if (response.names.empty() || response.number < Signature::kNamed) return false;
+      // Whom it does not concern.
+      if (!std::ranges::all_of(response.rows, [&](int64_t rank) { return IsBetween(rank, 0, size - 1); })) return false;
       return response.number == Signature::kNamed ||
              (response.names.size() == 1 && response.names[0].ends_with(FullName("", response.number)));
     case Response::Kind::kJoined:

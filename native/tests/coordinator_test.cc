@@ -76,6 +76,20 @@ void UnnamedMeetByNumber() {
   CHECK_EQ(responses[1].text, std::string("Mismatched ALLREDUCE tensor shapes: rank 0 has [4]; rank 1 has [5]"));
 }
 
+// A request with a name that was on its way meanwhile meets the next one of that name; its rank is not told to fail it.
+void WhoIsLateForAShutdownIsLeftOutOfIt() {
+  Coordinator c({0, 1, 2}, 0);
+  c.Add(0, Allreduce("x", {4}), kStart);
+  c.FailStalled(1, At(2));
+  const auto responses = c.TakeReady();
+  CHECK_EQ(responses.size(), size_t{1});
+  CHECK(responses[0].rows == std::vector<int64_t>({1, 2}));
+  c.Add(1, Allreduce("x", {4}), At(2));
+  c.Add(0, Allreduce("x", {4}), At(2));
+  c.Add(2, Allreduce("x", {4}), At(2));
+  CHECK(c.TakeReady().at(0).kind == Response::Kind::kRun);
+}
+
 // Its rank is told that it has failed: the request that was on its way meanwhile waits for nobody.
 void WhatWasGivenUpIsNotWaitedForAgain() {
   Coordinator c({0, 1}, 0);
@@ -225,6 +239,7 @@ int main() {
   return RunTests({{"ready when all have asked", ReadyWhenAllHaveAsked},
                    {"fuses up to the threshold", FusesUpToTheThreshold},
                    {"unnamed meet by number", UnnamedMeetByNumber},
+                   {"who is late for a shutdown is left out of it", WhoIsLateForAShutdownIsLeftOutOfIt},
                    {"what was given up is not waited for again", WhatWasGivenUpIsNotWaitedForAgain},
                    {"says what differs", SaysWhatDiffers},
                    {"groups ranks that agree", GroupsRanksThatAgree},

@@ -54,9 +54,12 @@ Status Arena::Allocate(size_t bytes, void** data) {
   *data = nullptr;
   const std::lock_guard lock(mutex_);
   if (bytes > bytes_) {
-    return Status(SE_NO_MEMORY, "cannot allocate " + std::to_string(bytes) + " bytes of shared memory: " +
-                                    (bytes_ == 0 ? std::string("this rank has no shared arena (it is alone on its host, or shared memory is off)")
-                                                 : "the arena has " + std::to_string(bytes_) + " bytes"));
+    return Status(
+        SE_NO_MEMORY,
+        "cannot allocate " + std::to_string(bytes) + " bytes of shared memory: " +
+            (bytes_ == 0
+                 ? std::string("this rank has no shared arena (it is alone on its host, or shared memory is off)")
+                 : "the arena has " + std::to_string(bytes_) + " bytes"));
   }
   const size_t wanted = bytes == 0 ? kPage : (bytes + kPage - 1) / kPage * kPage;
   auto range = free_.begin();

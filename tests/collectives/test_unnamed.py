@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from tests.ranks import run_ranks, start_ranks
@@ -219,3 +222,57 @@ def test_threads_each_with_a_kind_of_its_own() -> None:
                 done.result()
 
     run_ranks(2, threads)
+
+
+def test_the_names_of_unnamed_calls_are_refused_to_named_ones() -> None:
+    def named_so(rank: int) -> None:
+        import numpy
+
+        from spark_estimator.collectives import arrays, context
+
+        context.init()
+        with pytest.raises(ValueError, match=r"'allreduce\.noname\.12'.*given to requests without a name"):
+            arrays.allreduce(numpy.ones(1), name="allreduce.noname.12")
+        assert arrays.allreduce(numpy.ones(1), name="allreduce.noname.12.gradient").tolist() == [1]
+
+    run_ranks(2, named_so)
+
+
+@both_channels
+def test_a_rank_that_has_looked_once_and_computes_does_not_hold_up_the_others(shared: str, tmp_path: Path) -> None:
+    def one_computes(rank: int, done: Path) -> None:
+        import time
+
+        import numpy
+
+        from spark_estimator._native import DType, Op, ReduceOp
+        from spark_estimator.collectives import context, ops
+
+        context.init()
+        plans = [ops.plan(Op.ALLREDUCE, f"p{k}", [(DType.FLOAT64, (4,))], reduce_op=ReduceOp.SUM) for k in range(2)]
+        values = [numpy.ones(4) for _ in plans]
+
+        def give(k: int, defer: bool) -> Any:
+            address = values[k].ctypes.data
+            return plans[k].submit([address], [address], values[k], defer=defer)
+
+        for k in (0, 1, 0, 1):
+            give(k, False).wait()
+        ops.barrier()
+        if rank == 1:
+            first = give(0, True)
+            first.done()  # its proposal, with the data, is out
+            second = give(1, True)
+            while not done.exists():  # "computes" until rank 0 has both
+                time.sleep(0.01)
+            first.wait()
+            second.wait()
+        else:
+            time.sleep(0.2)
+            give(0, False).wait()
+            give(1, False).wait()
+            done.touch()
+        assert values[0].tolist() == values[1].tolist() == [8.0] * 4
+
+    environ = {"SPARK_ESTIMATOR_SHARED_MEMORY": shared, "SPARK_ESTIMATOR_OVERLAP": "0"}
+    run_ranks(2, one_computes, args=(tmp_path / "done",), environ=environ)

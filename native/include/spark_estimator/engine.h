@@ -139,9 +139,10 @@ typedef struct se_request {
   const int64_t* splits;    /* alltoall: [size] rows for each rank, sum dims[0]; NULL: even shares */
   double prescale;  /* allreduce, reducescatter: multiplied before the reduction; integers are truncated toward zero */
   double postscale; /* ... and after it */
-  int32_t unnamed;  /* 1: `name` is a kind, of which there should be few, and the requests of a kind find each other by
-                       their order: the n-th of this rank meets the n-th of every other. Any number may be in flight.
-                       The engine calls them "<kind>.<n>", counting from 0, and anew when all ranks have joined */
+  int32_t unnamed;  /* 1: `name` is a kind, of which there should be few; it ends in ".noname". The requests of a kind
+                       find each other by their order: the n-th of this rank meets the n-th of every other. Any number
+                       may be in flight. The engine calls them "<kind>.<n>", counting from 0, and anew when all ranks
+                       have joined; such a name is refused where a request has one of its own */
 } se_request;
 
 /* What an allgather or alltoall made of one tensor, or a join. */
