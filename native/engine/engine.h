@@ -224,6 +224,8 @@ class Engine : private Liveness {
   Status ReadReady(int timeout_milliseconds);
   Status AwaitFrames(Time deadline);
   Status ReadPeer(int rank);
+  Status HandleInbox(int rank);
+  Status TakeEarlyFrames();
   Status HandleFrame(int rank, const Frame& frame);
   Status HandleRequests(int rank, const Frame& frame);
   void TakeRequests(int rank, Requests requests);

@@ -94,12 +94,23 @@ Status Engine::ReadPeer(int rank) {
     if (!peer.control->open()) epoll_ctl(control_poll_.get(), EPOLL_CTL_DEL, peer.control->fd(), nullptr);
     if (heartbeat_) heartbeat_->Heard(rank, Clock::now());
   }
-  while (!peer.inbox.empty()) {
-    const Frame frame = std::move(peer.inbox.front());
-    peer.inbox.pop_front();
+  SE_RETURN_IF_ERROR(HandleInbox(rank));
+  return peer.control->open() || peer.goodbye ? Status::Ok() : PeerGone(rank);
+}
+
+Status Engine::HandleInbox(int rank) {
+  std::deque<Frame>& inbox = peers_[static_cast<size_t>(rank)].inbox;
+  while (!inbox.empty()) {
+    const Frame frame = std::move(inbox.front());
+    inbox.pop_front();
     SE_RETURN_IF_ERROR(HandleFrame(rank, frame));
   }
-  return peer.control->open() || peer.goodbye ? Status::Ok() : PeerGone(rank);
+  return Status::Ok();
+}
+
+Status Engine::TakeEarlyFrames() {
+  for (int rank = 0; rank < config_.size; ++rank) SE_RETURN_IF_ERROR(HandleInbox(rank));
+  return Status::Ok();
 }
 
 Status Engine::PeerGone(int rank) {

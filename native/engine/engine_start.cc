@@ -101,8 +101,13 @@ Status Engine::Create(EngineConfig config, std::vector<PeerConfig> peers, std::u
                              Seconds(settings.silence_seconds), Clock::now());
   }
   {
+    // What a faster peer has sent after its hello is read with it, and no socket tells of it again.
+    const Status early = made->TakeEarlyFrames();
     AllSignalsBlocked blocked;  // inherited by the thread
-    made->thread_ = std::thread([raw = made.get()] { raw->RunThread(); });
+    made->thread_ = std::thread([raw = made.get(), early] {
+      if (!early.ok()) raw->Break(early);
+      raw->RunThread();
+    });
   }
   *engine = std::move(made);
   return Status::Ok();

@@ -456,7 +456,7 @@ void UnnamedBeyondTheCapacity() {
 void UnnamedLatecomersFailAlike() {
   for (const auto& [channel, late] : {std::pair(Channel::kShared, 0), std::pair(Channel::kStream, 1)}) {
     std::atomic<int> gave_up{0};
-    RunRanks(3, {.channel = channel, .stall_shutdown_seconds = 0.3}, [&, late = late](Rank& me) {
+    RunRanks(3, {.channel = channel, .stall_shutdown_seconds = 1}, [&, late = late](Rank& me) {
       float x = 1;
       for (int i = 0; i < 3; ++i) me.RunOk(UnnamedSum(&x, 1));
       if (me.rank != late) {
@@ -526,7 +526,7 @@ void UnnamedOfSeveralThreads() {
         threads.emplace_back([&me, thread] {
           for (int i = 0; i < 200; ++i) {
             std::vector<float> x(static_cast<size_t>(i % 3 + 1), static_cast<float>(i * (thread + 1)));
-            Asked asked("kind " + std::to_string(thread), SE_ALLREDUCE);
+            Asked asked("kind " + std::to_string(thread) + ".noname", SE_ALLREDUCE);
             asked.With(x.data(), x.data(), {i % 3 + 1}).Unnamed();
             if (i % 2 == 0) {
               me.RunOk(asked);
