@@ -154,8 +154,8 @@ Status Engine::DriveRounds(const Request* until, Time deadline) {
       TellOfLongWait();
       continue;
     }
-    // Short waits cost more to measure than they matter.
-    if (nudged_peers_) {
+    // Short waits cost more to measure than they matter; what leaves the rounds is counted when it is agreed on.
+    if (nudged_peers_ && !rounds_->outcome().slow) {
       Increase(counters_.wait_nanoseconds,
                std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - posted_at_).count());
     }

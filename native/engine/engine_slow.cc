@@ -214,7 +214,14 @@ Status Engine::RunResponse(const Response& response) {
                   NameOf(0) + " sent a response for " + LabelOf(*requests[0]) + " with rows that cannot be");
   }
   const Time now = Clock::now();
-  for (const RequestPtr& request : requests) request->agreed = now;
+  Time youngest{};  // of what this rank has submitted
+  for (const RequestPtr& request : requests) {
+    request->agreed = now;
+    youngest = std::max(youngest, request->submitted);
+  }
+  if (youngest != Time()) {
+    Increase(counters_.wait_nanoseconds, std::chrono::duration_cast<std::chrono::nanoseconds>(now - youngest).count());
+  }
   SE_RETURN_IF_ERROR(Execute(requests, response.rows, false));
   if (!response.signatures.empty()) return Status::Ok();  // somebody took part without a request: nothing to remember
   for (const RequestPtr& request : requests) cache_->Insert(request->signature, response.rows);

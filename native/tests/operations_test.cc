@@ -490,6 +490,29 @@ void UnnamedLatecomersFailAlike() {
   }
 }
 
+// Under a new name, and under a known one for longer than a rank waits in the rounds.
+void WaitingForALateRankIsCounted() {
+  for (const Channel channel : {Channel::kShared, Channel::kStream}) {
+    std::atomic<int> waiting{0};
+    RunRanks(2, {.channel = channel}, [&](Rank& me) {
+      for (const int milliseconds : {30, 1300}) {
+        const int64_t before = se_counter(me.engine, "wait_nanoseconds");
+        float x = 1;
+        if (me.rank == 0) {
+          const Submitted early = me.Submit(UnnamedSum(&x, 1));
+          ++waiting;
+          me.WaitOk(early);
+          CHECK(se_counter(me.engine, "wait_nanoseconds") - before >= int64_t{milliseconds} * 1000000);
+        } else {
+          while (waiting < (milliseconds == 30 ? 1 : 2)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+          me.RunOk(UnnamedSum(&x, 1));
+        }
+      }
+    });
+  }
+}
+
 // Ranks that have made different numbers of requests when they join count anew when all have.
 void UnnamedAndJoins() {
   Everywhere([](Rank& me) {
@@ -755,6 +778,7 @@ int main() {
                    {"unnamed: contradictions", UnnamedContradictions},
                    {"unnamed: beyond the capacity", UnnamedBeyondTheCapacity},
                    {"unnamed: latecomers fail alike", UnnamedLatecomersFailAlike},
+                   {"waiting for a late rank is counted", WaitingForALateRankIsCounted},
                    {"unnamed: joins", UnnamedAndJoins},
                    {"unnamed: several threads", UnnamedOfSeveralThreads},
                    {"unnamed: plans", UnnamedPlans},
