@@ -160,8 +160,10 @@ std::string FlightRecorder::Text() const {
         "#" + std::to_string(entry.sequence),
         entry.finished == Time{} ? "not ended" : "ended " + Duration(now - entry.finished) + " ago", OpName(entry.op),
         entry.bytes > 0 ? DtypeName(entry.dtype) : "", std::to_string(entry.bytes) + " B", entry.fast ? "fast" : "slow",
-        Between("agreed in", entry.submitted, entry.agreed), Between("began after", entry.agreed, entry.started),
-        Between("ran", entry.started, entry.finished), entry.algorithm, OutcomeName(entry.status), std::move(name)});
+        entry.agreed == Time{} ? Between("waited", entry.submitted, entry.finished)
+                               : Between("agreed in", entry.submitted, entry.agreed),
+        Between("began after", entry.agreed, entry.started), Between("ran", entry.started, entry.finished),
+        entry.algorithm, OutcomeName(entry.status), std::move(name)});
     for (size_t column = 0; column < kColumns; ++column) {
       widths[column] = std::max(widths[column], row[column].size());
     }

@@ -60,7 +60,7 @@ void TimesThatWereNotReachedAreDashes() {
   record.status = SE_MISMATCH;
   record.fast = false;
   recorder.Add(record);
-  CHECK_CONTAINS(recorder.Text(), "slow  agreed in -  began after -  ran -  one shot  mismatch  lost");
+  CHECK_CONTAINS(recorder.Text(), "slow  waited 3.25 ms  began after -  ran -  one shot  mismatch  lost");
 }
 
 void TheNewestAreKeptAndComeLast() {

@@ -187,7 +187,7 @@ class ProcessSets:
         if engine is not None:
             return engine
         if number is None or number not in self._sets:
-            raise ValueError(f"{process_set} is not registered; use hvd.add_process_set() or init(process_sets=...).")
+            raise ValueError(f"{process_set} is not registered; use add_process_set() or init(process_sets=...).")
         raise ValueError(f"rank {self._job.global_rank} is not in {process_set}, and cannot run its collectives.")
 
     def ranks(self) -> dict[int, list[int]]:

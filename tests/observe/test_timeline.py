@@ -291,6 +291,14 @@ def test_a_joined_trace_is_not_joined_again(tmp_path: Path, capsys: pytest.Captu
     assert status == 1 and "cannot be joined again" in error
 
 
+def test_a_ranks_trace_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    zero, one = write(tmp_path, Rank(0, 2).text(), Rank(1, 2).text())
+    before = zero.read_text()
+    status, _, error = run(capsys, zero, one)
+    assert status == 1 and "is the timeline of a rank; the output comes first" in error
+    assert zero.read_text() == before
+
+
 @pytest.mark.parametrize("arguments", [[], ["merge"], ["merge", "out.json"], ["split", "a", "b"]])
 def test_wrong_arguments_are_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
