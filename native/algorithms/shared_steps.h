@@ -41,6 +41,7 @@ inline size_t ChunkBytes(const SharedGroup& group, size_t share, size_t largest)
   // Several blocks, so that copying in, reducing and copying out overlap between the ranks; but when the ranks take
   // turns on the cores nothing overlaps, and each hand-off costs a switch.
   const size_t blocks = group.waiting.crowded() ? 1 : 2;
+  // Ranks that share a core share its cache, too: chunks of half the size leave room for the others' (measured).
   if (group.waiting.crowded()) largest = largest / 2 / 64 * 64;
   const size_t wanted = std::max(share / blocks, std::min(share, kLeast));
   return std::min((wanted + 63) / 64 * 64, largest);

@@ -19,8 +19,8 @@ class SlotStores {
  public:
   static constexpr uint32_t kPeriod = 512;     // of this many blocks one is stored each way to be timed
   static constexpr size_t kTimedBytes = 4096;  // fewer say little about bandwidth
-  static constexpr size_t kLargeBytes =
-      16384;  // from here on the processor runs ahead, and the ways compare differently
+  // From here on the processor runs ahead of the stores, and the ways compare differently.
+  static constexpr size_t kLargeBytes = 16384;
   // How much longer the cached way takes before it is left; more where ranks share cores, and so caches.
   static constexpr double kPays = 2.5;
   static constexpr double kPaysShared = 4.0;
