@@ -183,8 +183,12 @@ def contradictions(draw: st.DrawFn, size: int) -> tuple[Step, Step, list[str]]:
     """Two steps under one name that cannot go together, and what an error about them must quote."""
     what = draw(st.sampled_from(DIFFERENCES))
     name = draw(names)
-    everyone = tuple(range(size))
-    common: dict[str, Any] = {"name": name, "ranks": everyone, "unnamed": draw(st.booleans())}
+    unnamed = draw(st.booleans())
+    common: dict[str, Any] = {
+        "name": ops.kind_of_unnamed(name) if unnamed else name,
+        "ranks": tuple(range(size)),
+        "unnamed": unnamed,
+    }
     dtype, other_dtype = draw(st.lists(st.sampled_from(FLOATS), min_size=2, max_size=2, unique=True))
     length, other_length = draw(st.lists(st.integers(1, 3000), min_size=2, max_size=2, unique=True))
     first: dict[str, Any] = {"op": Op.ALLREDUCE, "dtypes": (dtype,), "shapes": ((length,),)}
