@@ -36,6 +36,13 @@ std::string Upper(std::string text) {
   return text;
 }
 
+// What to do about ranks that contradict each other.
+std::string Remedy(const Signature& request) {
+  return request.unnamed() ? "Calls without a name meet in the order in which each rank makes them: make the same ones "
+                             "in the same order on all ranks, or give them names."
+                           : "Give all ranks the same, or give what differs a name of its own.";
+}
+
 bool FreeFirstDimension(int32_t op) { return op == SE_ALLGATHER || op == SE_ALLTOALL; }
 
 // The dimensions that must be alike on all ranks.
@@ -183,12 +190,15 @@ Coordinator::Ready Coordinator::Conclude(const Meeting& meeting) const {
       return GroupText(s, last);
     });
   }
-  if (ready.error.empty()) ready.error = Impossible(first);
+  const bool contradictory = !ready.error.empty();
+  if (!contradictory) ready.error = Impossible(first);
+  if (!ready.error.empty()) ready.error += " (request '" + FullName(first) + "')";
+  if (contradictory) ready.error += ". " + Remedy(first);
   if (ready.error.empty()) ready.rows = Rows(meeting);
   return ready;
 }
 
-// Why requests that agree cannot be carried out all the same; empty when they can.
+// Why requests that agree cannot be carried out now; empty when they can.
 std::string Coordinator::Impossible(const Signature& request) const {
   const std::string joined_ranks = [&] {
     std::vector<int> ranks;
@@ -196,40 +206,12 @@ std::string Coordinator::Impossible(const Signature& request) const {
     return RanksText(Global(ranks)) + (ranks.size() == 1 ? " has" : " have") + " joined";
   }();
   if (!joined_.empty() && request.op != SE_ALLREDUCE && request.op != SE_BARRIER) {
-    return OpName(request.op) + " is not possible once " + joined_ranks + ": there is no tensor of theirs";
+    return OpName(request.op) + " is not possible once " + joined_ranks + ": there is no tensor of theirs. Call join() only when nothing but allreduces and barriers follows on any rank";
   }
   if (!joined_.empty() && request.op == SE_ALLREDUCE && request.reduce_op != SE_SUM &&
       request.reduce_op != SE_AVERAGE) {
     return "an allreduce by " + ReduceOpName(request.reduce_op) + " is not possible once " + joined_ranks +
            ": they take part with zeros, which only Sum and Average leave alone";
-  }
-  if (request.op == SE_BROADCAST && (request.root_rank < 0 || request.root_rank >= size())) {
-    return "root rank " + std::to_string(request.root_rank) + " is outside 0.." + std::to_string(size() - 1);
-  }
-  const bool reduces = request.op == SE_ALLREDUCE || request.op == SE_REDUCESCATTER;
-  for (const Part& part : request.parts) {
-    if (reduces && part.dtype == SE_BOOL && request.reduce_op == SE_AVERAGE) {
-      return "the average of bool tensors is not defined; use op=Sum (or), Min (and), or another dtype";
-    }
-    if (reduces && part.dtype == SE_BOOL && (request.prescale != 1.0 || request.postscale != 1.0)) {
-      return "bool tensors cannot be scaled";
-    }
-    if (request.reduce_op == SE_ADASUM && request.op == SE_ALLREDUCE && !IsFloatingPoint(part.dtype)) {
-      return "Adasum is defined for floating point only, not for " + DtypeName(part.dtype);
-    }
-    if (part.dims.empty() && request.op == SE_ALLGATHER) {
-      return "allgather joins tensors along their first dimension, and a 0-d tensor has none; reshape it to [1]";
-    }
-    if (part.dims.empty() && (request.op == SE_ALLTOALL || request.op == SE_REDUCESCATTER)) {
-      return OpName(request.op) + " cuts tensors along their first dimension, and a 0-d tensor has none";
-    }
-  }
-  if (request.op == SE_REDUCESCATTER && request.reduce_op != SE_SUM && request.reduce_op != SE_AVERAGE) {
-    return "reducescatter knows Average and Sum, not " + ReduceOpName(request.reduce_op);
-  }
-  if (request.op == SE_ALLREDUCE && request.reduce_op == SE_ADASUM &&
-      !std::has_single_bit(static_cast<unsigned>(size()))) {
-    return "Adasum needs a number of ranks that is a power of two, and there are " + std::to_string(size());
   }
   return "";
 }

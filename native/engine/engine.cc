@@ -67,6 +67,7 @@ Status Engine::Enqueue(const RequestPtr& request, bool wants_handle) {
   request->order = next_order_++;
   Increase(counters_.requests);
   if (request->unnamed != nullptr && request->number <= request->unnamed->failed_through) {
+    // The sentence may be about a younger one that failed with it.
     request->outcome = Status(SE_MISMATCH, request->unnamed->failure + " (request '" + FullName(*request) + "')");
     request->done = true;
     return Status::Ok();

@@ -115,8 +115,8 @@ Status Engine::TakeEarlyFrames() {
 
 Status Engine::PeerGone(int rank) {
   lost_rank_ = rank;
-  const std::string& reason = peers_[static_cast<size_t>(rank)].control->closed_reason();
-  return Status(SE_PEER_LOST, NameOf(rank) + " is lost: it " + reason + " without leaving the job (its process died)");
+  return Status(SE_PEER_LOST,
+                NameOf(rank) + " is lost: " + peers_[static_cast<size_t>(rank)].control->closed_reason());
 }
 
 Status Engine::TickHeartbeat() {

@@ -125,7 +125,7 @@ Status Engine::Obey(const Response& response) {
         const Time now = Clock::now();
         request->agreed = now;
         Note(*request, 1, "", now, now, SE_MISMATCH, false);
-        Complete({request}, Status(SE_MISMATCH, response.text + " (request '" + name + "')"));
+        Complete({request}, Status(SE_MISMATCH, response.text));
       }
       executed_ += 1;
       return Status::Ok();
@@ -165,7 +165,7 @@ void Engine::FailBeforeSubmission(const Response& response) {
   if (just_submitted == submitted_.end()) return;
   const RequestPtr request = *just_submitted;
   submitted_.erase(just_submitted);
-  CompleteLocked(*request, Status(SE_MISMATCH, response.text + " (request '" + FullName(*request) + "')"));
+  CompleteLocked(*request, Status(SE_MISMATCH, response.text));
 }
 
 // When all have joined, the ranks may have submitted different numbers of requests without a name.

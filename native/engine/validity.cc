@@ -1,8 +1,10 @@
 #include "engine/validity.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <optional>
+#include <string>
 
 #include "base/dtype.h"
 #include "spark_estimator/engine.h"
@@ -38,6 +40,28 @@ bool SharesFit(const int64_t* rows, size_t count, int64_t row_bytes) {
   return !__builtin_mul_overflow(total, row_bytes, &total) && total <= kMostBytes;
 }
 
+// Why one tensor cannot take part in the op; empty when it can.
+std::string Unfit(const Signature& signature, const Part& part) {
+  const bool reduces = signature.op == SE_ALLREDUCE || signature.op == SE_REDUCESCATTER;
+  if (reduces && part.dtype == SE_BOOL && signature.reduce_op == SE_AVERAGE) {
+    return "the average of bool tensors is not defined; use op=Sum (or), Min (and), or another dtype";
+  }
+  if (reduces && part.dtype == SE_BOOL && (signature.prescale != 1.0 || signature.postscale != 1.0)) {
+    return "bool tensors cannot be scaled; use another dtype";
+  }
+  if (reduces && signature.reduce_op == SE_ADASUM && !IsFloatingPoint(part.dtype)) {
+    return "Adasum is defined for floating point only, not for " + DtypeName(part.dtype);
+  }
+  if (!part.dims.empty()) return "";
+  if (signature.op == SE_ALLGATHER) {
+    return "allgather joins tensors along their first dimension, and a 0-d tensor has none; reshape it to [1]";
+  }
+  if (signature.op == SE_ALLTOALL || signature.op == SE_REDUCESCATTER) {
+    return OpName(signature.op) + " cuts tensors along their first dimension, and a 0-d tensor has none; reshape it";
+  }
+  return "";
+}
+
 bool PartsFit(const Signature& signature) {
   const size_t parts = signature.parts.size();
   switch (signature.op) {
@@ -54,6 +78,25 @@ bool PartsFit(const Signature& signature) {
 
 }  // namespace
 
+std::string WhyImpossible(const Signature& signature, int size) {
+  if (signature.op == SE_BROADCAST && !IsBetween(signature.root_rank, 0, size - 1)) {
+    return "root rank " + std::to_string(signature.root_rank) + " is outside 0.." + std::to_string(size - 1);
+  }
+  if (signature.op == SE_REDUCESCATTER && signature.reduce_op != SE_SUM && signature.reduce_op != SE_AVERAGE) {
+    return "reducescatter knows Average and Sum, not " + ReduceOpName(signature.reduce_op);
+  }
+  if (signature.op == SE_ALLREDUCE && signature.reduce_op == SE_ADASUM &&
+      !std::has_single_bit(static_cast<unsigned>(size))) {
+    return "Adasum needs a number of ranks that is a power of two, and there are " + std::to_string(size) +
+           "; use Average or Sum";
+  }
+  for (size_t i = 0; i < signature.parts.size(); ++i) {
+    const std::string why = Unfit(signature, signature.parts[i]);
+    if (!why.empty()) return (signature.parts.size() > 1 ? "tensor " + std::to_string(i) + ": " : "") + why;
+  }
+  return "";
+}
+
 bool IsPossible(const Signature& signature, int size) {
   if (!IsBetween(signature.op, SE_ALLREDUCE, SE_JOIN) || !IsBetween(signature.reduce_op, SE_AVERAGE, SE_PRODUCT) ||
       signature.name.empty() || signature.number < Signature::kNamed || !PartsFit(signature)) {
@@ -65,11 +108,10 @@ bool IsPossible(const Signature& signature, int size) {
         IsBetween(part.dtype, SE_UINT8, SE_BOOL) ? Bytes(part, 0) : std::optional<int64_t>();
     if (!bytes || (total += *bytes) > kMostBytes) return false;
   }
+  if (!WhyImpossible(signature, size).empty()) return false;
   if (signature.splits.empty()) return true;
+  if (signature.op != SE_ALLTOALL || signature.splits.size() != static_cast<size_t>(size)) return false;
   const Part& part = signature.parts[0];
-  if (signature.op != SE_ALLTOALL || signature.splits.size() != static_cast<size_t>(size) || part.dims.empty()) {
-    return false;
-  }
   int64_t rows = 0;
   for (const int64_t split : signature.splits) {
     if (!IsBetween(split, 0, part.dims[0])) return false;

@@ -1,4 +1,4 @@
-// What no honest peer says: messages that can be read, but ask for what no rank could have asked or agreed to.
+// What cannot be: requests that no group could carry out, and messages that can be read, but that no honest peer sends.
 //
 // Whatever passes can be carried out without an overflow and without a byte read or written beyond its memory.
 #ifndef SPARK_ESTIMATOR_ENGINE_VALIDITY_H_
@@ -6,12 +6,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "engine/message.h"
 
 namespace spark_estimator {
 
+// Why a group of `size` could not carry this out though all its ranks agree; empty when it can. Of a request that the
+// C ABI has read.
+std::string WhyImpossible(const Signature& signature, int size);
 // Whether the C ABI would have let a rank of a group of `size` submit this.
 bool IsPossible(const Signature& signature, int size);
 // Whether the coordinator of a group of `size` could have said this. Its rows are told by RowsFit.

@@ -150,7 +150,7 @@ void APeerThatHangsUpIsLost() {
   ScriptedPeer peer(0);
   Asking asking(peer, "sum", SE_ALLREDUCE);
   peer.HangUp();
-  CHECK_CONTAINS(asking.Error(), "without leaving the job (its process died)");
+  CHECK_CONTAINS(asking.Error(), "its process died");
 }
 
 void APeerThatLeavesIsNotLost() {

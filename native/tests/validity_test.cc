@@ -66,6 +66,41 @@ void OthersDoNot() {
   CHECK(!IsPossible(strange, kSize));
 }
 
+void WhatNoGroupCouldDoIsRefused() {
+  const auto why = [](Signature signature, int size = 2) {
+    const std::string text = WhyImpossible(signature, size);
+    CHECK_EQ(IsPossible(signature, size), text.empty());
+    return text;
+  };
+  Signature broadcast = Asking(SE_BROADCAST, {{SE_FLOAT32, {1}}});
+  broadcast.root_rank = 2;
+  CHECK_CONTAINS(why(broadcast), "root rank 2 is outside 0..1");
+  CHECK_EQ(why(broadcast, 3), std::string());
+  broadcast.root_rank = -1;
+  CHECK_CONTAINS(why(broadcast), "root rank -1");
+  for (const int32_t op : {SE_ALLREDUCE, SE_REDUCESCATTER}) {
+    Signature bools = Asking(op, {{SE_FLOAT32, {1}}, {SE_BOOL, {1}}});
+    CHECK_EQ(why(bools), std::string());
+    bools.reduce_op = SE_AVERAGE;
+    CHECK_CONTAINS(why(bools), "tensor 1: the average of bool");
+    bools.reduce_op = SE_SUM;
+    bools.postscale = 0.5;
+    CHECK_CONTAINS(why(bools), "cannot be scaled");
+  }
+  Signature adasum = Asking(SE_ALLREDUCE, {{SE_FLOAT16, {1}}});
+  adasum.reduce_op = SE_ADASUM;
+  CHECK_EQ(why(adasum, 4), std::string());
+  CHECK_CONTAINS(why(adasum, 3), "power of two, and there are 3");
+  adasum.parts[0].dtype = SE_INT32;
+  CHECK_CONTAINS(why(adasum), "floating point only, not for int32");
+  Signature largest = Asking(SE_REDUCESCATTER, {{SE_FLOAT16, {1}}});
+  largest.reduce_op = SE_MAX;
+  CHECK_CONTAINS(why(largest), "Average and Sum, not Max");
+  for (const int32_t op : {SE_ALLGATHER, SE_ALLTOALL, SE_REDUCESCATTER}) {
+    CHECK_CONTAINS(why(Asking(op, {{SE_FLOAT32, {}}})), "first dimension, and a 0-d tensor has none");
+  }
+}
+
 Response Saying(Response::Kind kind, const std::function<void(Response&)>& change = [](Response&) {}) {
   Response response;
   response.kind = kind;
@@ -143,6 +178,7 @@ void SharesAreWhatWasAgreedOn() {
 int main() {
   return RunTests({{"honest requests pass", HonestRequestsPass},
                    {"others do not", OthersDoNot},
+                   {"what no group could do is refused", WhatNoGroupCouldDoIsRefused},
                    {"responses are checked", ResponsesAreChecked},
                    {"rows must fit the request", RowsMustFitTheRequest},
                    {"shares are what was agreed on", SharesAreWhatWasAgreedOn}});

@@ -61,14 +61,14 @@ size_t FrameParser::TakeOne(std::string_view bytes, std::deque<Frame>* inbox) {
   FrameHeader header;
   std::memcpy(&header, bytes.data(), kHeaderBytes);
   if (header.magic != kMagic || header.header_crc != HeaderCrc(header) || header.payload_bytes > kMaxFrameBytes) {
-    refusal_ = "sent bytes that are no control frame";
+    refusal_ = "it sent bytes that are no control frame";
     return 0;
   }
   bytes.remove_prefix(kHeaderBytes);
   if (bytes.size() < header.payload_bytes) return 0;
   const std::string_view payload = bytes.substr(0, header.payload_bytes);
   if (Crc32c(payload) != header.payload_crc) {
-    refusal_ = "sent a control frame with a wrong checksum";
+    refusal_ = "it sent a control frame with a wrong checksum";
     return 0;
   }
   inbox->push_back(Frame{static_cast<FrameType>(header.type), std::string(payload)});
@@ -115,11 +115,11 @@ void ControlLink::Receive(std::deque<Frame>* inbox) {
     if (n > 0) {
       if (!parser_.Take({buffer.data(), static_cast<size_t>(n)}, inbox)) Close(parser_.refusal());
     } else if (n == 0) {
-      Close("closed its connection");
+      Close("its connection ended without a word (its process died)");
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return;
     } else if (errno != EINTR) {
-      Close("lost its connection: " + ErrnoText(errno));
+      Close("its connection broke (its process died): " + ErrnoText(errno));
     }
   }
 }
