@@ -99,8 +99,7 @@ Status ReadSignature(const se_request* request, int size, Signature* signature) 
     return Invalid(label + "unknown reduce op code " + std::to_string(request->reduce_op));
   }
   if (!CountFits(op, request->num_tensors) || (request->num_tensors > 0 && request->tensors == nullptr)) {
-    return Invalid(label + std::to_string(request->num_tensors) + " tensors do not fit the op " +
-                   OpName(op));
+    return Invalid(label + std::to_string(request->num_tensors) + " tensors do not fit the op " + OpName(op));
   }
   signature->op = op;
   signature->reduce_op = reduces ? request->reduce_op : SE_SUM;

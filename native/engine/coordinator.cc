@@ -206,7 +206,9 @@ std::string Coordinator::Impossible(const Signature& request) const {
     return RanksText(Global(ranks)) + (ranks.size() == 1 ? " has" : " have") + " joined";
   }();
   if (!joined_.empty() && request.op != SE_ALLREDUCE && request.op != SE_BARRIER) {
-    return OpName(request.op) + " is not possible once " + joined_ranks + ": there is no tensor of theirs. Call join() only when nothing but allreduces and barriers follows on any rank";
+    return OpName(request.op) + " is not possible once " + joined_ranks +
+           ": there is no tensor of theirs. Call join() only when nothing but allreduces and barriers follows on any "
+           "rank";
   }
   if (!joined_.empty() && request.op == SE_ALLREDUCE && request.reduce_op != SE_SUM &&
       request.reduce_op != SE_AVERAGE) {

@@ -115,8 +115,7 @@ Status Engine::TakeEarlyFrames() {
 
 Status Engine::PeerGone(int rank) {
   lost_rank_ = rank;
-  return Status(SE_PEER_LOST,
-                NameOf(rank) + " is lost: " + peers_[static_cast<size_t>(rank)].control->closed_reason());
+  return Status(SE_PEER_LOST, NameOf(rank) + " is lost: " + peers_[static_cast<size_t>(rank)].control->closed_reason());
 }
 
 Status Engine::TickHeartbeat() {

@@ -251,7 +251,8 @@ Status Engine::ExchangeHellos(const std::vector<int64_t>& visible, std::vector<s
         continue;
       }
       if (!peer.control->open()) {
-        return Status(SE_PEER_LOST, NameOf(rank) + " was lost while the job was starting: " + peer.control->closed_reason());
+        return Status(SE_PEER_LOST,
+                      NameOf(rank) + " was lost while the job was starting: " + peer.control->closed_reason());
       }
       missing.push_back(rank);
       waits.push_back({peer.control->fd(), static_cast<short>(POLLIN | (peer.control->has_unsent() ? POLLOUT : 0)), 0});

@@ -171,7 +171,8 @@ void Adasums() {
       if (!power_of_two) CHECK_CONTAINS(se_last_error(), "power of two");
     }
     std::vector<int32_t> whole(4, 1);
-    CHECK_EQ(me.Wait(me.Allreduce("integers", whole.data(), whole.data(), {4}, SE_INT32, SE_ADASUM)), SE_INVALID_ARGUMENT);
+    CHECK_EQ(me.Wait(me.Allreduce("integers", whole.data(), whole.data(), {4}, SE_INT32, SE_ADASUM)),
+             SE_INVALID_ARGUMENT);
   });
 }
 

@@ -220,7 +220,7 @@ def alltoall(
     rows = source.shape[0]
     if splits is None and rows % size:
         raise ValueError(f"alltoall: {rows} rows cannot be shared equally by {size} ranks; give splits.")
-    given = None if splits is None else tuple(int(split) for split in splits)
+    given = None if splits is None else _whole(splits)
     if given is not None and (len(given) != size or min(given) < 0 or sum(given) != rows):
         raise ValueError(f"alltoall: splits {given} must be {size} numbers, 0 or more, whose sum is {rows}.")
     name, unnamed = _name("alltoall", name)
@@ -275,13 +275,14 @@ def shared_empty(
 
     It is in place when ``allreduce_into(array, array, ...)`` is called, and copies nothing when all ranks' arrays lie
     in such memory. It is an array like any other for everything else, and lives as long as something refers to it.
+    A rank that shares memory with nobody gets it from its own.
 
     Args:
         shape, dtype: of the array.
         process_set: for whose allreduces; None: those of all ranks.
 
     Raises:
-        MemoryError: this rank shares memory with nobody, or there is no more.
+        MemoryError: there is no more.
     """
     form = numpy.dtype(dtype)
     dims = tuple(shape) if isinstance(shape, Sequence) else (operator.index(shape),)
@@ -289,6 +290,8 @@ def shared_empty(
     if count == 0:
         return numpy.empty(dims, form)
     engine = context.engine(process_set)
+    if not engine.counter("shared_memory"):
+        return numpy.zeros(dims, form)
     address = engine.shared_allocate(count)
     memory = (ctypes.c_ubyte * count).from_address(address)
     # Not at exit: the process gives all memory back then. The engine lives as long as its memory is in use.
@@ -361,6 +364,13 @@ def _source(array: Array, kind: str) -> Array:
     if source.ndim == 0:
         raise ValueError(f"{kind} needs at least one dimension, whose rows it moves; this array has none.")
     return source
+
+
+def _whole(splits: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(split) for split in splits)
+    except TypeError:
+        raise TypeError(f"alltoall: splits must be whole numbers, one for each rank, not {splits!r}.") from None
 
 
 def _share(rows: int, rank: int, size: int) -> int:

@@ -65,7 +65,10 @@ class Handle:
             ShutDownError: this rank or another left the job.
             HorovodInternalError: the collective failed otherwise.
             TimeoutError: `timeout` passed first; the collective goes on.
+            TypeError: `timeout` is no timedelta.
         """
+        if timeout is not None and not isinstance(timeout, timedelta):
+            raise TypeError(f"timeout must be a datetime.timedelta, as timedelta(seconds=5), not {timeout!r}.")
         deadline = math.inf if timeout is None else time.monotonic() + timeout.total_seconds()
         while not self._ended(min(WAIT_SLICE_SECONDS, max(0.0, deadline - time.monotonic()))):
             if timeout is not None and time.monotonic() >= deadline:

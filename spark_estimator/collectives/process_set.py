@@ -181,8 +181,19 @@ class ProcessSets:
             return True
 
     def engine(self, process_set: ProcessSet) -> Engine:
-        """The engine of a set. Raises ValueError when it is not registered, or this rank is not in it."""
-        number = process_set.process_set_id
+        """The engine of a set.
+
+        Raises:
+            TypeError: it is no process set.
+            ValueError: it is not registered, or this rank is not in it.
+        """
+        try:
+            number = process_set.process_set_id
+        except AttributeError:
+            raise TypeError(
+                f"process_set must be a ProcessSet that is registered, not {process_set!r}: "
+                "make it with add_process_set([ranks])."
+            ) from None
         engine = None if number is None else self.engines.get(number)
         if engine is not None:
             return engine

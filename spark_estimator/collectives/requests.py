@@ -102,7 +102,10 @@ def run(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object, *, 
     forms = [(tensor[2], tensor[3]) for tensor in tensors]
     # Taken out while it is used: two threads must not write the addresses of one plan, and the last used comes last.
     key = (call, *forms) if call.unnamed else call.name
-    known = engine.plans.pop(key, None) if repeats else None
+    try:
+        known = engine.plans.pop(key, None) if repeats else None
+    except TypeError as error:  # something that cannot be hashed, such as a list for a name
+        raise _complaint(call) or error from None
     if type(known) is Plan and known.call == call and known.forms == forms:
         handle = known.run([tensor[0] for tensor in tensors], [tensor[1] for tensor in tensors], keep)
     else:
@@ -249,7 +252,40 @@ def _remember(engine: Engine, key: object, known: object) -> None:
 
 
 def _native_request(engine: Engine, call: Call, tensors: Sequence[Tensor]) -> Request:
-    """The engine's form of a collective. It keeps what it points to, but for the tensors' memory."""
+    """The engine's form of a collective. It keeps what it points to, but for the tensors' memory.
+
+    Raises:
+        TypeError: an argument is of another type than it should be.
+        ValueError: it is of the right type, and not possible.
+    """
+    try:
+        return _converted(engine, call, tensors)
+    except (TypeError, AttributeError, ctypes.ArgumentError) as error:
+        # Asked only now: a call that is right should not pay for it.
+        raise _complaint(call) or error from None
+
+
+def _complaint(call: Call) -> TypeError | None:
+    """What is wrong with a call that could not be converted, in words; None when that is not known."""
+    name: object = call.name
+    if not isinstance(name, str):
+        return TypeError(f"the name of a collective must be a string, not {name!r}.")
+    label = f"{call.op.name.lower()} {name!r}"
+    reduce_op: object = call.reduce_op
+    if not isinstance(reduce_op, int):
+        known = ", ".join(f"ReduceOp.{op.name}" for op in ReduceOp)
+        return TypeError(f"{label}: op must be one of {known}, not {reduce_op!r}.")
+    for argument, value in (("prescale", call.prescale), ("postscale", call.postscale)):
+        try:
+            ctypes.c_double(value)
+        except TypeError:
+            return TypeError(f"{label}: {argument} must be a number, not {value!r}.")
+    if call.splits is not None:
+        return TypeError(f"{label}: splits must be whole numbers, one for each rank, not {call.splits!r}.")
+    return None
+
+
+def _converted(engine: Engine, call: Call, tensors: Sequence[Tensor]) -> Request:
     name = call.name.encode()
     if b"\x00" in name:
         raise ValueError(f"a name must not hold a NUL character: {call.name!r}.")
