@@ -12,7 +12,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-PYTHON_BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+PYTHON_BLOCKS = python_blocks(ROOT / "README.md")
 
 
 def run(folder: Path, program: str, *launcher: str) -> str:
@@ -44,6 +50,13 @@ def test_the_script_on_two_ranks(tmp_path: Path) -> None:
     output = run(tmp_path, PYTHON_BLOCKS[1], "-m", "spark_estimator", "run", "-np", "2", sys.executable)
     for rank in (0, 1):
         assert f"[{rank}]<stdout>:rank {rank} of 2: 0.5\n" in output
+
+
+def test_the_collectives_on_arrays(tmp_path: Path) -> None:
+    (block,) = python_blocks(ROOT / "spark_estimator" / "README.md")
+    output = run(tmp_path, block, "-m", "spark_estimator", "run", "-np", "2", sys.executable)
+    assert "rank 1 came last" in output
+    assert "reducescatter" in output
 
 
 def test_no_block_goes_untested() -> None:
