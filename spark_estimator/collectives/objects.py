@@ -15,13 +15,13 @@ import cloudpickle
 from spark_estimator._native import DType, Op
 from spark_estimator.collectives import context
 from spark_estimator.collectives.ops import Tensor, kind_of_unnamed, run
-from spark_estimator.collectives.process_set import ProcessSet
+from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.collectives.requests import gather_bytes
 from spark_estimator.errors import HorovodInternalError
 
 
 def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = global_process_set
 ) -> Any:
     """The root's object, on every rank. All ranks of the set call it.
 
@@ -52,7 +52,9 @@ def broadcast_object(
     return obj if is_root else pickle.loads(buffer)  # noqa: S301  from a rank of this job, see above
 
 
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet | None = None) -> list[Any]:
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet | None = global_process_set
+) -> list[Any]:
     """All ranks' objects, on every rank. All ranks of the set call it.
 
     Args:

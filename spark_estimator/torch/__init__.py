@@ -18,6 +18,7 @@ if importlib.util.find_spec("torch") is None:
     )
 
 from spark_estimator.collectives.context import (
+    add_process_set,
     ccl_built,
     cross_rank,
     cross_size,
@@ -35,6 +36,7 @@ from spark_estimator.collectives.context import (
     mpi_threads_supported,
     nccl_built,
     rank,
+    remove_process_set,
     rocm_built,
     shutdown,
     size,
@@ -42,10 +44,18 @@ from spark_estimator.collectives.context import (
     stop_timeline,
 )
 from spark_estimator.collectives.objects import allgather_object, broadcast_object
-from spark_estimator.collectives.ops import barrier
+from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.errors import HorovodInternalError
 from spark_estimator.torch.compression import Compression
-from spark_estimator.torch.differentiable import allgather, allreduce, broadcast
+from spark_estimator.torch.differentiable import allgather, allreduce, alltoall, broadcast, reducescatter
+from spark_estimator.torch.differentiable_groups import grouped_allgather, grouped_allreduce, grouped_reducescatter
+from spark_estimator.torch.grouped import (
+    grouped_allgather_async,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter_async,
+)
 from spark_estimator.torch.ops import (
     Adasum,
     Average,
@@ -57,10 +67,15 @@ from spark_estimator.torch.ops import (
     allreduce_,
     allreduce_async,
     allreduce_async_,
+    alltoall_async,
+    barrier,
     broadcast_,
     broadcast_async,
     broadcast_async_,
+    join,
     poll,
+    reducescatter_async,
+    sparse_allreduce_async,
     synchronize,
 )
 from spark_estimator.torch.optimizer import DistributedOptimizer
@@ -74,8 +89,10 @@ __all__ = [
     "HorovodInternalError",
     "Max",
     "Min",
+    "ProcessSet",
     "Product",
     "Sum",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -83,6 +100,8 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -96,11 +115,21 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "mpi_built",
@@ -109,9 +138,13 @@ __all__ = [
     "nccl_built",
     "poll",
     "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "start_timeline",
     "stop_timeline",
     "synchronize",

@@ -1,21 +1,34 @@
 """The blocking collectives that return a new tensor; autograd can differentiate through them.
 
-The gradient of a collective is a collective, so that all ranks must call backward, too. It meets under the name of the
-forward operation with ``.gradient`` after it, in whatever order the ranks get there.
+The gradient of a collective is a collective, so that all ranks must call backward, too. It meets under a name that is
+made from that of the forward operation, in whatever order the ranks get there. Gradients follow Horovod's rules: those
+of allgather and broadcast are averages over the ranks, those of allreduce and alltoall sums, as the operation has them,
+and that of reducescatter is such that a reducescatter followed by an allgather has the gradient of an allreduce.
+
+The autograd functions bear Horovod's names and take their arguments in its order; scripts call their ``apply``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives import ops as collectives
-from spark_estimator.torch import ops
+from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.torch.collective import (
+    allgather_of,
+    allreduce_of,
+    alltoall_of,
+    broadcast_of,
+    reducescatter_of,
+)
 from spark_estimator.torch.compression import Compression
+from spark_estimator.torch.memory import checked_tensor
+from spark_estimator.torch.reductions import Adasum, Average, Sum, reduce_op
 
 
 def allreduce(
@@ -26,6 +39,7 @@ def allreduce(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Reduces a tensor over all ranks into a new one of the same shape, type and device, with the same bits everywhere.
 
@@ -34,128 +48,299 @@ def allreduce(
         average: deprecated; True is ``op=Average``, False ``op=Sum``.
         name: by which the ranks' calls find each other; None: by the order of the calls.
         compression: what to send in place of the tensor; see `Compression`.
-        op: `Average` (when None), `Sum`, `Min`, `Max` or `Product`. Averages of integers are truncated.
+        op: `Average` (when None), `Sum`, `Min`, `Max`, `Product` or `Adasum`, which needs a floating-point type and a
+            power of two of ranks. Averages of integers are truncated.
         prescale_factor: multiplied before the reduction; integers are truncated after it.
         postscale_factor: multiplied after the reduction; integers are truncated after it.
+        process_set: whose ranks take part; by default all.
 
-    The gradient is the same operation on the incoming gradient.
+    The gradient is the same operation on the incoming gradient; there is none of Min, Max and Product.
 
     Raises:
-        ValueError: `average` and `op` are both given, or the tensor is sparse or of an unsupported type.
+        ValueError: `average` and `op` are both given, the tensor is none, or one that cannot be sent or reduced so, or
+            this rank is not in the set. Nothing was sent.
         HorovodInternalError: the ranks disagree about the operation, or a rank is lost.
     """
-    operation = ops.reduce_op(average, op)
-    compressed, ctx = compression.compress(tensor)
-    gradient_name = _gradient_name("allreduce", name)
-    if compressed.requires_grad and torch.is_grad_enabled():
-        arguments = (operation, prescale_factor, postscale_factor)
-        reduced = _Allreduce.apply(compressed, name, gradient_name, *arguments)
-    else:
-        reduced = ops.reduced(compressed, name, operation, prescale_factor, postscale_factor)
+    operation = reduce_op(average, op)
+    compressed, ctx = compression.compress(checked_tensor(tensor, "allreduce"))
+    reduced = _allreduce(compressed, name, operation, prescale_factor, postscale_factor, process_set)
     restored: torch.Tensor = compression.decompress(reduced, ctx)
     return restored
 
 
-def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
     """Joins all ranks' tensors along their first dimension, in rank order, into a new tensor on every rank.
 
     Args:
         tensor: [n, *shape], where n may differ from rank to rank and be 0.
-        name: by which the ranks' calls find each other; None: by the order of the calls.
+        name, process_set: as in `allreduce`.
 
     The gradient is this rank's slice of the average of all ranks' gradients.
 
     Raises:
         IndexError: the tensor has no dimension to join along.
+        ValueError: as in `allreduce`.
         HorovodInternalError: the ranks' shapes differ beyond the first dimension, or a rank is lost.
     """
-    gradient_name = _gradient_name("allgather", name)
-    if tensor.requires_grad and torch.is_grad_enabled():
-        result: torch.Tensor = _Allgather.apply(tensor, name, gradient_name)
+    if needs_gradient(tensor, "allgather"):
+        result: torch.Tensor = HorovodAllgather.apply(tensor, name, process_set)
         return result
-    return ops.waited(ops.allgather_async(tensor, name))
+    gradient_name("allgather", name, process_set)
+    return allgather_of([tensor], "allgather", name, process_set).run()[0][0]
 
 
-def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
     """Copies the root's tensor into a new one on every rank.
 
     Args:
         tensor: of the same shape and type on all ranks.
-        root_rank: whose values are wanted.
-        name: by which the ranks' calls find each other; None: by the order of the calls.
+        root_rank: whose values are wanted; its number in the job, also for a process set.
+        name, process_set: as in `allreduce`.
 
     The gradient is the average of all ranks' gradients at the root, and zero elsewhere.
 
     Raises:
-        ValueError: there is no such rank.
+        ValueError: there is no such rank in the set; else as in `allreduce`.
         HorovodInternalError: the ranks disagree about the operation, or a rank is lost.
     """
-    gradient_name = _gradient_name("broadcast", name)
-    if tensor.requires_grad and torch.is_grad_enabled():
-        result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, gradient_name)
+    if needs_gradient(tensor, "broadcast"):
+        result: torch.Tensor = HorovodBroadcast.apply(tensor, root_rank, name, process_set)
         return result
-    return ops.waited(ops.broadcast_async(tensor, root_rank, name))
+    gradient_name("broadcast", name, process_set)
+    return broadcast_of(tensor, root_rank, "broadcast", name, process_set).run()
 
 
-def _gradient_name(kind: str, name: str | None) -> str:
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Sends some rows of the tensor to each rank, and joins what all ranks sent to this one, in rank order.
+
+    Args:
+        tensor: [n, *shape], where n may differ from rank to rank and be 0.
+        splits: [size] how many rows each rank gets, the first to rank 0; whole numbers, whose sum is n. None: equally
+            many.
+        name, process_set: as in `allreduce`.
+
+    Returns:
+        The rows that this rank got; with `splits` a pair of them and of [size] how many of them each rank sent (int32).
+
+    The gradient takes each row's gradient back to where the row came from.
+
+    Raises:
+        ValueError: the splits do not fit the tensor, or without them n is not a multiple of size; else as in
+            `allreduce`.
+        HorovodInternalError: the ranks' shapes differ beyond the first dimension, or a rank is lost.
+    """
+    if needs_gradient(tensor, "alltoall"):
+        result: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+        result = HorovodAlltoall.apply(tensor, splits, name, process_set)
+        return result
+    gradient_name("alltoall", name, process_set)
+    rows, received = alltoall_of(tensor, splits, "alltoall", name, process_set).run()
+    return rows if splits is None else (rows, received)
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Reduces a tensor over all ranks and gives each rank its share of the rows, the first of them to rank 0.
+
+    Args:
+        tensor: [n, *shape], the same on all ranks. Where n is not a multiple of size, the lower ranks get a row more.
+        name, compression, process_set, prescale_factor, postscale_factor: as in `allreduce`.
+        op: `Average` or `Sum`.
+
+    The gradient is all ranks' gradients joined; of a Sum, size times that.
+
+    Raises:
+        ValueError: the tensor has no rows; else as in `allreduce`.
+        HorovodInternalError: `op` is another one, the ranks disagree about the operation, or a rank is lost.
+    """
+    operation = reduce_op(None, op)
+    compressed, ctx = compression.compress(checked_tensor(tensor, "reducescatter"))
+    if needs_gradient(compressed, "reducescatter"):
+        arguments = (name, operation, process_set, prescale_factor, postscale_factor)
+        reduced = HorovodReducescatter.apply(compressed, *arguments)
+    else:
+        gradient_name("reducescatter", name, process_set)
+        factors = (prescale_factor, postscale_factor)
+        reduced = reducescatter_of([compressed], "reducescatter", name, operation, *factors, process_set).run()[0]
+    restored: torch.Tensor = compression.decompress(reduced, ctx)
+    return restored
+
+
+def needs_gradient(tensor: object, kind: str) -> bool:
+    """Whether autograd wants to know of an operation on `tensor`. Raises ValueError when it is none."""
+    return checked_tensor(tensor, kind).requires_grad and torch.is_grad_enabled()
+
+
+def gradient_name(kind: str, name: str | None, process_set: ProcessSet | None) -> str:
     """The gradient's name; asked for in every call, also in those that need no gradient, so that all ranks count alike.
 
     Gradients have names where the operation has none, because autograd may come to them in another order on each rank.
     """
     if name is None:
-        name = f"noname.{collectives.unnamed_number(kind)}"
-    return f"{name}.gradient"
+        # Each set counts by itself: ranks outside it do not see its calls.
+        number = collectives.unnamed_number(f"{kind} {getattr(process_set, 'process_set_id', None)}")
+        name = f"noname.{number}"
+    return f"{kind}.{name}.gradient"
 
 
-class _Allreduce(torch.autograd.Function):
+def check_has_gradient(operation: ReduceOp, kind: str) -> None:
+    """Raises NotImplementedError for a reduction that has no gradient here."""
+    if operation not in (Average, Sum, Adasum):
+        raise NotImplementedError(f"{kind} with {operation.name.title()} has no gradient here; use Average or Sum.")
+
+
+def scatter_scale(operation: ReduceOp, process_set: ProcessSet | None, prescale: float, postscale: float) -> float:
+    """By what a reducescatter's incoming gradients are multiplied, before they are joined."""
+    return prescale * postscale * (context.engine(process_set).size if operation is Sum else 1)
+
+
+def _allreduce(
+    tensor: torch.Tensor,
+    name: str | None,
+    operation: ReduceOp,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+) -> torch.Tensor:
+    if needs_gradient(tensor, "allreduce"):
+        reduced: torch.Tensor
+        reduced = HorovodAllreduce.apply(tensor, None, name, operation, prescale, postscale, process_set)
+        return reduced
+    gradient_name("allreduce", name, process_set)
+    return allreduce_of([tensor], "allreduce", name, operation, prescale, postscale, process_set).run()[0]
+
+
+class HorovodAllreduce(torch.autograd.Function):
+    """`allreduce` without compression, as an autograd function."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        average: bool | None,
+        name: str | None,
+        op: int | None,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
+    ) -> torch.Tensor:
+        """See `allreduce`."""
+        operation = reduce_op(average, op)
+        ctx.gradient_name = gradient_name("allreduce", name, process_set)
+        ctx.arguments = arguments = (operation, prescale_factor, postscale_factor, process_set)
+        return allreduce_of([tensor], "allreduce", name, *arguments).run()[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """The same operation on the gradient."""
+        check_has_gradient(ctx.arguments[0], "allreduce")
+        return _allreduce(gradient, ctx.gradient_name, *ctx.arguments), None, None, None, None, None, None
+
+
+class HorovodAllgather(torch.autograd.Function):
+    """`allgather` as an autograd function."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+        """See `allgather`."""
+        ctx.gradient_name = gradient_name("allgather", name, process_set)
+        [(joined, rows)] = allgather_of([tensor], "allgather", name, process_set).run()
+        own = context.engine(process_set).rank
+        ctx.start, ctx.length, ctx.process_set = sum(rows[:own]), rows[own], process_set
+        return joined
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Own rows of the average."""
+        averaged = _allreduce(gradient, ctx.gradient_name, Average, 1.0, 1.0, ctx.process_set)
+        return averaged.narrow(0, ctx.start, ctx.length), None, None
+
+
+class HorovodBroadcast(torch.autograd.Function):
+    """`broadcast` as an autograd function."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
+    ) -> torch.Tensor:
+        """See `broadcast`."""
+        ctx.gradient_name = gradient_name("broadcast", name, process_set)
+        ctx.is_root, ctx.process_set = context.rank() == root_rank, process_set
+        return broadcast_of(tensor, root_rank, "broadcast", name, process_set).run()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """The average at the root."""
+        averaged = _allreduce(gradient, ctx.gradient_name, Average, 1.0, 1.0, ctx.process_set)
+        return (averaged if ctx.is_root else averaged * 0), None, None, None
+
+
+class HorovodAlltoall(torch.autograd.Function):
+    """`alltoall` as an autograd function."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        splits: torch.Tensor | Sequence[int] | None,
+        name: str | None,
+        process_set: ProcessSet,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """See `alltoall`."""
+        ctx.gradient_name = gradient_name("alltoall", name, process_set)
+        rows, received = alltoall_of(tensor, splits, "alltoall", name, process_set).run()
+        ctx.received, ctx.process_set = received, process_set
+        if splits is None:
+            return rows
+        ctx.mark_non_differentiable(received)
+        return rows, received
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, *_: object) -> tuple[torch.Tensor | None, ...]:
+        """Every row's gradient back where the row came from."""
+        back, _received = alltoall(gradient, ctx.received, ctx.gradient_name, ctx.process_set)
+        return back, None, None, None
+
+
+class HorovodReducescatter(torch.autograd.Function):
+    """`reducescatter` without compression, as an autograd function."""
+
     @staticmethod
     def forward(
         ctx: Any,
         tensor: torch.Tensor,
         name: str | None,
-        gradient_name: str,
-        operation: ReduceOp,
-        prescale: float,
-        postscale: float,
+        op: int,
+        process_set: ProcessSet,
+        prescale_factor: float,
+        postscale_factor: float,
     ) -> torch.Tensor:
-        ctx.arguments = (gradient_name, operation, prescale, postscale)
-        return ops.reduced(tensor, name, operation, prescale, postscale)
+        """See `reducescatter`."""
+        operation = reduce_op(None, op)
+        ctx.gradient_name = gradient_name("reducescatter", name, process_set)
+        ctx.process_set = process_set
+        factors = (prescale_factor, postscale_factor)
+        ctx.scale = scatter_scale(operation, process_set, *factors)
+        return reducescatter_of([tensor], "reducescatter", name, operation, *factors, process_set).run()[0]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        name, operation, prescale, postscale = ctx.arguments
-        if operation not in (ops.Average, ops.Sum):
-            raise NotImplementedError(
-                f"allreduce with {operation.name.title()} has no gradient here; use Average or Sum."
-            )
-        return ops.reduced(gradient, name, operation, prescale, postscale), None, None, None, None, None
-
-
-class _Allgather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, gradient_name: str) -> torch.Tensor:
-        joined, rows = ops.allgather_with_rows(tensor, name)
-        ctx.gradient_name = gradient_name
-        ctx.start, ctx.length = sum(rows[: context.rank()]), rows[context.rank()]
-        return joined
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        averaged = ops.reduced(gradient, ctx.gradient_name, ops.Average)
-        return averaged.narrow(0, ctx.start, ctx.length), None, None
-
-
-class _Broadcast(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, gradient_name: str) -> torch.Tensor:
-        ctx.root_rank = root_rank
-        ctx.gradient_name = gradient_name
-        return ops.waited(ops.broadcast_async(tensor, root_rank, name))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        averaged = ops.reduced(gradient, ctx.gradient_name, ops.Average)
-        return (averaged if context.rank() == ctx.root_rank else torch.zeros_like(averaged)), None, None, None
+        """All ranks' gradients, joined."""
+        joined = allgather(gradient * ctx.scale, ctx.gradient_name, ctx.process_set)
+        return joined, None, None, None, None, None

@@ -7,6 +7,8 @@ It is the tensor itself where that is so already; else a copy, and the result is
 
 from __future__ import annotations
 
+import reprlib
+
 import torch
 
 from spark_estimator._native import DType
@@ -35,24 +37,62 @@ def element_type(dtype: torch.dtype) -> DType:
     return code
 
 
-def wire_form(tensor: torch.Tensor) -> torch.Tensor:
+def checked_tensor(tensor: object, what: str) -> torch.Tensor:
+    """`tensor`, which is one. Raises ValueError for everything else.
+
+    Args:
+        tensor: as the caller got it.
+        what: it is for, to begin the error's text with.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(
+            f"{what}: a torch.Tensor is needed, not {type(tensor).__name__} ({reprlib.repr(tensor)}); "
+            "torch.as_tensor() makes one of numbers and arrays."
+        )
+    return tensor
+
+
+def wire_form(tensor: object, what: str) -> torch.Tensor:
     """A contiguous tensor in host memory with the elements of `tensor`: itself, detached, where it is one already.
 
     Raises:
-        ValueError: the tensor is sparse or of an unsupported element type.
+        ValueError: it is no tensor, or one without data, sparse, nested or of an unsupported element type.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise ValueError(f"A torch.Tensor is needed, not {type(tensor).__name__} ({tensor!r}).")
-    element_type(tensor.dtype)
-    if tensor.layout is not torch.strided:
-        raise ValueError(f"A dense tensor is needed, not one of layout {tensor.layout}; use tensor.to_dense().")
-    return tensor.detach().to("cpu").contiguous()
+    given = checked_tensor(tensor, what)
+    if given.dtype not in ELEMENT_TYPES:
+        element_type(given.dtype)
+    if given.layout is not torch.strided or given.is_nested:
+        layout = "nested" if given.is_nested else given.layout
+        raise ValueError(f"{what}: a dense tensor is needed, not one of layout {layout}; use tensor.to_dense().")
+    wire = given.detach()
+    if not wire.is_cpu:
+        if wire.is_meta:
+            raise ValueError(
+                f"{what}: a tensor of shape {tuple(wire.shape)} on device 'meta' holds no values that could be sent; "
+                "move its module to memory first, for example by module.to_empty(device='cpu')."
+            )
+        wire = wire.to("cpu")
+    # A lazily negated view (of a conjugate's imaginary part) has other bits in memory than its values.
+    return wire.resolve_neg().contiguous()
 
 
-def write_back(wire: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copies a result into the tensor that it belongs to, unless it is there already."""
+def writable_wire_form(tensor: object, what: str) -> torch.Tensor:
+    """As `wire_form`, of a tensor into which the result can be written back. Raises ValueError where it cannot."""
+    wire = wire_form(tensor, what)
+    assert isinstance(tensor, torch.Tensor)
+    if overlaps_itself(tensor):
+        raise ValueError(
+            f"{what}: an operation in place needs a tensor whose elements do not share memory; this one has shape "
+            f"{tuple(tensor.shape)} and strides {tensor.stride()}. Use tensor.contiguous()."
+        )
+    return wire
+
+
+def write_back(wire: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Copies a result into the tensor that it belongs to, unless it is there already. Returns that tensor."""
     if wire.data_ptr() != tensor.data_ptr() or wire.device != tensor.device:
         tensor.detach().copy_(wire)
+    return tensor
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:

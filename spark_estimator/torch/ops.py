@@ -1,73 +1,56 @@
-"""The asynchronous collectives on tensors: each returns a number, for `synchronize` to wait with.
+"""The collectives on one tensor that return a handle, or work in place; those without a tensor, too.
 
 Ranks' operations find each other by name; those without a name by their order, so that unnamed operations of one kind
 must be called in the same order by all ranks. A tensor must not be written, and the result of an operation in place
 must not be read, before `synchronize` has returned. Names, order of arguments and defaults are Horovod's.
+
+What is said of an argument or an error in `differentiable` holds here, too.
 """
 
 from __future__ import annotations
 
-import itertools
-import warnings
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import torch
 
-from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives import ops as collectives
-from spark_estimator.collectives.handle import Handle
-from spark_estimator.errors import HorovodInternalError
-from spark_estimator.torch.memory import described, overlaps_itself, wire_form, write_back
+from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.torch.collective import (
+    allgather_of,
+    allreduce_of,
+    alltoall_of,
+    broadcast_of,
+    only,
+    reducescatter_of,
+)
+from spark_estimator.torch.memory import checked_tensor
+from spark_estimator.torch.pending import poll, synchronize
+from spark_estimator.torch.reductions import Adasum, Average, Max, Min, Product, Sum, reduce_op
 
-Average = ReduceOp.AVERAGE
-Sum = ReduceOp.SUM
-Min = ReduceOp.MIN
-Max = ReduceOp.MAX
-Product = ReduceOp.PRODUCT
-#: Horovod's number for the adaptive sum. Asking for it is an error, as it is in a Horovod built without MPI.
-Adasum = 2
-
-
-class _Pending(NamedTuple):
-    handle: Handle
-    result: Callable[[], torch.Tensor]
-
-
-_pending: dict[int, _Pending] = {}
-_numbers = itertools.count(1)
-
-
-def synchronize(handle: int) -> torch.Tensor | None:
-    """Waits for an asynchronous operation.
-
-    Args:
-        handle: what the operation returned.
-
-    Returns:
-        Its result; None when the handle is unknown or was used before.
-
-    Raises:
-        HorovodInternalError: the operation failed: the ranks disagree about it, or one of them is lost.
-    """
-    pending = _pending.get(handle)
-    if pending is None:
-        return None
-    try:
-        pending.handle.wait()
-    except HorovodInternalError:
-        _pending.pop(handle, None)
-        raise
-    # Popped only now: a wait that Ctrl-C has ended may be taken up again.
-    _pending.pop(handle, None)
-    return pending.result()
-
-
-def poll(handle: int) -> bool:
-    """Whether `synchronize(handle)` would return at once; True also for a handle that is unknown or used."""
-    pending = _pending.get(handle)
-    return pending is None or pending.handle.done()
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "allgather_async",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall_async",
+    "barrier",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "join",
+    "poll",
+    "reduce_op",
+    "reducescatter_async",
+    "sparse_allreduce_async",
+    "synchronize",
+]
 
 
 def allreduce_async(
@@ -77,13 +60,12 @@ def allreduce_async(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> int:
     """Reduces a tensor over all ranks into a new one; see `allreduce` for the arguments. Returns a handle."""
     operation = reduce_op(average, op)
-    source = wire_form(tensor)
-    output = torch.empty_like(source)
-    handle = _allreduce(source, output, name, operation, prescale_factor, postscale_factor)
-    return _registered(handle, lambda: output.to(tensor.device))
+    factors = (prescale_factor, postscale_factor)
+    return allreduce_of([tensor], "allreduce", name, operation, *factors, process_set).submit(only)
 
 
 def allreduce_async_(
@@ -93,12 +75,12 @@ def allreduce_async_(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> int:
     """Reduces a tensor over all ranks in place; see `allreduce` for the arguments. Returns a handle."""
     operation = reduce_op(average, op)
-    wire = _writable_wire_form(tensor)
-    handle = _allreduce(wire, wire, name, operation, prescale_factor, postscale_factor)
-    return _registered(handle, lambda: _written_back(wire, tensor))
+    factors = (prescale_factor, postscale_factor)
+    return allreduce_of([tensor], "allreduce", name, operation, *factors, process_set, in_place=True).submit(only)
 
 
 def allreduce_(
@@ -108,180 +90,124 @@ def allreduce_(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Reduces a tensor over all ranks in place and returns it; see `allreduce`. Not differentiable."""
     operation = reduce_op(average, op)
-    wire = _writable_wire_form(tensor)
-    _allreduce_now(wire, wire, name, operation, prescale_factor, postscale_factor)
-    return _written_back(wire, tensor)
+    factors = (prescale_factor, postscale_factor)
+    return allreduce_of([tensor], "allreduce", name, operation, *factors, process_set, in_place=True).run()[0]
 
 
-def reduced(
-    tensor: torch.Tensor, name: str | None, operation: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
-) -> torch.Tensor:
-    """The blocking allreduce into a new tensor, without a gradient."""
-    source = wire_form(tensor)
-    output = torch.empty_like(source)
-    _allreduce_now(source, output, name, operation, prescale, postscale)
-    return output.to(tensor.device)
-
-
-def allgather_async(tensor: torch.Tensor, name: str | None = None) -> int:
-    """Joins all ranks' tensors along their first dimension, in rank order; see `allgather`. Returns a handle.
-
-    Raises:
-        IndexError: the tensor has no dimension to join along.
-    """
-    handle = _allgather(tensor, name)
-    return _registered(handle, lambda: _joined(handle, tensor)[0])
-
-
-def allgather_with_rows(tensor: torch.Tensor, name: str | None = None) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """The blocking allgather, together with the number of rows that each rank gave."""
-    handle = _allgather(tensor, name)
-    handle.wait()
-    return _joined(handle, tensor)
-
-
-def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> int:
-    """Copies the root's tensor into a new one on every rank; see `broadcast`. Returns a handle."""
-    source = wire_form(tensor)
-    output = torch.empty_like(source)
-    return _broadcast(source, output, root_rank, name, lambda: output.to(tensor.device))
-
-
-def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> int:
-    """Copies the root's tensor into every rank's tensor; see `broadcast`. Returns a handle."""
-    wire = _writable_wire_form(tensor)
-    return _broadcast(wire, wire, root_rank, name, lambda: _written_back(wire, tensor))
-
-
-def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """Copies the root's tensor into every rank's and returns that; see `broadcast`. Not differentiable."""
-    return waited(broadcast_async_(tensor, root_rank, name))
-
-
-def reduce_op(average: bool | None, op: int | None) -> ReduceOp:
-    """The one operation that the old argument `average` and the newer `op` ask for together.
-
-    Raises:
-        ValueError: both are given, or `op` is none of the constants.
-        HorovodInternalError: Adasum is asked for.
-    """
-    if average is not None:
-        if op is not None:
-            raise ValueError(f"Give either op ({op!r}) or the deprecated average ({average!r}), not both.")
-        warnings.warn("average= is deprecated; use op=hvd.Average or op=hvd.Sum.", DeprecationWarning, stacklevel=3)
-        return Average if average else Sum
-    if op == Adasum:
-        raise HorovodInternalError(
-            "No Adasum operation enabled: op=hvd.Adasum is not offered; use hvd.Average or hvd.Sum."
-        )
-    try:
-        return Average if op is None else ReduceOp(op)
-    except ValueError:
-        raise ValueError(f"op={op!r} is none of hvd.Average, hvd.Sum, hvd.Min, hvd.Max and hvd.Product.") from None
-
-
-def request_name(kind: str, name: str | None) -> str:
-    """The name under which the ranks' requests meet; one user name may serve several kinds at the same time.
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
+    """Sums or averages sparse tensors over all ranks. They travel as they are, in one allgather; nothing is made dense.
 
     Args:
-        kind: of the operation.
-        name: None: what is returned is for ``unnamed=True``.
+        tensor: a COO tensor of the same shape, type and number of sparse dimensions on all ranks. How many entries
+            it has may differ.
+        name: as in `allreduce`.
+        op: `Average` or `Sum`.
+        process_set: as in `allreduce`.
+
+    Returns:
+        A function that waits and returns the result, uncoalesced: entries of several ranks at one place are to be
+        added. It may be called once.
+
+    Raises:
+        ValueError: the tensor is not in COO layout, or `op` is another one.
     """
-    return collectives.kind_of_unnamed(kind) if name is None else f"{kind}.{name}"
-
-
-def waited(handle: int) -> torch.Tensor:
-    """`synchronize` for a handle that is known to be fresh."""
-    tensor = synchronize(handle)
-    assert tensor is not None
-    return tensor
-
-
-def _registered(handle: Handle, result: Callable[[], torch.Tensor]) -> int:
-    number = next(_numbers)
-    _pending[number] = _Pending(handle, result)
-    return number
-
-
-def _allreduce(
-    source: torch.Tensor, output: torch.Tensor, name: str | None, operation: ReduceOp, prescale: float, postscale: float
-) -> Handle:
-    return collectives.submit(
-        Op.ALLREDUCE,
-        request_name("allreduce", name),
-        [described(source, output)],
-        reduce_op=operation,
-        prescale=prescale,
-        postscale=postscale,
-        keep=(source, output),
-        unnamed=name is None,
-    )
-
-
-def _allreduce_now(
-    source: torch.Tensor, output: torch.Tensor, name: str | None, operation: ReduceOp, prescale: float, postscale: float
-) -> None:
-    """As `_allreduce`, and waits: in this thread, which is the shortest way."""
-    collectives.run(
-        Op.ALLREDUCE,
-        request_name("allreduce", name),
-        [described(source, output)],
-        reduce_op=operation,
-        prescale=prescale,
-        postscale=postscale,
-        keep=(source, output),
-        unnamed=name is None,
-    )
-
-
-def _allgather(tensor: torch.Tensor, name: str | None) -> Handle:
-    source = wire_form(tensor)
-    if source.dim() == 0:
-        raise IndexError(
-            "allgather joins tensors along dimension 0, and a 0-dimensional tensor has none: unsqueeze it."
-        )
-    rows = described(source)._replace(output=0)  # the engine makes the memory for the result
-    return collectives.submit(Op.ALLGATHER, request_name("allgather", name), [rows], keep=source, unnamed=name is None)
-
-
-def _joined(handle: Handle, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
-    gathered = handle.gathered()
-    shape = (sum(gathered.rows), *tensor.shape[1:])
-    if 0 in shape:
-        return torch.empty(shape, dtype=tensor.dtype, device=tensor.device), gathered.rows
-    # The memory that the engine filled becomes the tensor's memory and lives as long as it does.
-    return torch.frombuffer(gathered.data, dtype=tensor.dtype).view(shape).to(tensor.device), gathered.rows
-
-
-def _broadcast(
-    source: torch.Tensor, output: torch.Tensor, root_rank: int, name: str | None, result: Callable[[], torch.Tensor]
-) -> int:
-    if not 0 <= root_rank < context.size():
-        raise ValueError(f"root_rank={root_rank!r} is none of the ranks 0 to {context.size() - 1}.")
-    handle = collectives.submit(
-        Op.BROADCAST,
-        request_name("broadcast", name),
-        [described(source, output)],
-        root_rank=root_rank,
-        keep=(source, output),
-        unnamed=name is None,
-    )
-    return _registered(handle, result)
-
-
-def _writable_wire_form(tensor: torch.Tensor) -> torch.Tensor:
-    wire = wire_form(tensor)
-    if overlaps_itself(tensor):
+    operation = reduce_op(None, op)
+    if operation not in (Average, Sum):
+        raise ValueError(f"sparse_allreduce_async knows hvd.Average and hvd.Sum, not op={op!r}; use tensor.to_dense().")
+    if checked_tensor(tensor, "sparse_allreduce_async").layout is not torch.sparse_coo:
         raise ValueError(
-            f"An operation in place needs a tensor whose elements do not share memory; this one has shape "
-            f"{tuple(tensor.shape)} and strides {tensor.stride()}. Use tensor.contiguous()."
+            f"sparse_allreduce_async takes a COO tensor, not one of layout {tensor.layout}; use allreduce."
         )
-    return wire
+    size = context.engine(process_set).size
+    values = tensor._values().detach()
+    parts = [tensor._indices().t(), values]
+
+    def summed(gathered: Sequence[tuple[torch.Tensor, object]]) -> torch.Tensor:
+        (indices, _), (entries, _) = gathered
+        if operation is Average:
+            entries = entries.div(size, rounding_mode=None if entries.is_floating_point() else "trunc")
+        return torch.sparse_coo_tensor(indices.t(), entries, tensor.shape)
+
+    handle = allgather_of(parts, "sparse_allreduce", name, process_set).submit(summed)
+
+    def result() -> torch.Tensor:
+        received: torch.Tensor = synchronize(handle)
+        return received
+
+    return result
 
 
-def _written_back(wire: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    write_back(wire, tensor)
-    return tensor
+def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
+    """Joins all ranks' tensors along their first dimension, in rank order; see `allgather`. Returns a handle."""
+    return allgather_of([tensor], "allgather", name, process_set).submit(lambda gathered: gathered[0][0])
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Copies the root's tensor into a new one on every rank; see `broadcast`. Returns a handle."""
+    return broadcast_of(tensor, root_rank, "broadcast", name, process_set).submit()
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Copies the root's tensor into every rank's tensor; see `broadcast`. Returns a handle."""
+    return broadcast_of(tensor, root_rank, "broadcast", name, process_set, in_place=True).submit()
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Copies the root's tensor into every rank's and returns that; see `broadcast`. Not differentiable."""
+    return broadcast_of(tensor, root_rank, "broadcast", name, process_set, in_place=True).run()
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Sends some rows of a tensor to each rank; see `alltoall`. Returns a handle, of a pair also without `splits`."""
+    return alltoall_of(tensor, splits, "alltoall", name, process_set).submit()
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Reduces a tensor over all ranks and gives each its share of the rows; see `reducescatter`. Returns a handle."""
+    operation = reduce_op(None, op)
+    factors = (prescale_factor, postscale_factor)
+    return reducescatter_of([tensor], "reducescatter", name, operation, *factors, process_set).submit(only)
+
+
+def join(device: int = -1) -> int:
+    """Says that this rank has no more data: it takes part with zeros in the others' allreduces until all have joined.
+
+    Args:
+        device: taken for Horovod's sake; there is nothing to choose.
+
+    Returns:
+        The rank that joined last.
+
+    Raises:
+        HorovodInternalError: a rank is lost.
+    """
+    return collectives.join()
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns when every rank of the set is in it. Raises HorovodInternalError when one is lost."""
+    collectives.barrier(process_set)

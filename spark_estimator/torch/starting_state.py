@@ -144,7 +144,7 @@ def _with_tensors(value: Any, tensors: list[torch.Tensor], param: torch.Tensor |
 
 
 def _check_root(root_rank: int) -> None:
-    if not 0 <= root_rank < context.size():
+    if root_rank not in range(context.size()):
         raise ValueError(f"root_rank={root_rank!r} is none of the ranks 0 to {context.size() - 1}.")
 
 

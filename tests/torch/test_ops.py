@@ -296,12 +296,10 @@ def test_what_is_refused_at_once(two_ranks: RankPool) -> None:
             hvd.allreduce(torch.ones(1, dtype=torch.complex64))
         with pytest.raises(ValueError, match="sparse"):
             hvd.allreduce(torch.eye(2).to_sparse())
-        with pytest.raises(ValueError, match=r"root_rank=2 .* 0 to 1"):
+        with pytest.raises(ValueError, match=r"root_rank=2 is not one of the 2 ranks"):
             hvd.broadcast(torch.ones(1), 2)
         with pytest.raises(ValueError, match="op=9"):
             hvd.allreduce(torch.ones(1), op=9)
-        with pytest.raises(hvd.HorovodInternalError, match="No Adasum operation enabled"):
-            hvd.allreduce(torch.ones(1), op=hvd.Adasum)
         with pytest.raises(ValueError, match="list"):
             hvd.allreduce_async([1.0])  # type: ignore[arg-type]
         # Nothing was sent, so nothing is waiting for the other rank.

@@ -1,0 +1,63 @@
+"""The asynchronous collectives that nobody has waited for yet, each behind the number that its caller holds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from spark_estimator.collectives.handle import Handle
+from spark_estimator.errors import HorovodInternalError
+
+
+class _Pending(NamedTuple):
+    handle: Handle
+    result: Callable[[], Any]
+
+
+_pending: dict[int, _Pending] = {}
+_numbers = itertools.count(1)
+
+
+def registered(handle: Handle, result: Callable[[], Any]) -> int:
+    """A number for a submitted collective.
+
+    Args:
+        handle: to wait for.
+        result: makes, when the collective is done, what `synchronize` returns.
+    """
+    number = next(_numbers)
+    _pending[number] = _Pending(handle, result)
+    return number
+
+
+def synchronize(handle: int) -> Any:
+    """Waits for an asynchronous operation.
+
+    Args:
+        handle: what the operation returned.
+
+    Returns:
+        Its result: a tensor, of a grouped operation a list of tensors, of an alltoall the pair of the rows received
+        and of how many each rank sent. None when the handle is unknown or was used before.
+
+    Raises:
+        HorovodInternalError: the operation failed: the ranks disagree about it, or one of them is lost.
+    """
+    pending = _pending.get(handle)
+    if pending is None:
+        return None
+    try:
+        pending.handle.wait()
+    except HorovodInternalError:
+        _pending.pop(handle, None)
+        raise
+    # Popped only now: a wait that Ctrl-C has ended may be taken up again.
+    _pending.pop(handle, None)
+    return pending.result()
+
+
+def poll(handle: int) -> bool:
+    """Whether `synchronize(handle)` would return at once; True also for a handle that is unknown or used."""
+    pending = _pending.get(handle)
+    return pending is None or pending.handle.done()

@@ -1,0 +1,39 @@
+"""How values of several ranks become one: Horovod's constants, and what its two arguments for them mean together."""
+
+from __future__ import annotations
+
+import warnings
+
+from spark_estimator._native import ReduceOp
+
+Average = ReduceOp.AVERAGE
+Sum = ReduceOp.SUM
+Adasum = ReduceOp.ADASUM
+Min = ReduceOp.MIN
+Max = ReduceOp.MAX
+Product = ReduceOp.PRODUCT
+
+
+def reduce_op(average: bool | None, op: int | None, stacklevel: int = 3) -> ReduceOp:
+    """The one operation that the old argument `average` and the newer `op` ask for together.
+
+    Args:
+        average: True is Average, False is Sum; warns that it is deprecated.
+        op: one of the constants; None is Average.
+        stacklevel: of the warning; by default it is told of the caller's caller.
+
+    Raises:
+        ValueError: both are given, or `op` is none of the constants.
+    """
+    if average is not None:
+        if op is not None:
+            raise ValueError(f"Give either op ({op!r}) or the deprecated average ({average!r}), not both.")
+        text = "average= is deprecated; use op=hvd.Average or op=hvd.Sum."
+        warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
+        return Average if average else Sum
+    try:
+        return Average if op is None else ReduceOp(op)
+    except ValueError:
+        raise ValueError(
+            f"op={op!r} is none of hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product and hvd.Adasum."
+        ) from None
