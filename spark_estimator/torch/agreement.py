@@ -6,18 +6,23 @@ other never submits.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 from collections.abc import Sequence
 
-from spark_estimator._native import DType, Op
-from spark_estimator.collectives import context
-from spark_estimator.collectives import ops as collectives
+from spark_estimator.collectives import context, requests
 from spark_estimator.collectives.objects import allgather_object
+from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.errors import MismatchError
 
 
-def agree(lines: Sequence[str], *, name: str, subject: str, detail_name: str | None = None) -> None:
+def agree(
+    lines: Sequence[str],
+    *,
+    name: str,
+    subject: str,
+    detail_name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> None:
     """Returns when every rank has called it with the same lines. Collective.
 
     Args:
@@ -25,32 +30,26 @@ def agree(lines: Sequence[str], *, name: str, subject: str, detail_name: str | N
         name: of the request that carries the digest, 32 bytes a rank.
         subject: what the lines describe, for the error.
         detail_name: of the request that carries the lines when the digests differ.
+        process_set: whose ranks take part; None: all.
 
     Raises:
-        MismatchError: on all ranks, naming the first line in which a rank differs from rank 0.
+        MismatchError: on all ranks, naming the first line in which a rank differs from the first.
     """
     digest = hashlib.sha256("\n".join(lines).encode()).digest()
-    if len(set(_gathered(digest, name))) == 1:
+    engine = context.engine(process_set)
+    digests = [digest] if engine.size == 1 else requests.gather_bytes(engine, name, digest)
+    if len({bytes(each) for each in digests}) == 1:
         return
-    of_rank = allgather_object(list(lines), name=detail_name or f"{name}.detail")
-    rank, theirs = next((rank, theirs) for rank, theirs in enumerate(of_rank) if theirs != of_rank[0])
-    raise MismatchError(f"The ranks disagree about {subject}. {_difference(of_rank[0], theirs, rank)}")
+    of_rank = allgather_object(list(lines), name=detail_name or f"{name}.detail", process_set=process_set)
+    ours, first = of_rank[0], engine.ranks[0]
+    rank, theirs = next((engine.ranks[at], theirs) for at, theirs in enumerate(of_rank) if theirs != ours)
+    raise MismatchError(f"The ranks disagree about {subject}. {_difference(ours, first, theirs, rank)}")
 
 
-def _gathered(digest: bytes, name: str) -> list[bytes]:
-    if context.size() == 1:
-        return [digest]
-    source = (ctypes.c_ubyte * len(digest)).from_buffer_copy(digest)
-    described = collectives.Tensor(ctypes.addressof(source), 0, DType.UINT8, (1, len(digest)))
-    handle = collectives.submit(Op.ALLGATHER, name, [described], keep=source)
-    joined = bytes(handle.gathered().data)
-    return [joined[start : start + len(digest)] for start in range(0, len(joined), len(digest))]
-
-
-def _difference(first: Sequence[str], other: Sequence[str], rank: int) -> str:
-    for ours, theirs in zip(first, other, strict=False):
-        if ours != theirs:
-            return f"Rank 0 has: {ours}. Rank {rank} has: {theirs}."
-    longer, who = (first, 0) if len(first) > len(other) else (other, rank)
-    extra = longer[min(len(first), len(other))]
-    return f"Only rank {who} has: {extra}. (Rank 0 has {len(first)} such lines, rank {rank} {len(other)}.)"
+def _difference(ours: Sequence[str], first: int, theirs: Sequence[str], rank: int) -> str:
+    for one, other in zip(ours, theirs, strict=False):
+        if one != other:
+            return f"Rank {first} has: {one}. Rank {rank} has: {other}."
+    longer, who = (ours, first) if len(ours) > len(theirs) else (theirs, rank)
+    extra = longer[min(len(ours), len(theirs))]
+    return f"Only rank {who} has: {extra}. (Rank {first} has {len(ours)} such lines, rank {rank} {len(theirs)}.)"

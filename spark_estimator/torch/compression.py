@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 import torch
@@ -33,6 +34,14 @@ class NoneCompressor:
     def decompress(tensor: torch.Tensor, ctx: object) -> torch.Tensor:
         """The tensor itself."""
         return tensor
+
+
+class BucketCompression(ABC):
+    """A way to exchange gradients that needs more than one tensor at a time, or remembers what it has left out."""
+
+    @abstractmethod
+    def bucket(self, name: str, slots: Any, options: Any) -> Any:
+        """A ``gradient_bucket.Bucket`` for these parameters."""
 
 
 class _HalfCompressor:
@@ -73,7 +82,7 @@ class Compression:
 
 def wire_dtype(compression: object, dtype: torch.dtype) -> torch.dtype | None:
     """The type in which a gradient of `dtype` travels; None for a custom compressor, which need not tell beforehand."""
-    if compression is NoneCompressor:
+    if compression is NoneCompressor or isinstance(compression, BucketCompression):
         return dtype
     if compression in (FP16Compressor, BF16Compressor):
         half: torch.dtype = compression.wire_dtype

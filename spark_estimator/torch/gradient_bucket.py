@@ -1,13 +1,14 @@
 """A bucket of gradients on its way: taken from the parameters, handed to the engine by address, put back as averages.
 
-A gradient is not copied where it lies densely in host memory, in the parameter's own type and order: the engine works
-on the memory that autograd gave it. In all other cases (another order, a sparse gradient, another device, compression)
-a copy travels.
+`Bucket` is what every kind of bucket promises; `DenseBucket` is the usual one. A gradient is not copied where it lies
+densely in host memory, in the parameter's own type and order: the engine works on the memory that autograd gave it. In
+all other cases (another order, a sparse gradient, another device, compression) a copy travels.
 """
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +18,11 @@ import torch
 from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives import ops as collectives
+from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.collectives.ops import Plan
-from spark_estimator.torch.compression import NoneCompressor, wire_dtype
+from spark_estimator.collectives.process_set import ProcessSet
+from spark_estimator.torch.compression import BucketCompression, NoneCompressor, wire_dtype
 from spark_estimator.torch.memory import described, element_type, overlaps_itself
 
 
@@ -33,6 +36,7 @@ class Options:
         predivide: f of ``gradient_predivide_factor``: multiplied by 1/f before the sum and by f/size after it.
         groups: explicit buckets: a number of them, or lists of parameters; None: by size.
         sparse_as_dense: sparse gradients travel as dense ones and come back sparse.
+        process_set: over whose ranks; None: all.
     """
 
     compression: Any
@@ -40,12 +44,24 @@ class Options:
     predivide: float
     groups: int | Sequence[Sequence[torch.Tensor]] | None
     sparse_as_dense: bool
+    process_set: ProcessSet | None = None
+
+    def engine(self) -> Engine:
+        """That of the ranks which exchange. Raises as ``context.engine`` does."""
+        return context.engine(self.process_set)
+
+    def bucket(self, name: str, slots: list[Slot]) -> Bucket:
+        """A bucket for dense gradients, in the compression's own way where it has one."""
+        if isinstance(self.compression, BucketCompression):
+            made: Bucket = self.compression.bucket(name, slots, self)
+            return made
+        return DenseBucket(name, slots, self)
 
     def scaled_op(self) -> tuple[ReduceOp, float, float]:
         """The reduction, with the factors before and after it."""
         if self.predivide == 1.0:
             return self.op, 1.0, 1.0
-        return ReduceOp.SUM, 1.0 / self.predivide, self.predivide / context.size()
+        return ReduceOp.SUM, 1.0 / self.predivide, self.predivide / self.engine().size
 
 
 class Slot:
@@ -78,8 +94,8 @@ class Slot:
         return memory_order(self.param.shape, self.strides)
 
 
-class Bucket:
-    """Gradients of one wire type that are reduced by one request.
+class Bucket(ABC):
+    """Gradients that are exchanged together: ``submit``, ``proceed``, ``finish`` and ``forget``, once in an exchange.
 
     Args:
         name: of the request; the same on all ranks.
@@ -98,13 +114,6 @@ class Bucket:
         self.missing = set(self._keys)
         self._handle: Handle | None = None
         self._lock = threading.Lock()
-        wire_type = wire_dtype(options.compression, slots[0].dtype)
-        self._plan: Plan | None = None
-        # One flag a gradient travels along: 1 where this rank has one. What is 0 for all ranks keeps no gradient
-        # anywhere, as in a single process, so that weight decay or momentum do not move a parameter that nobody used.
-        # None: a custom compressor, whose wire type, order and size are known when it has compressed.
-        self._ones = None if wire_type is None else torch.ones(len(slots), dtype=wire_type)
-        self._flags: torch.Tensor | None = None
 
     @property
     def submitted(self) -> bool:
@@ -120,6 +129,43 @@ class Bucket:
             if self._handle is None:
                 self._handle = self._submit()
 
+    def proceed(self) -> None:  # noqa: B027  most kinds have one part only
+        """Waits for the first part of an exchange that has two, and submits the second. Raises as `finish` does."""
+
+    @abstractmethod
+    def _submit(self) -> Handle:
+        """Hands the gradients that there are to the engine. Does not block."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Waits for the reduction, then makes its results the parameters' gradients. Raises as ``Handle.wait`` does."""
+
+    def forget(self) -> None:
+        """Makes ready for the next exchange. What is still in flight keeps its memory to itself."""
+        self._handle = None
+        self.missing.update(self._keys)
+        for slot in self.slots:
+            slot.gradient = slot.wire = slot.context = None
+
+    def let_go_of_memory(self) -> None:
+        """Parts the parameters from memory that the engine may be writing; `finish` brings them together again."""
+        for slot in self.slots:
+            slot.param.grad = None
+
+
+class DenseBucket(Bucket):
+    """Gradients of one wire type that are reduced by one allreduce."""
+
+    def __init__(self, name: str, slots: list[Slot], options: Options) -> None:
+        super().__init__(name, slots, options)
+        wire_type = wire_dtype(options.compression, slots[0].dtype)
+        self._plan: Plan | None = None
+        # One flag a gradient travels along: 1 where this rank has one. What is 0 for all ranks keeps no gradient
+        # anywhere, as in a single process, so that weight decay or momentum do not move a parameter that nobody used.
+        # None: a custom compressor, whose wire type, order and size are known when it has compressed.
+        self._ones = None if wire_type is None else torch.ones(len(slots), dtype=wire_type)
+        self._flags: torch.Tensor | None = None
+
     def _submit(self) -> Handle:
         for slot in self.slots:
             self._take(slot)
@@ -133,6 +179,7 @@ class Bucket:
                 reduce_op=op,
                 prescale=prescale,
                 postscale=postscale,
+                process_set=self._options.process_set,
                 keep=wires,
             )
         own, flags = self._ones, torch.empty_like(self._ones)
@@ -150,10 +197,17 @@ class Bucket:
         """The request for wire forms such as these, whose types and shapes are the same in every step."""
         op, prescale, postscale = self._options.scaled_op()
         forms = [(element_type(wire.dtype), tuple(wire.shape)) for wire in wires]
-        return collectives.plan(Op.ALLREDUCE, self.name, forms, reduce_op=op, prescale=prescale, postscale=postscale)
+        return collectives.plan(
+            Op.ALLREDUCE,
+            self.name,
+            forms,
+            reduce_op=op,
+            prescale=prescale,
+            postscale=postscale,
+            process_set=self._options.process_set,
+        )
 
     def finish(self) -> None:
-        """Waits for the reduction, then makes its results the parameters' gradients. Raises as ``Handle.wait`` does."""
         assert self._handle is not None
         self._handle.wait()
         for position, slot in enumerate(self.slots):
@@ -164,16 +218,8 @@ class Bucket:
                 self._give_back(slot)
 
     def forget(self) -> None:
-        """Makes ready for the next exchange. What is still in flight keeps its memory to itself."""
-        self._handle = self._flags = None
-        self.missing.update(self._keys)
-        for slot in self.slots:
-            slot.gradient = slot.wire = slot.context = None
-
-    def let_go_of_memory(self) -> None:
-        """Parts the parameters from memory that the engine may be writing; `finish` brings them together again."""
-        for slot in self.slots:
-            slot.param.grad = None
+        super().forget()
+        self._flags = None
 
     def _take(self, slot: Slot) -> None:
         gradient = slot.gradient = slot.param.grad
@@ -200,12 +246,9 @@ class Bucket:
                 wire = wire.detach().to("cpu").contiguous()
         slot.wire = wire
 
-    def _densified(self, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
-        if not self._options.sparse_as_dense:
-            raise NotImplementedError(
-                f"Parameter {slot.name!r} has a sparse gradient ({gradient.layout}). Pass sparse_as_dense=True to "
-                "DistributedOptimizer, or make the embedding with sparse=False."
-            )
+    @staticmethod
+    def _densified(slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
+        # As the user wishes, or because it is the first sparse one of a parameter that has been exchanged before.
         slot.sparse_dims = gradient.sparse_dim()
         return gradient.to_dense()
 

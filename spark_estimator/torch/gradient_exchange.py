@@ -18,11 +18,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
+from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import context
+from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.errors import MismatchError
 from spark_estimator.torch.agreement import agree
@@ -30,7 +33,8 @@ from spark_estimator.torch.backward_hooks import EndOfBackward, ParameterHooks, 
 from spark_estimator.torch.buckets import Gradient, description, plan
 from spark_estimator.torch.compression import wire_dtype
 from spark_estimator.torch.gradient_bucket import Bucket, Options, Slot
-from spark_estimator.torch.memory import element_type
+from spark_estimator.torch.memory import described, element_type
+from spark_estimator.torch.sparse_bucket import SparseBucket
 
 
 class GradientExchange:
@@ -56,6 +60,7 @@ class GradientExchange:
         self._done = False  # this step's exchange has taken place
         # One parameter with the average that it was given last: gone when the user has cleared the gradients.
         self._averaged: tuple[torch.Tensor, weakref.ref[torch.Tensor]] | None = None
+        self._slots: list[Slot] = []
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[int, Bucket] = {}
         self._agreed = False  # the ranks have compared their plans
@@ -84,6 +89,20 @@ class GradientExchange:
         """What was exchanged has been used: the next exchange is the next step's."""
         self._passes = 0
         self._done = False
+
+    def before_step(self) -> None:
+        """The optimizer is about to step; nothing to do."""
+
+    #: The step has used the gradients.
+    after_step = begin_step
+
+    def evaluate(self, closure: Callable[[], Any], *, synchronize: bool) -> Any:
+        """What a step's closure gives, with gradients that are averages afterwards, if that is wanted. Collective."""
+        self.begin_step()
+        loss = closure()
+        if synchronize:
+            self.synchronize()
+        return loss
 
     def close(self) -> None:
         """Listens no more."""
@@ -148,6 +167,8 @@ class GradientExchange:
             for bucket in self._buckets:
                 bucket.submit()
             for bucket in self._buckets:
+                bucket.proceed()
+            for bucket in self._buckets:
                 bucket.finish()
             self._done = True
             self._remember_an_average()
@@ -178,7 +199,7 @@ class GradientExchange:
 
     def _join_job(self) -> None:
         """Takes a name in the present job: after another `init()` all ranks number their optimizers anew."""
-        self._engine: Engine = context.engine()
+        self._engine: Engine = self._options.engine()
         self._prefix = f"DistributedOptimizer.{context.next_number('DistributedOptimizer')}"
         self._agreed = False
         self._signature: list[tuple[int, torch.dtype, int]] | None = None
@@ -191,28 +212,48 @@ class GradientExchange:
 
     def _refresh(self) -> None:
         """Plans anew after an `init()`, and when parameters were added, frozen, unfrozen or have changed their type."""
-        if context.engine() is not self._engine:
+        if self._options.engine() is not self._engine:
             self._join_job()
         params = self._trainable()
         signature = [(id(param), param.dtype, param.numel()) for param in params]
         if signature == self._signature or any(bucket.submitted for bucket in self._buckets):
             return  # what has been submitted belongs to the old plan: a new one begins with the next step
-        slots = [Slot(param, self._name(param)) for param in params]
-        gradients = [self._planned(slot) for slot in slots]
-        planned = plan(gradients, context.settings().bucket_bytes, self._group_positions(params))
-        self._buckets = [
-            Bucket(f"{self._prefix}.bucket.{number}", [slots[position] for position in positions], self._options)
-            for number, positions in enumerate(planned)
-        ]
-        self._bucket_of = {id(slot.param): bucket for bucket in self._buckets for slot in bucket.slots}
-        op, prescale, postscale = self._options.scaled_op()
-        header = f"{len(slots)} parameters, {op.name.lower()}, scales {prescale} and {postscale}"
-        self._description = description(gradients, planned, header)
+        self._slots = [Slot(param, self._name(param)) for param in params]
         self._signature = signature
         self._agreed = False
-        self._hooks.keep_only(set(self._bucket_of))
+        self._plan({})
         for param in params:
             self._hooks.add(param)
+
+    def _plan(self, sparse_dims: dict[int, int]) -> None:
+        """Makes the buckets.
+
+        Args:
+            sparse_dims: position of a parameter whose gradients are sparse -> how many of its dimensions are.
+        """
+        params = [slot.param for slot in self._slots]
+        gradients = [self._planned(slot) for slot in self._slots]
+        dense = [position for position in range(len(params)) if position not in sparse_dims]
+        groups = self._group_positions([params[position] for position in dense])
+        planned = [
+            [dense[number] for number in numbers]
+            for numbers in plan([gradients[position] for position in dense], context.settings().bucket_bytes, groups)
+        ]
+        self._buckets = [
+            self._options.bucket(f"{self._prefix}.bucket.{number}", [self._slots[position] for position in positions])
+            for number, positions in enumerate(planned)
+        ]
+        for position, dims in sparse_dims.items():
+            name = f"{self._prefix}.sparse.{position}"
+            self._buckets.append(SparseBucket(name, self._slots[position], self._options, dims))
+        self._bucket_of = {id(slot.param): bucket for bucket in self._buckets for slot in bucket.slots}
+        self._hooks.keep_only(set(self._bucket_of))
+        op, prescale, postscale = self._options.scaled_op()
+        header = (
+            f"{len(params)} parameters, {op.name.lower()}, scales {prescale} and {postscale}, "
+            f"sparse gradients {'as dense ones' if self._options.sparse_as_dense else 'by their rows'}"
+        )
+        self._description = description(gradients, [*planned, *([position] for position in sparse_dims)], header)
 
     def _planned(self, slot: Slot) -> Gradient:
         element_type(slot.dtype)
@@ -238,8 +279,10 @@ class GradientExchange:
         """Compares plans with the other ranks, before the first bucket of a plan travels."""
         # Under the first bucket's own name: a rank that holds to the old plan submits that, and all get an error.
         name, detail = f"{self._prefix}.bucket.0", f"{self._prefix}.plan"
+        process_set = self._options.process_set
+        subject = "the parameters of DistributedOptimizer"
         try:
-            agree(self._description, name=name, subject="the parameters of DistributedOptimizer", detail_name=detail)
+            agree(self._description, name=name, subject=subject, detail_name=detail, process_set=process_set)
         except MismatchError as error:
             if str(error).startswith("The ranks disagree"):
                 raise
@@ -249,6 +292,24 @@ class GradientExchange:
                 f"steps. ({error})"
             ) from error
         self._agreed = True
+        if not self._options.sparse_as_dense:
+            self._find_sparse()
+
+    def _find_sparse(self) -> None:
+        """Plans sparse buckets for parameters whose gradient is sparse on some rank, now that all have a gradient."""
+        dims = torch.zeros(len(self._slots), dtype=torch.uint8)
+        for position, slot in enumerate(self._slots):
+            gradient = slot.param.grad
+            if gradient is not None and gradient.layout is torch.sparse_coo:
+                dims[position] = gradient.sparse_dim()
+        place = [described(dims)]
+        name, process_set = f"{self._prefix}.sparse", self._options.process_set
+        collectives.run(
+            Op.ALLREDUCE, name, place, reduce_op=ReduceOp.MAX, process_set=process_set, keep=dims, repeats=False
+        )
+        found = {position: int(of) for position, of in enumerate(dims.tolist()) if of}
+        if found:
+            self._plan(found)
 
     def _name(self, param: torch.Tensor) -> str:
         name = self._names.get(id(param))

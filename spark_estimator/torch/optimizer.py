@@ -18,11 +18,13 @@ from typing import Any, TypeVar
 import torch
 from torch._compile import _disable_dynamo
 
+from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
+from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.torch.adasum_step import AdasumStep
 from spark_estimator.torch.compression import Compression
 from spark_estimator.torch.gradient_bucket import Options
 from spark_estimator.torch.gradient_exchange import GradientExchange
-from spark_estimator.torch.ops import Average, Sum, reduce_op
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
@@ -36,7 +38,7 @@ class _Distributed:
 
     options: Options
     passes: int
-    exchange: GradientExchange | None
+    exchange: GradientExchange | AdasumStep | None
     hooks: list[Any]
     skipping: bool = False
 
@@ -46,12 +48,12 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: Any = Compression.none,
     backward_passes_per_step: int = 1,
-    op: int = Average,
+    op: int = ReduceOp.AVERAGE,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
-    process_set: None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> OptimizerT:
     """Makes an optimizer step with gradients that are reduced over all ranks; returns that same object.
 
@@ -65,28 +67,25 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
         compression: what is sent in place of each gradient; see `Compression`.
         backward_passes_per_step: gradients of so many backward passes are added up before they travel (they are not
             divided by that number).
-        op: `Average` or `Sum`.
+        op: `Average` or `Sum` of gradients. `Adasum`: each rank steps by its own gradients, and what the step has
+            changed is combined by the adaptive sum.
         gradient_predivide_factor: f: an average is taken as 1/f before and f/size after the sum.
         num_groups: deprecated, as ``groups=num_groups``.
         groups: which gradients travel together: a number of nearly equal groups, or lists of parameters; by default so
             many as fill SPARK_ESTIMATOR_BUCKET_BYTES.
-        sparse_as_dense: sparse gradients travel as dense ones and come back sparse; without it they are refused.
-        process_set: only None, all ranks, is offered.
+        sparse_as_dense: sparse gradients travel as dense ones and come back sparse; without it their rows travel.
+        process_set: over whose ranks; a rank outside it steps by its own gradients.
 
     Raises:
         ValueError: an argument is out of range, or `named_parameters` is not a list of unique names that covers the
-            optimizer's parameters.
-        HorovodInternalError: ``op=Adasum`` is not offered.
+            optimizer's parameters; Adasum for a number of ranks that is no power of two; a process set that is not
+            registered.
         MismatchError: later, from the first backward or step: the ranks' parameters differ; the first one is named.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"DistributedOptimizer wraps a torch.optim.Optimizer, not a {type(optimizer).__name__}.")
-    if process_set is not None:
-        raise NotImplementedError(f"process_set={process_set!r}: process sets are not offered yet; leave it out.")
-    operation = reduce_op(None, op)
-    if operation not in (Average, Sum):
-        raise ValueError(f"op={op!r}: gradients are reduced by hvd.Average or hvd.Sum.")
-    if gradient_predivide_factor != 1.0 and operation is not Average:
+    operation = _checked_op(op)
+    if gradient_predivide_factor != 1.0 and operation is not ReduceOp.AVERAGE:
         raise ValueError(
             f"gradient_predivide_factor={gradient_predivide_factor} splits an average: it needs op=hvd.Average."
         )
@@ -97,13 +96,19 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
         warnings.warn("num_groups= is deprecated; use groups=.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     names = _checked_names(optimizer, named_parameters)
-    options = Options(compression, operation, gradient_predivide_factor, _checked_groups(groups), sparse_as_dense)
-    size = context.size()  # raises before init(), while nothing has been changed
+    over = None if process_set is global_process_set else process_set
+    options = Options(compression, operation, gradient_predivide_factor, _checked_groups(groups), sparse_as_dense, over)
+    size = _ranks_of(over)  # raises before init(), while nothing has been changed
+    if operation is ReduceOp.ADASUM and size & (size - 1):
+        raise ValueError(f"op=hvd.Adasum needs a power of two of ranks, and there are {size}; use hvd.Average.")
 
     _unwrap(optimizer)
     distributed = _Distributed(options, backward_passes_per_step, None, [])
     if size > 1:
-        distributed.exchange = GradientExchange(optimizer, names, backward_passes_per_step, options)
+        if operation is ReduceOp.ADASUM:
+            distributed.exchange = AdasumStep(optimizer, names, options)
+        else:
+            distributed.exchange = GradientExchange(optimizer, names, backward_passes_per_step, options)
         distributed.hooks = [
             optimizer.register_step_pre_hook(_before_step),
             optimizer.register_step_post_hook(_after_step),
@@ -129,7 +134,11 @@ class DistributedMethods(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """In this context ``step()`` takes the gradients as they are."""
+        """In this context ``step()`` takes the gradients as they are. Raises AssertionError with Adasum."""
+        if self._distributed.options.op is ReduceOp.ADASUM:
+            raise AssertionError(
+                "skip_synchronize() has no meaning with op=hvd.Adasum: what a step has changed is combined after it."
+            )
         self._distributed.skipping = True
         try:
             yield
@@ -182,9 +191,9 @@ class DistributedMethods(torch.optim.Optimizer):
         return self._distributed.options.sparse_as_dense
 
     @property
-    def process_set(self) -> None:
-        """None: all ranks."""
-        return None
+    def process_set(self) -> ProcessSet:
+        """Over whose ranks gradients are reduced."""
+        return self._distributed.options.process_set or global_process_set
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy or a pickle is an optimizer of the user's own class, not a distributed one: it belongs to no job."""
@@ -233,6 +242,7 @@ def _before_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> tuple
     """Averages what no backward has averaged; with a closure that is known only after the closure has run."""
     exchange = optimizer._distributed.exchange
     assert exchange is not None
+    exchange.before_step()
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if callable(closure):
         if isinstance(closure, _AveragedClosure):
@@ -250,7 +260,7 @@ def _before_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> tuple
 def _after_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> None:
     exchange = optimizer._distributed.exchange
     assert exchange is not None
-    exchange.begin_step()
+    exchange.after_step()
 
 
 class _AveragedClosure:
@@ -263,11 +273,31 @@ class _AveragedClosure:
     def __call__(self) -> Any:
         distributed = self._optimizer._distributed
         assert distributed.exchange is not None
-        distributed.exchange.begin_step()
-        loss = self._closure()
-        if not distributed.skipping:
-            distributed.exchange.synchronize()
-        return loss
+        return distributed.exchange.evaluate(self._closure, synchronize=not distributed.skipping)
+
+
+def _checked_op(op: int) -> ReduceOp:
+    try:
+        if ReduceOp(op) in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
+            return ReduceOp(op)
+    except ValueError:
+        pass
+    raise ValueError(f"op={op!r}: gradients are reduced by hvd.Average, hvd.Sum or hvd.Adasum.")
+
+
+def _ranks_of(process_set: ProcessSet | None) -> int:
+    """With how many ranks gradients are exchanged; 1 on a rank outside the set."""
+    size = context.size()
+    if process_set is None:
+        return size
+    if not isinstance(process_set, ProcessSet):
+        raise ValueError(
+            f"process_set must be a ProcessSet, not {process_set!r}: make it with hvd.add_process_set([ranks])."
+        )
+    included = process_set.included()
+    if included is None:
+        raise ValueError(f"{process_set} is not registered; use hvd.add_process_set() or hvd.init(process_sets=...).")
+    return len(process_set.ranks) if included else 1
 
 
 def _check_passes(passes: int) -> None:
