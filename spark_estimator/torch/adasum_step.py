@@ -99,7 +99,7 @@ class AdasumStep:
         wires, contexts = [], []
         for param, before in start:
             wire, compressed = compression.compress(param.sub_(before).detach())
-            wires.append(wire_form(wire))
+            wires.append(wire_form(wire, "Adasum of what a step has changed"))
             contexts.append(compressed)
         collectives.run(
             Op.ALLREDUCE,

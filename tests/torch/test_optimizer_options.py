@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 import spark_estimator.torch as hvd
-from spark_estimator.collectives.context import add_process_set
-from spark_estimator.collectives.ops import join
 from tests.torch.rank_pool import RankPool
 from tests.torch.test_optimizer import (
     BATCH,
@@ -148,7 +146,7 @@ def test_gradients_of_a_process_set(three_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         hvd.shutdown()
         hvd.init(process_sets="dynamic")
-        pair = add_process_set([0, 2])
+        pair = hvd.add_process_set([0, 2])
         model = model_of()
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), process_set=pair
@@ -270,7 +268,7 @@ def test_ranks_with_different_numbers_of_batches(two_ranks: RankPool) -> None:
             optimizer.zero_grad()
             nn.functional.mse_loss(model(own_rows(inputs)), own_rows(targets)).backward()
             optimizer.step()
-        assert join() == 0
+        assert hvd.join() == 0
         # Who has joined had no part in the last steps, and takes over from who had.
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         assert_close(model, reference)
