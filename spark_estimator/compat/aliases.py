@@ -5,10 +5,11 @@ from __future__ import annotations
 #: Old module -> the module that it is.
 MODULES: dict[str, str] = {
     "horovod.torch": "spark_estimator.torch",
-    "horovod.torch.mpi_ops": "spark_estimator.torch",
+    "horovod.torch.mpi_ops": "spark_estimator.torch.mpi_ops",
     "horovod.torch.functions": "spark_estimator.torch",
     "horovod.torch.compression": "spark_estimator.torch.compression",
     "horovod.torch.optimizer": "spark_estimator.torch.optimizer",
+    "horovod.torch.sync_batch_norm": "spark_estimator.torch.sync_batch_norm",
     "horovod.common.exceptions": "spark_estimator.errors",
     "horovod.common.util": "spark_estimator.compat.build_questions",
     "sparkdl.horovod.runner_base": "spark_estimator.runner",

@@ -80,6 +80,7 @@ from spark_estimator.torch.ops import (
 )
 from spark_estimator.torch.optimizer import DistributedOptimizer
 from spark_estimator.torch.starting_state import broadcast_optimizer_state, broadcast_parameters
+from spark_estimator.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "Adasum",
@@ -92,6 +93,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "add_process_set",
     "allgather",
     "allgather_async",
@@ -149,3 +151,10 @@ __all__ = [
     "stop_timeline",
     "synchronize",
 ]
+
+
+def _check_has_gpu() -> bool:
+    """Whether PyTorch sees a GPU. Horovod's name, which ``horovod.common.util.gpu_available`` calls there."""
+    import torch
+
+    return torch.cuda.is_available()

@@ -10,7 +10,7 @@ The autograd functions bear Horovod's names and take their arguments in its orde
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,9 @@ from spark_estimator.torch.collective import (
 from spark_estimator.torch.compression import Compression
 from spark_estimator.torch.memory import checked_tensor
 from spark_estimator.torch.reductions import Adasum, Average, Sum, reduce_op
+
+# From the gradients of an operation's results to those of what it was given.
+Derivative = Callable[..., "tuple[torch.Tensor, ...]"]
 
 
 def allreduce(
@@ -210,6 +213,29 @@ def scatter_scale(operation: ReduceOp, process_set: ProcessSet | None, prescale:
     return prescale * postscale * (context.engine(process_set).size if operation is Sum else 1)
 
 
+def derivative(forth: Derivative, back: Derivative, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """``forth(*gradients)``, a derivative that can itself be differentiated, by `back`.
+
+    Without it a second derivative would be that of an average in which each rank uses its part only, and so too small
+    by the number of ranks.
+    """
+    if torch.is_grad_enabled() and any(gradient.requires_grad for gradient in gradients):
+        result: tuple[torch.Tensor, ...] = _Derivative.apply(forth, back, *gradients)
+        return result
+    return forth(*gradients)
+
+
+class _Derivative(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, forth: Derivative, back: Derivative, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.back = back
+        return forth(*gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *again: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (None, None, *ctx.back(*again))
+
+
 def _allreduce(
     tensor: torch.Tensor,
     name: str | None,
@@ -268,8 +294,13 @@ class HorovodAllgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Own rows of the average."""
-        averaged = _allreduce(gradient, ctx.gradient_name, Average, 1.0, 1.0, ctx.process_set)
-        return averaged.narrow(0, ctx.start, ctx.length), None, None
+        name, process_set, place = ctx.gradient_name, ctx.process_set, (ctx.start, ctx.length)
+
+        def own_rows(gradient: torch.Tensor) -> tuple[torch.Tensor]:
+            return (_allreduce(gradient, name, Average, 1.0, 1.0, process_set).narrow(0, *place),)
+
+        [own] = derivative(own_rows, lambda again: (allgather(again, name, process_set),), gradient)
+        return own, None, None
 
 
 class HorovodBroadcast(torch.autograd.Function):
@@ -281,14 +312,20 @@ class HorovodBroadcast(torch.autograd.Function):
     ) -> torch.Tensor:
         """See `broadcast`."""
         ctx.gradient_name = gradient_name("broadcast", name, process_set)
-        ctx.is_root, ctx.process_set = context.rank() == root_rank, process_set
+        ctx.root_rank, ctx.process_set = root_rank, process_set
         return broadcast_of(tensor, root_rank, "broadcast", name, process_set).run()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """The average at the root."""
-        averaged = _allreduce(gradient, ctx.gradient_name, Average, 1.0, 1.0, ctx.process_set)
-        return (averaged if ctx.is_root else averaged * 0), None, None, None
+        name, process_set, root_rank = ctx.gradient_name, ctx.process_set, ctx.root_rank
+
+        def at_root(gradient: torch.Tensor) -> tuple[torch.Tensor]:
+            averaged = _allreduce(gradient, name, Average, 1.0, 1.0, process_set)
+            return (averaged if context.rank() == root_rank else torch.zeros_like(averaged),)
+
+        [own] = derivative(at_root, lambda again: (broadcast(again, root_rank, name, process_set),), gradient)
+        return own, None, None, None
 
 
 class HorovodAlltoall(torch.autograd.Function):

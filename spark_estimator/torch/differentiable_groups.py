@@ -16,7 +16,13 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.torch.collective import allgather_of, allreduce_of, group, reducescatter_of
 from spark_estimator.torch.compression import Compression
-from spark_estimator.torch.differentiable import check_has_gradient, gradient_name, needs_gradient, scatter_scale
+from spark_estimator.torch.differentiable import (
+    check_has_gradient,
+    derivative,
+    gradient_name,
+    needs_gradient,
+    scatter_scale,
+)
 from spark_estimator.torch.memory import checked_tensor
 from spark_estimator.torch.reductions import Average, reduce_op
 
@@ -170,8 +176,16 @@ class HorovodGroupedAllgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Own rows of the averages."""
-        averaged = _allreduce(_wanted(ctx, gradients), ctx.gradient_name, Average, 1.0, 1.0, ctx.process_set)
-        own = [each.narrow(0, *place) for each, place in zip(averaged, ctx.places, strict=True)]
+        name, process_set, places = ctx.gradient_name, ctx.process_set, ctx.places
+
+        def own_rows(*gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            averaged = _allreduce(list(gradients), name, Average, 1.0, 1.0, process_set)
+            return tuple(each.narrow(0, *place) for each, place in zip(averaged, places, strict=True))
+
+        def joined(*again: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return tuple(grouped_allgather(again, name, process_set))
+
+        own = derivative(own_rows, joined, *_wanted(ctx, gradients))
         return (None, None, *_in_place_of(ctx, own))
 
 

@@ -1,0 +1,42 @@
+"""What old scripts import from ``horovod.torch.mpi_ops``: the collectives, and some names that Horovod kept there."""
+
+from __future__ import annotations
+
+import spark_estimator.torch as _basics
+from spark_estimator.torch import *  # noqa: F403  whatever is offered, under the module's old name
+from spark_estimator.torch.differentiable import (
+    HorovodAllgather,
+    HorovodAllreduce,
+    HorovodAlltoall,
+    HorovodBroadcast,
+    HorovodReducescatter,
+)
+from spark_estimator.torch.differentiable_groups import (
+    HorovodGroupedAllgather,
+    HorovodGroupedAllreduce,
+    HorovodGroupedReducescatter,
+)
+from spark_estimator.torch.reductions import reduce_op
+
+__all__ = [
+    *_basics.__all__,
+    "HorovodAllgather",
+    "HorovodAllreduce",
+    "HorovodAlltoall",
+    "HorovodBroadcast",
+    "HorovodGroupedAllgather",
+    "HorovodGroupedAllreduce",
+    "HorovodGroupedReducescatter",
+    "HorovodReducescatter",
+    "_basics",
+    "handle_average_backwards_compatibility",
+]
+
+
+def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
+    """The one operation that both arguments ask for together.
+
+    Raises:
+        ValueError: both are given, or `op` is none of the constants.
+    """
+    return reduce_op(average, op)
