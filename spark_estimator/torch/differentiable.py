@@ -90,8 +90,9 @@ def allgather(
     if needs_gradient(tensor, "allgather"):
         result: torch.Tensor = HorovodAllgather.apply(tensor, name, process_set)
         return result
+    [(joined, _rows)] = allgather_of([tensor], "allgather", name, process_set).run()
     gradient_name("allgather", name, process_set)
-    return allgather_of([tensor], "allgather", name, process_set).run()[0][0]
+    return joined
 
 
 def broadcast(
@@ -113,8 +114,9 @@ def broadcast(
     if needs_gradient(tensor, "broadcast"):
         result: torch.Tensor = HorovodBroadcast.apply(tensor, root_rank, name, process_set)
         return result
+    copied = broadcast_of(tensor, root_rank, "broadcast", name, process_set).run()
     gradient_name("broadcast", name, process_set)
-    return broadcast_of(tensor, root_rank, "broadcast", name, process_set).run()
+    return copied
 
 
 def alltoall(
@@ -145,8 +147,8 @@ def alltoall(
         result: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
         result = HorovodAlltoall.apply(tensor, splits, name, process_set)
         return result
-    gradient_name("alltoall", name, process_set)
     rows, received = alltoall_of(tensor, splits, "alltoall", name, process_set).run()
+    gradient_name("alltoall", name, process_set)
     return rows if splits is None else (rows, received)
 
 
@@ -178,9 +180,9 @@ def reducescatter(
         arguments = (name, operation, process_set, prescale_factor, postscale_factor)
         reduced = HorovodReducescatter.apply(compressed, *arguments)
     else:
-        gradient_name("reducescatter", name, process_set)
         factors = (prescale_factor, postscale_factor)
         reduced = reducescatter_of([compressed], "reducescatter", name, operation, *factors, process_set).run()[0]
+        gradient_name("reducescatter", name, process_set)
     restored: torch.Tensor = compression.decompress(reduced, ctx)
     return restored
 
@@ -191,9 +193,10 @@ def needs_gradient(tensor: object, kind: str) -> bool:
 
 
 def gradient_name(kind: str, name: str | None, process_set: ProcessSet | None) -> str:
-    """The gradient's name; asked for in every call, also in those that need no gradient, so that all ranks count alike.
+    """The gradient's name; asked for after every call, also if it needs no gradient, so that all ranks count alike.
 
-    Gradients have names where the operation has none, because autograd may come to them in another order on each rank.
+    After it, because a call that a rank has refused does not count. Gradients have names where the operation has none,
+    because autograd may come to them in another order on each rank.
     """
     if name is None:
         # Each set counts by itself: ranks outside it do not see its calls.
@@ -244,12 +247,13 @@ def _allreduce(
     postscale: float,
     process_set: ProcessSet,
 ) -> torch.Tensor:
+    reduced: torch.Tensor
     if needs_gradient(tensor, "allreduce"):
-        reduced: torch.Tensor
         reduced = HorovodAllreduce.apply(tensor, None, name, operation, prescale, postscale, process_set)
         return reduced
+    [reduced] = allreduce_of([tensor], "allreduce", name, operation, prescale, postscale, process_set).run()
     gradient_name("allreduce", name, process_set)
-    return allreduce_of([tensor], "allreduce", name, operation, prescale, postscale, process_set).run()[0]
+    return reduced
 
 
 class HorovodAllreduce(torch.autograd.Function):
@@ -268,9 +272,10 @@ class HorovodAllreduce(torch.autograd.Function):
     ) -> torch.Tensor:
         """See `allreduce`."""
         operation = reduce_op(average, op)
-        ctx.gradient_name = gradient_name("allreduce", name, process_set)
         ctx.arguments = arguments = (operation, prescale_factor, postscale_factor, process_set)
-        return allreduce_of([tensor], "allreduce", name, *arguments).run()[0]
+        [reduced] = allreduce_of([tensor], "allreduce", name, *arguments).run()
+        ctx.gradient_name = gradient_name("allreduce", name, process_set)
+        return reduced
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -285,8 +290,8 @@ class HorovodAllgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
         """See `allgather`."""
-        ctx.gradient_name = gradient_name("allgather", name, process_set)
         [(joined, rows)] = allgather_of([tensor], "allgather", name, process_set).run()
+        ctx.gradient_name = gradient_name("allgather", name, process_set)
         own = context.engine(process_set).rank
         ctx.start, ctx.length, ctx.process_set = sum(rows[:own]), rows[own], process_set
         return joined
@@ -311,9 +316,10 @@ class HorovodBroadcast(torch.autograd.Function):
         ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
         """See `broadcast`."""
-        ctx.gradient_name = gradient_name("broadcast", name, process_set)
         ctx.root_rank, ctx.process_set = root_rank, process_set
-        return broadcast_of(tensor, root_rank, "broadcast", name, process_set).run()
+        copied = broadcast_of(tensor, root_rank, "broadcast", name, process_set).run()
+        ctx.gradient_name = gradient_name("broadcast", name, process_set)
+        return copied
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -340,8 +346,8 @@ class HorovodAlltoall(torch.autograd.Function):
         process_set: ProcessSet,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """See `alltoall`."""
-        ctx.gradient_name = gradient_name("alltoall", name, process_set)
         rows, received = alltoall_of(tensor, splits, "alltoall", name, process_set).run()
+        ctx.gradient_name = gradient_name("alltoall", name, process_set)
         ctx.received, ctx.process_set = received, process_set
         if splits is None:
             return rows
@@ -370,11 +376,12 @@ class HorovodReducescatter(torch.autograd.Function):
     ) -> torch.Tensor:
         """See `reducescatter`."""
         operation = reduce_op(None, op)
-        ctx.gradient_name = gradient_name("reducescatter", name, process_set)
         ctx.process_set = process_set
         factors = (prescale_factor, postscale_factor)
+        [reduced] = reducescatter_of([tensor], "reducescatter", name, operation, *factors, process_set).run()
         ctx.scale = scatter_scale(operation, process_set, *factors)
-        return reducescatter_of([tensor], "reducescatter", name, operation, *factors, process_set).run()[0]
+        ctx.gradient_name = gradient_name("reducescatter", name, process_set)
+        return reduced
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -76,8 +76,9 @@ def grouped_allgather(
     members = group(tensors, _ALLGATHER)
     if _need_gradients(members, _ALLGATHER):
         return list(HorovodGroupedAllgather.apply(name, process_set, *members))
+    gathered = allgather_of(members, _ALLGATHER, name, process_set).run()
     gradient_name(_ALLGATHER, name, process_set)
-    return [joined for joined, _ in allgather_of(members, _ALLGATHER, name, process_set).run()]
+    return [joined for joined, _ in gathered]
 
 
 def grouped_reducescatter(
@@ -107,9 +108,9 @@ def grouped_reducescatter(
     if _need_gradients(compressed, _REDUCESCATTER):
         reduced = list(HorovodGroupedReducescatter.apply(*arguments, *compressed))
     else:
-        gradient_name(_REDUCESCATTER, name, process_set)
         factors = (prescale_factor, postscale_factor)
         reduced = reducescatter_of(compressed, _REDUCESCATTER, name, operation, *factors, process_set).run()
+        gradient_name(_REDUCESCATTER, name, process_set)
     return _decompressed(reduced, contexts, compression)
 
 
@@ -124,8 +125,9 @@ def _allreduce(
     if _need_gradients(tensors, _ALLREDUCE):
         arguments = (None, name, operation, prescale, postscale, process_set)
         return list(HorovodGroupedAllreduce.apply(*arguments, *tensors))
+    reduced = allreduce_of(tensors, _ALLREDUCE, name, operation, prescale, postscale, process_set).run()
     gradient_name(_ALLREDUCE, name, process_set)
-    return allreduce_of(tensors, _ALLREDUCE, name, operation, prescale, postscale, process_set).run()
+    return reduced
 
 
 class HorovodGroupedAllreduce(torch.autograd.Function):
@@ -145,9 +147,10 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
         """See `grouped_allreduce`."""
         operation = reduce_op(average, op)
         members = group(tensors, _ALLREDUCE)
-        ctx.gradient_name = gradient_name(_ALLREDUCE, name, process_set)
         ctx.arguments = arguments = (operation, prescale_factor, postscale_factor, process_set)
-        return _noted(ctx, allreduce_of(members, _ALLREDUCE, name, *arguments).run())
+        reduced = allreduce_of(members, _ALLREDUCE, name, *arguments).run()
+        ctx.gradient_name = gradient_name(_ALLREDUCE, name, process_set)
+        return _noted(ctx, reduced)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -166,8 +169,8 @@ class HorovodGroupedAllgather(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         """See `grouped_allgather`."""
         members = group(tensors, _ALLGATHER)
-        ctx.gradient_name = gradient_name(_ALLGATHER, name, process_set)
         gathered = allgather_of(members, _ALLGATHER, name, process_set).run()
+        ctx.gradient_name = gradient_name(_ALLGATHER, name, process_set)
         own = context.engine(process_set).rank
         ctx.process_set = process_set
         ctx.places = [(sum(rows[:own]), rows[own]) for joined, rows in gathered if joined.is_floating_point()]
@@ -205,10 +208,11 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
         """See `grouped_reducescatter`."""
         operation, factors = reduce_op(None, op), (prescale_factor, postscale_factor)
         members = group(tensors, _REDUCESCATTER)
+        reduced = reducescatter_of(members, _REDUCESCATTER, name, operation, *factors, process_set).run()
         ctx.gradient_name = gradient_name(_REDUCESCATTER, name, process_set)
         ctx.process_set = process_set
         ctx.scale = scatter_scale(operation, process_set, *factors)
-        return _noted(ctx, reducescatter_of(members, _REDUCESCATTER, name, operation, *factors, process_set).run())
+        return _noted(ctx, reduced)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

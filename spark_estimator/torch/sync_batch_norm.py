@@ -154,9 +154,9 @@ class _Normalize(torch.autograd.Function):
         process_set: ProcessSet,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
         """Gives the output, and the joint batch's [channels] mean and biased variance, and its values per channel."""
-        ctx.gradient_name = gradient_name(_KIND, None, process_set)
         values = _exact(input)
         joint_mean, joint_variance, count = _joint_statistics(values, process_set)
+        ctx.gradient_name = gradient_name(_KIND, None, process_set)
         if count < 2:
             raise ValueError(
                 f"SyncBatchNorm: all ranks together gave {count} values per channel, and training needs more than 1; "
