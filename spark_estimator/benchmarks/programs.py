@@ -96,6 +96,7 @@ def python_group(
     *,
     gloo: str | None = None,
     link: bool = False,
+    module: str = "spark_estimator.benchmarks.python_rank",
     environment: Mapping[str, str] | None = None,
     within: Sequence[AbstractContextManager[object]] | None = None,
 ) -> Group:
@@ -106,6 +107,7 @@ def python_group(
         pairs: [size] each rank's rendezvous and sockets; the sockets are closed here.
         gloo: ``tcp://host:port`` where gloo's ranks meet; None: without gloo.
         link: with the network's own bound.
+        module: what each rank runs; it takes the arguments of ``python_rank``.
         environment: variables for the ranks.
         within: [size] entered around the start of each rank.
 
@@ -119,7 +121,7 @@ def python_group(
         for place, (rendezvous, endpoint) in enumerate(pairs):
             fd, variables = offer_to_command(rendezvous)
             offered.append(fd)
-            arguments = [sys.executable, "-m", "spark_estimator.benchmarks.python_rank", path]
+            arguments = [sys.executable, "-m", module, path]
             arguments += [
                 "--parent",
                 str(os.getpid()),

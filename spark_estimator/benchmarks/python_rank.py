@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import socket
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
 import spark_estimator.torch as hvd
+from spark_estimator.benchmarks.conversation import answer_commands
 from spark_estimator.benchmarks.link import Ring
 from spark_estimator.benchmarks.turns import Form
 from spark_estimator.launch.worker import bind_to_parent
@@ -212,7 +213,7 @@ def _dtype(form: Form) -> torch.dtype:
 def main() -> None:
     """Entry point of each process."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("socket", help="where the controller listens")
+    parser.add_argument("socket", type=Path, help="where the controller listens")
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--gloo", help="tcp://host:port where gloo's ranks meet")
     parser.add_argument("--link", action="store_true", help="offer the variant that measures the network itself")
@@ -227,16 +228,7 @@ def main() -> None:
     if options.link:
         libraries["link"] = Link()
     rank = Rank(libraries)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(options.socket)
-        with connection.makefile("rw", encoding="utf-8") as conversation:
-            conversation.write(f"rank {hvd.rank()} {hvd.size()}\n")
-            conversation.flush()
-            for line in conversation:
-                if line.strip() == "quit":
-                    break
-                conversation.write(rank.answer(line) + "\n")
-                conversation.flush()
+    answer_commands(options.socket, hvd.rank(), hvd.size(), rank.answer)
     if options.gloo:
         with contextlib.suppress(Exception):  # its peers may have gone first
             dist.destroy_process_group()
