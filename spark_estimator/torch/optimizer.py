@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from spark_estimator.torch.adasum_step import AdasumStep
 from spark_estimator.torch.compression import Compression
 from spark_estimator.torch.gradient_bucket import Options
 from spark_estimator.torch.gradient_exchange import GradientExchange
+from spark_estimator.torch.sharded_state import ShardedState, check_can_shard
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
@@ -41,6 +42,12 @@ class _Distributed:
     exchange: GradientExchange | AdasumStep | None
     hooks: list[Any]
     skipping: bool = False
+    shards: ShardedState | None = None
+
+    def after_a_step_that_raised(self) -> None:
+        """What a step that raised has left in the optimizer's groups is put right."""
+        if self.shards is not None:
+            self.shards.restore()
 
 
 def DistributedOptimizer(  # Horovod's name: a function that is used like a class
@@ -54,6 +61,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    shard_state: bool = False,
 ) -> OptimizerT:
     """Makes an optimizer step with gradients that are reduced over all ranks; returns that same object.
 
@@ -75,6 +83,8 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
             many as fill SPARK_ESTIMATOR_BUCKET_BYTES.
         sparse_as_dense: sparse gradients travel as dense ones and come back sparse; without it their rows travel.
         process_set: over whose ranks; a rank outside it steps by its own gradients.
+        shard_state: each rank holds the optimizer's state for its share of the parameters only (for Adam 8 bytes a
+            parameter in the job instead of on each rank) and steps that share; see ``sharded_state``. Not in Horovod.
 
     Raises:
         ValueError: an argument is out of range, or `named_parameters` is not a list of unique names that covers the
@@ -101,6 +111,12 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     size = _ranks_of(over)  # raises before init(), while nothing has been changed
     if operation is ReduceOp.ADASUM and size & (size - 1):
         raise ValueError(f"op=hvd.Adasum needs a power of two of ranks, and there are {size}; use hvd.Average.")
+    if shard_state:
+        check_can_shard(optimizer)
+        if operation is ReduceOp.ADASUM:
+            raise ValueError(
+                "shard_state=True does not go together with op=hvd.Adasum: each rank steps on its own there."
+            )
 
     _unwrap(optimizer)
     distributed = _Distributed(options, backward_passes_per_step, None, [])
@@ -109,6 +125,8 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
             distributed.exchange = AdasumStep(optimizer, names, options)
         else:
             distributed.exchange = GradientExchange(optimizer, names, backward_passes_per_step, options)
+        if shard_state:
+            distributed.shards = ShardedState(optimizer, over)
         distributed.hooks = [
             optimizer.register_step_pre_hook(_before_step),
             optimizer.register_step_post_hook(_after_step),
@@ -155,6 +173,7 @@ class DistributedMethods(torch.optim.Optimizer):
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """As the optimizer's own. Raises AssertionError inside a backward pass, while gradients are in flight."""
+        self._distributed.after_a_step_that_raised()
         exchange = self._distributed.exchange
         if exchange is not None:
             if exchange.in_backward:
@@ -168,7 +187,41 @@ class DistributedMethods(torch.optim.Optimizer):
         """As the optimizer's own; backward passes that were counted for the coming step are forgotten."""
         if self._distributed.exchange is not None:
             self._distributed.exchange.begin_step()
+        if self._distributed.shards is not None:
+            self._distributed.shards.forget()
         super().load_state_dict(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the optimizer's own. With ``shard_state=True``, what `consolidate_state_dict` has brought together here.
+
+        Raises:
+            RuntimeError: the state is divided among the ranks and has not been brought together since the last step.
+        """
+        shards = self._distributed.shards
+        whole = None if shards is None else shards.whole_state()
+        if whole is None:
+            return super().state_dict()
+        own, self.state = self.state, defaultdict(dict, whole)
+        try:
+            return super().state_dict()
+        finally:
+            self.state = own
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Brings a divided state together on one rank, whose ``state_dict()`` is whole then. Collective.
+
+        Without ``shard_state=True`` there is nothing to do.
+        """
+        if self._distributed.shards is not None:
+            self._distributed.shards.consolidate(to)
+
+    def check_state_is_whole(self) -> None:
+        """Raises ValueError when steps have left a state that is divided among the ranks."""
+        if self._distributed.shards is not None and self._distributed.shards.holds_state:
+            raise ValueError(
+                "The state of an optimizer with shard_state=True is divided among the ranks after the first step, and "
+                "cannot be broadcast; load_state_dict() a whole one first."
+            )
 
     @property
     def op(self) -> int:
@@ -197,6 +250,11 @@ class DistributedMethods(torch.optim.Optimizer):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy or a pickle is an optimizer of the user's own class, not a distributed one: it belongs to no job."""
+        if self._distributed.shards is not None and self._distributed.shards.holds_state:
+            raise TypeError(
+                "An optimizer whose state is divided among ranks (shard_state=True) cannot be copied or pickled; use "
+                "consolidate_state_dict() and state_dict()."
+            )
         state = self.__getstate__()
         if isinstance(state, dict):
             state = {key: value for key, value in state.items() if key != _ATTRIBUTE}
@@ -253,6 +311,8 @@ def _before_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> tuple
         return args, {**kwargs, "closure": averaged}
     if not optimizer._distributed.skipping:
         exchange.synchronize()
+    if optimizer._distributed.shards is not None:
+        optimizer._distributed.shards.enter()
     return None
 
 
@@ -260,6 +320,8 @@ def _before_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> tuple
 def _after_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> None:
     exchange = optimizer._distributed.exchange
     assert exchange is not None
+    if optimizer._distributed.shards is not None:
+        optimizer._distributed.shards.leave()
     exchange.after_step()
 
 
@@ -273,7 +335,11 @@ class _AveragedClosure:
     def __call__(self) -> Any:
         distributed = self._optimizer._distributed
         assert distributed.exchange is not None
-        return distributed.exchange.evaluate(self._closure, synchronize=not distributed.skipping)
+        distributed.after_a_step_that_raised()
+        loss = distributed.exchange.evaluate(self._closure, synchronize=not distributed.skipping)
+        if distributed.shards is not None:
+            distributed.shards.enter()
+        return loss
 
 
 def _checked_op(op: int) -> ReduceOp:

@@ -16,7 +16,7 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.torch import ops
 from spark_estimator.torch.agreement import agree
-from spark_estimator.torch.optimizer import own_class_of
+from spark_estimator.torch.optimizer import DistributedMethods, own_class_of
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Sequence[Any], root_rank: int) -> None:
@@ -68,6 +68,8 @@ def broadcast_optimizer_state(
     """
     if issubclass(own_class_of(optimizer), torch.optim.LBFGS):
         raise ValueError("The state of torch.optim.LBFGS cannot be broadcast.")
+    if isinstance(optimizer, DistributedMethods):
+        optimizer.check_state_is_whole()
     _check_root(root_rank)
     params = [param for group in optimizer.param_groups for param in group["params"]]
     lines = [own_class_of(optimizer).__name__] + [

@@ -1,0 +1,37 @@
+"""The benchmark of training steps runs, checks its numbers, and prints a line for each model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from spark_estimator.benchmarks import training
+from spark_estimator.benchmarks.training_rank import MODELS
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("channel", [[], ["--tcp"]])
+def test_prints_a_line_for_each_model(channel: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "figures.json"
+    training.main(["--model", "mlp,transformer", "--seconds", "0.1", "--json", str(file), *channel])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows if row and row[0] in MODELS] == ["mlp", "transformer"]
+    assert any("in hooks:" in " ".join(row) for row in rows)
+    results = json.loads(file.read_text())["results"]
+    for result in results:
+        figures = result["subjects"]
+        for column, of in (("exposed", "ours"), ("ddp exposed", "ddp")):
+            assert figures[column]["us"] == pytest.approx(max(0.1, figures[of]["us"] - figures["none"]["us"]))
+
+
+def test_sizes_are_those_of_the_models() -> None:
+    for name, model in MODELS.items():
+        with torch.device("meta"):
+            made = model.make()
+        assert sum(parameter.numel() * 4 for parameter in made.parameters()) == training.MODELS[name]
+    with torch.device("meta"):
+        assert len(list(MODELS["resnet50"].make().parameters())) == 161
+        assert len(list(MODELS["mlp"].make().parameters())) == 200
