@@ -80,7 +80,7 @@ def writable_wire_form(tensor: object, what: str) -> torch.Tensor:
     """As `wire_form`, of a tensor into which the result can be written back. Raises ValueError where it cannot."""
     wire = wire_form(tensor, what)
     assert isinstance(tensor, torch.Tensor)
-    if overlaps_itself(tensor):
+    if not tensor.is_contiguous() and overlaps_itself(tensor):
         raise ValueError(
             f"{what}: an operation in place needs a tensor whose elements do not share memory; this one has shape "
             f"{tuple(tensor.shape)} and strides {tensor.stride()}. Use tensor.contiguous()."
