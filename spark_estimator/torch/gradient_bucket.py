@@ -165,8 +165,20 @@ class DenseBucket(Bucket):
         # None: a custom compressor, whose wire type, order and size are known when it has compressed.
         self._ones = None if wire_type is None else torch.ones(len(slots), dtype=wire_type)
         self._flags: torch.Tensor | None = None
+        self._held: list[torch.Tensor] | None = None  # all gradients, when all travel where they lie
+        # Parameters, and the strides of those that are not contiguous: to ask the latter of each gradient costs most.
+        self._direct = [
+            (
+                slot.param,
+                None if torch.empty(slot.param.shape, device="meta").stride() == slot.strides else slot.strides,
+            )
+            for slot in slots
+        ]
 
     def _submit(self) -> Handle:
+        self._held = self._gradients_that_lie_right()
+        if self._held is not None and self._ones is not None:
+            return self._submit_plan(self._held, self._ones)
         for slot in self.slots:
             self._take(slot)
         wires = [_present(slot.wire) for slot in self.slots]
@@ -182,10 +194,31 @@ class DenseBucket(Bucket):
                 process_set=self._options.process_set,
                 keep=wires,
             )
-        own, flags = self._ones, torch.empty_like(self._ones)
-        if not all([slot.gradient is not None for slot in self.slots]):  # noqa: C419  a list is faster here
-            own = torch.tensor([slot.gradient is not None for slot in self.slots]).to(own.dtype)
-        self._flags = flags
+        present = torch.tensor([slot.gradient is not None for slot in self.slots])
+        return self._submit_plan(wires, present.to(self._ones.dtype))
+
+    def _gradients_that_lie_right(self) -> list[torch.Tensor] | None:
+        """All gradients, if each can travel as it is; else None. The usual case, once a step: not a line too much."""
+        if self._options.compression is not NoneCompressor:
+            return None
+        dtype = self.slots[0].dtype
+        gradients = []
+        for param, strides in self._direct:
+            gradient = param.grad
+            if (
+                gradient is None
+                or gradient.dtype is not dtype
+                or gradient.layout is not torch.strided
+                or not gradient.is_cpu
+                or not (gradient.is_contiguous() if strides is None else gradient.stride() == strides)
+            ):
+                return None
+            gradients.append(gradient)
+        return gradients
+
+    def _submit_plan(self, wires: list[torch.Tensor], own: torch.Tensor) -> Handle:
+        """Hands over wire forms, and for each whether there is a gradient."""
+        flags = self._flags = torch.empty_like(own)
         if self._plan is None:
             self._plan = self._planned([*wires, own])
         places = [wire.data_ptr() for wire in wires]
@@ -210,6 +243,11 @@ class DenseBucket(Bucket):
     def finish(self) -> None:
         assert self._handle is not None
         self._handle.wait()
+        if self._held is not None:
+            for slot, gradient in zip(self.slots, self._held, strict=True):
+                if slot.param.grad is not gradient:
+                    slot.param.grad = gradient
+            return
         for position, slot in enumerate(self.slots):
             if slot.gradient is None:
                 if self._flags is None or self._flags[position]:
@@ -219,7 +257,7 @@ class DenseBucket(Bucket):
 
     def forget(self) -> None:
         super().forget()
-        self._flags = None
+        self._flags = self._held = None
 
     def _take(self, slot: Slot) -> None:
         gradient = slot.gradient = slot.param.grad
