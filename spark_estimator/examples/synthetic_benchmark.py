@@ -1,0 +1,74 @@
+"""Images a second that the ranks of a job train with, on images that are made up once.
+
+``horovodrun -np 2 python -m spark_estimator.examples.synthetic_benchmark --depth 18 --image-size 64``
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+import spark_estimator.torch as hvd
+from spark_estimator.examples.resnet import DEPTHS, resnet
+
+
+def main(argv: Sequence[str] | None = None) -> float:
+    """Measures on every rank; rank 0 prints. Returns images a second of all ranks together."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--depth", type=int, default=50, choices=sorted(DEPTHS), help="of the residual network")
+    parser.add_argument("--width", type=int, default=64, help="channels of its first stage")
+    parser.add_argument("--image-size", type=int, default=224, help="pixels a side")
+    parser.add_argument("--batch-size", type=int, default=32, help="images a rank and step")
+    parser.add_argument("--warmup-batches", type=int, default=5, help="steps that are not timed")
+    parser.add_argument("--batches", type=int, default=10, help="steps in one figure")
+    parser.add_argument("--figures", type=int, default=10, help="how many are taken")
+    parser.add_argument("--fp16-allreduce", action="store_true", help="gradients travel as float16")
+    parser.add_argument("--use-adasum", action="store_true", help="combine steps by the adaptive sum")
+    options = parser.parse_args(argv)
+
+    hvd.init()
+    torch.manual_seed(hvd.rank())
+    device = torch.device("cuda", hvd.local_rank()) if torch.cuda.is_available() else torch.device("cpu")
+    model = resnet(options.depth, classes=1000, width=options.width).to(device)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        named_parameters=model.named_parameters(),
+        compression=hvd.Compression.fp16 if options.fp16_allreduce else hvd.Compression.none,
+        op=hvd.Adasum if options.use_adasum else hvd.Average,
+    )
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    images = torch.randn(options.batch_size, 3, options.image_size, options.image_size, device=device)
+    classes = torch.randint(1000, (options.batch_size,), device=device)
+
+    def steps(count: int) -> float:
+        """Seconds for so many."""
+        begun = time.perf_counter()
+        for _ in range(count):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images), classes).backward()
+            optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begun
+
+    steps(options.warmup_batches)
+    speeds = [options.batch_size * options.batches / steps(options.batches) for _ in range(options.figures)]
+    mean = statistics.mean(speeds)
+    spread = 1.96 * statistics.stdev(speeds) / math.sqrt(len(speeds)) if len(speeds) > 1 else 0.0
+    total = float(hvd.allreduce(torch.tensor(mean), op=hvd.Sum, name="images a second"))
+    if hvd.rank() == 0:
+        print(
+            f"ResNet-{options.depth}, {options.batch_size} images of {options.image_size} pixels a rank, {device.type}"
+        )
+        print(f"a rank: {mean:.1f} +- {spread:.1f} images a second; {hvd.size()} ranks: {total:.1f}", flush=True)
+    return total
+
+
+if __name__ == "__main__":
+    main()
