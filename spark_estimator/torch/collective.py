@@ -21,7 +21,7 @@ from spark_estimator.collectives.handle import Gathered, Handle
 from spark_estimator.collectives.ops import Tensor
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.errors import HorovodInternalError
-from spark_estimator.torch.memory import described, wire_form, writable_wire_form, write_back
+from spark_estimator.torch.memory import described, where, wire_form, writable_wire_form, write_back
 from spark_estimator.torch.pending import registered
 from spark_estimator.torch.reductions import Average, Sum
 
@@ -151,7 +151,8 @@ def allgather_of(
         if source.dim() == 0:
             which = "a" if len(sources) == 1 else f"tensor {number} is a"
             raise IndexError(
-                f"{kind} joins tensors along dimension 0, and {which} 0-dimensional tensor has none: unsqueeze it."
+                f"{where(kind)}: tensors are joined along dimension 0, and {which} 0-dimensional tensor has none: "
+                "unsqueeze it."
             )
 
     def result(handle: Handle | None) -> list[tuple[torch.Tensor, Rows]]:
@@ -230,7 +231,7 @@ def reducescatter_of(
     """
     if op not in (Average, Sum):
         raise HorovodInternalError(
-            f"{kind} with op=hvd.{op.name.title()} is not defined: use hvd.Average or hvd.Sum, or take this rank's "
+            f"{where(kind)}: op=hvd.{op.name.title()} is not defined: use hvd.Average or hvd.Sum, or take this rank's "
             "rows of an allreduce."
         )
     sources = [_with_rows(tensor, kind) for tensor in tensors]
@@ -264,16 +265,16 @@ def request_name(kind: str, name: str | None) -> tuple[str, bool]:
     if name is None:
         return collectives.kind_of_unnamed(kind), True
     if not isinstance(name, str):
-        raise TypeError(f"{kind}: name must be a string, not {name!r}.")
+        raise TypeError(f"{where(kind)}: name must be a string, not {name!r}.")
     return f"{kind}.{name}", False
 
 
 def group(tensors: object, kind: str) -> list[torch.Tensor]:
     """The members of a group. Raises ValueError when there are none, or they are no list."""
     if not isinstance(tensors, (list, tuple)):
-        raise ValueError(f"{kind} takes a list of tensors, not a {type(tensors).__name__}.")
+        raise ValueError(f"{where(kind)}: a list of tensors is needed, not a {type(tensors).__name__}.")
     if not tensors:
-        raise ValueError(f"{kind} needs at least one tensor, and the list is empty.")
+        raise ValueError(f"{where(kind)}: at least one tensor is needed, and the list is empty.")
     return list(tensors)
 
 
@@ -281,7 +282,8 @@ def _with_rows(tensor: torch.Tensor, kind: str) -> torch.Tensor:
     source = wire_form(tensor, kind)
     if source.dim() == 0:
         raise ValueError(
-            f"{kind} shares the rows of a tensor, along dimension 0, and a 0-dimensional tensor has none: unsqueeze it."
+            f"{where(kind)}: the rows of a tensor are shared, along dimension 0, and a 0-dimensional tensor has none: "
+            "unsqueeze it."
         )
     return source
 
@@ -291,8 +293,7 @@ def _shares(splits: object, rows: int, engine: Engine, kind: str) -> tuple[int, 
     if splits is None:
         if rows % engine.size:
             raise ValueError(
-                f"{kind} on rank {engine.global_rank}: {rows} rows cannot be shared equally by {engine.size} ranks; "
-                "give splits."
+                f"{where(kind)}: {rows} rows cannot be shared equally by {engine.size} ranks; give splits."
             )
         return None
     given = splits.tolist() if isinstance(splits, torch.Tensor) else splits
@@ -302,7 +303,7 @@ def _shares(splits: object, rows: int, engine: Engine, kind: str) -> tuple[int, 
         shares = ()
     if len(shares) != engine.size or min(shares) < 0 or sum(shares) != rows:
         raise ValueError(
-            f"{kind} on rank {engine.global_rank}: splits={splits!r} must be {engine.size} whole numbers, 0 or more, "
+            f"{where(kind)}: splits={splits!r} must be {engine.size} whole numbers, 0 or more, "
             f"one for each rank, whose sum is {rows}, the number of rows."
         )
     return shares

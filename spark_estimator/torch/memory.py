@@ -12,6 +12,7 @@ import reprlib
 import torch
 
 from spark_estimator._native import DType
+from spark_estimator.collectives import context
 from spark_estimator.collectives.ops import Tensor
 
 ELEMENT_TYPES: dict[torch.dtype, DType] = {
@@ -37,53 +38,60 @@ def element_type(dtype: torch.dtype) -> DType:
     return code
 
 
-def checked_tensor(tensor: object, what: str) -> torch.Tensor:
+def where(kind: str) -> str:
+    """What an error's text begins with: the operation that the user called, and on which rank."""
+    return f"{kind} on rank {context.rank()}" if context.is_initialized() else kind
+
+
+def checked_tensor(tensor: object, kind: str) -> torch.Tensor:
     """`tensor`, which is one. Raises ValueError for everything else.
 
     Args:
         tensor: as the caller got it.
-        what: it is for, to begin the error's text with.
+        kind: of the operation that it is for.
     """
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(
-            f"{what}: a torch.Tensor is needed, not {type(tensor).__name__} ({reprlib.repr(tensor)}); "
+            f"{where(kind)}: a torch.Tensor is needed, not {type(tensor).__name__} ({reprlib.repr(tensor)}); "
             "torch.as_tensor() makes one of numbers and arrays."
         )
     return tensor
 
 
-def wire_form(tensor: object, what: str) -> torch.Tensor:
+def wire_form(tensor: object, kind: str) -> torch.Tensor:
     """A contiguous tensor in host memory with the elements of `tensor`: itself, detached, where it is one already.
 
     Raises:
         ValueError: it is no tensor, or one without data, sparse, nested or of an unsupported element type.
     """
-    given = checked_tensor(tensor, what)
-    if given.dtype not in ELEMENT_TYPES:
+    given = checked_tensor(tensor, kind)
+    try:
         element_type(given.dtype)
+    except ValueError as error:
+        raise ValueError(f"{where(kind)}: {error}") from None
     if given.layout is not torch.strided or given.is_nested:
         layout = "nested" if given.is_nested else given.layout
-        raise ValueError(f"{what}: a dense tensor is needed, not one of layout {layout}; use tensor.to_dense().")
+        raise ValueError(f"{where(kind)}: a dense tensor is needed, not one of layout {layout}; use tensor.to_dense().")
     wire = given.detach()
     if not wire.is_cpu:
         if wire.is_meta:
             raise ValueError(
-                f"{what}: a tensor of shape {tuple(wire.shape)} on device 'meta' holds no values that could be sent; "
-                "move its module to memory first, for example by module.to_empty(device='cpu')."
+                f"{where(kind)}: a tensor of shape {tuple(wire.shape)} on device 'meta' holds no values that could be "
+                "sent; move its module to memory first, for example by module.to_empty(device='cpu')."
             )
         wire = wire.to("cpu")
     # A lazily negated view (of a conjugate's imaginary part) has other bits in memory than its values.
     return wire.resolve_neg().contiguous()
 
 
-def writable_wire_form(tensor: object, what: str) -> torch.Tensor:
+def writable_wire_form(tensor: object, kind: str) -> torch.Tensor:
     """As `wire_form`, of a tensor into which the result can be written back. Raises ValueError where it cannot."""
-    wire = wire_form(tensor, what)
+    wire = wire_form(tensor, kind)
     assert isinstance(tensor, torch.Tensor)
     if not tensor.is_contiguous() and overlaps_itself(tensor):
         raise ValueError(
-            f"{what}: an operation in place needs a tensor whose elements do not share memory; this one has shape "
-            f"{tuple(tensor.shape)} and strides {tensor.stride()}. Use tensor.contiguous()."
+            f"{where(kind)}: an operation in place needs a tensor whose elements do not share memory; this one has "
+            f"shape {tuple(tensor.shape)} and strides {tensor.stride()}. Use tensor.contiguous()."
         )
     return wire
 

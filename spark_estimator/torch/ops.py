@@ -24,7 +24,7 @@ from spark_estimator.torch.collective import (
     only,
     reducescatter_of,
 )
-from spark_estimator.torch.memory import checked_tensor
+from spark_estimator.torch.memory import checked_tensor, where
 from spark_estimator.torch.pending import poll, synchronize
 from spark_estimator.torch.reductions import Adasum, Average, Max, Min, Product, Sum, reduce_op
 
@@ -117,13 +117,11 @@ def sparse_allreduce_async(
     Raises:
         ValueError: the tensor is not in COO layout, or `op` is another one.
     """
-    operation = reduce_op(None, op)
+    kind, operation = "sparse_allreduce_async", reduce_op(None, op)
     if operation not in (Average, Sum):
-        raise ValueError(f"sparse_allreduce_async knows hvd.Average and hvd.Sum, not op={op!r}; use tensor.to_dense().")
-    if checked_tensor(tensor, "sparse_allreduce_async").layout is not torch.sparse_coo:
-        raise ValueError(
-            f"sparse_allreduce_async takes a COO tensor, not one of layout {tensor.layout}; use allreduce."
-        )
+        raise ValueError(f"{where(kind)}: op={op!r} is neither hvd.Average nor hvd.Sum; use tensor.to_dense().")
+    if checked_tensor(tensor, kind).layout is not torch.sparse_coo:
+        raise ValueError(f"{where(kind)}: a COO tensor is needed, not one of layout {tensor.layout}; use allreduce.")
     size = context.engine(process_set).size
     values = tensor._values().detach()
     parts = [tensor._indices().t(), values]
