@@ -215,6 +215,14 @@ class Settings:
         effect="set by launchers for scripts; init() warns when it is not the size of the job that it joins",
     )  # fmt: skip
 
+    elastic: bool = _variable(
+        "HOROVOD_ELASTIC", False, _boolean, unit="1 or 0",
+        effect="set by the launcher of an elastic job, which may come to have more ranks than now",
+    )  # fmt: skip
+    elastic_timeout_seconds: float = _variable(
+        "HOROVOD_ELASTIC_TIMEOUT", 600.0, _positive_seconds, unit="seconds",
+        effect="how long the launcher of an elastic job waits for the ranks of a new round; as --elastic-timeout",
+    )  # fmt: skip
     launched_local_size: int | None = _variable(
         "HOROVOD_LOCAL_SIZE", None, _positive_count, unit="ranks",
         effect="set by launchers for scripts; for so many ranks of a host `env` shows what is decided",

@@ -7,6 +7,7 @@
     │   ├── NotInitializedError        call init() first (Horovod raises ValueError here, so do we)
     │   └── DuplicateNameError         a request of that name is still in flight on this rank
     └── RuntimeError
+        ├── HostsUpdatedInterrupt      elastic: the job is about to be made of other ranks (Horovod's name)
         ├── SparkEstimatorError        root of what is not Horovod's
         │   ├── PreflightError         refused before the job starts: the text says what to change
         │   │   ├── NotEnoughSlotsError
@@ -16,6 +17,7 @@
         │   ├── JobFailedError         the job started and failed as a whole
         │   │   ├── WorkerFailedError  one rank failed first: its traceback is the __cause__
         │   │   └── ResultError        the ranks ended well but the value cannot be had
+        │   ├── NotElasticError        the job cannot be made of other ranks: it was not started as an elastic one
         │   ├── AuthenticationError    a connection did not know the job's key
         │   └── NativeLibraryError     the engine's library is missing or of another version
         └── HorovodInternalError       a collective failed (Horovod's name; elastic mode recovers from it)
@@ -54,6 +56,18 @@ class PeerLostError(HorovodInternalError):
 
 class ShutDownError(HorovodInternalError):
     """This rank, or another, left the job while the request was waiting."""
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Elastic: the job is about to be made of other ranks; ``elastic.run`` handles it, with the state as it is.
+
+    Attributes:
+        skip_sync: the ranks that stay need not take over one another's state: ranks only go, and none comes.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the job is about to be made of other ranks")
+        self.skip_sync = skip_sync
 
 
 class SparkEstimatorError(RuntimeError):
@@ -120,6 +134,10 @@ class RemoteTraceback(Exception):
 
 class ResultError(JobFailedError):
     """All ranks ended well, but the return value could not be pickled, was too large, or did not arrive whole."""
+
+
+class NotElasticError(SparkEstimatorError):
+    """A new round was asked for in a job whose launcher gives none."""
 
 
 class AuthenticationError(SparkEstimatorError):

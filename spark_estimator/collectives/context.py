@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 
 from spark_estimator import _native, log
+from spark_estimator.collectives import launcher_link
 from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.engine import Engine, forked_error
 from spark_estimator.collectives.membership import EngineStarter, Membership
@@ -78,6 +79,8 @@ def _static_sets(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None
 def _join(settings: Settings, comm: Sequence[int] | None, static: Sequence[ProcessSet]) -> Membership:
     global _switchboard
     found = rendezvous_module.current(settings.rendezvous_fd)
+    if found is not None and found.launcher_fd >= 0:
+        found = launcher_link.admitted(found)
     topology = Topology.of([host_id()], 0) if found is None else found.topology
     _check_comm(comm, topology.size)
     log.configure(settings.log_level, topology.rank, times=not settings.log_hide_time)

@@ -118,6 +118,9 @@ class Rendezvous:
         peers: the facts of all ranks, this one included, in rank order.
         listen_fd: descriptor, in this process, of the TCP socket that listens at this rank's address and port.
         local_fd: ... of the Unix socket that listens at its local_name; -1 when there is none.
+        launcher_fd: ... of the socket on which an elastic rank talks with its launcher; -1 in a job of a fixed size.
+        awaited: this value only says where the process listens: which rank of which round it becomes, its launcher
+            will tell on that socket, and ``init()`` waits for it.
     """
 
     job_id: str
@@ -126,6 +129,8 @@ class Rendezvous:
     peers: tuple[PeerFacts, ...]
     listen_fd: int
     local_fd: int = -1
+    launcher_fd: int = -1
+    awaited: bool = False
 
     def __post_init__(self) -> None:
         ranks = [peer.rank for peer in self.peers]
@@ -214,6 +219,10 @@ class Endpoint:
     def facts(self, rank: int, *, pid: int = 0) -> PeerFacts:
         """The facts of the rank that will listen here, on this host."""
         return PeerFacts(rank, socket.gethostname(), host_id(), self.address, self.port, self.local_name, pid)
+
+    def detach(self) -> tuple[int, int]:
+        """Hands the descriptors over: (TCP, Unix or -1), for the `Rendezvous` of this very process."""
+        return self.tcp.detach(), -1 if self.local is None else self.local.detach()
 
     def close(self) -> None:
         """Closes this process's copies. Idempotent."""

@@ -10,6 +10,10 @@ MODULES: dict[str, str] = {
     "horovod.torch.compression": "spark_estimator.torch.compression",
     "horovod.torch.optimizer": "spark_estimator.torch.optimizer",
     "horovod.torch.sync_batch_norm": "spark_estimator.torch.sync_batch_norm",
+    "horovod.torch.elastic": "spark_estimator.torch.elastic",
+    "horovod.torch.elastic.state": "spark_estimator.torch.elastic.state",
+    "horovod.torch.elastic.sampler": "spark_estimator.torch.elastic.sampler",
+    "horovod.common.elastic": "spark_estimator.elastic",
     "horovod.common.exceptions": "spark_estimator.errors",
     "horovod.common.util": "spark_estimator.compat.build_questions",
     "sparkdl.horovod.runner_base": "spark_estimator.runner",
@@ -39,7 +43,6 @@ INSTEAD: dict[str, str] = {
     "horovod.spark": "use `spark_estimator.HorovodRunner(np=N).run(fn)` to run a function on Spark",
     "horovod.tensorflow": "the TensorFlow binding is not there yet",
     "horovod.torch": "see `spark_estimator.torch` for what is offered",
-    "horovod.torch.elastic": "elastic training is not there yet",
     "sparkdl": "`sparkdl.HorovodRunner` and `sparkdl.horovod.log_to_driver` are served",
     "sparkdl.horovod.tensorflow": "the TensorFlow binding is not there yet; `sparkdl.horovod.log_to_driver` is served",
 }

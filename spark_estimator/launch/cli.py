@@ -1,6 +1,6 @@
 """``horovodrun``: runs a command on several ranks of this host, with Horovod's flags and its way of showing output.
 
-What is not there yet says so: other hosts (``-H``), elastic jobs. What only MPI needed is accepted and explained.
+What is not there yet says so: other hosts (``-H``). What only MPI needed is accepted and explained.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from types import FrameType
 from typing import NoReturn
 
 from spark_estimator import __version__
-from spark_estimator.collectives.rendezvous import host_id, local_rendezvous
+from spark_estimator.collectives.rendezvous import host_id, local_rendezvous, new_job_id
+from spark_estimator.elastic.rounds import Terms
+from spark_estimator.env import Settings
 from spark_estimator.errors import SparkEstimatorError, WorkerFailedError
+from spark_estimator.launch.elastic import run_elastic
 from spark_estimator.launch.local import run_job, thread_limits
 from spark_estimator.launch.spec import JobSpec
 from spark_estimator.observe.driver_log import print_line
@@ -51,10 +54,6 @@ _NOT_YET = {
     "-hostfile": 1,
     "--hostfile": 1,
     "--host-discovery-script": 1,
-    "--min-np": 1,
-    "--min-num-proc": 1,
-    "--max-np": 1,
-    "--max-num-proc": 1,
     "--timeline-filename": 1,
     "--autotune": 0,
     "--config-file": 1,
@@ -82,30 +81,35 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if options.num_proc < 1:
         parser.error(f"-np {options.num_proc}: at least one rank is needed.")
     _check_hosts(parser, options.hosts, options.num_proc)
+    terms = _terms(parser, options)
     try:
-        sys.exit(run_command(command, options.num_proc, environment_of(options), options))
+        sys.exit(run_command(command, options.num_proc, environment_of(options), options, terms))
     except KeyboardInterrupt:
         print("horovodrun: interrupted; all ranks have been ended.", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
 
 
 def run_command(
-    command: Sequence[str], size: int, environment: dict[str, str], options: argparse.Namespace | None = None
+    command: Sequence[str],
+    size: int,
+    environment: dict[str, str],
+    options: argparse.Namespace | None = None,
+    terms: Terms | None = None,
 ) -> int:
     """Runs `command` on `size` ranks of this host, and shows their output with the rank in front.
 
     Args:
         environment: variables for the command, beside this process's own.
         options: of the command line; for output files and what is said.
+        terms: of an elastic job; None: the first failure ends the job.
 
     Returns:
         0, or the exit status of the rank that failed first; 128 + n for one that signal n killed.
     """
     verbose = bool(options and options.verbose)
     output = Path(options.output_filename) if options and options.output_filename else None
-    job_pairs = local_rendezvous(size)
     job = JobSpec(
-        job_id=job_pairs[0][0].job_id,
+        job_id=new_job_id(),
         size=size,
         function=shlex.join(command),
         command=tuple(command),
@@ -118,7 +122,10 @@ def run_command(
         stack.enter_context(_terminated_as_interrupted())
         show = stack.enter_context(_OutputFiles(output, size)).show if output else print_line
         try:
-            run_job(job, job_pairs, show_line=show, gentle=_GENTLE)
+            if terms is None:
+                run_job(job, local_rendezvous(size), show_line=show, gentle=_GENTLE)
+            else:
+                run_elastic(job, terms, show_line=show, say=_say, gentle=_GENTLE)
         except WorkerFailedError as error:
             print(f"horovodrun: {error}", file=sys.stderr)
             status = error.exit_code if error.exit_code is not None else 1
@@ -186,6 +193,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--verbose", action="store_true", help="say what is started")
     add("--start-timeout", type=_positive, metavar="SECONDS", help="how long ranks wait for one another in init()")
     add("--output-filename", metavar="DIR", help="write each rank's output to DIR/rank.N/stdout and stderr")
+    add(
+        "--min-np",
+        "--min-num-proc",
+        dest="min_np",
+        type=_positive,
+        metavar="N",
+        help="elastic: go on with so few ranks",
+    )
+    add("--max-np", "--max-num-proc", dest="max_np", type=_positive, metavar="N", help="elastic: replace lost ranks")
+    add("--reset-limit", type=_not_negative, metavar="N", help="elastic: how often the job may be made of other ranks")
+    add("--elastic-timeout", type=_positive, metavar="SECONDS", help="elastic: how long to wait for a rank (600)")
     add("--fusion-threshold-mb", type=_not_negative, metavar="MB", help="small allreduces run as one up to this size")
     add("--stall-check", action="store_true", help="on unless switched off")
     add("--no-stall-check", action="store_true", help="never tell of ranks that keep others waiting")
@@ -229,8 +247,35 @@ def _not_negative(text: str) -> int:
 def _positive(text: str) -> int:
     value = _not_negative(text)
     if value == 0:
-        raise argparse.ArgumentTypeError("0 seconds would be no wait at all")
+        raise argparse.ArgumentTypeError("0 would be none at all")
     return value
+
+
+def _terms(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Terms | None:
+    """What was said of an elastic job; None when it is none."""
+    if options.min_np is None and options.max_np is None:
+        for flag, value in (("--reset-limit", options.reset_limit), ("--elastic-timeout", options.elastic_timeout)):
+            if value is not None:
+                parser.error(f"{flag} is for elastic jobs: say --min-np, the least ranks to go on with.")
+        return None
+    size = options.num_proc
+    if options.max_np is not None and options.max_np < size:
+        parser.error(f"--max-np {options.max_np} is less than the {size} ranks of -np.")
+    seconds = options.elastic_timeout
+    try:
+        return Terms(
+            size=size,
+            min_size=size if options.min_np is None else options.min_np,
+            replace=options.max_np is not None,
+            reset_limit=options.reset_limit,
+            timeout=timedelta(seconds=Settings.read().elastic_timeout_seconds if seconds is None else seconds),
+        )
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _say(text: str) -> None:
+    print(f"horovodrun: {text}", file=sys.stderr, flush=True)
 
 
 def _check_hosts(parser: argparse.ArgumentParser, hosts: str | None, size: int) -> None:
@@ -307,7 +352,9 @@ class _OutputFiles:
     def show(self, rank: int, stream: str, text: str) -> None:
         """Prints a line and writes it to its file."""
         print_line(rank, stream, text)
-        self._files[rank, stream].write(text + "\n")
+        file = self._files.get((rank, stream))
+        if file is not None:  # a process that comes to an elastic job has no rank at first
+            file.write(text + "\n")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from spark_estimator.launch.failures import STOPPED, FailureReport, first_failure
+from spark_estimator.launch.outcome import Outcome
 from spark_estimator.observe.driver_log import print_line, print_message
 
 # After the first failure the others may have failed by themselves an instant earlier; let them say so.
@@ -55,11 +57,37 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class Told:
+    """A process of an elastic job has sent its launcher a frame (``collectives.launcher_link``).
+
+    Attributes:
+        process: the number that the launcher gave it.
+    """
+
+    process: int
+    frame: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process of an elastic job, and all that it started, is gone.
+
+    Attributes:
+        process: the number that the launcher gave it.
+        outcome: how it ended; None when it could not be watched, for the reason in `error`.
+    """
+
+    process: int
+    outcome: Outcome | None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
 class Finished:
     """Nothing more will come: all supervisors have ended."""
 
 
-Event = Begun | Line | Message | Failed | Finished
+Event = Begun | Line | Message | Failed | Told | Ended | Finished
 
 
 @dataclass
@@ -95,7 +123,7 @@ class Watch:
         started = time.monotonic()
         try:
             decide_at: float | None = None
-            for event in self._events():
+            for event in self.shown():
                 if isinstance(event, Finished):
                     finished = True
                     return
@@ -103,14 +131,14 @@ class Watch:
                     decide_at = self._decision_time(decide_at)
                 if decide_at is not None and time.monotonic() >= decide_at:
                     self.stop("after that")
-                    finished = self._wait_for_the_end()
+                    finished = self.wait_for_the_end()
                     return
                 if self.waiting is not None and not self.begun and not self.reports:
                     self.waiting(time.monotonic() - started)
         except BaseException:
             if not finished:
                 self.stop("because the launcher was interrupted")
-                self._wait_for_the_end()
+                self.wait_for_the_end()
             raise
 
     def _decision_time(self, before: float | None) -> float:
@@ -120,13 +148,13 @@ class Watch:
         at = time.monotonic() + (GRACE if known else GRACE_WITHOUT_CAUSE).total_seconds()
         return at if before is None else min(before, at)
 
-    def _wait_for_the_end(self) -> bool:
+    def wait_for_the_end(self) -> bool:
         """Waits for `Finished`; after `CLEAN_UP` once more with `cancel`. False when it did not come at all."""
         for step in (None, self.cancel):
             if step is not None:
                 step()
             deadline = time.monotonic() + CLEAN_UP.total_seconds()
-            for event in self._events():
+            for event in self.shown():
                 if isinstance(event, Finished):
                     return True
                 if time.monotonic() >= deadline:
@@ -135,7 +163,7 @@ class Watch:
                 break
         return False
 
-    def _events(self) -> Iterator[Event | None]:
+    def shown(self) -> Iterator[Event | None]:
         """Yields each event once it is shown or noted; None now and then, so that the caller can look at the time."""
         while True:
             try:

@@ -257,6 +257,8 @@ def worker_spec(job: JobSpec, rendezvous: Rendezvous, devices: Sequence[str] = (
     """
     peer = rendezvous.peers[rendezvous.rank]
     environment = horovod_variables(rendezvous.topology, peer.host)
+    if rendezvous.awaited:  # what is not known yet is not said
+        environment = {name: value for name, value in environment.items() if not name.endswith(("_RANK", "_SIZE"))}
     if devices:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     sys_path = list(sys.path)

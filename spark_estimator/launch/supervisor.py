@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -48,13 +48,23 @@ class Supervisor:
         endpoint: the sockets that the worker inherits; closed here once it has started.
         relay: told of everything as it happens.
         gentle: how long a stopped worker may take to end after SIGTERM before it is killed; zero kills at once.
+        inherited: more sockets that the worker inherits and that are closed here once it has started.
     """
 
-    def __init__(self, job: JobSpec, endpoint: Endpoint, relay: Relay, *, gentle: timedelta = timedelta(0)) -> None:
+    def __init__(
+        self,
+        job: JobSpec,
+        endpoint: Endpoint,
+        relay: Relay,
+        *,
+        gentle: timedelta = timedelta(0),
+        inherited: Sequence[socket.socket] = (),
+    ) -> None:
         self.relay = relay
         self._job = job
         self._endpoint = endpoint
         self._gentle = gentle
+        self._inherited = inherited
         self._host = socket.gethostname()
         self._rank = -1
         self._child: subprocess.Popen[bytes] | None = None
@@ -103,7 +113,7 @@ class Supervisor:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=_environment(self._job),
-                pass_fds=[write, *self._endpoint.filenos()],
+                pass_fds=[write, *self._endpoint.filenos(), *(sock.fileno() for sock in self._inherited)],
                 start_new_session=True,
             )
         except BaseException:
@@ -117,8 +127,8 @@ class Supervisor:
         """Tells the worker what to do and stays until it, and all that it started, is gone."""
         child = self._child
         assert child is not None and child.stdin and child.stdout and child.stderr
-        self._rank = spec.rendezvous.rank
-        self._endpoint.close()
+        self._rank = -1 if spec.rendezvous.awaited else spec.rendezvous.rank
+        self._close_inherited()
         with contextlib.ExitStack() as stack:
             stack.callback(self._close_wake_pipe)
             for stream in (self._result, child.stdin, child.stdout, child.stderr):
@@ -164,13 +174,20 @@ class Supervisor:
             self._pass_on(name, splitter.flush())
         return self._outcome(exit_code, peak_bytes)
 
-    def stop(self, reason: str) -> None:
+    def become(self, rank: int) -> None:
+        """From now on the worker is called by another number: what it prints, and how it ends, is told under it."""
+        self._rank = rank
+
+    def stop(self, reason: str, *, at_once: bool = False) -> None:
         """Has the worker's group killed; `run` then returns. Idempotent, and harmless when the worker has ended.
 
         Args:
             reason: when or why, to stand behind "was stopped".
+            at_once: without the time that `gentle` would leave it.
         """
         with self._lock:
+            if at_once:
+                self._gentle = timedelta(0)
             if not self._stop_reason:
                 self._stop_reason = reason
             if self._wake_write >= 0:
@@ -179,7 +196,7 @@ class Supervisor:
 
     def discard(self) -> None:
         """Ends a worker that `run` will not be called for."""
-        self._endpoint.close()
+        self._close_inherited()
         self._close_wake_pipe()
         if self._child is not None and self._child.returncode is None:
             self._signal(signal.SIGKILL)
@@ -188,6 +205,11 @@ class Supervisor:
                 if stream is not None:
                     with contextlib.suppress(OSError):
                         stream.close()
+
+    def _close_inherited(self) -> None:
+        self._endpoint.close()
+        for sock in self._inherited:
+            sock.close()
 
     def _close_wake_pipe(self) -> None:
         with self._lock:
@@ -268,7 +290,7 @@ class Supervisor:
             self._said_pid = int(json.loads(content)["pid"])
             self.relay.begun(self._rank, self._said_pid)
         elif letter == result_pipe.FAILURE:
-            self._fail(FailureReport.from_dict(json.loads(content)))
+            self._fail(replace(FailureReport.from_dict(json.loads(content)), rank=self._rank))
         elif letter == result_pipe.RESULT:
             header = json.loads(content)
             self._expected = (int(header["bytes"]), str(header["sha256"]))

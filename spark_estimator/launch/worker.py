@@ -181,7 +181,8 @@ def run_command(spec: WorkerSpec, pipe: ResultWriter) -> int:
     if not compat.real_horovod_present():
         paths = [*filter(None, [spec.python_path]), compat.shims_path()]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
-    sockets = [fd for fd in (spec.rendezvous.listen_fd, spec.rendezvous.local_fd) if fd >= 0]
+    found = spec.rendezvous
+    sockets = [fd for fd in (found.listen_fd, found.local_fd, found.launcher_fd) if fd >= 0]
     # A handler, not SIG_IGN: an ignored signal would stay ignored in the command.
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.signal(signal.SIGINT, lambda *_: None)

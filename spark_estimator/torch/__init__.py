@@ -158,3 +158,6 @@ def _check_has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+from spark_estimator.torch import elastic as elastic

@@ -65,6 +65,7 @@ class GradientExchange:
         self._bucket_of: dict[int, Bucket] = {}
         self._agreed = False  # the ranks have compared their plans
         self._join_job()
+        _in_order.append(weakref.ref(self))
         for param in self._trainable():
             self._hooks.add(param)
 
@@ -107,6 +108,7 @@ class GradientExchange:
     def close(self) -> None:
         """Listens no more."""
         self._hooks.keep_only(set())
+        _in_order[:] = [other for other in _in_order if other() is not self]
 
     # --- what autograd calls ---
 
@@ -202,6 +204,8 @@ class GradientExchange:
         self._engine: Engine = self._options.engine()
         self._prefix = f"DistributedOptimizer.{context.next_number('DistributedOptimizer')}"
         self._agreed = False
+        for bucket in self._buckets:  # sent to an engine that is gone
+            bucket.forget()
         self._signature: list[tuple[int, torch.dtype, int]] | None = None
 
     def _trainable(self) -> list[torch.Tensor]:
@@ -213,7 +217,10 @@ class GradientExchange:
     def _refresh(self) -> None:
         """Plans anew after an `init()`, and when parameters were added, frozen, unfrozen or have changed their type."""
         if self._options.engine() is not self._engine:
-            self._join_job()
+            if self._options.process_set is None:
+                _join_in_order(self._options.engine())
+            else:
+                self._join_job()
         params = self._trainable()
         signature = [(id(param), param.dtype, param.numel()) for param in params]
         if signature == self._signature or any(bucket.submitted for bucket in self._buckets):
@@ -320,3 +327,20 @@ class GradientExchange:
                     if other is param:
                         return f"allreduce.noname.{group_number}.{number}"
         return name or "unnamed"
+
+
+#: All exchanges of this process, in the order in which they were made.
+_in_order: list[weakref.ref[GradientExchange]] = []
+
+
+def _join_in_order(engine: Engine) -> None:
+    """Has every exchange of all ranks take its name in a new job, in the order in which they were made.
+
+    A process that has just come to an elastic job numbers its optimizers as it makes them; those that were there before
+    must come to the same numbers, whichever of them is used first.
+    """
+    _in_order[:] = [other for other in _in_order if other() is not None]
+    for other in _in_order:
+        exchange = other()
+        if exchange is not None and exchange._options.process_set is None and exchange._engine is not engine:
+            exchange._join_job()

@@ -35,7 +35,8 @@ _ATTRIBUTE = "_distributed"
 
 @dataclass
 class _Distributed:
-    """What a wrapped optimizer carries with it. With one rank there is nothing to exchange, and no hook."""
+    """What a wrapped optimizer carries with it. With one rank for good there is nothing to
+    exchange, and no hook."""
 
     options: Options
     passes: int
@@ -120,7 +121,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
 
     _unwrap(optimizer)
     distributed = _Distributed(options, backward_passes_per_step, None, [])
-    if size > 1:
+    if size > 1 or context.settings().elastic:  # such a job may come to have more ranks
         if operation is ReduceOp.ADASUM:
             distributed.exchange = AdasumStep(optimizer, names, options)
         else:

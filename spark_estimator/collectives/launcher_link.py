@@ -1,0 +1,223 @@
+"""The socket between a rank of an elastic job and whoever launched it: how a process learns which rank it becomes next.
+
+It is one end of a nameless pair of sockets that the process inherits, so nobody else can talk on it, and a key may
+travel on it as it does on a worker's standard input. On it there are frames, four bytes of length and that much JSON:
+
+==========  ======  ==================================================================================================
+`READY`     up      this process has left its round, and waits: where it now listens, whether it holds the state, whom
+                    it found silent, why it left
+`UPDATED`   down    somebody new waits to be let in: leave the round at the next commit
+`ROUND`     down    the next round: the process's number in it, its peers, and a key of that round's own
+==========  ======  ==================================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from spark_estimator.collectives import rendezvous as rendezvous_module
+from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous
+from spark_estimator.env import horovod_variables
+from spark_estimator.errors import JobFailedError
+
+READY, UPDATED, ROUND = "ready", "updated", "round"
+
+_LENGTH = struct.Struct(">I")
+_MAX_BYTES = 16 << 20
+# Whoever listens has room for a frame at once, or reads soon; who does neither has stopped.
+_SEND_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a process says that waits for its next round.
+
+    Attributes:
+        facts: where it listens; the rank in it is the one that it had, and means nothing.
+        holds_state: it has once taken over the state of its job, so that others may have it from here.
+        silent: ranks of the round that it left which gave it no sign of life, or did not come.
+        why: why it left, for people; '' for one that has been in no round yet.
+    """
+
+    facts: PeerFacts
+    holds_state: bool = False
+    silent: tuple[int, ...] = ()
+    why: str = ""
+
+    def to_message(self) -> dict[str, Any]:
+        """The frame."""
+        return {"kind": READY, **asdict(self)}
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> Ready:
+        """The inverse. Raises ValueError when the frame is none of ours."""
+        try:
+            fields = {name: value for name, value in message.items() if name != "kind"}
+            fields["facts"] = PeerFacts(**fields["facts"])
+            fields["silent"] = tuple(int(rank) for rank in fields["silent"])
+            return cls(**fields)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"a malformed frame of kind {READY!r}: {error!r}") from error
+
+
+class Link:
+    """One end of the pair. `send` from any thread, `receive` from one."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sending = threading.Lock()
+        self._pending = bytearray()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Sends a frame. Raises OSError when the other end is gone, or takes nothing for some seconds."""
+        content = json.dumps(message).encode()
+        view = memoryview(_LENGTH.pack(len(content)) + content)
+        deadline = time.monotonic() + _SEND_SECONDS
+        with self._sending:
+            while view:
+                if not select.select([], [self._sock], [], max(0.0, deadline - time.monotonic()))[1]:
+                    raise TimeoutError(f"the other end has taken nothing for {_SEND_SECONDS:g} seconds")
+                view = view[self._sock.send(view, socket.MSG_DONTWAIT) :]
+
+    def receive(self, *, wait: bool) -> dict[str, Any] | None:
+        """The next frame; None when there is none yet and `wait` is False.
+
+        Raises:
+            EOFError: the other end is gone.
+            ValueError: what came is no frame.
+        """
+        while True:
+            if len(self._pending) >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(self._pending)
+                if length > _MAX_BYTES:
+                    raise ValueError(f"a frame of {length} bytes; at most {_MAX_BYTES} are allowed")
+                end = _LENGTH.size + length
+                if len(self._pending) >= end:
+                    message = json.loads(bytes(self._pending[_LENGTH.size : end]))
+                    del self._pending[:end]
+                    if not isinstance(message, dict):
+                        raise ValueError("a frame that is no object")
+                    return message
+            try:
+                received = self._sock.recv(1 << 16, 0 if wait else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            except ConnectionError:
+                received = b""
+            if not received:
+                raise EOFError
+            self._pending += received
+
+    def close(self) -> None:
+        """Closes this end; a `receive` of the other then ends."""
+        self._sock.close()
+
+
+class LauncherLink:
+    """A rank's end.
+
+    Attributes:
+        holds_state, silent, why: as in `Ready`; to be set by whoever knows, before `next_round`.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        sock = socket.socket(fileno=descriptor)
+        sock.set_inheritable(False)
+        self._link = Link(sock)
+        self.holds_state = False
+        self.silent: tuple[int, ...] = ()
+        self.why = ""
+
+    def announced(self) -> int:
+        """How often it was announced, since this was last asked, that the job is about to be made of other ranks.
+
+        Raises:
+            JobFailedError: the launcher is gone.
+        """
+        count = 0
+        try:
+            while (message := self._link.receive(wait=False)) is not None:
+                count += message.get("kind") == UPDATED
+        except EOFError:
+            raise _launcher_gone() from None
+        return count
+
+    def next_round(self, former: Rendezvous) -> Rendezvous:
+        """Waits until the launcher has gathered the ranks of the next round. ``init()`` then joins that one.
+
+        Args:
+            former: by which this process was a rank, or which it was given to wait with.
+
+        Raises:
+            JobFailedError: the launcher is gone.
+        """
+        own = former.peers[former.rank]
+        endpoint = None if former.awaited else Endpoint.open(own.address)
+        try:
+            facts = own if endpoint is None else endpoint.facts(own.rank)
+            facts = replace(facts, pid=os.getpid())
+            try:
+                self._link.send(Ready(facts, self.holds_state, self.silent, self.why).to_message())
+                # What was announced before the round concerns those who are in it by now.
+                while (message := self._link.receive(wait=True)) is not None and message.get("kind") != ROUND:
+                    pass
+            except (EOFError, OSError):
+                raise _launcher_gone() from None
+            assert message is not None
+            coming = Rendezvous.from_json(str(message["rendezvous"]))
+        except BaseException:
+            if endpoint is not None:
+                endpoint.close()
+            raise
+        descriptors = (former.listen_fd, former.local_fd) if endpoint is None else endpoint.detach()
+        coming = replace(
+            coming, listen_fd=descriptors[0], local_fd=descriptors[1], launcher_fd=former.launcher_fd, awaited=False
+        )
+        self.silent, self.why = (), ""
+        os.environ.update(horovod_variables(coming.topology, facts.host))  # for scripts that read them
+        rendezvous_module.set_current(coming)
+        return coming
+
+    def close(self) -> None:
+        """Leaves the launcher to itself."""
+        self._link.close()
+
+
+_link: LauncherLink | None = None
+
+
+def link() -> LauncherLink | None:
+    """This process's link with its launcher; None before ``init()``, and in a job that is not elastic."""
+    return _link
+
+
+def admitted(found: Rendezvous) -> Rendezvous:
+    """The rendezvous to join by: `found`, or what the launcher tells a process that came while the job was running."""
+    global _link
+    if _link is None:
+        _link = LauncherLink(found.launcher_fd)
+    return _link.next_round(found) if found.awaited else found
+
+
+def _launcher_gone() -> JobFailedError:
+    return JobFailedError("the launcher of this elastic job is gone; nobody can say of which ranks it is made now.")
+
+
+def _after_fork_in_child() -> None:
+    """A child is no rank: its copy must not keep the launcher waiting for a rank that has died."""
+    global _link
+    if _link is not None:
+        _link.close()
+        _link = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,121 @@
+"""Calls a training function again and again until it returns: in each round of the job once."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from spark_estimator.collectives import context, launcher_link, rendezvous
+from spark_estimator.elastic.state import State
+from spark_estimator.errors import (
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    NotElasticError,
+    PeerLostError,
+    ShutDownError,
+)
+from spark_estimator.log import logger
+
+ValueT = TypeVar("ValueT")
+
+#: A failure that no rank's end explains is a fault of the program when it comes so often from the same commit.
+SAME_FAILURES = 3
+
+# How the engine, and `init()`, speak of a rank that is not gone and says nothing either.
+_SILENT = re.compile(r"\brank (\d+)(?: on (?:(?!\brank \d).)*?)? is lost: it has given no sign of life")
+_ABSENT = re.compile(r"^init\(\) on .*?: (rank .*?) (?:did not connect within|could not be reached)")
+_RANK = re.compile(r"\brank (\d+) \(")
+_log = logger(__name__)
+
+
+def run_fn(func: Callable[..., ValueT], reset: Callable[[], object]) -> Callable[..., ValueT]:
+    """Makes ``func(state, *args, **kwargs)`` go on in the next round, whenever a round ends.
+
+    A rank is lost: the state goes back to the last commit. The job is about to be made of other ranks: it stays as it
+    is. Then `reset` is called, `State.on_reset`, `State.sync`, and `func` once more.
+
+    Args:
+        func: the training. Its first argument is a `State`, from which it takes up its work.
+        reset: leaves the round and joins the next one, as `rejoin` does; it may raise HorovodInternalError when that
+            round ends before it has begun.
+
+    Returns:
+        A function that is called like `func` and returns what that returns.
+
+    Raises:
+        HorovodInternalError: a failure that repeats itself (see `SAME_FAILURES`), or one in a job that is not elastic.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> ValueT:
+        why: HorovodInternalError | HostsUpdatedInterrupt | None = None
+        skip_sync = False
+        failures: list[tuple[str, int]] = []
+        while True:
+            try:
+                if why is not None:
+                    _tell_why(why)
+                    reset()
+                    state.on_reset()
+                if not skip_sync:
+                    state.sync()
+                    _note_that_the_state_is_here()
+                return func(state, *args, **kwargs)
+            except HorovodInternalError as error:
+                if not isinstance(error, (PeerLostError, ShutDownError)):
+                    failures.append((str(error), getattr(state, "_commits", 0)))
+                    if failures[-SAME_FAILURES:] == [failures[-1]] * SAME_FAILURES:
+                        raise
+                _log.warning("going back to the last commit: %s", error)
+                state.restore()
+                why, skip_sync = error, False
+            except HostsUpdatedInterrupt as interrupt:
+                _log.info("%s", interrupt)
+                why, skip_sync = interrupt, interrupt.skip_sync
+            except NotElasticError as error:
+                if why is None:
+                    raise
+                raise why from error
+
+    return wrapper
+
+
+def rejoin() -> None:
+    """Leaves the round, waits until the launcher has gathered the next one, and joins it.
+
+    Raises:
+        NotElasticError: the launcher of this job gives no other round.
+        JobFailedError: the launcher is gone.
+        HorovodInternalError: the new round has ended before it had begun.
+    """
+    link, former = launcher_link.link(), rendezvous.current()
+    if link is None or former is None:
+        raise NotElasticError(
+            "this job has a fixed number of ranks and cannot go on without one: start it by `horovodrun -np N "
+            "--min-np M`, M being the least that it may go on with."
+        )
+    context.shutdown()
+    link.next_round(former)
+    context.init()
+
+
+def silent_ranks(text: str) -> tuple[int, ...]:
+    """The ranks of which an error says that they gave no sign of life, or did not come; [ascending]."""
+    absent = _ABSENT.search(text)
+    found = _RANK.findall(absent[1]) if absent else _SILENT.findall(text)
+    return tuple(sorted({int(rank) for rank in found}))
+
+
+def _tell_why(error: Exception) -> None:
+    """Has the launcher hear, when this process asks it for the next round, what ended this one."""
+    link = launcher_link.link()
+    if link is not None:
+        link.silent, link.why = silent_ranks(str(error)), str(error)
+
+
+def _note_that_the_state_is_here() -> None:
+    link = launcher_link.link()
+    if link is not None:
+        link.holds_state = True

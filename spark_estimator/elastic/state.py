@@ -1,0 +1,140 @@
+"""What training must not lose when a rank is lost: saved and restored in memory, taken over from rank 0."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spark_estimator.collectives import launcher_link
+from spark_estimator.errors import HostsUpdatedInterrupt
+
+
+class HostUpdateResult(enum.IntFlag):
+    """What has become of the places where ranks can run. Horovod's names."""
+
+    no_update = 0
+    removed = 1
+    added = 2
+    mixed = removed | added
+
+
+class State:
+    """The base of all states; `ObjectState` is one, and users may derive their own.
+
+    Args:
+        bcast_object: ``bcast_object(obj)`` gives rank 0's `obj` on every rank.
+        get_rank: gives this process's rank.
+    """
+
+    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
+        self._bcast_object = bcast_object
+        self._rank = get_rank
+        self._update = HostUpdateResult.no_update
+        self._reset_callbacks: list[Callable[[], object]] = []
+        self._commits = 0
+
+    def register_reset_callbacks(self, callbacks: Sequence[Callable[[], object]]) -> None:
+        """Has these called in each later round, when ``size()`` and ``rank()`` are new and before the state is synced.
+
+        A process that has just come does not call them: they must run no collectives.
+        """
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """A new round has begun on a process that was in the one before."""
+        self._update = HostUpdateResult.no_update
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Notes that the job is about to be made of other ranks; the next `check_host_updates` acts on rank 0's note.
+
+        Args:
+            timestamp: when, in seconds; of no consequence here.
+            update_res: a `HostUpdateResult`.
+        """
+        self._update |= HostUpdateResult(update_res)
+
+    def commit(self) -> None:
+        """Saves the state, then looks for changes. All ranks call it at the same step.
+
+        It costs a copy of the state and a message: call it as often as the work in between is worth more than that.
+
+        Raises:
+            HostsUpdatedInterrupt: see `check_host_updates`.
+        """
+        self.save()
+        self._commits += 1
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Lets ranks come and go, if they want to. All ranks call it at the same step.
+
+        Raises:
+            HostsUpdatedInterrupt: on all ranks, when the job is about to be made of other ones.
+        """
+        link = launcher_link.link()
+        if link is not None and link.announced():
+            self.on_hosts_updated(time.time(), HostUpdateResult.added)
+        # Ranks hear of it at different times: rank 0's word counts, so that all leave the round at the same step.
+        update = HostUpdateResult(self._bcast_object(int(self._update)))
+        if update != HostUpdateResult.no_update:
+            self._update = HostUpdateResult.no_update
+            raise HostsUpdatedInterrupt(skip_sync=update == HostUpdateResult.removed)
+
+    def save(self) -> None:
+        """Keeps a copy of the state in this process's memory."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Goes back to the copy."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Takes over rank 0's state, as it is now, and saves it. Collective."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """For subclasses: a new round has begun, before the callbacks."""
+
+
+class ObjectState(State):
+    """Plain Python objects, as attributes by the names that they are given with.
+
+    Args:
+        bcast_object, get_rank: as for `State`.
+        kwargs: the attributes, with their first values. They must be pickled and copied with ease.
+
+    Raises:
+        ValueError: a name is one that a state uses itself.
+    """
+
+    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
+        for name in kwargs:
+            if name.startswith("_") or hasattr(type(self), name):
+                raise ValueError(f"a state cannot have an attribute {name!r}: it is a name of {type(self).__name__}.")
+        super().__init__(bcast_object, get_rank)
+        self._names = list(kwargs)
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+        self._saved_state: dict[str, Any] = copy.deepcopy(kwargs)
+
+    def save(self) -> None:
+        """Copies all attributes deeply."""
+        self._saved_state = copy.deepcopy({name: getattr(self, name) for name in self._names})
+
+    def restore(self) -> None:
+        """Sets all attributes to copies of what was saved last."""
+        for name, value in copy.deepcopy(self._saved_state).items():
+            setattr(self, name, value)
+
+    def sync(self) -> None:
+        """Takes over rank 0's attributes and saves them. Collective."""
+        received = self._bcast_object({name: getattr(self, name) for name in self._names})
+        for name, value in received.items():
+            setattr(self, name, value)
+        self.save()

@@ -1,0 +1,349 @@
+"""Runs an elastic job as processes of this host: does what ``elastic.rounds.RoundPlanner`` decides.
+
+What the words mean, and what is promised, stands in ``elastic/__init__.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from spark_estimator.collectives.launcher_link import READY, ROUND, UPDATED, Link, Ready
+from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, host_id, local_rendezvous, new_job_id, new_key
+from spark_estimator.elastic.rounds import Announce, Begin, Decision, Fail, Finish, Kill, RoundPlanner, Start, Terms
+from spark_estimator.errors import JobFailedError, RemoteTraceback, WorkerFailedError
+from spark_estimator.launch.failures import FailureReport, first_failure
+from spark_estimator.launch.launcher import Ended, EventRelay, Told, Watch
+from spark_estimator.launch.local import thread_limits
+from spark_estimator.launch.outcome import Outcome
+from spark_estimator.launch.pickling import dump_function, load_value, name_of
+from spark_estimator.launch.spec import JobSpec, driver_sys_path, modules_to_preload, worker_spec
+from spark_estimator.launch.supervisor import Supervisor
+from spark_estimator.observe.driver_log import print_line
+
+ELASTIC_VARIABLE = "HOROVOD_ELASTIC"
+
+# Processes that were killed are gone within so long, or the launcher goes on without them.
+_CLEAN_UP = timedelta(seconds=10)
+_NO_RANK = -1
+
+
+def print_on_stderr(text: str) -> None:
+    """Says what becomes of a job to whoever has started it."""
+    print(f"spark_estimator: {text}", file=sys.stderr, flush=True)
+
+
+def run_elastic_local(
+    function: Callable[..., Any],
+    terms: Terms,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Any:
+    """As ``local.run_local``, in a job that goes on when it loses ranks; `function` uses ``elastic.run``.
+
+    Returns:
+        The value of the lowest rank that returned.
+
+    Raises:
+        PicklingError: the function or an argument cannot travel.
+        WorkerFailedError: fewer ranks are left than are needed, or another of the terms is broken; the text tells of
+            all that were lost.
+        ResultError: the value cannot be had.
+    """
+    payload = dump_function(function, args, kwargs or {})
+    job = JobSpec(
+        job_id=new_job_id(),
+        size=terms.size,
+        function=name_of(function),
+        payload=payload,
+        environment={**thread_limits(terms.size), **(environment or {})},
+        preload=modules_to_preload(payload),
+        all_results=True,  # nobody knows yet who will be rank 0 in the end
+        driver_host_id=host_id(),
+        driver_sys_path=driver_sys_path(),
+    )
+    outcomes = run_elastic(job, terms)
+    value = outcomes[0].value
+    assert value is not None  # a function that has returned has sent one
+    return load_value(value, job.function)
+
+
+def run_elastic(
+    job: JobSpec,
+    terms: Terms,
+    *,
+    show_line: Callable[[int, str, str], None] = print_line,
+    say: Callable[[str], None] = print_on_stderr,
+    gentle: timedelta = timedelta(0),
+) -> list[Outcome]:
+    """Runs an elastic job to its end.
+
+    Args:
+        job: what is run; ``job.size`` is ``terms.size``.
+        show_line: prints a line; the rank is the present one, -1 for a process that has none yet.
+        say: prints what becomes of the job: who was lost, of how many ranks the next round is.
+        gentle: as in `Supervisor`.
+
+    Returns:
+        The outcomes of those that ended well, by their last rank.
+
+    Raises:
+        JobFailedError: the job could not go on.
+    """
+    job = replace(job, environment={**job.environment, ELASTIC_VARIABLE: "1"})
+    return _ElasticJob(job, terms, show_line, say, gentle).run()
+
+
+class _Process:
+    """One process of the job, from its start to its end, with the thread that watches it.
+
+    Args:
+        number: by which the planner knows it.
+        rendezvous: by which it becomes a rank, or waits to.
+        pids_known: set when all that start together have been started, and `peers` knows their processes.
+    """
+
+    def __init__(
+        self,
+        job: JobSpec,
+        number: int,
+        rendezvous: Rendezvous,
+        endpoint: Endpoint,
+        watch: Watch,
+        gentle: timedelta,
+        pids_known: threading.Event,
+    ) -> None:
+        self.number = number
+        self.rank = _NO_RANK if rendezvous.awaited else rendezvous.rank
+        self.ready: Ready | None = None
+        self.started = threading.Event()
+        self._job = job
+        self._events = watch.events
+        ours, theirs = socket.socketpair()
+        self.link = Link(ours)
+        self.rendezvous = replace(rendezvous, launcher_fd=theirs.fileno())
+        self.supervisor = Supervisor(job, endpoint, EventRelay(watch.events), gentle=gentle, inherited=[theirs])
+        self._pids_known = pids_known
+        # The thread that starts a worker stays until its end: the kernel takes a thread's end for its parent's.
+        self.thread = threading.Thread(target=self._supervise, name=f"spark_estimator process {number}", daemon=True)
+        self.thread.start()
+        threading.Thread(target=self._listen, name=f"spark_estimator link {number}", daemon=True).start()
+
+    def become(self, rank: int) -> None:
+        self.rank, self.ready = rank, None
+        self.supervisor.become(rank)
+
+    def _supervise(self) -> None:
+        outcome: Outcome | None = None
+        failed: BaseException | None = None
+        try:
+            try:
+                self.supervisor.start()
+            finally:
+                self.started.set()
+            self._pids_known.wait()
+            outcome = self.supervisor.run(worker_spec(self._job, self.rendezvous), self._job.payload)
+        except BaseException as error:
+            failed = error
+            self.supervisor.discard()
+        self._events.put(Ended(self.number, outcome, failed))
+
+    def _listen(self) -> None:
+        with contextlib.suppress(EOFError, ValueError, OSError):
+            while (frame := self.link.receive(wait=True)) is not None:
+                self._events.put(Told(self.number, frame))
+
+
+class _ElasticJob:
+    def __init__(
+        self,
+        job: JobSpec,
+        terms: Terms,
+        show_line: Callable[[int, str, str], None],
+        say: Callable[[str], None],
+        gentle: timedelta,
+    ) -> None:
+        self._job = job
+        self._terms = terms
+        self._say = say
+        self._gentle = gentle
+        self._planner = RoundPlanner(terms)
+        self._watch = Watch(stop=self._stop, show_line=show_line)
+        self._processes: dict[int, _Process] = {}  # those that live
+        self._numbers = terms.size
+        self._well: list[tuple[int, Outcome]] = []
+        self._lost: list[FailureReport] = []
+        self._errors: list[BaseException] = []
+        self._over = False
+
+    def run(self) -> list[Outcome]:
+        try:
+            self._start_all()
+            while not self._over:
+                self._take_one_event()
+                for decision in self._planner.decide(time.monotonic()):
+                    self._do(decision)
+        except BaseException:
+            self._stop("because the launcher was interrupted")
+            self._await_ends()
+            raise
+        return [outcome for _, outcome in sorted(self._well, key=lambda pair: pair[0])]
+
+    # --- starting -------------------------------------------------------------------------------------------------
+
+    def _start_all(self) -> None:
+        """Starts the first round. All are started before any is told who the others are, processes included."""
+        pids_known = threading.Event()
+        pairs = local_rendezvous(self._terms.size)
+        for number, (rendezvous, endpoint) in enumerate(pairs):
+            self._start(number, rendezvous, endpoint, pids_known)
+        try:
+            for process in self._processes.values():
+                process.started.wait()
+            peers = tuple(replace(peer, pid=self._processes[peer.rank].supervisor.pid) for peer in pairs[0][0].peers)
+            for process in self._processes.values():
+                process.rendezvous = replace(process.rendezvous, peers=peers)
+        finally:
+            pids_known.set()
+
+    def _start_newcomer(self) -> None:
+        number, self._numbers = self._numbers, self._numbers + 1
+        rendezvous, endpoint = local_rendezvous(1)[0]
+        at_once = threading.Event()
+        at_once.set()
+        self._start(number, replace(rendezvous, awaited=True), endpoint, at_once)
+        self._planner.started(number)
+
+    def _start(self, number: int, rendezvous: Rendezvous, endpoint: Endpoint, pids_known: threading.Event) -> None:
+        self._processes[number] = _Process(
+            self._job, number, rendezvous, endpoint, self._watch, self._gentle, pids_known
+        )
+
+    # --- what is told ---------------------------------------------------------------------------------------------
+
+    def _take_one_event(self) -> None:
+        event = next(self._watch.shown())
+        now = time.monotonic()
+        if isinstance(event, Told):
+            process = self._processes.get(event.process)
+            if process is None or event.frame.get("kind") != READY:
+                return
+            try:
+                process.ready = Ready.from_message(event.frame)
+            except ValueError as error:
+                process.supervisor.stop(f"because it does not speak as it should: {error}", at_once=True)
+                return
+            self._planner.ready(event.process, now, holds_state=process.ready.holds_state, silent=process.ready.silent)
+        elif isinstance(event, Ended):
+            self._note_end(event, now)
+
+    def _note_end(self, event: Ended, now: float) -> None:
+        process = self._processes.pop(event.process)
+        process.link.close()
+        outcome = event.outcome
+        if outcome is None:
+            assert event.error is not None
+            self._errors.append(event.error)
+            story = f"rank {process.rank} could not be started or watched: {event.error!r}"
+        elif outcome.failure is not None:
+            self._lost.append(outcome.failure)
+            story = f"{outcome.failure.where} {outcome.failure.message}"
+        else:
+            self._well.append((process.rank, outcome))
+            self._planner.ended(event.process, now, None)
+            return
+        if not self._over:
+            self._say(f"lost {story}")
+        self._planner.ended(event.process, now, story)
+
+    # --- what is decided ------------------------------------------------------------------------------------------
+
+    def _do(self, decision: Decision) -> None:
+        if isinstance(decision, Begin):
+            self._begin(decision.processes)
+        elif isinstance(decision, Announce):
+            for number in decision.processes:
+                self._tell(number, {"kind": UPDATED})
+        elif isinstance(decision, Start):
+            for _ in range(decision.count):
+                self._start_newcomer()
+            self._say(f"starting {decision.count} in place of those that were lost")
+        elif isinstance(decision, Kill):
+            self._processes[decision.process].supervisor.stop(decision.why, at_once=True)
+        elif isinstance(decision, Finish):
+            self._end("because the job is done")
+        else:
+            self._fail(decision)
+
+    def _begin(self, numbers: Sequence[int]) -> None:
+        """Tells the processes of a new round who they are in it."""
+        job_id, key = new_job_id(), new_key()
+        waiting = [self._processes[number].ready for number in numbers]
+        peers = tuple(replace(ready.facts, rank=rank) for rank, ready in enumerate(waiting) if ready is not None)
+        whys = [ready.why for ready in waiting if ready is not None and ready.why]
+        self._say(
+            f"round {self._planner.round} begins with {len(peers)} ranks, processes "
+            f"{', '.join(str(peer.pid) for peer in peers)}" + (f"; the last one ended so: {whys[0]}" if whys else "")
+        )
+        for rank, number in enumerate(numbers):
+            self._processes[number].become(rank)
+            coming = Rendezvous(job_id, key, rank, peers, -1, -1)
+            self._tell(number, {"kind": ROUND, "rendezvous": coming.to_json()})
+
+    def _tell(self, number: int, frame: Mapping[str, Any]) -> None:
+        try:
+            self._processes[number].link.send(frame)
+        except TimeoutError:
+            self._processes[number].supervisor.stop("because it does not listen to its launcher", at_once=True)
+        except OSError:
+            pass  # it has died: its end is on its way
+
+    def _fail(self, decision: Fail) -> None:
+        """Ends the job, and raises what tells its whole story."""
+        lost = list(self._lost)
+        self._end("after that")
+        lines = [f"the elastic job cannot go on: {decision.why}."]
+        lines += ["Lost so far:"] * bool(lost) + [f"  {report.where} {_shortened(report.message)}" for report in lost]
+        cause = first_failure(lost)
+        if cause is None:
+            raise JobFailedError("\n".join(lines)) from (self._errors[0] if self._errors else None)
+        error = WorkerFailedError("\n".join(lines), rank=cause.rank, host=cause.host, exit_code=cause.exit_code)
+        if cause.traceback:
+            raise error from RemoteTraceback(cause.traceback)
+        raise error
+
+    # --- ends -----------------------------------------------------------------------------------------------------
+
+    def _stop(self, reason: str) -> None:
+        for process in self._processes.values():
+            process.supervisor.stop(reason)
+
+    def _end(self, reason: str) -> None:
+        self._over = True
+        self._stop(reason)
+        if not self._await_ends():
+            left = ", ".join(str(process.supervisor.pid) for process in self._processes.values())
+            self._say(f"these processes could not be ended: {left}")
+
+    def _await_ends(self) -> bool:
+        """Returns when no process is left; False when some cannot be ended."""
+        self._over = True
+        deadline = time.monotonic() + (_CLEAN_UP + self._gentle).total_seconds()
+        while self._processes and time.monotonic() < deadline:
+            event = next(self._watch.shown())
+            if isinstance(event, Ended):
+                self._note_end(event, time.monotonic())
+        return not self._processes
+
+
+def _shortened(message: str) -> str:
+    return message.split("\n", 1)[0][:500]

@@ -1,0 +1,92 @@
+"""`ElasticSampler`: shares out what is left of an epoch, also when there are other ranks than when it began."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from spark_estimator.collectives import context
+
+
+class ElasticSampler(Sampler[int]):
+    """Indices of a data set, each of them once an epoch on one of the ranks, but for some that fill up the last round.
+
+    All ranks have the same permutation, by seed and epoch. What is left of it is dealt out one by one, so that the
+    first n batches of all ranks together are its first n * batch size * ranks samples: one number says what is done.
+
+    Args:
+        dataset: anything with a length.
+        shuffle: False keeps the order of the data set.
+        seed: the same on all ranks.
+
+    Attributes:
+        epoch: number of the epoch.
+        processed_num: samples of this epoch that all ranks together have done, from the permutation's beginning.
+        num_replicas, rank: among whom it is shared out, and who this is; as of the last `reset`.
+        remaining_indices: what was left of the epoch at the last `reset`.
+        num_samples: how many of these each rank gets.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.processed_num = 0
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begins an epoch; what was processed is forgotten. Call it at the end of the one before, not at the start:
+
+        an epoch that is taken up in the middle would begin anew.
+        """
+        self.epoch = epoch
+        self.processed_num = 0
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Counts a batch of every rank as done. All ranks call it for their same batches.
+
+        Args:
+            batch_idx: of no consequence here.
+            batch_size: of the batch on each rank.
+        """
+        self.processed_num += batch_size * self.num_replicas
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which epoch, and how much of it is done."""
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes up the epoch where another sampler with the same data set and seed left it."""
+        self.epoch = int(state_dict["epoch"])
+        self.processed_num = int(state_dict["processed_num"])
+        self.reset()
+
+    def reset(self) -> None:
+        """Shares out what is left of the epoch among the present ranks. An iterator that is in use keeps its share."""
+        self.num_replicas = context.size()
+        self.rank = context.rank()
+        self.remaining_indices = self._permutation()[self.processed_num :]
+        self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+
+    def _permutation(self) -> list[int]:
+        length = len(self.dataset)
+        if not self.shuffle:
+            return list(range(length))
+        generator = torch.Generator()
+        generator.manual_seed(self.seed + self.epoch)
+        return [int(index) for index in torch.randperm(length, generator=generator)]
+
+    def __iter__(self) -> Iterator[int]:
+        # Filled up from the front, so that all ranks have as many batches: a collective more on one would hang.
+        padded = itertools.islice(itertools.cycle(self.remaining_indices), self.total_size)
+        return itertools.islice(padded, self.rank, None, self.num_replicas)
+
+    def __len__(self) -> int:
+        return self.num_samples

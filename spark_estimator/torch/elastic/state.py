@@ -1,0 +1,190 @@
+"""`TorchState`: model, optimizer and the rest of a training, saved, restored and taken over, each in its own way."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from spark_estimator.collectives import context
+from spark_estimator.collectives.objects import broadcast_object
+from spark_estimator.elastic.state import ObjectState
+from spark_estimator.torch.elastic.sampler import ElasticSampler
+from spark_estimator.torch.starting_state import broadcast_optimizer_state, broadcast_parameters
+
+
+class StateHandler:
+    """How values of one type are saved, restored and taken over from rank 0. Derive one for a type of your own.
+
+    Attributes:
+        value: what is handled.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def save(self) -> None:
+        """Keeps a copy in host memory."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Goes back to the copy."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Takes over rank 0's value as it is now. Collective. It is saved when all of the state is here."""
+        raise NotImplementedError
+
+    def set_value(self, value: Any) -> None:
+        """Handles another value from now on."""
+        self.value = value
+        self.save()
+
+
+class StateDictHandler(StateHandler):
+    """For what has ``state_dict()`` and ``load_state_dict()``, small enough to travel as an object."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self._saved: Any = None
+        self.save()
+
+    def save(self) -> None:
+        self._saved = host_copy(self.value.state_dict())
+
+    def restore(self) -> None:
+        # A copy once more: load_state_dict may keep what it is given, and training would then change the commit.
+        self.value.load_state_dict(host_copy(self._saved))
+
+    def sync(self) -> None:
+        self.value.load_state_dict(broadcast_object(self.value.state_dict()))
+
+
+class ModelStateHandler(StateDictHandler):
+    """For modules: parameters and buffers."""
+
+    value: torch.nn.Module
+
+    def restore(self) -> None:
+        """Goes back to the copy; gradients of the step that failed are dropped."""
+        super().restore()
+        for parameter in self.value.parameters():
+            parameter.grad = None
+
+    def sync(self) -> None:
+        broadcast_parameters(self.value.state_dict(), root_rank=0)
+
+
+class OptimizerStateHandler(StateDictHandler):
+    """For optimizers, wrapped or not."""
+
+    value: torch.optim.Optimizer
+
+    def sync(self) -> None:
+        broadcast_optimizer_state(self.value, root_rank=0)
+
+
+class SamplerStateHandler(StateDictHandler):
+    """For `ElasticSampler`. Its place in the epoch is rank 0's, as is the model that has seen so much of it."""
+
+    value: ElasticSampler
+
+
+_registry: list[tuple[type, type[StateHandler]]] = [
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (ElasticSampler, SamplerStateHandler),
+    (torch.optim.lr_scheduler.LRScheduler, StateDictHandler),
+]
+
+
+def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
+    """Which handler each type has; the first that fits counts. A list of (type, handler class)."""
+    return _registry
+
+
+def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
+    """Sets which handler each type has, for states that are made from now on."""
+    global _registry
+    _registry = registry
+
+
+class TorchState(ObjectState):
+    """The state of a training in PyTorch.
+
+    Modules, optimizers, learning-rate schedulers and `ElasticSampler` are saved in their own way (see
+    `get_handler_registry`), all else as plain objects. Each is an attribute of the state.
+
+    Args:
+        model, optimizer: optional; more of them may be given by other names.
+        kwargs: whatever else training must not lose, for example ``epoch=0``.
+
+    Raises:
+        ValueError: a name is one that the state uses itself.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
+    ) -> None:
+        values = {"model": model, "optimizer": optimizer, **kwargs}
+        handlers = {name: handler for name, value in values.items() if (handler := _handler_of(value)) is not None}
+        self._handlers: dict[str, StateHandler] = {}
+        plain = {name: value for name, value in values.items() if name not in handlers}
+        super().__init__(broadcast_object, context.rank, **plain)
+        for name, handler in handlers.items():
+            if name.startswith("_") or hasattr(type(self), name):
+                raise ValueError(f"a state cannot have an attribute {name!r}: it is a name of {type(self).__name__}.")
+            setattr(self, name, handler.value)
+        self._handlers = handlers
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        handler = self.__dict__.get("_handlers", {}).get(name)
+        if handler is not None and handler.value is not value:
+            handler.set_value(value)
+        super().__setattr__(name, value)
+
+    def save(self) -> None:
+        """Copies everything into host memory."""
+        for handler in self._handlers.values():
+            handler.save()
+        super().save()
+
+    def restore(self) -> None:
+        """Goes back to what was saved last."""
+        for handler in self._handlers.values():
+            handler.restore()
+        super().restore()
+
+    def sync(self) -> None:
+        """Takes over all of rank 0's values, then saves them: a failure half way leaves the last commit whole."""
+        for handler in self._handlers.values():
+            handler.sync()
+        super().sync()
+
+    def reset(self) -> None:
+        """Shares out what is left of the epoch among the new ranks."""
+        for handler in self._handlers.values():
+            if isinstance(handler.value, ElasticSampler):
+                handler.value.reset()
+
+
+def host_copy(value: Any) -> Any:
+    """A deep copy, with tensors in host memory. Dicts, lists and tuples may hold whatever can be copied."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        copied = copy.copy(value)  # an OrderedDict keeps its class, and a state_dict its metadata
+        for key, item in value.items():
+            copied[key] = host_copy(item)
+        return copied
+    if type(value) in (list, tuple):
+        return type(value)(host_copy(item) for item in value)
+    return copy.deepcopy(value)
+
+
+def _handler_of(value: Any) -> StateHandler | None:
+    for kind, handler in _registry:
+        if isinstance(value, kind):
+            return handler(value)
+    return None
