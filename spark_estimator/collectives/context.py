@@ -94,7 +94,8 @@ def _join(settings: Settings, comm: Sequence[int] | None, static: Sequence[Proce
     if found is not None and (_switchboard is None or _switchboard.rendezvous != found):
         if _switchboard is not None:
             _switchboard.close()
-        _switchboard = Switchboard(found)
+        link = launcher_link.link()
+        _switchboard = Switchboard(found) if link is None else Switchboard(found, is_over=link.round_is_over)
     starter = EngineStarter(None if found is None else _switchboard, settings, _lock)
     return Membership(starter, topology, settings, static)
 

@@ -7,6 +7,7 @@ travel on it as it does on a worker's standard input. On it there are frames, fo
 `READY`     up      this process has left its round, and waits: where it now listens, whether it holds the state, whom
                     it found silent, why it left
 `UPDATED`   down    somebody new waits to be let in: leave the round at the next commit
+`OVER`      down    the present round has lost somebody: who is still connecting for it need not wait any longer
 `ROUND`     down    the next round: the process's number in it, its peers, and a key of that round's own
 ==========  ======  ==================================================================================================
 """
@@ -29,7 +30,7 @@ from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvo
 from spark_estimator.env import horovod_variables
 from spark_estimator.errors import JobFailedError
 
-READY, UPDATED, ROUND = "ready", "updated", "round"
+READY, UPDATED, OVER, ROUND = "ready", "updated", "over", "round"
 
 _LENGTH = struct.Struct(">I")
 _MAX_BYTES = 16 << 20
@@ -136,20 +137,31 @@ class LauncherLink:
         self.holds_state = False
         self.silent: tuple[int, ...] = ()
         self.why = ""
+        self._updates = 0
+        self._over = False
 
-    def announced(self) -> int:
-        """How often it was announced, since this was last asked, that the job is about to be made of other ranks.
+    def announced(self) -> bool:
+        """Whether, since this was last asked, it was announced that the job is about to be made of other ranks.
 
         Raises:
             JobFailedError: the launcher is gone.
         """
-        count = 0
+        self._look()
+        updates, self._updates = self._updates, 0
+        return updates > 0
+
+    def round_is_over(self) -> bool:
+        """Whether the present round has lost somebody, as far as the launcher has said so. Raises as `announced`."""
+        self._look()
+        return self._over
+
+    def _look(self) -> None:
         try:
             while (message := self._link.receive(wait=False)) is not None:
-                count += message.get("kind") == UPDATED
+                self._updates += message.get("kind") == UPDATED
+                self._over |= message.get("kind") == OVER
         except EOFError:
             raise _launcher_gone() from None
-        return count
 
     def next_round(self, former: Rendezvous) -> Rendezvous:
         """Waits until the launcher has gathered the ranks of the next round. ``init()`` then joins that one.
@@ -182,7 +194,7 @@ class LauncherLink:
         coming = replace(
             coming, listen_fd=descriptors[0], local_fd=descriptors[1], launcher_fd=former.launcher_fd, awaited=False
         )
-        self.silent, self.why = (), ""
+        self.silent, self.why, self._updates, self._over = (), "", 0, False
         os.environ.update(horovod_variables(coming.topology, facts.host))  # for scripts that read them
         rendezvous_module.set_current(coming)
         return coming

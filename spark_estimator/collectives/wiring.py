@@ -25,7 +25,7 @@ from spark_estimator.collectives.dialing import dial
 from spark_estimator.collectives.rendezvous import Rendezvous
 from spark_estimator.collectives.segments import close_descriptor, create_segment, exchange
 from spark_estimator.env import Settings
-from spark_estimator.errors import AuthenticationError, HorovodInternalError
+from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
 from spark_estimator.log import logger
 
 _log = logger(__name__)
@@ -60,10 +60,17 @@ class Switchboard:
     Args:
         rendezvous: who this rank and its peers are. Its listening descriptors belong to the switchboard from now on.
         make_segment: gives a shared segment for so many ranks of one host.
+        is_over: whether somebody is known to be lost, so that waiting for who has not come is vain.
     """
 
-    def __init__(self, rendezvous: Rendezvous, make_segment: Callable[[int], int] = create_segment) -> None:
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        make_segment: Callable[[int], int] = create_segment,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.rendezvous = rendezvous
+        self._is_over = is_over
         self._own = rendezvous.peers[rendezvous.rank]
         self._tag = hashlib.sha256(rendezvous.job_id.encode()).digest()[:16]
         self._make_segment = make_segment
@@ -201,6 +208,8 @@ class Switchboard:
                 if remaining <= 0:
                     absent = sorted({connection.from_rank for connection in missing})
                     raise absent_error(self.rendezvous, absent, "did not connect", settings)
+                if self._is_over():
+                    raise PeerLostError(f"init() on {self._own}: another rank was lost before all had connected.")
                 # In slices: a wait without end cannot be interrupted by Ctrl-C everywhere.
                 self._changed.wait(min(remaining, 0.1))
 

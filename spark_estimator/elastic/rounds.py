@@ -65,6 +65,13 @@ class Announce:
 
 
 @dataclass(frozen=True)
+class Dissolve:
+    """Tell these that their round has lost somebody: if they are still connecting, they need not wait for others."""
+
+    processes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Start:
     """Start so many newcomers."""
 
@@ -91,7 +98,7 @@ class Finish:
     """All members have ended, and enough of them well. What newcomers there are is to be ended."""
 
 
-Decision = Begin | Announce | Start | Kill | Fail | Finish
+Decision = Begin | Announce | Dissolve | Start | Kill | Fail | Finish
 
 
 # --- What is known of a process ---------------------------------------------------------------------------------------
@@ -135,6 +142,7 @@ class RoundPlanner:
     _gathering_since: float | None = None
     _found_silent: dict[int, float] = field(default_factory=dict)
     _broken: bool = False  # the present round has lost somebody, or somebody has left it
+    _dissolved: bool = False
     _announced: bool = False
     _newcomer_failed: bool = False
     _over: bool = False
@@ -228,6 +236,9 @@ class RoundPlanner:
         """The next round, when all that can be in it are there; until then whom to wait for no longer."""
         late = self._members(Phase.RUNNING)
         since = now if self._gathering_since is None else self._gathering_since
+        if late and not self._dissolved:
+            self._dissolved = True
+            return [Dissolve(tuple(late))]
         if late:
             return [kill for process in late if (kill := self._give_up(process, since, now)) is not None]
         coming = self._members(Phase.READY) + ([] if self._well else self._waiting())
@@ -246,7 +257,7 @@ class RoundPlanner:
             self._processes[process].rank = rank
         self._gathering_since = None
         self._found_silent.clear()
-        self._broken = self._announced = self._newcomer_failed = False
+        self._broken = self._dissolved = self._announced = self._newcomer_failed = False
         return [Begin(self._ranks)]
 
     def _give_up(self, process: int, since: float, now: float) -> Kill | None:

@@ -15,9 +15,20 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from spark_estimator.collectives.launcher_link import READY, ROUND, UPDATED, Link, Ready
+from spark_estimator.collectives.launcher_link import OVER, READY, ROUND, UPDATED, Link, Ready
 from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, host_id, local_rendezvous, new_job_id, new_key
-from spark_estimator.elastic.rounds import Announce, Begin, Decision, Fail, Finish, Kill, RoundPlanner, Start, Terms
+from spark_estimator.elastic.rounds import (
+    Announce,
+    Begin,
+    Decision,
+    Dissolve,
+    Fail,
+    Finish,
+    Kill,
+    RoundPlanner,
+    Start,
+    Terms,
+)
 from spark_estimator.errors import JobFailedError, RemoteTraceback, WorkerFailedError
 from spark_estimator.launch.failures import FailureReport, first_failure
 from spark_estimator.launch.launcher import Ended, EventRelay, Told, Watch
@@ -273,6 +284,9 @@ class _ElasticJob:
         elif isinstance(decision, Announce):
             for number in decision.processes:
                 self._tell(number, {"kind": UPDATED})
+        elif isinstance(decision, Dissolve):
+            for number in decision.processes:
+                self._tell(number, {"kind": OVER})
         elif isinstance(decision, Start):
             for _ in range(decision.count):
                 self._start_newcomer()

@@ -1,0 +1,257 @@
+"""The planner of rounds: who is in the next one, in which order, and when a job ends. Pure, on a clock of its own."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from spark_estimator.elastic.rounds import (
+    SILENT_GRACE,
+    Announce,
+    Begin,
+    Decision,
+    Dissolve,
+    Fail,
+    Finish,
+    Kill,
+    RoundPlanner,
+    Start,
+    Terms,
+)
+
+
+class Job:
+    """A planner, with a clock, and everything that it has decided."""
+
+    def __init__(self, size: int = 3, min_size: int = 2, **terms: Any) -> None:
+        self.planner = RoundPlanner(Terms(size, min_size, **terms))
+        self.now = 100.0
+
+    def decide(self) -> list[Decision]:
+        decisions = self.planner.decide(self.now)
+        for decision in decisions:
+            if isinstance(decision, Start):
+                for _ in range(decision.count):
+                    self.planner.started(max(self.planner._processes) + 1)
+        return [decision for decision in decisions if not isinstance(decision, Dissolve)]
+
+    def lost(self, process: int) -> list[Decision]:
+        self.planner.ended(process, self.now, f"process {process} was killed")
+        return self.decide()
+
+    def ended_well(self, process: int) -> list[Decision]:
+        self.planner.ended(process, self.now, None)
+        return self.decide()
+
+    def ready(self, process: int, **what: Any) -> list[Decision]:
+        self.planner.ready(process, self.now, **what)
+        return self.decide()
+
+
+def test_survivors_keep_their_order_and_the_lowest_becomes_0() -> None:
+    job = Job()
+    assert job.lost(0) == []
+    assert job.ready(2) == []
+    assert job.ready(1) == [Begin((1, 2))]
+    assert job.planner.round == 2
+
+
+def test_a_round_waits_for_the_slowest_and_for_nobody_that_has_ended() -> None:
+    job = Job(4)
+    assert job.ready(3) == []
+    assert job.ready(1) == []
+    assert job.lost(0) == []
+    assert job.lost(2) == [Begin((1, 3))]
+
+
+def test_who_died_while_it_waited_is_not_in_the_round() -> None:
+    job = Job(4)
+    job.lost(0)
+    job.ready(1)
+    assert job.lost(1) == []
+    job.ready(2)
+    assert job.ready(3) == [Begin((2, 3))]
+
+
+def test_members_that_still_connect_are_told_once_that_their_round_is_over() -> None:
+    job = Job()
+    job.planner.ready(1, job.now)
+    assert job.planner.decide(job.now) == [Dissolve((0, 2))]
+    assert job.planner.decide(job.now) == []
+
+
+def test_too_few_end_the_job_at_once_and_say_how_many_are_needed() -> None:
+    job = Job()
+    job.lost(0)
+    assert job.lost(1) == [Fail("1 of its ranks is left, and at least 2 are needed")]
+    assert job.planner.lost == ["process 0 was killed", "process 1 was killed"]
+    assert job.decide() == [], "the end is decided once"
+
+
+def test_all_end_well() -> None:
+    job = Job()
+    assert [job.ended_well(0), job.ended_well(1)] == [[], []]
+    assert job.ended_well(2) == [Finish()]
+
+
+def test_one_may_be_lost_at_the_very_end() -> None:
+    job = Job()
+    job.ended_well(0)
+    job.lost(1)
+    assert job.ended_well(2) == [Finish()]
+
+
+def test_too_few_that_ended_well_are_a_failure() -> None:
+    job = Job()
+    job.ended_well(0)
+    assert job.lost(1) == []
+    assert isinstance(job.lost(2)[0], Fail)
+
+
+def test_who_is_left_alone_by_those_that_ended_well_is_told() -> None:
+    job = Job(2, 2)
+    job.ended_well(1)
+    assert job.ready(0) == [Fail("1 of its ranks is left, and at least 2 are needed (1 had ended well before)")]
+
+
+def test_a_silent_member_is_killed_after_a_grace_and_cannot_come_back() -> None:
+    job = Job()
+    assert job.ready(0, silent=(1,)) == []
+    assert job.ready(2, silent=(1,)) == []
+    job.now += SILENT_GRACE.total_seconds()
+    assert job.decide() == [Kill(1, "because it gave the other ranks no sign of life")]
+    assert job.decide() == [], "once"
+    assert job.lost(1) == [Begin((0, 2))]
+
+
+def test_one_that_was_only_slow_is_not_killed() -> None:
+    job = Job()
+    job.ready(0, silent=(1,))
+    job.ready(2)
+    job.now += 1
+    assert job.ready(1) == [Begin((0, 1, 2))]
+
+
+def test_silent_ranks_are_those_of_the_round_that_was_left() -> None:
+    job = Job(4)
+    job.lost(0)
+    for process in (1, 2, 3):
+        job.ready(process)
+    job.ready(1, silent=(1,))  # process 2
+    job.now += 10
+    assert [decision.process for decision in job.decide() if isinstance(decision, Kill)] == [2]
+
+
+def test_who_does_not_come_is_killed_after_the_time_out_and_named() -> None:
+    job = Job(timeout=timedelta(seconds=60))
+    job.ready(0)
+    job.ready(1)
+    job.now += 59
+    assert job.decide() == []
+    job.now += 1
+    assert job.decide() == [Kill(2, "because it had not come to round 2 after 60 seconds")]
+
+
+def test_the_limit_of_resets() -> None:
+    job = Job(4, 1, reset_limit=1)
+    job.lost(3)
+    for process in (0, 1):
+        job.ready(process)
+    assert job.ready(2) == [Begin((0, 1, 2))]
+    job.lost(2)
+    job.ready(0)
+    assert job.ready(1) == [Fail("its limit of resets (1) is reached")]
+
+
+def test_a_newcomer_is_announced_when_it_is_ready_and_comes_last() -> None:
+    job = Job(replace=True)
+    assert job.lost(0) == [Start(1)]
+    job.ready(1)
+    assert job.ready(2) == [Begin((1, 2))], "nobody waits for it"
+    assert job.ready(3) == [Announce((1, 2))]
+    assert job.decide() == []
+    job.ready(2)
+    assert job.ready(1) == [Begin((1, 2, 3))]
+
+
+def test_a_newcomer_that_was_in_time_is_in_the_very_next_round() -> None:
+    job = Job(2, 2, replace=True)
+    assert job.lost(0) == [Start(1)]
+    assert job.ready(1) == [], "too few without it"
+    assert job.ready(2) == [Begin((1, 2))]
+
+
+def test_without_the_newcomer_there_are_too_few() -> None:
+    job = Job(2, 2, replace=True, timeout=timedelta(seconds=9))
+    job.lost(0)
+    job.ready(1)
+    assert isinstance(job.lost(2)[0], Fail), "it died"
+    job = Job(2, 2, replace=True, timeout=timedelta(seconds=9))
+    job.lost(0)
+    job.ready(1)
+    job.now += 9
+    (failed,) = job.decide()
+    assert isinstance(failed, Fail) and "1 that were started had not come after 9 seconds" in failed.why
+
+
+def test_newcomers_that_die_one_after_another_are_not_started_without_end() -> None:
+    job = Job(replace=True)
+    assert job.lost(0) == [Start(1)]
+    assert job.lost(3) == []
+
+
+def test_a_limit_that_leaves_no_room_for_a_newcomer_starts_none() -> None:
+    assert Job(replace=True, reset_limit=1).lost(0) == []
+    assert Job(replace=True, reset_limit=2).lost(0) == [Start(1)]
+    assert Job(2, 2, replace=True, reset_limit=1).lost(0) == [Start(1)], "loss and coming are one reset"
+    job = Job(replace=True, reset_limit=2)
+    job.lost(0)
+    job.ready(1)
+    job.ready(2)
+    job.ready(1)
+    assert job.ready(2) == [Begin((1, 2))], "the second reset, for another reason"
+    assert job.ready(3) == [], "it is not announced: there is none left for it"
+
+
+def test_who_holds_no_state_never_becomes_rank_0_before_one_who_does() -> None:
+    job = Job(2, 1, replace=True)
+    job.lost(0)
+    job.ready(1)
+    job.ready(2)
+    assert job.ready(1) == [Begin((1, 2))]
+    # Rank 0 dies while the newcomer takes the state over.
+    job.lost(1)
+    (failed,) = job.ready(2)
+    assert isinstance(failed, Fail) and "nobody who holds its state is left" in failed.why
+
+
+def test_once_it_has_the_state_a_newcomer_is_as_good_as_any() -> None:
+    job = Job(2, 1, replace=True)
+    job.lost(0)
+    job.ready(1)
+    job.ready(2)
+    job.ready(1)
+    job.lost(1)
+    assert job.ready(2, holds_state=True) == [Begin((2,))]
+
+
+def test_when_members_have_ended_well_nobody_new_comes() -> None:
+    job = Job(replace=True)
+    job.ended_well(0)
+    assert job.lost(1) == []
+
+
+@pytest.mark.parametrize(
+    ("terms", "says"),
+    [
+        ({"size": 2, "min_size": 3}, "min_size=3"),
+        ({"size": 2, "min_size": 0}, "min_size=0"),
+        ({"size": 2, "min_size": 1, "reset_limit": -1}, "reset_limit=-1"),
+        ({"size": 2, "min_size": 1, "timeout": timedelta(0)}, "timeout="),
+    ],
+)
+def test_terms_that_make_no_sense_are_refused(terms: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Terms(**terms)
