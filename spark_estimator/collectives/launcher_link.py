@@ -47,12 +47,14 @@ class Ready:
         holds_state: it has once taken over the state of its job, so that others may have it from here.
         silent: ranks of the round that it left which gave it no sign of life, or did not come.
         why: why it left, for people; '' for one that has been in no round yet.
+        commits: how often it has committed in the round that it left.
     """
 
     facts: PeerFacts
     holds_state: bool = False
     silent: tuple[int, ...] = ()
     why: str = ""
+    commits: int = 0
 
     def to_message(self) -> dict[str, Any]:
         """The frame."""
@@ -127,7 +129,7 @@ class LauncherLink:
     """A rank's end.
 
     Attributes:
-        holds_state, silent, why: as in `Ready`; to be set by whoever knows, before `next_round`.
+        holds_state, silent, why, commits: as in `Ready`; to be set by whoever knows, before `next_round`.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -137,6 +139,7 @@ class LauncherLink:
         self.holds_state = False
         self.silent: tuple[int, ...] = ()
         self.why = ""
+        self.commits = 0
         self._updates = 0
         self._over = False
 
@@ -178,7 +181,7 @@ class LauncherLink:
             facts = own if endpoint is None else endpoint.facts(own.rank)
             facts = replace(facts, pid=os.getpid())
             try:
-                self._link.send(Ready(facts, self.holds_state, self.silent, self.why).to_message())
+                self._link.send(Ready(facts, self.holds_state, self.silent, self.why, self.commits).to_message())
                 # What was announced before the round concerns those who are in it by now.
                 while (message := self._link.receive(wait=True)) is not None and message.get("kind") != ROUND:
                     pass
@@ -194,7 +197,7 @@ class LauncherLink:
         coming = replace(
             coming, listen_fd=descriptors[0], local_fd=descriptors[1], launcher_fd=former.launcher_fd, awaited=False
         )
-        self.silent, self.why, self._updates, self._over = (), "", 0, False
+        self.silent, self.why, self.commits, self._updates, self._over = (), "", 0, 0, False
         os.environ.update(horovod_variables(coming.topology, facts.host))  # for scripts that read them
         rendezvous_module.set_current(coming)
         return coming

@@ -16,6 +16,9 @@ from datetime import timedelta
 #: A member that was found silent may yet come within so long, before it is given up.
 SILENT_GRACE = timedelta(seconds=2)
 
+#: Where no limit of resets is set: so many rounds in a row that end without a commit are no chance.
+FRUITLESS_ROUNDS = 10
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -25,7 +28,8 @@ class Terms:
         size: number of ranks to begin with.
         min_size: the least to go on with, 1 <= min_size <= size.
         replace: ranks that were lost are replaced by new processes, so that there are `size` again.
-        reset_limit: how many rounds may follow the first; None: any number.
+        reset_limit: how many rounds may follow the first; None: any number, as long as there is progress (see
+            `FRUITLESS_ROUNDS`).
         timeout: how long to wait for the members of a new round, and for newcomers without whom there are too few.
     """
 
@@ -145,6 +149,7 @@ class RoundPlanner:
     _dissolved: bool = False
     _announced: bool = False
     _newcomer_failed: bool = False
+    _fruitless: int = 0  # rounds in a row before the present one that had no commit; -1: the present one has one
     _over: bool = False
 
     def __post_init__(self) -> None:
@@ -158,13 +163,16 @@ class RoundPlanner:
         """A newcomer has been started."""
         self._processes[process] = _Process(Phase.STARTING)
 
-    def ready(self, process: int, now: float, *, holds_state: bool = False, silent: tuple[int, ...] = ()) -> None:
+    def ready(
+        self, process: int, now: float, *, holds_state: bool = False, silent: tuple[int, ...] = (), commits: int = 0
+    ) -> None:
         """A process waits for its next round.
 
         Args:
             now: seconds, on the clock that `decide` is given.
             holds_state: it has taken over the job's state once.
             silent: ranks of the round that it left which it found silent.
+            commits: how often it has committed in that round.
         """
         known = self._processes.get(process)
         if known is None:
@@ -174,6 +182,8 @@ class RoundPlanner:
             return
         known.phase = Phase.READY
         known.holds_state |= holds_state
+        if commits:
+            self._fruitless = -1
         self._gather(now)
         for rank in silent:
             if 0 <= rank < len(self._ranks):
@@ -223,6 +233,10 @@ class RoundPlanner:
         if too_few is not None:
             return [too_few]
         decisions: list[Decision] = []
+        at_work = self._members(Phase.RUNNING)
+        if self._broken and at_work and not self._dissolved:
+            self._dissolved = True
+            decisions.append(Dissolve(tuple(at_work)))
         if self._wants_newcomers():
             decisions.append(Start(self.terms.size - len(self._processes)))
         if not members or self._gathering_since is not None:
@@ -236,9 +250,6 @@ class RoundPlanner:
         """The next round, when all that can be in it are there; until then whom to wait for no longer."""
         late = self._members(Phase.RUNNING)
         since = now if self._gathering_since is None else self._gathering_since
-        if late and not self._dissolved:
-            self._dissolved = True
-            return [Dissolve(tuple(late))]
         if late:
             return [kill for process in late if (kill := self._give_up(process, since, now)) is not None]
         coming = self._members(Phase.READY) + ([] if self._well else self._waiting())
@@ -246,6 +257,9 @@ class RoundPlanner:
             return []  # newcomers are on their way, or `_too_few` would have said so
         if not self._resets_allow(1):
             return [Fail(f"its limit of resets ({self.terms.reset_limit}) is reached")]
+        self._fruitless += 1
+        if self.terms.reset_limit is None and self._fruitless >= FRUITLESS_ROUNDS:
+            return [Fail(f"{self._fruitless} rounds in a row have ended without a commit")]
         # Who holds the state first, as rank 0's is the one that all take over; else the old order.
         coming.sort(key=lambda process: (not self._processes[process].holds_state, self._order(process)))
         if not self._processes[coming[0]].holds_state:

@@ -69,6 +69,9 @@ class State:
         """
         self.save()
         self._commits += 1
+        link = launcher_link.link()
+        if link is not None:
+            link.commits += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:

@@ -253,7 +253,10 @@ class _ElasticJob:
             except ValueError as error:
                 process.supervisor.stop(f"because it does not speak as it should: {error}", at_once=True)
                 return
-            self._planner.ready(event.process, now, holds_state=process.ready.holds_state, silent=process.ready.silent)
+            ready = process.ready
+            self._planner.ready(
+                event.process, now, holds_state=ready.holds_state, silent=ready.silent, commits=ready.commits
+            )
         elif isinstance(event, Ended):
             self._note_end(event, now)
 

@@ -165,6 +165,20 @@ def test_the_limit_of_resets() -> None:
     assert job.ready(1) == [Fail("its limit of resets (1) is reached")]
 
 
+def test_rounds_without_progress_end_the_job_unless_a_limit_is_set() -> None:
+    def rounds(commits_in: int, **terms: Any) -> list[Decision]:
+        job = Job(2, 1, **terms)
+        decisions: list[Decision] = []
+        for number in range(25):
+            job.ready(0)
+            decisions += job.ready(1, commits=number == commits_in)
+        return decisions
+
+    assert rounds(3)[-1] == Fail("10 rounds in a row have ended without a commit") and len(rounds(3)) == 4 + 10
+    assert len(rounds(-1)) == 10
+    assert len(rounds(-1, reset_limit=30)) == 25
+
+
 def test_a_newcomer_is_announced_when_it_is_ready_and_comes_last() -> None:
     job = Job(replace=True)
     assert job.lost(0) == [Start(1)]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 import spark_estimator
+from spark_estimator.elastic.rounds import Terms
 from spark_estimator.launch import cli
 from tests.launch import clusters
 
@@ -116,6 +118,20 @@ def test_flags_become_settings() -> None:
     }
 
 
+def test_flags_of_an_elastic_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = cli._parser()
+
+    def terms(*flags: str) -> Terms | None:
+        return cli._terms(parser, parser.parse_args(["-np", "3", *flags, "true"]))
+
+    assert terms() is None
+    assert terms("--min-np", "2") == Terms(3, 2)
+    assert terms("--max-num-proc", "4") == Terms(3, 3, replace=True)
+    monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", "7")
+    assert terms("--min-num-proc", "1", "--reset-limit", "5") == Terms(3, 1, False, 5, timedelta(seconds=7))
+    assert terms("--min-np", "1", "--elastic-timeout", "9") == Terms(3, 1, timeout=timedelta(seconds=9))
+
+
 def test_settings_reach_the_command() -> None:
     code = "import os; print(os.environ['HOROVOD_FUSION_THRESHOLD'], os.environ['HOROVOD_LOG_LEVEL'])"
     assert (
@@ -135,7 +151,11 @@ def test_settings_reach_the_command() -> None:
         (["-np", "2", "-H", "gpu1:1,gpu2:1", "true"], "'gpu1' is not this host"),
         (["-np", "4", "-H", "localhost:2", "true"], "offers 2 slots, but -np asks for 4"),
         (["-np", "2", "-H", "localhost:x", "true"], "not of the form host:slots"),
-        (["-np", "2", "--min-np", "1", "true"], "--min-np is not supported yet"),
+        (["-np", "2", "--min-np", "3", "true"], "min_size=3"),
+        (["-np", "2", "--max-np", "1", "true"], "--max-np 1 is less than the 2 ranks of -np"),
+        (["-np", "2", "--reset-limit", "1", "true"], "--reset-limit is for elastic jobs: say --min-np"),
+        (["-np", "2", "--elastic-timeout", "0", "true"], "0 would be none at all"),
+        (["-np", "2", "--host-discovery-script", "x", "true"], "--host-discovery-script is not supported yet"),
         (["-np", "2", "--fusion-threshold-mb", "-1", "true"], "is negative"),
         (["-np", "2", "--no-such-flag", "true"], "--no-such-flag"),
     ],
