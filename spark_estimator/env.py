@@ -382,3 +382,8 @@ def horovod_variables(topology: _Ranks, hostname: str) -> dict[str, str]:
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
     }
+
+
+def become_another_rank(topology: _Ranks, hostname: str) -> None:
+    """Has this process's environment say what an elastic job's next round has made of it; as `horovod_variables`."""
+    os.environ.update(horovod_variables(topology, hostname))

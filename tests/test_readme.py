@@ -59,8 +59,22 @@ def test_the_collectives_on_arrays(tmp_path: Path) -> None:
     assert "reducescatter" in output
 
 
+def test_the_script_that_outlives_its_ranks(tmp_path: Path) -> None:
+    assert "horovodrun -np 3 --min-np 2 python train.py" in README
+    program = PYTHON_BLOCKS[2]
+    line = "            state.commit()"
+    dies = "            if state.epoch == 1 and hvd.size() == 3 and hvd.rank() == 1:\n"
+    dies += "                import os; os._exit(9)\n"
+    assert line in program
+    launcher = ("-m", "spark_estimator", "run", "-np", "3", "--min-np", "2", sys.executable)
+    output = run(tmp_path, program.replace(line, dies + line), *launcher)
+    ends = re.findall(r"rank (\d) of 2: (.*)", output)
+    assert [rank for rank, _ in sorted(ends)] == ["0", "1"] and len({weights for _, weights in ends}) == 1, output
+    assert all(abs(float(weight) - 1) < 0.2 for weight in re.findall(r"[\d.]+", ends[0][1])), output
+
+
 def test_no_block_goes_untested() -> None:
-    assert len(PYTHON_BLOCKS) == 2
+    assert len(PYTHON_BLOCKS) == 3
 
 
 def test_the_names_in_its_table_exist() -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous
-from spark_estimator.env import horovod_variables
+from spark_estimator.env import become_another_rank
 from spark_estimator.errors import JobFailedError
 
 READY, UPDATED, OVER, ROUND = "ready", "updated", "over", "round"
@@ -198,7 +198,7 @@ class LauncherLink:
             coming, listen_fd=descriptors[0], local_fd=descriptors[1], launcher_fd=former.launcher_fd, awaited=False
         )
         self.silent, self.why, self.commits, self._updates, self._over = (), "", 0, 0, False
-        os.environ.update(horovod_variables(coming.topology, facts.host))  # for scripts that read them
+        become_another_rank(coming.topology, facts.host)
         rendezvous_module.set_current(coming)
         return coming
 

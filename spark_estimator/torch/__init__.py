@@ -46,6 +46,7 @@ from spark_estimator.collectives.context import (
 from spark_estimator.collectives.objects import allgather_object, broadcast_object
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.errors import HorovodInternalError
+from spark_estimator.torch import elastic as elastic
 from spark_estimator.torch.compression import Compression
 from spark_estimator.torch.differentiable import allgather, allreduce, alltoall, broadcast, reducescatter
 from spark_estimator.torch.differentiable_groups import grouped_allgather, grouped_allreduce, grouped_reducescatter
@@ -158,6 +159,3 @@ def _check_has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-from spark_estimator.torch import elastic as elastic

@@ -121,7 +121,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
 
     _unwrap(optimizer)
     distributed = _Distributed(options, backward_passes_per_step, None, [])
-    if size > 1 or context.settings().elastic:  # such a job may come to have more ranks
+    if size > 1 or (over is None and context.settings().elastic):  # an elastic job may come to have more ranks
         if operation is ReduceOp.ADASUM:
             distributed.exchange = AdasumStep(optimizer, names, options)
         else:

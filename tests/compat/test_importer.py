@@ -75,7 +75,7 @@ def test_names_that_are_not_served() -> None:
         install()
         import horovod, sparkdl
         for statement in (
-            "import horovod.tensorflow as hvd", "from horovod import spark", "import horovod.torch.elastic",
+            "import horovod.tensorflow as hvd", "from horovod import spark", "import horovod.torch.nothing",
             "import sparkdl.transformers", "from horovod import run",
         ):
             try:
@@ -96,7 +96,7 @@ def test_names_that_are_not_served() -> None:
     assert [line.partition(" (served:")[0] for line in printed] == [
         "No module named 'horovod.tensorflow': the TensorFlow binding is not there yet",
         "No module named 'horovod.spark': use `spark_estimator.HorovodRunner(np=N).run(fn)` to run a function on Spark",
-        "No module named 'horovod.torch.elastic': elastic training is not there yet",
+        "No module named 'horovod.torch.nothing': see `spark_estimator.torch` for what is offered",
         "No module named 'sparkdl.transformers': "
         "`sparkdl.HorovodRunner` and `sparkdl.horovod.log_to_driver` are served",
         "No module named 'horovod.run': use the command `horovodrun -np N python train.py`, or "

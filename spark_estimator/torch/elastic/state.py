@@ -11,6 +11,7 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.elastic.state import ObjectState
 from spark_estimator.torch.elastic.sampler import ElasticSampler
+from spark_estimator.torch.optimizer import DistributedMethods
 from spark_estimator.torch.starting_state import broadcast_optimizer_state, broadcast_parameters
 
 
@@ -77,9 +78,21 @@ class ModelStateHandler(StateDictHandler):
 
 
 class OptimizerStateHandler(StateDictHandler):
-    """For optimizers, wrapped or not."""
+    """For optimizers, wrapped or not.
+
+    Raises:
+        ValueError: its state is divided among the ranks: a rank that is lost would take its share along.
+    """
 
     value: torch.optim.Optimizer
+
+    def __init__(self, value: torch.optim.Optimizer) -> None:
+        if isinstance(value, DistributedMethods) and value._distributed.shards is not None:
+            raise ValueError(
+                "an optimizer with shard_state=True cannot be part of an elastic state: a rank that is lost takes its "
+                "share of the state along. Wrap it without shard_state."
+            )
+        super().__init__(value)
 
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
