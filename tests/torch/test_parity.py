@@ -45,11 +45,6 @@ def items() -> Iterator[Item]:
             yield Item(part, *match.groups())
 
 
-def is_pending(item: Item) -> bool:
-    """Whether the item belongs to a module that is not there at all yet."""
-    return item.part == "elastic" and importlib.util.find_spec("spark_estimator.torch.elastic") is None
-
-
 def difference(item: Item) -> str:
     """How what is served differs from the item; '' for not at all."""
     try:
@@ -65,8 +60,7 @@ def table() -> str:
     """The surface in Markdown, with what is served of it."""
     rows = ["| part | use | item | served |", "|---|---|---|---|"]
     for item in items():
-        served = "not yet" if is_pending(item) else difference(item) or "yes"
-        rows.append(f"| {item.part} | {item.use} | `{item}` | {served} |")
+        rows.append(f"| {item.part} | {item.use} | `{item}` | {difference(item) or 'yes'} |")
     return "\n".join(rows)
 
 
@@ -113,8 +107,6 @@ def _signature_difference(arguments: str, served: inspect.Signature) -> str:
 
 @pytest.mark.parametrize("item", list(items()), ids=str)
 def test_it_is_served(item: Item) -> None:
-    if is_pending(item):
-        pytest.skip("spark_estimator.torch.elastic is not there yet")
     assert difference(item) == ""
 
 
