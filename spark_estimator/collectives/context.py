@@ -220,6 +220,17 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     return process_set
 
 
+def process_set_of(ranks: Sequence[int]) -> ProcessSet:
+    """The process set of these ranks, registered now if it was not; for a binding whose framework makes groups.
+
+    All ranks of the job call it, also those that are not in the set. It does not ask whether sets are dynamic.
+
+    Raises:
+        As `add_process_set` does.
+    """
+    return _member().sets.of(ranks)
+
+
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Ends a process set. All ranks of the job call it. Its requests that are pending fail with ShutDownError.
 
