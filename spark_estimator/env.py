@@ -13,6 +13,7 @@ from spark_estimator.log import LEVELS
 
 MIB = 1 << 20
 MOST_CACHED = 8192  # what the engine takes for its cache_capacity
+COMPRESSIONS = ("none", "fp16", "bf16")
 RENDEZVOUS_FD_VARIABLE = "SPARK_ESTIMATOR_RENDEZVOUS_FD"
 
 
@@ -92,6 +93,12 @@ def _level(text: str) -> str:
     return level
 
 
+def _compression(text: str) -> str:
+    if text.lower() not in COMPRESSIONS:
+        raise ValueError("one of " + ", ".join(COMPRESSIONS))
+    return text.lower()
+
+
 def _variable(name: str, default: Any, parse: Callable[[str], Any], *, unit: str, effect: str) -> Any:
     metadata = {"variable": name, "parse": parse, "unit": unit, "effect": effect}
     return dataclasses.field(default=default, metadata=metadata)
@@ -108,6 +115,11 @@ class Settings:
     bucket_bytes: int = _variable(
         "SPARK_ESTIMATOR_BUCKET_BYTES", 25 * MIB, _count, unit="bytes",
         effect="DistributedOptimizer hands gradients over in buckets of about this size",
+    )  # fmt: skip
+    compression: str = _variable(
+        "SPARK_ESTIMATOR_COMPRESSION", "none", _compression, unit="type",
+        effect="in which DistributedOptimizer's gradients travel where its compression= is not given: none (their "
+        "own), fp16, bf16; the same on all ranks",
     )  # fmt: skip
     cache_capacity: int = _variable(
         "HOROVOD_CACHE_CAPACITY", 1024, _capacity, unit="names",

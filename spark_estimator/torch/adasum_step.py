@@ -40,6 +40,7 @@ class AdasumStep:
         self._optimizer = weakref.ref(optimizer)
         self._names = names
         self._options = options
+        self.bytes_given = 0  # to the engine in the last step
         self._engine: Engine | None = None
         self._agreed: list[str] = []
         self._depth = 0  # a step may call its base class's step, and the hooks see both
@@ -101,6 +102,7 @@ class AdasumStep:
             wire, compressed = compression.compress(param.sub_(before).detach())
             wires.append(wire_form(wire, "Adasum of what a step has changed"))
             contexts.append(compressed)
+        self.bytes_given = sum(wire.nbytes for wire in wires)
         collectives.run(
             Op.ALLREDUCE,
             f"{self._prefix}.changes",

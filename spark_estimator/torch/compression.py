@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11 on
 
 
 class Compressor(Protocol):
@@ -36,12 +39,46 @@ class NoneCompressor:
         return tensor
 
 
+class _Unchosen(NoneCompressor):
+    """``Compression.none`` for want of a choice: the environment may make another."""
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is NoneCompressor
+
+    def __hash__(self) -> int:
+        return hash(NoneCompressor)
+
+    def __repr__(self) -> str:
+        return "Compression.none"
+
+
+#: Default of ``DistributedOptimizer(compression=)``, to be told from a ``Compression.none`` that was asked for.
+UNCHOSEN = _Unchosen()
+
+
 class BucketCompression(ABC):
-    """A way to exchange gradients that needs more than one tensor at a time, or remembers what it has left out."""
+    """A way to exchange gradients that needs more than one tensor at a time, or remembers what it has left out.
+
+    Its ``repr`` shows its settings, which are to be the same on all ranks.
+    """
 
     @abstractmethod
     def bucket(self, name: str, slots: Any, options: Any) -> Any:
         """A ``gradient_bucket.Bucket`` for these parameters."""
+
+    @abstractmethod
+    def for_one_optimizer(self) -> Self:
+        """The same settings, with a memory of its own: what one optimizer has left out is not another's."""
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Raises ValueError: there is no form of one tensor that could travel alone."""
+        raise ValueError(
+            f"compression={self!r} exchanges an optimizer's gradients, and makes up in later steps for what it left "
+            "out: it goes to hvd.DistributedOptimizer (op=hvd.Average or hvd.Sum). A single collective has no next "
+            "step; use hvd.Compression.none, fp16 or bf16 there."
+        )
+
+    decompress = compress
 
 
 class _HalfCompressor:
@@ -73,11 +110,47 @@ class BF16Compressor(_HalfCompressor):
 
 
 class Compression:
-    """The compressors that come with the package."""
+    """The compressors that come with the package.
+
+    `powersgd` and `topk` are called, with their settings, and go to `DistributedOptimizer` only.
+    """
 
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+
+    @staticmethod
+    def powersgd(rank: int = 2, *, dense_steps: int = 100, seed: int = 0) -> BucketCompression:
+        """Sends matrices as products of two narrow ones; see `powersgd.PowerSGD`."""
+        from spark_estimator.torch.powersgd import PowerSGD  # which needs this module
+
+        return PowerSGD(rank, dense_steps, seed)
+
+    @staticmethod
+    def topk(ratio: float = 0.01, *, dense_steps: int = 100, whole: int = 1024) -> BucketCompression:
+        """Sends the largest elements only; see `topk.TopK`."""
+        from spark_estimator.torch.topk import TopK  # which needs this module
+
+        return TopK(ratio, dense_steps, whole)
+
+
+def checked_compression(compression: object) -> object:
+    """What was passed as ``compression=``, ready for one optimizer.
+
+    Raises:
+        ValueError: it is neither a `BucketCompression` nor has it ``compress`` and ``decompress``.
+    """
+    if isinstance(compression, BucketCompression):
+        return compression.for_one_optimizer()
+    if all(callable(getattr(compression, function, None)) for function in ("compress", "decompress")):
+        return compression
+    for name in ("powersgd", "topk"):
+        if compression is getattr(Compression, name):
+            raise ValueError(f"compression=hvd.Compression.{name} is to be called: hvd.Compression.{name}().")
+    raise ValueError(
+        f"compression={compression!r} must be one of hvd.Compression.none, fp16, bf16, powersgd() and topk(), or have "
+        "the functions compress(tensor) and decompress(tensor, ctx)."
+    )
 
 
 def wire_dtype(compression: object, dtype: torch.dtype) -> torch.dtype | None:

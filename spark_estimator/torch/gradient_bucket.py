@@ -93,6 +93,44 @@ class Slot:
         """In which order the elements travel; see `memory_order`."""
         return memory_order(self.param.shape, self.strides)
 
+    def fits(self, gradient: torch.Tensor) -> bool:
+        """Whether a gradient lies in memory as it travels, but for the device."""
+        if gradient.dtype is not self.dtype or gradient.layout is not torch.strided:
+            return False
+        return gradient.stride() == self.strides or memory_order(gradient.shape, gradient.stride()) == self.order
+
+    def densified(self, gradient: torch.Tensor) -> torch.Tensor:
+        """A sparse gradient as a dense one."""
+        # As the user wishes, or because it is the first sparse one of a parameter that has been exchanged before.
+        self.sparse_dims = gradient.sparse_dim()
+        return gradient.to_dense()
+
+    def copied(self, device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
+        """A copy of the gradient, zeros without one, in the order in which its elements travel."""
+        gradient = self.gradient
+        if gradient is None:
+            return torch.zeros_like(self.param, device=device, dtype=dtype, requires_grad=False)
+        if gradient.layout is not torch.strided:
+            gradient = self.densified(gradient)
+            if gradient.dtype is dtype and gradient.device == torch.device(device) and self.fits(gradient):
+                return gradient
+        return torch.empty_like(self.param, device=device, dtype=dtype, requires_grad=False).copy_(gradient.detach())
+
+    def put_back(self, wire: torch.Tensor) -> None:
+        """Makes `wire` the parameter's gradient, in the form in which the gradient was."""
+        param, gradient = self.param, self.gradient
+        if gradient is None or gradient.layout is not torch.strided:
+            gradient = wire.to(device=param.device, dtype=param.dtype)
+            if self.sparse_dims is not None:
+                gradient = gradient.to_sparse(self.sparse_dims)
+        elif wire is not gradient:
+            if overlaps_itself(gradient):
+                gradient = wire.to(device=gradient.device, dtype=gradient.dtype)
+            else:
+                gradient.detach().copy_(wire)
+        if param.grad is not gradient:
+            param.grad = gradient
+
 
 class Bucket(ABC):
     """Gradients that are exchanged together: ``submit``, ``proceed``, ``finish`` and ``forget``, once in an exchange.
@@ -104,7 +142,10 @@ class Bucket(ABC):
 
     Attributes:
         missing: ids of the parameters whose gradients are not complete yet. Autograd's threads take theirs out.
+        bytes_given: that this rank handed to the engine in the last exchange.
     """
+
+    bytes_given = 0
 
     def __init__(self, name: str, slots: list[Slot], options: Options) -> None:
         self.name = name
@@ -184,6 +225,7 @@ class DenseBucket(Bucket):
         wires = [_present(slot.wire) for slot in self.slots]
         if self._ones is None:
             op, prescale, postscale = self._options.scaled_op()
+            self.bytes_given = sum(wire.nbytes for wire in wires)
             return collectives.submit(
                 Op.ALLREDUCE,
                 self.name,
@@ -221,6 +263,7 @@ class DenseBucket(Bucket):
         flags = self._flags = torch.empty_like(own)
         if self._plan is None:
             self._plan = self._planned([*wires, own])
+            self.bytes_given = sum(wire.nbytes for wire in (*wires, own))
         places = [wire.data_ptr() for wire in wires]
         keep = (wires, own, flags)
         # Nobody looks at gradients before the end of backward, which waits.
@@ -272,41 +315,21 @@ class DenseBucket(Bucket):
         ):
             slot.wire = gradient
             return
-        if gradient is None:
-            wire = torch.zeros_like(slot.param, device="cpu", requires_grad=False)
+        if gradient is not None and gradient.is_cpu and slot.fits(gradient):
+            wire = gradient
         else:
-            wire = gradient if gradient.layout is torch.strided else self._densified(slot, gradient)
-        if wire.dtype is not slot.dtype or not wire.is_cpu or memory_order(wire.shape, wire.stride()) != slot.order:
-            wire = torch.empty_like(slot.param, device="cpu", requires_grad=False).copy_(wire.detach())
+            wire = slot.copied("cpu", slot.dtype)
         if compression is not NoneCompressor:
             wire, slot.context = compression.compress(wire.detach())
             if self._ones is None:
                 wire = wire.detach().to("cpu").contiguous()
         slot.wire = wire
 
-    @staticmethod
-    def _densified(slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
-        # As the user wishes, or because it is the first sparse one of a parameter that has been exchanged before.
-        slot.sparse_dims = gradient.sparse_dim()
-        return gradient.to_dense()
-
     def _give_back(self, slot: Slot) -> None:
-        param, gradient, wire = slot.param, slot.gradient, slot.wire
-        assert wire is not None
+        wire = slot.wire
         if self._options.compression is not NoneCompressor:
             wire = self._options.compression.decompress(wire, slot.context)
-            assert wire is not None
-        if gradient is None or gradient.layout is not torch.strided:
-            gradient = wire.to(device=param.device, dtype=param.dtype)
-            if slot.sparse_dims is not None:
-                gradient = gradient.to_sparse(slot.sparse_dims)
-        elif wire is not gradient:
-            if overlaps_itself(gradient):
-                gradient = wire.to(device=gradient.device, dtype=gradient.dtype)
-            else:
-                gradient.detach().copy_(wire)
-        if param.grad is not gradient:
-            param.grad = gradient
+        slot.put_back(_present(wire))
 
 
 def _present(wire: torch.Tensor | None) -> torch.Tensor:

@@ -31,7 +31,7 @@ from spark_estimator.errors import MismatchError
 from spark_estimator.torch.agreement import agree
 from spark_estimator.torch.backward_hooks import EndOfBackward, ParameterHooks, inside_another_backward
 from spark_estimator.torch.buckets import Gradient, description, plan
-from spark_estimator.torch.compression import wire_dtype
+from spark_estimator.torch.compression import BucketCompression, wire_dtype
 from spark_estimator.torch.gradient_bucket import Bucket, Options, Slot
 from spark_estimator.torch.memory import described, element_type
 from spark_estimator.torch.sparse_bucket import SparseBucket
@@ -75,6 +75,11 @@ class GradientExchange:
     def in_backward(self) -> bool:
         """Whether a backward pass is under way, so that gradients may be in flight."""
         return self._open
+
+    @property
+    def bytes_given(self) -> int:
+        """Bytes that this rank handed to the engine in the last exchange; 0 before the first."""
+        return sum(bucket.bytes_given for bucket in self._buckets)
 
     def synchronize(self) -> None:
         """Exchanges what has not been exchanged in this step; returns when all gradients are averages. Collective."""
@@ -260,6 +265,8 @@ class GradientExchange:
             f"{len(params)} parameters, {op.name.lower()}, scales {prescale} and {postscale}, "
             f"sparse gradients {'as dense ones' if self._options.sparse_as_dense else 'by their rows'}"
         )
+        if isinstance(self._options.compression, BucketCompression):
+            header += f", {self._options.compression!r}"
         self._description = description(gradients, [*planned, *([position] for position in sparse_dims)], header)
 
     def _planned(self, slot: Slot) -> Gradient:

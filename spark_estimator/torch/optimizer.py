@@ -22,7 +22,7 @@ from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.torch.adasum_step import AdasumStep
-from spark_estimator.torch.compression import Compression
+from spark_estimator.torch.compression import UNCHOSEN, BucketCompression, Compression, checked_compression
 from spark_estimator.torch.gradient_bucket import Options
 from spark_estimator.torch.gradient_exchange import GradientExchange
 from spark_estimator.torch.sharded_state import ShardedState, check_can_shard
@@ -54,7 +54,7 @@ class _Distributed:
 def DistributedOptimizer(  # Horovod's name: a function that is used like a class
     optimizer: OptimizerT,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: Any = Compression.none,
+    compression: Any = UNCHOSEN,
     backward_passes_per_step: int = 1,
     op: int = ReduceOp.AVERAGE,
     gradient_predivide_factor: float = 1.0,
@@ -73,7 +73,8 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     Args:
         optimizer: any ``torch.optim.Optimizer``. Parameters may be added, frozen or unfrozen later, on all ranks alike.
         named_parameters: usually ``model.named_parameters()``, for messages. None: parameters are named by number.
-        compression: what is sent in place of each gradient; see `Compression`.
+        compression: what is sent in place of each gradient; see `Compression`. Where none is given,
+            SPARK_ESTIMATOR_COMPRESSION says which (none, fp16 or bf16).
         backward_passes_per_step: gradients of so many backward passes are added up before they travel (they are not
             divided by that number).
         op: `Average` or `Sum` of gradients. `Adasum`: each rank steps by its own gradients, and what the step has
@@ -89,8 +90,8 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
 
     Raises:
         ValueError: an argument is out of range, or `named_parameters` is not a list of unique names that covers the
-            optimizer's parameters; Adasum for a number of ranks that is no power of two; a process set that is not
-            registered.
+            optimizer's parameters; Adasum for a number of ranks that is no power of two, or with a compression that
+            works on averages and sums; a process set that is not registered.
         MismatchError: later, from the first backward or step: the ranks' parameters differ; the first one is named.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -108,8 +109,9 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
         groups = num_groups if groups is None else groups
     names = _checked_names(optimizer, named_parameters)
     over = None if process_set is global_process_set else process_set
-    options = Options(compression, operation, gradient_predivide_factor, _checked_groups(groups), sparse_as_dense, over)
     size = _ranks_of(over)  # raises before init(), while nothing has been changed
+    compression = _checked_compression(compression, operation)
+    options = Options(compression, operation, gradient_predivide_factor, _checked_groups(groups), sparse_as_dense, over)
     if operation is ReduceOp.ADASUM and size & (size - 1):
         raise ValueError(f"op=hvd.Adasum needs a power of two of ranks, and there are {size}; use hvd.Average.")
     if shard_state:
@@ -223,6 +225,15 @@ class DistributedMethods(torch.optim.Optimizer):
                 "The state of an optimizer with shard_state=True is divided among the ranks after the first step, and "
                 "cannot be broadcast; load_state_dict() a whole one first."
             )
+
+    @property
+    def bytes_given(self) -> int:
+        """Bytes of gradients, in the form in which they travel, that this rank gave to the last exchange; 0 before it.
+
+        What crosses a wire depends on the collective: of an allreduce up to twice as much, of an allgather so much from
+        every other rank.
+        """
+        return 0 if self._distributed.exchange is None else self._distributed.exchange.bytes_given
 
     @property
     def op(self) -> int:
@@ -370,6 +381,18 @@ def _ranks_of(process_set: ProcessSet | None) -> int:
 def _check_passes(passes: int) -> None:
     if passes != int(passes) or passes <= 0:
         raise ValueError(f"backward_passes_per_step={passes!r} must be an integer greater than 0.")
+
+
+def _checked_compression(compression: object, op: ReduceOp) -> object:
+    if compression is UNCHOSEN:
+        return getattr(Compression, context.settings().compression)
+    checked = checked_compression(compression)
+    if op is ReduceOp.ADASUM and isinstance(checked, BucketCompression):
+        raise ValueError(
+            f"compression={compression!r} does not go with op=hvd.Adasum, which combines what steps have changed and "
+            "not gradients; use hvd.Average, or hvd.Compression.none, fp16 or bf16."
+        )
+    return checked
 
 
 def _checked_names(optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any] | None) -> dict[int, str]:

@@ -38,6 +38,7 @@ class SparseBucket(Bucket):
         places, rows = self._rows(gradient)
         flag = torch.tensor([gradient is not None], dtype=torch.uint8)
         sent = (places, rows, flag)
+        self.bytes_given = sum(tensor.nbytes for tensor in sent)
         return collectives.submit(
             Op.ALLGATHER,
             self.name,
