@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -109,7 +111,7 @@ def train(faults: list[Fault], folder: str, pause: float = 0.0, wait_for_size: i
             strike("sync")
             super().sync()
 
-    def loop(state: Any) -> None:
+    def loop(state: Any) -> list[int]:
         while state.step < STEPS or (
             wait_for_size and [present for _, present in state.history[-3:]] != [wait_for_size] * 3
         ):
@@ -122,12 +124,13 @@ def train(faults: list[Fault], folder: str, pause: float = 0.0, wait_for_size: i
                 time.sleep(pause)
             state.commit()
             assert state.step < 10_000
+        pids: list[int] = arrays.allgather(numpy.array([os.getpid()]), name="pids").tolist()
+        return pids
 
     state = State(broadcast_object, context.rank, step=0, total=0.0, history=[])
     resets: list[tuple[int, int]] = []
     state.register_reset_callbacks([lambda: strike("reset"), lambda: resets.append((context.rank(), context.size()))])
-    run_fn(loop, rejoin)(state)
-    pids = arrays.allgather(numpy.array([os.getpid()]), name="pids").tolist()
+    pids = run_fn(loop, rejoin)(state)
     Path(folder, f"rank{context.rank()}").write_text(repr((state.total, state.history)))
     return {"total": state.total, "history": state.history, "pids": pids, "resets": resets, "size": context.size()}
 
@@ -146,8 +149,8 @@ def run(
     assert [step for step, _ in result["history"]] == list(range(len(result["history"])))
     expected = sum(mean_of(step, present) for step, present in result["history"])
     assert result["total"] == pytest.approx(expected, abs=1e-9)
-    told = {Path(folder, f"rank{rank}").read_text() for rank in range(result["size"])}
-    assert len(told) == 1, told
+    told = {path.read_text() for path in folder.glob("rank*")}
+    assert told == {repr((result["total"], result["history"]))}
     return result
 
 
@@ -191,6 +194,34 @@ def test_a_second_rank_is_lost_while_the_job_recovers(moment: str, second: int, 
 def test_two_at_once(tmp_path: Path, marker: str) -> None:
     result = run(tmp_path, marker, [Fault("kill", 1, size=4), Fault("kill", 2, size=4)], size=4)
     assert result["size"] == 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_killed_whenever_no_number_is_wrong_and_nothing_is_left(
+    seed: int, tmp_path: Path, marker: str
+) -> None:
+    """One to three processes of four are killed from outside, at moments that nobody has chosen."""
+    chance = random.Random(seed)
+    kills, replace, over = chance.choice([1, 2, 3]), chance.random() < 0.5, threading.Event()
+
+    def kill() -> None:
+        delay = chance.uniform(0.2, 1.2)
+        for _ in range(kills):
+            if over.wait(delay):
+                return
+            for pid in chance.sample(list(clusters.processes_with(marker)) or [0], 1):
+                with contextlib.suppress(ProcessLookupError):
+                    if pid:
+                        os.kill(pid, signal.SIGKILL)
+            delay = chance.choice([0.0, 0.002, 0.01, 0.05, 0.3])
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        run(tmp_path, marker, [], size=4, min_size=1, replace=replace, more=(0.05,))
+    finally:
+        over.set()
+        killer.join()
 
 
 def test_down_to_one(tmp_path: Path, marker: str) -> None:
