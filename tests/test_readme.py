@@ -73,8 +73,14 @@ def test_the_script_that_outlives_its_ranks(tmp_path: Path) -> None:
     assert all(abs(float(weight) - 1) < 0.2 for weight in re.findall(r"[\d.]+", ends[0][1])), output
 
 
+def test_ddp_on_two_ranks(tmp_path: Path) -> None:
+    output = run(tmp_path, PYTHON_BLOCKS[3], "-m", "spark_estimator", "run", "-np", "2", sys.executable)
+    for rank in (0, 1):
+        assert f"[{rank}]<stdout>:rank {rank} of 2: 4.0\n" in output
+
+
 def test_no_block_goes_untested() -> None:
-    assert len(PYTHON_BLOCKS) == 3
+    assert len(PYTHON_BLOCKS) == 4
 
 
 def test_the_names_in_its_table_exist() -> None:

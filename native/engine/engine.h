@@ -150,7 +150,7 @@ class Engine : private Liveness {
   Status MapSegments(std::vector<PeerConfig>& peers, std::vector<Segment>* segments, std::vector<int64_t>* visible);
   Status MakeGroups(std::vector<Segment> segments, const std::vector<std::vector<int>>& visible_of);
   void MakeRounds();
-  std::string NameOf(int rank) const;
+  std::string NameOf(int rank) const override;
 
   // --- callers, holding the lock
   Status Enqueue(const RequestPtr& request, bool wants_handle);

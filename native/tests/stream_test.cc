@@ -398,6 +398,26 @@ void AWaitAsksForLiveness() {
   CHECK_CONTAINS(status.message(), "rank 1 died");
 }
 
+class Naming : public Liveness {
+ public:
+  Status Check() override { return Status::Ok(); }
+  std::string NameOf(int rank) const override { return "rank " + std::to_string(rank + 6) + " on there"; }
+};
+
+// A rank of a process set has another number in the job, and that is the one that people know.
+void ABrokenLinkIsNamedAsItsOwnerNamesIt() {
+  auto sockets = ConnectAll(2);
+  Naming naming;
+  SocketGroup group(0, std::move(sockets[0]), &naming);
+  sockets[1].clear();
+  uint8_t byte = 0;
+  size_t moved = 0;
+  CHECK_CONTAINS(group.TryReceive(1, &byte, 1, &moved).message(), "receiving from rank 7 on there failed");
+  Status status = Status::Ok();
+  while (status.ok()) status = group.TrySend(1, &byte, 1, &moved);
+  CHECK_CONTAINS(status.message(), "sending to rank 7 on there failed");
+}
+
 void WrongAlgorithmsAreRefused() {
   RunStreamRanks(2, [&](StreamGroup& group) {
     float value = 1;
@@ -430,5 +450,6 @@ int main() {
                    {"parts of a group", PartsOfAGroup},
                    {"a lost peer is an error", ALostPeerIsAnError},
                    {"a wait asks for liveness", AWaitAsksForLiveness},
+                   {"a broken link is named as its owner names it", ABrokenLinkIsNamedAsItsOwnerNamesIt},
                    {"wrong algorithms are refused", WrongAlgorithmsAreRefused}});
 }

@@ -3,6 +3,7 @@
 #define SPARK_ESTIMATOR_TRANSPORT_LIVENESS_H_
 
 #include <chrono>
+#include <string>
 
 #include "base/status.h"
 
@@ -13,6 +14,8 @@ class Liveness {
   virtual ~Liveness() = default;
   // An error ends the wait: a peer is gone, or this rank is leaving. Must not block.
   virtual Status Check() = 0;
+  // What to call a rank of the group in an error.
+  virtual std::string NameOf(int rank) const { return "rank " + std::to_string(rank); }
 };
 
 // How long a wait may go on without asking. A dead peer's last message can be missed by so long at most.

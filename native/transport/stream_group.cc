@@ -44,7 +44,7 @@ Status SocketGroup::TrySend(int peer, const uint8_t* data, size_t bytes, size_t*
   // The control connection tells better why a peer is gone than a broken pipe does.
   SE_RETURN_IF_ERROR(liveness_->Check());
   return Status(SE_PEER_LOST,
-                Status::System("sending to rank " + std::to_string(peer) + " failed", error_number).message());
+                Status::System("sending to " + liveness_->NameOf(peer) + " failed", error_number).message());
 }
 
 Status SocketGroup::TryReceive(int peer, uint8_t* data, size_t bytes, size_t* moved) {
@@ -61,7 +61,7 @@ Status SocketGroup::TryReceive(int peer, uint8_t* data, size_t bytes, size_t* mo
   const int error_number = n == 0 ? ECONNRESET : errno;
   SE_RETURN_IF_ERROR(liveness_->Check());
   return Status(SE_PEER_LOST,
-                Status::System("receiving from rank " + std::to_string(peer) + " failed", error_number).message());
+                Status::System("receiving from " + liveness_->NameOf(peer) + " failed", error_number).message());
 }
 
 Status SocketGroup::CheckLiveness() {

@@ -22,7 +22,7 @@ from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.rendezvous import Topology, host_id
 from spark_estimator.collectives.wiring import Switchboard
 from spark_estimator.env import Settings
-from spark_estimator.errors import NotInitializedError
+from spark_estimator.errors import NotInitializedError, PeerLostError
 
 _log = log.logger(__name__)
 
@@ -40,7 +40,8 @@ def init(
 ) -> None:
     """Joins the job. A second call is a no-op until ``shutdown()``; then it joins again, together with all other ranks.
 
-    Blocks until all ranks have called it, for at most HOROVOD_START_TIMEOUT seconds (default 30).
+    Blocks until all ranks have called it, for at most HOROVOD_START_TIMEOUT seconds (default 30). In an elastic job it
+    begins again, without those that were lost meanwhile.
 
     Args:
         comm: None, or the list of all ranks: a job is always made of all ranks that were started.
@@ -65,7 +66,12 @@ def init(
         if process_sets == "dynamic":
             settings = dataclasses.replace(settings, dynamic_process_sets=True)
         static = _static_sets(process_sets)
-        _membership = _join(settings, comm, static)
+        while _membership is None:
+            try:
+                _membership = _join(settings, comm, static)
+            except PeerLostError as error:
+                _await_another_round(error)
+                settings = dataclasses.replace(settings, launched_size=None)  # it has become another
 
 
 def _static_sets(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> list[ProcessSet]:
@@ -98,6 +104,16 @@ def _join(settings: Settings, comm: Sequence[int] | None, static: Sequence[Proce
         _switchboard = Switchboard(found) if link is None else Switchboard(found, is_over=link.round_is_over)
     starter = EngineStarter(None if found is None else _switchboard, settings, _lock)
     return Membership(starter, topology, settings, static)
+
+
+def _await_another_round(error: PeerLostError) -> None:
+    """In an elastic job: a round that loses a rank before it has begun is followed by another. Raises in all others."""
+    link, former = launcher_link.link(), rendezvous_module.current()
+    if link is None or former is None:
+        raise error
+    _log.warning("waiting for another round: %s", error)
+    link.leaves_because(error)
+    link.next_round(former)
 
 
 def _check_comm(comm: Sequence[int] | None, size: int) -> None:
@@ -218,6 +234,17 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         process_set = ProcessSet(process_set)
     _member().sets.add(process_set)
     return process_set
+
+
+def process_set_of(ranks: Sequence[int]) -> ProcessSet:
+    """The process set of these ranks, registered now if it was not; for a binding whose framework makes groups.
+
+    All ranks of the job call it, also those that are not in the set. It does not ask whether sets are dynamic.
+
+    Raises:
+        As `add_process_set` does.
+    """
+    return _member().sets.of(ranks)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import socket
 import struct
@@ -32,6 +33,10 @@ from spark_estimator.errors import JobFailedError
 
 READY, UPDATED, OVER, ROUND = "ready", "updated", "over", "round"
 
+# How the engine, and `init()`, speak of a rank that is not gone and says nothing either.
+_SILENT = re.compile(r"\brank (\d+)(?: on (?:(?!\brank \d).)*?)? is lost: it has given no sign of life")
+_ABSENT = re.compile(r"^init\(\) on .*?: (rank .*?) (?:did not connect within|could not be reached)")
+_RANK = re.compile(r"\brank (\d+) \(")
 _LENGTH = struct.Struct(">I")
 _MAX_BYTES = 16 << 20
 # Whoever listens has room for a frame at once, or reads soon; who does neither has stopped.
@@ -166,6 +171,10 @@ class LauncherLink:
         except EOFError:
             raise _launcher_gone() from None
 
+    def leaves_because(self, error: BaseException) -> None:
+        """Has the launcher hear, when this process asks it for the next round, what ended this one."""
+        self.silent, self.why = silent_ranks(str(error)), str(error)
+
     def next_round(self, former: Rendezvous) -> Rendezvous:
         """Waits until the launcher has gathered the ranks of the next round. ``init()`` then joins that one.
 
@@ -221,6 +230,13 @@ def admitted(found: Rendezvous) -> Rendezvous:
     if _link is None:
         _link = LauncherLink(found.launcher_fd)
     return _link.next_round(found) if found.awaited else found
+
+
+def silent_ranks(text: str) -> tuple[int, ...]:
+    """The ranks of which an error says that they gave no sign of life, or did not come; [ascending]."""
+    absent = _ABSENT.search(text)
+    found = _RANK.findall(absent[1]) if absent else _SILENT.findall(text)
+    return tuple(sorted({int(rank) for rank in found}))
 
 
 def _launcher_gone() -> JobFailedError:

@@ -158,6 +158,23 @@ class ProcessSets:
                 raise ValueError(f"add_process_set: {duplicate}")
             self._register(process_set)
 
+    def of(self, ranks: Sequence[int]) -> ProcessSet:
+        """The set of these ranks: that which is registered, or a new one. All ranks of the job call it.
+
+        It is for what makes groups of ranks by an API of its own, and works where users' sets may not come and go.
+
+        Raises:
+            As `add` does.
+        """
+        with self._changing:
+            for known in self._sets.values():
+                if known.ranks == sorted(ranks):
+                    return known
+            made = ProcessSet(ranks)
+            self._agree({"add": made.ranks}, self._problem(made))
+            self._register(made)
+            return made
+
     def remove(self, process_set: ProcessSet) -> bool:
         """Ends a set. All ranks of the job call it. Requests of the set that are pending fail with ShutDownError.
 

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import c_int64, c_void_p
+from datetime import timedelta
 from typing import NamedTuple
 
 from spark_estimator import _native
@@ -86,12 +87,21 @@ def submit(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object) 
     return Handle(engine, engine.submit(request), call.name, call.op, len(tensors), keep)
 
 
-def run(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object, *, repeats: bool = True) -> Handle | None:
+def run(
+    engine: Engine,
+    call: Call,
+    tensors: Sequence[Tensor],
+    keep: object,
+    *,
+    repeats: bool = True,
+    timeout: timedelta | None = None,
+) -> Handle | None:
     """Submits a collective and waits for it. From its third use on, it takes the engine's shortest way.
 
     Args:
         engine, call, tensors, keep: as in `submit`.
         repeats: whether one of this name, or one like it without a name, may come again.
+        timeout: for the wait; None: none.
 
     Returns:
         For an op that makes its result itself (allgather, alltoall, join) the handle, done; else None.
@@ -118,7 +128,7 @@ def run(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object, *, 
             _abandon(engine, number, keep)
             raise
     if handle is not None:
-        handle.wait()
+        handle.wait(timeout)
     if repeats:
         if type(known) is not Plan:
             known = Plan(engine, call, forms) if known == (call, forms) else (call, forms)

@@ -22,7 +22,8 @@ In which order things happen
 3. (`rounds.RoundPlanner`, at the launcher) When every process of the round is ready or has ended, the next one begins.
    Who was found silent and does not come either is killed first, so that it cannot come back. Each process is told
    its new number, its peers, and a key that no earlier round knew: `ROUND`.
-4. (`rejoin`) ``init()`` connects the new round. Who dies meanwhile leads back to 1, within the limit of resets.
+4. (`rejoin`) ``init()`` connects the new round. It begins again with another one when somebody dies meanwhile, within
+   the limit of resets; that holds for the first ``init()`` of a job, too.
 5. `State.on_reset`: the callbacks, for example to rescale a learning rate. They must run no collectives.
 6. `State.sync`: all take over the state of rank 0, and commit it. The function is called again.
 

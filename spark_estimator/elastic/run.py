@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -23,10 +22,6 @@ ValueT = TypeVar("ValueT")
 #: A failure that no rank's end explains is a fault of the program when it comes so often from the same commit.
 SAME_FAILURES = 3
 
-# How the engine, and `init()`, speak of a rank that is not gone and says nothing either.
-_SILENT = re.compile(r"\brank (\d+)(?: on (?:(?!\brank \d).)*?)? is lost: it has given no sign of life")
-_ABSENT = re.compile(r"^init\(\) on .*?: (rank .*?) (?:did not connect within|could not be reached)")
-_RANK = re.compile(r"\brank (\d+) \(")
 _log = logger(__name__)
 
 
@@ -101,18 +96,11 @@ def rejoin() -> None:
     context.init()
 
 
-def silent_ranks(text: str) -> tuple[int, ...]:
-    """The ranks of which an error says that they gave no sign of life, or did not come; [ascending]."""
-    absent = _ABSENT.search(text)
-    found = _RANK.findall(absent[1]) if absent else _SILENT.findall(text)
-    return tuple(sorted({int(rank) for rank in found}))
-
-
 def _tell_why(error: Exception) -> None:
     """Has the launcher hear, when this process asks it for the next round, what ended this one."""
     link = launcher_link.link()
     if link is not None:
-        link.silent, link.why = silent_ranks(str(error)), str(error)
+        link.leaves_because(error)
 
 
 def _note_that_the_state_is_here() -> None:

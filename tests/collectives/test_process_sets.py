@@ -118,6 +118,28 @@ def test_the_variable_allows_it_as_well() -> None:
     assert run_ranks(2, dynamic, environ=DYNAMIC) == [1, 1]
 
 
+def test_a_framework_gets_the_set_of_some_ranks_and_makes_it_once() -> None:
+    def check(rank: int) -> None:
+        import pytest
+
+        from spark_estimator.collectives import context, objects
+        from spark_estimator.collectives.process_set import global_process_set
+
+        context.init()  # not dynamic: that is what users are asked
+        pair = context.process_set_of([2, 0])
+        assert context.process_set_of((0, 2)) is pair
+        assert context.process_set_of(range(3)) is global_process_set
+        assert pair.included() is (rank != 1)
+        if rank != 1:
+            assert objects.allgather_object(rank, process_set=pair) == [0, 2]
+        with pytest.raises(ValueError, match="name a rank twice"):
+            context.process_set_of([1, 1])
+        with pytest.raises(ValueError, match="HOROVOD_DYNAMIC_PROCESS_SETS"):
+            context.add_process_set([1])
+
+    run_ranks(3, check)
+
+
 def test_what_makes_no_set_is_refused_on_all_ranks() -> None:
     def refused(rank: int) -> list[str]:
         import numpy

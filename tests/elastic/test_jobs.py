@@ -51,8 +51,8 @@ class Fault:
     Attributes:
         how: "kill", "stop" or "raise".
         rank: which rank does it.
-        moment: "step", "reset" (in a callback, with the new round connected), "init" (told of the round, and not yet
-            connected), "sync" (half way).
+        moment: "start" (before the first round), "step", "reset" (in a callback, with the new round connected), "init"
+            (told of the round, and not yet connected), "sync" (half way).
         size: of how many ranks the round has.
         step: at which step, for "step".
         always: not once: whoever gets there.
@@ -96,11 +96,11 @@ def train(faults: list[Fault], folder: str, pause: float = 0.0, wait_for_size: i
         for fault in faults:
             fault.strike(folder, moment, step)
 
+    strike("start")
     joined = context.init
 
     def init() -> None:
-        if os.environ.get("HOROVOD_RANK"):
-            strike("init")
+        strike("init")
         joined()
 
     context.init = init  # type: ignore[assignment]
@@ -140,10 +140,21 @@ def mean_of(step: int, size: int) -> float:
 
 
 def run(
-    folder: Path, marker: str, faults: list[Fault], *, size: int = 3, min_size: int = 2, more: Any = (), **terms: Any
+    folder: Path,
+    marker: str,
+    faults: list[Fault],
+    *,
+    size: int = 3,
+    min_size: int = 2,
+    more: Any = (),
+    environment: Any = None,
+    **terms: Any,
 ) -> dict[str, Any]:
     result: dict[str, Any] = run_elastic_local(
-        train, Terms(size, min_size, **terms), args=(faults, str(folder), *more), environment={clusters.MARKER: marker}
+        train,
+        Terms(size, min_size, **terms),
+        args=(faults, str(folder), *more),
+        environment={clusters.MARKER: marker, **(environment or {})},
     )
     # Each step counted once, with the ranks that there were; and all ranks have come to the same.
     assert [step for step, _ in result["history"]] == list(range(len(result["history"])))
@@ -179,6 +190,22 @@ def test_a_frozen_rank_is_found_by_its_silence_and_killed(
     result = run(tmp_path, marker, [Fault("stop", 1)])
     assert result["size"] == 2 and time.monotonic() - started < 30
     assert "was stopped because it gave the other ranks no sign of life" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_rank_is_lost_before_the_first_round_has_begun(rank: int, tmp_path: Path, marker: str) -> None:
+    result = run(tmp_path, marker, [Fault("kill", rank, "start")])
+    assert result["history"] == [(step, 2) for step in range(STEPS)] and result["resets"] == []
+
+
+def test_a_rank_freezes_on_its_way_into_a_round(tmp_path: Path, marker: str, capfd: pytest.CaptureFixture[str]) -> None:
+    faults = [Fault("kill", 3, size=4), Fault("stop", 0, "init")]
+    started = time.monotonic()
+    result = run(tmp_path, marker, faults, size=4, environment={"HOROVOD_START_TIMEOUT": "3"})
+    assert result["size"] == 2 and time.monotonic() - started < 20
+    said = capfd.readouterr().err
+    assert "did not connect within 3 seconds" in said
+    assert "was stopped because it gave the other ranks no sign of life" in said
 
 
 @pytest.mark.parametrize("moment", ["init", "reset", "sync"])

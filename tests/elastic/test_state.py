@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from spark_estimator.collectives.launcher_link import silent_ranks
 from spark_estimator.elastic import HostUpdateResult, ObjectState, State, run_fn
-from spark_estimator.elastic.run import SAME_FAILURES, rejoin, silent_ranks
+from spark_estimator.elastic.run import SAME_FAILURES, rejoin
 from spark_estimator.errors import (
     HorovodInternalError,
     HostsUpdatedInterrupt,

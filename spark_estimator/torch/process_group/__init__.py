@@ -1,0 +1,62 @@
+"""A ``torch.distributed`` backend on the engine: DDP, FSDP, object collectives and what uses them, in a job of ours.
+
+::
+
+    import spark_estimator.torch.process_group            # makes the backend known
+
+    torch.distributed.init_process_group("spark_estimator")
+
+That is all, in a function that ``HorovodRunner`` runs or a script that ``horovodrun`` starts: rank and number of
+ranks are those of the job, which it joins if ``hvd.init()`` has not done so, and no ``MASTER_ADDR``, ``RANK`` or
+``WORLD_SIZE`` is needed. In a process that nobody launched call ``hvd.init()`` before: it is a job of one then. What
+a library gives (a ``store``, an ``init_method``, rank and world size, those variables) is used; a rank or size that
+contradicts the job is a ValueError. Horovod's API goes on working beside it.
+
+**What it promises.**
+
+- Tensors in the host's memory. Contiguous ones are read, and reduced, where they lie; others are copied and copied
+  back.
+- Every collective of ``torch.distributed`` but those below; sums, averages, minima, maxima, products, ``PREMUL_SUM``
+  with one factor for all elements, and for ``all_reduce`` and ``reduce`` the bitwise ones (which gather all ranks'
+  elements). Reductions take the engine's ten element types, and complex ones as pairs where torch allows that; what
+  only moves elements takes any type. ``all_gather`` and ``all_to_all`` take parts of different sizes.
+- All ranks get the same bits from a reduction.
+- ``new_group`` makes a process set, or uses the one of these ranks that is there; all ranks of the job call it, as
+  torch demands. It does not need HOROVOD_DYNAMIC_PROCESS_SETS. Its engine ends with the job, not with the group.
+- ``send`` and ``recv`` go over a connection of their own, TCP also on one host: fine for some megabytes, slower than
+  collectives.
+- Every connection is authenticated with the job's key, the one to torch's store as well (``store`` says how).
+
+**In what order things happen.** A group's n-th operation on one rank meets the n-th on every other, whatever its
+kind, whether it blocks or not; messages go by sender and tag. A blocking call runs in the calling thread. With
+``async_op=True`` the engine's thread works, and the ``Work``'s ``wait`` helps. Results are in their tensors when
+``wait`` returns, ``is_completed`` says True or the future is done, not before; the tensors must be left alone until
+then. Futures are fulfilled in a thread of their own (``work`` says how), and their callbacks run there.
+
+**What fails, and how.** All are RuntimeErrors but the last; none leaves a rank waiting without a word.
+
+- The ranks' n-th operations differ in kind, size, type, reduction or root: MismatchError on all of them; the group
+  goes on. (Different *shapes* of as many elements are no difference, as in torch.)
+- A rank dies or leaves: PeerLostError or ShutDownError, with its rank and host, from whatever waits for it; out of
+  DDP's backward as a RuntimeError with that text. The group is of no more use: ``hvd.shutdown()``, and begin again.
+- A wait longer than its time-out, or the group's: ``DistBackendError`` with rank and operation. The operation goes
+  on.
+- A callback of a future that calls a collective (PowerSGD's hook does): ranks run callbacks at different moments, and
+  the calls would not meet.
+- What cannot be, such as sizes that do not fit, sparse tensors, or a type that the engine cannot add: ValueError,
+  before anything is sent. Only what a rank cannot know beforehand, another's uneven part, fails after.
+
+**What is not there.** ``monitored_barrier`` and ``SyncBatchNorm`` on CPU tensors, DDP's bf16 hook: torch itself
+refuses them without Gloo, a GPU or NCCL. ``new_group`` with ``use_local_synchronization=True`` or unsorted ranks,
+bitwise ``reduce_scatter``: refused here. ``new_group(backend=...)`` makes one of this backend all the same, and
+``"cpu:spark_estimator,cuda:nccl"`` uses this one for everything: torch lets a backend written in Python have no other
+beside it.
+"""
+
+from spark_estimator.torch.process_group.creation import register
+from spark_estimator.torch.process_group.group import EngineGroup
+from spark_estimator.torch.process_group.issuing import BACKEND_NAME
+
+__all__ = ["BACKEND_NAME", "EngineGroup"]
+
+register()

@@ -1,0 +1,221 @@
+"""Makes process groups for ``torch.distributed``: the default one on the job's engine, others on process sets."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qsl, urlparse
+
+import torch.distributed
+from torch.distributed.distributed_c10d import GroupName, PrefixStore, Store
+
+from spark_estimator.collectives import context
+from spark_estimator.collectives import rendezvous as rendezvous_module
+from spark_estimator.collectives.engine import Engine
+from spark_estimator.env import Settings
+from spark_estimator.torch.process_group import messages, store
+from spark_estimator.torch.process_group.group import EngineGroup
+from spark_estimator.torch.process_group.issuing import BACKEND_NAME
+from spark_estimator.torch.process_group.links import Links
+from spark_estimator.torch.process_group.messages import Mailbox
+from spark_estimator.torch.process_group.store import JobStore, KeyValues
+
+_GROUPS = "torch.distributed groups"
+_STORES = "torch.distributed stores"
+_NEEDED = ("MASTER_ADDR", "MASTER_PORT")
+
+Rendezvous = Iterator[tuple[Store, int, int]]
+
+
+class JobGroups:
+    """What the process groups of one membership share. All ranks of the job make it together.
+
+    Attributes:
+        engine: of the job.
+        mailbox: for messages between two ranks.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.mailbox = Mailbox(engine)
+        self._values = KeyValues()
+        self.links = Links(
+            engine,
+            {
+                store.PURPOSE: self._values.serve,
+                messages.PURPOSE: self.mailbox.take,
+                messages.WATCH: self.mailbox.be_watched,
+            },
+        )
+        self.mailbox.links = self.links
+        self._store: JobStore | None = None
+
+    def store(self, timeout: timedelta) -> Store:
+        """A fresh store of all ranks; they all call this."""
+        values = self._values if self.engine.global_rank == 0 else None
+        # Held here as well: C++ holds the half of it that is C++.
+        self._store = JobStore(self.links, values, timeout)
+        return PrefixStore(f"{context.next_number(_STORES)}", self._store)
+
+    def default_group(self, given: Store, timeout: timedelta) -> EngineGroup:
+        """The group of all ranks."""
+        number = context.next_number(_GROUPS)
+
+        def more(ranks: Sequence[int], **options: Any) -> EngineGroup | None:
+            return self._new_group(given, timeout, ranks, **options)
+
+        return EngineGroup(given, self.engine, number, timeout, self.mailbox, at_end=self.close, more=more)
+
+    def _new_group(
+        self,
+        given: Store,
+        default_timeout: timedelta,
+        ranks: Sequence[int],
+        *,
+        timeout: timedelta | None = None,
+        group_name: str = "",
+        group_desc: str | None = None,
+        **_: Any,
+    ) -> EngineGroup | None:
+        ranks = list(ranks)
+        if ranks != sorted(ranks):
+            raise ValueError(
+                f"new_group(ranks={ranks}): {BACKEND_NAME} numbers a group's ranks in ascending order only."
+            )
+        whole = len(ranks) == self.engine.size
+        if not whole and not group_name.isdecimal():  # torch names a group that only its members make by their hash
+            raise ValueError(
+                f"new_group(ranks={ranks}, use_local_synchronization=True): with {BACKEND_NAME} all ranks of the job "
+                "make a group together, also those that are not in it. Leave that argument out, and call it everywhere."
+            )
+        number = context.next_number(_GROUPS)
+        engine = self.engine
+        if not whole:
+            process_set = context.process_set_of(ranks)
+            if not process_set.included():
+                return None
+            engine = context.engine(process_set)
+        limit = default_timeout if timeout is None else timeout
+        group = EngineGroup(PrefixStore(f"{group_name}/", given), engine, number, limit, self.mailbox)
+        group._set_group_name(GroupName(group_name))
+        group._set_group_desc(group_desc or "undefined")
+        return group
+
+    def close(self) -> None:
+        """Ends what is not the job's own."""
+        global _current
+        with _lock:
+            if _current is self:
+                _current = None
+        self.mailbox.close()
+        self.links.close()
+
+
+_lock = threading.RLock()
+_current: JobGroups | None = None
+
+
+def _of_this_job() -> JobGroups:
+    """What the present membership's groups share; joins the job if that has not been done."""
+    global _current
+    context.init()
+    engine = context.engine()
+    with _lock:
+        if _current is not None and _current.engine is not engine:
+            _current.close()
+        if _current is None:
+            _current = JobGroups(engine)
+        return _current
+
+
+def create(options: Any, _backend_options: object = None) -> EngineGroup:
+    """What torch calls for ``init_process_group("spark_estimator")``.
+
+    Args:
+        options: torch's ``_DistributedBackendOptions``: store, group_rank, group_size, timeout, global_ranks_in_group.
+
+    Raises:
+        ValueError: rank or number of ranks are not those of the job, or the group is a part of one that is not ours.
+    """
+    groups = _of_this_job()
+    engine, part = groups.engine, list(options.global_ranks_in_group)
+    if part and len(part) != engine.size:
+        raise ValueError(
+            f"a {BACKEND_NAME} group of the ranks {part} can only be made where the default group is one: call "
+            f"init_process_group({BACKEND_NAME!r}) first."
+        )
+    _check_place(options.group_rank, options.group_size)
+    return groups.default_group(options.store, options.timeout)
+
+
+def _check_place(rank: int, size: int) -> None:
+    """Raises ValueError unless what torch was told agrees with the job; -1 says nothing."""
+    own, ranks = context.rank(), context.size()
+    if rank not in (-1, own) or size not in (-1, ranks):
+        raise ValueError(
+            f"init_process_group({BACKEND_NAME!r}) was given rank {rank} of {size}, but this process is rank {own} of "
+            f"the {ranks} that were started. Leave rank and world_size out (and RANK, WORLD_SIZE unset), or give these."
+        )
+
+
+def rendezvous_of(otherwise: Callable[..., Rendezvous]) -> Callable[..., Rendezvous]:
+    """A handler for ``env://`` that needs no variables in a job of ours, and is `otherwise` everywhere else.
+
+    It answers only where `otherwise` would have to refuse: where no address of a master is set.
+    """
+
+    def handler(url: str, timeout: timedelta = torch.distributed.default_pg_timeout, **options: Any) -> Rendezvous:
+        if any(os.environ.get(name) for name in _NEEDED) or not _in_a_job():
+            yield from otherwise(url, timeout=timeout, **options)
+            return
+        groups = _of_this_job()
+        given = dict(parse_qsl(urlparse(url).query))
+        _check_place(int(given.get("rank", -1)), int(given.get("world_size", -1)))
+        yield groups.store(timeout), context.rank(), context.size()
+
+    return handler
+
+
+def _in_a_job() -> bool:
+    if context.is_initialized() or rendezvous_module.current() is not None:
+        return True
+    return Settings.read().rendezvous_fd is not None
+
+
+def register() -> None:
+    """Makes the backend known to torch. Idempotent."""
+    if BACKEND_NAME in torch.distributed.Backend.backend_list:
+        return
+    torch.distributed.Backend.register_backend(BACKEND_NAME, create, extended_api=True, devices=["cpu"])
+    # The function of that name hides the module.
+    handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    handlers["env"] = rendezvous_of(handlers["env"])
+
+
+# --- forks: a child must not hold what its parent listens at -------------------------------------
+
+
+def _before_fork() -> None:
+    if _current is not None:
+        _current.links.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    if _current is not None:
+        _current.links.after_fork_in_parent()
+
+
+def _after_fork_in_child() -> None:
+    global _current
+    groups, _current = _current, None
+    if groups is not None:
+        with suppress(OSError):
+            groups.links.after_fork_in_child()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,0 +1,215 @@
+"""What a process group makes of tensors and reductions before it gives them to the engine: flat rows of known elements.
+
+Ranks compare numbers of elements, not shapes, as torch does: everything is sent flat. An operation that only moves
+elements takes any element type; one that the engine does not know goes as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed import ReduceOp as TorchReduceOp
+
+from spark_estimator._native import ReduceOp
+from spark_estimator.collectives.requests import Tensor
+from spark_estimator.torch.memory import ELEMENT_TYPES, described, wire_form, writable_wire_form, write_back
+
+_REDUCTIONS = {
+    TorchReduceOp.SUM: ReduceOp.SUM,
+    TorchReduceOp.AVG: ReduceOp.AVERAGE,
+    TorchReduceOp.MIN: ReduceOp.MIN,
+    TorchReduceOp.MAX: ReduceOp.MAX,
+    TorchReduceOp.PRODUCT: ReduceOp.PRODUCT,
+    TorchReduceOp.PREMUL_SUM: ReduceOp.SUM,
+}
+_BITWISE: dict[object, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    TorchReduceOp.BAND: torch.bitwise_and,
+    TorchReduceOp.BOR: torch.bitwise_or,
+    TorchReduceOp.BXOR: torch.bitwise_xor,
+}
+_COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
+
+
+class Reduction(NamedTuple):
+    """A reduction as the engine does it.
+
+    Attributes:
+        op: the engine's.
+        prescale: what each rank's elements are multiplied by before.
+        bitwise: instead of `op`: what joins two ranks' elements; the engine gathers then, and each rank joins.
+    """
+
+    op: ReduceOp
+    prescale: float = 1.0
+    bitwise: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+
+
+def reduction(op: object) -> Reduction:
+    """The engine's form of torch's reduction.
+
+    Args:
+        op: a ``ReduceOp``, one of its constants, or options that hold one.
+
+    Raises:
+        ValueError: there is no such reduction here.
+    """
+    op = getattr(op, "reduceOp", op)
+    kind = getattr(op, "op", op)
+    if kind in _BITWISE:
+        return Reduction(ReduceOp.SUM, bitwise=_BITWISE[kind])
+    if kind not in _REDUCTIONS:
+        raise ValueError(f"{kind!r} is no reduction of this backend: use SUM, AVG, MIN, MAX, PRODUCT, PREMUL_SUM.")
+    if kind != TorchReduceOp.PREMUL_SUM:
+        return Reduction(_REDUCTIONS[kind])
+    factor = getattr(op, "factor", None)
+    if isinstance(factor, torch.Tensor):
+        factor = factor.item() if factor.numel() == 1 else None
+    if factor is None:
+        raise ValueError("PREMUL_SUM takes one factor for all elements: torch.distributed.ReduceOp.PREMUL_SUM(0.5).")
+    return Reduction(ReduceOp.SUM, float(factor))
+
+
+def same_type(tensors: Sequence[torch.Tensor], what: str) -> torch.dtype:
+    """The element type of all of them. Raises ValueError when they have several."""
+    kinds = {tensor.dtype for tensor in tensors}
+    if len(kinds) != 1:
+        raise ValueError(f"{what} takes tensors of one element type, not of {sorted(map(str, kinds))}.")
+    return kinds.pop()
+
+
+def flat(tensor: torch.Tensor, what: str, *, moved: bool = False) -> torch.Tensor:
+    """The elements of a tensor as the engine reads them, [elements]: its own memory where that is dense.
+
+    Args:
+        tensor: dense, of any device.
+        what: the operation, for messages.
+        moved: the operation only moves elements: those of an unknown type become their bytes.
+
+    Raises:
+        ValueError: the tensor is sparse, without data, or of a type that cannot be sent.
+    """
+    return wire_form(_known(tensor, moved), what).view(-1)
+
+
+def flat_joined(tensors: Sequence[torch.Tensor], what: str, *, moved: bool = False) -> torch.Tensor:
+    """As `flat`, of several tensors one after another."""
+    wires = [flat(tensor, what, moved=moved) for tensor in tensors]
+    return wires[0] if len(wires) == 1 else torch.cat(wires)
+
+
+def writable(tensor: torch.Tensor, what: str, *, moved: bool = False) -> torch.Tensor:
+    """As `flat`, of a tensor that a result goes to; `put` puts it there.
+
+    Raises:
+        ValueError: as `flat`, or elements of the tensor share memory.
+    """
+    return writable_wire_form(_known(tensor, moved), what).view(-1)
+
+
+def _known(tensor: torch.Tensor, moved: bool) -> torch.Tensor:
+    """A tensor with the same elements, of a type that the engine knows if that can be."""
+    if tensor.dtype in ELEMENT_TYPES or tensor.layout is not torch.strided:
+        return tensor
+    if tensor.dtype in _COMPLEX:
+        return torch.view_as_real(tensor.detach().resolve_conj())
+    return tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8) if moved else tensor
+
+
+def put(wire: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Puts a flat result into the tensor that it belongs to, unless it lies there already; returns the tensor.
+
+    Raises:
+        ValueError: it has another number of elements.
+    """
+    target = tensor.detach()
+    if wire.dtype != target.dtype:
+        wire = wire.view(target.dtype)
+    if wire.numel() != target.numel():
+        raise ValueError(f"{wire.numel()} elements came for a tensor of shape {tuple(tensor.shape)}.")
+    if wire.numel():
+        write_back(wire.view(target.shape), target)
+    return tensor
+
+
+def received(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
+    """The bytes that the engine gathered, as a flat tensor over the same memory."""
+    return torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
+
+
+def taken(wire: torch.Tensor) -> Tensor:
+    """A flat tensor for an operation whose result the engine puts into memory of its own."""
+    return described(wire)._replace(output=0)
+
+
+def share(what: str, elements: torch.Tensor, rows: Sequence[int], places: Sequence[torch.Tensor]) -> None:
+    """Puts what came from each rank into its place, or all of it into the one place.
+
+    Args:
+        what: the operation, for messages.
+        elements: flat, in rank order.
+        rows: [size], how many of them each rank gave.
+        places: [size], or one, or none where nothing is to be put.
+
+    Raises:
+        ValueError: a rank gave another number than its place takes.
+    """
+    if len(places) == 1:
+        put(elements, places[0])
+        return
+    for rank, (part, place) in enumerate(zip(elements.split(list(rows)), places, strict=False)):
+        try:
+            put(part, place)
+        except ValueError as error:
+            raise ValueError(f"{what}: from rank {rank} of the group {error}") from None
+
+
+def parts(tensor: torch.Tensor, splits: Sequence[int], size: int, which: str) -> list[torch.Tensor]:
+    """A tensor cut along its first dimension, one part for each rank.
+
+    Args:
+        tensor: as the caller gave it.
+        splits: rows for each rank; empty: equal shares.
+        size: number of ranks.
+        which: ``'output'`` or ``'input'``, for messages.
+
+    Raises:
+        ValueError: it cannot be cut so.
+    """
+    length = tensor.shape[0] if tensor.dim() else 0
+    if not splits:
+        if tensor.dim() == 0 or length % size:
+            raise ValueError(f"all_to_all_single: the {which}'s {length} rows cannot be cut in {size} equal parts.")
+        splits = [length // size] * size
+    if len(splits) != size or sum(splits) != length or min(splits) < 0:
+        raise ValueError(
+            f"all_to_all_single: {which}_split_sizes={list(splits)} for {length} rows and {size} ranks: there must be "
+            "one for each rank, and they must add up to the rows."
+        )
+    return list(tensor.split(list(splits)))
+
+
+def one_each(what: str, tensors: Sequence[Any], size: int) -> list[Any]:
+    """The tensors, if there is one for each of `size` ranks. Raises ValueError else."""
+    if len(tensors) != size:
+        raise ValueError(f"{what}: {len(tensors)} tensors were given for the {size} ranks of the group.")
+    return list(tensors)
+
+
+def listed(tensors: Sequence[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
+    """A list of tensors, where torch's callers may give the one that is in it."""
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def nested(tensors: Sequence[Any]) -> list[list[torch.Tensor]]:
+    """A list of lists, where torch's callers may give the one list that is in it."""
+    return [list(tensors)] if tensors and isinstance(tensors[0], torch.Tensor) else [list(each) for each in tensors]
+
+
+def only(tensors: Sequence[torch.Tensor] | torch.Tensor, what: str) -> torch.Tensor:
+    """The one tensor of a message. Raises ValueError when there are more."""
+    tensors = listed(tensors)
+    if len(tensors) != 1:
+        raise ValueError(f"{what} takes one tensor at a time, not {len(tensors)}.")
+    return tensors[0]

@@ -1,0 +1,296 @@
+"""A ``torch.distributed`` process group on the engine of a job, or of a process set of it."""
+
+# torch's stubs have an overload for each form of a call; one method here takes them all.
+# mypy: disable-error-code="override,assignment"
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from spark_estimator._native import Op
+from spark_estimator.collectives.handle import Handle
+from spark_estimator.torch.memory import described
+from spark_estimator.torch.process_group.elements import (
+    Reduction,
+    flat,
+    flat_joined,
+    listed,
+    nested,
+    one_each,
+    only,
+    parts,
+    put,
+    received,
+    reduction,
+    same_type,
+    share,
+    taken,
+    writable,
+)
+from spark_estimator.torch.process_group.issuing import Finish, IssuingGroup
+from spark_estimator.torch.process_group.messages import memory_at
+from spark_estimator.torch.process_group.work import GroupWork
+
+Tensors = Sequence[torch.Tensor]
+
+
+class EngineGroup(IssuingGroup):
+    """The ranks of a process group, and the collectives among them. Made by torch through `creation.create`.
+
+    Its methods are those that torch's C++ and Python call, by torch's names and with torch's arguments: lists of one
+    tensor for each device of a rank, of which there is one, and options with ``asyncOp``, ``timeout``, ``reduceOp`` and
+    ``rootRank`` (a number in the group). Each returns a `GroupWork`, done already where the caller does not go on
+    meanwhile.
+    """
+
+    # --- reductions --------------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Tensors | torch.Tensor, opts: Any = None, *_: Any) -> GroupWork:
+        """Reduces each tensor over the ranks, in place; several are one operation."""
+        return self._reduced("all_reduce", listed(tensors), opts, None)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> GroupWork:
+        """As `allreduce`."""
+        return self._reduced("all_reduce_coalesced", listed(tensors), opts, None)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
+        """As `allreduce`; only the root's tensors change."""
+        return self._reduced("reduce", listed(tensors), opts, opts.rootRank)
+
+    def _reduced(self, what: str, tensors: Tensors, opts: Any, root: int | None) -> GroupWork:
+        how = reduction(torch.distributed.ReduceOp.SUM if opts is None else opts)
+        if how.bitwise is not None:
+            return self._joined_bitwise(what, tensors, how, opts, root)
+        kept = root in (None, self._engine.rank)
+        wires = [writable(tensor, what) if kept else flat(tensor, what) for tensor in tensors]
+        targets = wires if kept else [torch.empty_like(wire) for wire in wires]
+
+        def finish(_: Handle | None) -> list[Any]:
+            return [put(*pair) for pair in zip(wires, tensors, strict=True)] if kept else list(tensors)
+
+        described_ = [described(*pair) for pair in zip(wires, targets, strict=True)]
+        return self._issue(what, Op.ALLREDUCE, described_, (wires, targets), finish, opts, how)
+
+    def _joined_bitwise(self, what: str, tensors: Tensors, how: Reduction, opts: Any, root: int | None) -> GroupWork:
+        """A reduction that the engine does not have: every rank gathers all elements and joins them itself."""
+        assert how.bitwise is not None
+        join = how.bitwise
+        wires = [writable(tensor, what) for tensor in tensors]
+
+        def finish(handle: Handle | None) -> list[Any]:
+            assert handle is not None
+            for number, (wire, tensor) in enumerate(zip(wires, tensors, strict=True)):
+                if root in (None, self._engine.rank):
+                    gathered = received(handle.gathered(number).data, wire.dtype).view(self._engine.size, -1)
+                    joined = gathered[0]
+                    for row in gathered[1:]:
+                        joined = join(joined, row)
+                    put(joined, tensor)
+            return list(tensors)
+
+        return self._issue(what, Op.ALLGATHER, [taken(wire) for wire in wires], wires, finish, opts)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> GroupWork:
+        """Reduces `size` tensors of one size over the ranks; rank i gets the i-th."""
+        return self._reduce_scattered("reduce_scatter", listed(outputs), nested(inputs), opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input_: torch.Tensor, opts: Any = None) -> GroupWork:
+        """As `reduce_scatter`, of one tensor that is cut in `size` equal parts."""
+        return self._reduce_scattered("reduce_scatter_tensor", [output], [[input_]], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
+        """As `reduce_scatter_single`, of several tensors in one operation."""
+        return self._reduce_scattered("reduce_scatter_tensor", outputs, [[each] for each in inputs], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_scattered(self, what: str, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> GroupWork:
+        how = reduction(torch.distributed.ReduceOp.SUM if opts is None else opts)
+        if how.bitwise is not None:
+            raise ValueError(
+                f"{what} has no bitwise reduction here; use all_reduce, which has, and take this rank's part."
+            )
+        targets, sources = [], []
+        for output, given in zip(outputs, inputs, strict=True):
+            same_type([output, *given], what)
+            target, source = writable(output, what), flat_joined(given, what)
+            if source.numel() != target.numel() * self._engine.size or len({part.numel() for part in given}) > 1:
+                raise ValueError(
+                    f"{what}: the inputs have {[part.numel() for part in given]} elements and the output "
+                    f"{target.numel()}; they must be {self._engine.size} parts of the output's size, one for each rank."
+                )
+            targets.append(target)
+            sources.append(source.view(self._engine.size, -1) if source.numel() else source)
+        tensors = [described(*pair) for pair in zip(sources, targets, strict=True)]
+
+        def finish(_: Handle | None) -> list[Any]:
+            return [put(*pair) for pair in zip(targets, outputs, strict=True)]
+
+        return self._issue(what, Op.REDUCESCATTER, tensors, (sources, targets), finish, opts, how)
+
+    # --- what only moves elements ------------------------------------------------------------------------------------
+
+    def broadcast(self, tensors: Tensors | torch.Tensor, opts: Any) -> GroupWork:
+        """Copies the root's tensors into every rank's."""
+        tensors = listed(tensors)
+        root = getattr(opts, "rootRank", opts)
+        wires = [writable(tensor, "broadcast", moved=True) for tensor in tensors]
+
+        def copied(number: int) -> Finish:
+            return lambda _: [put(wires[number], tensors[number])]
+
+        works = [
+            self._issue("broadcast", Op.BROADCAST, [described(wire)], wire, copied(number), opts, root=root)
+            for number, wire in enumerate(wires)
+        ]
+        return works[0] if len(works) == 1 else self._together("broadcast", works)
+
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors | torch.Tensor, opts: Any = None) -> GroupWork:
+        """Copies rank i's tensor into the i-th output of every rank. The ranks' tensors may differ in size."""
+        places = [one_each("all_gather", each, self._engine.size) for each in nested(outputs)]
+        return self._gathered("all_gather", places, listed(inputs), opts)
+
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
+        """As `allgather`, of several tensors: outputs[i] are rank i's."""
+        one_each("all_gather_coalesced", outputs, self._engine.size)
+        return self._gathered("all_gather_coalesced", list(zip(*outputs, strict=True)), inputs, opts)
+
+    def all_gather_single(self, output: torch.Tensor, input_: torch.Tensor, opts: Any = None) -> GroupWork:
+        """Copies all ranks' tensors into one, in rank order."""
+        return self.all_gather_single_coalesced([output], [input_], opts)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
+        """As `all_gather_single`, of several tensors in one operation."""
+        for output, input_ in zip(outputs, inputs, strict=True):
+            if output.numel() != input_.numel() * self._engine.size:
+                raise ValueError(
+                    f"all_gather_into_tensor: the output has {output.numel()} elements, not the input's "
+                    f"{input_.numel()} for each of {self._engine.size} ranks."
+                )
+        return self._gathered("all_gather_into_tensor", [[each] for each in outputs], inputs, opts)
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def _gathered(self, what: str, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
+        for places, tensor in zip(outputs, inputs, strict=True):
+            same_type([*places, tensor], what)
+        wires = [flat(tensor, what, moved=True) for tensor in inputs]
+
+        def finish(handle: Handle | None) -> list[Any]:
+            assert handle is not None
+            for number, (places, wire) in enumerate(zip(outputs, wires, strict=True)):
+                data, rows = handle.gathered(number)
+                share(what, received(data, wire.dtype), rows, places)
+            return [list(places) if len(places) > 1 else places[0] for places in outputs]
+
+        return self._issue(what, Op.ALLGATHER, [taken(wire) for wire in wires], wires, finish, opts)
+
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
+        """Copies rank i's tensor into the root's i-th output."""
+        root, own = opts.rootRank, self._engine.rank
+        wire = flat(inputs[0], "gather", moved=True)
+        places: Tensors = []
+        if own == root:
+            places = one_each("gather", nested(outputs)[0], self._engine.size)
+            same_type([*places, inputs[0]], "gather")
+        splits = tuple(wire.numel() if rank == root else 0 for rank in range(self._engine.size))
+        return self._exchanged("gather", wire, splits, places, opts)
+
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> GroupWork:
+        """Copies the root's i-th input into rank i's tensor."""
+        output = outputs[0]
+        if self._engine.rank == opts.rootRank:
+            tensors = one_each("scatter", nested(inputs)[0], self._engine.size)
+            same_type([*tensors, output], "scatter")
+            wire = flat_joined(tensors, "scatter", moved=True)
+            splits = tuple(flat(tensor, "scatter", moved=True).numel() for tensor in tensors)
+        else:
+            wire, splits = flat(output, "scatter", moved=True)[:0], (0,) * self._engine.size
+        return self._exchanged("scatter", wire, splits, [output], opts)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
+        """Sends the i-th input to rank i, whose tensors' sizes may differ, and gets the i-th output from it."""
+        for tensors in (outputs, inputs):
+            one_each("all_to_all", tensors, self._engine.size)
+        same_type([*outputs, *inputs], "all_to_all")
+        wires = [flat(each, "all_to_all", moved=True) for each in inputs]
+        return self._exchanged(
+            "all_to_all", torch.cat(wires), tuple(map(torch.Tensor.numel, wires)), list(outputs), opts
+        )
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input_: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> GroupWork:
+        """As `alltoall`, of tensors that are cut along their first dimension: equally, or in so many rows for each."""
+        same_type([output, input_], "all_to_all_single")
+        places = parts(output, output_splits, self._engine.size, "output")
+        own = parts(input_, input_splits, self._engine.size, "input")
+        wire = flat(input_, "all_to_all_single", moved=True)
+        width = wire.numel() // max(1, input_.numel())  # more than one where elements go as bytes
+        return self._exchanged("all_to_all_single", wire, tuple(part.numel() * width for part in own), places, opts)
+
+    alltoall_base = all_to_all_single
+
+    def _exchanged(
+        self, what: str, wire: torch.Tensor, splits: tuple[int, ...], places: Tensors, opts: Any
+    ) -> GroupWork:
+        """Sends `splits[i]` elements of `wire` to rank i, and puts what comes into `places`, in rank order."""
+
+        def finish(handle: Handle | None) -> list[Any]:
+            assert handle is not None
+            data, rows = handle.gathered()
+            share(what, received(data, wire.dtype), rows, places)
+            return list(places)
+
+        return self._issue(what, Op.ALLTOALL, [taken(wire)], wire, finish, opts, splits=splits)
+
+    def barrier(self, opts: Any = None) -> GroupWork:
+        """Is done when every rank has called it."""
+        return self._issue("barrier", Op.BARRIER, [], None, lambda _: [], opts)
+
+    # --- messages of two ranks ---------------------------------------------------------------------------------------
+
+    def send(self, tensors: Tensors, rank: int, tag: int = 0) -> GroupWork:
+        """Sends a tensor to a rank of the group. It must not change until the work is done."""
+        wire = flat(only(tensors, "send"), "send", moved=True)
+        to = self._engine.ranks[rank]
+        transfer = self._mailbox.send(self._number, to, tag, _memory(wire), wire)
+        return self._noted(GroupWork(self._label("send"), transfer, None, self._timeout))
+
+    def recv(self, tensors: Tensors, rank: int | None, tag: int = 0) -> GroupWork:
+        """Receives a tensor from a rank of the group; None: from any."""
+        tensor = only(tensors, "recv")
+        wire = writable(tensor, "recv", moved=True)
+        source = None if rank is None else self._engine.ranks[rank]
+        transfer = self._mailbox.receive(self._number, source, tag, _memory(wire), wire)
+
+        def sender() -> int:
+            return self._engine.ranks.index(transfer.source)
+
+        return self._noted(
+            GroupWork(
+                self._label("recv"),
+                transfer,
+                lambda: [put(wire, tensor)],
+                self._timeout,
+                source=sender,
+            )
+        )
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> GroupWork:
+        """Receives a tensor from any rank of the group; the work's ``_source_rank`` tells which."""
+        return self.recv(tensors, None, tag)
+
+
+def _memory(wire: torch.Tensor) -> memoryview:
+    return memory_at(wire.data_ptr(), wire.numel() * wire.element_size())

@@ -1,0 +1,169 @@
+"""How an operation of a process group gets to the engine, and what else a group is to torch beside its operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import DistBackendError, ProcessGroup
+from torch.distributed.distributed_c10d import Store
+
+from spark_estimator._native import Op, ReduceOp
+from spark_estimator.collectives.engine import Engine
+from spark_estimator.collectives.handle import Handle
+from spark_estimator.collectives.ops import kind_of_unnamed
+from spark_estimator.collectives.requests import Call, Tensor, run, submit
+from spark_estimator.torch.process_group.elements import Reduction
+from spark_estimator.torch.process_group.messages import Mailbox
+from spark_estimator.torch.process_group.work import AllOf, GroupWork, in_a_callback
+
+BACKEND_NAME = "spark_estimator"
+_KIND = "torch.distributed"
+_SUM = Reduction(ReduceOp.SUM)
+
+#: Given the handle of an operation that has ended well (None where it made no memory): puts its results in place.
+Finish = Callable[[Handle | None], list[Any]]
+
+
+class IssuingGroup(ProcessGroup):
+    """A process group without its operations.
+
+    Args:
+        store: of torch, for the group.
+        engine: of the ranks.
+        number: of the group in its job, the same on all ranks.
+        timeout: for operations that have none of their own.
+        mailbox: for messages between two ranks.
+        at_end: called at `shutdown`.
+        more: makes a group of some of the ranks; see `new_group`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        number: int,
+        timeout: timedelta,
+        mailbox: Mailbox,
+        *,
+        at_end: Callable[[], None] | None = None,
+        more: Callable[..., ProcessGroup | None] | None = None,
+    ) -> None:
+        super().__init__(engine.rank, engine.size)  # type: ignore[call-arg]
+        self._store = store
+        self._name = self._desc = ""
+        self._engine = engine
+        self._number = number
+        self._timeout = timeout
+        self._mailbox = mailbox
+        self._at_end = at_end
+        self._more = more
+        # One kind for all operations: ranks that call in different orders hear of it, instead of waiting for ever.
+        self._kind = kind_of_unnamed(f"{_KIND}.{number}" if number else _KIND)
+        self._coalesced: list[GroupWork] | None = None
+
+    # --- what it is --------------------------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:
+        """``'spark_estimator'``."""
+        return BACKEND_NAME
+
+    # Torch's own keep the two below in the backends that a group has; this one is its own backend.
+
+    def setGroupName(self, name: str) -> None:
+        """Torch's name for the group."""
+        self._name = name
+
+    def getGroupName(self) -> str:
+        """Torch's name for the group, by which compiled code finds it."""
+        return self._name
+
+    def setGroupDesc(self, text: str) -> None:
+        """What the group is for."""
+        self._desc = text
+
+    def getGroupDesc(self) -> str:
+        """What the group is for; ``'default_pg'``, ``'undefined'`` or what ``new_group`` was given."""
+        return self._desc
+
+    def name(self) -> str:
+        """As `getBackendName`."""
+        return BACKEND_NAME
+
+    def get_group_store(self) -> Store:
+        """Torch's store for the group."""
+        return self._store
+
+    def new_group(self, ranks: Sequence[int], **options: Any) -> ProcessGroup | None:
+        """A group of some of the job's ranks; torch's ``new_group`` calls it on all ranks. None: not on this one."""
+        if self._more is None:
+            raise RuntimeError("new groups are made of the default group's ranks, not of those of another group.")
+        return self._more(ranks, **options)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The time-out of operations that have none of their own, from now on."""
+        self._timeout = timeout
+
+    def shutdown(self) -> None:
+        """What ``destroy_process_group`` calls. The engine goes on: it belongs to the job."""
+        at_end, self._at_end = self._at_end, None
+        if at_end is not None:
+            at_end()
+
+    abort = shutdown
+
+    # --- how it is done ----------------------------------------------------------------------------------------------
+
+    def _start_coalescing(self, _device: object) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, _device: object) -> GroupWork:
+        works, self._coalesced = self._coalesced or [], None
+        return self._together("coalesced operations", works)
+
+    def _together(self, what: str, works: Sequence[GroupWork]) -> GroupWork:
+        def outputs() -> list[Any]:
+            return [output for work in works for output in work.result()]
+
+        return GroupWork(self._label(what), AllOf(works), outputs, self._timeout)
+
+    def _noted(self, work: GroupWork) -> GroupWork:
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _label(self, what: str) -> str:
+        return f"torch.distributed.{what} on rank {self._engine.global_rank}"
+
+    def _issue(
+        self,
+        what: str,
+        op: Op,
+        tensors: list[Tensor],
+        keep: object,
+        finish: Finish,
+        opts: Any,
+        how: Reduction = _SUM,
+        *,
+        root: int = 0,
+        splits: tuple[int, ...] | None = None,
+    ) -> GroupWork:
+        """Gives an operation to the engine, and waits for it if the caller does."""
+        if in_a_callback():
+            raise RuntimeError(
+                f"{self._label(what)} was called in the callback of a future: ranks run callbacks at different "
+                "moments, so that their calls would not meet. Wait for the future, and call it then."
+            )
+        call = Call(op, self._kind, how.op, how.prescale, 1.0, root, splits, True)
+        timeout = getattr(opts, "timeout", None)
+        limit = timeout if timeout is not None and timeout > timedelta(0) else self._timeout
+        label = self._label(what)
+        if getattr(opts, "asyncOp", True):
+            handle = submit(self._engine, call, tensors, keep)
+            return self._noted(GroupWork(label, handle, lambda: finish(handle), limit))
+        try:
+            done = run(self._engine, call, tensors, keep, timeout=limit)
+        except TimeoutError as error:
+            raise DistBackendError(f"{label}: {error}") from None
+        return self._noted(GroupWork(label, None, None, limit, outputs=finish(done)))

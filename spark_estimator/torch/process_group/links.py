@@ -1,0 +1,159 @@
+"""Connections between ranks beside the engine's, for what is no collective: torch's store, and messages of two ranks.
+
+Each rank listens at its own address, on a port of the moment that the ranks tell one another through the engine. Every
+connection is authenticated with the job's key, as the engine's are (``spark_estimator.authentication``).
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+
+from spark_estimator import authentication
+from spark_estimator.collectives import context
+from spark_estimator.collectives import rendezvous as rendezvous_module
+from spark_estimator.collectives.connection import tune
+from spark_estimator.collectives.engine import Engine
+from spark_estimator.collectives.requests import gather_bytes
+from spark_estimator.errors import AuthenticationError, PeerLostError
+from spark_estimator.log import logger
+
+_log = logger(__name__)
+_EXCHANGE = "spark_estimator.torch.links"
+_TIMEOUT = timedelta(seconds=10)
+
+Taker = Callable[[socket.socket, int], None]
+
+
+class Links:
+    """This rank's own listening port, and the way to every other's. All ranks of the job make it together.
+
+    Args:
+        engine: of the job.
+        takers: by purpose (a word of at most 16 bytes), who is given (socket, peer's rank) of a connection that
+            arrived, in a thread of its own; the socket is theirs.
+    """
+
+    def __init__(self, engine: Engine, takers: dict[str, Taker]) -> None:
+        self.rank, self.size = engine.global_rank, engine.size
+        self._takers = takers
+        self._closed = False
+        self._doorkeeper: authentication.Doorkeeper | None = None
+        self._silence_seconds = context.settings().silence_seconds
+        rendezvous = rendezvous_module.current()
+        if engine.size == 1 or rendezvous is None:
+            return
+        self._rendezvous = rendezvous
+        # Random, so that a connection that was meant for an earlier membership of this process finds no way in.
+        address = rendezvous.peers[rendezvous.rank].address
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server((address, 0), family=family, backlog=min(4096, 4 * engine.size))
+        port = listener.getsockname()[1]
+        self._doorkeeper = authentication.Doorkeeper(
+            [listener], rendezvous.key, self._admit, approve=self._approve, name=f"rank {self.rank} links"
+        )
+        try:
+            told = gather_bytes(engine, _EXCHANGE, json.dumps(port).encode())
+        except BaseException:
+            self.close()
+            raise
+        self._ports = [json.loads(bytes(each)) for each in told]
+
+    def connect(self, rank: int, purpose: str) -> socket.socket:
+        """A fresh connection to another rank.
+
+        Raises:
+            PeerLostError: it cannot be reached, or does not listen any more.
+        """
+        peer = self._rendezvous.peers[rank]
+        try:
+            sock = socket.create_connection((peer.address, self._ports[rank]), timeout=_TIMEOUT.total_seconds())
+        except OSError as error:
+            raise PeerLostError(f"rank {self.rank} cannot reach {peer} for {purpose}: {error}.") from error
+        try:
+            authentication.connect(sock, self._rendezvous.key, _context(purpose, self.rank), timeout=_TIMEOUT)
+            tune(sock, self._silence_seconds)
+        except BaseException as error:
+            sock.close()
+            if isinstance(error, (AuthenticationError, OSError)):
+                raise PeerLostError(f"rank {self.rank} cannot reach {peer} for {purpose}: {error}.") from error
+            raise
+        return sock
+
+    def name(self, rank: int) -> str:
+        """A rank in words for messages, with its host."""
+        return str(self._rendezvous.peers[rank])
+
+    def close(self) -> None:
+        """Stops listening. Connections that were made are their users'. Idempotent."""
+        self._closed = True
+        if self._doorkeeper is not None:
+            self._doorkeeper.close()
+
+    def before_fork(self) -> None:
+        """Holds new connections back, so that a child knows of the sockets that it inherits."""
+        if self._doorkeeper is not None:
+            self._doorkeeper.before_fork()
+
+    def after_fork_in_parent(self) -> None:
+        """Ends what `before_fork` began."""
+        if self._doorkeeper is not None:
+            self._doorkeeper.after_fork_in_parent()
+
+    def after_fork_in_child(self) -> None:
+        """Closes the child's copies of what listens."""
+        if self._doorkeeper is not None:
+            self._doorkeeper.after_fork_in_child()
+
+    def _approve(self, stated: bytes) -> None:
+        purpose, rank = _read_context(stated)
+        if self._closed or purpose not in self._takers or not 0 <= rank < self.size:
+            raise AuthenticationError(f"rank {rank} is not to connect to rank {self.rank} for {purpose!r}")
+
+    def _admit(self, sock: socket.socket, stated: bytes, _origin: str) -> None:
+        purpose, rank = _read_context(stated)
+        tune(sock, self._silence_seconds)
+        name = f"spark_estimator {purpose} of rank {rank}"
+        threading.Thread(target=self._serve, args=(purpose, sock, rank), name=name, daemon=True).start()
+
+    def _serve(self, purpose: str, sock: socket.socket, rank: int) -> None:
+        try:
+            self._takers[purpose](sock, rank)
+        except OSError as error:
+            _log.info("the %s connection of rank %d broke: %s", purpose, rank, error)
+        finally:
+            with suppress(OSError):
+                sock.close()
+
+
+def receive_exactly(sock: socket.socket, memory: memoryview) -> bool:
+    """Fills `memory` (bytes) from a socket; False when the other end closed before the first byte.
+
+    Raises:
+        ConnectionResetError: it closed in the middle.
+        OSError: the connection broke.
+    """
+    filled = 0
+    while filled < len(memory):
+        count = sock.recv_into(memory[filled:])
+        if count == 0:
+            if filled == 0:
+                return False
+            raise ConnectionResetError("the connection ended in the middle of a message")
+        filled += count
+    return True
+
+
+def _context(purpose: str, rank: int) -> bytes:
+    return f"{purpose} {rank}".encode()
+
+
+def _read_context(stated: bytes) -> tuple[str, int]:
+    purpose, _, rank = stated.decode("ascii", "replace").partition(" ")
+    if not rank.isdecimal():
+        raise AuthenticationError(f"the connector says {stated!r}, not what it is for and its rank")
+    return purpose, int(rank)

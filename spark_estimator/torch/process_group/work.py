@@ -1,0 +1,228 @@
+"""The ``Work`` that a collective or message of a process group is: waited for, asked, or turned into a future.
+
+The engine calls nobody back, so a future that is not done when somebody asks for it is fulfilled by one thread of the
+process, the *waiter*. It sleeps while no future is owed, and waits in the engine otherwise, where it lends the engine
+its core. Callbacks of futures run in it, at moments that differ between ranks; so they must not call collectives.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch.distributed import DistBackendError
+from torch.futures import Future
+
+#: What torch passes for "no time-out of its own".
+_NO_TIMEOUT = timedelta(0)
+# The oldest is waited for; those behind it, which may end before it, are looked at so often.
+_SWEEP = timedelta(milliseconds=20)
+_thread = threading.local()
+
+
+def in_a_callback() -> bool:
+    """Whether this thread is the waiter, which runs callbacks of futures."""
+    return getattr(_thread, "waits", False)
+
+
+class Awaited(Protocol):
+    """What a work waits for; ``collectives.handle.Handle`` is one."""
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """Returns when it is done; raises what went wrong, or TimeoutError."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+
+
+class GroupWork(torch.distributed.Work):
+    """One operation of a process group.
+
+    Args:
+        what: the operation in words, for messages.
+        awaited: what to wait for; None: the operation is done, and `outputs` says what came of it.
+        finish: called once, when that has ended well: puts results where they belong and returns the outputs.
+        outputs: as `finish` returns them, of an operation that is done.
+        timeout: for waits that have none of their own.
+        source: of a received message: gives the sender's rank in the group.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        awaited: Awaited | None,
+        finish: Callable[[], list[Any]] | None,
+        timeout: timedelta,
+        *,
+        outputs: list[Any] | None = None,
+        source: Callable[[], int] | None = None,
+    ) -> None:
+        super().__init__()
+        self._what = what
+        self._awaited = awaited
+        self._finish = finish
+        self._outputs = outputs or []
+        self._timeout = timeout
+        self._source = source
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        """Returns True when the operation is done and its results are in place.
+
+        Args:
+            timeout: 0: the group's.
+
+        Raises:
+            DistBackendError: the time was up; the operation goes on.
+            HorovodInternalError: it failed: the ranks disagree about it, or one of them is lost.
+            ValueError: what came does not fit where it was to go.
+        """
+        limit = timeout if timeout > _NO_TIMEOUT else self._timeout
+        try:
+            self._settle(limit)
+        except TimeoutError as error:
+            raise DistBackendError(f"{self._what}: {error}") from None
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not, with its results in place."""
+        awaited = self._awaited
+        if awaited is not None:
+            if not awaited.done():
+                return False
+            with suppress(Exception):
+                self._settle(None)
+        return True
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Exception | None:
+        """What went wrong, if it has ended so."""
+        return self._error if self.is_completed() else None
+
+    def result(self) -> list[Any]:
+        """The outputs of an operation that is done. Raises as `wait` does."""
+        self.wait()
+        return self._outputs
+
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """The sender of a received message, as its number in the group."""
+        if self._source is None:
+            raise ValueError(f"{self._what} has no sender: it is no message that was received.")
+        self.wait()
+        return self._source()
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[list[Any]]:
+        """A future of the outputs. Its callbacks run in the waiter's thread, or at once if the operation is done."""
+        owed: Future[Any] = Future()
+        # A future whose exception is *set* holds it as a value, for C++ (DDP's reducer) to stumble over; one whose
+        # callback raises has failed, everywhere.
+        told = owed.then(self._told)
+        if self.is_completed():
+            owed.set_result(None)
+        else:
+            _waiter.owe(self, owed)
+        return told
+
+    def settle_for(self, timeout: timedelta) -> bool:
+        """Waits for a while; whether the operation has ended, well or not."""
+        try:
+            self._settle(timeout)
+        except TimeoutError:
+            return False
+        except Exception:
+            return True  # noted
+        return True
+
+    def _told(self, _owed: Future[Any]) -> list[Any]:
+        if self._error is not None:
+            raise self._error
+        return self._outputs
+
+    def _settle(self, timeout: timedelta | None) -> None:
+        awaited = self._awaited
+        if awaited is not None:
+            problem: Exception | None = None
+            try:
+                awaited.wait(timeout)
+            except TimeoutError:
+                raise
+            except Exception as error:
+                problem = error
+            with self._lock:
+                if self._awaited is not None:  # another thread may have come first
+                    if problem is None and self._finish is not None:
+                        try:
+                            self._outputs = self._finish()
+                        except Exception as error:
+                            problem = error
+                    self._error = problem
+                    # What it held: the tensors that were waited for.
+                    self._awaited = self._finish = None
+        if self._error is not None:
+            raise self._error
+
+
+class AllOf:
+    """Several works as one thing to wait for."""
+
+    def __init__(self, works: Sequence[GroupWork]) -> None:
+        self._works = list(works)
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """Waits for each. Raises the first error."""
+        for work in self._works:
+            work.wait(timeout or _NO_TIMEOUT)
+
+    def done(self) -> bool:
+        """Whether all have ended."""
+        return all(work.is_completed() for work in self._works)
+
+
+class _Waiter:
+    """The thread that fulfils futures. It starts with the first one that is owed."""
+
+    def __init__(self) -> None:
+        self._owed: list[tuple[GroupWork, Future[Any]]] = []
+        self._changed = threading.Condition()
+        self._started = False
+
+    def owe(self, work: GroupWork, future: Future[Any]) -> None:
+        """Will set `future` when `work` has ended."""
+        with self._changed:
+            self._owed.append((work, future))
+            if not self._started:
+                self._started = True
+                threading.Thread(target=self._run, name="spark_estimator futures", daemon=True).start()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        _thread.waits = True
+        while True:
+            with self._changed:
+                while not self._owed:
+                    self._changed.wait()
+                owed = list(self._owed)
+            owed[0][0].settle_for(_SWEEP)
+            ended = [pair for pair in owed if pair[0].is_completed()]
+            with self._changed:
+                self._owed = [pair for pair in self._owed if pair not in ended]
+            for _, future in ended:
+                future.set_result(None)
+            del owed, ended
+
+
+_waiter = _Waiter()

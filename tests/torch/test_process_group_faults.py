@@ -1,0 +1,164 @@
+"""The torch.distributed backend when something goes wrong: who is told what, and how soon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import spark_estimator.torch as hvd
+from spark_estimator.errors import MismatchError, PeerLostError
+from tests.ranks import start_ranks
+from tests.torch.in_group import in_group
+from tests.torch.rank_pool import RankPool
+
+
+def test_ranks_that_disagree_all_hear_of_it(two_ranks: RankPool) -> None:
+    @in_group
+    def check(rank: int) -> None:
+        with pytest.raises(MismatchError, match=r"torch\.distributed"):
+            dist.all_reduce(torch.ones(2 + rank))
+        with pytest.raises(MismatchError):
+            dist.all_reduce(torch.ones(2, dtype=[torch.float32, torch.int32][rank]))
+        # One order for all operations: another operation is a contradiction, not a wait for ever.
+        with pytest.raises(MismatchError, match=r"(?s)allreduce.*broadcast|broadcast.*allreduce"):
+            dist.all_reduce(torch.ones(2)) if rank else dist.broadcast(torch.ones(2), 0)
+        work = dist.all_reduce(torch.ones(2 + rank), async_op=True)
+        future = work.get_future()
+        with pytest.raises(MismatchError):
+            work.wait()
+        assert isinstance(work.exception(), MismatchError)
+        assert work.is_completed()
+        assert not work.is_success()
+        with pytest.raises(RuntimeError, match="MismatchError"):
+            future.wait()
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [2, 2], "the group goes on"
+
+    two_ranks.run(check)
+
+
+def test_a_wait_that_takes_too_long_says_where(two_ranks: RankPool) -> None:
+    @in_group
+    def check(rank: int) -> None:
+        soon = timedelta(seconds=0.2)
+        hvd.barrier()
+        if rank == 0:
+            tensor = torch.ones(2)
+            work = dist.all_reduce(tensor, async_op=True)
+            told = (
+                r"torch\.distributed\.all_reduce on rank 0: .*not done on rank 0 after 0.2 seconds; some rank has not"
+            )
+            begun = time.monotonic()
+            with pytest.raises(dist.DistBackendError, match=told):
+                work.wait(soon)
+            assert time.monotonic() - begun < 5
+            assert not work.is_completed()
+            hvd.barrier()
+            work.wait()
+            assert tensor.tolist() == [2, 2], "it went on meanwhile"
+        else:
+            hvd.barrier()
+            dist.all_reduce(torch.ones(2))
+
+    two_ranks.run(check)
+
+
+def test_the_time_out_of_a_group(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        import spark_estimator.torch.process_group  # noqa: F401
+
+        dist.init_process_group("spark_estimator", timeout=timedelta(seconds=0.3))
+        hvd.barrier()
+        if rank == 0:
+            with pytest.raises(dist.DistBackendError, match=r"torch\.distributed\.barrier on rank 0: .* 0.3 seconds"):
+                dist.barrier()
+        hvd.barrier()
+        if rank:
+            dist.barrier()
+        hvd.barrier()  # who leaves takes no part any more
+        dist.destroy_process_group()
+
+    two_ranks.run(check)
+
+
+def test_a_callback_that_calls_a_collective_is_told_why_not(two_ranks: RankPool) -> None:
+    @in_group
+    def check(rank: int) -> None:
+        hvd.barrier()
+        if rank == 0:
+            work = dist.all_reduce(torch.ones(1), async_op=True)
+            future = work.get_future().then(lambda _: dist.all_reduce(torch.ones(1)))
+            hvd.barrier()
+            with pytest.raises(RuntimeError, match="all_reduce on rank 0 was called in the callback of a future"):
+                future.wait()
+        else:
+            hvd.barrier()
+            dist.all_reduce(torch.ones(1))
+        hvd.barrier()
+
+    two_ranks.run(check)
+
+
+def test_a_group_that_was_left(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        import spark_estimator.torch.process_group  # noqa: F401
+
+        dist.init_process_group("spark_estimator")
+        hvd.shutdown()
+        with pytest.raises(hvd.HorovodInternalError):
+            dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
+
+    two_ranks.run(check)
+
+
+def test_a_dead_peer_ends_a_step_of_ddp_by_its_name() -> None:
+    @in_group
+    def train(rank: int) -> float:
+        model = DistributedDataParallel(torch.nn.Linear(8, 8), bucket_cap_mb=0.0001)
+        for step in range(3):
+            if rank == 1 and step == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step == 1:
+                begun = time.monotonic()
+            try:
+                model(torch.ones(1, 8)).sum().backward()
+            except RuntimeError as error:
+                return f"{time.monotonic() - begun:.1f} {error}"
+        return "nothing happened"
+
+    with start_ranks(2, train) as ranks:
+        outcome = ranks.wait(60)[0]
+    seconds, _, told = outcome.value.partition(" ")
+    assert float(seconds) < 10
+    assert "rank 1 on " in told, told
+
+
+def test_a_dead_peer_ends_a_collective_and_a_receive() -> None:
+    @in_group
+    def call(rank: int) -> list[object]:
+        if rank == 1:
+            dist.recv(torch.empty(1), 0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        waiting = dist.irecv(torch.empty(1), 1)
+        dist.send(torch.ones(1), 1)
+        errors: list[object] = []
+        for wait in (waiting.wait, dist.barrier, lambda: dist.send(torch.ones(1), 1)):
+            with pytest.raises(RuntimeError) as caught:
+                for _ in range(100):  # what is sent may be with the kernel before the other end is known to be gone
+                    wait()
+            errors.append(caught.value)
+        return errors
+
+    with start_ranks(2, call) as ranks:
+        errors = ranks.wait(60)[0].value
+    assert all(isinstance(error, PeerLostError) for error in errors), errors
+    assert all("rank 1 " in str(error) for error in errors), errors

@@ -1,0 +1,160 @@
+"""Messages of two ranks, and the store: in order, by tag, of any sender; what is waited for and what is counted."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.torch.in_group import in_group
+from tests.torch.rank_pool import RankPool
+
+
+def test_messages_arrive_as_they_were_sent(two_ranks: RankPool) -> None:
+    @in_group
+    def check(rank: int) -> None:
+        big = torch.arange(1_000_000, dtype=torch.float32)
+        for dtype in (torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int64):
+            sent = torch.tensor([[1, 0], [3, 1]]).to(dtype)
+            if rank == 0:
+                dist.send(sent.t(), 1)
+            else:
+                tensor = torch.zeros(4, 4).to(dtype)
+                assert dist.recv(tensor[::2, ::2], 0) == 0
+                assert torch.equal(tensor[::2, ::2], sent.t())
+        if rank == 0:
+            works = [dist.isend(big * number, 1) for number in range(3)] + [dist.isend(torch.empty(0), 1)]
+        else:
+            places = [torch.empty_like(big) for _ in range(3)] + [torch.empty(0)]
+            works = [dist.irecv(place, 0) for place in places]
+        for work in works:
+            work.wait()
+        if rank:
+            assert all(torch.equal(place, big * number) for number, place in enumerate(places[:3]))
+
+    two_ranks.run(check)
+
+
+def test_tags_and_any_sender(three_ranks: RankPool) -> None:
+    @in_group
+    def check(rank: int) -> None:
+        if rank == 0:
+            first, second, any_ = (torch.empty(1) for _ in range(3))
+            works = [dist.irecv(second, 1, tag=2), dist.irecv(first, 1, tag=1)]
+            for work in works:
+                work.wait()
+            assert (first.item(), second.item()) == (1, 2)
+            senders = {dist.recv(any_, None, tag=3) for _ in range(2)}
+            assert senders == {1, 2}
+        else:
+            if rank == 1:
+                dist.send(torch.tensor([1.0]), 0, tag=1)
+                dist.send(torch.tensor([2.0]), 0, tag=2)
+            dist.send(torch.tensor([float(rank)]), 0, tag=3)
+        dist.barrier()
+
+    three_ranks.run(check)
+
+
+def test_a_ring_in_one_batch_and_in_a_group(three_ranks: RankPool) -> None:
+    @in_group
+    def check(rank: int) -> None:
+        received = torch.empty(2)
+        operations = [
+            dist.P2POp(dist.irecv, received, (rank - 1) % 3),
+            dist.P2POp(dist.isend, torch.full((2,), float(rank)), (rank + 1) % 3),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        assert received.tolist() == [(rank - 1) % 3] * 2
+        pair = dist.new_group([1, 2])
+        if rank == 1:
+            dist.send(torch.ones(2), group=pair, group_dst=1)
+        if rank == 2:
+            assert dist.recv(received, group=pair) == 1
+            assert received.tolist() == [1, 1]
+        objects = [None, None]
+        if rank == 0:
+            dist.send_object_list([{"a": 1}, "b"], dst=2)
+        if rank == 2:
+            dist.recv_object_list(objects, src=0)
+            assert objects == [{"a": 1}, "b"]
+        dist.barrier()
+
+    three_ranks.run(check)
+
+
+def test_a_message_that_does_not_fit_or_does_not_come(two_ranks: RankPool) -> None:
+    @in_group
+    def check(rank: int) -> None:
+        if rank == 0:
+            dist.send(torch.ones(2), 1)
+        else:
+            with pytest.raises(ValueError, match="rank 0 sent 8 bytes, and the tensor that waits for them has 12"):
+                dist.recv(torch.empty(3), 0)
+            work = dist.irecv(torch.empty(1), 0, tag=5)
+            told = (
+                r"torch\.distributed\.recv on rank 1: a message of rank 0 to rank 1 \(tag 5\) was not done after 0.2 s"
+            )
+            with pytest.raises(dist.DistBackendError, match=told):
+                work.wait(timedelta(seconds=0.2))
+        dist.barrier()
+
+    two_ranks.run(check)
+
+
+def test_the_store(two_ranks: RankPool) -> None:
+    @in_group
+    def check(rank: int) -> None:
+        store = dist.distributed_c10d._get_default_store()
+        if rank == 0:
+            store.set("early", "1")
+        assert store.get("early") == b"1"
+        assert store.add("count", 1) in (1, 2)
+        waited = threading.Thread(target=store.wait, args=(["late"],))
+        waited.start()
+        dist.barrier()
+        assert store.add("count", 0) == 2
+        assert not store.check(["late"])
+        dist.barrier()
+        if rank == 1:
+            store.set("late", b"\x00\xff")
+        waited.join(10)
+        assert not waited.is_alive()
+        assert store.multi_get(["late", "early"]) == [b"\x00\xff", b"1"]
+        assert store.compare_set(f"own{rank}", "", "new") == b"new"
+        assert store.compare_set(f"own{rank}", "old", "newer") == b"new"
+        assert store.compare_set(f"own{rank}", "new", "newer") == b"newer"
+        store.append(f"own{rank}", "!")
+        assert store.get(f"own{rank}") == b"newer!"
+        assert store.delete_key(f"own{rank}")
+        assert not store.delete_key(f"own{rank}")
+        store.set_timeout(timedelta(seconds=0.1))
+        with pytest.raises(
+            dist.DistStoreError, match=r"keys \['.*never'\] were not all set when rank . had waited for 0.1"
+        ):
+            store.get("never")
+        dist.barrier()
+
+    two_ranks.run(check)
+
+
+def test_strangers_are_not_let_in(two_ranks: RankPool) -> None:
+    @in_group
+    def check(rank: int) -> None:
+        import socket
+
+        from spark_estimator.torch.process_group import creation
+
+        links = creation._current.links
+        with socket.create_connection(("127.0.0.1", links._ports[1 - rank]), timeout=5) as sock:
+            sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            assert sock.recv(100) == b""
+        with pytest.raises(RuntimeError, match="does not want this connection"):
+            links.connect(1 - rank, "nonsense")
+        dist.barrier()
+
+    two_ranks.run(check)
