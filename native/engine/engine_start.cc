@@ -41,6 +41,9 @@ enum Setting : size_t {
   kNumSettings
 };
 
+// Of a rank's own account of its host and process, in bytes.
+constexpr size_t kLongestName = 512;
+
 Status Watch(int poll_fd, int fd, uint64_t data) {
   epoll_event event{};
   event.events = EPOLLIN;
@@ -210,7 +213,8 @@ Status Engine::CheckHello(int rank, const Frame& frame, Hello* hello) const {
                                            ", this rank " + std::to_string(SE_ABI_VERSION) +
                                            "; install the same spark-estimator everywhere");
   }
-  if (hello->rank != rank || hello->size != config_.size || hello->settings.size() != kNumSettings) {
+  if (hello->rank != rank || hello->size != config_.size || hello->settings.size() != kNumSettings ||
+      hello->name.size() > kLongestName) {
     return Status(SE_INVALID_ARGUMENT, NameOf(rank) + " says that it is rank " + std::to_string(hello->rank) + " of " +
                                            std::to_string(hello->size) + " in a group of " +
                                            std::to_string(config_.size));
@@ -225,6 +229,7 @@ Status Engine::ExchangeHellos(const std::vector<int64_t>& visible, std::vector<s
   own.rank = config_.rank;
   own.size = config_.size;
   own.visible_ranks = visible;
+  own.name = config_.name.substr(0, kLongestName);
   own.settings.resize(kNumSettings);
   own.settings[kFusionThreshold] = config_.fusion_threshold_bytes;
   own.settings[kCacheCapacity] = std::clamp<int64_t>(config_.cache_capacity, 0, kMaxCacheCapacity);
@@ -246,6 +251,8 @@ Status Engine::ExchangeHellos(const std::vector<int64_t>& visible, std::vector<s
       peer.control->Receive(&peer.inbox);
       if (!peer.inbox.empty()) {
         SE_RETURN_IF_ERROR(CheckHello(rank, peer.inbox.front(), &hellos[index]));
+        // A launcher may know only of a process that started the rank; the rank knows its own.
+        if (!hellos[index].name.empty()) peer.name = hellos[index].name;
         peer.inbox.pop_front();
         heard[index] = true;
         continue;

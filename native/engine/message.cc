@@ -153,6 +153,7 @@ std::string Encode(const Hello& hello) {
   writer.Number(hello.size);
   writer.Numbers(hello.visible_ranks);
   writer.Numbers(hello.settings);
+  writer.Text(hello.name);
   return writer.Take();
 }
 
@@ -163,6 +164,7 @@ bool Decode(std::string_view bytes, Hello* hello) {
   hello->size = reader.Number<int32_t>();
   hello->visible_ranks = reader.Numbers();
   hello->settings = reader.Numbers();
+  hello->name = reader.Text();
   return reader.AtEnd();
 }
 

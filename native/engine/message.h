@@ -78,6 +78,7 @@ struct Hello {
   int32_t size = 0;
   std::vector<int64_t> visible_ranks;  // whose segments it has mapped, itself included; empty without one
   std::vector<int64_t> settings;       // those in which rank 0's value holds for all
+  std::string name;                    // host and process, by its own account; empty: what the others know it by
 };
 
 // A rank's last frame to each peer, when it leaves in good order.

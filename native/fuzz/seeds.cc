@@ -96,7 +96,7 @@ int main(int argc, char** argv) {
   tune.parameters = {1 << 20, 8192, 16384, 524288, -1};
   WriteMessage(0, requests);
   WriteMessage(1, std::vector<Response>{run, failure, late, tune});
-  WriteMessage(2, Hello{SE_ABI_VERSION, 0, 2, {0, 1}, {1 << 20, 1024, -1, 0, 2}});
+  WriteMessage(2, Hello{SE_ABI_VERSION, 0, 2, {0, 1}, {1 << 20, 1024, -1, 0, 2}, "host (pid 7)"});
   WriteMessage(3, Goodbye{3, 1});
   WriteMessage(4, Abort{1, "it died"});
   WriteMessage(5, Place{1, 7});

@@ -6,7 +6,7 @@ import copy
 import enum
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spark_estimator.collectives import launcher_link
 from spark_estimator.errors import HostsUpdatedInterrupt
@@ -115,6 +115,11 @@ class ObjectState(State):
     Raises:
         ValueError: a name is one that a state uses itself.
     """
+
+    if TYPE_CHECKING:  # the attributes are the user's
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
         for name in kwargs:

@@ -48,6 +48,18 @@ def test_digits(size: int, words: list[str]) -> None:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("size", [1, 2, 4])
+def test_elastic_digits(size: int) -> None:
+    # That it outlives its ranks is tested where elastic training is.
+    reached = re.findall(
+        r"on (\d) ranks: accuracy ([0-9.]+)",
+        run(size, "elastic_digits", "--epochs", "5", "--batch-size", "16", "--lr", "0.03"),
+    )
+    assert [int(ranks) for ranks, _ in reached] == [size] * 5
+    assert float(reached[-1][1]) > 0.85
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("size", [1, 2, 4])
 def test_synthetic_benchmark(size: int) -> None:
     small = ["--depth", "10", "--width", "4", "--image-size", "32", "--batch-size", "2"]
     printed = run(size, "synthetic_benchmark", *small, "--warmup-batches", "1", "--batches", "1", "--figures", "2")
