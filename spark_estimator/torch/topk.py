@@ -33,7 +33,8 @@ class TopK(BucketCompression):
     Bytes: an element of a float32 gradient travels as 8 bytes, its value and its place. A rank gives
     ``8 * ratio * size`` instead of ``4 * size``, and receives that from each other rank: of a layer of 1000 by 1000, 80
     KB instead of 4 MB at the default ratio. What a rank receives grows with the number of ranks, other than in an
-    allreduce: beyond ``1 / ratio`` ranks nothing is saved. Memory: a residue as large as the parameter.
+    allreduce: beyond ``1 / ratio`` ranks nothing is saved. ``hvd.join()`` does not go with it, as with any
+    allgather. Memory: a residue as large as the parameter.
 
     A gradient that is not finite on some rank is not finite on all, so that a ``GradScaler`` skips the step everywhere;
     the residue stays what it was. A residue is in the loss scale's units of its time: in the step after a change of

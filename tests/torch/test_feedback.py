@@ -163,6 +163,10 @@ def test_matrices_of_low_rank_arrive_as_they_are(two_ranks: RankPool) -> None:
             assert model.weight.grad is not None
             torch.testing.assert_close(model.weight.grad, expected, rtol=0, atol=1e-4)
             assert owed_by(optimizer, model.weight).abs().max() < 1e-4
+            # The next step begins with what this one has found.
+            factor = optimizer._distributed.options.compression.memory._residues[model.weight].factor  # type: ignore[attr-defined]
+            along = torch.linalg.qr(factor)[0]
+            torch.testing.assert_close(expected @ along @ along.t(), expected, rtol=0, atol=1e-3)
 
     two_ranks.run(check)
 
@@ -184,6 +188,30 @@ def test_the_largest_elements_travel(two_ranks: RankPool) -> None:
         optimizer.zero_grad()
         (param * 0).sum().backward()  # what comes now was owed
         assert param.grad[3].tolist() == [0, 8.0, 8.5, 0, 0]
+
+    two_ranks.run(check)
+
+
+@pytest.mark.parametrize("factor", [1.0, 4.0])
+def test_what_rounding_takes_away_is_owed_too(two_ranks: RankPool, factor: float) -> None:
+    def check(rank: int) -> None:
+        param = nn.Parameter(torch.zeros(10, dtype=torch.bfloat16))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([param], lr=0.0),
+            compression=hvd.Compression.topk(0.1, dense_steps=0, whole=0),
+            gradient_predivide_factor=factor,
+        )
+        gradient = torch.tensor([1 + 2**-7, 2.5, *[0.0] * 8], dtype=torch.bfloat16)
+        received = torch.zeros(10)
+        for _ in range(3):  # in the last one three times the first element travels, which has a bit too many
+            optimizer.zero_grad()
+            (param * gradient).sum().backward()
+            assert param.grad is not None
+            received += param.grad.float()
+        owed = owed_by(optimizer, param)
+        assert owed[1] == 2.5
+        assert 0 < abs(owed[0]) < 2**-5
+        assert torch.equal(received + owed, 3 * gradient.float())
 
     two_ranks.run(check)
 
@@ -274,7 +302,7 @@ def test_parameters_come_and_go(two_ranks: RankPool, kind: str) -> None:
 @both
 def test_what_is_owed_ends_with_the_optimizer_and_with_the_job(two_ranks: RankPool, kind: str) -> None:
     def check(rank: int) -> None:
-        compression = MAKERS[kind]()
+        compression = MAKERS[kind](dense_steps=1)
         model = Net()
 
         def wrapped() -> Any:
@@ -550,5 +578,46 @@ def test_the_environment_chooses_where_nobody_does(two_ranks: RankPool) -> None:
             model(torch.ones(1, 100)).sum().backward()
             optimizer.step()
             assert expected <= optimizer.bytes_given <= expected + 4  # type: ignore[attr-defined]
+
+    two_ranks.run(check)
+
+
+@both
+def test_over_a_process_set(three_ranks: RankPool, kind: str) -> None:
+    def check(rank: int) -> None:
+        hvd.shutdown()
+        hvd.init(process_sets="dynamic")
+        pair = hvd.add_process_set([0, 2])
+        model = Net()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.05), compression=MAKERS[kind](), process_set=pair
+        )
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, step, rank).backward()
+            optimizer.step()
+        weights = from_all_ranks(model.hidden.weight)
+        assert torch.equal(weights[0], weights[2])
+        assert not torch.equal(weights[0], weights[1])
+        hvd.shutdown()
+        hvd.init()
+
+    three_ranks.run(check)
+
+
+def test_powersgd_of_ranks_that_have_run_out_of_data(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        model = nn.Linear(40, 30)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), compression=MAKERS["powersgd"]()
+        )
+        for _ in range(3 - rank):
+            optimizer.zero_grad()
+            (model(torch.ones(1, 40)) * torch.arange(30)).sum().backward()
+            optimizer.step()
+        if rank == 0:  # of rank 1, which had joined, zeros
+            assert model.weight.grad is not None
+            torch.testing.assert_close(model.weight.grad, torch.arange(30.0).view(30, 1).expand(30, 40) / 2)
+        assert hvd.join() == 0
 
     two_ranks.run(check)
