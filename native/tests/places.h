@@ -1,0 +1,48 @@
+// What tests of the whole engine share: the places where they are to hold (one host, sockets, hosts of several ranks),
+// and plans.
+#ifndef SPARK_ESTIMATOR_TESTS_PLACES_H_
+#define SPARK_ESTIMATOR_TESTS_PLACES_H_
+
+#include <functional>
+#include <iostream>
+#include <vector>
+
+#include "ranks.h"
+
+namespace spark_estimator::testing {
+
+struct Place {
+  const char* name;
+  int size;
+  JobOptions options;
+};
+
+inline const std::vector<Place> kPlaces = {
+    {"alone", 1, {.channel = Channel::kStream}},
+    {"one host of 2", 2, {.channel = Channel::kShared}},
+    {"one host of 3", 3, {.channel = Channel::kShared}},
+    {"2 by sockets", 2, {.channel = Channel::kStream}},
+    {"4 by sockets", 4, {.channel = Channel::kStream}},
+    {"2 hosts of 2", 4, {.channel = Channel::kShared, .ranks_per_host = 2}},
+    {"hosts of 3 and 2", 5, {.channel = Channel::kShared, .ranks_per_host = 3}},
+    {"no cache", 2, {.channel = Channel::kShared, .cache_capacity = 0}},
+};
+
+inline void Everywhere(const std::function<void(Rank&)>& body) {
+  for (const Place& place : kPlaces) {
+    std::cout << "        " << place.name << std::endl;
+    RunRanks(place.size, place.options, body);
+  }
+}
+
+constexpr int kTurns = 3;  // the first is negotiated, the others are remembered
+
+struct OwnedPlan {
+  se_plan* plan = nullptr;
+  OwnedPlan(const Rank& me, Asked asked) { CHECK_EQ(se_plan_create(me.engine, asked.get(), &plan), SE_OK); }
+  ~OwnedPlan() { se_plan_destroy(plan); }
+};
+
+}  // namespace spark_estimator::testing
+
+#endif  // SPARK_ESTIMATOR_TESTS_PLACES_H_
