@@ -55,12 +55,14 @@ class EngineStarter:
         with self._wiring:
             if self._switchboard is None:
                 wired, topology = Wired(0, 1, (), -1), Topology.of([host_id()], 0)
+                host = socket.gethostname()
             else:
                 wired = self._switchboard.connect_all(self._round, self._settings, group)
                 peers = self._switchboard.rendezvous.peers
                 topology = Topology.of([peers[rank].host_id for rank in group.ranks], wired.rank)
+                host = peers[group.ranks[wired.rank]].host
             try:
-                config = _config(self._settings, topology, group, wired.segment_fd)
+                config = _config(self._settings, topology, group, host, wired.segment_fd)
             except BaseException:
                 wired.close()
                 raise
@@ -163,7 +165,7 @@ def start_timeline(engine: Engine, path: str, mark_cycles: bool) -> None:
     timeline.start(engine, path, engine.global_rank, process_set=engine.process_set, mark_cycles=mark_cycles)
 
 
-def _config(settings: Settings, topology: Topology, group: Group, segment_fd: int) -> _native.Config:
+def _config(settings: Settings, topology: Topology, group: Group, host: str, segment_fd: int) -> _native.Config:
     decided = decisions(settings, topology, available_cores())
     tunes = settings.autotune and group.number == 0  # one search a job: its log is one file
     return _native.Config(
@@ -189,6 +191,7 @@ def _config(settings: Settings, topology: Topology, group: Group, segment_fd: in
         stall_shutdown_seconds=settings.stall_shutdown_seconds,
         heartbeat_seconds=settings.heartbeat_seconds,
         silence_seconds=settings.silence_seconds,
-        name=f"{socket.gethostname()} (pid {os.getpid()})".encode(),
+        # The host as its launcher knows it; the process, which only it knows for certain.
+        name=f"{host} (pid {os.getpid()})".encode(),
         autotune_log=os.fsencode(settings.autotune_log) if tunes and settings.autotune_log else None,
     )

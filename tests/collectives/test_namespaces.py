@@ -267,7 +267,7 @@ def test_a_host_that_is_cut_off_at_work_is_named_on_both_sides(layout: Layout, e
 
 def names_a_rank_of(layout: Layout, host: int, message: str) -> bool:
     ranks = [rank for rank in range(layout.size) if layout.host_of(rank) == host]
-    return any(f"rank {rank} on host{host} is lost" in message for rank in ranks)
+    return any(f"rank {rank} on host{host} (pid " in message for rank in ranks)
 
 
 def test_a_host_that_is_cut_off_at_rest_is_named_on_both_sides(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_rank_that_is_stopped_for_good_is_named(layout: Layout, elements: int)
         if outcome.rank != 1:
             when, message = returned([outcome])[0]
             assert when < ended, message
-            assert f"rank 1 on {'host0' if layout.hosts else socket.gethostname()} is lost" in message
+            assert f"rank 1 on {'host0' if layout.hosts else socket.gethostname()} (pid " in message
 
 
 @layouts((0, 2), (2, 1), (4, 1))
