@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,9 +22,17 @@ from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.torch.adasum_step import AdasumStep
-from spark_estimator.torch.compression import UNCHOSEN, BucketCompression, Compression, checked_compression
+from spark_estimator.torch.compression import UNCHOSEN
 from spark_estimator.torch.gradient_bucket import Options
 from spark_estimator.torch.gradient_exchange import GradientExchange
+from spark_estimator.torch.optimizer_arguments import (
+    check_passes,
+    checked_groups,
+    checked_names,
+    checked_op,
+    compression_for,
+    ranks_of,
+)
 from spark_estimator.torch.sharded_state import ShardedState, check_can_shard
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
@@ -96,22 +104,22 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"DistributedOptimizer wraps a torch.optim.Optimizer, not a {type(optimizer).__name__}.")
-    operation = _checked_op(op)
+    operation = checked_op(op)
     if gradient_predivide_factor != 1.0 and operation is not ReduceOp.AVERAGE:
         raise ValueError(
             f"gradient_predivide_factor={gradient_predivide_factor} splits an average: it needs op=hvd.Average."
         )
     if gradient_predivide_factor <= 0:
         raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} must be greater than 0.")
-    _check_passes(backward_passes_per_step)
+    check_passes(backward_passes_per_step)
     if num_groups:
         warnings.warn("num_groups= is deprecated; use groups=.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    names = _checked_names(optimizer, named_parameters)
+    names = checked_names(optimizer, named_parameters)
     over = None if process_set is global_process_set else process_set
-    size = _ranks_of(over)  # raises before init(), while nothing has been changed
-    compression = _checked_compression(compression, operation)
-    options = Options(compression, operation, gradient_predivide_factor, _checked_groups(groups), sparse_as_dense, over)
+    size = ranks_of(over)  # raises before init(), while nothing has been changed
+    compression = compression_for(compression, operation)
+    options = Options(compression, operation, gradient_predivide_factor, checked_groups(groups), sparse_as_dense, over)
     if operation is ReduceOp.ADASUM and size & (size - 1):
         raise ValueError(f"op=hvd.Adasum needs a power of two of ranks, and there are {size}; use hvd.Average.")
     if shard_state:
@@ -168,7 +176,7 @@ class DistributedMethods(torch.optim.Optimizer):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward passes make a step, from the next step on. Raises ValueError below 1."""
-        _check_passes(passes)
+        check_passes(passes)
         self._distributed.passes = passes
         if self._distributed.exchange is not None:
             self._distributed.exchange.passes_per_step = passes
@@ -352,90 +360,3 @@ class _AveragedClosure:
         if distributed.shards is not None:
             distributed.shards.enter()
         return loss
-
-
-def _checked_op(op: int) -> ReduceOp:
-    try:
-        if ReduceOp(op) in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
-            return ReduceOp(op)
-    except ValueError:
-        pass
-    raise ValueError(f"op={op!r}: gradients are reduced by hvd.Average, hvd.Sum or hvd.Adasum.")
-
-
-def _ranks_of(process_set: ProcessSet | None) -> int:
-    """With how many ranks gradients are exchanged; 1 on a rank outside the set."""
-    size = context.size()
-    if process_set is None:
-        return size
-    if not isinstance(process_set, ProcessSet):
-        raise ValueError(
-            f"process_set must be a ProcessSet, not {process_set!r}: make it with hvd.add_process_set([ranks])."
-        )
-    included = process_set.included()
-    if included is None:
-        raise ValueError(f"{process_set} is not registered; use hvd.add_process_set() or hvd.init(process_sets=...).")
-    return len(process_set.ranks) if included else 1
-
-
-def _check_passes(passes: int) -> None:
-    if passes != int(passes) or passes <= 0:
-        raise ValueError(f"backward_passes_per_step={passes!r} must be an integer greater than 0.")
-
-
-def _checked_compression(compression: object, op: ReduceOp) -> object:
-    if compression is UNCHOSEN:
-        return getattr(Compression, context.settings().compression)
-    checked = checked_compression(compression)
-    if op is ReduceOp.ADASUM and isinstance(checked, BucketCompression):
-        raise ValueError(
-            f"compression={compression!r} does not go with op=hvd.Adasum, which combines what steps have changed and "
-            "not gradients; use hvd.Average, or hvd.Compression.none, fp16 or bf16."
-        )
-    return checked
-
-
-def _checked_names(optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any] | None) -> dict[int, str]:
-    if named_parameters is None:
-        return {}
-    pairs = list(named_parameters)
-    for pair in pairs:
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise ValueError(
-                "named_parameters holds tuples (name, parameter), as model.named_parameters() gives them; "
-                f"this is none: {pair!r}."
-            )
-    duplicates = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
-    if duplicates:
-        raise ValueError(
-            f"Names in named_parameters must be unique; given more than once: {', '.join(map(str, duplicates))}."
-        )
-    names = {id(param): name for name, param in pairs}
-    for group_number, group in enumerate(optimizer.param_groups):
-        for number, param in enumerate(group["params"]):
-            if id(param) not in names:
-                raise ValueError(
-                    f"named_parameters does not name all of the optimizer's parameters: number {number} of group "
-                    f"{group_number}, of shape {tuple(param.shape)}, is missing. Pass the named_parameters() of every "
-                    "module that the optimizer trains."
-                )
-    return names
-
-
-def _checked_groups(
-    groups: int | Sequence[Sequence[torch.Tensor]] | None,
-) -> int | Sequence[Sequence[torch.Tensor]] | None:
-    if groups is None or (isinstance(groups, int) and groups > 0):
-        return groups
-    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
-        raise ValueError(f"groups={groups!r} must be an integer greater than 0, or a list of lists of parameters.")
-    seen: set[int] = set()
-    for param in (param for group in groups for param in group):
-        if not isinstance(param, torch.Tensor):
-            raise ValueError(f"groups holds lists of parameters; this is none: {param!r}.")
-        if id(param) in seen:
-            raise ValueError(
-                f"groups has a parameter of shape {tuple(param.shape)} twice; each may be in one group only."
-            )
-        seen.add(id(param))
-    return groups

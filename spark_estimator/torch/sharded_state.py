@@ -93,6 +93,7 @@ class ShardedState:
         self._optimizer = weakref.ref(optimizer)
         self._process_set = process_set
         self._name = f"ShardedState.{context.next_number('ShardedState')}"
+        self._place = (0, 0)  # this rank's, and the number of ranks, when the pieces were made
         self._groups: list[list[_Piece]] = []
         self._params: list[list[torch.Tensor]] = []
         self._entered: list[list[torch.Tensor]] | None = None  # the groups' own parameters, while pieces stand there
@@ -231,6 +232,15 @@ class ShardedState:
 
     def _divide(self) -> None:
         """Makes pieces for groups that are new. Raises ValueError when an old one has other parameters than before."""
+        engine = context.engine(self._process_set)
+        place = engine.rank, engine.size
+        if place != self._place and self.holds_state:
+            raise ValueError(
+                f"This optimizer's state was divided among {self._place[1]} ranks of a job that has ended, and there "
+                f"are {place[1]} now: consolidate_state_dict() before shutdown(), load_state_dict() after init()."
+            )
+        if place != self._place:
+            self._place, self._groups, self._params = place, [], []
         for number, group in enumerate(self._own().param_groups):
             params = list(group["params"])
             if number < len(self._params):
@@ -241,7 +251,6 @@ class ShardedState:
                         "divided (shard_state=True): use add_param_group() for new ones."
                     )
                 continue
-            engine = context.engine(self._process_set)
             pieces = []
             for param in params:
                 start, stop = self._range(param, engine.rank)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import spark_estimator.torch as hvd
+from spark_estimator.torch.sharded_state import ShardedState
 from tests.torch.rank_pool import RankPool
 from tests.torch.test_optimizer import (
     assert_close,
@@ -202,6 +203,34 @@ def test_what_is_refused(two_ranks: RankPool) -> None:
             optimizer.consolidate_state_dict(to=7)  # type: ignore[attr-defined]
 
     two_ranks.run(check)
+
+
+def test_a_state_that_was_divided_among_other_ranks_is_refused(three_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        hvd.shutdown()
+        hvd.init(process_sets="dynamic")
+        sets = [hvd.add_process_set([0, 1]), hvd.add_process_set([0])]
+        if rank == 0:
+            model = model_of()
+            adam = torch.optim.Adam(model.parameters())
+            shards = ShardedState(adam, sets[1])
+            model(torch.ones(1, 6)).sum().backward()
+            shards.enter()
+            adam.step()
+            shards.leave()
+            # As after shutdown() and init() in a job of another size.
+            shards._process_set = sets[0]
+            with pytest.raises(ValueError, match="divided among 1 ranks of a job that has ended, and there are 2 now"):
+                shards.enter()
+            shards.forget()
+            shards.enter()
+            assert [len(group["params"]) for group in adam.param_groups] == [6]
+            shards.restore()
+        hvd.barrier()
+        hvd.shutdown()
+        hvd.init()
+
+    three_ranks.run(check)
 
 
 def test_alone_there_is_nothing_to_divide() -> None:
