@@ -432,7 +432,8 @@ void Engine::Note(const Request& request, int num_requests, const char* algorith
   record.bytes = request.bytes;
   record.algorithm = algorithm;
   record.submitted = request.submitted == Time{} ? started : request.submitted;
-  record.agreed = fast ? started : request.agreed;
+  // A plan's request may still have the time at which an earlier submission of it was agreed on.
+  record.agreed = fast || request.agreed < record.submitted ? started : request.agreed;
   record.started = started;
   record.finished = finished;
   record.status = status;
@@ -447,7 +448,10 @@ Status Engine::Execute(const std::vector<RequestPtr>& requests, const std::vecto
   const Status status = executor_->Run(requests, rows);
   if (!status.ok()) {
     // They have left the places where Break looks for what to fail.
-    for (const RequestPtr& request : requests) unknown_.push_back(request);
+    for (const RequestPtr& request : requests) {
+      unknown_.push_back(request);
+      request->recorded = true;
+    }
     Note(*requests[0], static_cast<int>(requests.size()), executor_->algorithm(), began, Clock::now(), status.code(),
          fast);
     return status;

@@ -138,7 +138,7 @@ void Engine::Break(const Status& error) {
   negotiated_.clear();
   const Time now = Clock::now();
   for (const RequestPtr& request : pending) {
-    Note(*request, 1, "", now, now, why.code(), false);
+    if (!request->recorded) Note(*request, 1, "", now, now, why.code(), false);
     CompleteLocked(*request, why.Within(LabelOf(*request) + " failed"));
   }
   changed_.notify_all();

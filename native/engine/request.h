@@ -51,6 +51,7 @@ struct Request {
   uint64_t order = 0;                  // of submission on this rank
   bool deferred = false;               // the next wait will see to it
   bool had_to_queue = false;           // behind an older one of its kind
+  bool recorded = false;               // the flight recorder has its failure
   Time submitted{};
   Time agreed{};
 

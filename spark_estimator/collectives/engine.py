@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import threading
 from collections import deque
@@ -97,6 +98,7 @@ class Engine:
         numbers = {config.rank: config.global_rank, **{peer.rank: peer.global_rank for peer in peers}}
         self.ranks: tuple[int, ...] = tuple(numbers[rank] for rank in sorted(numbers))
         self.plans: dict[object, object] = {}
+        self.loss_is_expected = False  # of a peer, in an elastic job
         self.at_end: Callable[[], object] | None = None
         self._detached: deque[tuple[int, object]] = deque()
         self._sweeping = threading.Lock()
@@ -237,7 +239,9 @@ class Engine:
             lines = self.describe("flight_recorder").rstrip().splitlines()
             shown = lines[-_REPORTED_LINES:]
             if shown:
-                _log.warning("the last %d of %d noted ops:\n%s", len(shown), len(lines), "\n".join(shown))
+                # Who goes on without the lost rank has other things to read.
+                level = logging.INFO if self.loss_is_expected else logging.WARNING
+                _log.log(level, "the last %d of %d noted ops:\n%s", len(shown), len(lines), "\n".join(shown))
 
     def timeline_start(self, path: str, mark_cycles: bool) -> None:
         """Starts writing a Chrome trace of this rank's ops. Raises ValueError when one is being written."""

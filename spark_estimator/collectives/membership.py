@@ -67,6 +67,7 @@ class EngineStarter:
                 wired.close()
                 raise
             engine = Engine(config, wired.peers)
+            engine.loss_is_expected = self._settings.elastic
             self._started.add(engine)
         # Its thread ends with the engine, and is waited for, so that nothing of an engine outlives its shutdown.
         engine.at_end = StackTeller(engine.await_question, engine.answer).stop

@@ -74,9 +74,11 @@ def allgather_object(
     pickles = gather_bytes(engine, unnamed if name is None else name, payload, unnamed=name is None)
     failed = [rank for rank, pickled in zip(engine.ranks, pickles, strict=True) if not pickled]
     if failed:
-        which = "rank " + ", ".join(map(str, failed))
-        what = f"its object of type {type(obj).__qualname__}" if problem else "its object"
-        raise HorovodInternalError(f"{_label('allgather_object', name)}: {which} cannot pickle {what}.") from problem
+        which = f"rank {failed[0]}" if len(failed) == 1 else f"ranks {', '.join(map(str, failed))}"
+        why = f" Here it is of type {type(obj).__qualname__}: {problem}" if problem else ""
+        raise HorovodInternalError(
+            f"{_label('allgather_object', name)}: the object of {which} cannot be pickled.{why}"
+        ) from problem
     return [pickle.loads(pickled) for pickled in pickles]  # noqa: S301  from ranks of this job
 
 

@@ -237,7 +237,8 @@ class Plan:
         return engine
 
     def __del__(self) -> None:
-        if self._pointer is not None and self._native.pointer is not None:
+        # A compiler that traces through a call may make one without `__init__`.
+        if getattr(self, "_pointer", None) is not None and self._native.pointer is not None:
             self._native.library.se_plan_destroy(self._pointer)
 
 

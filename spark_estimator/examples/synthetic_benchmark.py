@@ -1,6 +1,6 @@
 """Images a second that the ranks of a job train with, on images that are made up once.
 
-``horovodrun -np 2 python -m spark_estimator.examples.synthetic_benchmark --depth 18 --image-size 64``
+``horovodrun -np 2 python -m spark_estimator.examples.synthetic_benchmark --model resnet18 --image-size 64``
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from spark_estimator.examples.resnet import DEPTHS, resnet
 def main(argv: Sequence[str] | None = None) -> float:
     """Measures on every rank; rank 0 prints. Returns images a second of all ranks together."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--depth", type=int, default=50, choices=sorted(DEPTHS), help="of the residual network")
+    parser.add_argument("--model", default="resnet50", choices=[f"resnet{depth}" for depth in sorted(DEPTHS)])
     parser.add_argument("--width", type=int, default=64, help="channels of its first stage")
     parser.add_argument("--image-size", type=int, default=224, help="pixels a side")
     parser.add_argument("--batch-size", type=int, default=32, help="images a rank and step")
-    parser.add_argument("--warmup-batches", type=int, default=5, help="steps that are not timed")
-    parser.add_argument("--batches", type=int, default=10, help="steps in one figure")
-    parser.add_argument("--figures", type=int, default=10, help="how many are taken")
+    parser.add_argument("--num-warmup-batches", type=int, default=5, help="steps that are not timed")
+    parser.add_argument("--num-batches-per-iter", type=int, default=10, help="steps in one figure")
+    parser.add_argument("--num-iters", type=int, default=10, help="how many are taken")
     parser.add_argument("--fp16-allreduce", action="store_true", help="gradients travel as float16")
     parser.add_argument("--use-adasum", action="store_true", help="combine steps by the adaptive sum")
     options = parser.parse_args(argv)
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> float:
     hvd.init()
     torch.manual_seed(hvd.rank())
     device = torch.device("cuda", hvd.local_rank()) if torch.cuda.is_available() else torch.device("cpu")
-    model = resnet(options.depth, classes=1000, width=options.width).to(device)
+    model = resnet(int(options.model.removeprefix("resnet")), classes=1000, width=options.width).to(device)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01),
         named_parameters=model.named_parameters(),
@@ -57,15 +57,16 @@ def main(argv: Sequence[str] | None = None) -> float:
             torch.cuda.synchronize()
         return time.perf_counter() - begun
 
-    steps(options.warmup_batches)
-    speeds = [options.batch_size * options.batches / steps(options.batches) for _ in range(options.figures)]
+    steps(options.num_warmup_batches)
+    speeds = [
+        options.batch_size * options.num_batches_per_iter / steps(options.num_batches_per_iter)
+        for _ in range(options.num_iters)
+    ]
     mean = statistics.mean(speeds)
     spread = 1.96 * statistics.stdev(speeds) / math.sqrt(len(speeds)) if len(speeds) > 1 else 0.0
     total = float(hvd.allreduce(torch.tensor(mean), op=hvd.Sum, name="images a second"))
     if hvd.rank() == 0:
-        print(
-            f"ResNet-{options.depth}, {options.batch_size} images of {options.image_size} pixels a rank, {device.type}"
-        )
+        print(f"{options.model}, {options.batch_size} images of {options.image_size} pixels a rank, {device.type}")
         print(f"a rank: {mean:.1f} +- {spread:.1f} images a second; {hvd.size()} ranks: {total:.1f}", flush=True)
     return total
 

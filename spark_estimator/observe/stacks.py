@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import queue
+import selectors
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 from spark_estimator.log import logger
@@ -16,12 +20,18 @@ MAX_FRAMES = 50
 MAX_CHARACTERS = 32_000
 _ASK_SECONDS = 60.0  # how long one call waits; the engine ends it when it shuts down
 _STOP_SECONDS = 2.0
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_PROGRAMS = (str(Path(_PACKAGE, "examples")) + os.sep, str(Path(_PACKAGE, "demo.py")))
+_WAITING = frozenset({threading.__file__, queue.__file__, selectors.__file__})
 _log = logger(__name__)
 
 
 def current_stacks() -> str:
-    """The stacks of all Python threads, the main one first, most recent call last. The calling thread is left out,
-    unless it is the main one. At most `MAX_CHARACTERS`."""
+    """The stacks of the user's Python threads, the main one first, most recent call last. At most `MAX_CHARACTERS`.
+
+    Calls inside this package, to which a user's last one has led, are told in one line; a thread of this package is
+    left out, and so is the calling one unless it is the main one.
+    """
     main = threading.main_thread().ident
     own = threading.get_ident()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -30,7 +40,7 @@ def current_stacks() -> str:
         parts = [
             _stack(names.get(ident, "unknown to Python's threading"), frames[ident])
             for ident in sorted(frames, key=lambda ident: (ident != main, ident))
-            if ident == main or ident != own
+            if ident == main or (ident != own and not _is_own(frames[ident]))
         ]
     finally:
         del frames  # they would keep the threads' variables alive
@@ -41,10 +51,25 @@ def current_stacks() -> str:
 
 
 def _stack(name: str, frame: FrameType) -> str:
-    summary = traceback.StackSummary.extract(traceback.walk_stack(frame), limit=MAX_FRAMES)
-    summary.reverse()  # walk_stack begins with the most recent call
+    calls = list(traceback.walk_stack(frame))  # the most recent first
+    inside = next((number for number, (call, _) in enumerate(calls) if not _is_ours(call)), len(calls))
+    summary = traceback.StackSummary.extract(iter(calls[inside:]), limit=MAX_FRAMES)
+    summary.reverse()
     more = "  (older calls are left out)\n" if len(summary) == MAX_FRAMES else ""
-    return f"Thread {name} (most recent call last):\n{more}{''.join(summary.format())}".rstrip()
+    ours = f"  (inside spark_estimator: {calls[inside - 1][0].f_code.co_name})\n" if inside else ""
+    return f"Thread {name} (most recent call last):\n{more}{''.join(summary.format())}{ours}".rstrip()
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Whether a call is of this package, and not of a program that only comes with it."""
+    path = frame.f_code.co_filename
+    return path.startswith(_PACKAGE) and not path.startswith(_PROGRAMS)
+
+
+def _is_own(frame: FrameType) -> bool:
+    """Whether a thread is one that this package has started for itself: no call in it is a user's."""
+    calls = [call for call, _ in traceback.walk_stack(frame)]
+    return any(map(_is_ours, calls)) and all(_is_ours(call) or call.f_code.co_filename in _WAITING for call in calls)
 
 
 class StackTeller:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from spark_estimator._native import Op, ReduceOp
-from spark_estimator.collectives import context
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.torch.agreement import agree
@@ -119,7 +118,7 @@ class AdasumStep:
         engine = self._options.engine()
         if engine is not self._engine:  # after another init() all ranks number their optimizers anew
             self._engine = engine
-            self._prefix = f"DistributedOptimizer.{context.next_number('DistributedOptimizer')}"
+            self._prefix = self._options.next_name()
             self._agreed = []
         lines = [f"{len(params)} parameters, adasum"] + [
             f"parameter {self._names.get(id(param), position)}: shape {tuple(param.shape)}, {param.dtype}"

@@ -6,10 +6,13 @@ other never submits.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from collections.abc import Sequence
 
-from spark_estimator.collectives import context, requests
+from spark_estimator._native import DType, Op, ReduceOp
+from spark_estimator.collectives import context
+from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.objects import allgather_object
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.errors import MismatchError
@@ -23,11 +26,11 @@ def agree(
     detail_name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> None:
-    """Returns when every rank has called it with the same lines. Collective.
+    """Returns when every rank has called it with the same lines. Collective, but for ranks that have joined.
 
     Args:
         lines: what this rank means to do, in words for people.
-        name: of the request that carries the digest, 32 bytes a rank.
+        name: of the request that compares digests, an allreduce of 65 numbers.
         subject: what the lines describe, for the error.
         detail_name: of the request that carries the lines when the digests differ.
         process_set: whose ranks take part; None: all.
@@ -35,15 +38,36 @@ def agree(
     Raises:
         MismatchError: on all ranks, naming the first line in which a rank differs from the first.
     """
-    digest = hashlib.sha256("\n".join(lines).encode()).digest()
     engine = context.engine(process_set)
-    digests = [digest] if engine.size == 1 else requests.gather_bytes(engine, name, digest)
-    if len({bytes(each) for each in digests}) == 1:
+    if engine.size == 1 or _all_alike(lines, name, process_set):
         return
     of_rank = allgather_object(list(lines), name=detail_name or f"{name}.detail", process_set=process_set)
     ours, first = of_rank[0], engine.ranks[0]
     rank, theirs = next((engine.ranks[at], theirs) for at, theirs in enumerate(of_rank) if theirs != ours)
     raise MismatchError(f"The ranks disagree about {subject}. {_difference(ours, first, theirs, rank)}")
+
+
+def _all_alike(lines: Sequence[str], name: str, process_set: ProcessSet | None) -> bool:
+    """Whether all ranks that have not joined gave the same lines.
+
+    By sums, in which a rank that has joined takes part with zeros: n numbers are all alike if the n-fold sum of their
+    squares is the square of their sum (Cauchy and Schwarz).
+    """
+    digest = hashlib.sha256("\n".join(lines).encode()).digest()
+    numbers = (ctypes.c_int64 * (1 + 2 * len(digest)))(1, *digest, *(byte * byte for byte in digest))
+    address = ctypes.addressof(numbers)
+    place = collectives.Tensor(address, address, DType.INT64, (len(numbers),))
+    collectives.run(
+        Op.ALLREDUCE,
+        name,
+        [place],
+        reduce_op=ReduceOp.SUM,
+        process_set=process_set,
+        keep=numbers,
+        repeats=False,
+    )
+    ranks, sums, squares = numbers[0], numbers[1 : 1 + len(digest)], numbers[1 + len(digest) :]
+    return all(total * total == ranks * square for total, square in zip(sums, squares, strict=True))
 
 
 def _difference(ours: Sequence[str], first: int, theirs: Sequence[str], rank: int) -> str:

@@ -57,6 +57,14 @@ class Options:
             return made
         return DenseBucket(name, slots, self)
 
+    def next_name(self) -> str:
+        """A name for one more optimizer, that all ranks of the set make alike if they make it in the same order.
+
+        Each set counts by itself: a rank that is in one of them more has made more optimizers than others.
+        """
+        number = context.next_number(f"DistributedOptimizer {self.engine().process_set}")
+        return f"DistributedOptimizer.{number}"
+
     def scaled_op(self) -> tuple[ReduceOp, float, float]:
         """The reduction, with the factors before and after it."""
         if self.predivide == 1.0:

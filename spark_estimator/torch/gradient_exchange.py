@@ -207,7 +207,7 @@ class GradientExchange:
     def _join_job(self) -> None:
         """Takes a name in the present job: after another `init()` all ranks number their optimizers anew."""
         self._engine: Engine = self._options.engine()
-        self._prefix = f"DistributedOptimizer.{context.next_number('DistributedOptimizer')}"
+        self._prefix = self._options.next_name()
         self._agreed = False
         for bucket in self._buckets:  # sent to an engine that is gone
             bucket.forget()
@@ -311,17 +311,24 @@ class GradientExchange:
 
     def _find_sparse(self) -> None:
         """Plans sparse buckets for parameters whose gradient is sparse on some rank, now that all have a gradient."""
-        dims = torch.zeros(len(self._slots), dtype=torch.uint8)
+        # Sums, in which a rank that has joined takes part with zeros: of ranks with a sparse one, of its dimensions.
+        seen = torch.zeros((2, len(self._slots)), dtype=torch.int64)
         for position, slot in enumerate(self._slots):
             gradient = slot.param.grad
             if gradient is not None and gradient.layout is torch.sparse_coo:
-                dims[position] = gradient.sparse_dim()
-        place = [described(dims)]
+                seen[:, position] = torch.tensor([1, gradient.sparse_dim()])
         name, process_set = f"{self._prefix}.sparse", self._options.process_set
         collectives.run(
-            Op.ALLREDUCE, name, place, reduce_op=ReduceOp.MAX, process_set=process_set, keep=dims, repeats=False
+            Op.ALLREDUCE,
+            name,
+            [described(seen)],
+            reduce_op=ReduceOp.SUM,
+            process_set=process_set,
+            keep=seen,
+            repeats=False,
         )
-        found = {position: int(of) for position, of in enumerate(dims.tolist()) if of}
+        ranks, dims = seen.tolist()
+        found = {at: of // count for at, (count, of) in enumerate(zip(ranks, dims, strict=True)) if count}
         if found:
             self._plan(found)
 

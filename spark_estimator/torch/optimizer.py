@@ -119,7 +119,9 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     over = None if process_set is global_process_set else process_set
     size = ranks_of(over)  # raises before init(), while nothing has been changed
     compression = compression_for(compression, operation)
-    options = Options(compression, operation, gradient_predivide_factor, checked_groups(groups), sparse_as_dense, over)
+    options = Options(
+        compression, operation, gradient_predivide_factor, checked_groups(optimizer, groups), sparse_as_dense, over
+    )
     if operation is ReduceOp.ADASUM and size & (size - 1):
         raise ValueError(f"op=hvd.Adasum needs a power of two of ranks, and there are {size}; use hvd.Average.")
     if shard_state:

@@ -83,12 +83,14 @@ def checked_names(optimizer: torch.optim.Optimizer, named_parameters: Iterable[A
 
 
 def checked_groups(
+    optimizer: torch.optim.Optimizer,
     groups: int | Sequence[Sequence[torch.Tensor]] | None,
 ) -> int | Sequence[Sequence[torch.Tensor]] | None:
     if groups is None or (isinstance(groups, int) and groups > 0):
         return groups
     if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
         raise ValueError(f"groups={groups!r} must be an integer greater than 0, or a list of lists of parameters.")
+    owned = {id(param) for group in optimizer.param_groups for param in group["params"]}
     seen: set[int] = set()
     for param in (param for group in groups for param in group):
         if not isinstance(param, torch.Tensor):
@@ -96,6 +98,10 @@ def checked_groups(
         if id(param) in seen:
             raise ValueError(
                 f"groups has a parameter of shape {tuple(param.shape)} twice; each may be in one group only."
+            )
+        if id(param) not in owned:
+            raise ValueError(
+                f"groups has a tensor of shape {tuple(param.shape)} that is no parameter of the optimizer."
             )
         seen.add(id(param))
     return groups

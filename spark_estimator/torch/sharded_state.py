@@ -92,7 +92,8 @@ class ShardedState:
     def __init__(self, optimizer: torch.optim.Optimizer, process_set: ProcessSet | None) -> None:
         self._optimizer = weakref.ref(optimizer)
         self._process_set = process_set
-        self._name = f"ShardedState.{context.next_number('ShardedState')}"
+        number = context.next_number(f"ShardedState {context.engine(process_set).process_set}")
+        self._name = f"ShardedState.{number}"
         self._place = (0, 0)  # this rank's, and the number of ranks, when the pieces were made
         self._groups: list[list[_Piece]] = []
         self._params: list[list[torch.Tensor]] = []

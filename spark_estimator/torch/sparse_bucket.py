@@ -10,6 +10,7 @@ import torch
 from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.handle import Handle
+from spark_estimator.errors import MismatchError
 from spark_estimator.torch.compression import wire_dtype
 from spark_estimator.torch.gradient_bucket import Bucket, Options, Slot
 from spark_estimator.torch.memory import described
@@ -62,8 +63,16 @@ class SparseBucket(Bucket):
 
     def finish(self) -> None:
         assert self._handle is not None
-        self._handle.wait()
         slot = self.slots[0]
+        try:
+            self._handle.wait()
+        except MismatchError as error:
+            if "joined" not in str(error):
+                raise
+            raise MismatchError(
+                f"The sparse gradient of parameter {slot.name!r} travels by an allgather, in which a rank that has "
+                f"joined cannot take part: pass sparse_as_dense=True to DistributedOptimizer. ({error})"
+            ) from error
         if not any(self._handle.gathered(2).data):
             return  # no rank has a gradient
         rest = tuple(slot.param.shape[self._sparse_dims :])

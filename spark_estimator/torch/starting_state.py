@@ -66,6 +66,11 @@ def broadcast_optimizer_state(
         ValueError: the optimizer is an LBFGS, whose state cannot be told apart from the path that led to it.
         MismatchError: the ranks' parameter groups differ; the first difference is named.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(
+            f"broadcast_optimizer_state needs the optimizer itself, not a {type(optimizer).__name__}: its state may be "
+            "empty on other ranks."
+        )
     if issubclass(own_class_of(optimizer), torch.optim.LBFGS):
         raise ValueError("The state of torch.optim.LBFGS cannot be broadcast.")
     if isinstance(optimizer, DistributedMethods):

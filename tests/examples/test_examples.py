@@ -61,8 +61,18 @@ def test_elastic_digits(size: int) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_synthetic_benchmark(size: int) -> None:
-    small = ["--depth", "10", "--width", "4", "--image-size", "32", "--batch-size", "2"]
-    printed = run(size, "synthetic_benchmark", *small, "--warmup-batches", "1", "--batches", "1", "--figures", "2")
+    small = ["--model", "resnet10", "--width", "4", "--image-size", "32", "--batch-size", "2"]
+    printed = run(
+        size,
+        "synthetic_benchmark",
+        *small,
+        "--num-warmup-batches",
+        "1",
+        "--num-batches-per-iter",
+        "1",
+        "--num-iters",
+        "2",
+    )
     found = re.search(r"a rank: ([0-9.]+) \+- [0-9.]+ images a second; (\d) ranks: ([0-9.]+)", printed)
     assert found, printed
     assert int(found[2]) == size

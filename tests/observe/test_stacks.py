@@ -178,3 +178,25 @@ StackTeller(lambda seconds: libc.usleep(100) and None, lambda question, text: No
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False, env=environment
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_calls_and_threads_of_this_package_take_a_line_or_none() -> None:
+    ended = threading.Event()
+
+    def asked_by_a_user(seconds: float) -> int | None:
+        ended.wait(seconds)
+        return None
+
+    # As if the engine's own wait were called directly: no frame of it is a user's.
+    own = StackTeller(ended.wait, lambda number, text: None)  # type: ignore[arg-type]
+    users = StackTeller(asked_by_a_user, lambda number, text: None)
+    try:
+        while (text := current_stacks()).count("asked_by_a_user") == 0:
+            time.sleep(0.001)
+    finally:
+        ended.set()
+        own.stop()
+        users.stop()
+    assert text.count("asked_by_a_user") == 1
+    assert text.count("_tell") == 1, "of the user's thread; the other is left out"
+    assert "(inside spark_estimator: current_stacks)" in text

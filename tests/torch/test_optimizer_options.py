@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import spark_estimator.torch as hvd
+from spark_estimator.errors import MismatchError
 from tests.torch.rank_pool import RankPool
 from tests.torch.test_optimizer import (
     BATCH,
@@ -275,3 +276,56 @@ def test_ranks_with_different_numbers_of_batches(two_ranks: RankPool) -> None:
         assert_same_on_all_ranks(model)
 
     two_ranks.run(check)
+
+
+def test_a_rank_that_has_no_batch_at_all(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        for sparse in (False, True):
+            model = nn.Sequential(nn.Embedding(5, 2, sparse=sparse), nn.Linear(2, 1))
+            hvd.broadcast_parameters(model.state_dict(), 0)
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), sparse_as_dense=sparse
+            )
+            if rank == 0:
+                for _ in range(3):
+                    optimizer.zero_grad()
+                    model(torch.tensor([1, 2])).sum().backward()
+                    gradient = next(model[1].parameters()).grad
+                    optimizer.step()
+                assert gradient is not None
+            assert hvd.join() in (0, 1)
+        # Rows of sparse gradients cannot wait for who has joined.
+        table = nn.Embedding(5, 2, sparse=True)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), [("table", table.weight)])
+        if rank == 0:
+            with pytest.raises(MismatchError, match=r"'table' travels by an allgather.*sparse_as_dense=True"):
+                table(torch.tensor([1])).sum().backward()
+        hvd.join()
+
+    two_ranks.run(check)
+
+
+def test_ranks_that_have_made_different_numbers_of_optimizers(three_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        hvd.shutdown()
+        hvd.init(process_sets="dynamic")
+        pair, single = hvd.add_process_set([0, 1]), hvd.add_process_set([2])
+
+        def train(process_set: hvd.ProcessSet) -> None:
+            model = model_of()
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), process_set=process_set
+            )
+            model(torch.ones(1, 6)).sum().backward()
+            optimizer.step()
+            hvd.allreduce(next(model.parameters()), process_set=process_set)
+
+        if pair.included():
+            train(pair)
+        train(hvd.global_process_set)
+        train(pair if pair.included() else single)
+        train(hvd.global_process_set)
+        hvd.shutdown()
+        hvd.init()
+
+    three_ranks.run(check)
