@@ -7,6 +7,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -191,12 +192,12 @@ def test_calls_and_threads_of_this_package_take_a_line_or_none() -> None:
     own = StackTeller(ended.wait, lambda number, text: None)  # type: ignore[arg-type]
     users = StackTeller(asked_by_a_user, lambda number, text: None)
     try:
-        while (text := current_stacks()).count("asked_by_a_user") == 0:
+        while "in asked_by_a_user" not in (text := current_stacks()):
             time.sleep(0.001)
     finally:
         ended.set()
         own.stop()
         users.stop()
-    assert text.count("asked_by_a_user") == 1
-    assert text.count("_tell") == 1, "of the user's thread; the other is left out"
+    assert text.count("in asked_by_a_user") == 1
+    assert text.count("in _tell") == 1, "of the user's thread; the other is left out"
     assert "(inside spark_estimator: current_stacks)" in text
