@@ -192,12 +192,13 @@ def test_calls_and_threads_of_this_package_take_a_line_or_none() -> None:
     own = StackTeller(ended.wait, lambda number, text: None)  # type: ignore[arg-type]
     users = StackTeller(asked_by_a_user, lambda number, text: None)
     try:
-        while "in asked_by_a_user" not in (text := current_stacks()):
+        wanted = f"in {asked_by_a_user.__name__}\n"
+        while wanted not in (text := current_stacks()):
             time.sleep(0.001)
     finally:
         ended.set()
         own.stop()
         users.stop()
-    assert text.count("in asked_by_a_user") == 1
-    assert text.count("in _tell") == 1, "of the user's thread; the other is left out"
+    assert text.count(wanted) == 1
+    assert text.count("in _tell\n") == 1, "of the user's thread; the other is left out"
     assert "(inside spark_estimator: current_stacks)" in text
