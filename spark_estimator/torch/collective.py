@@ -6,6 +6,7 @@ A blocking form calls `Collective.run`, which works in the calling thread; an as
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -118,6 +119,8 @@ def allreduce_of(
     """
     wire = writable_wire_form if in_place else wire_form
     sources = [wire(tensor, kind) for tensor in tensors]
+    if in_place and len(sources) > 1:
+        _check_apart(sources, kind)
     outputs = sources if in_place else [torch.empty_like(source) for source in sources]
 
     def result(_: Handle | None) -> list[torch.Tensor]:
@@ -136,6 +139,20 @@ def allreduce_of(
         postscale=postscale,
         process_set=process_set,
     )
+
+
+def _check_apart(tensors: Sequence[torch.Tensor], kind: str) -> None:
+    """Raises ValueError when two tensors share memory: each would be reduced with what the other has left there."""
+    ranges = sorted(
+        (tensor.data_ptr(), tensor.nbytes, number) for number, tensor in enumerate(tensors) if tensor.nbytes
+    )
+    for (start, length, number), (following, _, other) in itertools.pairwise(ranges):
+        if start + length > following:
+            first, second = sorted((number, other))
+            raise ValueError(
+                f"{where(kind)}: tensors {first} and {second} of the group share memory, and cannot be reduced in "
+                "place together; use the form that makes new tensors, or clone one of them."
+            )
 
 
 def allgather_of(

@@ -16,6 +16,7 @@ import torch
 from spark_estimator.collectives import context
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.errors import MismatchError
 from spark_estimator.torch.collective import (
     allgather_of,
     allreduce_of,
@@ -122,15 +123,26 @@ def sparse_allreduce_async(
         raise ValueError(f"{where(kind)}: op={op!r} is neither hvd.Average nor hvd.Sum; use tensor.to_dense().")
     if checked_tensor(tensor, kind).layout is not torch.sparse_coo:
         raise ValueError(f"{where(kind)}: a COO tensor is needed, not one of layout {tensor.layout}; use allreduce.")
-    size = context.engine(process_set).size
+    ranks = context.engine(process_set).ranks
     values = tensor._values().detach()
-    parts = [tensor._indices().t(), values]
+    parts = [tensor._indices().t(), values, torch.tensor([tensor.shape])]
 
     def summed(gathered: Sequence[tuple[torch.Tensor, object]]) -> torch.Tensor:
-        (indices, _), (entries, _) = gathered
-        if operation is Average:
-            entries = entries.div(size, rounding_mode=None if entries.is_floating_point() else "trunc")
-        return torch.sparse_coo_tensor(indices.t(), entries, tensor.shape)
+        (indices, _), (entries, _), (shapes, _) = gathered
+        for rank, shape in zip(ranks, shapes.tolist(), strict=True):
+            if shape != shapes[0].tolist():
+                raise MismatchError(
+                    f"sparse_allreduce {name!r}: rank {ranks[0]} has a tensor of shape {shapes[0].tolist()}, rank "
+                    f"{rank} one of shape {shape}."
+                )
+        if operation is Sum:
+            return torch.sparse_coo_tensor(indices.t(), entries, tensor.shape)
+        if entries.is_floating_point():
+            return torch.sparse_coo_tensor(indices.t(), entries / len(ranks), tensor.shape)
+        # The average of whole numbers is truncated once, when all ranks' are added.
+        total = torch.sparse_coo_tensor(indices.t(), entries, tensor.shape).coalesce()
+        averages = total.values().div(len(ranks), rounding_mode="trunc")
+        return torch.sparse_coo_tensor(total.indices(), averages, tensor.shape)
 
     handle = allgather_of(parts, "sparse_allreduce", name, process_set).submit(summed)
 

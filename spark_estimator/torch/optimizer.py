@@ -228,13 +228,15 @@ class DistributedMethods(torch.optim.Optimizer):
         if self._distributed.shards is not None:
             self._distributed.shards.consolidate(to)
 
-    def check_state_is_whole(self) -> None:
-        """Raises ValueError when steps have left a state that is divided among the ranks."""
-        if self._distributed.shards is not None and self._distributed.shards.holds_state:
-            raise ValueError(
-                "The state of an optimizer with shard_state=True is divided among the ranks after the first step, and "
-                "cannot be broadcast; load_state_dict() a whole one first."
-            )
+    @property
+    def state_is_divided(self) -> bool:
+        """Whether steps have left a state that is divided among the ranks (``shard_state=True``)."""
+        return self._distributed.shards is not None and self._distributed.shards.holds_state
+
+    def forget_divided_state(self) -> None:
+        """Drops this rank's share of a divided state: a whole one takes its place."""
+        if self._distributed.shards is not None:
+            self._distributed.shards.forget()
 
     @property
     def bytes_given(self) -> int:

@@ -18,7 +18,6 @@ followed by ``broadcast_optimizer_state``. The next step keeps this rank's share
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +28,7 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.collectives.process_set import ProcessSet
+from spark_estimator.errors import MismatchError
 from spark_estimator.torch.memory import described
 
 #: Optimizers of PyTorch whose step treats each element of a parameter by itself.
@@ -140,39 +140,54 @@ class ShardedState:
         """Gathers what all ranks have stepped, and restores the groups. Collective.
 
         Raises:
-            HorovodInternalError: a rank is lost, or has stepped other parameters.
+            MismatchError: on all ranks: a rank has a gradient where another has none.
+            HorovodInternalError: a rank is lost.
         """
         if self._entered is None:
             return
         self.restore()
         engine = context.engine(self._process_set)
-        # As in one process, what has no gradient was not stepped.
-        moved = [piece for pieces in self._groups for piece in pieces if piece.param.grad is not None]
-        of_type: dict[torch.dtype, list[_Piece]] = defaultdict(list)
-        for piece in moved:
-            of_type[piece.param.dtype].append(piece)
-        for dtype, pieces in of_type.items():
-            total = sum(piece.param.numel() for piece in pieces)
-            own = [_flat(piece.param)[piece.start : piece.stop] for piece in pieces if piece.view is not None]
-            sent = torch.cat(own).cpu() if own else torch.empty(0, dtype=dtype)
-            handle = collectives.run(
-                Op.ALLGATHER,
-                f"{self._name}.{str(dtype).removeprefix('torch.')}",
-                [described(sent)._replace(output=0)],
-                process_set=self._process_set,
-                keep=sent,
-            )
-            assert handle is not None
-            data, rows = handle.gathered()
-            gathered = torch.frombuffer(data, dtype=dtype) if total else torch.empty(0, dtype=dtype)
+        pieces = [piece for group in self._groups for piece in group]
+        dtypes = list(dict.fromkeys(piece.param.dtype for piece in pieces))
+        # As in one process, what has no gradient was not stepped; and all ranks must mean the same by that.
+        moved = torch.tensor([[piece.param.grad is not None for piece in pieces]], dtype=torch.uint8)
+        sent = [moved]
+        for dtype in dtypes:
+            own = [_flat(piece.param)[piece.start : piece.stop] for piece in _moved(pieces, dtype)]
+            sent.append(torch.cat(own).cpu() if own else torch.empty(0, dtype=dtype))
+        handle = collectives.run(
+            Op.ALLGATHER,
+            self._name,
+            [described(tensor)._replace(output=0) for tensor in sent],
+            process_set=self._process_set,
+            keep=sent,
+        )
+        assert handle is not None
+        self._check_alike(torch.frombuffer(handle.gathered(0).data, dtype=torch.uint8).view(engine.size, -1), pieces)
+        for number, dtype in enumerate(dtypes, 1):
+            data, _ = handle.gathered(number)
+            gathered = torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
             offset = 0
             for rank in range(engine.size):
-                for piece in pieces:
+                for piece in _moved(pieces, dtype):
                     start, stop = self._range(piece.param, rank)
                     if rank != engine.rank:
                         _flat(piece.param)[start:stop].copy_(gathered[offset : offset + stop - start])
                     offset += stop - start
-            assert offset == sum(rows) == total
+
+    def _check_alike(self, moved: torch.Tensor, pieces: list[_Piece]) -> None:
+        """Raises MismatchError when a rank, by the rows of `moved`, has stepped other parameters than the first."""
+        ranks = context.engine(self._process_set).ranks
+        for rank, row in zip(ranks, moved, strict=True):
+            differing = (row != moved[0]).nonzero()
+            if len(differing):
+                position = int(differing[0])
+                who = (ranks[0], rank) if moved[0, position] else (rank, ranks[0])
+                raise MismatchError(
+                    f"At a step with shard_state=True rank {who[0]} has a gradient for parameter {position} (of shape "
+                    f"{tuple(pieces[position].param.shape)}) and rank {who[1]} has none. Each rank has stepped its own "
+                    "share only: load a checkpoint, and do not clear gradients, or skip synchronizing, on some ranks."
+                )
 
     def consolidate(self, to: int) -> None:
         """Brings the whole state together on rank `to`, for ``state_dict()`` there. Collective.
@@ -296,6 +311,10 @@ def _is_divided(value: object, param: torch.Tensor) -> bool:
 
 def _is_dense(param: torch.Tensor) -> bool:
     return param.layout is torch.strided and param.stride() == torch.empty_like(param, device="meta").stride()
+
+
+def _moved(pieces: list[_Piece], dtype: torch.dtype) -> list[_Piece]:
+    return [piece for piece in pieces if piece.param.dtype is dtype and piece.param.grad is not None]
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

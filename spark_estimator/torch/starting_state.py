@@ -63,7 +63,8 @@ def broadcast_optimizer_state(
         model: not needed; Horovod looks for sparse embeddings in it.
 
     Raises:
-        ValueError: the optimizer is an LBFGS, whose state cannot be told apart from the path that led to it.
+        ValueError: the optimizer is an LBFGS, whose state cannot be told apart from the path that led to it; or, on
+            all ranks, the root's state is divided (``shard_state=True``).
         MismatchError: the ranks' parameter groups differ; the first difference is named.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -73,8 +74,6 @@ def broadcast_optimizer_state(
         )
     if issubclass(own_class_of(optimizer), torch.optim.LBFGS):
         raise ValueError("The state of torch.optim.LBFGS cannot be broadcast.")
-    if isinstance(optimizer, DistributedMethods):
-        optimizer.check_state_is_whole()
     _check_root(root_rank)
     params = [param for group in optimizer.param_groups for param in group["params"]]
     lines = [own_class_of(optimizer).__name__] + [
@@ -87,7 +86,8 @@ def broadcast_optimizer_state(
     position = {id(param): number for number, param in enumerate(params)}
     tensors: list[torch.Tensor] = []
     skeleton: Any = None
-    if context.rank() == root_rank:
+    divided = isinstance(optimizer, DistributedMethods) and optimizer.state_is_divided
+    if context.rank() == root_rank and not divided:
         own_state: dict[Any, Any] = optimizer.state
         state = [
             (position[id(key)] if isinstance(key, torch.Tensor) else _OtherKey(key), _without_tensors(value, tensors))
@@ -95,8 +95,16 @@ def broadcast_optimizer_state(
         ]
         groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         skeleton = (state, _without_tensors(groups, tensors))
-    state, groups = broadcast_object(skeleton, root_rank, name="broadcast_optimizer_state.skeleton")
+    received = broadcast_object(skeleton, root_rank, name="broadcast_optimizer_state.skeleton")
+    if received is None:
+        raise ValueError(
+            f"The state of root rank {root_rank}'s optimizer (shard_state=True) is divided among the ranks since its "
+            "first step, and cannot be broadcast: load_state_dict() a whole one there first."
+        )
+    state, groups = received
     if context.rank() != root_rank:
+        if isinstance(optimizer, DistributedMethods):
+            optimizer.forget_divided_state()
         optimizer.state.clear()
         for key, value in state:
             owner = key.key if isinstance(key, _OtherKey) else params[key]

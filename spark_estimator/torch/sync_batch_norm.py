@@ -64,6 +64,10 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if not self.training or context.engine(self.process_set).size == 1:
             return super().forward(input)
+        if not input.is_floating_point():
+            raise ValueError(
+                f"SyncBatchNorm needs a floating-point input, not one of {input.dtype}; use input.float()."
+            )
         running, momentum = self._running()
         arguments = (self.weight, self.bias, self.eps, self.process_set)
         output, mean, variance, count = _Normalize.apply(input, *arguments)

@@ -194,6 +194,8 @@ def test_what_only_moves_elements_takes_every_type(two_ranks: RankPool) -> None:
             assert same(lists[1], second), dtype
             dist.scatter(copy, [second, first] if rank == 0 else None, 0)
             assert same(copy, first if rank else second), dtype
+        with pytest.raises(ValueError, match=r"Quantized tensors \(torch.quint8\) cannot be sent"):
+            dist.broadcast(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), 0)
         with pytest.raises(ValueError, match=r"float8_e5m2 cannot be sent"):
             dist.all_reduce(torch.zeros(1).to(torch.float8_e5m2))
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import spark_estimator.torch as hvd
-from spark_estimator.errors import DuplicateNameError, NotInitializedError
+from spark_estimator.errors import DuplicateNameError, MismatchError, NotInitializedError
 from tests.torch.rank_pool import RankPool
 
 Call = Callable[..., Any]
@@ -145,6 +145,27 @@ def test_tensors_without_rows(job_of_one: None, op: str) -> None:
 def test_in_place_into_shared_elements(job_of_one: None, op: str) -> None:
     with pytest.raises(ValueError, match=r"shape \(4,\) and strides \(0,\)"):
         OPS[op](torch.ones(1).expand(4))
+
+
+def test_tensors_of_a_group_that_share_memory(job_of_one: None) -> None:
+    tensor = torch.ones(10)
+    for group, which in (([tensor, tensor], "0 and 1"), ([tensor[:6], torch.ones(2), tensor[4:]], "0 and 2")):
+        with pytest.raises(ValueError, match=rf"tensors {which} of the group share memory.*clone one of them"):
+            hvd.grouped_allreduce_(group)
+        assert len(hvd.grouped_allreduce(group)) == len(group)
+    # Beside one another, and empty ones anywhere, are no harm.
+    hvd.grouped_allreduce_([tensor[:5], tensor[5:], tensor[3:3], tensor[3:3]])
+
+
+def test_sparse_tensors_of_different_shapes(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        with pytest.raises(MismatchError, match=r"rank 0 has a tensor of shape \[3, 3\], rank 1 one of shape \[4, 4\]"):
+            hvd.sparse_allreduce_async(torch.eye(3 + rank).to_sparse(), "x", hvd.Sum)()
+        hvd.barrier()
+        with pytest.raises(ValueError, match=r"floating-point input, not one of torch\.int64"):
+            hvd.SyncBatchNorm(1)(torch.tensor([[1], [5]]))
+
+    two_ranks.run(check)
 
 
 def test_sparse_tensors(job_of_one: None) -> None:

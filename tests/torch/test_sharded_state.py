@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import spark_estimator.torch as hvd
+from spark_estimator.errors import MismatchError
 from spark_estimator.torch.sharded_state import ShardedState
 from tests.torch.rank_pool import RankPool
 from tests.torch.test_optimizer import (
@@ -85,7 +86,7 @@ def test_checkpoints_are_whole_and_go_on_anywhere(three_ranks: RankPool) -> None
         train(model, optimizer, slice(10), size=3)
         with pytest.raises(RuntimeError, match=rf"rank {rank} has only its share\. Call .*consolidate_state_dict"):
             optimizer.state_dict()
-        with pytest.raises(ValueError, match="divided among the ranks"):
+        with pytest.raises(ValueError, match=r"root rank 0's optimizer .* is divided among"):
             hvd.broadcast_optimizer_state(optimizer, 0)
         with pytest.raises(TypeError, match="cannot be copied"):
             copy.deepcopy(optimizer)
@@ -108,6 +109,16 @@ def test_checkpoints_are_whole_and_go_on_anywhere(three_ranks: RankPool) -> None
             train(again, resumed, slice(10, None), size=3)
             assert_close(again, reference)
             assert_same_on_all_ranks(again)
+        # One rank goes back to a checkpoint in the middle of training, and takes the others along.
+        saved = copy.deepcopy(hvd.broadcast_object(checkpoint, root_rank=1))
+        train(model, optimizer, slice(10, 13), size=3)
+        if rank == 1:
+            model.load_state_dict(saved[0])
+            optimizer.load_state_dict(saved[1])
+        hvd.broadcast_parameters(model.state_dict(), 1)
+        hvd.broadcast_optimizer_state(optimizer, 1)
+        train(model, optimizer, slice(10, None), size=3)
+        assert_close(model, reference)
         # A consolidated state is of its moment.
         train(model, optimizer, slice(10, 11), size=3)
         with pytest.raises(RuntimeError, match="only its share"):
@@ -201,6 +212,20 @@ def test_what_is_refused(two_ranks: RankPool) -> None:
             optimizer.step()
         with pytest.raises(ValueError, match=r"to=7\): the ranks are \[0, 1\]"):
             optimizer.consolidate_state_dict(to=7)  # type: ignore[attr-defined]
+
+    two_ranks.run(check)
+
+
+def test_a_gradient_that_some_ranks_have_cleared(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        model = model_of()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), shard_state=True)
+        model(torch.ones(1, 6)).sum().backward()
+        if rank == 1:
+            model[2].weight.grad = None
+        with pytest.raises(MismatchError, match=r"rank 0 has a gradient for parameter 2 \(of shape .* rank 1 has none"):
+            optimizer.step()
+        hvd.barrier()
 
     two_ranks.run(check)
 

@@ -112,6 +112,8 @@ def _known(tensor: torch.Tensor, moved: bool) -> torch.Tensor:
     """A tensor with the same elements, of a type that the engine knows if that can be."""
     if tensor.dtype in ELEMENT_TYPES or tensor.layout is not torch.strided:
         return tensor
+    if tensor.is_quantized:  # elements alone, without their scale and zero point, would be other numbers elsewhere
+        raise ValueError(f"Quantized tensors ({tensor.dtype}) cannot be sent; send tensor.int_repr() or dequantize().")
     if tensor.dtype in _COMPLEX:
         return torch.view_as_real(tensor.detach().resolve_conj())
     return tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8) if moved else tensor
