@@ -3,6 +3,9 @@
 The changes of two ranks are added after each has lost half of its projection on the other: orthogonal ones are summed,
 parallel ones averaged (Maleki et al. 2021, "Scaling Distributed Training with Adaptive Summation"). Each parameter has
 coefficients of its own.
+
+All ranks must step equally often. A GradScaler decides by this rank's own gradients whether to step, and so does not go
+together with it: a rank that skips a step meets the others' next one.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ contradicts the job is a ValueError. Horovod's API goes on working beside it.
 - Every collective of ``torch.distributed`` but those below; sums, averages, minima, maxima, products, ``PREMUL_SUM``
   with one factor for all elements, and for ``all_reduce`` and ``reduce`` the bitwise ones (which gather all ranks'
   elements). Reductions take the engine's ten element types, and complex ones as pairs where torch allows that; what
-  only moves elements takes any type. ``all_gather`` and ``all_to_all`` take parts of different sizes.
+  only moves elements takes any type but quantized ones. ``all_gather`` and ``all_to_all`` take parts of different
+  sizes.
 - All ranks get the same bits from a reduction.
 - ``new_group`` makes a process set, or uses the one of these ranks that is there; all ranks of the job call it, as
   torch demands. It does not need HOROVOD_DYNAMIC_PROCESS_SETS. Its engine ends with the job, not with the group.
@@ -33,7 +34,7 @@ kind, whether it blocks or not; messages go by sender and tag. A blocking call r
 ``wait`` returns, ``is_completed`` says True or the future is done, not before; the tensors must be left alone until
 then. Futures are fulfilled in a thread of their own (``work`` says how), and their callbacks run there.
 
-**What fails, and how.** All are RuntimeErrors but the last; none leaves a rank waiting without a word.
+**What fails, and how.** All are RuntimeErrors but the last.
 
 - The ranks' n-th operations differ in kind, size, type, reduction or root: MismatchError on all of them; the group
   goes on. (Different *shapes* of as many elements are no difference, as in torch.)
@@ -41,13 +42,15 @@ then. Futures are fulfilled in a thread of their own (``work`` says how), and th
   DDP's backward as a RuntimeError with that text. The group is of no more use: ``hvd.shutdown()``, and begin again.
 - A wait longer than its time-out, or the group's: ``DistBackendError`` with rank and operation. The operation goes
   on.
-- A callback of a future that calls a collective (PowerSGD's hook does): ranks run callbacks at different moments, and
-  the calls would not meet.
+- A callback of a future that calls a collective (PowerSGD's hook does) is refused: ranks run callbacks at different
+  moments, and the calls would not meet. A future that is done already runs its callback at once, unrefused: do not.
+- A ``recv`` that nobody sends to, or from a process that is frozen, says nothing until the group's time-out: give it
+  one. (A collective in such a case is told of after HOROVOD_STALL_CHECK_TIME_SECONDS.)
 - What cannot be, such as sizes that do not fit, sparse tensors, or a type that the engine cannot add: ValueError,
   before anything is sent. Only what a rank cannot know beforehand, another's uneven part, fails after.
 
 **What is not there.** ``monitored_barrier`` and ``SyncBatchNorm`` on CPU tensors, DDP's bf16 hook: torch itself
-refuses them without Gloo, a GPU or NCCL. ``new_group`` with ``use_local_synchronization=True`` or unsorted ranks,
+refuses them without Gloo, a GPU or NCCL. ``new_group`` with ``use_local_synchronization=True`` on a part of the ranks,
 bitwise ``reduce_scatter``: refused here. ``new_group(backend=...)`` makes one of this backend all the same, and
 ``"cpu:spark_estimator,cuda:nccl"`` uses this one for everything: torch lets a backend written in Python have no other
 beside it.
