@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/kept_memory.h"
 #include "base/kernels.h"
 #include "base/rows.h"
 #include "capi/read_request.h"
@@ -243,7 +244,7 @@ int32_t se_take_result_data(se_engine* engine, int64_t handle, int32_t tensor, v
   });
 }
 
-void se_free(void* data) { std::free(data); }
+void se_free(void* data) { spark_estimator::FreeMemory(data); }
 
 void se_release(se_engine* engine, int64_t handle) {
   if (Usable(engine).ok()) engine->engine->Release(handle);

@@ -46,7 +46,10 @@ constexpr CounterRow kCounters[] = {
 
 }  // namespace
 
-Engine::~Engine() { Shutdown(); }
+Engine::~Engine() {
+  Shutdown();
+  FreeKeptMemory();  // it may have been the last to need any
+}
 
 // --- submitting
 

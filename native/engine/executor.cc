@@ -1,7 +1,5 @@
 #include "engine/executor.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -18,23 +16,6 @@ namespace {
 
 // Scratch beyond this is given back after use, so that one huge tensor does not hold memory for ever.
 constexpr size_t kKeptScratchBytes = size_t{16} << 20;
-
-// From so many bytes on memory is asked for in pages of two megabytes: it is written at once, and to be given 8,192
-// small pages for 32 MB took four times as long as to gather into them.
-constexpr size_t kHugePageBytes = size_t{2} << 20;
-constexpr size_t kHugeFromBytes = 2 * kHugePageBytes;
-
-Status Allocate(size_t bytes, Memory* memory) {
-  if (bytes >= kHugeFromBytes) {
-    memory->reset(std::aligned_alloc(kHugePageBytes, (bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes));
-    // Advice: a system without such pages gives small ones.
-    if (*memory) madvise(memory->get(), bytes / kHugePageBytes * kHugePageBytes, MADV_HUGEPAGE);
-  } else {
-    memory->reset(std::malloc(bytes > 0 ? bytes : 1));
-  }
-  if (*memory) return Status::Ok();
-  return Status(SE_NO_MEMORY, "could not allocate " + std::to_string(bytes) + " bytes");
-}
 
 // A narrow integer's sum may not fit although its average does.
 bool NeedsWidening(int32_t reduce_op, int32_t dtype) {
@@ -85,7 +66,7 @@ Status Executor::Scratch(size_t bytes, uint8_t** memory) {
   if (bytes > scratch_bytes_ || scratch_bytes_ > kKeptScratchBytes) {
     scratch_.reset();
     scratch_bytes_ = 0;
-    SE_RETURN_IF_ERROR(Allocate(bytes, &scratch_));
+    SE_RETURN_IF_ERROR(AllocateMemory(bytes, &scratch_));
     scratch_bytes_ = bytes;
   }
   *memory = static_cast<uint8_t*>(scratch_.get());
@@ -98,7 +79,7 @@ Status Executor::Place(const TensorMemory& memory, size_t bytes, Gathered* gathe
     gathered->data = memory.output;
     return Status::Ok();
   }
-  SE_RETURN_IF_ERROR(Allocate(bytes, &gathered->owned));
+  SE_RETURN_IF_ERROR(AllocateMemory(bytes, &gathered->owned));
   gathered->data = gathered->owned.get();
   return Status::Ok();
 }
@@ -186,7 +167,7 @@ Status Executor::AllreduceWidened(const std::vector<RequestPtr>& requests, int32
             [&](const TensorMemory&, const Part& part) { count += static_cast<size_t>(part.Elements()); });
   // Memory of its own: Reduce may use the scratch.
   Memory memory;
-  SE_RETURN_IF_ERROR(Allocate(count * sizeof(int64_t), &memory));
+  SE_RETURN_IF_ERROR(AllocateMemory(count * sizeof(int64_t), &memory));
   auto* wide = static_cast<int64_t*>(memory.get());
   size_t start = 0;
   ForEachOf(requests, dtype, [&](const TensorMemory& tensor, const Part& part) {
@@ -378,10 +359,10 @@ Status Executor::Reducescatter(Request& request, size_t part_index) {
   Memory reduced;
   const bool widen = NeedsWidening(signature.reduce_op, dtype);
   if (widen || signature.prescale != 1.0) {
-    SE_RETURN_IF_ERROR(Allocate(count * (widen ? sizeof(int64_t) : DtypeBytes(dtype)), &changed));
+    SE_RETURN_IF_ERROR(AllocateMemory(count * (widen ? sizeof(int64_t) : DtypeBytes(dtype)), &changed));
     if (widen) {
       kernels.widen(dtype, static_cast<int64_t*>(changed.get()), input, count);
-      SE_RETURN_IF_ERROR(Allocate(own_count * sizeof(int64_t), &reduced));
+      SE_RETURN_IF_ERROR(AllocateMemory(own_count * sizeof(int64_t), &reduced));
       output = reduced.get();
       row_bytes = row_bytes / DtypeBytes(dtype) * sizeof(int64_t);
       dtype = SE_INT64;

@@ -3,23 +3,17 @@
 #define SPARK_ESTIMATOR_ENGINE_REQUEST_H_
 
 #include <cstdint>
-#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/kept_memory.h"
 #include "base/status.h"
 #include "engine/message.h"
 
 namespace spark_estimator {
-
-struct FreeMemory {
-  void operator()(void* memory) const { std::free(memory); }
-};
-// From malloc, so that it can be handed over the C ABI and freed by se_free.
-using Memory = std::unique_ptr<void, FreeMemory>;
 
 // Where one tensor of a request lies.
 struct TensorMemory {
@@ -30,7 +24,7 @@ struct TensorMemory {
 
 // What an allgather or alltoall made of one tensor.
 struct Gathered {
-  Memory owned;  // empty when it was put into the tensor's output
+  Memory owned;  // for se_free; empty when it was put into the tensor's output
   void* data = nullptr;
   int64_t bytes = 0;
   std::vector<int64_t> rows;  // [size]

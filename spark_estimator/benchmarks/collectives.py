@@ -7,8 +7,8 @@ that is wrong ends the run.
 
 Columns: native, the C ABI on private memory; shared, the same on memory from the engine's allocator; python, the
 package as its users call it, named and synchronous on torch tensors; gloo, as torch.distributed has it, in the same
-processes; openmpi and mpich, in C; bound, a plain c[i] = a[i] + b[i] over each rank's share, all ranks at once: what an
-allreduce's reduction costs when nothing has to be waited for.
+processes; openmpi and mpich, in C; bound, what no collective can beat when nobody has to be waited for: a plain
+c[i] = a[i] + b[i] over each rank's share for an allreduce, one copy of the input for an alltoall, all ranks at once.
 """
 
 from __future__ import annotations

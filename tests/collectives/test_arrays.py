@@ -53,6 +53,32 @@ def test_groups_of_mixed_types(n: int, shared: str) -> None:
 
 
 @both_channels
+def test_memory_of_large_results_is_used_again_once_nobody_holds_them(shared: str) -> None:
+    def gather(rank: int) -> None:
+        import numpy
+
+        from spark_estimator.collectives import arrays, context
+
+        context.init()
+        rows = 600_000  # of 8 bytes: 9.6 MB from two ranks
+        held = []
+        places = set()
+        for turn in range(8):
+            result = arrays.allgather(numpy.full(rows, 10.0 * turn + rank), "rows")
+            assert result.reshape(2, rows).tolist() == [[10.0 * turn] * rows, [10.0 * turn + 1] * rows]
+            places.add(result.ctypes.data)
+            if turn in (2, 5):
+                held.append((turn, result[1:], result.ctypes.data))
+        for turn, result, _ in held:
+            assert result[0] == 10.0 * turn
+            assert result[-1] == 10.0 * turn + 1
+        assert len({address for _, _, address in held}) == 2
+        assert len(places) < 8, places
+
+    run_ranks(2, gather, environ={"SPARK_ESTIMATOR_SHARED_MEMORY": shared})
+
+
+@both_channels
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_alltoall(n: int, shared: str) -> None:
     def alltoalls(rank: int) -> None:
