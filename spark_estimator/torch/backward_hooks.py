@@ -101,9 +101,19 @@ class EndOfBackward:
             listener.backward_raised()
 
 
-def inside_another_backward() -> bool:
-    """Whether this runs inside the backward of an autograd function, as a reentrant checkpoint's own pass does."""
+def enclosing_function() -> Any | None:
+    """The autograd function in whose ``backward`` this runs, as a reentrant checkpoint's own pass does; else None."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not BackwardCFunction.apply.__code__:
         frame = frame.f_back
-    return frame is not None
+    return None if frame is None else frame.f_locals["self"]
+
+
+def call_after(function: Any, act: Callable[[], None]) -> None:
+    """Calls `act`, once, when the ``backward`` of an autograd function has returned, in the pass that it belongs to."""
+
+    def hook(*_: object) -> None:
+        handle.remove()
+        act()
+
+    handle = function.register_hook(hook)

@@ -273,6 +273,9 @@ class DenseBucket(Bucket):
             self._plan = self._planned([*wires, own])
             self.bytes_given = sum(wire.nbytes for wire in (*wires, own))
         places = [wire.data_ptr() for wire in wires]
+        if len(set(places)) < len(places):
+            wires = _apart(wires)
+            places = [wire.data_ptr() for wire in wires]
         keep = (wires, own, flags)
         # Nobody looks at gradients before the end of backward, which waits.
         return self._plan.submit([*places, own.data_ptr()], [*places, flags.data_ptr()], keep, defer=True)
@@ -338,6 +341,17 @@ class DenseBucket(Bucket):
         if self._options.compression is not NoneCompressor:
             wire = self._options.compression.decompress(wire, slot.context)
         slot.put_back(_present(wire))
+
+
+def _apart(wires: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same without memory that two share, as when a parameter was given another's gradient: reduced once, there."""
+    first: dict[int, int] = {}
+    for position in sorted(range(len(wires)), key=lambda position: -wires[position].nbytes):
+        first.setdefault(wires[position].data_ptr(), position)
+    return [
+        wire if first[wire.data_ptr()] == position or wire.nbytes == 0 else wire.clone()
+        for position, wire in enumerate(wires)
+    ]
 
 
 def _present(wire: torch.Tensor | None) -> torch.Tensor:

@@ -12,6 +12,10 @@ A step with N backward passes::
     step()          exchanges only if no backward did; then counting starts again
 
 So everything that the user does between backward and step (clipping, unscaling, logging) sees averaged gradients.
+
+A backward inside another one (a reentrant checkpoint, an autograd function that calls ``backward``) is part of it: the
+pass ends when the outermost has ended. A model whose parameters get gradients from several of these shows that in the
+first exchange, which sends nothing before the end; from then on its buckets wait for the end, too.
 """
 
 from __future__ import annotations
@@ -27,9 +31,9 @@ from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.engine import Engine
-from spark_estimator.errors import MismatchError
+from spark_estimator.errors import HorovodInternalError, MismatchError
 from spark_estimator.torch.agreement import agree
-from spark_estimator.torch.backward_hooks import EndOfBackward, ParameterHooks, inside_another_backward
+from spark_estimator.torch.backward_hooks import EndOfBackward, ParameterHooks, call_after, enclosing_function
 from spark_estimator.torch.buckets import Gradient, description, plan
 from spark_estimator.torch.compression import BucketCompression, wire_dtype
 from spark_estimator.torch.gradient_bucket import Bucket, Options, Slot
@@ -58,6 +62,8 @@ class GradientExchange:
         self._open = False  # a backward pass is under way
         self._armed = False  # ... and we shall be told of its end
         self._done = False  # this step's exchange has taken place
+        self._repeats = False  # a pass adds to a gradient more than once: it is complete at the end only
+        self._sent_before = False  # by an earlier try of this pass, whose backward raised
         # One parameter with the average that it was given last: gone when the user has cleared the gradients.
         self._averaged: tuple[torch.Tensor, weakref.ref[torch.Tensor]] | None = None
         self._slots: list[Slot] = []
@@ -125,16 +131,21 @@ class GradientExchange:
                     self._begin_pass()
         if self._passes + 1 == self.passes_per_step:
             bucket = self._bucket_of[key]
-            bucket.missing.discard(key)
-            # Once only: what an earlier try of this step has sent, whose backward raised, is what counts.
-            if not bucket.missing and self._agreed:
-                bucket.submit()
+            missing = bucket.missing
+            if key in missing:
+                missing.discard(key)
+                if not missing and self._agreed and not self._repeats:
+                    bucket.submit()
+            else:
+                self._gradient_again(key, bucket)
 
     def backward_ended(self) -> None:
         """The pass is over."""
         self._armed = False
-        if any(bucket.missing for bucket in self._buckets) and inside_another_backward():
-            return  # a reentrant checkpoint has ended; the pass goes on, or ends in step()
+        outer = enclosing_function()
+        if outer is not None:
+            call_after(outer, self._resume)
+            return
         self._open = False
         self._passes += 1
         if self._passes >= self.passes_per_step:
@@ -145,6 +156,7 @@ class GradientExchange:
         self._armed = self._open = False
         for bucket in self._buckets:
             if bucket.submitted:
+                self._sent_before = True
                 bucket.let_go_of_memory()
             else:
                 bucket.forget()
@@ -163,8 +175,28 @@ class GradientExchange:
             self._refresh()
             self._open = True
             self._done = False
+        self._await_the_end()
+
+    def _await_the_end(self) -> None:
         EndOfBackward(self)
         self._armed = True
+
+    def _resume(self) -> None:
+        """A backward inside another one is over, and the outer one goes on."""
+        if self._open and not self._armed:  # not when the inner one was followed by a step
+            self._await_the_end()
+
+    def _gradient_again(self, key: int, bucket: Bucket) -> None:
+        """A gradient that was complete in this pass has got more."""
+        if not bucket.submitted:
+            self._repeats = True
+        elif not self._sent_before:  # else the earlier try of this step, whose backward raised, is what counts
+            name = next(slot.name for slot in bucket.slots if id(slot.param) == key)
+            raise AssertionError(
+                f"The gradient of {name} had been sent to the other ranks when a backward() inside this backward() "
+                "added to it once more, as none did in the first step. Let the first step reach every parameter as "
+                "often as later ones do, or use torch.utils.checkpoint with use_reentrant=False."
+            )
 
     @torch.no_grad()
     def _exchange(self) -> None:
@@ -182,8 +214,14 @@ class GradientExchange:
         except MismatchError:
             self._agreed = False
             raise
+        except HorovodInternalError:
+            raise  # as every later exchange will
+        except BaseException as error:  # Ctrl-C while it waited, for one
+            if any(bucket.submitted for bucket in self._buckets):
+                self._cut_short_by = type(error).__name__
+            raise
         finally:
-            self._open = False
+            self._open = self._sent_before = False
             for bucket in self._buckets:
                 bucket.forget()
 
@@ -209,6 +247,7 @@ class GradientExchange:
         self._engine: Engine = self._options.engine()
         self._prefix = self._options.next_name()
         self._agreed = False
+        self._cut_short_by = ""  # what ended an exchange on this rank that the other ranks may have completed
         for bucket in self._buckets:  # sent to an engine that is gone
             bucket.forget()
         self._signature: list[tuple[int, torch.dtype, int]] | None = None
@@ -226,6 +265,12 @@ class GradientExchange:
                 _join_in_order(self._options.engine())
             else:
                 self._join_job()
+        if self._cut_short_by:
+            raise HorovodInternalError(
+                f"The last exchange of gradients was cut short on rank {context.rank()} by a {self._cut_short_by}, and "
+                "other ranks may have stepped without it: the models may differ. On all ranks call hvd.shutdown() and "
+                "hvd.init(), then broadcast_parameters() and broadcast_optimizer_state(), before training goes on."
+            )
         params = self._trainable()
         signature = [(id(param), param.dtype, param.numel()) for param in params]
         if signature == self._signature or any(bucket.submitted for bucket in self._buckets):
@@ -233,6 +278,7 @@ class GradientExchange:
         self._slots = [Slot(param, self._name(param)) for param in params]
         self._signature = signature
         self._agreed = False
+        self._repeats = False
         self._plan({})
         for param in params:
             self._hooks.add(param)

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 import spark_estimator.torch as hvd
 from spark_estimator.demo import network
 from tests.torch.rank_pool import RankPool
-from tests.torch.test_optimizer import assert_same_on_all_ranks
+from tests.torch.training import assert_same_on_all_ranks
 
 pytest.importorskip("sklearn")
 

@@ -15,7 +15,7 @@ import spark_estimator.torch as hvd
 from spark_estimator.errors import MismatchError
 from spark_estimator.torch.compression import BucketCompression
 from tests.torch.rank_pool import RankPool
-from tests.torch.test_optimizer import assert_close, assert_same_on_all_ranks, init_with_buckets_of
+from tests.torch.training import assert_close, assert_same_on_all_ranks, init_with_buckets_of
 
 MAKERS: dict[str, Callable[..., BucketCompression]] = {
     "powersgd": lambda **settings: hvd.Compression.powersgd(**{"rank": 2, "dense_steps": 0, **settings}),

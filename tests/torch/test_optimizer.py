@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import io
 import os
 import pickle
 import signal
 import warnings
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -17,70 +15,20 @@ import torch
 from torch import nn
 
 import spark_estimator.torch as hvd
-from spark_estimator.errors import MismatchError
 from tests.ranks import start_ranks
 from tests.torch.rank_pool import RankPool
-
-BATCH = 4
-STEPS = 20
-
-
-def model_of(seed: int = 7) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
-def batches(steps: int = STEPS, size: int = 2) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(3)
-    return [
-        (torch.randn(size * BATCH, 6, generator=generator), torch.randn(size * BATCH, 3, generator=generator))
-        for _ in range(steps)
-    ]
-
-
-def own_rows(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor[hvd.rank() * BATCH : (hvd.rank() + 1) * BATCH]
-
-
-def digest(tensors: Iterable[torch.Tensor]) -> str:
-    return hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)).hexdigest()
-
-
-def assert_same_on_all_ranks(model: nn.Module) -> None:
-    assert len(set(hvd.allgather_object(digest(model.parameters())))) == 1
-
-
-def init_with_buckets_of(size: int) -> None:
-    """Joins anew with buckets so small that a small model has many."""
-    hvd.shutdown()
-    os.environ["SPARK_ESTIMATOR_BUCKET_BYTES"] = str(size)
-    hvd.init()
-    del os.environ["SPARK_ESTIMATOR_BUCKET_BYTES"]
-
-
-def trained_alone(
-    make: Callable[[Any], torch.optim.Optimizer], after_backward: Callable[[nn.Module], object] = lambda model: None
-) -> nn.Module:
-    model = model_of()
-    optimizer = make(model.parameters())
-    for inputs, targets in batches():
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        after_backward(model)
-        optimizer.step()
-    return model
-
-
-def assert_close(model: nn.Module, reference: nn.Module) -> None:
-    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
-
-
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
-    "adamw, foreach": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=True),
-}
+from tests.torch.training import (
+    OPTIMIZERS,
+    Branches,
+    assert_close,
+    assert_same_on_all_ranks,
+    batches,
+    digest,
+    init_with_buckets_of,
+    model_of,
+    own_rows,
+    trained_alone,
+)
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 300, 1 << 20])
@@ -216,181 +164,6 @@ def test_schedulers_made_before_and_after(two_ranks: RankPool) -> None:
     two_ranks.run(check)
 
 
-def test_accumulation(two_ranks: RankPool) -> None:
-    def check(rank: int) -> None:
-        init_with_buckets_of(300)
-        make = OPTIMIZERS["adam"]
-        model = model_of()
-        optimizer: Any = hvd.DistributedOptimizer(make(model.parameters()), backward_passes_per_step=2)
-        assert optimizer.backward_passes_per_step == 2
-        for inputs, targets in batches():
-            optimizer.zero_grad()
-            for half in range(2):
-                rows = slice(half * BATCH // 2, (half + 1) * BATCH // 2)
-                loss = nn.functional.mse_loss(model(own_rows(inputs)[rows]), own_rows(targets)[rows])
-                (loss / 2).backward()
-                if half == 0:
-                    local = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-                    assert len(set(hvd.allgather_object(digest(local)))) == 2  # not exchanged yet
-            optimizer.step()
-        assert_close(model, trained_alone(make))
-        assert_same_on_all_ranks(model)
-        # Fewer passes than announced, as at the end of an epoch: step() exchanges what there is.
-        optimizer.zero_grad()
-        model(torch.full((1, 6), float(rank))).sum().backward()
-        optimizer.step()
-        assert_same_on_all_ranks(model)
-        optimizer.set_backward_passes_per_step(1)
-        optimizer.zero_grad()
-        model(torch.full((1, 6), float(rank))).sum().backward()
-        assert len(set(hvd.allgather_object(digest(p.grad for p in model.parameters() if p.grad is not None)))) == 1
-
-    two_ranks.run(check)
-
-
-def test_one_backward_too_many(two_ranks: RankPool) -> None:
-    def check(rank: int) -> None:
-        for passes in (1, 2):
-            model = model_of()
-            optimizer = hvd.DistributedOptimizer(
-                torch.optim.SGD(model.parameters(), lr=0.1), backward_passes_per_step=passes
-            )
-            for _ in range(passes):
-                model(torch.ones(1, 6)).sum().backward()
-            with pytest.raises(AssertionError, match=f"backward_passes_per_step={passes}"):
-                model(torch.ones(1, 6)).sum().backward()
-            optimizer.step()
-            # Gradients that were given up count for nothing.
-            for _ in range(3):
-                optimizer.zero_grad()
-                model(torch.ones(1, 6)).sum().backward()
-            optimizer.synchronize()  # type: ignore[attr-defined]
-            model(torch.ones(1, 6)).sum().backward()
-            optimizer.step()
-            assert_same_on_all_ranks(model)
-
-    two_ranks.run(check)
-
-
-class Branches(nn.Module):
-    """Uses `left`, `right` or both, and never `idle`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(5)
-        self.left, self.right, self.idle = (nn.Linear(4, 2) for _ in range(3))
-
-    def forward(self, inputs: torch.Tensor, use: str) -> torch.Tensor:
-        parts = {"left": self.left, "right": self.right}
-        return sum(part(inputs).sum() for name, part in parts.items() if name in use)  # type: ignore[return-value]
-
-
-@pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
-def test_parameters_that_some_ranks_or_none_use(two_ranks: RankPool, bucket_bytes: int) -> None:
-    def check(rank: int) -> None:
-        init_with_buckets_of(bucket_bytes)
-        uses = [("left", "left"), ("left", "right"), ("left right", "right"), ("", "left"), ("", "")]
-        model, reference = Branches(), Branches()
-
-        def make(model: nn.Module) -> torch.optim.Optimizer:
-            return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-
-        optimizer, alone = hvd.DistributedOptimizer(make(model)), make(reference)
-        for use in uses:
-            optimizer.zero_grad()
-            alone.zero_grad()
-            for other in range(2):
-                if use[other]:
-                    inputs = torch.arange(4.0) + other
-                    (reference(inputs, use[other]) / 2).backward()
-                    if other == rank:
-                        model(inputs, use[other]).backward()
-            optimizer.step()
-            alone.step()
-            assert model.idle.weight.grad is None  # nobody used it, so weight decay must not shrink it
-            assert_close(model, reference)
-            assert_same_on_all_ranks(model)
-
-    two_ranks.run(check)
-
-
-def test_channels_last_gradients_travel_where_they_are(two_ranks: RankPool) -> None:
-    def check(rank: int) -> None:
-        torch.manual_seed(2)
-        model: nn.Module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
-        reference = copy.deepcopy(model)
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        _kept = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-        inputs = torch.randn(2, 2, 3, 8, 8, generator=torch.Generator().manual_seed(4))
-        model(inputs[rank].to(memory_format=torch.channels_last)).square().mean().backward()
-        (sum(reference(inputs[other]).square().mean() for other in range(2)) / 2).backward()
-        for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-            assert ours.grad is not None
-            assert ours.grad.stride() == ours.stride()
-            torch.testing.assert_close(ours.grad.contiguous(), theirs.grad, rtol=0, atol=1e-6)
-
-    two_ranks.run(check)
-
-
-def test_gradients_of_any_memory_layout(two_ranks: RankPool) -> None:
-    def check(rank: int) -> None:
-        parameter = nn.Parameter(torch.zeros(3, 4))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0))
-        base = torch.arange(12.0) * (rank + 1)
-        for gradient in (
-            base.reshape(4, 3).t(),
-            torch.full((1, 1), float(rank + 1)).expand(3, 4),
-            torch.arange(24.0).reshape(3, 8)[:, ::2] * (rank + 1),
-        ):
-            expected = (gradient / (rank + 1) * 1.5).clone()
-            parameter.grad = gradient  # set by hand: no backward, so step() exchanges it
-            optimizer.step()
-            torch.testing.assert_close(parameter.grad, expected)
-        # A parameter that is a slice of another tensor.
-        whole = torch.zeros(4, 6)
-        sliced = whole[:, ::2].requires_grad_()
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([sliced], lr=1.0))
-        (sliced * (rank + 1)).sum().backward()
-        assert sliced.grad is not None
-        assert sliced.grad.tolist() == [[1.5] * 3] * 4
-
-    two_ranks.run(check)
-
-
-def test_freezing_unfreezing_and_adding_parameters(two_ranks: RankPool) -> None:
-    def check(rank: int) -> None:
-        model, head = model_of(), nn.Linear(3, 2)
-        hvd.broadcast_parameters(head.state_dict(), 0)
-        model[0].requires_grad_(False)
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(
-                [{"params": model[:3].parameters()}, {"params": model[3:].parameters(), "lr": 0.02}], lr=0.01
-            )
-        )
-
-        def step() -> None:
-            optimizer.zero_grad()
-            head(model(torch.full((2, 6), rank + 1.0))).square().sum().backward()
-            trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-            assert len(set(hvd.allgather_object(digest(p.grad for p in trainable if p.grad is not None)))) == 1
-            optimizer.step()
-            assert_same_on_all_ranks(model)
-
-        step()
-        frozen = digest(model[0].parameters())
-        model[0].requires_grad_(True)
-        step()
-        assert digest(model[0].parameters()) != frozen
-        model[2].requires_grad_(False)
-        step()
-        assert model[2].weight.grad is None
-        optimizer.add_param_group({"params": list(head.parameters()), "lr": 0.02})
-        step()
-        assert_same_on_all_ranks(head)
-
-    two_ranks.run(check)
-
-
 def test_closures(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         make = OPTIMIZERS["adam"]
@@ -479,30 +252,6 @@ def test_custom_compression(two_ranks: RankPool) -> None:
     two_ranks.run(check)
 
 
-def test_half_precision_models(two_ranks: RankPool) -> None:
-    def check(rank: int) -> None:
-        for dtype in (torch.bfloat16, torch.float16, torch.float64):
-            model = nn.Linear(4, 2).to(dtype)
-            hvd.broadcast_parameters(model.state_dict(), 0)
-            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-            model(torch.full((1, 4), rank + 1.0, dtype=dtype)).sum().backward()
-            assert model.weight.grad is not None
-            assert model.weight.grad.tolist() == [[1.5] * 4] * 2
-            optimizer.step()
-            assert_same_on_all_ranks(model.float())
-        # The type changes after wrapping.
-        model = nn.Linear(4, 2)
-        hvd.broadcast_parameters(model.state_dict(), 0)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-        for convert in (nn.Module.float, nn.Module.double, nn.Module.bfloat16):
-            convert(model)
-            optimizer.zero_grad()
-            model(torch.full((1, 4), rank + 1.0).to(model.weight.dtype)).sum().backward()
-            assert model.weight.grad.tolist() == [[1.5] * 4] * 2
-
-    two_ranks.run(check)
-
-
 def test_two_optimizers_of_one_model_family(two_ranks: RankPool) -> None:
     """A generator and a discriminator: the generator's backward runs through the discriminator's parameters, too."""
 
@@ -574,118 +323,6 @@ def test_copies_and_pickles_are_plain_optimizers(two_ranks: RankPool) -> None:
     two_ranks.run(check)
 
 
-class Fails(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, fail: bool) -> torch.Tensor:
-        ctx.fail = fail
-        return tensor.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        if ctx.fail:
-            raise RuntimeError("out of memory, say")
-        return gradient, None
-
-
-@pytest.mark.parametrize("who", [(0,), (1,), (0, 1)])
-@pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
-def test_a_backward_that_raises_half_way(two_ranks: RankPool, who: tuple[int, ...], bucket_bytes: int) -> None:
-    def check(rank: int) -> None:
-        init_with_buckets_of(bucket_bytes)
-        model = model_of()
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-
-        def backward(inputs: torch.Tensor, fail: bool) -> None:
-            optimizer.zero_grad()
-            hidden = Fails.apply(model[:2](inputs), fail)
-            model[2:](hidden).sum().backward()
-
-        for step in range(6):
-            if rank in who and step in (0, 2, 3):
-                with pytest.raises(RuntimeError, match="out of memory, say"):
-                    backward(torch.full((1, 6), 100.0), True)
-                if step == 3:
-                    optimizer.step()  # goes on without a second try
-                    assert_same_on_all_ranks(model)
-                    continue
-            backward(torch.full((1, 6), float(rank + step)), False)
-            optimizer.step()
-            assert_same_on_all_ranks(model)
-        # What failed has left no trace: this step's gradients are exactly the averages of this step's.
-        backward(torch.full((1, 6), float(rank)), False)
-        reference = copy.deepcopy(model)
-        reference.zero_grad()
-        (sum(reference(torch.full((1, 6), float(other))).sum() for other in range(2)) / 2).backward()
-        for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-            torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-5)
-
-    two_ranks.run(check)
-
-
-def test_zero_grad_inside_backward_is_refused(two_ranks: RankPool) -> None:
-    def check(rank: int) -> None:
-        model = model_of()
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-        hook = model[0].weight.register_hook(lambda gradient: optimizer.zero_grad())
-        with pytest.raises(AssertionError, match="in flight"):
-            model(torch.ones(1, 6)).sum().backward()
-        hook.remove()
-        optimizer.zero_grad()
-        model(torch.full((1, 6), float(rank))).sum().backward()
-        optimizer.step()
-        assert_same_on_all_ranks(model)
-
-    two_ranks.run(check)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("passes", [1, 2])
-def test_checkpointing(two_ranks: RankPool, reentrant: bool, passes: int) -> None:
-    def check(rank: int) -> None:
-        from torch.utils.checkpoint import checkpoint
-
-        init_with_buckets_of(300)
-        model, reference = model_of(), model_of()
-        optimizer: Any = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), backward_passes_per_step=passes
-        )
-        alone = torch.optim.SGD(reference.parameters(), lr=0.1)
-        for step in range(3):
-            optimizer.zero_grad()
-            alone.zero_grad()
-            for number in range(passes):
-                for other in range(2):
-                    inputs = torch.full((2, 6), float(other + step + number), requires_grad=True)
-                    (reference(inputs).square().sum() / 2).backward()
-                    if other == rank:
-                        hidden = model[:1](inputs)
-                        for part in (model[1:3], model[3:]):
-                            hidden = checkpoint(part, hidden, use_reentrant=reentrant)
-                        hidden.square().sum().backward()
-            optimizer.step()
-            alone.step()
-            assert_close(model, reference)
-            assert_same_on_all_ranks(model)
-
-    two_ranks.run(check)
-
-
-def test_reentrant_checkpoints_with_unused_parameters_end_in_step(two_ranks: RankPool) -> None:
-    def check(rank: int) -> None:
-        from torch.utils.checkpoint import checkpoint
-
-        model = Branches()
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-        for use in ("left", "right", "left right"):
-            optimizer.zero_grad()
-            inputs = torch.full((4,), float(rank), requires_grad=True)
-            checkpoint(model, inputs, use, use_reentrant=True).backward()
-            optimizer.step()
-            assert_same_on_all_ranks(model)
-
-    two_ranks.run(check)
-
-
 def test_compiled_models(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         make = OPTIMIZERS["sgd"]
@@ -703,48 +340,6 @@ def test_compiled_models(two_ranks: RankPool) -> None:
         assert_same_on_all_ranks(model)
 
     two_ranks.run(check, timeout=110)
-
-
-def test_different_parameters_are_an_error_that_names_the_first(two_ranks: RankPool) -> None:
-    def check(rank: int) -> None:
-        def wrapped(layers: list[nn.Module], **options: Any) -> tuple[nn.Sequential, torch.optim.Optimizer]:
-            model = nn.Sequential(*layers)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
-
-        cases: list[tuple[list[nn.Module], dict[str, Any], str]] = [
-            ([nn.Linear(6, 4 + rank)], {}, r"Rank 0 has: parameter 0\.weight: shape \(4, 6\).*Rank 1 has:.*\(5, 6\)"),
-            ([nn.Linear(6, 4)] + [nn.Linear(4, 2)] * rank, {}, "Rank 0 has: 2 parameters.* Rank 1 has: 4 parameters"),
-            ([nn.Linear(6, 4)], {"op": [hvd.Sum, hvd.Average][rank]}, "sum.*average"),
-            ([nn.Linear(6, 4, dtype=[torch.float32, torch.float64][rank])], {}, "float32.*float64"),
-        ]
-        for layers, options, message in cases:
-            model, optimizer = wrapped(layers, **options)
-            inputs = torch.ones(1, 6, dtype=model[0].weight.dtype)
-            for _ in range(2):  # the same each time, and no hang
-                optimizer.zero_grad()
-                with pytest.raises(MismatchError, match=message):
-                    model(inputs).sum().backward()
-        assert hvd.allreduce(torch.ones(1)).item() == 1.0
-
-    two_ranks.run(check)
-
-
-def test_parameters_that_change_on_one_rank_only(two_ranks: RankPool) -> None:
-    def check(rank: int) -> None:
-        init_with_buckets_of(1)
-        model = model_of()
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-        model(torch.ones(1, 6)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if rank == 0:
-            model[0].requires_grad_(False)
-        with pytest.raises(MismatchError, match=["about to exchange other gradients", "Mismatched ALLREDUCE"][rank]):
-            model(torch.ones(1, 6)).sum().backward()
-        hvd.barrier()  # the job is still usable
-
-    two_ranks.run(check)
 
 
 def test_what_is_refused_when_wrapping(two_ranks: RankPool) -> None:

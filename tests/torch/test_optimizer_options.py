@@ -12,7 +12,7 @@ from torch import nn
 import spark_estimator.torch as hvd
 from spark_estimator.errors import MismatchError
 from tests.torch.rank_pool import RankPool
-from tests.torch.test_optimizer import (
+from tests.torch.training import (
     BATCH,
     assert_close,
     assert_same_on_all_ranks,

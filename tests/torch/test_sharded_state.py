@@ -13,7 +13,8 @@ import spark_estimator.torch as hvd
 from spark_estimator.errors import MismatchError
 from spark_estimator.torch.sharded_state import ShardedState
 from tests.torch.rank_pool import RankPool
-from tests.torch.test_optimizer import (
+from tests.torch.test_optimizer_options import EVERY
+from tests.torch.training import (
     assert_close,
     assert_same_on_all_ranks,
     batches,
@@ -21,7 +22,6 @@ from tests.torch.test_optimizer import (
     own_rows,
     trained_alone,
 )
-from tests.torch.test_optimizer_options import EVERY
 
 ELEMENTWISE = [kind for kind in EVERY if kind not in ("Adafactor", "Muon")]
 

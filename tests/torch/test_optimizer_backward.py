@@ -1,0 +1,353 @@
+"""DistributedOptimizer, whatever backward passes do: several, nested in one another, raising, interrupted."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import spark_estimator.torch as hvd
+from spark_estimator.errors import HorovodInternalError
+from tests.ranks import run_ranks
+from tests.torch.rank_pool import RankPool
+from tests.torch.training import (
+    BATCH,
+    OPTIMIZERS,
+    Branches,
+    assert_close,
+    assert_same_on_all_ranks,
+    batches,
+    digest,
+    init_with_buckets_of,
+    model_of,
+    own_rows,
+    trained_alone,
+)
+
+
+def test_accumulation(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        init_with_buckets_of(300)
+        make = OPTIMIZERS["adam"]
+        model = model_of()
+        optimizer: Any = hvd.DistributedOptimizer(make(model.parameters()), backward_passes_per_step=2)
+        assert optimizer.backward_passes_per_step == 2
+        for inputs, targets in batches():
+            optimizer.zero_grad()
+            for half in range(2):
+                rows = slice(half * BATCH // 2, (half + 1) * BATCH // 2)
+                loss = nn.functional.mse_loss(model(own_rows(inputs)[rows]), own_rows(targets)[rows])
+                (loss / 2).backward()
+                if half == 0:
+                    local = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+                    assert len(set(hvd.allgather_object(digest(local)))) == 2  # not exchanged yet
+            optimizer.step()
+        assert_close(model, trained_alone(make))
+        assert_same_on_all_ranks(model)
+        # Fewer passes than announced, as at the end of an epoch: step() exchanges what there is.
+        optimizer.zero_grad()
+        model(torch.full((1, 6), float(rank))).sum().backward()
+        optimizer.step()
+        assert_same_on_all_ranks(model)
+        optimizer.set_backward_passes_per_step(1)
+        optimizer.zero_grad()
+        model(torch.full((1, 6), float(rank))).sum().backward()
+        assert len(set(hvd.allgather_object(digest(p.grad for p in model.parameters() if p.grad is not None)))) == 1
+
+    two_ranks.run(check)
+
+
+def test_one_backward_too_many(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        for passes in (1, 2):
+            model = model_of()
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.1), backward_passes_per_step=passes
+            )
+            for _ in range(passes):
+                model(torch.ones(1, 6)).sum().backward()
+            with pytest.raises(AssertionError, match=f"backward_passes_per_step={passes}"):
+                model(torch.ones(1, 6)).sum().backward()
+            optimizer.step()
+            # Gradients that were given up count for nothing.
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.ones(1, 6)).sum().backward()
+            optimizer.synchronize()  # type: ignore[attr-defined]
+            model(torch.ones(1, 6)).sum().backward()
+            optimizer.step()
+            assert_same_on_all_ranks(model)
+
+    two_ranks.run(check)
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, fail: bool) -> torch.Tensor:
+        ctx.fail = fail
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if ctx.fail:
+            raise RuntimeError("out of memory, say")
+        return gradient, None
+
+
+@pytest.mark.parametrize("who", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
+def test_a_backward_that_raises_half_way(two_ranks: RankPool, who: tuple[int, ...], bucket_bytes: int) -> None:
+    def check(rank: int) -> None:
+        init_with_buckets_of(bucket_bytes)
+        model = model_of()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+        def backward(inputs: torch.Tensor, fail: bool) -> None:
+            optimizer.zero_grad()
+            hidden = Fails.apply(model[:2](inputs), fail)
+            model[2:](hidden).sum().backward()
+
+        for step in range(6):
+            if rank in who and step in (0, 2, 3):
+                with pytest.raises(RuntimeError, match="out of memory, say"):
+                    backward(torch.full((1, 6), 100.0), True)
+                if step == 3:
+                    optimizer.step()  # goes on without a second try
+                    assert_same_on_all_ranks(model)
+                    continue
+            backward(torch.full((1, 6), float(rank + step)), False)
+            optimizer.step()
+            assert_same_on_all_ranks(model)
+        # What failed has left no trace: this step's gradients are exactly the averages of this step's.
+        backward(torch.full((1, 6), float(rank)), False)
+        reference = copy.deepcopy(model)
+        reference.zero_grad()
+        (sum(reference(torch.full((1, 6), float(other))).sum() for other in range(2)) / 2).backward()
+        for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-5)
+
+    two_ranks.run(check)
+
+
+def test_zero_grad_inside_backward_is_refused(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        model = model_of()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        hook = model[0].weight.register_hook(lambda gradient: optimizer.zero_grad())
+        with pytest.raises(AssertionError, match="in flight"):
+            model(torch.ones(1, 6)).sum().backward()
+        hook.remove()
+        optimizer.zero_grad()
+        model(torch.full((1, 6), float(rank))).sum().backward()
+        optimizer.step()
+        assert_same_on_all_ranks(model)
+
+    two_ranks.run(check)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_checkpointing(two_ranks: RankPool, reentrant: bool, passes: int) -> None:
+    def check(rank: int) -> None:
+        from torch.utils.checkpoint import checkpoint
+
+        init_with_buckets_of(300)
+        model, reference = model_of(), model_of()
+        optimizer: Any = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), backward_passes_per_step=passes
+        )
+        alone = torch.optim.SGD(reference.parameters(), lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            alone.zero_grad()
+            for number in range(passes):
+                for other in range(2):
+                    inputs = torch.full((2, 6), float(other + step + number), requires_grad=True)
+                    (reference(inputs).square().sum() / 2).backward()
+                    if other == rank:
+                        hidden = model[:1](inputs)
+                        for part in (model[1:3], model[3:]):
+                            hidden = checkpoint(part, hidden, use_reentrant=reentrant)
+                        hidden.square().sum().backward()
+            optimizer.step()
+            alone.step()
+            assert_close(model, reference)
+            assert_same_on_all_ranks(model)
+
+    two_ranks.run(check)
+
+
+def test_reentrant_checkpoints_with_unused_parameters_end_in_step(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        from torch.utils.checkpoint import checkpoint
+
+        model = Branches()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for use in ("left", "right", "left right"):
+            optimizer.zero_grad()
+            inputs = torch.full((4,), float(rank), requires_grad=True)
+            checkpoint(model, inputs, use, use_reentrant=True).backward()
+            optimizer.step()
+            assert_same_on_all_ranks(model)
+
+    two_ranks.run(check)
+
+
+class Inside(torch.autograd.Function):
+    """Adds to the gradients of `model` by a backward of its own inside this one."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, model: nn.Module) -> torch.Tensor:
+        ctx.model = model
+        return hidden.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        with torch.enable_grad():
+            ctx.model(torch.full((2, 6), float(hvd.rank()))).square().sum().backward()
+        return gradient, None
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_backward_inside_backward_over_the_same_model(two_ranks: RankPool, passes: int, bucket_bytes: int) -> None:
+    def check(rank: int) -> None:
+        init_with_buckets_of(bucket_bytes)
+        model = model_of()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.01), backward_passes_per_step=passes
+        )
+        reference = model_of()
+        for step in range(4):
+            optimizer.zero_grad()
+            reference.zero_grad()
+            for number in range(passes):
+                model(
+                    Inside.apply(torch.full((2, 6), 0.5 + step + number + rank, requires_grad=True), model)
+                ).square().sum().backward()
+                for other in range(2):
+                    for value in (0.5 + step + number + other, float(other)):
+                        (reference(torch.full((2, 6), value)).square().sum() / 2).backward()
+            for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):  # before the step
+                torch.testing.assert_close(ours.grad, theirs.grad)
+            optimizer.step()
+            with torch.no_grad():
+                for theirs in reference.parameters():
+                    theirs -= 0.01 * theirs.grad
+            assert_same_on_all_ranks(model)
+
+    two_ranks.run(check)
+
+
+def test_a_model_checkpointed_twice_in_one_pass(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        from torch.utils.checkpoint import checkpoint
+
+        init_with_buckets_of(1)
+        model = nn.Linear(4, 4)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+        reference = copy.deepcopy(model)
+        for step in range(3):
+            optimizer.zero_grad()
+            reference.zero_grad()
+            inputs = torch.full((2, 4), 1.0 + rank + step, requires_grad=True)
+            for _ in range(3):
+                inputs = checkpoint(model, inputs, use_reentrant=True).tanh()
+            inputs.sum().backward()
+            for other in range(2):
+                inputs = torch.full((2, 4), 1.0 + other + step)
+                for _ in range(3):
+                    inputs = reference(inputs).tanh()
+                (inputs.sum() / 2).backward()
+            for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+                torch.testing.assert_close(ours.grad, theirs.grad)
+            optimizer.step()
+            reference.load_state_dict(model.state_dict())
+            assert_same_on_all_ranks(model)
+
+    two_ranks.run(check)
+
+
+def test_gradients_that_begin_to_repeat_when_they_have_been_sent(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        init_with_buckets_of(1)
+        model = model_of()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+        model(torch.ones(2, 6)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        # The outer pass reaches the last layers first, and sends them.
+        hidden = Inside.apply(model[:2](torch.ones(2, 6)), model)
+        with pytest.raises(AssertionError, match=r"gradient of 4\.(weight|bias) had been sent.*use_reentrant=False"):
+            model[2:](hidden).sum().backward()
+
+    two_ranks.run(check)
+
+
+def test_a_training_inside_backward(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        inner, outer = model_of(1), model_of(2)
+        inner_optimizer = hvd.DistributedOptimizer(torch.optim.SGD(inner.parameters(), lr=0.01))
+        outer_optimizer = hvd.DistributedOptimizer(torch.optim.SGD(outer.parameters(), lr=0.01))
+
+        class Trains(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, hidden: torch.Tensor) -> torch.Tensor:
+                return hidden.clone()
+
+            @staticmethod
+            def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+                with torch.enable_grad():
+                    for _ in range(2):
+                        inner_optimizer.zero_grad()
+                        inner(torch.full((2, 6), float(rank))).sum().backward()
+                        inner_optimizer.step()
+                return gradient
+
+        for _ in range(3):
+            outer_optimizer.zero_grad()
+            outer[2:](Trains.apply(outer[:2](torch.full((2, 6), float(rank))))).square().sum().backward()
+            outer_optimizer.step()
+            assert_same_on_all_ranks(inner)
+            assert_same_on_all_ranks(outer)
+
+    two_ranks.run(check)
+
+
+def test_an_exchange_that_is_interrupted() -> None:
+    def train(rank: int) -> None:
+        hvd.init()
+        model = model_of()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(torch.ones(2, 6)).sum().backward()
+            optimizer.step()
+
+        step()
+        if rank == 0:
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                step()
+            with pytest.raises(HorovodInternalError, match=r"cut short on rank 0 by a KeyboardInterrupt.*broadcast"):
+                step()
+        else:
+            time.sleep(3)
+            with pytest.raises(HorovodInternalError, match=r"rank 0 .*has left the job"):
+                step()
+        hvd.shutdown()
+        hvd.init()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        step()
+        assert_same_on_all_ranks(model)
+
+    run_ranks(2, train)
