@@ -20,6 +20,7 @@ first exchange, which sends nothing before the end; from then on its buckets wai
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -399,6 +400,7 @@ def _join_in_order(engine: Engine) -> None:
     A process that has just come to an elastic job numbers its optimizers as it makes them; those that were there before
     must come to the same numbers, whichever of them is used first.
     """
+    gc.collect()  # an optimizer that nobody can use any more must not be counted on one rank and not on another
     _in_order[:] = [other for other in _in_order if other() is not None]
     for other in _in_order:
         exchange = other()

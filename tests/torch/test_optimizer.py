@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import os
 import pickle
@@ -378,6 +379,34 @@ def test_what_is_refused_when_wrapping(two_ranks: RankPool) -> None:
             wrap().set_backward_passes_per_step(-1)  # type: ignore[attr-defined]
 
     two_ranks.run(check)
+
+
+def test_optimizers_that_nobody_can_use_are_not_counted_in_a_new_job(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        gc.collect()
+        gc.disable()
+        dropped: Any = hvd.DistributedOptimizer(torch.optim.SGD(model_of().parameters(), lr=0.1))
+        dropped.cycle = dropped
+        del dropped
+        if rank == 0:
+            gc.collect()
+        model = model_of()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(2):
+            model(torch.full((2, 6), float(rank))).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert_same_on_all_ranks(model)
+            hvd.shutdown()
+            hvd.init()
+
+    def check_without_collector(rank: int) -> None:
+        try:
+            check(rank)
+        finally:
+            gc.enable()
+
+    two_ranks.run(check_without_collector, timeout=30)
 
 
 def test_leaving_and_joining_again(two_ranks: RankPool) -> None:
