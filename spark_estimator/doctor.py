@@ -286,7 +286,7 @@ def two_local_ranks() -> str:
     """Starts a job of two ranks on this host and lets them reduce a tensor of 1 MiB."""
     from spark_estimator.launch.local import run_local
 
-    total, shared = run_local(_meet, 2)
+    [(total, shared)] = run_local(_meet, 2)
     if total != 3.0:
         raise ArithmeticError(f"1 and 2 were reduced to {total}")
     return f"met and summed 1 MiB {'through shared memory' if shared else 'over TCP'}"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spark_estimator.errors import PythonEnvironmentError
+from spark_estimator.observe.driver_log import print_line
 
 _VERBOSITIES = ("log_callback_only", "all")
 # A job of more ranks than that is a mistake in the argument, not a plan.
@@ -60,7 +61,7 @@ class HorovodRunner:
         if self.num_processor < 0:
             from spark_estimator.launch.local import run_local
 
-            return run_local(main, -self.num_processor, kwargs=kwargs)
+            return run_local(main, -self.num_processor, kwargs=kwargs)[0]
         from spark_estimator.launch.slots import all_slots, check_encryption, check_session, require_slots
 
         try:
@@ -85,4 +86,5 @@ class HorovodRunner:
             size = all_slots(spark)
         else:
             require_slots(spark, size)
-        return run_on_spark(spark, main, size, kwargs=kwargs, forward_lines=self.driver_log_verbosity == "all")
+        show_line = print_line if self.driver_log_verbosity == "all" else None
+        return run_on_spark(spark, main, size, kwargs=kwargs, show_line=show_line)[0]

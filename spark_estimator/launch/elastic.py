@@ -34,7 +34,7 @@ from spark_estimator.launch.failures import FailureReport, first_failure
 from spark_estimator.launch.launcher import Ended, EventRelay, Told, Watch
 from spark_estimator.launch.local import thread_limits
 from spark_estimator.launch.outcome import Outcome
-from spark_estimator.launch.pickling import dump_function, load_value, name_of
+from spark_estimator.launch.pickling import dump_function, load_values, name_of
 from spark_estimator.launch.spec import JobSpec, driver_sys_path, modules_to_preload, worker_spec
 from spark_estimator.launch.supervisor import Supervisor
 from spark_estimator.observe.driver_log import print_line
@@ -58,17 +58,18 @@ def run_elastic_local(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Any:
+    show_line: Callable[[int, str, str], None] = print_line,
+) -> list[Any]:
     """As ``local.run_local``, in a job that goes on when it loses ranks; `function` uses ``elastic.run``.
 
     Returns:
-        The value of the lowest rank that returned.
+        The values of those that returned, in the order of their last ranks.
 
     Raises:
         PicklingError: the function or an argument cannot travel.
         WorkerFailedError: fewer ranks are left than are needed, or another of the terms is broken; the text tells of
             all that were lost.
-        ResultError: the value cannot be had.
+        ResultError: a value cannot be had.
     """
     payload = dump_function(function, args, kwargs or {})
     job = JobSpec(
@@ -78,14 +79,12 @@ def run_elastic_local(
         payload=payload,
         environment={**thread_limits(terms.size), **(environment or {})},
         preload=modules_to_preload(payload),
-        all_results=True,  # nobody knows yet who will be rank 0 in the end
+        all_results=True,
         driver_host_id=host_id(),
         driver_sys_path=driver_sys_path(),
     )
-    outcomes = run_elastic(job, terms)
-    value = outcomes[0].value
-    assert value is not None  # a function that has returned has sent one
-    return load_value(value, job.function)
+    outcomes = run_elastic(job, terms, show_line=show_line)
+    return load_values([outcome.pickled for outcome in outcomes], job.function)
 
 
 def run_elastic(

@@ -14,7 +14,7 @@ from spark_estimator.errors import JobFailedError
 from spark_estimator.launch.failures import first_failure, job_error
 from spark_estimator.launch.launcher import EventRelay, Watch, say_when_done
 from spark_estimator.launch.outcome import Outcome
-from spark_estimator.launch.pickling import dump_function, load_value, name_of
+from spark_estimator.launch.pickling import dump_function, load_values, name_of
 from spark_estimator.launch.spec import JobSpec, driver_sys_path, modules_to_preload, worker_spec
 from spark_estimator.launch.supervisor import Supervisor
 from spark_estimator.observe.driver_log import print_line
@@ -27,19 +27,23 @@ def run_local(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Any:
+    all_results: bool = False,
+    show_line: Callable[[int, str, str], None] = print_line,
+) -> list[Any]:
     """Calls ``function(*args, **kwargs)`` in `size` processes of this host that can use collectives.
 
     Args:
         environment: variables for the processes, beside this process's own.
+        all_results: every rank's value is wanted, not only rank 0's.
+        show_line: is given (rank, "stdout" or "stderr", text) of each line that a rank prints.
 
     Returns:
-        Rank 0's return value. What the ranks print is printed here, with the rank in front.
+        The return values that are wanted, in rank order.
 
     Raises:
         PicklingError: the function or an argument cannot travel.
         WorkerFailedError: a rank failed; its traceback is the cause.
-        ResultError: rank 0's value cannot be had.
+        ResultError: a value that is wanted cannot be had.
     """
     payload = dump_function(function, args, kwargs or {})
     pairs = local_rendezvous(size)
@@ -50,13 +54,12 @@ def run_local(
         payload=payload,
         environment={**thread_limits(size), **(environment or {})},
         preload=modules_to_preload(payload),
+        all_results=all_results,
         driver_host_id=host_id(),
         driver_sys_path=driver_sys_path(),
     )
-    outcomes = run_job(job, pairs)
-    value = outcomes[0].value
-    assert value is not None  # `run_job` raises when rank 0 has sent none
-    return load_value(value, job.function)
+    outcomes = run_job(job, pairs, show_line=show_line)
+    return load_values([outcomes[rank].pickled for rank in job.wanted_ranks], job.function)
 
 
 def run_job(

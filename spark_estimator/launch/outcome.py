@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from spark_estimator.errors import ResultError
 from spark_estimator.launch.failures import FailureReport
 
 
@@ -43,3 +45,14 @@ class Outcome:
     failure: FailureReport | None
     value: bytes | None = field(default=None, repr=False)
     sha256: str = ""
+
+    @property
+    def pickled(self) -> bytes:
+        """`value`, when it is what the rank has sent.
+
+        Raises:
+            ResultError: it is not.
+        """
+        if self.value is None or hashlib.sha256(self.value).hexdigest() != self.sha256:
+            raise ResultError(f"the value of rank {self.rank} (host {self.host}) did not arrive whole.")
+        return self.value

@@ -57,20 +57,24 @@ def dump_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
         raise PicklingError(explain(function, args, kwargs, error)) from error
 
 
-def load_value(pickled: bytes, function: str) -> Any:
-    """Rank 0's return value.
+def load_values(pickled: Sequence[bytes], function: str) -> list[Any]:
+    """The return values of ranks 0, 1, ...
 
     Raises:
-        ResultError: it cannot be unpickled here.
+        ResultError: one of them cannot be unpickled here.
     """
+    return [_load_value(value, function, rank) for rank, value in enumerate(pickled)]
+
+
+def _load_value(pickled: bytes, function: str, rank: int) -> Any:
     try:
         # Pickled by the function that the caller himself has just had run.
         return pickle.loads(pickled)  # noqa: S301
     except Exception as error:
         raise ResultError(
-            f"all ranks ended well, but the value that {function} returned on rank 0 cannot be loaded on the driver: "
-            f"{type(error).__name__}: {error}. Return plain data, or what the driver has the modules and devices for "
-            "(a CUDA tensor needs .cpu() first)."
+            f"all ranks ended well, but the value that {function} returned on rank {rank} cannot be loaded on the "
+            f"driver: {type(error).__name__}: {error}. Return plain data, or what the driver has the modules and "
+            "devices for (a CUDA tensor needs .cpu() first)."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The rows that come back through Spark, one manifest a rank and rank 0's value in chunks; and their verification.
+"""The rows that come back through Spark, a manifest a rank and values in chunks; and their verification.
 
 A driver whose Java memory runs out while it collects rows may be given none of them without an error, so nothing is
 believed that is not accounted for: every rank's manifest, every chunk, the size and the hash of the value.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -85,8 +85,14 @@ def manifests_of(rows: Iterable[ResultRow]) -> list[Manifest]:
     return sorted(manifests, key=lambda manifest: manifest.rank)
 
 
-def verified_value(rows: Sequence[ResultRow], size: int) -> bytes:
-    """Rank 0's pickled value, once everything that `size` ranks must have sent is here and whole.
+def verified_values(rows: Sequence[ResultRow], size: int, wanted: Collection[int]) -> list[bytes]:
+    """The pickled values of some ranks, once everything that `size` ranks must have sent is here and whole.
+
+    Args:
+        wanted: the ranks whose values must be here.
+
+    Returns:
+        [wanted] values, in rank order.
 
     Raises:
         ResultError: something is missing; the text says what, and what is the likely reason.
@@ -102,12 +108,19 @@ def verified_value(rows: Sequence[ResultRow], size: int) -> bytes:
         raise ResultError(
             f"Spark returned the manifests of ranks {ranks}; those of ranks 0 to {size - 1} were expected."
         )
-    chunks = sorted((row.seq, row.data) for row in rows if row.kind == _CHUNK and row.rank == 0)
+    chunks: dict[int, list[tuple[int, bytes]]] = {rank: [] for rank in ranks}
+    for row in rows:
+        if row.kind == _CHUNK:
+            chunks[row.rank].append((row.seq, row.data))
+    return [_whole_value(manifests[rank], sorted(chunks[rank])) for rank in sorted(wanted)]
+
+
+def _whole_value(manifest: Manifest, chunks: Sequence[tuple[int, bytes]]) -> bytes:
+    """The value that one rank has sent, by its own account of it; no pickle is empty, so neither is a value."""
     value = b"".join(bytes(data) for _, data in chunks)
-    first = manifests[0]
-    if len(value) != first.bytes or hashlib.sha256(value).hexdigest() != first.sha256:
+    if not value or len(value) != manifest.bytes or hashlib.sha256(value).hexdigest() != manifest.sha256:
         raise ResultError(
-            f"rank 0's value did not arrive whole: {len(value)} of {first.bytes} bytes in {len(chunks)} chunks, or "
-            "altered. If the driver's JVM is short of memory, raise spark.driver.memory."
+            f"rank {manifest.rank}'s value did not arrive whole: {len(value)} of {manifest.bytes} bytes in "
+            f"{len(chunks)} chunks, or altered. If the driver's JVM is short of memory, raise spark.driver.memory."
         )
     return value

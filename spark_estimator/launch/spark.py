@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -31,8 +31,8 @@ from spark_estimator.launch import failures, spark_errors
 from spark_estimator.launch.failures import FailureReport, find_marked, first_failure, job_error, to_marked_text
 from spark_estimator.launch.launcher import Begun, Event, Failed, Finished, Line, Message, Watch
 from spark_estimator.launch.outcome import Outcome
-from spark_estimator.launch.pickling import dump_function, load_value, name_of
-from spark_estimator.launch.results import SCHEMA, ResultRow, manifests_of, rows_of, verified_value
+from spark_estimator.launch.pickling import dump_function, load_values, name_of
+from spark_estimator.launch.results import SCHEMA, ResultRow, manifests_of, rows_of, verified_values
 from spark_estimator.launch.slots import Configuration
 from spark_estimator.launch.spec import (
     ChannelAddress,
@@ -51,7 +51,7 @@ from spark_estimator.launch.task_relay import TaskRelay
 from spark_estimator.log import logger
 from spark_estimator.observe import channel, frames
 from spark_estimator.observe.driver_address import driver_address
-from spark_estimator.observe.driver_log import printable
+from spark_estimator.observe.driver_log import print_line, printable
 
 _log = logger(__name__)
 
@@ -68,53 +68,59 @@ def run_on_spark(
     function: Callable[..., Any],
     size: int,
     *,
+    args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    forward_lines: bool = False,
-) -> Any:
-    """Calls ``function(**kwargs)`` in `size` tasks that start together, each in a process that can use collectives.
+    environment: Mapping[str, str] | None = None,
+    all_results: bool = False,
+    show_line: Callable[[int, str, str], None] | None = None,
+) -> list[Any]:
+    """Calls ``function(*args, **kwargs)`` in `size` tasks that start together, each in a process with collectives.
 
     Args:
         spark: a classic or Connect session with at least `size` slots.
-        forward_lines: the ranks' stdout and stderr are printed here; otherwise they go to the executors' logs.
+        environment: variables for the processes, beside the driver's settings of ours (`forwarded_environment`).
+        all_results: every rank's value is wanted, not only rank 0's.
+        show_line: is given (rank, "stdout" or "stderr", text) of each line that a rank prints; None: lines go to the
+            executors' logs.
 
     Returns:
-        Rank 0's return value.
+        The return values that are wanted, in rank order.
 
     Raises:
         PicklingError: the function or an argument cannot travel.
         PythonEnvironmentError: the workers' Python cannot run the job.
         WorkerFailedError: a rank failed; its traceback is the cause.
-        ResultError: rank 0's value cannot be had.
+        ResultError: a value that is wanted cannot be had.
         JobFailedError: Spark ended the job for another reason.
     """
-    payload = dump_function(function, (), kwargs or {})
+    payload = dump_function(function, args, kwargs or {})
     job = JobSpec(
         job_id=new_job_id(),
         size=size,
         function=name_of(function),
         payload=payload,
-        environment=forwarded_environment(os.environ),
+        environment={**forwarded_environment(os.environ), **(environment or {})},
         preload=modules_to_preload(payload),
-        forward_lines=forward_lines,
+        all_results=all_results,
+        forward_lines=show_line is not None,
         driver_host_id=host_id(),
         driver_sys_path=driver_sys_path(),
     )
-    attempt = _Attempt(spark, job)
-    rows = attempt.run()
-    return load_value(verified_value(rows, size), job.function)
+    rows = _Attempt(spark, job, show_line or print_line).run()
+    return load_values(verified_values(rows, size, job.wanted_ranks), job.function)
 
 
 class _Attempt:
     """One start of all ranks, as the driver sees it."""
 
-    def __init__(self, spark: SparkSession, job: JobSpec) -> None:
+    def __init__(self, spark: SparkSession, job: JobSpec, show_line: Callable[[int, str, str], None]) -> None:
         self._spark = spark
         self._job = job
         self._tag = f"spark_estimator-{job.job_id}"
         self._is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
         self._rows: list[ResultRow] | None = None
         self._error: BaseException | None = None
-        self._watch = Watch(stop=self._stop, cancel=self._cancel, waiting=self._say_waiting)
+        self._watch = Watch(stop=self._stop, cancel=self._cancel, show_line=show_line, waiting=self._say_waiting)
         self._said_waiting = False
         self._over = False
         self._stopping = False

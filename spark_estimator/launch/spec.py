@@ -88,6 +88,11 @@ class JobSpec:
     channel: ChannelAddress | None = None
     package_version: str = __version__
 
+    @property
+    def wanted_ranks(self) -> range:
+        """The ranks whose value is sent."""
+        return range(self.size if self.all_results else 1)
+
 
 @dataclass(frozen=True)
 class TaskFacts:

@@ -150,12 +150,13 @@ def run(
     environment: Any = None,
     **terms: Any,
 ) -> dict[str, Any]:
-    result: dict[str, Any] = run_elastic_local(
+    results: list[dict[str, Any]] = run_elastic_local(
         train,
         Terms(size, min_size, **terms),
         args=(faults, str(folder), *more),
         environment={clusters.MARKER: marker, **(environment or {})},
     )
+    result = results[0]
     # Each step counted once, with the ranks that there were; and all ranks have come to the same.
     assert [step for step, _ in result["history"]] == list(range(len(result["history"])))
     expected = sum(mean_of(step, present) for step, present in result["history"])
@@ -310,7 +311,7 @@ def test_who_does_not_come_in_time_is_named(tmp_path: Path, marker: str, capfd: 
         return run_fn(loop, rejoin)(ObjectState(broadcast_object, context.rank))
 
     terms = Terms(3, 2, timeout=timedelta(seconds=2))
-    assert run_elastic_local(stuck, terms, args=(str(tmp_path),), environment={clusters.MARKER: marker}) == 2
+    assert run_elastic_local(stuck, terms, args=(str(tmp_path),), environment={clusters.MARKER: marker}) == [2, 2]
     assert "because it had not come to round 2 after 2 seconds" in capfd.readouterr().err
 
 
@@ -335,7 +336,8 @@ def test_no_secret_is_in_the_environment_or_the_arguments_of_a_round(marker: str
         run_fn(loop, rejoin)(ObjectState(broadcast_object, context.rank))
         return [keys, *(Path(f"/proc/self/{name}").read_bytes() for name in ("environ", "cmdline"))]
 
-    (first, second), environ, cmdline = run_elastic_local(look, Terms(3, 2), environment={clusters.MARKER: marker})
+    results = run_elastic_local(look, Terms(3, 2), environment={clusters.MARKER: marker})
+    (first, second), environ, cmdline = results[0]
     assert first != second, "each round has a key of its own"
     assert not [key for key in (first, second) if key.encode() in environ + cmdline]
 

@@ -44,7 +44,7 @@ def test_rank_0_s_value_comes_back_and_all_output_is_shown(capfd: pytest.Capture
         log_to_driver(f"a message from {rank()}")
         return word, os.getpid(), os.getcwd()
 
-    word, pid, folder = run_local(speak, 3, args=("ab",), kwargs={"times": 2})
+    [(word, pid, folder)] = run_local(speak, 3, args=("ab",), kwargs={"times": 2})
     assert word == "ab" and pid != os.getpid() and folder == os.getcwd()
     output, errors = capfd.readouterr()
     for number in range(3):
@@ -62,7 +62,7 @@ def test_outside_a_job_a_message_is_printed_here_and_cut(capsys: pytest.CaptureF
 def test_horovod_s_variables_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_RANK", "17")
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "12345")
-    variables = run_local(lambda: dict(os.environ), 2)
+    [variables] = run_local(lambda: dict(os.environ), 2)
     expected = {"RANK": "0", "SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
     assert {name: variables[f"HOROVOD_{name}"] for name in expected} == expected
     assert variables["HOROVOD_CONTROLLER"] == "gloo"
@@ -79,16 +79,16 @@ def test_search_path_and_pythonpath_are_those_of_the_caller(monkeypatch: pytest.
 
         return beside_the_script.ANSWER, sys.path, os.environ.get("PYTHONPATH")
 
-    assert run_local(look, 1) == (42, sys.path, "/somewhere")
+    assert run_local(look, 1) == [(42, sys.path, "/somewhere")]
     monkeypatch.delenv("PYTHONPATH")
-    assert run_local(look, 1) == (42, sys.path, None)
+    assert run_local(look, 1) == [(42, sys.path, None)]
 
 
 def test_files_in_the_current_folder_shadow_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("selectors", "spec", "numpy", "json"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('shadowed')")
     monkeypatch.chdir(tmp_path)
-    assert run_local(lambda: 1, 1) == 1
+    assert run_local(lambda: 1, 1) == [1]
 
 
 def test_secrets_show_neither_in_arguments_nor_in_the_environment() -> None:
@@ -99,20 +99,20 @@ def test_secrets_show_neither_in_arguments_nor_in_the_environment() -> None:
         assert found is not None
         return found.key.hex(), *(Path(f"/proc/self/{name}").read_bytes() for name in ("environ", "cmdline"))
 
-    key, environ, cmdline = run_local(look, 2)
+    [(key, environ, cmdline)] = run_local(look, 2)
     assert len(key) == 64
     assert key.encode() not in environ + cmdline
 
 
 def test_stdin_is_empty() -> None:
-    assert run_local(lambda: sys.stdin.read(), 1) == ""
+    assert run_local(lambda: sys.stdin.read(), 1) == [""]
 
 
 def test_a_class_of_the_caller_is_the_same_class_when_it_comes_back() -> None:
     class Point:
         pass
 
-    assert type(run_local(lambda: Point(), 1)) is Point
+    assert type(run_local(lambda: Point(), 1)[0]) is Point
 
 
 @contextlib.contextmanager
@@ -209,7 +209,17 @@ def test_an_exception_of_an_unusual_kind_is_told(marker: str) -> None:
 
 
 def test_only_the_ranks_whose_value_is_wanted_pickle_it() -> None:
-    assert run_local(lambda: threading.Lock() if rank() else "fine", 2) == "fine"
+    assert run_local(lambda: threading.Lock() if rank() else "fine", 2) == ["fine"]
+
+
+def test_every_rank_s_value_comes_back_in_rank_order_when_asked_for() -> None:
+    def work(word: str) -> tuple[str, int, bytes]:
+        return word, rank(), bytes([rank()]) * (2 << 20)  # chunks of several ranks at the same time
+
+    values = run_local(work, 3, args=("ab",), all_results=True)
+    assert values == [("ab", number, bytes([number]) * (2 << 20)) for number in range(3)]
+    with pytest.raises(ResultError, match=r"rank 1 .*returned a value of 65\.0 MiB when pickled"):
+        run_local(lambda: bytes(65 << 20) if rank() == 1 else None, 2, all_results=True)
 
 
 def test_a_value_that_cannot_be_pickled_is_told() -> None:
@@ -222,7 +232,7 @@ def test_a_value_that_cannot_be_pickled_is_told() -> None:
 def test_a_value_that_is_too_large_is_told() -> None:
     with pytest.raises(ResultError, match=r"a value of 65\.0 MiB when pickled; at most 64 MiB.*Save it to storage"):
         run_local(lambda: bytes(65 << 20), 2)
-    assert len(run_local(lambda: bytes(63 << 20), 1)) == 63 << 20
+    assert len(run_local(lambda: bytes(63 << 20), 1)[0]) == 63 << 20
 
 
 def test_a_value_that_the_driver_cannot_load_is_told(tmp_path: Path) -> None:
@@ -258,7 +268,7 @@ def test_a_process_that_holds_the_pipes_open_does_not_hold_the_job_up() -> None:
         return subprocess.Popen(["sleep", "30"], start_new_session=True).pid
 
     started = time.monotonic()
-    pid = run_local(work, 1)
+    [pid] = run_local(work, 1)
     assert time.monotonic() - started < 20
     os.kill(pid, signal.SIGKILL)
 
@@ -298,7 +308,7 @@ def test_jobs_do_not_meet() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert values == {0: 0, 1: 1}
+    assert values == {0: [0], 1: [1]}
 
 
 def test_no_descriptor_is_left_open() -> None:

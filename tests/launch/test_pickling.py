@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spark_estimator.errors import PicklingError
-from spark_estimator.launch.pickling import dump_function, load_value, name_of
+from spark_estimator.launch.pickling import dump_function, load_values, name_of
 
 pytestmark = pytest.mark.usefixtures("functions_travel_by_value")
 
@@ -45,7 +45,7 @@ def refusal(function: Callable[..., Any], **kwargs: Any) -> str:
 
 
 def test_what_can_travel_does() -> None:
-    function, args, kwargs = load_value(dump_function(lambda x: (x, fine), (), {"x": 1}), "f()")
+    [(function, args, kwargs)] = load_values([dump_function(lambda x: (x, fine), (), {"x": 1})], "f()")
     assert function(*args, **kwargs) == (1, fine)
 
 
