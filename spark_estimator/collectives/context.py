@@ -12,6 +12,7 @@ import dataclasses
 import os
 import threading
 from collections.abc import Sequence
+from datetime import timedelta
 
 from spark_estimator import _native, log
 from spark_estimator.collectives import launcher_link
@@ -236,15 +237,19 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     return process_set
 
 
-def process_set_of(ranks: Sequence[int]) -> ProcessSet:
-    """The process set of these ranks, registered now if it was not; for a binding whose framework makes groups.
+def group(ranks: Sequence[int], what: str, problem: str = "", timeout: timedelta | None = None) -> Engine | None:
+    """An engine for some of the ranks, beside the process sets; for a binding whose framework makes groups.
 
-    All ranks of the job call it, also those that are not in the set. It does not ask whether sets are dynamic.
-
-    Raises:
-        As `add_process_set` does.
+    All ranks of the job call it, also those that are not among them. It does not ask whether sets are dynamic.
+    ``ProcessSets.group`` tells of the arguments, of what comes back and of errors.
     """
-    return _member().sets.of(ranks)
+    return _member().sets.group(ranks, what, problem, timeout)
+
+
+def end_group(engine: Engine) -> None:
+    """Ends this rank's part in a group that `group` made. Idempotent; does nothing to the job's own engine."""
+    if _membership is not None:
+        _membership.sets.end_group(engine)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

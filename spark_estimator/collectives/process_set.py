@@ -10,7 +10,9 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 from spark_estimator.collectives.connection import Group
@@ -19,6 +21,8 @@ from spark_estimator.collectives.requests import gather_bytes
 from spark_estimator.errors import HorovodInternalError, MismatchError, NotInitializedError
 
 _EXCHANGE = "spark_estimator.process_sets"
+# Of the different calls that ranks made, so many are told.
+_TOLD_CALLS = 8
 
 
 class ProcessSet:
@@ -126,6 +130,7 @@ class ProcessSets:
         self._sets = {0: global_process_set}
         #: By number: the engine; None of a set that this rank is not in.
         self.engines: dict[int, Engine | None] = {0: job}
+        self._groups: list[Engine] = []
 
     def start(self, static: Sequence[ProcessSet]) -> None:
         """Registers the sets that ``init()`` was given. All ranks call it, also those that were given none.
@@ -158,22 +163,43 @@ class ProcessSets:
                 raise ValueError(f"add_process_set: {duplicate}")
             self._register(process_set)
 
-    def of(self, ranks: Sequence[int]) -> ProcessSet:
-        """The set of these ranks: that which is registered, or a new one. All ranks of the job call it.
+    def group(
+        self, ranks: Sequence[int], what: str, problem: str = "", timeout: timedelta | None = None
+    ) -> Engine | None:
+        """An engine for some of the ranks beside the sets, or the job's for all. All ranks of the job call it.
 
         It is for what makes groups of ranks by an API of its own, and works where users' sets may not come and go.
 
+        Args:
+            ranks: in any order.
+            what: that API's name for the call, for messages.
+            problem: why this rank refuses; '' for nothing.
+            timeout: for the ranks' agreement.
+
+        Returns:
+            None on a rank that is not in it. Others end it with `end_group`.
+
         Raises:
-            As `add` does.
+            ValueError: on all ranks: some refuse, or the ranks make no group.
+            MismatchError: on all ranks: they gave different ranks.
+            HorovodInternalError: on all ranks: its ranks could not connect.
+            TimeoutError: some did not call it in time.
         """
         with self._changing:
-            for known in self._sets.values():
-                if known.ranks == sorted(ranks):
-                    return known
             made = ProcessSet(ranks)
-            self._agree({"add": made.ranks}, self._problem(made))
-            self._register(made)
-            return made
+            self._agree({"group": made.ranks}, problem or self._problem(made), timeout, what=what)
+            if made.ranks == list(self._job.ranks):
+                return self._job
+            _, engine = self._connect(made)
+            if engine is not None:
+                self._groups.append(engine)
+            return engine
+
+    def end_group(self, engine: Engine) -> None:
+        """Ends this rank's part in a group: what others still wait for in it fails there with ShutDownError."""
+        with suppress(ValueError):
+            self._groups.remove(engine)
+            engine.shutdown()
 
     def remove(self, process_set: ProcessSet) -> bool:
         """Ends a set. All ranks of the job call it. Requests of the set that are pending fail with ShutDownError.
@@ -223,8 +249,8 @@ class ProcessSets:
         return {number: list(process_set.ranks) for number, process_set in self._sets.items()}
 
     def running(self) -> list[Engine]:
-        """The engines of the sets that this rank is in, that of the job first."""
-        return [engine for engine in list(self.engines.values()) if engine is not None]
+        """The engines of the sets and groups that this rank is in, that of the job first."""
+        return [engine for engine in [*self.engines.values(), *self._groups] if engine is not None]
 
     def shutdown(self) -> None:
         """Ends all sets, and with them the membership."""
@@ -260,24 +286,35 @@ class ProcessSets:
                 return f"a process set with the ranks {process_set.ranks} exists already: it has the id {number}."
         return ""
 
-    def _agree(self, wish: Mapping[str, Any], problem: str = "", **alike: Any) -> None:
+    def _agree(
+        self, wish: Mapping[str, Any], problem: str = "", timeout: timedelta | None = None, **alike: Any
+    ) -> None:
         """Compares what the ranks wish for. Raises on all of them, or on none."""
-        stated = self._exchange({"wish": wish, "problem": problem, **alike})
+        stated = self._exchange({"wish": wish, "problem": problem, **alike}, timeout)
         problems = {rank: said["problem"] for rank, said in stated.items() if said["problem"]}
         if problems:
             rank, text = next(iter(problems.items()))
-            raise ValueError(f"{_called(stated[rank]['wish'])} on {_ranks_of(problems, len(stated))}: {text}")
-        first = stated[self._job.ranks[0]]
+            raise ValueError(f"{_called(stated[rank])} on {_ranks_of(problems, len(stated))}: {text}")
+        calls: dict[str, list[int]] = {}
         for rank, said in stated.items():
-            if said != first:
-                mine, theirs = ({key: value for key, value in one.items() if key != "problem"} for one in (first, said))
-                raise MismatchError(
-                    f"The ranks disagree about process sets: rank {self._job.ranks[0]} called {_told(mine)}, rank "
-                    f"{rank} called {_told(theirs)}."
-                )
+            calls.setdefault(_told(said), []).append(rank)
+        if len(calls) > 1:
+            told = [f"{_ranks_of(ranks, len(stated))} called {call}" for call, ranks in calls.items()]
+            left = f"; and {len(told) - _TOLD_CALLS} more" if len(told) > _TOLD_CALLS else ""
+            raise MismatchError(
+                f"The ranks disagree about process sets or groups: {', '.join(told[:_TOLD_CALLS])}{left}. All ranks of "
+                "the job make the same call with the same ranks, also those that are not among them."
+            )
 
     def _register(self, process_set: ProcessSet) -> None:
-        """Connects the ranks of a set on which all ranks of the job have agreed."""
+        """Registers a set on which all ranks of the job have agreed."""
+        number, engine = self._connect(process_set)
+        process_set.register(number, self._job.global_rank)
+        self._sets[number] = process_set
+        self.engines[number] = engine
+
+    def _connect(self, process_set: ProcessSet) -> tuple[int, Engine | None]:
+        """Starts an engine for the ranks of a set; gives its number, and this rank's end of it if it has one."""
         number = next(self._numbers)
         engine: Engine | None = None
         failure: Exception | None = None
@@ -298,19 +335,17 @@ class ProcessSets:
             if engine is not None:
                 engine.shutdown()
             raise
-        process_set.register(number, self._job.global_rank)
-        self._sets[number] = process_set
-        self.engines[number] = engine
+        return number, engine
 
-    def _exchange(self, stated: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    def _exchange(self, stated: Mapping[str, Any], timeout: timedelta | None = None) -> dict[int, dict[str, Any]]:
         """What every rank of the job states, by rank."""
-        gathered = gather_bytes(self._job, _EXCHANGE, json.dumps(stated).encode())
+        gathered = gather_bytes(self._job, _EXCHANGE, json.dumps(stated).encode(), timeout=timeout)
         return {rank: json.loads(bytes(text)) for rank, text in zip(self._job.ranks, gathered, strict=True)}
 
 
-def _called(wish: Mapping[str, Any]) -> str:
+def _called(stated: Mapping[str, Any]) -> str:
     calls = {"init": "init(process_sets=...)", "add": "add_process_set", "remove": "remove_process_set"}
-    return calls[next(iter(wish))]
+    return calls.get(next(iter(stated["wish"]))) or str(stated["what"])
 
 
 def _told(stated: Mapping[str, Any]) -> str:
@@ -318,12 +353,12 @@ def _told(stated: Mapping[str, Any]) -> str:
     value = next(iter(wish.values()))
     if "init" in wish:
         return f"init(process_sets={value}) with HOROVOD_DYNAMIC_PROCESS_SETS={int(stated['dynamic'])}"
-    if "add" in wish:
-        return f"add_process_set({value})"
-    return f"remove_process_set of the set with id {value}" if value else "remove_process_set of no registered set"
+    if "remove" in wish:
+        return f"remove_process_set of the set with id {value}" if value else "remove_process_set of no registered set"
+    return f"{_called(stated)}({value})"
 
 
-def _ranks_of(problems: Mapping[int, str], size: int) -> str:
-    if len(problems) == size:
+def _ranks_of(ranks: Collection[int], size: int) -> str:
+    if len(ranks) == size:
         return "every rank"
-    return ("rank " if len(problems) == 1 else "ranks ") + ", ".join(map(str, problems))
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

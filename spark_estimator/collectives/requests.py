@@ -136,7 +136,9 @@ def run(
     return handle
 
 
-def gather_bytes(engine: Engine, name: str, payload: bytes, *, unnamed: bool = False) -> list[memoryview]:
+def gather_bytes(
+    engine: Engine, name: str, payload: bytes, *, unnamed: bool = False, timeout: timedelta | None = None
+) -> list[memoryview]:
     """What each rank of the group gave, on every rank. All call it. Raises as `run` does.
 
     Args:
@@ -144,10 +146,11 @@ def gather_bytes(engine: Engine, name: str, payload: bytes, *, unnamed: bool = F
         name: by which the calls meet, or their kind.
         payload: of this rank, of any length.
         unnamed: see `Call`.
+        timeout: for the wait; None: none.
     """
     buffer = ctypes.create_string_buffer(payload, max(1, len(payload)))
     tensor = Tensor(ctypes.addressof(buffer), 0, DType.UINT8, (len(payload),))
-    handle = run(engine, Call(Op.ALLGATHER, name, unnamed=unnamed), [tensor], buffer, repeats=False)
+    handle = run(engine, Call(Op.ALLGATHER, name, unnamed=unnamed), [tensor], buffer, repeats=False, timeout=timeout)
     assert handle is not None
     data, rows = handle.gathered()
     ends = list(itertools.accumulate(rows))

@@ -118,24 +118,40 @@ def test_the_variable_allows_it_as_well() -> None:
     assert run_ranks(2, dynamic, environ=DYNAMIC) == [1, 1]
 
 
-def test_a_framework_gets_the_set_of_some_ranks_and_makes_it_once() -> None:
+def test_a_framework_makes_groups_beside_the_sets() -> None:
     def check(rank: int) -> None:
+        from datetime import timedelta
+
         import pytest
 
-        from spark_estimator.collectives import context, objects
-        from spark_estimator.collectives.process_set import global_process_set
+        from spark_estimator.collectives import context, ops
+        from spark_estimator.collectives.requests import gather_bytes
+        from spark_estimator.errors import MismatchError
 
         context.init()  # not dynamic: that is what users are asked
-        pair = context.process_set_of([2, 0])
-        assert context.process_set_of((0, 2)) is pair
-        assert context.process_set_of(range(3)) is global_process_set
-        assert pair.included() is (rank != 1)
-        if rank != 1:
-            assert objects.allgather_object(rank, process_set=pair) == [0, 2]
-        with pytest.raises(ValueError, match="name a rank twice"):
-            context.process_set_of([1, 1])
+        for _ in range(2):
+            pair = context.group([2, 0], "make")
+            assert (pair is None) == (rank == 1)
+            if pair is not None:
+                assert pair.ranks == (0, 2)
+                assert [bytes(each) for each in gather_bytes(pair, "names", b"%d" % rank)] == [b"0", b"2"]
+                context.end_group(pair)
+                context.end_group(pair)
+        assert context.group(range(3), "make") is context.engine()
+        assert context.get_process_set_ids_and_ranks() == {0: [0, 1, 2]}
+        with pytest.raises(ValueError, match=r"make on every rank: ranks .* name a rank twice"):
+            context.group([1, 1], "make")
+        with pytest.raises(ValueError, match="make on rank 1: it is full"):
+            context.group([1], "make", "it is full" if rank == 1 else "")
+        told = r"rank 0 called make\(\[0, 1\]\), ranks 1, 2 called make\(\[1, 2\]\)"
+        with pytest.raises(MismatchError, match=told):
+            context.group([1, 2] if rank else [0, 1], "make")
         with pytest.raises(ValueError, match="HOROVOD_DYNAMIC_PROCESS_SETS"):
             context.add_process_set([1])
+        if rank == 0:
+            with pytest.raises(TimeoutError):
+                context.group([0], "make", timeout=timedelta(seconds=0.1))
+        ops.barrier()
 
     run_ranks(3, check)
 
@@ -209,7 +225,7 @@ def test_ranks_that_disagree_are_told_both_values() -> None:
         return told
 
     for told in run_ranks(3, disagree):
-        assert "rank 0 called add_process_set([0, 1]), rank 2 called add_process_set([1, 2])" in told[0]
+        assert "ranks 0, 1 called add_process_set([0, 1]), rank 2 called add_process_set([1, 2])" in told[0]
         assert "rank 2 called remove_process_set of the set with id 1" in told[1]
 
 

@@ -138,6 +138,9 @@ def test_bits_are_joined(three_ranks: RankPool) -> None:
         assert tensor.item() == (7 if rank == 2 else 1 << rank)
         with pytest.raises(ValueError, match="no bitwise reduction here; use all_reduce"):
             dist.reduce_scatter_tensor(torch.zeros(1), torch.zeros(3), Op.BAND)
+        for call in (lambda: dist.all_reduce(torch.ones(1), Op.BOR), lambda: dist.reduce(torch.ones(1), 0, Op.BXOR)):
+            with pytest.raises(ValueError, match=r"whole numbers and truth values, not of torch\.float32"):
+                call()
 
     three_ranks.run(check)
 
@@ -324,6 +327,10 @@ def test_several_at_once(two_ranks: RankPool) -> None:
                 dist.all_gather_into_tensor(output, full(rank, number + 1))
         manager.wait()
         assert [each.tolist() for each in outputs] == [[0, 1], [0, 0, 1, 1]]
+        # One that is there twice, and a part of it, are reduced once, as by Gloo.
+        one = full(rank + 1.0)
+        dist.all_reduce_coalesced([one, full(1), one, one[1:]])
+        assert one.tolist() == [3] * 3
         with _coalescing_manager(device=torch.device("cpu")):
             for number, output in enumerate(outputs):
                 dist.reduce_scatter_tensor(output[: number + 1], torch.arange(2.0 * (number + 1)))
@@ -380,6 +387,8 @@ def test_groups_of_some_ranks(three_ranks: RankPool) -> None:
             dist.all_gather_object(objects, rank, group=pair)
             assert objects == [0, 2]
             dist.destroy_process_group(pair)
+            with pytest.raises(hvd.HorovodInternalError, match="this group was destroyed"):
+                pair.allreduce([tensor])
         tensor = full(rank)
         dist.all_reduce(tensor, group=all_)
         assert tensor.tolist() == [3] * 3
@@ -387,9 +396,61 @@ def test_groups_of_some_ranks(three_ranks: RankPool) -> None:
             dist.new_group([rank], use_local_synchronization=True)
         with pytest.raises(ValueError, match="ascending order"):
             dist.distributed_c10d._new_group_with_tag([2, 0], sort_ranks=False)
+        with pytest.raises(ValueError, match="new_group on every rank: backend='gloo' cannot be had beside"):
+            dist.new_group([0, 1], backend="gloo")
         assert dist.new_subgroups_by_enumeration([[0, 1], [2]])[0].size() == (1 if rank == 2 else 2)
 
     three_ranks.run(check)
+
+
+def test_a_destroyed_group_leaves_nothing(three_ranks: RankPool) -> None:
+    @in_group
+    def check(rank: int) -> None:
+        import threading
+
+        for round_ in range(4):
+            group = dist.new_group([0, 2])
+            if rank != 1:
+                tensor = full(1 + rank)
+                dist.broadcast(tensor, 0, group=group)  # who is done first leaves first
+                dist.destroy_process_group(group)
+                assert tensor.tolist() == [1] * 3
+            dist.barrier()
+            if round_ == 1:
+                files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+        assert len(os.listdir("/proc/self/fd")) <= files
+        assert threading.active_count() <= threads
+
+    three_ranks.run(check)
+
+
+def test_ranks_that_make_different_groups_all_hear_of_it(three_ranks: RankPool) -> None:
+    @in_group
+    def check(rank: int) -> None:
+        dist.new_group([0, 1])
+        for given in ([0, 1], [0, 2], [0, 1]), (None, [0, 1], None):
+            with pytest.raises(
+                hvd.HorovodInternalError, match=r"rank 1 called torch.distributed.new_group\(\[0, .\]\)"
+            ):
+                dist.new_group(given[rank])
+        dist.barrier()
+
+    three_ranks.run(check)
+
+
+def test_a_rank_that_the_group_does_not_have(two_ranks: RankPool) -> None:
+    @in_group
+    def check(rank: int) -> None:
+        one = torch.ones(1)
+        for call in (dist.send, dist.recv, dist.isend, dist.broadcast, dist.reduce):
+            for number in (99, -1):
+                with pytest.raises(ValueError, match=rf"is rank {number}, and the group has the ranks 0 to 1"):
+                    call(one, number)
+        for call in (dist.gather, dist.scatter):
+            with pytest.raises(ValueError, match="the root is rank 99"):
+                call(one, None, 99)
+
+    two_ranks.run(check)
 
 
 def test_calls_of_horovods_api_go_beside_it(two_ranks: RankPool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from datetime import timedelta
@@ -89,20 +90,49 @@ def test_the_time_out_of_a_group(two_ranks: RankPool) -> None:
     two_ranks.run(check)
 
 
-def test_a_callback_that_calls_a_collective_is_told_why_not(two_ranks: RankPool) -> None:
+@pytest.mark.parametrize("late", [0, 1])
+def test_collectives_in_callbacks_meet_whenever_they_are_called(three_ranks: RankPool, late: int) -> None:
+    @in_group
+    def check(rank: int, late: int) -> None:
+        works = [dist.all_reduce(torch.tensor([float(number)]), async_op=True) for number in range(4)]
+        if rank == late:
+            for work in works:
+                work.wait()  # so that callbacks are run at once, and elsewhere by another thread
+
+        def doubled(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            time.sleep(0.02 * rank)
+            return dist.all_reduce(future.value()[0] / 3 * 2, async_op=True).get_future().wait()[0] / 3
+
+        def increased(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+            one = torch.ones(1)
+            dist.all_reduce(one)
+            return future.value() + one
+
+        chains = [work.get_future().then(doubled).then(increased) for work in works]
+        others = dist.all_reduce(torch.ones(1), async_op=True)
+        assert [chain.wait().item() for chain in chains[:: 1 if rank else -1]][:: 1 if rank else -1] == [3, 5, 7, 9]
+        others.wait()
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        assert tensor.item() == 3
+        # A message has no place in the order of what all ranks do.
+        works = [dist.isend(tensor, (rank + 1) % 3), dist.irecv(torch.empty(1), (rank - 1) % 3)]
+        with pytest.raises(RuntimeError, match=r"all_reduce on rank . was called in a callback of the future of a mes"):
+            works[1].get_future().then(lambda _: dist.all_reduce(torch.ones(1))).wait()
+        works[0].wait()
+
+    three_ranks.run(check, late)
+
+
+def test_advice_is_for_torchs_callers(two_ranks: RankPool) -> None:
     @in_group
     def check(rank: int) -> None:
-        hvd.barrier()
-        if rank == 0:
-            work = dist.all_reduce(torch.ones(1), async_op=True)
-            future = work.get_future().then(lambda _: dist.all_reduce(torch.ones(1)))
-            hvd.barrier()
-            with pytest.raises(RuntimeError, match="all_reduce on rank 0 was called in the callback of a future"):
-                future.wait()
-        else:
-            hvd.barrier()
-            dist.all_reduce(torch.ones(1))
-        hvd.barrier()
+        for asynchronous in (False, True):
+            with pytest.raises(MismatchError) as caught:
+                work = dist.all_reduce(torch.ones(2 + rank), async_op=asynchronous)
+                work.wait()
+            assert "in the order in which each rank calls them" in str(caught.value)
+            assert " name" not in str(caught.value).replace("noname", "")
 
     two_ranks.run(check)
 
@@ -140,6 +170,35 @@ def test_a_dead_peer_ends_a_step_of_ddp_by_its_name() -> None:
     seconds, _, told = outcome.value.partition(" ")
     assert float(seconds) < 10
     assert "rank 1 on " in told, told
+
+
+def test_a_receive_from_a_frozen_rank_says_so() -> None:
+    def wait(rank: int) -> str:
+        import spark_estimator.torch.process_group  # noqa: F401
+
+        dist.init_process_group("spark_estimator", timeout=timedelta(seconds=2))
+        if rank == 1:
+            dist.send(torch.ones(2), 0, tag=4)
+            dist.barrier()
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return ""
+        dist.barrier()
+        with pytest.raises(dist.DistBackendError) as caught:
+            dist.recv(torch.ones(3), 1, tag=3)
+        print("told", flush=True)
+        return str(caught.value)
+
+    with start_ranks(2, wait, environ={"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.5"}) as ranks:
+        ranks.await_output(0, "told")
+        ranks.kill(1)
+        outcome = ranks.wait(60)[0]
+    known = (
+        r"for a message of rank 1 \(host .*\) \(tag 3, float32 \[3\]\)\. .*"
+        r"Other messages have come: tag 4 \(float32 \[2\]\) of rank 1\. .*sender is busy or frozen"
+    )
+    assert re.search(r"stalled: rank 0 has waited 0\.\d+ seconds " + known, outcome.output), outcome.output
+    assert re.search(r"torch\.distributed\.recv on rank 0: rank 0 has waited 2 seconds " + known, outcome.value)
+    assert "Raise the time-out" in outcome.value
 
 
 def test_a_dead_peer_ends_a_collective_and_a_receive() -> None:

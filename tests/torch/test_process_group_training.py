@@ -120,7 +120,7 @@ def test_ddp_with_parameters_that_go_unused(two_ranks: RankPool) -> None:
 def test_ddp_hooks(two_ranks: RankPool) -> None:
     @in_group
     def check(rank: int) -> None:
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
         from torch.nn.parallel.distributed import DistributedDataParallel as Wrapped
 
         def hooked(state: object, hook: Any) -> Callable[[nn.Module], nn.Module]:
@@ -137,8 +137,26 @@ def test_ddp_hooks(two_ranks: RankPool) -> None:
         ):
             model, _ = trained(hooked(None, hook))
             assert_close([each.detach() for each in model.parameters()], trained_alone(), tolerance)
+        # Its callbacks call collectives. At full rank nothing is lost.
+        power_sgd = powerSGD_hook.PowerSGDState(None, 8, start_powerSGD_iter=2, min_compression_rate=0)
+        model, _ = trained(hooked(power_sgd, powerSGD_hook.powerSGD_hook))
+        assert_close([each.detach() for each in model.parameters()], trained_alone(), 1e-4)
+        assert power_sgd.total_numel_before_compression > 0
         with pytest.raises(TypeError, match="required CUDA"):  # torch's own condition
             trained(hooked(None, default_hooks.bf16_compress_hook))
+
+    two_ranks.run(check)
+
+
+def test_ddp_joins_ranks_with_fewer_batches(two_ranks: RankPool) -> None:
+    @in_group
+    def check(rank: int) -> None:
+        wrapped = DistributedDataParallel(nn.Linear(1, 1))
+        with wrapped.join():
+            for _ in range(3 + rank):
+                wrapped.zero_grad()
+                wrapped(torch.ones(1, 1)).sum().backward()
+        assert wrapped.module.weight.grad.item() == (1 if rank == 0 else 0.5)
 
     two_ranks.run(check)
 

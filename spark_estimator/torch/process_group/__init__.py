@@ -22,17 +22,22 @@ contradicts the job is a ValueError. Horovod's API goes on working beside it.
   only moves elements takes any type but quantized ones. ``all_gather`` and ``all_to_all`` take parts of different
   sizes.
 - All ranks get the same bits from a reduction.
-- ``new_group`` makes a process set, or uses the one of these ranks that is there; all ranks of the job call it, as
-  torch demands. It does not need HOROVOD_DYNAMIC_PROCESS_SETS. Its engine ends with the job, not with the group.
+- ``new_group`` of some ranks starts an engine for them; all ranks of the job call it, as torch demands. It does not
+  need HOROVOD_DYNAMIC_PROCESS_SETS. ``destroy_process_group(group)`` ends it, on each of its ranks by itself: who still
+  waits for a rank that has called it gets a ShutDownError. (Horovod's process sets are others; all ranks remove those.)
 - ``send`` and ``recv`` go over a connection of their own, TCP also on one host: fine for some megabytes, slower than
-  collectives.
+  collectives. The element type and shape travel with the message.
 - Every connection is authenticated with the job's key, the one to torch's store as well (``store`` says how).
 
 **In what order things happen.** A group's n-th operation on one rank meets the n-th on every other, whatever its
 kind, whether it blocks or not; messages go by sender and tag. A blocking call runs in the calling thread. With
 ``async_op=True`` the engine's thread works, and the ``Work``'s ``wait`` helps. Results are in their tensors when
 ``wait`` returns, ``is_completed`` says True or the future is done, not before; the tensors must be left alone until
-then. Futures are fulfilled in a thread of their own (``work`` says how), and their callbacks run there.
+then. Futures are fulfilled in a thread of their own (``work`` says how), and their callbacks run there, or at once in
+the thread that adds them to a future that is done. They may call collectives, as PowerSGD's hook does, and wait for
+them: these meet by the operation, the callback and the call in it, not by time (``callbacks`` says how), so that ranks
+must add the same callbacks in the same order. In callbacks of what ``collect_all`` gives, or of a message's future, a
+collective is refused where it can be seen: wait for the future, and call it then.
 
 **What fails, and how.** All are RuntimeErrors but the last.
 
@@ -42,18 +47,22 @@ then. Futures are fulfilled in a thread of their own (``work`` says how), and th
   DDP's backward as a RuntimeError with that text. The group is of no more use: ``hvd.shutdown()``, and begin again.
 - A wait longer than its time-out, or the group's: ``DistBackendError`` with rank and operation. The operation goes
   on.
-- A callback of a future that calls a collective (PowerSGD's hook does) is refused: ranks run callbacks at different
-  moments, and the calls would not meet. A future that is done already runs its callback at once, unrefused: do not.
-- A ``recv`` that nobody sends to, or from a process that is frozen, says nothing until the group's time-out: give it
-  one. (A collective in such a case is told of after HOROVOD_STALL_CHECK_TIME_SECONDS.)
+- Ranks give ``new_group`` different ranks: MismatchError on all of them, with what each gave. One does not call it:
+  ``DistBackendError`` on the others at the time-out.
+- A ``recv`` that nobody sends to, or from a process that is frozen, is told of on stderr after
+  HOROVOD_STALL_CHECK_TIME_SECONDS (10): who waits for whom, for which tag, and what has come instead. So is a ``send``
+  that its receiver's connection does not take, and a collective. A ``recv`` from any rank fails when all others are
+  lost.
+- A ``recv`` whose tensor has another element type or number of elements than was sent: ValueError there, with both.
 - What cannot be, such as sizes that do not fit, sparse tensors, or a type that the engine cannot add: ValueError,
   before anything is sent. Only what a rank cannot know beforehand, another's uneven part, fails after.
 
-**What is not there.** ``monitored_barrier`` and ``SyncBatchNorm`` on CPU tensors, DDP's bf16 hook: torch itself
-refuses them without Gloo, a GPU or NCCL. ``new_group`` with ``use_local_synchronization=True`` on a part of the ranks,
-bitwise ``reduce_scatter``: refused here. ``new_group(backend=...)`` makes one of this backend all the same, and
-``"cpu:spark_estimator,cuda:nccl"`` uses this one for everything: torch lets a backend written in Python have no other
-beside it.
+**What is not there.** Torch itself refuses these without Gloo, a GPU or NCCL: ``monitored_barrier`` (where a
+``barrier`` hangs, the stall warning names the ranks that are missing), ``split_group``, ``SyncBatchNorm`` on CPU
+tensors, DDP's bf16 and quantization hooks. Its ``batched_powerSGD_hook`` fails an assertion of its own, on every
+backend. Refused here: ``new_group`` with another ``backend``, or with ``use_local_synchronization=True`` on a part of
+the ranks; bitwise ``reduce_scatter``. ``"cpu:spark_estimator,cuda:nccl"`` uses this one for everything: torch lets a
+backend written in Python have no other beside it.
 """
 
 from spark_estimator.torch.process_group.creation import register

@@ -12,7 +12,8 @@ from typing import Any
 from urllib.parse import parse_qsl, urlparse
 
 import torch.distributed
-from torch.distributed.distributed_c10d import GroupName, PrefixStore, Store
+from torch.distributed import Backend, DistBackendError
+from torch.distributed.distributed_c10d import BackendConfig, GroupName, PrefixStore, Store
 
 from spark_estimator.collectives import context
 from spark_estimator.collectives import rendezvous as rendezvous_module
@@ -42,7 +43,7 @@ class JobGroups:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.mailbox = Mailbox(engine)
+        self.mailbox = Mailbox(engine, context.settings().stall_warning_seconds)
         self._values = KeyValues()
         self.links = Links(
             engine,
@@ -80,28 +81,38 @@ class JobGroups:
         timeout: timedelta | None = None,
         group_name: str = "",
         group_desc: str | None = None,
+        backend: str | None = None,
         **_: Any,
     ) -> EngineGroup | None:
         ranks = list(ranks)
-        if ranks != sorted(ranks):
-            raise ValueError(
-                f"new_group(ranks={ranks}): {BACKEND_NAME} numbers a group's ranks in ascending order only."
-            )
         whole = len(ranks) == self.engine.size
         if not whole and not group_name.isdecimal():  # torch names a group that only its members make by their hash
             raise ValueError(
                 f"new_group(ranks={ranks}, use_local_synchronization=True): with {BACKEND_NAME} all ranks of the job "
                 "make a group together, also those that are not in it. Leave that argument out, and call it everywhere."
             )
-        number = context.next_number(_GROUPS)
-        engine = self.engine
-        if not whole:
-            process_set = context.process_set_of(ranks)
-            if not process_set.included():
-                return None
-            engine = context.engine(process_set)
+        problem = _of_another_backend(backend)
+        if ranks != sorted(ranks):
+            problem = f"{BACKEND_NAME} numbers a group's ranks in ascending order only, not as {ranks}."
         limit = default_timeout if timeout is None else timeout
-        group = EngineGroup(PrefixStore(f"{group_name}/", given), engine, number, limit, self.mailbox)
+        try:
+            engine = context.group(ranks, "torch.distributed.new_group", problem, limit)
+        except TimeoutError:
+            raise DistBackendError(
+                f"new_group(ranks={ranks}) on rank {self.engine.global_rank}: some rank of the job had not called it "
+                f"after {limit.total_seconds():g} seconds. All ranks of the job call new_group, also those that are "
+                "not in the group, and in the same order as their other operations."
+            ) from None
+        number = context.next_number(_GROUPS)
+        if engine is None:
+            return None
+
+        def end() -> None:
+            self.mailbox.leave(number)
+            context.end_group(engine)
+
+        store = PrefixStore(f"{group_name}/", given)
+        group = EngineGroup(store, engine, number, limit, self.mailbox, at_end=end)
         group._set_group_name(GroupName(group_name))
         group._set_group_desc(group_desc or "undefined")
         return group
@@ -151,6 +162,16 @@ def create(options: Any, _backend_options: object = None) -> EngineGroup:
         )
     _check_place(options.group_rank, options.group_size)
     return groups.default_group(options.store, options.timeout)
+
+
+def _of_another_backend(backend: str | None) -> str:
+    """What is wrong with the backend that a new group was to have; '' for nothing."""
+    if backend is None or BACKEND_NAME in BackendConfig(Backend(backend)).get_device_backend_map().values():
+        return ""
+    return (
+        f"backend={backend!r} cannot be had beside a default group of {BACKEND_NAME}: torch has that one make all "
+        "groups. Leave backend out."
+    )
 
 
 def _check_place(rank: int, size: int) -> None:

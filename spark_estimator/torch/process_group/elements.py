@@ -6,6 +6,7 @@ elements takes any element type; one that the engine does not know goes as bytes
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -117,6 +118,14 @@ def _known(tensor: torch.Tensor, moved: bool) -> torch.Tensor:
     if tensor.dtype in _COMPLEX:
         return torch.view_as_real(tensor.detach().resolve_conj())
     return tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8) if moved else tensor
+
+
+def overlap(wires: Sequence[torch.Tensor]) -> bool:
+    """Whether some of these flat tensors share memory."""
+    if len(wires) < 2:
+        return False
+    spans = sorted((wire.data_ptr(), wire.data_ptr() + wire.nbytes) for wire in wires if wire.numel())
+    return any(end > start for (_, end), (start, _) in itertools.pairwise(spans))
 
 
 def put(wire: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

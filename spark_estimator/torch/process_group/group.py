@@ -21,6 +21,7 @@ from spark_estimator.torch.process_group.elements import (
     nested,
     one_each,
     only,
+    overlap,
     parts,
     put,
     received,
@@ -31,7 +32,7 @@ from spark_estimator.torch.process_group.elements import (
     writable,
 )
 from spark_estimator.torch.process_group.issuing import Finish, IssuingGroup
-from spark_estimator.torch.process_group.messages import memory_at
+from spark_estimator.torch.process_group.transfer import Form, Memory, memory_at
 from spark_estimator.torch.process_group.work import GroupWork
 
 Tensors = Sequence[torch.Tensor]
@@ -58,7 +59,7 @@ class EngineGroup(IssuingGroup):
 
     def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
         """As `allreduce`; only the root's tensors change."""
-        return self._reduced("reduce", listed(tensors), opts, opts.rootRank)
+        return self._reduced("reduce", listed(tensors), opts, self._root("reduce", opts))
 
     def _reduced(self, what: str, tensors: Tensors, opts: Any, root: int | None) -> GroupWork:
         how = reduction(torch.distributed.ReduceOp.SUM if opts is None else opts)
@@ -66,6 +67,8 @@ class EngineGroup(IssuingGroup):
             return self._joined_bitwise(what, tensors, how, opts, root)
         kept = root in (None, self._engine.rank)
         wires = [writable(tensor, what) if kept else flat(tensor, what) for tensor in tensors]
+        if overlap(wires):  # else what is done with one would be seen in another; each gets the same result so
+            wires = [wire.clone() for wire in wires]
         targets = wires if kept else [torch.empty_like(wire) for wire in wires]
 
         def finish(_: Handle | None) -> list[Any]:
@@ -79,6 +82,12 @@ class EngineGroup(IssuingGroup):
         assert how.bitwise is not None
         join = how.bitwise
         wires = [writable(tensor, what) for tensor in tensors]
+        for tensor in tensors:
+            if tensor.is_floating_point() or tensor.is_complex():
+                raise ValueError(
+                    f"{what}: BAND, BOR and BXOR join the bits of whole numbers and truth values, not of "
+                    f"{tensor.dtype}; give tensor.view() of an integer type if those bits are meant."
+                )
 
         def finish(handle: Handle | None) -> list[Any]:
             assert handle is not None
@@ -137,7 +146,7 @@ class EngineGroup(IssuingGroup):
     def broadcast(self, tensors: Tensors | torch.Tensor, opts: Any) -> GroupWork:
         """Copies the root's tensors into every rank's."""
         tensors = listed(tensors)
-        root = getattr(opts, "rootRank", opts)
+        root = self._root("broadcast", opts)
         wires = [writable(tensor, "broadcast", moved=True) for tensor in tensors]
 
         def copied(number: int) -> Finish:
@@ -192,7 +201,7 @@ class EngineGroup(IssuingGroup):
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
         """Copies rank i's tensor into the root's i-th output."""
-        root, own = opts.rootRank, self._engine.rank
+        root, own = self._root("gather", opts), self._engine.rank
         wire = flat(inputs[0], "gather", moved=True)
         places: Tensors = []
         if own == root:
@@ -204,7 +213,7 @@ class EngineGroup(IssuingGroup):
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> GroupWork:
         """Copies the root's i-th input into rank i's tensor."""
         output = outputs[0]
-        if self._engine.rank == opts.rootRank:
+        if self._engine.rank == self._root("scatter", opts):
             tensors = one_each("scatter", nested(inputs)[0], self._engine.size)
             same_type([*tensors, output], "scatter")
             wire = flat_joined(tensors, "scatter", moved=True)
@@ -262,17 +271,18 @@ class EngineGroup(IssuingGroup):
 
     def send(self, tensors: Tensors, rank: int, tag: int = 0) -> GroupWork:
         """Sends a tensor to a rank of the group. It must not change until the work is done."""
-        wire = flat(only(tensors, "send"), "send", moved=True)
-        to = self._engine.ranks[rank]
-        transfer = self._mailbox.send(self._number, to, tag, _memory(wire), wire)
+        tensor = only(tensors, "send")
+        wire = flat(tensor, "send", moved=True)
+        to = self._peer("send", rank)
+        transfer = self._mailbox.send(self._number, to, tag, _memory(wire, tensor))
         return self._noted(GroupWork(self._label("send"), transfer, None, self._timeout))
 
     def recv(self, tensors: Tensors, rank: int | None, tag: int = 0) -> GroupWork:
         """Receives a tensor from a rank of the group; None: from any."""
         tensor = only(tensors, "recv")
         wire = writable(tensor, "recv", moved=True)
-        source = None if rank is None else self._engine.ranks[rank]
-        transfer = self._mailbox.receive(self._number, source, tag, _memory(wire), wire)
+        source = None if rank is None else self._peer("recv", rank)
+        transfer = self._mailbox.receive(self._number, source, tag, _memory(wire, tensor), self._engine.ranks)
 
         def sender() -> int:
             return self._engine.ranks.index(transfer.source)
@@ -292,5 +302,5 @@ class EngineGroup(IssuingGroup):
         return self.recv(tensors, None, tag)
 
 
-def _memory(wire: torch.Tensor) -> memoryview:
-    return memory_at(wire.data_ptr(), wire.numel() * wire.element_size())
+def _memory(wire: torch.Tensor, tensor: torch.Tensor) -> Memory:
+    return Memory(memory_at(wire.data_ptr(), wire.numel() * wire.element_size()), Form.of(tensor), wire)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -10,13 +11,23 @@ from torch.distributed import DistBackendError, ProcessGroup
 from torch.distributed.distributed_c10d import Store
 
 from spark_estimator._native import Op, ReduceOp
+from spark_estimator.collectives import context
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Handle
-from spark_estimator.collectives.ops import kind_of_unnamed
+from spark_estimator.collectives.ops import kind_of_unnamed, unnamed_number
 from spark_estimator.collectives.requests import Call, Tensor, run, submit
+from spark_estimator.errors import MismatchError, ShutDownError
+from spark_estimator.torch.process_group import callbacks
+from spark_estimator.torch.process_group.callbacks import Place
 from spark_estimator.torch.process_group.elements import Reduction
 from spark_estimator.torch.process_group.messages import Mailbox
-from spark_estimator.torch.process_group.work import AllOf, GroupWork, in_a_callback
+from spark_estimator.torch.process_group.work import (
+    AllOf,
+    GroupWork,
+    about_to_block,
+    in_torchs_words,
+    runs_callbacks,
+)
 
 BACKEND_NAME = "spark_estimator"
 _KIND = "torch.distributed"
@@ -35,7 +46,7 @@ class IssuingGroup(ProcessGroup):
         number: of the group in its job, the same on all ranks.
         timeout: for operations that have none of their own.
         mailbox: for messages between two ranks.
-        at_end: called at `shutdown`.
+        at_end: called at `shutdown`, once.
         more: makes a group of some of the ranks; see `new_group`.
     """
 
@@ -62,6 +73,7 @@ class IssuingGroup(ProcessGroup):
         # One kind for all operations: ranks that call in different orders hear of it, instead of waiting for ever.
         self._kind = kind_of_unnamed(f"{_KIND}.{number}" if number else _KIND)
         self._coalesced: list[GroupWork] | None = None
+        self._ended = False
 
     # --- what it is --------------------------------------------------------------------------------------------------
 
@@ -99,14 +111,17 @@ class IssuingGroup(ProcessGroup):
         """A group of some of the job's ranks; torch's ``new_group`` calls it on all ranks. None: not on this one."""
         if self._more is None:
             raise RuntimeError("new groups are made of the default group's ranks, not of those of another group.")
-        return self._more(ranks, **options)
+        # Torch does not say which backend it was asked for, and would call the group one of that.
+        caller = sys._getframe(1)
+        return self._more(ranks, backend=caller.f_locals.get("backend"), **options)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """The time-out of operations that have none of their own, from now on."""
         self._timeout = timeout
 
     def shutdown(self) -> None:
-        """What ``destroy_process_group`` calls. The engine goes on: it belongs to the job."""
+        """What ``destroy_process_group`` calls, on each of the group's ranks by itself."""
+        self._ended = True
         at_end, self._at_end = self._at_end, None
         if at_end is not None:
             at_end()
@@ -126,12 +141,29 @@ class IssuingGroup(ProcessGroup):
         def outputs() -> list[Any]:
             return [output for work in works for output in work.result()]
 
-        return GroupWork(self._label(what), AllOf(works), outputs, self._timeout)
+        place = Place(works[0].place.path and f"{works[0].place.path}/together") if works else None
+        return GroupWork(self._label(what), AllOf(works), outputs, self._timeout, place=place)
 
     def _noted(self, work: GroupWork) -> GroupWork:
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
+
+    def _root(self, what: str, opts: Any) -> int:
+        """The root's number in the group, as options or by itself. Raises ValueError when it is none."""
+        return self._checked(what, "root", getattr(opts, "rootRank", opts))
+
+    def _peer(self, what: str, rank: int) -> int:
+        """What the job calls a rank of the group. Raises ValueError when it is none."""
+        return self._engine.ranks[self._checked(what, "other end", rank)]
+
+    def _checked(self, what: str, role: str, rank: int) -> int:
+        if not 0 <= rank < self._engine.size:
+            raise ValueError(
+                f"{self._label(what)}: the {role} is rank {rank}, and the group has the ranks 0 to "
+                f"{self._engine.size - 1}."
+            )
+        return rank
 
     def _label(self, what: str) -> str:
         return f"torch.distributed.{what} on rank {self._engine.global_rank}"
@@ -150,20 +182,37 @@ class IssuingGroup(ProcessGroup):
         splits: tuple[int, ...] | None = None,
     ) -> GroupWork:
         """Gives an operation to the engine, and waits for it if the caller does."""
-        if in_a_callback():
-            raise RuntimeError(
-                f"{self._label(what)} was called in the callback of a future: ranks run callbacks at different "
-                "moments, so that their calls would not meet. Wait for the future, and call it then."
-            )
-        call = Call(op, self._kind, how.op, how.prescale, 1.0, root, splits, True)
+        label = self._label(what)
+        if self._ended:
+            raise ShutDownError(f"{label}: this group was destroyed; make another with torch.distributed.new_group.")
+        path, ordered = self._place_of_next(label)
+        call = Call(op, self._kind if ordered else path, how.op, how.prescale, 1.0, root, splits, ordered)
         timeout = getattr(opts, "timeout", None)
         limit = timeout if timeout is not None and timeout > timedelta(0) else self._timeout
-        label = self._label(what)
-        if getattr(opts, "asyncOp", True):
-            handle = submit(self._engine, call, tensors, keep)
-            return self._noted(GroupWork(label, handle, lambda: finish(handle), limit))
+        place = Place(path)
         try:
-            done = run(self._engine, call, tensors, keep, timeout=limit)
+            if getattr(opts, "asyncOp", True):
+                handle = submit(self._engine, call, tensors, keep)
+                return self._noted(GroupWork(label, handle, lambda: finish(handle), limit, place=place))
+            about_to_block()
+            done = run(self._engine, call, tensors, keep, repeats=ordered, timeout=limit)
         except TimeoutError as error:
             raise DistBackendError(f"{label}: {error}") from None
-        return self._noted(GroupWork(label, None, None, limit, outputs=finish(done)))
+        except MismatchError as error:
+            raise in_torchs_words(error) from None
+        return self._noted(GroupWork(label, None, None, limit, outputs=finish(done), place=place))
+
+    def _place_of_next(self, label: str) -> tuple[str, bool]:
+        """The path of the operation that is called now, and whether it meets by order: not in a future's callback."""
+        callback = callbacks.current()
+        if callback is None and not runs_callbacks():
+            # Also where nobody asks for it: all ranks count, and only some may ask.
+            number = unnamed_number(self._kind) if context.is_initialized() else -1
+            return f"{self._kind}.{number}", True
+        if callback is None or callback.path is None:
+            raise RuntimeError(
+                f"{label} was called in a callback of the future of a message, or of one that torch made of several. "
+                "Ranks run callbacks at different moments, and only a collective's own future tells where in the "
+                "program it stands. Wait for the future, and call it then."
+            )
+        return callback.call(), False

@@ -67,26 +67,29 @@ class Links:
         """A fresh connection to another rank.
 
         Raises:
-            PeerLostError: it cannot be reached, or does not listen any more.
+            PeerLostError: it cannot be reached, or does not listen any more. Caused by a NotReadyError where something
+                listens, and says nothing.
         """
         peer = self._rendezvous.peers[rank]
         try:
             sock = socket.create_connection((peer.address, self._ports[rank]), timeout=_TIMEOUT.total_seconds())
         except OSError as error:
-            raise PeerLostError(f"rank {self.rank} cannot reach {peer} for {purpose}: {error}.") from error
+            raise PeerLostError(f"rank {self.rank} cannot reach {peer} for its {purpose}: {_text(error)}.") from error
         try:
             authentication.connect(sock, self._rendezvous.key, _context(purpose, self.rank), timeout=_TIMEOUT)
             tune(sock, self._silence_seconds)
         except BaseException as error:
             sock.close()
             if isinstance(error, (AuthenticationError, OSError)):
-                raise PeerLostError(f"rank {self.rank} cannot reach {peer} for {purpose}: {error}.") from error
+                raise PeerLostError(
+                    f"rank {self.rank} cannot reach {peer} for its {purpose}: {_text(error)}."
+                ) from error
             raise
         return sock
 
     def name(self, rank: int) -> str:
         """A rank in words for messages, with its host."""
-        return str(self._rendezvous.peers[rank])
+        return f"rank {rank}" if self._doorkeeper is None else str(self._rendezvous.peers[rank])
 
     def close(self) -> None:
         """Stops listening. Connections that were made are their users'. Idempotent."""
@@ -146,6 +149,10 @@ def receive_exactly(sock: socket.socket, memory: memoryview) -> bool:
             raise ConnectionResetError("the connection ended in the middle of a message")
         filled += count
     return True
+
+
+def _text(error: Exception) -> str:
+    return str(error).rstrip(".")
 
 
 def _context(purpose: str, rank: int) -> bytes:

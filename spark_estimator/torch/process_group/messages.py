@@ -9,84 +9,57 @@ that was posted first. Who waits for a rank that is lost hears of it, named.
 
 from __future__ import annotations
 
-import ctypes
 import queue
 import socket
-import struct
 import threading
 import time
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from typing import NamedTuple
 
+from spark_estimator.authentication import NotReadyError
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.errors import PeerLostError, ShutDownError
 from spark_estimator.torch.process_group.links import Links, receive_exactly
+from spark_estimator.torch.process_group.transfer import Envelope, Form, Memory, Transfer
 
 PURPOSE = "messages"
 WATCH = "watch"
 
-_HEADER = struct.Struct("<QqQ")  # group, tag, bytes
-_WAIT_SLICE_SECONDS = 0.1  # so that Python handles Ctrl-C
 _GRACE_SECONDS = 0.5
 _GONE = "it has left, or its process has ended"
+# Of the messages that have come and that nobody has asked for, so many are told.
+_TOLD_MESSAGES = 5
 
 Key = tuple[int, int]  # group, tag
 
 
-class Transfer:
-    """One message under way, for its sender or its receiver.
-
-    Attributes:
-        source: once it is done, at the receiver: the sender's rank in the job.
-    """
-
-    def __init__(self, what: str) -> None:
-        self.source = -1
-        self._what = what
-        self._ended = threading.Event()
-        self._error: Exception | None = None
-
-    def end(self, error: Exception | None = None) -> None:
-        """Notes the outcome."""
-        self._error = error
-        self._ended.set()
-
-    def done(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._ended.is_set()
-
-    def wait(self, timeout: timedelta | None = None) -> None:
-        """Returns when it is done; raises what went wrong, or TimeoutError."""
-        remaining = float("inf") if timeout is None else timeout.total_seconds()
-        while not self._ended.wait(min(remaining, _WAIT_SLICE_SECONDS)):
-            remaining -= _WAIT_SLICE_SECONDS
-            if remaining <= 0:
-                assert timeout is not None
-                raise TimeoutError(f"{self._what} was not done after {timeout.total_seconds():g} seconds.")
-        if self._error is not None:
-            raise self._error
-
-
 @dataclass
 class _Receive:
-    """A tensor that waits for a message; `source` None takes any sender's."""
+    """A tensor that waits for a message; `source` None takes any of `senders`."""
 
     key: Key
     source: int | None
-    memory: memoryview
+    senders: set[int]
+    memory: Memory
     transfer: Transfer
-    keep: object
+
+
+class _Arrived(NamedTuple):
+    """A message that nobody has asked for yet."""
+
+    source: int
+    form: Form
+    content: bytearray
 
 
 @dataclass
 class _Outbox:
     """What is to be written to one receiver."""
 
-    waiting: queue.SimpleQueue[tuple[Key, memoryview, Transfer, object] | None] = field(
-        default_factory=queue.SimpleQueue
-    )
+    waiting: queue.SimpleQueue[tuple[Envelope, Memory, Transfer] | None] = field(default_factory=queue.SimpleQueue)
 
 
 class Mailbox:
@@ -94,22 +67,25 @@ class Mailbox:
 
     Args:
         engine: of the job: whose ranks they are.
+        stall_seconds: a wait of so long is told of; 0: never.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, stall_seconds: float) -> None:
         self.links: Links | None = None  # set once it listens; see `takers`
         self._rank = engine.global_rank
+        self._stall_seconds = stall_seconds
         self._lock = threading.Lock()
         self._posted: list[_Receive] = []
-        self._arrived: dict[Key, deque[tuple[int, bytearray]]] = defaultdict(deque)
+        self._arrived: dict[Key, deque[_Arrived]] = defaultdict(deque)
         self._outboxes: dict[int, _Outbox] = {}
         self._senders: dict[int, socket.socket] = {}  # whose messages are being read
         self._watched: set[int] = {self._rank}
+        self._answered: set[int] = {self._rank}  # who has, of those that are watched
         self._watchers: set[socket.socket] = set()
-        self._lost: dict[int, Exception] = {}
+        self._lost: dict[int, PeerLostError] = {}
         self._closed = False
 
-    def send(self, group: int, rank: int, tag: int, memory: memoryview, keep: object) -> Transfer:
+    def send(self, group: int, rank: int, tag: int, memory: Memory) -> Transfer:
         """Sends bytes, which must stay as they are until the transfer has ended: they are with the kernel then.
 
         Args:
@@ -117,12 +93,19 @@ class Mailbox:
             rank: the receiver's number in the job; may be this rank's own.
             tag: what the receiver asks for.
             memory: the bytes.
-            keep: whoever owns them; referenced until the transfer has ended.
         """
-        transfer = Transfer(f"a message of rank {self._rank} to rank {rank} (tag {tag})")
-        key = group, tag
+        to = self._name(rank)
+
+        def advice() -> str:
+            return (
+                f"Its connection takes no more: that process is frozen or overloaded, or its host cannot be reached. "
+                f"Look at {to}."
+            )
+
+        waits_for = f"{to} to read a message (tag {tag}, {memory.form})"
+        transfer = Transfer(f"rank {self._rank}", waits_for, advice, self._stall_seconds)
         if rank == self._rank:
-            self._deliver(rank, key, bytearray(memory))
+            self._deliver((group, tag), _Arrived(rank, memory.form, bytearray(memory.data)))
             transfer.end()
             return transfer
         with self._lock:
@@ -131,50 +114,64 @@ class Mailbox:
                 outbox = self._outboxes[rank] = _Outbox()
                 name = f"spark_estimator messages to rank {rank}"
                 threading.Thread(target=self._write, args=(rank, outbox), name=name, daemon=True).start()
-        outbox.waiting.put((key, memory, transfer, keep))
+        outbox.waiting.put((Envelope(group, tag, len(memory.data), memory.form), memory, transfer))
         return transfer
 
-    def receive(self, group: int, rank: int | None, tag: int, memory: memoryview, keep: object) -> Transfer:
+    def receive(self, group: int, rank: int | None, tag: int, memory: Memory, ranks: Sequence[int]) -> Transfer:
         """Has the next message of that group, sender and tag put into `memory`. Arguments as for `send`.
 
         Args:
             rank: None takes any sender's; the transfer's `source` tells whose it was.
+            ranks: the group's, as the job numbers them.
         """
-        whose = "any rank" if rank is None else f"rank {rank}"
-        transfer = Transfer(f"a message of {whose} to rank {self._rank} (tag {tag})")
-        receive = _Receive((group, tag), rank, memory, transfer, keep)
+        whose = f"any of the ranks {list(ranks)}" if rank is None else self._name(rank)
+        key = group, tag
+        transfer = Transfer(
+            f"rank {self._rank}",
+            f"a message of {whose} (tag {tag}, {memory.form})",
+            lambda: self._advice(key, rank, ranks),
+            self._stall_seconds,
+        )
+        senders = {each for each in ranks if each != self._rank} if rank is None else {rank}
+        receive = _Receive(key, rank, senders, memory, transfer)
         with self._lock:
-            arrived = self._arrived[group, tag]
-            place = next((at for at, (source, _) in enumerate(arrived) if rank in (None, source)), None)
+            arrived = self._arrived[key]
+            place = next((at for at, each in enumerate(arrived) if rank in (None, each.source)), None)
             if place is None:
-                if rank is not None and rank in self._lost:
-                    transfer.end(self._lost[rank])
+                if senders and senders <= self._lost.keys():
+                    transfer.end(self._lost[max(senders)])
                     return transfer
                 self._posted.append(receive)
-                watch = rank is not None and rank not in self._watched and not self._closed
-                if watch and rank is not None:
-                    self._watched.add(rank)
-                    name = f"spark_estimator watches rank {rank}"
-                    threading.Thread(target=self._watch, args=(rank,), name=name, daemon=True).start()
+                for sender in [] if self._closed else senders - self._watched:
+                    self._watched.add(sender)
+                    name = f"spark_estimator watches rank {sender}"
+                    threading.Thread(target=self._watch, args=(sender,), name=name, daemon=True).start()
                 return transfer
-            source, content = arrived[place]
+            message = arrived[place]
             del arrived[place]
-        _fill(receive, source, content)
+        self._fill(receive, message)
         return transfer
 
     def take(self, sock: socket.socket, rank: int) -> None:
         """Reads what `rank` writes, until it closes the connection."""
-        header = bytearray(_HEADER.size)
         reason = _GONE
         with self._lock:
             self._senders[rank] = sock
         try:
-            while receive_exactly(sock, memoryview(header)):
-                group, tag, count = _HEADER.unpack(header)
-                self._read(sock, rank, (group, tag), count)
+            while (envelope := Envelope.read(sock)) is not None:
+                self._read(sock, rank, envelope)
         except OSError as error:
             reason = str(error)
         self._lose(rank, reason)
+
+    def leave(self, group: int) -> None:
+        """Forgets the messages of a group that this rank has destroyed, and ends what waits for some."""
+        with self._lock:
+            for key in [key for key in self._arrived if key[0] == group]:
+                del self._arrived[key]
+            posted = [receive for receive in self._posted if receive.key[0] == group]
+            self._posted = [receive for receive in self._posted if receive.key[0] != group]
+        self._end(posted)
 
     def be_watched(self, sock: socket.socket, _rank: int) -> None:
         """Keeps a connection open over which a rank that waits for this one's messages sees it end."""
@@ -194,10 +191,40 @@ class Mailbox:
         for sock in sockets:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-        for receive in posted:
-            receive.transfer.end(ShutDownError(f"rank {self._rank} destroyed its process group while it waited."))
+        self._end(posted)
         for outbox in outboxes:
             outbox.waiting.put(None)
+
+    def _end(self, posted: Sequence[_Receive]) -> None:
+        for receive in posted:
+            receive.transfer.end(ShutDownError(f"rank {self._rank} destroyed its process group while it waited."))
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank}" if self.links is None else self.links.name(rank)
+
+    def _advice(self, key: Key, rank: int | None, ranks: Sequence[int]) -> str:
+        """What is known while a receive waits: who is lost, what else came, what may be the matter."""
+        senders = [each for each in ranks if each != self._rank] if rank is None else [rank]
+        with self._lock:
+            lost = [each for each in senders if each in self._lost]
+            others = [
+                f"tag {tag} ({message.form}) of rank {message.source}"
+                for (group, tag), messages in self._arrived.items()
+                for message in messages
+                if group == key[0] and message.source in senders
+            ]
+            silent = [each for each in senders if each not in self._answered and each not in self._lost]
+        told = [f"Lost: {', '.join(map(self._name, lost))}."] if lost else []
+        if silent:
+            told.append(f"Does not answer, and may be frozen: {', '.join(map(self._name, silent))}.")
+        if others:
+            more = f" and {len(others) - _TOLD_MESSAGES} more" if len(others) > _TOLD_MESSAGES else ""
+            told.append(f"Other messages have come: {', '.join(others[:_TOLD_MESSAGES])}{more}.")
+        told.append(
+            "Either no rank calls the send for it (with this rank as its destination, in this group, with this tag), "
+            "or the sender is busy or frozen."
+        )
+        return " ".join(told)
 
     # --- the sending side --------------------------------------------------------------------------------------------
 
@@ -206,13 +233,13 @@ class Mailbox:
         sock: socket.socket | None = None
         failure: Exception | None = None
         while (item := outbox.waiting.get()) is not None:
-            (group, tag), memory, transfer, keep = item
+            envelope, memory, transfer = item
             if failure is None:
                 try:
                     if sock is None:
                         sock = self.links.connect(rank, PURPOSE)
-                    sock.sendall(_HEADER.pack(group, tag, len(memory)))
-                    sock.sendall(memory)
+                    sock.sendall(envelope.packed())
+                    sock.sendall(memory.data)
                 except Exception as error:
                     failure = error
                     if not isinstance(error, PeerLostError):
@@ -220,7 +247,7 @@ class Mailbox:
                             f"rank {self._rank} lost {self.links.name(rank)} while it sent to it: {error}."
                         )
             transfer.end(failure)
-            del item, memory, transfer, keep
+            del item, memory, transfer
         if sock is not None:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_WR)
@@ -228,20 +255,22 @@ class Mailbox:
 
     # --- the receiving side ------------------------------------------------------------------------------------------
 
-    def _read(self, sock: socket.socket, rank: int, key: Key, count: int) -> None:
+    def _read(self, sock: socket.socket, rank: int, envelope: Envelope) -> None:
+        group, tag, count, form = envelope
         with self._lock:
-            receive = self._taken(rank, key) if count else None
-        if receive is None or len(receive.memory) != count:
+            receive = self._taken(rank, (group, tag)) if count else None
+        if receive is None or not form.fits(receive.memory.form) or count != len(receive.memory.data):
             content = bytearray(count)
             if count and not receive_exactly(sock, memoryview(content)):
                 raise ConnectionResetError("the connection ended in the middle of a message")
+            message = _Arrived(rank, form, content)
             if receive is None:
-                self._deliver(rank, key, content)
+                self._deliver((group, tag), message)
             else:
-                _fill(receive, rank, content)
+                self._fill(receive, message)
             return
         try:
-            if not receive_exactly(sock, receive.memory):
+            if not receive_exactly(sock, receive.memory.data):
                 raise ConnectionResetError("the connection ended in the middle of a message")
         except OSError as error:
             receive.transfer.end(self._lost_error(rank, str(error)))
@@ -249,13 +278,13 @@ class Mailbox:
         receive.transfer.source = rank
         receive.transfer.end()
 
-    def _deliver(self, rank: int, key: Key, content: bytearray) -> None:
+    def _deliver(self, key: Key, message: _Arrived) -> None:
         with self._lock:
-            receive = self._taken(rank, key)
+            receive = self._taken(message.source, key)
             if receive is None:
-                self._arrived[key].append((rank, content))
+                self._arrived[key].append(message)
                 return
-        _fill(receive, rank, content)
+        self._fill(receive, message)
 
     def _taken(self, rank: int, key: Key) -> _Receive | None:
         for place, receive in enumerate(self._posted):
@@ -263,15 +292,37 @@ class Mailbox:
                 return self._posted.pop(place)
         return None
 
+    def _fill(self, receive: _Receive, message: _Arrived) -> None:
+        """Puts a message where it is waited for, if it is what is waited for."""
+        wanted, sent = receive.memory.form, message.form
+        if not sent.fits(wanted) or len(message.content) != len(receive.memory.data):
+            receive.transfer.end(
+                ValueError(
+                    f"{self._name(message.source)} sent {sent} (tag {receive.key[1]}), and the tensor that waits for "
+                    f"it on rank {self._rank} is {wanted}: both ends must give as many elements of one type."
+                )
+            )
+            return
+        receive.memory.data[:] = message.content
+        receive.transfer.source = message.source
+        receive.transfer.end()
+
     def _watch(self, rank: int) -> None:
         """Waits until a rank that this one waits for has ended."""
         assert self.links is not None
-        reason = _GONE
-        try:
-            with self.links.connect(rank, WATCH) as sock:
-                sock.recv(1)
-        except (OSError, PeerLostError) as error:
-            reason = str(error)
+        reason = ""
+        while not reason:
+            try:
+                with self.links.connect(rank, WATCH) as sock:
+                    self._answered.add(rank)
+                    sock.recv(1)
+                    reason = _GONE
+            except (OSError, PeerLostError) as error:
+                # A process that is there and says nothing is frozen or busy, which is not to be lost.
+                if self._closed or not isinstance(error.__cause__, NotReadyError):
+                    reason = str(error)
+                else:
+                    time.sleep(_GRACE_SECONDS)
         # What it sent last may still be on its way: the end of that connection, if there is one, tells what is lost.
         time.sleep(_GRACE_SECONDS)
         with self._lock:
@@ -284,30 +335,12 @@ class Mailbox:
             if self._closed:
                 return
             error = self._lost.setdefault(rank, self._lost_error(rank, reason))
-            ended = [receive for receive in self._posted if receive.source == rank]
-            self._posted = [receive for receive in self._posted if receive.source != rank]
+            ended = [each for each in self._posted if rank in each.senders and each.senders <= self._lost.keys()]
+            self._posted = [each for each in self._posted if each not in ended]
         for receive in ended:
             receive.transfer.end(error)
 
     def _lost_error(self, rank: int, reason: str) -> PeerLostError:
-        name = f"rank {rank}" if self.links is None else self.links.name(rank)
-        return PeerLostError(f"rank {self._rank} waits for a message of {name}, which sends none any more: {reason}.")
-
-
-def memory_at(address: int, count: int) -> memoryview:
-    """`count` writable bytes at an address. Whoever owns them must be kept."""
-    return memoryview((ctypes.c_char * count).from_address(address)).cast("B") if count else memoryview(bytearray())
-
-
-def _fill(receive: _Receive, rank: int, content: bytearray) -> None:
-    if len(content) != len(receive.memory):
-        receive.transfer.end(
-            ValueError(
-                f"rank {rank} sent {len(content)} bytes, and the tensor that waits for them has "
-                f"{len(receive.memory)}: both ends must give tensors of one element type and size."
-            )
+        return PeerLostError(
+            f"rank {self._rank} waits for a message of {self._name(rank)}, which sends none any more: {reason}."
         )
-        return
-    receive.memory[:] = content
-    receive.transfer.source = rank
-    receive.transfer.end()

@@ -2,7 +2,8 @@
 
 The engine calls nobody back, so a future that is not done when somebody asks for it is fulfilled by one thread of the
 process, the *waiter*. It sleeps while no future is owed, and waits in the engine otherwise, where it lends the engine
-its core. Callbacks of futures run in it, at moments that differ between ranks; so they must not call collectives.
+its core. Callbacks of futures run in it. One that waits for something hands the waiter's work to another thread first,
+or it might wait for what only the waiter could bring about, on this rank or on another.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ import torch
 from torch.distributed import DistBackendError
 from torch.futures import Future
 
+from spark_estimator.errors import MismatchError
+from spark_estimator.torch.process_group import callbacks
+from spark_estimator.torch.process_group.callbacks import Place
+
 #: What torch passes for "no time-out of its own".
 _NO_TIMEOUT = timedelta(0)
 # The oldest is waited for; those behind it, which may end before it, are looked at so often.
@@ -24,9 +29,38 @@ _SWEEP = timedelta(milliseconds=20)
 _thread = threading.local()
 
 
-def in_a_callback() -> bool:
-    """Whether this thread is the waiter, which runs callbacks of futures."""
+# What the engine advises where a caller may give a name; torch's cannot.
+_ADVICE = (
+    "Calls without a name meet in the order in which each rank makes them: make the same ones in the same order on all "
+    "ranks, or give them names.",
+    "Give all ranks the same, or give what differs a name of its own.",
+)
+_TORCH_ADVICE = (
+    "A group's operations meet in the order in which each rank calls them: call the same ones, with as many elements "
+    "of one type, in the same order on all its ranks. What only some of the ranks call needs a group of those ranks "
+    "(torch.distributed.new_group)."
+)
+
+
+def in_torchs_words(error: Exception) -> Exception:
+    """The error, with advice that a caller of ``torch.distributed`` can follow."""
+    if not isinstance(error, MismatchError):
+        return error
+    text = str(error)
+    for advice in _ADVICE:
+        text = text.replace(advice, _TORCH_ADVICE)
+    return MismatchError(text)
+
+
+def runs_callbacks() -> bool:
+    """Whether this thread is the waiter, or has been: all that it runs are callbacks of futures."""
     return getattr(_thread, "waits", False)
+
+
+def about_to_block() -> None:
+    """To be called before a thread waits: if it is the waiter, another thread becomes it."""
+    if runs_callbacks():
+        _waiter.hand_over()
 
 
 class Awaited(Protocol):
@@ -49,6 +83,7 @@ class GroupWork(torch.distributed.Work):
         outputs: as `finish` returns them, of an operation that is done.
         timeout: for waits that have none of their own.
         source: of a received message: gives the sender's rank in the group.
+        place: of the operation, for what callbacks of its future call; None: of a message, which has none.
     """
 
     def __init__(
@@ -60,8 +95,10 @@ class GroupWork(torch.distributed.Work):
         *,
         outputs: list[Any] | None = None,
         source: Callable[[], int] | None = None,
+        place: Place | None = None,
     ) -> None:
         super().__init__()
+        self.place = place or Place(None)
         self._what = what
         self._awaited = awaited
         self._finish = finish
@@ -83,6 +120,8 @@ class GroupWork(torch.distributed.Work):
             ValueError: what came does not fit where it was to go.
         """
         limit = timeout if timeout > _NO_TIMEOUT else self._timeout
+        if self._awaited is not None:
+            about_to_block()
         try:
             self._settle(limit)
         except TimeoutError as error:
@@ -131,6 +170,7 @@ class GroupWork(torch.distributed.Work):
         # A future whose exception is *set* holds it as a value, for C++ (DDP's reducer) to stumble over; one whose
         # callback raises has failed, everywhere.
         told = owed.then(self._told)
+        callbacks.note(told, self.place)
         if self.is_completed():
             owed.set_result(None)
         else:
@@ -161,7 +201,7 @@ class GroupWork(torch.distributed.Work):
             except TimeoutError:
                 raise
             except Exception as error:
-                problem = error
+                problem = in_torchs_words(error)
             with self._lock:
                 if self._awaited is not None:  # another thread may have come first
                     if problem is None and self._finish is not None:
@@ -193,36 +233,49 @@ class AllOf:
 
 
 class _Waiter:
-    """The thread that fulfils futures. It starts with the first one that is owed."""
+    """Fulfils futures in a thread of its own, which starts with the first one that is owed."""
 
     def __init__(self) -> None:
         self._owed: list[tuple[GroupWork, Future[Any]]] = []
         self._changed = threading.Condition()
-        self._started = False
+        self._thread: threading.Thread | None = None
 
     def owe(self, work: GroupWork, future: Future[Any]) -> None:
         """Will set `future` when `work` has ended."""
         with self._changed:
             self._owed.append((work, future))
-            if not self._started:
-                self._started = True
-                threading.Thread(target=self._run, name="spark_estimator futures", daemon=True).start()
-            self._changed.notify()
+            if self._thread is None:
+                self._start()
+            self._changed.notify_all()
+
+    def hand_over(self) -> None:
+        """Called by a thread that runs a callback: if it is the one that fulfils futures, another takes its place."""
+        with self._changed:
+            if self._thread is threading.current_thread():
+                self._start()
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="spark_estimator futures", daemon=True)
+        self._thread.start()
 
     def _run(self) -> None:
         _thread.waits = True
+        own = threading.current_thread()
         while True:
             with self._changed:
                 while not self._owed:
                     self._changed.wait()
                 owed = list(self._owed)
             owed[0][0].settle_for(_SWEEP)
-            ended = [pair for pair in owed if pair[0].is_completed()]
-            with self._changed:
-                self._owed = [pair for pair in self._owed if pair not in ended]
-            for _, future in ended:
-                future.set_result(None)
-            del owed, ended
+            for pair in owed:
+                if pair[0].is_completed():
+                    with self._changed:
+                        self._owed.remove(pair)
+                    pair[1].set_result(None)  # runs the callbacks
+                    if self._thread is not own:
+                        return
+            del owed, pair
 
 
 _waiter = _Waiter()
+callbacks.watch_futures(about_to_block)
