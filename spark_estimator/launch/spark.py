@@ -29,6 +29,7 @@ from spark_estimator.env import Settings
 from spark_estimator.errors import JobFailedError
 from spark_estimator.launch import failures, spark_errors
 from spark_estimator.launch.failures import FailureReport, find_marked, first_failure, job_error, to_marked_text
+from spark_estimator.launch.gathering import Gathering
 from spark_estimator.launch.launcher import Begun, Event, Failed, Finished, Line, Message, Watch
 from spark_estimator.launch.outcome import Outcome
 from spark_estimator.launch.pickling import dump_function, load_values, name_of
@@ -60,6 +61,9 @@ _SECONDARY_WAITS = timedelta(seconds=1.5)
 # After the job's end: for lines that are not printed yet, and for supervisors of a job that Spark has ended.
 _LAST_LINES = timedelta(seconds=30)
 _LAST_REPORTS = timedelta(seconds=1)
+# A supervisor that has no connection to the driver by then exchanges addresses through Spark: a firewall that drops
+# what it does not like is waited for no longer.
+_CONNECTS_WITHIN = timedelta(seconds=1.5)
 _SAY_WAITING_AFTER = timedelta(seconds=20)
 
 
@@ -125,6 +129,7 @@ class _Attempt:
         self._over = False
         self._stopping = False
         self._placed: dict[int, dict[str, Any]] = {}  # by partition
+        self._gathering = Gathering(job.size, self._answer)
         self._server = self._listen() if Settings.read().driver_channel else None
 
     def run(self) -> list[ResultRow]:
@@ -181,7 +186,11 @@ class _Attempt:
     def _receive(self, partition: int, frame: dict[str, Any]) -> None:
         """Takes what a supervisor sends; in the server's thread."""
         event: Event | None = None
-        if frame["kind"] == frames.LINE:
+        if frame["kind"] == frames.FACTS:
+            self._gathering.add(partition, frame["facts"])
+        elif frame["kind"] == frames.GATHER:
+            self._gathering.give_up(f"partition {partition} could not reach the driver in time")
+        elif frame["kind"] == frames.LINE:
             event = Line(frame["rank"], frame["stream"], printable(frame["text"]))
         elif frame["kind"] == frames.LOG:
             event = Message(frame["rank"], printable(frame["text"]))
@@ -202,6 +211,10 @@ class _Attempt:
             with contextlib.suppress(queue.Full):
                 self._watch.events.put(event, timeout=0.2)
                 return
+
+    def _answer(self, partition: int, kind: str, fields: dict[str, Any]) -> None:
+        if self._server is not None:
+            self._server.send(partition, kind, fields)
 
     def _lost(self, partition: int) -> FailureReport:
         """What is known of a rank whose supervisor has vanished."""
@@ -257,6 +270,7 @@ class _Attempt:
                 self._spark.sparkContext.cancelJobsWithTag(self._tag)
 
     def _say_waiting(self, seconds: float) -> None:
+        self._gathering.look_at_the_clock()
         if self._server is None or self._said_waiting or seconds < _SAY_WAITING_AFTER.total_seconds():
             return
         self._said_waiting = True
@@ -313,11 +327,11 @@ class BarrierTask:
         supervisor = Supervisor(self.job, endpoint, relay)
         try:
             supervisor.start()
-            # The connection is made while the tasks wait for one another.
             connecting = threading.Thread(target=relay.connect, args=(partition, supervisor.stop), daemon=True)
             connecting.start()
-            everyone = self._exchange_facts(context, endpoint, supervisor.pid)
-            rendezvous = rendezvous_of(everyone, partition, self.job.job_id, endpoint)
+            connecting.join(_CONNECTS_WITHIN.total_seconds())
+            everyone = self._exchange_facts(context, endpoint, supervisor.pid, relay)
+            rendezvous = rendezvous_of(everyone, partition, self.job, endpoint)
             spec = worker_spec(self.job, rendezvous, devices_of(everyone, partition))
             connecting.join()
             relay.placed(rendezvous.rank, supervisor.pid)
@@ -333,7 +347,9 @@ class BarrierTask:
             raise RuntimeError(to_marked_text(failure))
         return outcome
 
-    def _exchange_facts(self, context: BarrierTaskContext, endpoint: Endpoint, pid: int) -> list[TaskFacts]:
+    def _exchange_facts(
+        self, context: BarrierTaskContext, endpoint: Endpoint, pid: int, relay: TaskRelay
+    ) -> list[TaskFacts]:
         """The facts of all supervisors, by partition."""
         gpus = context.resources().get("gpu")
         facts = TaskFacts(
@@ -346,6 +362,12 @@ class BarrierTask:
             gpus=owned_gpus(gpus.addresses, os.environ.get("CUDA_VISIBLE_DEVICES")) if gpus is not None else (),
             key_share=secrets.token_bytes(32),
         )
+        try:
+            everyone = relay.everyones_facts(facts)
+        except ConnectionError as error:
+            raise _setup_failure(failures.STOPPED, f"was stopped: {error}") from error
+        if everyone is not None:
+            return everyone
         return [TaskFacts.from_json(text) for text in context.allGather(facts.to_json())]
 
 

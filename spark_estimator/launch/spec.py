@@ -45,8 +45,8 @@ _PRELOADABLE = ("torch", "tensorflow")
 class ChannelAddress:
     """Where the driver listens for its supervisors, and the token with which they show that they belong to the job.
 
-    The token travels with the task, as the function does. It opens the driver channel only (lines, messages, failure
-    reports), never the ring: that has a key of its own, which no driver and no task description ever holds.
+    The token travels with the task, as the function does. It opens the driver channel (facts, lines, messages, failure
+    reports) but not the ring: the ring's key is made of the token and of what every task draws when it starts.
     """
 
     host: str
@@ -100,7 +100,7 @@ class TaskFacts:
 
     Attributes:
         gpus: addresses of the GPUs that its task was given, as Spark names them.
-        key_share: 32 random bytes; the shares of all supervisors together make the key of the job.
+        key_share: 32 random bytes; the shares of all supervisors and the channel's token make the key of the job.
         python, package: versions, to be compared.
     The others are as in `PeerFacts`.
     """
@@ -117,7 +117,7 @@ class TaskFacts:
     package: str = __version__
 
     def to_json(self) -> str:
-        """One line. It holds a share of the key: for Spark's own channel only."""
+        """One line. It holds a share of the key: for the driver channel and Spark's own exchange only."""
         return json.dumps({**asdict(self), "key_share": self.key_share.hex()})
 
     @classmethod
@@ -214,16 +214,20 @@ def visible_devices(gpus_by_local_rank: Sequence[Sequence[str]]) -> list[str]:
     return list(dict.fromkeys(gpu for column in columns for gpu in column if gpu is not None))
 
 
-def job_key(shares: Sequence[bytes], job_id: str) -> bytes:
+def job_key(shares: Sequence[bytes], token: bytes, job_id: str) -> bytes:
     """The key that all ranks compute alike from what each has contributed, 32 bytes.
+
+    Who has listened to the exchange knows the shares but not the token, which came with the task; who can read a task's
+    description knows the token but not the shares.
 
     Args:
         shares: [partitions] 32 random bytes each.
+        token: of the driver channel; empty without one.
     """
-    return hashlib.sha256(b"".join(shares) + job_id.encode()).digest()
+    return hashlib.sha256(b"".join(shares) + token + job_id.encode()).digest()
 
 
-def rendezvous_of(everyone: Sequence[TaskFacts], partition: int, job_id: str, endpoint: Endpoint) -> Rendezvous:
+def rendezvous_of(everyone: Sequence[TaskFacts], partition: int, job: JobSpec, endpoint: Endpoint) -> Rendezvous:
     """The rendezvous of the worker of `partition`.
 
     Args:
@@ -239,8 +243,8 @@ def rendezvous_of(everyone: Sequence[TaskFacts], partition: int, job_id: str, en
         key=lambda peer: peer.rank,
     )
     return Rendezvous(
-        job_id=job_id,
-        key=job_key([facts.key_share for facts in everyone], job_id),
+        job_id=job.job_id,
+        key=job_key([facts.key_share for facts in everyone], job.channel.token if job.channel else b"", job.job_id),
         rank=ranks[partition],
         peers=tuple(peers),
         listen_fd=endpoint.tcp.fileno(),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from spark_estimator.collectives.rendezvous import host_id
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.launch.failures import FailureReport
-from spark_estimator.launch.spec import JobSpec
+from spark_estimator.launch.spec import JobSpec, TaskFacts
 from spark_estimator.observe import channel, frames
 
 
@@ -20,7 +21,9 @@ class TaskRelay:
 
     def __init__(self, job: JobSpec) -> None:
         self._job = job
+        self._lock = threading.Lock()
         self._channel: channel.SupervisorChannel | None = None
+        self._went_to_spark = False  # with its facts, because no channel was there in time
 
     @property
     def connected(self) -> bool:
@@ -33,11 +36,37 @@ class TaskRelay:
         if address is None:
             return
         try:
-            self._channel = channel.SupervisorChannel.connect(
+            connected = channel.SupervisorChannel.connect(
                 (address.host, address.port), address.token, self._job.job_id, partition, on_stop
             )
         except (OSError, AuthenticationError) as error:
             self._note(f"spark_estimator: no channel to the driver at {address.host}:{address.port}: {error}")
+            return
+        with self._lock:
+            self._channel = connected
+            if self._went_to_spark:
+                connected.send(frames.GATHER)
+
+    def everyones_facts(self, own: TaskFacts) -> list[TaskFacts] | None:
+        """Tells the driver this supervisor's facts, and waits for those of all.
+
+        Returns:
+            [partitions] facts; None when they are to be exchanged through Spark: the driver says so, or there is none.
+
+        Raises:
+            ConnectionError: the driver has been told, but is gone or wants this supervisor to stop.
+        """
+        with self._lock:
+            if not self._send(frames.FACTS, facts=own.to_json()):
+                self._went_to_spark = True
+                return None
+        assert self._channel is not None
+        answer = self._channel.answer()
+        if answer is None:
+            raise ConnectionError("the driver ended the job while addresses were exchanged")
+        if answer["kind"] == frames.GATHER:
+            return None
+        return [TaskFacts.from_json(text) for text in answer["facts"]]
 
     def placed(self, rank: int, pid: int) -> None:
         """Says which rank this task's worker is.

@@ -1,8 +1,8 @@
 """The driver channel: one authenticated connection from each supervisor to the driver, for text.
 
-Up go lines, messages and failure reports; down comes the order to stop (see ``frames``). Who breaks the rules is
-disconnected. The connection is also a sign of life: when the
-driver's end closes, the driver is gone, and its supervisors end their workers.
+Up go a supervisor's facts, lines, messages and failure reports; down come all supervisors' facts and the order to stop
+(see ``frames``). Who breaks the rules is disconnected. The connection is also a sign of life: when the driver's end
+closes, the driver is gone, and its supervisors end their workers.
 """
 
 from __future__ import annotations
@@ -80,7 +80,16 @@ class DriverServer:
             self._stop_reason = reason
             connections = list(self._connections.values())
         for connection in connections:
-            connection.send_stop(reason)
+            connection.send(STOP, {"text": reason})
+        self._wake()
+
+    def send(self, partition: int, kind: str, fields: dict[str, Any]) -> None:
+        """Sends a frame to a supervisor, if it is connected. Does not block."""
+        with self._lock:
+            connection = self._connections.get(partition)
+        if connection is not None:
+            connection.send(kind, fields)
+            self._wake()
 
     def close(self) -> None:
         """Disconnects everybody and stops listening; supervisors that still run then end their workers."""
@@ -89,9 +98,12 @@ class DriverServer:
                 return
             self._closed = True
         self._doorkeeper.close()
+        self._wake()
+        self._thread.join()
+
+    def _wake(self) -> None:
         with contextlib.suppress(OSError):
             self._wake_write.send(b"\0")
-        self._thread.join()
 
     def _approve(self, context: bytes) -> None:
         job_id, partition = self._read_context(context)
@@ -116,19 +128,23 @@ class DriverServer:
             reason = self._stop_reason
             self._arrived.append(inbound)
         if reason is not None:
-            inbound.send_stop(reason)
-        with contextlib.suppress(OSError):
-            self._wake_write.send(b"\0")
+            inbound.send(STOP, {"text": reason})
+        self._wake()
 
     def _serve(self) -> None:
         while not self._closed:
-            for key, _ in self._selector.select():
+            for key, ready in self._selector.select():
                 if key.fileobj is self._wake_read:
                     self._wake_read.recv(4096)
                     while self._arrived:
                         inbound = self._arrived.popleft()
                         self._selector.register(inbound.sock, selectors.EVENT_READ, inbound)
-                elif not self._take(key.data):
+                    self._watch_those_that_wait()
+                    continue
+                if ready & selectors.EVENT_WRITE:
+                    key.data.send_more()
+                    self._watch_those_that_wait()
+                if ready & selectors.EVENT_READ and not self._take(key.data):
                     self._selector.unregister(key.fileobj)
                     self._drop(key.data)
         with self._lock:
@@ -140,6 +156,14 @@ class DriverServer:
         self._selector.close()
         self._wake_read.close()
         self._wake_write.close()
+
+    def _watch_those_that_wait(self) -> None:
+        """Has the selector tell when a connection takes more of what waits for it."""
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None:
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if key.data.has_more else 0)
+                if events != key.events:
+                    self._selector.modify(key.fileobj, events, key.data)
 
     def _take(self, inbound: _Inbound) -> bool:
         """Reads what is there; False when the connection is over, or nothing is there."""
@@ -176,6 +200,8 @@ class _Inbound:
         self.origin = origin
         self.said_bye = False
         self._pending = bytearray()
+        self._lock = threading.Lock()  # any thread sends
+        self._outgoing = bytearray()
         sock.setblocking(False)
 
     def receive(self) -> Iterator[dict[str, Any]]:
@@ -192,10 +218,27 @@ class _Inbound:
         self._pending += received
         yield from take_frames(self._pending)
 
-    def send_stop(self, reason: str) -> None:
-        """Sends the order to stop. It is small and nothing else goes down, so it fits the kernel's buffer."""
-        with contextlib.suppress(OSError):
-            self.sock.send(encode({"kind": STOP, "text": reason}))
+    @property
+    def has_more(self) -> bool:
+        """Whether something waits that the kernel has not taken yet."""
+        return bool(self._outgoing)
+
+    def send(self, kind: str, fields: dict[str, Any]) -> None:
+        """Hands a frame to the kernel, as much of it as goes without waiting; `send_more` does the rest."""
+        with self._lock:
+            self._outgoing += encode({"kind": kind, **fields})
+        self.send_more()
+
+    def send_more(self) -> None:
+        """Hands the kernel what it takes of what waits. A connection that is broken is found so by reading."""
+        with self._lock:
+            try:
+                while self._outgoing:
+                    del self._outgoing[: self.sock.send(self._outgoing)]
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._outgoing.clear()
 
 
 class SupervisorChannel:
@@ -214,6 +257,8 @@ class SupervisorChannel:
         self._dropped = 0
         self._closing = False
         self._broken = False
+        self._stopped = False
+        self._answers: collections.deque[dict[str, Any]] = collections.deque()
         threads = {"reads": self._read, "writes": self._write}
         self._threads = [
             threading.Thread(target=target, name=f"spark_estimator channel {name}", daemon=True)
@@ -272,6 +317,12 @@ class SupervisorChannel:
             self._changed.wait_for(lambda: self._broken or not self._waiting_bytes, timeout.total_seconds())
             return not self._broken and not self._waiting_bytes
 
+    def answer(self) -> dict[str, Any] | None:
+        """Waits for the driver's next frame that is no order to stop; None when it has sent that order, or is gone."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._answers or self._broken or self._stopped or self._closing)
+            return self._answers.popleft() if self._answers else None
+
     def _enqueue(self, frame: bytes) -> None:
         self._waiting.append(frame)
         self._waiting_bytes += len(frame)
@@ -283,6 +334,7 @@ class SupervisorChannel:
             if not self._closing:
                 self._enqueue(encode({"kind": BYE}))
             self._closing = True
+            self._changed.notify_all()
         self._threads[1].join(timeout.total_seconds())
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -313,9 +365,15 @@ class SupervisorChannel:
         pending = bytearray()
         reason = "because the driver is gone"
         try:
-            while received := self._sock.recv(4096):
+            while received := self._sock.recv(1 << 16):
                 pending += received
                 for frame in take_frames(pending):
+                    with self._changed:
+                        if frame["kind"] == STOP:
+                            self._stopped = True
+                        else:
+                            self._answers.append(frame)
+                        self._changed.notify_all()
                     if frame["kind"] == STOP:
                         self._on_stop(str(frame["text"]))
         except (OSError, ValueError) as error:

@@ -16,8 +16,13 @@ LINE = "line"  # rank, stream, text
 LOG = "log"  # rank, text: from log_to_driver
 FAILURE = "failure"  # report: fields of a failure report
 BYE = "bye"  # the supervisor's work is done
-STOP = "stop"  # text: the reason; the only kind that goes down
-GONE = "gone"  # never sent: what `DriverServer` tells of a supervisor whose connection ended without a BYE
+FACTS = "facts"  # facts: what a supervisor tells all others of itself
+GATHER = "gather"  # facts are exchanged through Spark: up, this supervisor's; down, all
+# Down go:
+STOP = "stop"  # text: the reason
+EVERYONE = "everyone"  # facts: [partitions] those of all supervisors
+# Up goes, but is never sent:
+GONE = "gone"  # what `DriverServer` tells of a supervisor whose connection ended without a BYE
 
 _FIELDS: dict[str, dict[str, type]] = {
     PLACED: {"rank": int, "host": str, "pid": int},
@@ -26,7 +31,10 @@ _FIELDS: dict[str, dict[str, type]] = {
     LOG: {"rank": int, "text": str},
     FAILURE: {"report": dict},
     BYE: {},
+    FACTS: {"facts": str},
     STOP: {"text": str},
+    EVERYONE: {"facts": list},
+    GATHER: {},
 }
 _LENGTH = struct.Struct(">I")
 

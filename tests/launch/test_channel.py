@@ -7,6 +7,7 @@ import os
 import queue
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -16,6 +17,8 @@ import pytest
 
 from spark_estimator import authentication
 from spark_estimator.errors import AuthenticationError
+from spark_estimator.launch import gathering
+from spark_estimator.launch.gathering import Gathering
 from spark_estimator.observe import channel, frames
 from spark_estimator.observe.channel import DriverServer, SupervisorChannel
 from spark_estimator.observe.driver_address import driver_address
@@ -171,6 +174,97 @@ def test_who_breaks_the_rules_is_disconnected_and_the_others_are_not(side: Side,
     good.send(frames.LOG, rank=0, text="still here")
     assert side.next() == (0, {"kind": "log", "rank": 0, "text": "still here"})
     good.close()
+
+
+def test_what_goes_down_arrives_whole_also_where_the_network_is_slow(side: Side) -> None:
+    with authenticated(side) as slow:
+        one = side.connect(0)
+        everyone = [f"facts of {number} " + "x" * 400 for number in range(1500)]
+        for _ in range(8):
+            side.server.send(1, frames.EVERYONE, {"facts": everyone})
+        side.server.send(0, frames.EVERYONE, {"facts": ["of one"]})
+        assert one.answer() == {"kind": frames.EVERYONE, "facts": ["of one"]}, "nobody waits for the slow one"
+        side.server.stop("in between")
+        received = bytearray()
+        came: list[dict[str, Any]] = []
+        while len(came) < 9:
+            received += slow.recv(20_000)
+            came += frames.take_frames(received)
+        assert [frame.get("facts") for frame in came[:8]] == [everyone] * 8
+        assert came[8] == {"kind": frames.STOP, "text": "in between"}
+        side.server.send(7, frames.GATHER, {})  # nobody is there
+        one.close()
+
+
+def test_whoever_waits_for_an_answer_is_woken_by_the_order_to_stop_and_by_the_end(side: Side) -> None:
+    stopped = side.connect(0)
+    threading.Timer(0.2, side.server.stop, ("because",)).start()
+    assert stopped.answer() is None
+    stopped.close()
+    deserted = side.connect(1)
+    threading.Timer(0.2, side.server.close).start()
+    assert deserted.answer() is None
+    deserted.close()
+
+
+class Gathered(Side):
+    """A server that brings facts together."""
+
+    def __init__(self, size: int = 3) -> None:
+        super().__init__(size)
+        self.gathering = Gathering(size, self.server.send)
+
+    def tell(self) -> None:
+        """Takes one frame of facts."""
+        partition, frame = self.next()
+        if frame["kind"] == frames.GATHER:
+            self.gathering.give_up("said so")
+        else:
+            self.gathering.add(partition, frame["facts"])
+
+
+@pytest.fixture
+def gathered() -> Iterator[Gathered]:
+    made = Gathered()
+    yield made
+    made.server.close()
+
+
+def test_all_supervisors_get_all_facts(gathered: Gathered) -> None:
+    ends = [gathered.connect(partition) for partition in range(3)]
+    for partition in (2, 0, 1):
+        ends[partition].send(frames.FACTS, facts=f"of {partition}")
+        gathered.tell()
+    for end in ends:
+        assert end.answer() == {"kind": frames.EVERYONE, "facts": ["of 0", "of 1", "of 2"]}
+    ends[0].send(frames.FACTS, facts="again")
+    gathered.tell()
+    answer = ends[0].answer()
+    assert answer is not None and answer["kind"] == frames.GATHER, "a task that Spark has started again"
+    for end in ends:
+        end.close()
+
+
+@pytest.mark.parametrize("why", ["nobody came", "one went to Spark", "they are too long"])
+def test_facts_that_cannot_be_brought_together_go_through_spark(
+    gathered: Gathered, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = [gathered.connect(partition) for partition in range(3)]
+    for end in ends[:2]:
+        end.send(frames.FACTS, facts="short" if why != "they are too long" else "x" * 400_000)
+        gathered.tell()
+    gathered.gathering.look_at_the_clock()
+    if why == "nobody came":
+        monkeypatch.setattr(gathering, "PATIENCE", timedelta(0))
+        gathered.gathering.look_at_the_clock()
+    else:
+        ends[2].send(frames.GATHER if why == "one went to Spark" else frames.FACTS, facts="x")
+        gathered.tell()
+    for end in ends[:2]:
+        answer = end.answer()
+        assert answer is not None and answer["kind"] == frames.GATHER
+    for end in ends:
+        end.close()
 
 
 def test_strangers_do_no_harm(side: Side) -> None:

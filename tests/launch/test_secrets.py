@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from pathlib import Path
 
 import pytest
@@ -51,17 +52,20 @@ def test_the_key_of_a_spark_job_shows_nowhere(tmp_path: Path) -> None:
     drawn = noted.read_text().split()
     jobs = [line for line in drawn if len(line) == 16]
     long = [line for line in drawn if len(line) == 64]
-    shares = [(one, two) for one in long for two in long if any(_key(one, two, job) == key for job in jobs)]
-    assert len(shares) == 1, "the key is made of two shares that were drawn in the tasks"
+    drawn_for_key = [
+        drawn for drawn in itertools.permutations(long, 3) if any(_key("".join(drawn), job) == key for job in jobs)
+    ]
+    assert len(drawn_for_key) == 1, "the key is made of two shares that were drawn in the tasks, and the driver's token"
+    shares = drawn_for_key[0][:2]
     events = "".join(path.read_text(errors="replace") for path in folders["events"].rglob("*") if path.is_file())
     assert "SparkListenerTaskEnd" in events and "DEBUG" in log
     texts = {"log": log, "event log": events}
     texts |= {str(p): p.read_bytes().decode("latin-1") for p in folders["scratch"].rglob("*") if p.is_file()}
-    for secret in (key, *shares[0]):
+    for secret in (key, *shares):
         for where, text in texts.items():
             assert secret not in text, where
             assert bytes.fromhex(secret).decode("latin-1") not in text, where
 
 
-def _key(first: str, second: str, job: str) -> str:
-    return hashlib.sha256(bytes.fromhex(first + second) + job.encode()).hexdigest()
+def _key(drawn: str, job: str) -> str:
+    return hashlib.sha256(bytes.fromhex(drawn) + job.encode()).hexdigest()

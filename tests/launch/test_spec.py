@@ -72,7 +72,8 @@ def test_every_supervisor_comes_to_the_same_peers_and_key() -> None:
     everyone = [facts("a", 1, ("3",)), facts("b", 2), facts("a", 3, ("5",))]
     assert [TaskFacts.from_json(one.to_json()) for one in everyone] == everyone
     endpoint = Endpoint.open("127.0.0.1")
-    made = [spec.rendezvous_of(everyone, partition, "job", endpoint) for partition in range(3)]
+    job = JobSpec("job", 3, "train()", channel=spec.ChannelAddress("127.0.0.1", 1, b"t" * 32))
+    made = [spec.rendezvous_of(everyone, partition, job, endpoint) for partition in range(3)]
     endpoint.close()
     assert [rendezvous.rank for rendezvous in made] == [0, 2, 1]
     assert len({rendezvous.peers for rendezvous in made}) == 1
@@ -81,10 +82,15 @@ def test_every_supervisor_comes_to_the_same_peers_and_key() -> None:
     assert spec.devices_of(everyone, 2) == ["3", "5"] and spec.devices_of(everyone, 1) == []
 
 
-def test_the_key_depends_on_every_share_and_on_the_job() -> None:
+def test_the_key_depends_on_every_share_on_the_token_and_on_the_job() -> None:
     shares = [b"a" * 32, b"b" * 32]
-    keys = {spec.job_key(shares, "x"), spec.job_key(shares, "y"), spec.job_key(shares[::-1], "x")}
-    assert len(keys) == 3 and {len(key) for key in keys} == {32}
+    keys = {
+        spec.job_key(shares, b"t", "x"),
+        spec.job_key(shares, b"", "x"),
+        spec.job_key(shares, b"t", "y"),
+        spec.job_key(shares[::-1], b"t", "x"),
+    }
+    assert len(keys) == 4 and {len(key) for key in keys} == {32}
 
 
 def test_a_worker_is_told_everything_and_secrets_do_not_show() -> None:
