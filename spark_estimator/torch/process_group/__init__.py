@@ -24,7 +24,8 @@ contradicts the job is a ValueError. Horovod's API goes on working beside it.
 - All ranks get the same bits from a reduction.
 - ``new_group`` of some ranks starts an engine for them; all ranks of the job call it, as torch demands. It does not
   need HOROVOD_DYNAMIC_PROCESS_SETS. ``destroy_process_group(group)`` ends it, on each of its ranks by itself: who still
-  waits for a rank that has called it gets a ShutDownError. (Horovod's process sets are others; all ranks remove those.)
+  waits for a rank that has called it gets a ShutDownError. Its memory and sockets go with the last reference to the
+  group. (Horovod's process sets are others; all ranks remove those.)
 - ``send`` and ``recv`` go over a connection of their own, TCP also on one host: fine for some megabytes, slower than
   collectives. The element type and shape travel with the message.
 - Every connection is authenticated with the job's key, the one to torch's store as well (``store`` says how).
