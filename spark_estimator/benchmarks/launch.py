@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_estimator.benchmarks import programs, tables
-from spark_estimator.benchmarks.command_line import ended_by_signals, positive
+from spark_estimator.benchmarks.command_line import ended_by_signals, list_of, positive
 from spark_estimator.benchmarks.turns import BenchmarkError
 from spark_estimator.runner import HorovodRunner
 
@@ -84,8 +84,12 @@ class Launcher:
             self.to_return.append(ended - started)
 
 
-def launchers(size: int) -> list[Launcher]:
-    """All that can start `size` ranks in the present Spark session."""
+#: Modes of TorchDistributor, as they are called on the command line.
+_PEERS = {"distributed": "TorchDistributor", "local": "TorchDistributor, local mode"}
+
+
+def launchers(size: int, peers: Sequence[str]) -> list[Launcher]:
+    """Ours and the peers', each of which can start `size` ranks in the present Spark session."""
 
     def ours(function: Callable[[str], Any], word: str) -> Any:
         return HorovodRunner(np=size).run(function, word=word)
@@ -114,8 +118,7 @@ def launchers(size: int) -> list[Launcher]:
         Launcher(_OURS, ours),
         Launcher("ours, allGather", without_channel),
         Launcher("ours, np < 0", processes),
-        Launcher("TorchDistributor", distributor(local=False)),
-        Launcher("TorchDistributor, local mode", distributor(local=True)),
+        *(Launcher(_PEERS[peer], distributor(local=peer == "local")) for peer in peers),
     ]
 
 
@@ -203,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--master", action="append", help="of the Spark session; may be given several times")
     parser.add_argument("--rounds", type=positive, default=7, help="turns of each launcher that count (default 7)")
     parser.add_argument("--lines", type=int, default=100_000, help="that 4 ranks print together (default 100000)")
-    parser.add_argument("--without-peer", action="store_true", help="no TorchDistributor")
+    parser.add_argument("--peers", type=list_of(list(_PEERS)), default=tuple(_PEERS), help=", ".join(_PEERS))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there; - for standard output")
     options = parser.parse_args(words)
     screen = sys.stderr if str(options.json) == "-" else sys.stdout
@@ -213,11 +216,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for master in options.master or [f"local[{options.np}]", f"local-cluster[{options.np},1,1024]"]:
             print(f"{options.np} ranks on {facts['cores']} cores ({facts['processor']}), {master}; s", file=screen)
             with session(master):
-                rows = [
-                    launcher
-                    for launcher in launchers(options.np)
-                    if not (options.without_peer and launcher.name.startswith("TorchDistributor"))
-                ]
+                rows = launchers(options.np, options.peers)
                 for number in range(options.rounds + 1):
                     for row in rows:
                         row.turn(f"word {number}", counts=number > 0)

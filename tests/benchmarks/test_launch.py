@@ -1,0 +1,46 @@
+"""The benchmark of launchers: its numbers are complete, and it notices a launcher that does not do its work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_estimator.benchmarks import launch
+from spark_estimator.benchmarks.turns import BenchmarkError
+
+
+@pytest.mark.timeout(240)
+def test_every_launcher_is_timed_and_no_line_is_lost(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    words = ["--master", "local[2]", "--rounds", "1", "--lines", "4000", "--peers", "local"]
+    words += ["--json", str(tmp_path / "out.json")]
+    ended = subprocess.run(
+        [sys.executable, "-m", "spark_estimator.benchmarks.launch", *words],
+        timeout=220,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    in_spark, lines = json.loads((tmp_path / "out.json").read_text())["runs"]
+    assert [row["name"] for row in in_spark["launchers"]] == [
+        "ours",
+        "ours, allGather",
+        "ours, np < 0",
+        "TorchDistributor, local mode",
+    ]
+    for row in in_spark["launchers"]:
+        assert 0 < row["to_function"][0] < row["to_return"][0]
+        assert row["name"] in ended.stdout
+    assert len(in_spark["line_seconds"]) == 80
+    assert min(in_spark["line_seconds"]) >= 0
+    assert lines["came"] == lines["lines"] == 4000
+
+
+def test_a_launcher_that_brings_something_else_back_is_no_launcher() -> None:
+    for wrong in (None, ("other", 0.0), ("word", 0.0)):
+        with pytest.raises(BenchmarkError, match="returned"):
+            launch.Launcher("wrong", lambda function, word, wrong=wrong: wrong).turn("word", counts=True)  # type: ignore[misc]
