@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import operator
+import reprlib
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -86,12 +87,27 @@ def allreduce_into(
         name: by which the ranks' calls meet.
         prescale, postscale: factors before and after it.
         process_set: whose ranks take part; None: all.
+
+    Raises:
+        TypeError: one of the arrays is none.
+        ValueError: they cannot be used as they are.
     """
-    for which in (array, output):
+    for argument, which in (("output", output), ("array", array)):
+        if not isinstance(which, numpy.ndarray):
+            raise TypeError(
+                f"allreduce {name!r}: {argument} must be a numpy array, whose memory is used as it is, not "
+                f"{reprlib.repr(which)} ({type(which).__name__})."
+            )
         if not which.flags.c_contiguous:
-            raise ValueError(f"allreduce {name!r} needs C-contiguous arrays.")
+            raise ValueError(
+                f"allreduce {name!r}: {argument} must be C-contiguous; this one has shape {which.shape} and strides "
+                f"{which.strides}. Use numpy.ascontiguousarray."
+            )
     if output.shape != array.shape or output.dtype != array.dtype or not output.flags.writeable:
-        raise ValueError(f"allreduce {name!r} needs a writable output of shape {array.shape} and type {array.dtype}.")
+        raise ValueError(
+            f"allreduce {name!r} needs a writable output of shape {array.shape} and type {array.dtype}; this "
+            f"one has shape {output.shape} and type {output.dtype}{'' if output.flags.writeable else ', read-only'}."
+        )
     return submit(
         Op.ALLREDUCE,
         name,
@@ -282,10 +298,17 @@ def shared_empty(
         process_set: for whose allreduces; None: those of all ranks.
 
     Raises:
+        ValueError: the shape, or the type, is none.
         MemoryError: there is no more.
     """
     form = numpy.dtype(dtype)
-    dims = tuple(shape) if isinstance(shape, Sequence) else (operator.index(shape),)
+    given = shape if isinstance(shape, (list, tuple)) else [shape]
+    try:
+        dims = tuple(operator.index(length) for length in given)
+    except TypeError:
+        dims = (-1,)
+    if any(length < 0 for length in dims):
+        raise ValueError(f"shared_empty: shape={shape!r} must be whole numbers, 0 or more.")
     count = math.prod(dims) * form.itemsize
     if count == 0:
         return numpy.empty(dims, form)
@@ -310,6 +333,7 @@ def _reduced(
     process_set: ProcessSet | None,
 ) -> list[Array]:
     """Reduces arrays into new ones, of which this rank gets all rows, or in a reducescatter its own."""
+    _check_group(kind, arrays)
     if kind.endswith("allreduce"):
         code = Op.ALLREDUCE
         sources = [_contiguous(array) for array in arrays]
@@ -322,7 +346,7 @@ def _reduced(
         outputs = [
             numpy.empty((share, *source.shape[1:]), source.dtype) for share, source in zip(shares, sources, strict=True)
         ]
-    name, unnamed = _name(kind, name, arrays)
+    name, unnamed = _name(kind, name)
     run(
         code,
         name,
@@ -338,19 +362,25 @@ def _reduced(
 
 
 def _gathered(kind: str, arrays: Sequence[Array], name: str | None, process_set: ProcessSet | None) -> list[Array]:
+    _check_group(kind, arrays)
     sources = [_source(array, kind) for array in arrays]
-    name, unnamed = _name(kind, name, arrays)
+    name, unnamed = _name(kind, name)
     tensors = [_tensor(source, None) for source in sources]
     handle = run(Op.ALLGATHER, name, tensors, process_set=process_set, keep=sources, unnamed=unnamed)
     assert handle is not None
     return [_joined(handle.gathered(number), source) for number, source in enumerate(sources)]
 
 
-def _name(kind: str, name: str | None, arrays: Sequence[Array] | None = None) -> tuple[str, bool]:
+def _name(kind: str, name: str | None) -> tuple[str, bool]:
     """The name of a request, or its kind; and whether it is a kind."""
-    if arrays is not None and not arrays:
-        raise ValueError(f"{kind} needs at least one array.")
     return (kind_of_unnamed(kind), True) if name is None else (name, False)
+
+
+def _check_group(kind: str, arrays: object) -> None:
+    if not isinstance(arrays, (list, tuple)):
+        raise TypeError(f"{kind} takes a list of arrays, not {reprlib.repr(arrays)} ({type(arrays).__name__}).")
+    if not arrays:
+        raise ValueError(f"{kind} needs at least one array.")
 
 
 def _contiguous(array: Array) -> Array:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import pickle
+import reprlib
 from typing import Any
 
 import cloudpickle
 
 from spark_estimator._native import DType, Op
 from spark_estimator.collectives import context
-from spark_estimator.collectives.ops import Tensor, kind_of_unnamed, run
+from spark_estimator.collectives.ops import Tensor, kind_of_unnamed, run, whole_number
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.collectives.requests import gather_bytes
 from spark_estimator.errors import HorovodInternalError
@@ -35,9 +36,12 @@ def broadcast_object(
         On the root `obj` itself, elsewhere a copy.
 
     Raises:
+        TypeError: the name is no string.
+        ValueError: the root is none of the set's ranks, or the name cannot be sent.
         HorovodInternalError: on every rank, when the root cannot pickle its object; there with the reason as the cause.
     """
-    is_root = context.rank() == root_rank
+    _check_name("broadcast_object", name)
+    is_root = context.rank() == whole_number(root_rank)
     payload, problem = _dumped(obj) if is_root else (b"", None)
     # The length goes first, and -1 for a failure: the others wait for the root and must hear of it.
     length = ctypes.c_int64(-1 if problem else len(payload))
@@ -65,8 +69,10 @@ def allgather_object(
         [size of the set], the objects in rank order.
 
     Raises:
+        TypeError, ValueError: the name is no string, or cannot be sent.
         HorovodInternalError: on every rank, when some rank cannot pickle its object; the text names the rank.
     """
+    _check_name("allgather_object", name)
     payload, problem = _dumped(obj)
     # A rank that cannot pickle takes part with nothing, which no pickle is, so that all learn of it.
     engine = context.engine(process_set)
@@ -102,6 +108,11 @@ def _broadcast(
         repeats=False,
         unnamed=name is None,
     )
+
+
+def _check_name(kind: str, name: object) -> None:
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"{kind}: name must be a string, not {reprlib.repr(name)}.")
 
 
 def _label(kind: str, name: str | None) -> str:

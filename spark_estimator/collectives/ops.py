@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 from spark_estimator._native import DType, Op, ReduceOp
@@ -164,7 +165,16 @@ def _root(engine: Engine, op: Op, root_rank: int) -> int:
     """The root's number in its group."""
     if op is not Op.BROADCAST:
         return 0
-    if root_rank not in engine.ranks:
+    root = whole_number(root_rank)
+    if root is None or root not in engine.ranks:
         of = f"the {engine.size} ranks" if engine.ranks[-1] == engine.size - 1 else f"the ranks {list(engine.ranks)}"
         raise ValueError(f"root_rank={root_rank!r} is not one of {of}.")
-    return engine.ranks.index(root_rank)
+    return engine.ranks.index(root)
+
+
+def whole_number(value: object) -> int | None:
+    """`value` as a whole number; None where it is none: a text, a fraction, several numbers."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # which is what it is asked
+    except (TypeError, ValueError):  # a tensor of several numbers, for one
+        return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import reprlib
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -283,7 +284,7 @@ def _complaint(call: Call) -> TypeError | None:
     """What is wrong with a call that could not be converted, in words; None when that is not known."""
     name: object = call.name
     if not isinstance(name, str):
-        return TypeError(f"the name of a collective must be a string, not {name!r}.")
+        return TypeError(f"the name of a collective must be a string, not {reprlib.repr(name)}.")
     label = f"{call.op.name.lower()} {name!r}"
     reduce_op: object = call.reduce_op
     if not isinstance(reduce_op, int):
@@ -299,10 +300,21 @@ def _complaint(call: Call) -> TypeError | None:
     return None
 
 
+def _encoded(name: str) -> bytes:
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"a name must be text that UTF-8 can encode; {reprlib.repr(name)} has {name[error.start]!r} at position "
+            f"{error.start}, which is half of a character."
+        ) from None
+    if b"\x00" in encoded:
+        raise ValueError(f"a name must not hold a NUL character: {reprlib.repr(name)}.")
+    return encoded
+
+
 def _converted(engine: Engine, call: Call, tensors: Sequence[Tensor]) -> Request:
-    name = call.name.encode()
-    if b"\x00" in name:
-        raise ValueError(f"a name must not hold a NUL character: {call.name!r}.")
+    name = _encoded(call.name)
     if call.splits is not None and len(call.splits) != engine.size:
         raise ValueError(
             f"alltoall {call.name!r}: {len(call.splits)} splits were given for the {engine.size} ranks of its group."

@@ -53,7 +53,7 @@ def _all_alike(lines: Sequence[str], name: str, process_set: ProcessSet | None) 
     By sums, in which a rank that has joined takes part with zeros: n numbers are all alike if the n-fold sum of their
     squares is the square of their sum (Cauchy and Schwarz).
     """
-    digest = hashlib.sha256("\n".join(lines).encode()).digest()
+    digest = hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).digest()
     numbers = (ctypes.c_int64 * (1 + 2 * len(digest)))(1, *digest, *(byte * byte for byte in digest))
     address = ctypes.addressof(numbers)
     place = collectives.Tensor(address, address, DType.INT64, (len(numbers),))

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from spark_estimator.torch.memory import where
+
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
 
@@ -151,6 +153,16 @@ def checked_compression(compression: object) -> object:
         f"compression={compression!r} must be one of hvd.Compression.none, fp16, bf16, powersgd() and topk(), or have "
         "the functions compress(tensor) and decompress(tensor, ctx)."
     )
+
+
+def checked_compressor(compression: object, kind: str) -> Any:
+    """What was passed as ``compression=`` to one collective. Raises ValueError when it cannot compress a tensor."""
+    if isinstance(compression, BucketCompression):
+        return compression  # which says itself where it belongs
+    try:
+        return checked_compression(compression)
+    except ValueError as error:
+        raise ValueError(f"{where(kind)}: {error}") from None
 
 
 def wire_dtype(compression: object, dtype: torch.dtype) -> torch.dtype | None:

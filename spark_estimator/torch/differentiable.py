@@ -26,7 +26,7 @@ from spark_estimator.torch.collective import (
     broadcast_of,
     reducescatter_of,
 )
-from spark_estimator.torch.compression import Compression
+from spark_estimator.torch.compression import Compression, checked_compressor
 from spark_estimator.torch.memory import checked_tensor
 from spark_estimator.torch.reductions import Adasum, Average, Sum, reduce_op
 
@@ -65,6 +65,8 @@ def allreduce(
         HorovodInternalError: the ranks disagree about the operation, or a rank is lost.
     """
     operation = reduce_op(average, op)
+    if compression is not Compression.none:
+        compression = checked_compressor(compression, "allreduce")
     compressed, ctx = compression.compress(checked_tensor(tensor, "allreduce"))
     reduced = _allreduce(compressed, name, operation, prescale_factor, postscale_factor, process_set)
     restored: torch.Tensor = compression.decompress(reduced, ctx)
@@ -175,6 +177,8 @@ def reducescatter(
         HorovodInternalError: `op` is another one, the ranks disagree about the operation, or a rank is lost.
     """
     operation = reduce_op(None, op)
+    if compression is not Compression.none:
+        compression = checked_compressor(compression, "reducescatter")
     compressed, ctx = compression.compress(checked_tensor(tensor, "reducescatter"))
     if needs_gradient(compressed, "reducescatter"):
         arguments = (name, operation, process_set, prescale_factor, postscale_factor)

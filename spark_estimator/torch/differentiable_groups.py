@@ -15,7 +15,7 @@ from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.torch.collective import allgather_of, allreduce_of, group, reducescatter_of
-from spark_estimator.torch.compression import Compression
+from spark_estimator.torch.compression import Compression, checked_compressor
 from spark_estimator.torch.differentiable import (
     check_has_gradient,
     derivative,
@@ -52,6 +52,7 @@ def grouped_allreduce(
         HorovodInternalError: the ranks disagree about the operation, or a rank is lost.
     """
     operation = reduce_op(average, op)
+    compression = checked_compressor(compression, _ALLREDUCE)
     compressed, contexts = _compressed(tensors, _ALLREDUCE, compression)
     reduced = _allreduce(compressed, name, operation, prescale_factor, postscale_factor, process_set)
     return _decompressed(reduced, contexts, compression)
@@ -103,6 +104,7 @@ def grouped_reducescatter(
         HorovodInternalError: `op` is another one, the ranks disagree about the operation, or a rank is lost.
     """
     operation = reduce_op(None, op)
+    compression = checked_compressor(compression, _REDUCESCATTER)
     compressed, contexts = _compressed(tensors, _REDUCESCATTER, compression)
     arguments = (name, operation, process_set, prescale_factor, postscale_factor)
     if _need_gradients(compressed, _REDUCESCATTER):

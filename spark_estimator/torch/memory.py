@@ -84,6 +84,37 @@ def wire_form(tensor: object, kind: str) -> torch.Tensor:
     return wire.resolve_neg().contiguous()
 
 
+def check_parameter(name: str, tensor: torch.Tensor, kind: str) -> None:
+    """Raises ValueError for a parameter whose values, or gradients, no operation could send.
+
+    Args:
+        name: for the message.
+        tensor: the parameter, or a buffer.
+        kind: of the operation that it is for.
+    """
+    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        why = "has no shape yet, as its module is lazy: run one forward pass of the model first"
+    elif tensor.is_nested or tensor.layout is not torch.strided:
+        layout = "nested" if tensor.is_nested else tensor.layout
+        why = f"is of layout {layout}, and dense tensors can be sent: use a dense one, or leave it out"
+    elif tensor.is_meta:
+        why = (
+            f"of shape {tuple(tensor.shape)} is on device 'meta' and holds no values: move its module to memory first, "
+            "for example by module.to_empty(device='cpu')"
+        )
+    elif tensor.is_complex():
+        why = (
+            f"is of type {tensor.dtype}, which cannot be sent: keep it as real numbers, torch.view_as_real(...), and "
+            "use torch.view_as_complex(...) where the model computes with it"
+        )
+    elif tensor.dtype not in ELEMENT_TYPES:
+        known = ", ".join(str(known).removeprefix("torch.") for known in ELEMENT_TYPES)
+        why = f"is of type {tensor.dtype}, which cannot be sent: convert it to one of {known}, or leave it out"
+    else:
+        return
+    raise ValueError(f"{where(kind)}: {reprlib.repr(name)} {why}.")
+
+
 def writable_wire_form(tensor: object, kind: str) -> torch.Tensor:
     """As `wire_form`, of a tensor into which the result can be written back. Raises ValueError where it cannot."""
     wire = wire_form(tensor, kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.torch.compression import UNCHOSEN, BucketCompression, Compression, checked_compression
+from spark_estimator.torch.memory import check_parameter
 
 
 def checked_op(op: int) -> ReduceOp:
@@ -56,9 +58,23 @@ def compression_for(compression: object, op: ReduceOp) -> object:
 
 
 def checked_names(optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any] | None) -> dict[int, str]:
-    if named_parameters is None:
-        return {}
-    pairs = list(named_parameters)
+    names = {} if named_parameters is None else _names_of(optimizer, named_parameters)
+    for group_number, group in enumerate(optimizer.param_groups):
+        for number, param in enumerate(group["params"]):
+            if param.requires_grad:
+                name = names.get(id(param), f"parameter {number} of group {group_number}")
+                check_parameter(str(name), param, "DistributedOptimizer")
+    return names
+
+
+def _names_of(optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any]) -> dict[int, str]:
+    try:
+        pairs = list(named_parameters)
+    except TypeError:
+        raise ValueError(
+            "named_parameters takes model.named_parameters(), or a list of tuples (name, parameter), not "
+            f"{reprlib.repr(named_parameters)}."
+        ) from None
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise ValueError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import operator
+import reprlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -43,8 +45,9 @@ def synchronize(handle: int) -> Any:
 
     Raises:
         HorovodInternalError: the operation failed: the ranks disagree about it, or one of them is lost.
+        TypeError: `handle` is no number.
     """
-    pending = _pending.get(handle)
+    pending = _pending.get(_checked(handle, "synchronize"))
     if pending is None:
         return None
     try:
@@ -58,6 +61,24 @@ def synchronize(handle: int) -> Any:
 
 
 def poll(handle: int) -> bool:
-    """Whether `synchronize(handle)` would return at once; True also for a handle that is unknown or used."""
-    pending = _pending.get(handle)
+    """Whether `synchronize(handle)` would return at once; True also for a handle that is unknown or used.
+
+    Raises:
+        TypeError: `handle` is no number.
+    """
+    pending = _pending.get(_checked(handle, "poll"))
     return pending is None or pending.handle.done()
+
+
+def _checked(handle: object, function: str) -> int:
+    try:
+        return operator.index(handle)  # type: ignore[arg-type]  # which is what it is asked
+    except TypeError:
+        pass
+    advice = "pass the handles one by one." if isinstance(handle, (list, tuple, set, dict)) else ""
+    if callable(handle):
+        advice = "what sparse_allreduce_async returned is called itself, as handle()."
+    raise TypeError(
+        f"{function}() takes the number that an asynchronous operation returned, not {reprlib.repr(handle)} "
+        f"({type(handle).__name__}){': ' + advice if advice else '.'}"
+    ) from None

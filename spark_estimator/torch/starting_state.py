@@ -6,6 +6,8 @@ models end in an error that names the first difference; then all tensors travel 
 
 from __future__ import annotations
 
+import operator
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +16,10 @@ import torch
 
 from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import broadcast_object
+from spark_estimator.collectives.ops import whole_number
 from spark_estimator.torch import ops
 from spark_estimator.torch.agreement import agree
+from spark_estimator.torch.memory import check_parameter, overlaps_itself, where
 from spark_estimator.torch.optimizer import DistributedMethods, own_class_of
 
 
@@ -28,25 +32,54 @@ def broadcast_parameters(params: Mapping[str, Any] | Sequence[Any], root_rank: i
         root_rank: whose values everyone gets.
 
     Raises:
-        ValueError: `params` is something else, an iterator for example: it would be empty the second time.
+        ValueError: `params` is something else, an iterator for example: it would be empty the second time; or one of
+            them holds nothing that can be sent: it is complex, sparse, on device 'meta'. Nothing was sent.
         MismatchError: the ranks' parameters differ in name, shape or type; the first difference is named.
     """
+    root = _checked_root(root_rank)
+    tensors = [(name, value) for name, value in _pairs(params) if isinstance(value, torch.Tensor)]
+    for name, tensor in tensors:
+        check_parameter(name, tensor, "broadcast_parameters")
+        if overlaps_itself(tensor):
+            raise ValueError(
+                f"{where('broadcast_parameters')}: elements of {reprlib.repr(name)} share memory (shape "
+                f"{tuple(tensor.shape)}, strides {tensor.stride()}), so that nothing can be written to it; use "
+                "tensor.contiguous()."
+            )
+    lines = [f"{name}: shape {tuple(tensor.shape)}, {tensor.dtype}" for name, tensor in tensors]
+    agree(lines, name="broadcast_parameters", subject="the parameters to broadcast")
+    _broadcast_all(
+        [(f"broadcast_parameters.{number}.{_sendable(name)}", tensor) for number, (name, tensor) in enumerate(tensors)],
+        root,
+    )
+
+
+def _sendable(name: str) -> str:
+    """A parameter's name as far as it may stand in that of a request."""
+    return name.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")[:200]
+
+
+def _pairs(params: object) -> list[tuple[str, object]]:
+    """Names and values, in an order that is the same on all ranks. Raises ValueError for what has none."""
     if isinstance(params, Mapping):
-        pairs = sorted(params.items())
-    elif isinstance(params, (list, tuple)):
-        pairs = [pair if isinstance(pair, tuple) else (str(i), pair) for i, pair in enumerate(params)]
-    else:
+        return sorted(((str(name), value) for name, value in params.items()), key=operator.itemgetter(0))
+    if not isinstance(params, (list, tuple)):
         raise ValueError(
             f"broadcast_parameters takes model.state_dict() or a list, not a {type(params).__name__}; "
             "wrap an iterator such as model.named_parameters() in list(...)."
         )
-    tensors = [(str(name), value) for name, value in pairs if isinstance(value, torch.Tensor)]
-    _check_root(root_rank)
-    lines = [f"{name}: shape {tuple(tensor.shape)}, {tensor.dtype}" for name, tensor in tensors]
-    agree(lines, name="broadcast_parameters", subject="the parameters to broadcast")
-    _broadcast_all(
-        [(f"broadcast_parameters.{number}.{name}", tensor) for number, (name, tensor) in enumerate(tensors)], root_rank
-    )
+    pairs: list[tuple[str, object]] = []
+    for number, entry in enumerate(params):
+        if isinstance(entry, torch.Tensor):
+            pairs.append((str(number), entry))
+        elif isinstance(entry, tuple) and len(entry) == 2:
+            pairs.append((str(entry[0]), entry[1]))
+        else:
+            raise ValueError(
+                "broadcast_parameters takes a list of tensors, or of tuples (name, tensor); entry "
+                f"{number} is neither: {reprlib.repr(entry)}."
+            )
+    return pairs
 
 
 def broadcast_optimizer_state(
@@ -74,8 +107,12 @@ def broadcast_optimizer_state(
         )
     if issubclass(own_class_of(optimizer), torch.optim.LBFGS):
         raise ValueError("The state of torch.optim.LBFGS cannot be broadcast.")
-    _check_root(root_rank)
+    root = _checked_root(root_rank)
     params = [param for group in optimizer.param_groups for param in group["params"]]
+    for number, group in enumerate(optimizer.param_groups):
+        for position, param in enumerate(group["params"]):
+            if param.requires_grad:
+                check_parameter(f"group {number}, parameter {position}", param, "broadcast_optimizer_state")
     lines = [own_class_of(optimizer).__name__] + [
         f"group {number}: parameter of shape {tuple(param.shape)}, {param.dtype}"
         for number, group in enumerate(optimizer.param_groups)
@@ -83,26 +120,29 @@ def broadcast_optimizer_state(
     ]
     agree(lines, name="broadcast_optimizer_state", subject="the optimizer whose state to broadcast")
 
-    position = {id(param): number for number, param in enumerate(params)}
+    position_of = {id(param): number for number, param in enumerate(params)}
     tensors: list[torch.Tensor] = []
     skeleton: Any = None
     divided = isinstance(optimizer, DistributedMethods) and optimizer.state_is_divided
-    if context.rank() == root_rank and not divided:
+    if context.rank() == root and not divided:
         own_state: dict[Any, Any] = optimizer.state
         state = [
-            (position[id(key)] if isinstance(key, torch.Tensor) else _OtherKey(key), _without_tensors(value, tensors))
+            (
+                position_of[id(key)] if isinstance(key, torch.Tensor) else _OtherKey(key),
+                _without_tensors(value, tensors),
+            )
             for key, value in own_state.items()
         ]
         groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         skeleton = (state, _without_tensors(groups, tensors))
-    received = broadcast_object(skeleton, root_rank, name="broadcast_optimizer_state.skeleton")
+    received = broadcast_object(skeleton, root, name="broadcast_optimizer_state.skeleton")
     if received is None:
         raise ValueError(
-            f"The state of root rank {root_rank}'s optimizer (shard_state=True) is divided among the ranks since its "
+            f"The state of root rank {root}'s optimizer (shard_state=True) is divided among the ranks since its "
             "first step, and cannot be broadcast: load_state_dict() a whole one there first."
         )
     state, groups = received
-    if context.rank() != root_rank:
+    if context.rank() != root:
         if isinstance(optimizer, DistributedMethods):
             optimizer.forget_divided_state()
         optimizer.state.clear()
@@ -112,9 +152,7 @@ def broadcast_optimizer_state(
             optimizer.state[owner] = _with_tensors(value, tensors, like)
         for group, received in zip(optimizer.param_groups, groups, strict=True):
             group.update(_with_tensors(received, tensors, None))
-    _broadcast_all(
-        [(f"broadcast_optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)], root_rank
-    )
+    _broadcast_all([(f"broadcast_optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)], root)
 
 
 @dataclass(frozen=True)
@@ -158,9 +196,11 @@ def _with_tensors(value: Any, tensors: list[torch.Tensor], param: torch.Tensor |
     return value
 
 
-def _check_root(root_rank: int) -> None:
-    if root_rank not in range(context.size()):
+def _checked_root(root_rank: object) -> int:
+    root = whole_number(root_rank)
+    if root is None or root not in range(context.size()):
         raise ValueError(f"root_rank={root_rank!r} is none of the ranks 0 to {context.size() - 1}.")
+    return root
 
 
 def _broadcast_all(named: Sequence[tuple[str, torch.Tensor]], root_rank: int) -> None:

@@ -175,6 +175,15 @@ def test_the_callers_mistakes_are_refused_at_once() -> None:
         for kind in (arrays.grouped_allreduce, arrays.grouped_allgather, arrays.grouped_reducescatter):
             with pytest.raises(ValueError, match="at least one array"):
                 kind([])
+            for wrong in (None, numpy.ones((2, 2))):
+                with pytest.raises(TypeError, match="takes a list of arrays, not"):
+                    kind(wrong)
+        for output, array, which in (([1.0], numpy.ones(1), "output"), (numpy.ones(1), [1.0], "array")):
+            with pytest.raises(TypeError, match=rf"allreduce 'x': {which} must be a numpy array, .*\[1.0\] \(list\)"):
+                arrays.allreduce_into(output, array, ReduceOp.SUM, "x")
+        for dims in (-3, "x", [2, 1.5]):
+            with pytest.raises(ValueError, match="must be whole numbers, 0 or more"):
+                arrays.shared_empty(dims)
         with pytest.raises(ValueError, match="3 rows cannot be shared equally by 2 ranks; give splits"):
             arrays.alltoall(numpy.ones(3))
         for splits in ([1, 1], [4, -1], [3], [1, 1, 1]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -113,6 +114,42 @@ def test_names(job_of_one: None, op: str) -> None:
         (OPS | SPARSE)[op](torch.ones(2, 2), name=5)
     with pytest.raises(ValueError, match="NUL"):
         (OPS | SPARSE)[op](torch.ones(2, 2), name="a\0b")
+    with pytest.raises(ValueError, match=r"UTF-8 can encode; .*a\\udc80' has '\\udc80' at position"):
+        (OPS | SPARSE)[op](torch.ones(2, 2), name="a\udc80")
+    with pytest.raises(ValueError, match="1 to 4095 bytes, not 50"):
+        (OPS | SPARSE)[op](torch.ones(2, 2), name="a" * 5000)
+
+
+@pytest.mark.parametrize("op", [hvd.broadcast_object, hvd.allgather_object])
+def test_names_of_objects(job_of_one: None, op: Call) -> None:
+    with pytest.raises(TypeError, match="object: name must be a string, not 5"):
+        op(1, name=5)
+    with pytest.raises(ValueError, match="UTF-8 can encode"):
+        op(1, name="\udc80")
+
+
+@pytest.mark.parametrize("question", [hvd.synchronize, hvd.poll])
+def test_what_is_no_handle(question: Call) -> None:
+    for thing, advice in (
+        ([1], r"not \[1\] \(list\): pass"),
+        (len, "is called itself"),
+        ("1", "not '1'"),
+        (None, "None"),
+    ):
+        with pytest.raises(TypeError, match=rf"^{question.__name__}\(\) takes the number .*{advice}"):
+            question(thing)
+    assert question(10**9) in (None, True)
+
+
+@pytest.mark.parametrize(
+    "op", [hvd.allreduce, hvd.reducescatter, OPS["grouped_allreduce"], OPS["grouped_reducescatter"]]
+)
+def test_compressions(job_of_one: None, op: Call) -> None:
+    for wrong in (7, None, "fp16"):
+        with pytest.raises(ValueError, match=rf"reduce.* on rank 0: compression={wrong!r} must be one of"):
+            op(torch.ones(2), compression=wrong)
+    with pytest.raises(ValueError, match=r"goes to hvd\.DistributedOptimizer"):
+        op(torch.ones(2), compression=hvd.Compression.topk())
 
 
 @pytest.mark.parametrize("op", REDUCING)
@@ -178,9 +215,12 @@ def test_sparse_tensors(job_of_one: None) -> None:
 @pytest.mark.parametrize("op", [hvd.broadcast, hvd.broadcast_, hvd.broadcast_async, hvd.broadcast_async_])
 def test_roots(two_ranks: RankPool, op: Call) -> None:
     def check(rank: int) -> None:
-        for root in (2, -1, None, "0", 1.5):
-            with pytest.raises(ValueError, match=rf"root_rank={root!r} is not one of the 2 ranks"):
+        for root in (2, -1, None, "0", 1.5, torch.tensor([0, 1])):
+            text = re.escape(f"root_rank={root!r} is not one of the 2 ranks")
+            with pytest.raises(ValueError, match=text):
                 op(torch.ones(1), root)
+            with pytest.raises(ValueError, match=text):
+                hvd.broadcast_object(1, root)
         for broadcast in (hvd.broadcast_parameters, hvd.broadcast_object):
             with pytest.raises(ValueError, match="root_rank=None"):
                 broadcast([torch.ones(1)], None)
@@ -268,6 +308,51 @@ def test_forked_children(two_ranks: RankPool) -> None:
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
 
     two_ranks.run(check)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's, about its own features
+def test_parameters_that_cannot_be_sent(job_of_one: None) -> None:
+    for tensor, why in [
+        (torch.ones(2, dtype=torch.complex64), r"is of type torch\.complex64, .*view_as_real"),
+        (torch.ones(2, dtype=torch.float8_e5m2), r"is of type torch\.float8_e5m2, .*convert it to one of uint8"),
+        (torch.ones(2, 3, device="meta"), r"of shape \(2, 3\) is on device 'meta' .*to_empty\(device='cpu'\)"),
+        (torch.eye(2).to_sparse(), r"is of layout torch\.sparse_coo"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "is of layout nested"),
+        (torch.nn.UninitializedParameter(), "has no shape yet, as its module is lazy"),
+    ]:
+        with pytest.raises(ValueError, match=f"^broadcast_parameters on rank 0: 'layer.weight' {why}"):
+            hvd.broadcast_parameters({"bias": torch.ones(1), "layer.weight": tensor}, 0)
+    with pytest.raises(ValueError, match=r"elements of 'a' share memory \(shape \(4,\), strides \(0,\)\)"):
+        hvd.broadcast_parameters({"a": torch.ones(1).expand(4)}, 0)
+    for entry in ("weight", ["weight", torch.ones(1)], ("weight", torch.ones(1), 3)):
+        with pytest.raises(ValueError, match=r"list of tensors, or of tuples .*; entry 1 is neither: .*weight"):
+            hvd.broadcast_parameters([torch.ones(1), entry], 0)
+    hvd.broadcast_parameters({"a": torch.ones(1), 1: torch.ones(1), "\udc80\0": torch.ones(1), "long" * 5000: None}, 0)
+
+
+def test_parameters_of_an_optimizer(job_of_one: None) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self, **options: Any) -> None:
+            super().__init__()
+            self.real = torch.nn.Parameter(torch.ones(2))
+            self.other = torch.nn.Parameter(torch.ones(3, **options))
+
+    for options, why in [
+        ({"dtype": torch.complex128}, r"is of type torch\.complex128"),
+        ({"device": "meta"}, r"of shape \(3,\) is on device 'meta'"),
+    ]:
+        model = Model(**options)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for named, name in ((model.named_parameters(), "'other'"), (None, "'parameter 1 of group 0'")):
+            with pytest.raises(ValueError, match=f"^DistributedOptimizer on rank 0: {name} {why}"):
+                hvd.DistributedOptimizer(optimizer, named)
+        assert type(optimizer) is torch.optim.SGD
+        with pytest.raises(ValueError, match=f"^broadcast_optimizer_state on rank 0: 'group 0, parameter 1' {why}"):
+            hvd.broadcast_optimizer_state(optimizer, 0)
+        model.other.requires_grad_(False)  # what is not trained does not travel
+        hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    with pytest.raises(ValueError, match=r"named_parameters takes model.named_parameters\(\), or .*, not 5"):
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=5)  # type: ignore[arg-type]
 
 
 def test_nothing_was_sent(two_ranks: RankPool) -> None:
