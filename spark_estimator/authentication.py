@@ -19,6 +19,7 @@ packets in flight, the network below must be encrypted.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import os
@@ -239,11 +240,17 @@ class Doorkeeper:
         self._lock = threading.Lock()
         self._in_handshake: set[socket.socket] = set()
         self._closed = False
+        self._failing: OSError | None = None  # why the last connection could not be accepted
         self._wake_read, self._wake_write = socket.socketpair()
         for listener in self._listeners:
             listener.setblocking(False)
         self._thread = threading.Thread(target=self._watch, name=f"spark_estimator {name}", daemon=True)
         self._thread.start()
+
+    @property
+    def lacks_descriptors(self) -> bool:
+        """Whether somebody waits to be let in, and this process has no file descriptor for it."""
+        return self._failing is not None and self._failing.errno in (errno.EMFILE, errno.ENFILE)
 
     def close(self) -> None:
         """Stops listening and breaks handshakes that are under way. Idempotent."""
@@ -302,12 +309,16 @@ class Doorkeeper:
                 if not full and not self._closed:
                     self._in_handshake.add(sock)
         except (BlockingIOError, ConnectionError):
+            self._failing = None
             return  # it went away between poll and accept
         except OSError as error:
             # Most likely out of descriptors. The connection stays in the queue; without a pause this would spin.
-            _log.warning("%s cannot accept a connection: %s", self._name, error)
+            if self._failing is None:
+                _log.warning("%s cannot accept a connection, and goes on trying: %s", self._name, error)
+            self._failing = error
             time.sleep(0.1)
             return
+        self._failing = None
         origin = _origin(sock, address)
         if full or self._closed:
             _log.info("%s closed a connection from %s: %d handshakes under way", self._name, origin, self._capacity)

@@ -44,6 +44,10 @@ class Group:
         """All `size` ranks."""
         return cls(0, tuple(range(size)))
 
+    def __str__(self) -> str:
+        """What connects it, for messages."""
+        return f"process set {list(self.ranks)}" if self.number else "init()"
+
 
 @dataclass(frozen=True, order=True)
 class Connection:
@@ -106,11 +110,12 @@ def tune(sock: socket.socket, silence_seconds: float) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def absent_error(rendezvous: Rendezvous, ranks: Sequence[int], what: str, settings: Settings) -> PeerLostError:
-    """What ``init()`` raises when some ranks were not there in time; `what` says what was seen of them."""
-    own = rendezvous.peers[rendezvous.rank]
+def absent_error(
+    rendezvous: Rendezvous, group: Group, ranks: Sequence[int], what: str, settings: Settings
+) -> PeerLostError:
+    """What is raised when some ranks of a group were not there in time; `what` says what was seen of them."""
     names = ", ".join(str(rendezvous.peers[rank]) for rank in ranks)
     return PeerLostError(
-        f"init() on {own}: {names} {what} within {settings.start_timeout_seconds:g} seconds. Look at what "
-        "became of it; if it is only slow to start, raise HOROVOD_START_TIMEOUT."
+        f"{group} on {rendezvous.own_name}: {names} {what} within {settings.start_timeout_seconds:g} seconds. Look at "
+        "what became of it; if it is only slow to start, raise HOROVOD_START_TIMEOUT."
     )

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from spark_estimator import _native, log
-from spark_estimator.collectives import launcher_link
+from spark_estimator.collectives import descriptors, launcher_link
 from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.engine import Engine, forked_error
 from spark_estimator.collectives.membership import EngineStarter, Membership
@@ -23,7 +23,7 @@ from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.rendezvous import Topology, host_id
 from spark_estimator.collectives.wiring import Switchboard
 from spark_estimator.env import Settings
-from spark_estimator.errors import NotInitializedError, PeerLostError
+from spark_estimator.errors import HorovodInternalError, NotInitializedError, PeerLostError
 
 _log = log.logger(__name__)
 
@@ -52,6 +52,7 @@ def init(
     Raises:
         PeerLostError: some ranks did not come; the text names them.
         AuthenticationError: a rank holds another key.
+        HorovodInternalError: this process has too few file descriptors left.
         MismatchError: the ranks gave different process sets.
         ValueError: an argument or an environment variable cannot be used.
         NativeLibraryError: the engine's library cannot be loaded.
@@ -101,6 +102,9 @@ def _join(settings: Settings, comm: Sequence[int] | None, static: Sequence[Proce
     if found is not None and (_switchboard is None or _switchboard.rendezvous != found):
         if _switchboard is not None:
             _switchboard.close()
+        lacking = descriptors.shortage(descriptors.needed(topology.size))
+        if lacking:
+            raise HorovodInternalError(f"init() on {found.own_name}: {lacking}")
         link = launcher_link.link()
         _switchboard = Switchboard(found) if link is None else Switchboard(found, is_over=link.round_is_over)
     starter = EngineStarter(None if found is None else _switchboard, settings, _lock)
@@ -229,7 +233,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         ValueError: on all ranks: sets may not come and go (see HOROVOD_DYNAMIC_PROCESS_SETS), the ranks make no set, or
             there is a set of them already.
         MismatchError: on all ranks: they gave different ranks.
-        HorovodInternalError: on all ranks: the set's ranks could not connect.
+        HorovodInternalError: on all ranks: the set's ranks could not connect, or a rank has no file descriptors left.
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import resource
 import socket
 import threading
 import time
@@ -12,6 +10,7 @@ from datetime import timedelta
 
 from spark_estimator import authentication
 from spark_estimator.authentication import NotReadyError, RefusedError
+from spark_estimator.collectives import descriptors
 from spark_estimator.collectives.connection import CONTROL, DATA, Connection, Group, absent_error
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.env import Settings
@@ -68,7 +67,7 @@ def dial(
             except IndexError:
                 return
             try:
-                keep(connection, _connect(rendezvous, connection, tag, settings, deadline, stop))
+                keep(connection, _connect(rendezvous, group, connection, tag, settings, deadline, stop))
             except Exception as error:
                 failures.setdefault(connection.to_rank, error)
                 if not isinstance(error, PeerLostError):
@@ -88,11 +87,12 @@ def dial(
         stop.set()
         raise
     if failures:
-        raise _told(rendezvous, failures, settings)
+        raise _told(rendezvous, group, failures, settings)
 
 
 def _connect(
     rendezvous: Rendezvous,
+    group: Group,
     connection: Connection,
     tag: bytes,
     settings: Settings,
@@ -116,13 +116,10 @@ def _connect(
                 raise _GoneError("nobody listens there any more, its process has ended") from error
             if not isinstance(error, (NotReadyError, OSError)):
                 raise
-            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            if descriptors.are_used_up(error):
                 # This process's own trouble: no peer is to blame, and waiting does not help.
-                limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-                raise HorovodInternalError(
-                    f"init() on {rendezvous.peers[rendezvous.rank]}: no file descriptor is left for a connection with "
-                    f"{peer} (ulimit -n is {limit}). Raise that limit, or close files before init()."
-                ) from error
+                why = descriptors.told(descriptors.needed(len(group.ranks)), 0)
+                raise HorovodInternalError(f"{group} on {rendezvous.own_name}: {why}") from error
             if time.monotonic() + _RETRY_SECONDS >= deadline or stop.wait(_RETRY_SECONDS):
                 raise PeerLostError(str(error)) from error
 
@@ -144,7 +141,7 @@ def _reach(own: PeerFacts, peer: PeerFacts, settings: Settings, deadline: float)
     return socket.create_connection((peer.address, peer.port), timeout=remaining)
 
 
-def _told(rendezvous: Rendezvous, failures: dict[int, Exception], settings: Settings) -> Exception:
+def _told(rendezvous: Rendezvous, group: Group, failures: dict[int, Exception], settings: Settings) -> Exception:
     """The one error that tells of all failures; one that is certain before those that only came too late."""
     told: Exception
     for rank, error in sorted(failures.items()):
@@ -152,11 +149,11 @@ def _told(rendezvous: Rendezvous, failures: dict[int, Exception], settings: Sett
             return error
         if not isinstance(error, PeerLostError):
             kind = PeerLostError if isinstance(error, (RefusedError, _GoneError)) else AuthenticationError
-            own, peer = rendezvous.peers[rendezvous.rank], rendezvous.peers[rank]
-            told = kind(f"init() on {own}: no connection with {peer}: {error}.")
+            peer = rendezvous.peers[rank]
+            told = kind(f"{group} on {rendezvous.own_name}: no connection with {peer}: {error}.")
             told.__cause__ = error
             return told
     reasons = "; ".join(f"rank {rank}: {error}" for rank, error in sorted(failures.items()))
-    told = absent_error(rendezvous, sorted(failures), f"could not be reached ({reasons})", settings)
+    told = absent_error(rendezvous, group, sorted(failures), f"could not be reached ({reasons})", settings)
     told.__cause__ = failures[min(failures)]
     return told

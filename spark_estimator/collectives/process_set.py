@@ -15,6 +15,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from spark_estimator.collectives import descriptors
 from spark_estimator.collectives.connection import Group
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.requests import gather_bytes
@@ -140,7 +141,8 @@ class ProcessSets:
             MismatchError: on all ranks: they were given different sets.
         """
         problem = next(filter(None, map(self._problem, static)), "")
-        self._agree({"init": [process_set.ranks for process_set in static]}, problem, dynamic=self._dynamic)
+        wish = {"init": [process_set.ranks for process_set in static]}
+        self._agree(wish, problem, self._lacking(static), dynamic=self._dynamic)
         for process_set in static:
             duplicate = self._duplicate(process_set)
             if duplicate:
@@ -153,11 +155,11 @@ class ProcessSets:
         Raises:
             ValueError: on all ranks: sets may not come and go, the set is impossible, or there already.
             MismatchError: on all ranks: they gave different ranks.
-            HorovodInternalError: on all ranks: its ranks could not connect.
+            HorovodInternalError: on all ranks: its ranks could not connect, or one has no file descriptors left.
         """
         with self._changing:
             problem = self._forbidden() or self._problem(process_set)
-            self._agree({"add": process_set.ranks}, problem)
+            self._agree({"add": process_set.ranks}, problem, self._lacking([process_set]))
             duplicate = self._duplicate(process_set)
             if duplicate:
                 raise ValueError(f"add_process_set: {duplicate}")
@@ -187,8 +189,10 @@ class ProcessSets:
         """
         with self._changing:
             made = ProcessSet(ranks)
-            self._agree({"group": made.ranks}, problem or self._problem(made), timeout, what=what)
-            if made.ranks == list(self._job.ranks):
+            is_job = made.ranks == list(self._job.ranks)
+            lacking = "" if is_job else self._lacking([made])
+            self._agree({"group": made.ranks}, problem or self._problem(made), lacking, timeout, what=what)
+            if is_job:
                 return self._job
             _, engine = self._connect(made)
             if engine is not None:
@@ -286,15 +290,37 @@ class ProcessSets:
                 return f"a process set with the ranks {process_set.ranks} exists already: it has the id {number}."
         return ""
 
+    def _lacking(self, process_sets: Sequence[ProcessSet]) -> str:
+        """What this process lacks to connect with the ranks of new sets, found out before anybody waits for it."""
+        own = [process_set for process_set in process_sets if self._job.global_rank in process_set.ranks]
+        return descriptors.shortage(sum(descriptors.needed(len(process_set.ranks)) for process_set in own))
+
     def _agree(
-        self, wish: Mapping[str, Any], problem: str = "", timeout: timedelta | None = None, **alike: Any
+        self,
+        wish: Mapping[str, Any],
+        problem: str = "",
+        lacking: str = "",
+        timeout: timedelta | None = None,
+        **alike: Any,
     ) -> None:
-        """Compares what the ranks wish for. Raises on all of them, or on none."""
-        stated = self._exchange({"wish": wish, "problem": problem, **alike}, timeout)
+        """Compares what the ranks wish for. Raises on all of them, or on none.
+
+        Args:
+            wish: what is to be done, and with which ranks.
+            problem: why it cannot be done at all; '' for nothing.
+            lacking: what this process lacks for it; '' for nothing.
+            timeout: for the comparison; None: none.
+            alike: what else is to be the same on all ranks.
+        """
+        stated = self._exchange({"wish": wish, "problem": problem, "lacking": lacking, **alike}, timeout)
         problems = {rank: said["problem"] for rank, said in stated.items() if said["problem"]}
         if problems:
             rank, text = next(iter(problems.items()))
             raise ValueError(f"{_called(stated[rank])} on {_ranks_of(problems, len(stated))}: {text}")
+        lacks = {rank: said["lacking"] for rank, said in stated.items() if said["lacking"]}
+        if lacks:
+            rank, text = next(iter(lacks.items()))
+            raise HorovodInternalError(f"{_called(stated[rank])} on {_ranks_of(lacks, len(stated))}: {text}")
         calls: dict[str, list[int]] = {}
         for rank, said in stated.items():
             calls.setdefault(_told(said), []).append(rank)

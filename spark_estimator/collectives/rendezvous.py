@@ -38,7 +38,7 @@ class PeerFacts:
         address: the IP address, as a literal, at which it listens.
         port: the TCP port at which it listens.
         local_name: the abstract Unix socket at which it listens, without the leading NUL; '' when it has none.
-        pid: its process, for people; 0 when not known.
+        pid: the process that was started for it, for people; 0 when not known. The rank itself may be a child of that.
     """
 
     rank: int
@@ -53,9 +53,13 @@ class PeerFacts:
         """Whether the two can try to share memory: both on one host, each with a Unix socket."""
         return self.host_id == peer.host_id and bool(self.local_name and peer.local_name)
 
-    def __str__(self) -> str:
-        process = f", pid {self.pid}" if self.pid else ""
+    def named(self, pid: int = 0) -> str:
+        """The rank for people. `pid` is its own process, where that is known."""
+        process = f", pid {pid}" if pid else f", started as pid {self.pid}" if self.pid else ""
         return f"rank {self.rank} (host {self.host}{process}, address {_bracketed(self.address)}:{self.port})"
+
+    def __str__(self) -> str:
+        return self.named()
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,11 @@ class Rendezvous:
     def topology(self) -> Topology:
         """This rank's place in the job."""
         return Topology.of([peer.host_id for peer in self.peers], self.rank)
+
+    @property
+    def own_name(self) -> str:
+        """This rank for people, by the process that asks."""
+        return self.peers[self.rank].named(os.getpid())
 
     def to_json(self) -> str:
         """The whole value, key included, as one line: for a pipe to the process that it is meant for, nothing else."""

@@ -19,10 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_estimator._native import Peer
-from spark_estimator.authentication import Doorkeeper
+from spark_estimator.authentication import Doorkeeper, peer_credentials
+from spark_estimator.collectives import descriptors
 from spark_estimator.collectives.connection import CONTROL, DATA, Connection, Group, absent_error, tune
 from spark_estimator.collectives.dialing import dial
-from spark_estimator.collectives.rendezvous import Rendezvous
+from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.collectives.segments import close_descriptor, create_segment, exchange
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
@@ -106,9 +107,13 @@ class Switchboard:
         Raises:
             PeerLostError: some ranks were not there within ``settings.start_timeout_seconds``; the text names them.
             AuthenticationError: a rank answered but does not hold this job's key, or refused this rank.
+            HorovodInternalError: this process has too few file descriptors left. No rank was connected.
         """
         deadline = time.monotonic() + settings.start_timeout_seconds
         group = Group.job(len(self.rendezvous.peers)) if group is None else group
+        lacking = descriptors.shortage(descriptors.needed(len(group.ranks)))
+        if lacking:
+            raise HorovodInternalError(f"{group} on {self.rendezvous.own_name}: {lacking}")
         stage = round_, group.number
         with self._changed:
             if stage <= self._begun:
@@ -207,9 +212,14 @@ class Switchboard:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     absent = sorted({connection.from_rank for connection in missing})
-                    raise absent_error(self.rendezvous, absent, "did not connect", settings)
+                    raise absent_error(self.rendezvous, group, absent, "did not connect", settings)
+                if self._doorkeeper.lacks_descriptors:
+                    why = descriptors.told(descriptors.needed(len(group.ranks)), 0)
+                    raise HorovodInternalError(f"{group} on {self.rendezvous.own_name}: {why}")
                 if self._is_over():
-                    raise PeerLostError(f"init() on {self._own}: another rank was lost before all had connected.")
+                    raise PeerLostError(
+                        f"{group} on {self.rendezvous.own_name}: another rank was lost before all had connected."
+                    )
                 # In slices: a wait without end cannot be interrupted by Ctrl-C everywhere.
                 self._changed.wait(min(remaining, 0.1))
 
@@ -247,7 +257,7 @@ class Switchboard:
         for facts, (control, data) in pairs.items():
             for sock in (control, data):
                 tune(sock, settings.silence_seconds)
-            name = f"{facts.host} (pid {facts.pid})" if facts.pid else facts.host
+            name = _name_of(facts, control if facts.rank < self._own.rank else None)
             number = group.ranks.index(facts.rank)
             peers.append(Peer(number, facts.rank, control.detach(), data.detach(), segments[facts], name.encode()))
         return tuple(peers)
@@ -269,3 +279,12 @@ class Switchboard:
             self._over = stage
             for connection in [connection for connection in self._sockets if connection.stage == stage]:
                 self._sockets.pop(connection).close()
+
+
+def _name_of(facts: PeerFacts, accepted: socket.socket | None) -> str:
+    """A peer's name until its engine tells its own; with the process that has connected here, where that is known."""
+    if accepted is not None and accepted.family == socket.AF_UNIX:
+        credentials = peer_credentials(accepted)
+        if credentials is not None:
+            return f"{facts.host} (pid {credentials[0]})"
+    return f"{facts.host} (started as pid {facts.pid})" if facts.pid else facts.host

@@ -319,7 +319,7 @@ def test_children_of_every_kind_while_collectives_run() -> None:
 
 
 def test_a_rank_without_file_descriptors_says_that_of_itself() -> None:
-    def start(rank: int) -> str:
+    def start(rank: int) -> tuple[str, int]:
         import contextlib
         import os
         import resource
@@ -338,9 +338,46 @@ def test_a_rank_without_file_descriptors_says_that_of_itself() -> None:
         try:
             context.init()
         except HorovodInternalError as error:
-            return str(error)
-        return "joined"
+            return str(error), os.getpid()
+        return "joined", os.getpid()
 
-    told, _ = run_ranks(2, start, environ={"HOROVOD_START_TIMEOUT": "5"})
-    assert "no file descriptor is left" in told
-    assert "ulimit -n" in told
+    (told, pid), _ = run_ranks(2, start, environ={"HOROVOD_START_TIMEOUT": "5"})
+    assert told.startswith("init() on rank 0 (host ") and f", pid {pid}, address" in told
+    assert "too few file descriptors (EMFILE): 2 are left of the 64 that it may have (ulimit -n)" in told
+
+
+def test_all_ranks_are_told_which_one_has_no_file_descriptors_for_a_process_set() -> None:
+    def add(rank: int) -> None:
+        import os
+        import resource
+
+        import numpy
+        import pytest
+
+        from spark_estimator.collectives import arrays, context
+        from spark_estimator.errors import HorovodInternalError
+
+        context.init(process_sets="dynamic")
+        # 0 left: no connection can be made or taken; 5 left: they can, but no engine can be started for them.
+        for left in (0, 5):
+            for short_of in (0, 1):
+                taken = []
+                if rank == short_of:
+                    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (100, most))
+                    with pytest.raises(OSError, match="Too many open files"):
+                        while True:
+                            taken.append(os.open(os.devnull, os.O_RDONLY))
+                    for _ in range(left):
+                        os.close(taken.pop())
+                arrays.barrier()
+                told = rf"add_process_set on rank {short_of}: .*EMFILE\): {left} are left of the 100.* 12 are needed"
+                with pytest.raises(HorovodInternalError, match=told):
+                    context.add_process_set([0, 1])
+                for descriptor in taken:
+                    os.close(descriptor)
+        first = context.add_process_set([0, 1])
+        if rank < 2:
+            assert arrays.allreduce(numpy.ones(1), arrays.ReduceOp.SUM, process_set=first) == 2
+
+    run_ranks(3, add)

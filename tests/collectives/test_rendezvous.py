@@ -89,7 +89,7 @@ def test_a_rendezvous_checks_its_values(job: list[tuple[Rendezvous, Endpoint]]) 
 
 def test_facts_in_words() -> None:
     facts = PeerFacts(3, "worker-7", "id", "fe80::1", 4000, pid=12)
-    assert str(facts) == "rank 3 (host worker-7, pid 12, address [fe80::1]:4000)"
+    assert str(facts) == "rank 3 (host worker-7, started as pid 12, address [fe80::1]:4000)"
 
 
 def test_an_endpoint_listens_at_its_address_only() -> None:
