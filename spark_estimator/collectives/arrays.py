@@ -302,7 +302,7 @@ def shared_empty(
         MemoryError: there is no more.
     """
     form = numpy.dtype(dtype)
-    given = shape if isinstance(shape, (list, tuple)) else [shape]
+    given: Sequence[Any] = shape if isinstance(shape, (list, tuple)) else [shape]
     try:
         dims = tuple(operator.index(length) for length in given)
     except TypeError:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from ctypes import c_int64, c_void_p
 
 from spark_estimator import _native
-from spark_estimator._native import Config, Peer, Request, Result, Status
+from spark_estimator._native import Config, Op, Peer, Request, Result, Status
 from spark_estimator.errors import HorovodInternalError
 from spark_estimator.log import logger
 
@@ -76,6 +76,8 @@ class Engine:
         ranks: [size], what each rank of the group is called in the job.
         native: the engine itself.
         plans: by name, or by call and forms, what ``requests.run`` remembers of requests that come again.
+        pending: by its number, each request for which a handle was made and that is not known to be done: its kind, its
+            name (or kind of those without one), and when the handle was made, on the monotonic clock.
         at_end: called once after `shutdown`, then forgotten.
 
     Args:
@@ -98,6 +100,7 @@ class Engine:
         numbers = {config.rank: config.global_rank, **{peer.rank: peer.global_rank for peer in peers}}
         self.ranks: tuple[int, ...] = tuple(numbers[rank] for rank in sorted(numbers))
         self.plans: dict[object, object] = {}
+        self.pending: dict[int, tuple[Op, str, float]] = {}
         self.loss_is_expected = False  # of a peer, in an elastic job
         self.at_end: Callable[[], object] | None = None
         self._detached: deque[tuple[int, object]] = deque()
@@ -172,6 +175,7 @@ class Engine:
 
     def release(self, number: int) -> None:
         """Forgets a request that is done."""
+        self.pending.pop(number, None)
         if self.native.pointer is not None:
             self._library.se_release(self.native.pointer, number)
 

@@ -46,6 +46,7 @@ class Handle:
         self._gathered: tuple[Gathered, ...] = ()
         self._last_joined = -1
         self._lock = threading.Lock()
+        engine.pending[number] = (op, name, time.monotonic())
 
     def done(self) -> bool:
         """Whether the collective has ended, well or not. Does not block, and raises for a failure only in `wait`."""

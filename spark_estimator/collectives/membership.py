@@ -7,10 +7,12 @@ import ctypes
 import itertools
 import os
 import socket
+import time
 import weakref
 from collections.abc import Sequence
 
 from spark_estimator import _native
+from spark_estimator.collectives import pending
 from spark_estimator.collectives.connection import Group
 from spark_estimator.collectives.cores import affinity_core, available_cores, decisions
 from spark_estimator.collectives.engine import Engine
@@ -21,7 +23,7 @@ from spark_estimator.env import Settings
 from spark_estimator.errors import HorovodInternalError
 from spark_estimator.log import logger
 from spark_estimator.observe import timeline
-from spark_estimator.observe.stacks import StackTeller
+from spark_estimator.observe.stacks import StackTeller, current_stacks
 
 _log = logger(__name__)
 
@@ -48,7 +50,7 @@ class EngineStarter:
         path = timeline.path_at_init(settings.timeline)
         #: The timeline that is being written: its path, and whether it marks cycles; None: none is.
         self.timeline = None if path is None else (path, settings.timeline_mark_cycles)
-        self._started: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._started: list[weakref.ref[Engine]] = []  # a list, so that another thread may copy it at any time
 
     def start(self, group: Group) -> Engine:
         """Connects this rank with the others of a group, and starts its engine for it. Raises as ``init`` does."""
@@ -68,9 +70,9 @@ class EngineStarter:
                 raise
             engine = Engine(config, wired.peers)
             engine.loss_is_expected = self._settings.elastic
-            self._started.add(engine)
+            self._started = [other for other in self._started if other() is not None] + [weakref.ref(engine)]
         # Its thread ends with the engine, and is waited for, so that nothing of an engine outlives its shutdown.
-        engine.at_end = StackTeller(engine.await_question, engine.answer).stop
+        engine.at_end = StackTeller(engine.await_question, engine.answer, lambda: self._whereabouts(engine)).stop
         if self.timeline is not None:
             path, mark_cycles = self.timeline
             try:
@@ -82,8 +84,22 @@ class EngineStarter:
 
     def abandon_after_fork(self) -> None:
         """In a forked child: closes the connections of all engines; every later use of one raises and says so."""
-        for engine in self._started:
+        for engine in self._engines():
             engine.abandon_after_fork()
+
+    def _engines(self) -> list[Engine]:
+        return [engine for reference in self._started if (engine := reference()) is not None]
+
+    def _whereabouts(self, asked: Engine) -> str:
+        """What a rank that others wait for says of itself, to them and in its own log.
+
+        Args:
+            asked: the engine whose coordinator has asked.
+        """
+        waits = pending.told(self._engines(), time.monotonic())
+        if asked.rank != 0:  # the coordinator's own answer is printed where it is
+            _log.warning("others wait for this rank, rank %d, as just told. %s", asked.global_rank, waits)
+        return f"{waits}\n{current_stacks()}"
 
 
 class Membership:

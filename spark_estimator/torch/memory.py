@@ -10,6 +10,7 @@ from __future__ import annotations
 import reprlib
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from spark_estimator._native import DType
 from spark_estimator.collectives import context
@@ -92,7 +93,7 @@ def check_parameter(name: str, tensor: torch.Tensor, kind: str) -> None:
         tensor: the parameter, or a buffer.
         kind: of the operation that it is for.
     """
-    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+    if is_lazy(tensor):
         why = "has no shape yet, as its module is lazy: run one forward pass of the model first"
     elif tensor.is_nested or tensor.layout is not torch.strided:
         layout = "nested" if tensor.is_nested else tensor.layout

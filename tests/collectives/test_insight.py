@@ -23,11 +23,18 @@ def test_a_stall_names_the_missing_rank_and_what_it_is_doing() -> None:
 
         context.init(process_sets="dynamic")
         pair = context.add_process_set([1, 2])
+        array, later = numpy.ones(3), None
         if rank == 2:
+            later = arrays.allreduce_into(array, array, arrays.ReduceOp.SUM, "later", process_set=pair)
             busy_with_something_else()
         if rank:
             arrays.allreduce(numpy.ones(3), name="waited for", process_set=pair)
         arrays.allreduce(numpy.ones(3), name="waited for")
+        if rank == 1:
+            later = arrays.allreduce_into(array, array, arrays.ReduceOp.SUM, "later", process_set=pair)
+        if later is not None:
+            later.wait()
+        assert not context.engine().pending and not (rank and context.engine(pair).pending)
 
     environ = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}
     with start_ranks(3, stalls, environ=environ) as ranks:
@@ -38,6 +45,8 @@ def test_a_stall_names_the_missing_rank_and_what_it_is_doing() -> None:
         assert "'waited for'" in told, told
         assert "rank 2" in told, told
         assert "busy_with_something_else" in told, told
+        assert "It waits for others itself, in allreduce 'later' of process set 1 (" in told, told
+    assert "others wait for this rank, rank 2, as just told. It waits for others itself, in" in outcomes[2].output
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:
