@@ -17,6 +17,8 @@ from spark_estimator.collectives.objects import allgather_object
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.errors import MismatchError
 
+_SHOWN = 20  # lines of one rank, in an error
+
 
 def agree(
     lines: Sequence[str],
@@ -36,12 +38,20 @@ def agree(
         process_set: whose ranks take part; None: all.
 
     Raises:
-        MismatchError: on all ranks, naming the first line in which a rank differs from the first.
+        MismatchError: on all ranks, naming the first line in which a rank differs from the first; where a rank has
+            joined, each names its own lines.
     """
     engine = context.engine(process_set)
     if engine.size == 1 or _all_alike(lines, name, process_set):
         return
-    of_rank = allgather_object(list(lines), name=detail_name or f"{name}.detail", process_set=process_set)
+    try:
+        of_rank = allgather_object(list(lines), name=detail_name or f"{name}.detail", process_set=process_set)
+    except MismatchError as error:  # a rank has joined, and cannot tell what it has
+        shown = "; ".join([*lines[:_SHOWN], *(["..."] if len(lines) > _SHOWN else [])])
+        raise MismatchError(
+            f"The ranks disagree about {subject}, and cannot show one another where. Rank {engine.global_rank} has: "
+            f"{shown}. {error}"
+        ) from error
     ours, first = of_rank[0], engine.ranks[0]
     rank, theirs = next((engine.ranks[at], theirs) for at, theirs in enumerate(of_rank) if theirs != ours)
     raise MismatchError(f"The ranks disagree about {subject}. {_difference(ours, first, theirs, rank)}")

@@ -58,9 +58,9 @@ class Options:
         return DenseBucket(name, slots, self)
 
     def next_name(self) -> str:
-        """A name for one more optimizer, that all ranks of the set make alike if they make it in the same order.
+        """A name for one more optimizer, to be asked for at its first exchange: all ranks come to these in one order.
 
-        Each set counts by itself: a rank that is in one of them more has made more optimizers than others.
+        Each set counts by itself: a rank that is in one of them more uses more optimizers than others.
         """
         number = context.next_number(f"DistributedOptimizer {self.engine().process_set}")
         return f"DistributedOptimizer.{number}"

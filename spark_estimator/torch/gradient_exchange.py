@@ -20,7 +20,6 @@ first exchange, which sends nothing before the end; from then on its buckets wai
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -72,7 +71,6 @@ class GradientExchange:
         self._bucket_of: dict[int, Bucket] = {}
         self._agreed = False  # the ranks have compared their plans
         self._join_job()
-        _in_order.append(weakref.ref(self))
         for param in self._trainable():
             self._hooks.add(param)
 
@@ -120,7 +118,6 @@ class GradientExchange:
     def close(self) -> None:
         """Listens no more."""
         self._hooks.keep_only(set())
-        _in_order[:] = [other for other in _in_order if other() is not self]
 
     # --- what autograd calls ---
 
@@ -244,9 +241,9 @@ class GradientExchange:
     # --- the plan ---
 
     def _join_job(self) -> None:
-        """Takes a name in the present job: after another `init()` all ranks number their optimizers anew."""
+        """Begins in the present job, in which it has no name before its first exchange."""
         self._engine: Engine = self._options.engine()
-        self._prefix = self._options.next_name()
+        self._prefix = ""
         self._agreed = False
         self._cut_short_by = ""  # what ended an exchange on this rank that the other ranks may have completed
         for bucket in self._buckets:  # sent to an engine that is gone
@@ -262,10 +259,7 @@ class GradientExchange:
     def _refresh(self) -> None:
         """Plans anew after an `init()`, and when parameters were added, frozen, unfrozen or have changed their type."""
         if self._options.engine() is not self._engine:
-            if self._options.process_set is None:
-                _join_in_order(self._options.engine())
-            else:
-                self._join_job()
+            self._join_job()
         if self._cut_short_by:
             raise HorovodInternalError(
                 f"The last exchange of gradients was cut short on rank {context.rank()} by a {self._cut_short_by}, and "
@@ -338,6 +332,11 @@ class GradientExchange:
 
     def _agree(self) -> None:
         """Compares plans with the other ranks, before the first bucket of a plan travels."""
+        if not self._prefix:
+            # Not before: all ranks come to an exchange, and an optimizer that some have made for nothing must not shift
+            # the numbers of the rest.
+            self._prefix = self._options.next_name()
+            self._plan({})
         # Under the first bucket's own name: a rank that holds to the old plan submits that, and all get an error.
         name, detail = f"{self._prefix}.bucket.0", f"{self._prefix}.plan"
         process_set = self._options.process_set
@@ -388,21 +387,3 @@ class GradientExchange:
                     if other is param:
                         return f"allreduce.noname.{group_number}.{number}"
         return name or "unnamed"
-
-
-#: All exchanges of this process, in the order in which they were made.
-_in_order: list[weakref.ref[GradientExchange]] = []
-
-
-def _join_in_order(engine: Engine) -> None:
-    """Has every exchange of all ranks take its name in a new job, in the order in which they were made.
-
-    A process that has just come to an elastic job numbers its optimizers as it makes them; those that were there before
-    must come to the same numbers, whichever of them is used first.
-    """
-    gc.collect()  # an optimizer that nobody can use any more must not be counted on one rank and not on another
-    _in_order[:] = [other for other in _in_order if other() is not None]
-    for other in _in_order:
-        exchange = other()
-        if exchange is not None and exchange._options.process_set is None and exchange._engine is not engine:
-            exchange._join_job()

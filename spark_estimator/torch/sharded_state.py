@@ -4,9 +4,11 @@ This is stage 1 of ZeRO (Rajbhandari et al. 2020): what Adam remembers, two numb
 and not once a rank. Gradients are averaged as ever, so that clipping, scaling and logging see what they always see;
 then, in ``step()``:
 
-1. The optimizer's parameter groups hold *pieces* for a moment: views of this rank's elements of the parameters, and of
+1. The ranks compare for which parameters they have gradients. Where one differs, or a rank has joined, all raise, and
+   nothing has been changed.
+2. The optimizer's parameter groups hold *pieces* for a moment: views of this rank's elements of the parameters, and of
    their gradients. The optimizer's own step works on those and remembers what it remembers for them alone.
-2. All ranks' pieces are gathered, and the groups hold the parameters again.
+3. All ranks' pieces are gathered, and the groups hold the parameters again.
 
 It is right for optimizers that treat each element by itself, and for those only.
 
@@ -26,6 +28,7 @@ import torch
 from spark_estimator._native import Op
 from spark_estimator.collectives import context
 from spark_estimator.collectives import ops as collectives
+from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.errors import MismatchError
@@ -82,7 +85,7 @@ class _Piece:
 
 
 class ShardedState:
-    """What a sharded optimizer does around its own step. Collective in `leave` and `consolidate`.
+    """What a sharded optimizer does around its own step. Collective in `enter`, `leave` and `consolidate`.
 
     Args:
         optimizer: whose groups and state.
@@ -92,8 +95,8 @@ class ShardedState:
     def __init__(self, optimizer: torch.optim.Optimizer, process_set: ProcessSet | None) -> None:
         self._optimizer = weakref.ref(optimizer)
         self._process_set = process_set
-        number = context.next_number(f"ShardedState {context.engine(process_set).process_set}")
-        self._name = f"ShardedState.{number}"
+        self._named_by: weakref.ref[Engine] | None = None  # the engine for whose job `_name` was made
+        self._name = ""
         self._place = (0, 0)  # this rank's, and the number of ranks, when the pieces were made
         self._groups: list[list[_Piece]] = []
         self._params: list[list[torch.Tensor]] = []
@@ -107,12 +110,18 @@ class ShardedState:
         return any(piece.view is not None and piece.view in state for group in self._groups for piece in group)
 
     def enter(self) -> None:
-        """Puts this rank's pieces into the optimizer's groups, with views of the gradients that there are."""
+        """Puts this rank's pieces into the optimizer's groups, with views of the gradients that there are. Collective.
+
+        Raises:
+            MismatchError: on all ranks: one has a gradient where another has none, or has joined. Nothing was changed.
+            HorovodInternalError: a rank is lost.
+        """
         if self._entered is not None:
             return
         optimizer = self._own()
-        self._whole = None
         self._divide()
+        self._compare_gradients()
+        self._whole = None
         for pieces in self._groups:
             for piece in pieces:
                 self._take_state(piece)
@@ -140,7 +149,6 @@ class ShardedState:
         """Gathers what all ranks have stepped, and restores the groups. Collective.
 
         Raises:
-            MismatchError: on all ranks: a rank has a gradient where another has none.
             HorovodInternalError: a rank is lost.
         """
         if self._entered is None:
@@ -149,22 +157,22 @@ class ShardedState:
         engine = context.engine(self._process_set)
         pieces = [piece for group in self._groups for piece in group]
         dtypes = list(dict.fromkeys(piece.param.dtype for piece in pieces))
-        # As in one process, what has no gradient was not stepped; and all ranks must mean the same by that.
-        moved = torch.tensor([[piece.param.grad is not None for piece in pieces]], dtype=torch.uint8)
-        sent = [moved]
+        # As in one process, what has no gradient was not stepped; on all ranks the same.
+        sent = []
         for dtype in dtypes:
             own = [_flat(piece.param)[piece.start : piece.stop] for piece in _moved(pieces, dtype)]
             sent.append(torch.cat(own).cpu() if own else torch.empty(0, dtype=dtype))
+        if not sent:
+            return
         handle = collectives.run(
             Op.ALLGATHER,
-            self._name,
+            f"{self._request_name()}.parameters",
             [described(tensor)._replace(output=0) for tensor in sent],
             process_set=self._process_set,
             keep=sent,
         )
         assert handle is not None
-        self._check_alike(torch.frombuffer(handle.gathered(0).data, dtype=torch.uint8).view(engine.size, -1), pieces)
-        for number, dtype in enumerate(dtypes, 1):
+        for number, dtype in enumerate(dtypes):
             data, _ = handle.gathered(number)
             gathered = torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
             offset = 0
@@ -175,19 +183,43 @@ class ShardedState:
                         _flat(piece.param)[start:stop].copy_(gathered[offset : offset + stop - start])
                     offset += stop - start
 
-    def _check_alike(self, moved: torch.Tensor, pieces: list[_Piece]) -> None:
-        """Raises MismatchError when a rank, by the rows of `moved`, has stepped other parameters than the first."""
-        ranks = context.engine(self._process_set).ranks
-        for rank, row in zip(ranks, moved, strict=True):
-            differing = (row != moved[0]).nonzero()
-            if len(differing):
-                position = int(differing[0])
-                who = (ranks[0], rank) if moved[0, position] else (rank, ranks[0])
-                raise MismatchError(
-                    f"At a step with shard_state=True rank {who[0]} has a gradient for parameter {position} (of shape "
-                    f"{tuple(pieces[position].param.shape)}) and rank {who[1]} has none. Each rank has stepped its own "
-                    "share only: load a checkpoint, and do not clear gradients, or skip synchronizing, on some ranks."
-                )
+    def _compare_gradients(self) -> None:
+        """Raises MismatchError, on all ranks, when one would step other parameters than the rest, or none."""
+        engine = context.engine(self._process_set)
+        pieces = [piece for group in self._groups for piece in group]
+        own = torch.tensor([[piece.param.grad is not None for piece in pieces]], dtype=torch.uint8)
+        tensors, name = [described(own)._replace(output=0)], f"{self._request_name()}.gradients"
+        try:
+            handle = collectives.run(Op.ALLGATHER, name, tensors, process_set=self._process_set, keep=own)
+        except MismatchError as error:
+            raise MismatchError(
+                "A step with shard_state=True was not taken, and no rank's parameters were changed: every rank steps a "
+                f"share of them, so that all must step, and with the same ones. {error}"
+            ) from error
+        assert handle is not None
+        data, _ = handle.gathered()
+        alike = bytes(own.numpy()) * engine.size
+        if bytes(data) == alike:
+            return
+        present = torch.frombuffer(data, dtype=torch.uint8).view(engine.size, -1)
+        differing = [(rank, row != present[0]) for rank, row in zip(engine.ranks, present, strict=True)]
+        rank, row = next((rank, row) for rank, row in differing if row.any())
+        position = int(row.nonzero()[0])
+        first = engine.ranks[0]
+        who = (first, rank) if present[0, position] else (rank, first)
+        raise MismatchError(
+            f"A step with shard_state=True was not taken, and no rank's parameters were changed: rank {who[0]} has a "
+            f"gradient for parameter {position} (of shape {tuple(pieces[position].param.shape)}) and rank {who[1]} has "
+            "none. Do not clear gradients, or skip synchronizing, on some ranks."
+        )
+
+    def _request_name(self) -> str:
+        """What this optimizer's requests are called: numbered at its first one in a job, which all ranks make."""
+        engine = context.engine(self._process_set)
+        if self._named_by is None or self._named_by() is not engine:
+            self._named_by = weakref.ref(engine)
+            self._name = f"ShardedState.{context.next_number(f'ShardedState {engine.process_set}')}"
+        return self._name
 
     def consolidate(self, to: int) -> None:
         """Brings the whole state together on rank `to`, for ``state_dict()`` there. Collective.
@@ -207,7 +239,7 @@ class ShardedState:
                 for number, piece in enumerate(pieces)
                 if rank == engine.global_rank and piece.view is not None and piece.view in state
             }
-            name = f"{self._name}.consolidate.{rank}"
+            name = f"{self._request_name()}.consolidate.{rank}"
             theirs = broadcast_object(own, rank, name=name, process_set=self._process_set)
             if engine.global_rank != to:
                 continue

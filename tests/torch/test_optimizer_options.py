@@ -305,6 +305,24 @@ def test_a_rank_that_has_no_batch_at_all(two_ranks: RankPool) -> None:
     two_ranks.run(check)
 
 
+def test_ranks_that_disagree_once_another_has_joined(three_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        if rank < 2:
+            model = torch.nn.Linear(2, 3 + rank)
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+            own = rf"Rank {rank} has: 2 parameters.*weight.*{3 + rank}, 2.* once rank 2 has joined"
+            with pytest.raises(MismatchError, match=f"^The ranks disagree about the parameters of .*{own}"):
+                model(torch.ones(1, 2)).sum().backward()
+            optimizer.zero_grad()
+            with pytest.raises(
+                MismatchError, match=f"^The ranks disagree about the parameters to .*{3 + rank}, 2.* joined"
+            ):
+                hvd.broadcast_parameters(model.state_dict(), 0)
+        hvd.join()
+
+    three_ranks.run(check)
+
+
 def test_ranks_that_have_made_different_numbers_of_optimizers(three_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         hvd.shutdown()

@@ -225,7 +225,34 @@ def test_a_gradient_that_some_ranks_have_cleared(two_ranks: RankPool) -> None:
             model[2].weight.grad = None
         with pytest.raises(MismatchError, match=r"rank 0 has a gradient for parameter 2 \(of shape .* rank 1 has none"):
             optimizer.step()
-        hvd.barrier()
+        assert all(map(torch.equal, model.parameters(), model_of().parameters()))
+        assert [len(group["params"]) for group in optimizer.param_groups] == [6]
+        optimizer.zero_grad()
+        model(torch.ones(1, 6)).sum().backward()
+        optimizer.step()
+        assert not any(map(torch.equal, model.parameters(), model_of().parameters()))
+
+    two_ranks.run(check)
+
+
+def test_a_step_that_not_all_ranks_take_changes_nothing(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        model = model_of()
+        if rank == 1:  # is of one rank only and never used: the others' requests must meet all the same
+            hvd.DistributedOptimizer(torch.optim.SGD(model_of().parameters(), lr=0.1), shard_state=True)
+        optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()), shard_state=True)
+        for batch in range(2 - rank):
+            optimizer.zero_grad()
+            model(torch.ones(1, 6)).sum().backward()
+            if batch == 0:
+                optimizer.step()
+                continue
+            before = [param.clone() for param in model.parameters()]
+            with pytest.raises(MismatchError, match=r"was not taken, and no rank's .*: .* rank 1 has joined"):
+                optimizer.step()
+            assert all(map(torch.equal, model.parameters(), before))
+            assert [len(group["params"]) for group in optimizer.param_groups] == [6]
+        hvd.join()
 
     two_ranks.run(check)
 
@@ -248,6 +275,12 @@ def test_a_state_that_was_divided_among_other_ranks_is_refused(three_ranks: Rank
             with pytest.raises(ValueError, match="divided among 1 ranks of a job that has ended, and there are 2 now"):
                 shards.enter()
             shards.forget()
+        elif rank == 1:
+            model = model_of()
+            adam = torch.optim.Adam(model.parameters())
+            shards = ShardedState(adam, sets[0])
+            model(torch.ones(1, 6)).sum().backward()
+        if rank < 2:
             shards.enter()
             assert [len(group["params"]) for group in adam.param_groups] == [6]
             shards.restore()
