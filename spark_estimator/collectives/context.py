@@ -81,6 +81,10 @@ def _static_sets(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None
         return []
     if isinstance(process_sets, str):
         raise ValueError(f"init(process_sets={process_sets!r}): give a list of process sets, or 'dynamic'.")
+    try:
+        process_sets = list(process_sets)
+    except TypeError:
+        raise ValueError(f"init(process_sets={process_sets!r}): give a list of process sets, or 'dynamic'.") from None
     return [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in process_sets]
 
 
@@ -287,8 +291,11 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
     Raises:
         ValueError: the path is empty, or a timeline is being written already.
+        TypeError: it is no path.
         HorovodInternalError: the file cannot be written.
     """
+    if not isinstance(file_path, (str, os.PathLike)):
+        raise TypeError(f"start_timeline: file_path must be the path of a file, not {file_path!r}.")
     _member().start_timeline(file_path, mark_cycles)
 
 

@@ -214,7 +214,12 @@ class ProcessSets:
         Raises:
             ValueError: on all ranks: sets may not come and go.
             MismatchError: on all ranks: they gave different sets.
+            TypeError: on this rank: it is no process set.
         """
+        if not isinstance(process_set, ProcessSet):
+            raise TypeError(
+                f"remove_process_set takes the ProcessSet that add_process_set returned, not {process_set!r}."
+            )
         with self._changing:
             number = process_set.process_set_id if self._sets.get(process_set.process_set_id or 0) else None
             self._agree({"remove": number or None}, self._forbidden())

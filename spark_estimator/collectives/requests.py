@@ -275,7 +275,7 @@ def _native_request(engine: Engine, call: Call, tensors: Sequence[Tensor]) -> Re
     """
     try:
         return _converted(engine, call, tensors)
-    except (TypeError, AttributeError, ctypes.ArgumentError) as error:
+    except (TypeError, ValueError, AttributeError, ctypes.ArgumentError) as error:
         # Asked only now: a call that is right should not pay for it.
         raise _complaint(call) or error from None
 
@@ -293,9 +293,9 @@ def _complaint(call: Call) -> TypeError | None:
     for argument, value in (("prescale", call.prescale), ("postscale", call.postscale)):
         try:
             ctypes.c_double(value)
-        except TypeError:
+        except (TypeError, ValueError):  # a tensor of several numbers, for one
             return TypeError(f"{label}: {argument} must be a number, not {value!r}.")
-    if call.splits is not None:
+    if call.splits is not None and not all(isinstance(split, int) for split in call.splits):
         return TypeError(f"{label}: splits must be whole numbers, one for each rank, not {call.splits!r}.")
     return None
 

@@ -123,6 +123,8 @@ def sparse_allreduce_async(
         raise ValueError(f"{where(kind)}: op={op!r} is neither hvd.Average nor hvd.Sum; use tensor.to_dense().")
     if checked_tensor(tensor, kind).layout is not torch.sparse_coo:
         raise ValueError(f"{where(kind)}: a COO tensor is needed, not one of layout {tensor.layout}; use allreduce.")
+    if operation is Average and tensor.dtype is torch.bool:
+        raise ValueError(f"{where(kind)}: an average of bool tensors has no meaning; use op=hvd.Sum.")
     ranks = context.engine(process_set).ranks
     values = tensor._values().detach()
     parts = [tensor._indices().t(), values, torch.tensor([tensor.shape])]

@@ -27,6 +27,7 @@ from spark_estimator.torch.gradient_bucket import Options
 from spark_estimator.torch.gradient_exchange import GradientExchange
 from spark_estimator.torch.optimizer_arguments import (
     check_passes,
+    check_predivide,
     checked_groups,
     checked_names,
     checked_op,
@@ -105,12 +106,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"DistributedOptimizer wraps a torch.optim.Optimizer, not a {type(optimizer).__name__}.")
     operation = checked_op(op)
-    if gradient_predivide_factor != 1.0 and operation is not ReduceOp.AVERAGE:
-        raise ValueError(
-            f"gradient_predivide_factor={gradient_predivide_factor} splits an average: it needs op=hvd.Average."
-        )
-    if gradient_predivide_factor <= 0:
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} must be greater than 0.")
+    check_predivide(gradient_predivide_factor, operation)
     check_passes(backward_passes_per_step)
     if num_groups:
         warnings.warn("num_groups= is deprecated; use groups=.", DeprecationWarning, stacklevel=2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import reprlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,6 +13,7 @@ import torch
 
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
+from spark_estimator.collectives.ops import whole_number
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.torch.compression import UNCHOSEN, BucketCompression, Compression, checked_compression
 from spark_estimator.torch.memory import check_parameter
@@ -41,8 +44,15 @@ def ranks_of(process_set: ProcessSet | None) -> int:
 
 
 def check_passes(passes: int) -> None:
-    if passes != int(passes) or passes <= 0:
+    if (whole_number(passes) or 0) <= 0:
         raise ValueError(f"backward_passes_per_step={passes!r} must be an integer greater than 0.")
+
+
+def check_predivide(factor: Any, op: ReduceOp) -> None:
+    if not isinstance(factor, numbers.Real) or not 0 < float(factor) < math.inf:
+        raise ValueError(f"gradient_predivide_factor={factor!r} must be a number greater than 0.")
+    if factor != 1.0 and op is not ReduceOp.AVERAGE:
+        raise ValueError(f"gradient_predivide_factor={factor} splits an average: it needs op=hvd.Average.")
 
 
 def compression_for(compression: object, op: ReduceOp) -> object:
@@ -76,10 +86,10 @@ def _names_of(optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any])
             f"{reprlib.repr(named_parameters)}."
         ) from None
     for pair in pairs:
-        if not isinstance(pair, tuple) or len(pair) != 2:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], (str, int)):
             raise ValueError(
                 "named_parameters holds tuples (name, parameter), as model.named_parameters() gives them; "
-                f"this is none: {pair!r}."
+                f"this is none: {reprlib.repr(pair)}."
             )
     duplicates = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
     if duplicates:

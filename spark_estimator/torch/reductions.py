@@ -23,11 +23,15 @@ def reduce_op(average: bool | None, op: int | None, stacklevel: int = 3) -> Redu
         stacklevel: of the warning; by default it is told of the caller's caller.
 
     Raises:
-        ValueError: both are given, or `op` is none of the constants.
+        ValueError: both are given, `average` is no truth value, or `op` is none of the constants.
     """
     if average is not None:
         if op is not None:
             raise ValueError(f"Give either op ({op!r}) or the deprecated average ({average!r}), not both.")
+        # An operation in its place, or a name, would be taken for True.
+        given: object = average
+        if isinstance(given, (str, ReduceOp)) or given not in (True, False):
+            raise ValueError(f"average={average!r} is neither True nor False; use op=hvd.Sum and its like, and name=.")
         text = "average= is deprecated; use op=hvd.Average or op=hvd.Sum."
         warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
         return Average if average else Sum

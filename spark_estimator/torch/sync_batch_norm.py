@@ -19,6 +19,7 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.torch.collective import allgather_of, allreduce_of
 from spark_estimator.torch.differentiable import gradient_name
+from spark_estimator.torch.memory import checked_tensor
 from spark_estimator.torch.reductions import Sum
 
 _KIND = "sync_batch_norm"
@@ -80,6 +81,7 @@ class SyncBatchNorm(_BatchNorm):
         return normalized
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
+        checked_tensor(input, "SyncBatchNorm")
         if input.dim() < 2 or input.shape[1] != self.num_features:
             raise ValueError(
                 f"SyncBatchNorm({self.num_features}) takes a tensor of shape [batch, {self.num_features}, ...], "

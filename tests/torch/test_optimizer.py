@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import math
 import os
 import pickle
 import signal
@@ -356,7 +357,10 @@ def test_what_is_refused_when_wrapping(two_ranks: RankPool) -> None:
             ({"named_parameters": [("same", parameter) for _, parameter in names]}, "more than once: same"),
             ({"named_parameters": names[:-1]}, r"number 5 of group 0, of shape \(3,\)"),
             ({"named_parameters": []}, "number 0 of group 0"),
+            ({"named_parameters": [([name], param) for name, param in names]}, "as model.named_parameters"),
             ({"backward_passes_per_step": 0}, "backward_passes_per_step=0"),
+            *(({"backward_passes_per_step": wrong}, f"step={wrong!r} must") for wrong in (None, "a", 1.5, math.nan)),
+            *(({"gradient_predivide_factor": wrong}, f"={wrong!r} must be a") for wrong in (None, "a", 0, math.nan)),
             ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "needs op=hvd.Average"),
             ({"op": hvd.Max}, "hvd.Average, hvd.Sum or hvd.Adasum"),
             ({"groups": 0}, "groups=0"),

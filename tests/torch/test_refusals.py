@@ -102,6 +102,18 @@ def test_before_init_and_after_shutdown(op: str) -> None:
         hvd.shutdown()
 
 
+def test_what_is_no_path_no_set_and_no_batch(job_of_one: None) -> None:
+    with pytest.raises(TypeError, match="file_path must be the path of a file, not None"):
+        hvd.start_timeline(None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"takes the ProcessSet that add_process_set returned, not \[0\]"):
+        hvd.remove_process_set([0])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"SyncBatchNorm on rank 0: a torch\.Tensor is needed, not NoneType"):
+        hvd.SyncBatchNorm(2)(None)
+    hvd.shutdown()
+    with pytest.raises(ValueError, match=r"init\(process_sets=5\): give a list of process sets, or 'dynamic'"):
+        hvd.init(process_sets=5)  # type: ignore[arg-type]
+
+
 def test_questions_before_init() -> None:
     for question in (hvd.join, hvd.barrier, lambda: hvd.add_process_set([0]), lambda: hvd.broadcast_object(1)):
         with pytest.raises(NotInitializedError, match=r"use hvd\.init\(\)"):
@@ -161,8 +173,9 @@ def test_reductions(job_of_one: None, op: str) -> None:
     for wrong in (9, "Sum", torch.ones):
         with pytest.raises(ValueError, match=r"is none of hvd\.Average"):
             OPS[op](torch.ones(2), op=wrong)
-    with pytest.raises(TypeError, match="prescale must be a number, not 'half'"):
-        OPS[op](torch.ones(2), prescale_factor="half")
+    for wrong in ("half", torch.ones(2)):
+        with pytest.raises(TypeError, match=re.escape(f"prescale must be a number, not {wrong!r}")):
+            OPS[op](torch.ones(2), prescale_factor=wrong)
     if "scatter" in op:
         for unknown in (hvd.Min, hvd.Max, hvd.Product, hvd.Adasum):
             with pytest.raises(hvd.HorovodInternalError, match=rf"op=hvd\.{unknown.name.title()} is not defined"):
@@ -170,6 +183,9 @@ def test_reductions(job_of_one: None, op: str) -> None:
     else:
         with pytest.raises(ValueError, match="not both"):
             OPS[op](torch.ones(2), average=True, op=hvd.Sum)
+        for wrong in (hvd.Sum, "a name", 5):  # given by position, they would be taken for True
+            with pytest.raises(ValueError, match=rf"^average={wrong!r} is neither True nor False"):
+                OPS[op](torch.ones(2), average=wrong)
 
 
 @pytest.mark.parametrize("op", [name for name in OPS if "gather" in name or "scatter" in name or "alltoall" in name])
@@ -210,6 +226,8 @@ def test_sparse_tensors(job_of_one: None) -> None:
         hvd.sparse_allreduce_async(torch.ones(2), "a", hvd.Sum)
     with pytest.raises(ValueError, match=r"neither hvd\.Average nor hvd\.Sum"):
         hvd.sparse_allreduce_async(torch.eye(2).to_sparse(), "a", hvd.Max)
+    with pytest.raises(ValueError, match="average of bool"):
+        hvd.sparse_allreduce_async(torch.eye(2).bool().to_sparse(), "a", hvd.Average)
 
 
 @pytest.mark.parametrize("op", [hvd.broadcast, hvd.broadcast_, hvd.broadcast_async, hvd.broadcast_async_])
