@@ -203,8 +203,9 @@ def test_who_was_found_silent_is_read_from_the_error() -> None:
     assert silent_ranks(frozen) == (1,)
     assert silent_ranks("rank 1 on vm (pid 5) is lost: its connection broke") == ()
     absent = (
-        "init() on rank 0 (host vm, pid 1, address 127.0.0.1:1): rank 1 (host vm, pid 2, address 127.0.0.1:2), rank 3 "
-        "(host vm, pid 4, address 127.0.0.1:3) did not connect within 30 seconds. Look at what became of it"
+        "init() on rank 0 (host vm, pid 1, address 127.0.0.1:1): rank 1 (host vm, started as pid 2, address "
+        "127.0.0.1:2), rank 3 (host vm, started as pid 4, address 127.0.0.1:3) did not connect within 30 seconds. "
+        "Look at what became of it"
     )
     assert silent_ranks(absent) == (1, 3)
 
@@ -213,14 +214,14 @@ def test_the_engine_and_init_still_speak_so() -> None:
     """The sentences above are made elsewhere; this holds them to it."""
     from pathlib import Path
 
-    from spark_estimator.collectives.connection import absent_error
+    from spark_estimator.collectives.connection import Group, absent_error
     from spark_estimator.collectives.rendezvous import local_rendezvous
     from spark_estimator.env import Settings
 
     pairs = local_rendezvous(3)
     for _, endpoint in pairs:
         endpoint.close()
-    told = absent_error(pairs[1][0], [0, 2], "did not connect", Settings())
+    told = absent_error(pairs[1][0], Group.job(3), [0, 2], "did not connect", Settings())
     assert silent_ranks(str(told)) == (0, 2)
     engine = Path(__file__).parents[2] / "native/engine/engine_peers.cc"
     assert '" is lost: it has given no sign of life for "' in engine.read_text()
