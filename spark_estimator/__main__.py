@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 
 USAGE = """usage: python -m spark_estimator VERB [ARGUMENTS]
@@ -52,16 +53,19 @@ def env(arguments: list[str]) -> int:
     from spark_estimator.collectives.cores import available_cores, decisions
     from spark_estimator.collectives.rendezvous import Topology
     from spark_estimator.env import Settings
+    from spark_estimator.launch.worker_environment import description
 
     argparse.ArgumentParser(
         prog="python -m spark_estimator env",
-        description="Print every environment variable that is read, what is in force, and why. What a job decides from "
-        "its cores is shown for a job on this host alone, of HOROVOD_LOCAL_SIZE ranks (default: 1).",
+        description="Print every environment variable that is read, what is in force, and why; then what a worker is "
+        "started with. What a job decides from its cores is shown for a job on this host alone, of HOROVOD_LOCAL_SIZE "
+        "ranks (default: 1).",
     ).parse_args(arguments)
     try:
         settings = Settings.read()
         topology = Topology.of(["this host"] * (settings.launched_local_size or 1), 0)
         print(settings.describe(decisions(settings, topology, available_cores())))
+        print("\n" + description(os.environ, topology.local_size))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1

@@ -14,7 +14,10 @@ from spark_estimator.log import LEVELS
 MIB = 1 << 20
 MOST_CACHED = 8192  # what the engine takes for its cache_capacity
 COMPRESSIONS = ("none", "fp16", "bf16")
+MALLOCS = ("keep", "system")
 RENDEZVOUS_FD_VARIABLE = "SPARK_ESTIMATOR_RENDEZVOUS_FD"
+JOB_VARIABLE = "SPARK_ESTIMATOR_JOB"
+WORKER_CHOICES_VARIABLE = "SPARK_ESTIMATOR_WORKER_CHOICES"
 
 
 class _Ranks(Protocol):
@@ -96,6 +99,12 @@ def _level(text: str) -> str:
 def _compression(text: str) -> str:
     if text.lower() not in COMPRESSIONS:
         raise ValueError("one of " + ", ".join(COMPRESSIONS))
+    return text.lower()
+
+
+def _malloc(text: str) -> str:
+    if text.lower() not in MALLOCS:
+        raise ValueError("one of " + ", ".join(MALLOCS))
     return text.lower()
 
 
@@ -214,6 +223,16 @@ class Settings:
         "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", 20, _positive_count, unit="samples",
         effect="after which the best so far is kept",
     )  # fmt: skip
+    worker_threads: int | None = _variable(
+        "SPARK_ESTIMATOR_WORKER_THREADS", None, _count, unit="threads",
+        effect="of numeric libraries in a worker, where OMP_NUM_THREADS and its like are not set; -: its share of the "
+        "cores; 0: as the libraries choose",
+    )  # fmt: skip
+    worker_malloc: str = _variable(
+        "SPARK_ESTIMATOR_WORKER_MALLOC", "keep", _malloc, unit="kind",
+        effect="keep: a worker's glibc keeps freed memory for the next step, on huge pages where it can; system: it is "
+        "left as it is",
+    )  # fmt: skip
     driver_channel: bool = _variable(
         "SPARK_ESTIMATOR_DRIVER_CHANNEL", True, _boolean, unit="1 or 0",
         effect="0: workers open no connection to the driver; their lines come when the job ends",
@@ -292,15 +311,15 @@ class Settings:
                 decision = decided[field.name]
                 in_force, why = "auto" if decision.value < 0 else str(decision.value), decision.why
             rows.append((variable, in_force, why, _printed(default), field.metadata["unit"], field.metadata["effect"]))
-        lines = _aligned(rows)
+        lines = aligned(rows)
         known = {field.metadata["variable"] for field in dataclasses.fields(self)}
         lines += ["", "Known from Horovod, without effect here:"]
-        lines += _aligned([(name, environ.get(name, "").strip() or "-", why) for name, why in WITHOUT_EFFECT.items()])
+        lines += aligned([(name, environ.get(name, "").strip() or "-", why) for name, why in WITHOUT_EFFECT.items()])
         unknown = sorted(
             name
             for name in environ
             if name.startswith(("HOROVOD_", "SPARK_ESTIMATOR_"))
-            and name not in known | WITHOUT_EFFECT.keys() | SET_FOR_SCRIPTS
+            and name not in known | WITHOUT_EFFECT.keys() | SET_FOR_SCRIPTS | SET_FOR_WORKERS
         )
         if unknown:
             lines += ["", "Set here, and read by nothing (misspelt?): " + ", ".join(unknown)]
@@ -356,8 +375,11 @@ SET_FOR_SCRIPTS = frozenset(
     }
 )
 
+#: Variables in which launchers note something for themselves.
+SET_FOR_WORKERS = frozenset({JOB_VARIABLE, WORKER_CHOICES_VARIABLE})
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of columns, the last of which may be as long as it likes."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return [

@@ -14,7 +14,7 @@ from pathlib import Path
 from spark_estimator import _native
 from spark_estimator.benchmarks.turns import BenchmarkError, Command, Group
 from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, offer_to_command
-from spark_estimator.launch.local import thread_limits
+from spark_estimator.launch.worker_environment import host_share, worker_environment
 
 NATIVE = Path(__file__).parents[2] / "native"
 _COMPILE_SECONDS = 180
@@ -130,11 +130,11 @@ def python_group(
             ]
             paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
             settings = {
-                **thread_limits(len(pairs)),
                 "PYTHONPATH": os.pathsep.join(filter(None, paths)),
                 **variables,
                 **(environment or {}),
             }
+            settings = worker_environment(os.environ, settings, host_share(len(pairs)))
             made.append(Command(arguments, settings, (fd, *endpoint.filenos()), within[place] if within else None))
         return made
 

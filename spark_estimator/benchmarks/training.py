@@ -7,8 +7,8 @@ communication. Parameters after three steps are compared with those of one proce
 Models: mlp, 200 parameters of 64 and 64 x 64; resnet50, the 161 shapes of ResNet-50's parameters (25.6 million, 102 MB)
 with next to no computation; transformer, 6 encoder layers of width 256 on 4 sequences of 64.
 
-Ranks keep freed memory (``MALLOC_MMAP_MAX_=0`` and so on), or else half of a CPU step is the system mapping gradients
-in again; --default-malloc leaves that out, for all alike.
+Ranks have the environment that launchers give to workers (``launch/worker_environment.py``): they keep freed memory, or
+else half of a CPU step is the system mapping gradients in again; --default-malloc leaves that out, for all alike.
 """
 
 from __future__ import annotations
@@ -33,11 +33,6 @@ MODELS = {"mlp": 1_664_000, "resnet50": 102_228_128, "transformer": 18_954_240}
 _MODULE = "spark_estimator.benchmarks.training"
 _COLUMNS = ("none", "ours", "ddp", "exposed", "ddp exposed")
 _RATIOS = (Ratio("ours", "none"), Ratio("ddp", "none"), Ratio("ddp exposed", "exposed"))
-KEEP_FREED_MEMORY = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-    "MALLOC_TOP_PAD_": str(256 << 20),
-}
 
 
 class Step(Form):
@@ -105,7 +100,7 @@ def _group(options: argparse.Namespace) -> Group:
     with socket.socket() as probe:  # gloo wants a port that is free
         probe.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    environment = {} if options.default_malloc else dict(KEEP_FREED_MEMORY)
+    environment = {"SPARK_ESTIMATOR_WORKER_MALLOC": "system" if options.default_malloc else "keep"}
     if options.tcp:
         environment["SPARK_ESTIMATOR_SHARED_MEMORY"] = "0"
     return programs.python_group(

@@ -26,8 +26,9 @@ from spark_estimator.elastic.rounds import Terms
 from spark_estimator.env import Settings
 from spark_estimator.errors import SparkEstimatorError, WorkerFailedError
 from spark_estimator.launch.elastic import run_elastic
-from spark_estimator.launch.local import run_job, thread_limits
+from spark_estimator.launch.local import run_job
 from spark_estimator.launch.spec import JobSpec
+from spark_estimator.launch.worker_environment import host_share, worker_environment
 from spark_estimator.observe.driver_log import print_line
 
 _MIB = 1 << 20
@@ -108,12 +109,18 @@ def run_command(
     """
     verbose = bool(options and options.verbose)
     output = Path(options.output_filename) if options and options.output_filename else None
+    said = {**_path_with_own_python(), **environment}
+    try:
+        for_workers = worker_environment(os.environ, said, host_share(size))
+    except ValueError as error:
+        _say(str(error))
+        return 1
     job = JobSpec(
         job_id=new_job_id(),
         size=size,
         function=shlex.join(command),
         command=tuple(command),
-        environment={**thread_limits(size), **_path_with_own_python(), **environment},
+        environment=for_workers,
         driver_host_id=host_id(),
     )
     if verbose:

@@ -6,6 +6,7 @@ What the words mean, and what is promised, stands in ``elastic/__init__.py``.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import sys
 import threading
@@ -32,11 +33,11 @@ from spark_estimator.elastic.rounds import (
 from spark_estimator.errors import JobFailedError, RemoteTraceback, WorkerFailedError
 from spark_estimator.launch.failures import FailureReport, first_failure
 from spark_estimator.launch.launcher import Ended, EventRelay, Told, Watch
-from spark_estimator.launch.local import thread_limits
 from spark_estimator.launch.outcome import Outcome
 from spark_estimator.launch.pickling import dump_function, load_values, name_of
 from spark_estimator.launch.spec import JobSpec, driver_sys_path, modules_to_preload, worker_spec
 from spark_estimator.launch.supervisor import Supervisor
+from spark_estimator.launch.worker_environment import host_share, worker_environment
 from spark_estimator.observe.driver_log import print_line
 
 ELASTIC_VARIABLE = "HOROVOD_ELASTIC"
@@ -70,6 +71,7 @@ def run_elastic_local(
         WorkerFailedError: fewer ranks are left than are needed, or another of the terms is broken; the text tells of
             all that were lost.
         ResultError: a value cannot be had.
+        ValueError: a setting for the workers has a value that cannot be used.
     """
     payload = dump_function(function, args, kwargs or {})
     job = JobSpec(
@@ -77,7 +79,7 @@ def run_elastic_local(
         size=terms.size,
         function=name_of(function),
         payload=payload,
-        environment={**thread_limits(terms.size), **(environment or {})},
+        environment=worker_environment(os.environ, environment or {}, host_share(terms.size)),
         preload=modules_to_preload(payload),
         all_results=True,
         driver_host_id=host_id(),

@@ -17,6 +17,7 @@ from spark_estimator.launch.outcome import Outcome
 from spark_estimator.launch.pickling import dump_function, load_values, name_of
 from spark_estimator.launch.spec import JobSpec, driver_sys_path, modules_to_preload, worker_spec
 from spark_estimator.launch.supervisor import Supervisor
+from spark_estimator.launch.worker_environment import host_share, worker_environment
 from spark_estimator.observe.driver_log import print_line
 
 
@@ -44,6 +45,7 @@ def run_local(
         PicklingError: the function or an argument cannot travel.
         WorkerFailedError: a rank failed; its traceback is the cause.
         ResultError: a value that is wanted cannot be had.
+        ValueError: a setting for the workers has a value that cannot be used.
     """
     payload = dump_function(function, args, kwargs or {})
     pairs = local_rendezvous(size)
@@ -52,7 +54,7 @@ def run_local(
         size=size,
         function=name_of(function),
         payload=payload,
-        environment={**thread_limits(size), **(environment or {})},
+        environment=worker_environment(os.environ, environment or {}, host_share(size)),
         preload=modules_to_preload(payload),
         all_results=all_results,
         driver_host_id=host_id(),
@@ -139,14 +141,3 @@ def run_job(
     if len(outcomes) != job.size:
         raise JobFailedError(f"only {len(outcomes)} of {job.size} workers ended in time; the others were left behind.")
     return [outcomes[rank] for rank in range(job.size)]
-
-
-def thread_limits(size: int) -> dict[str, str]:
-    """The variable that shares this host's cores among `size` ranks; empty when the user has set it.
-
-    Numeric libraries otherwise start a thread for each core in each rank, which slows all of them down.
-    """
-    if "OMP_NUM_THREADS" in os.environ:
-        return {}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"OMP_NUM_THREADS": str(max(1, cores // size))}

@@ -49,6 +49,7 @@ from spark_estimator.launch.spec import (
 )
 from spark_estimator.launch.supervisor import Supervisor
 from spark_estimator.launch.task_relay import TaskRelay
+from spark_estimator.launch.worker_environment import OMP, task_share, undecided, worker_environment
 from spark_estimator.log import logger
 from spark_estimator.observe import channel, frames
 from spark_estimator.observe.driver_address import driver_address
@@ -103,7 +104,7 @@ def run_on_spark(
         size=size,
         function=name_of(function),
         payload=payload,
-        environment={**forwarded_environment(os.environ), **(environment or {})},
+        environment={**forwarded_environment(os.environ), **_threads_said_here(spark), **(environment or {})},
         preload=modules_to_preload(payload),
         all_results=all_results,
         forward_lines=show_line is not None,
@@ -324,7 +325,8 @@ class BarrierTask:
                 f"{error}. Give that host a name or address of its own that the others reach: set SPARK_LOCAL_IP "
                 "there, or spark.driver.host for a local session.",
             ) from error
-        supervisor = Supervisor(self.job, endpoint, relay)
+        environment = worker_environment(os.environ, self.job.environment, task_share(context.cpus()), spark=True)
+        supervisor = Supervisor(replace(self.job, environment=environment), endpoint, relay)
         try:
             supervisor.start()
             connecting = threading.Thread(target=relay.connect, args=(partition, supervisor.stop), daemon=True)
@@ -369,6 +371,14 @@ class BarrierTask:
         if everyone is not None:
             return everyone
         return [TaskFacts.from_json(text) for text in context.allGather(facts.to_json())]
+
+
+def _threads_said_here(spark: SparkSession) -> dict[str, str]:
+    """The user's OMP_NUM_THREADS where the tasks run in this process's environment: Spark puts its own in its place."""
+    if type(spark).__module__.startswith("pyspark.sql.connect") or not Configuration(spark).is_local:
+        return {}
+    said = undecided(os.environ).get(OMP)
+    return {OMP: said} if said else {}
 
 
 _ARROW_TYPES = (pyarrow.int32(), pyarrow.int32(), pyarrow.string(), pyarrow.int32(), pyarrow.binary())

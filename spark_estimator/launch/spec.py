@@ -18,9 +18,7 @@ from typing import Any
 
 from spark_estimator import __version__
 from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, host_id
-from spark_estimator.env import RENDEZVOUS_FD_VARIABLE, horovod_variables
-
-JOB_VARIABLE = "SPARK_ESTIMATOR_JOB"
+from spark_estimator.env import JOB_VARIABLE, RENDEZVOUS_FD_VARIABLE, WORKER_CHOICES_VARIABLE, horovod_variables
 
 # Larger values belong into storage: they pass through the memory of a worker, an executor and the driver.
 MAX_RESULT_BYTES = 64 << 20
@@ -36,6 +34,7 @@ _OF_ONE_RANK = {
     "HOROVOD_HOSTNAME",
     RENDEZVOUS_FD_VARIABLE,
     JOB_VARIABLE,
+    WORKER_CHOICES_VARIABLE,
 }
 _FORWARDED = ("HOROVOD_", "SPARK_ESTIMATOR_", "NCCL_")
 _PRELOADABLE = ("torch", "tensorflow")

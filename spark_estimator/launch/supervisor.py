@@ -19,13 +19,14 @@ from dataclasses import replace
 from datetime import timedelta
 
 from spark_estimator.collectives.rendezvous import Endpoint
-from spark_estimator.env import RENDEZVOUS_FD_VARIABLE
+from spark_estimator.env import JOB_VARIABLE, RENDEZVOUS_FD_VARIABLE
 from spark_estimator.launch import child_process, failures, result_pipe
 from spark_estimator.launch.failures import FailureReport
 from spark_estimator.launch.lines import LineSplitter
 from spark_estimator.launch.outcome import Outcome, Relay
-from spark_estimator.launch.spec import JOB_VARIABLE, JobSpec, WorkerSpec
+from spark_estimator.launch.spec import JobSpec, WorkerSpec
 from spark_estimator.launch.worker import input_of
+from spark_estimator.launch.worker_environment import undecided
 
 # -c puts the current folder first on the path; a file of the user's there must not shadow a module that we need.
 _PROGRAM = (
@@ -366,7 +367,7 @@ class Supervisor:
 
 
 def _environment(job: JobSpec) -> Mapping[str, str]:
-    environment = dict(os.environ)
+    environment = undecided(os.environ)
     environment.pop(RENDEZVOUS_FD_VARIABLE, None)  # of a job that this process itself is a rank of
     environment |= job.environment
     environment[JOB_VARIABLE] = job.job_id

@@ -32,6 +32,7 @@ from spark_estimator.launch import failures
 from spark_estimator.launch.failures import FailureReport
 from spark_estimator.launch.result_pipe import BEGUN, ENDED, FAILURE, LOG, ResultWriter
 from spark_estimator.launch.spec import WorkerSpec
+from spark_estimator.launch.worker_environment import forget_malloc
 
 _PR_SET_PDEATHSIG = 1
 _LINGERING = timedelta(seconds=10)
@@ -102,6 +103,7 @@ def main() -> None:
     os.environ.update(spec.environment)
     if spec.command:
         sys.exit(run_command(spec, pipe))
+    forget_malloc(os.environ)  # a command, in its turn, needs it: there the rank is the command's process
     status = run_function(spec, sys.stdin.buffer, pipe)
     _tell_of_lingering_threads(spec)
     sys.exit(status)

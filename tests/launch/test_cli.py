@@ -188,12 +188,3 @@ def test_python_is_the_one_beside_horovodrun_also_when_its_environment_is_not_ac
     assert system is not None
     done = horovodrun("-np", "1", "python", "-c", "import sys; print(sys.prefix)", PATH=str(Path(system).parent))
     assert f"[0]<stdout>:{sys.prefix}" in done.stdout, done.stderr
-
-
-def test_cores_are_shared_among_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from spark_estimator.launch.local import thread_limits
-
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert thread_limits(10_000) == {"OMP_NUM_THREADS": "1"}
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert thread_limits(2) == {}

@@ -1,0 +1,203 @@
+"""The environment in which a worker starts: threads for its share of the cores, and a malloc that keeps memory.
+
+Numeric libraries otherwise start a thread for each core in each rank, and glibc gives the memory of large gradients
+back to the system at the end of a step, to fault it in again in the next. Both are read when a process starts, so they
+have to stand in its environment before. What the user has set is never overridden; ``python -m spark_estimator env``
+shows what holds and why.
+
+Memory that stays with a process grows to its peak and not beyond. ``ctypes.CDLL(None).malloc_trim(0)`` gives it back.
+A function's forks share it; programs that a function starts have their own malloc again; the command of ``horovodrun``
+and what that starts have ours, since glibc hands its environment on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from spark_estimator.collectives.cores import available_cores
+from spark_estimator.env import WORKER_CHOICES_VARIABLE, Decision, Settings, aligned
+
+_MALLOC_SWITCH = "SPARK_ESTIMATOR_WORKER_MALLOC"
+_THREADS_SWITCH = "SPARK_ESTIMATOR_WORKER_THREADS"
+
+OMP = "OMP_NUM_THREADS"
+# These two take OMP_NUM_THREADS where they are not set themselves.
+_LIKE_OMP = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# TF_NUM_INTEROP_THREADS is left alone: with a single such thread, ops that block can wait for one another for ever.
+_TENSORFLOW = "TF_NUM_INTRAOP_THREADS"
+
+_TUNABLES = "GLIBC_TUNABLES"
+_KEPT_BELOW = 1 << 30
+_NEVER = 1 << 40
+_MALLOC_VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
+SET_BY_YOU = "set by you"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a worker finds under one variable.
+
+    Attributes:
+        variable: its name.
+        value: "" where it is not set.
+        why: on what grounds, for people.
+        chosen: by the launcher; False: it is as the user left it.
+    """
+
+    variable: str
+    value: str
+    why: str
+    chosen: bool = True
+
+
+def host_share(ranks: int) -> Decision:
+    """The threads of each of `ranks` processes that share the cores of this host; at least 1."""
+    cores = available_cores()
+    said = f"{cores} core{'s' * (cores != 1)} for {ranks} rank{'s' * (ranks != 1)} on this host"
+    return Decision(max(1, cores // ranks), said)
+
+
+def task_share(cpus: int) -> Decision:
+    """The threads of a rank in a Spark task that was given so many cpus."""
+    return Decision(max(1, cpus), "from spark.task.cpus")
+
+
+def worker_environment(
+    around: Mapping[str, str], said: Mapping[str, str], share: Decision, *, spark: bool = False
+) -> dict[str, str]:
+    """`said`, and what it leaves to us.
+
+    Args:
+        around: the environment that the worker inherits.
+        said: variables that it is given beside, by a user or a launcher.
+        share: the threads that are its own.
+        spark: `around` is a Spark task's, in which Spark has set OMP_NUM_THREADS unless the user did.
+
+    Raises:
+        ValueError: one of our switches has a value that cannot be used.
+    """
+    environ = {**undecided(around), **said}
+    if spark and OMP not in said and environ.get(OMP) == str(share.value):
+        del environ[OMP]
+    found = choices(environ, share)
+    record = json.dumps([dataclasses.astuple(choice) for choice in found])
+    return {
+        **said,
+        **{choice.variable: choice.value for choice in found if choice.chosen},
+        WORKER_CHOICES_VARIABLE: record,
+    }
+
+
+def choices(environ: Mapping[str, str], share: Decision) -> list[Choice]:
+    """What a worker gets that would otherwise start in `environ`, a line for each variable that was thought about."""
+    switches = {name: environ.get(name, "") for name in (_THREADS_SWITCH, _MALLOC_SWITCH)}
+    settings = Settings.read(switches)
+    if settings.worker_threads is not None:
+        share = Decision(settings.worker_threads, f"from {_THREADS_SWITCH}")
+    return _threads(environ, share) + _malloc(environ, keep=settings.worker_malloc == "keep")
+
+
+def _threads(environ: Mapping[str, str], share: Decision) -> list[Choice]:
+    if share.value == 0:
+        return [_left(environ, name, f"{_THREADS_SWITCH}=0") for name in (OMP, *_LIKE_OMP, _TENSORFLOW)]
+    number, why = str(share.value), share.why
+    omp = environ.get(OMP, "")
+    found = [Choice(OMP, omp, SET_BY_YOU, chosen=False) if omp else Choice(OMP, number, why)]
+    for name in _LIKE_OMP:
+        if environ.get(name) or omp:
+            found.append(_left(environ, name, f"follows {OMP}"))
+        else:
+            found.append(Choice(name, number, why))
+    if environ.get(_TENSORFLOW) or (omp and not omp.isdecimal()):
+        found.append(_left(environ, _TENSORFLOW, f"{OMP} is no single number"))
+    else:
+        found.append(Choice(_TENSORFLOW, omp or number, f"as {OMP}, which you set" if omp else why))
+    return found
+
+
+def _malloc(environ: Mapping[str, str], *, keep: bool) -> list[Choice]:
+    glibc = _glibc()
+    if glibc is None:
+        return []
+    # Larger blocks, as data sets may be and gradients are not, still go back to the system when they are freed. Glibc
+    # takes such a threshold since 2.36; one that refuses it would be worse off than by default, so there nothing does.
+    mapped = ("MALLOC_MMAP_THRESHOLD_", _KEPT_BELOW) if glibc >= (2, 36) else ("MALLOC_MMAP_MAX_", 0)
+    wanted = {mapped[0]: str(mapped[1]), "MALLOC_TRIM_THRESHOLD_": str(_NEVER), _TUNABLES: "glibc.malloc.hugetlb=1"}
+    own = [name for name in _MALLOC_VARIABLES if environ.get(name)]
+    if "glibc.malloc." in environ.get(_TUNABLES, ""):
+        own.append(_TUNABLES)
+    if not keep:
+        left = f"{_MALLOC_SWITCH}=system"
+    elif own:
+        left = f"you set {', '.join(own)}"
+    elif "malloc" in environ.get("LD_PRELOAD", ""):
+        left = "LD_PRELOAD brings another malloc"
+    else:
+        return [
+            # What the user tunes elsewhere in glibc stays as it is.
+            _left(environ, name, "") if environ.get(name) else Choice(name, value, "default")
+            for name, value in wanted.items()
+        ]
+    return [_left(environ, name, left) for name in dict.fromkeys([*own, *wanted])]
+
+
+def _left(environ: Mapping[str, str], name: str, why: str) -> Choice:
+    value = environ.get(name, "")
+    return Choice(name, value, SET_BY_YOU if value else why, chosen=False)
+
+
+def _glibc() -> tuple[int, ...] | None:
+    """The version of the C library, if it is glibc."""
+    with suppress(AttributeError, ValueError, OSError):  # other systems do not know the name
+        version = re.fullmatch(r"glibc (\d+)\.(\d+).*", os.confstr("CS_GNU_LIBC_VERSION") or "")
+        return None if version is None else (int(version[1]), int(version[2]))
+    return None
+
+
+def recorded(environ: Mapping[str, str]) -> list[Choice]:
+    """What the launcher of this process has found and chosen for it; empty where there was none."""
+    text = environ.get(WORKER_CHOICES_VARIABLE) or "[]"
+    with suppress(ValueError, TypeError):  # it may have been written by hand
+        return [
+            Choice(str(variable), str(value), str(why), chosen is True)
+            for variable, value, why, chosen in json.loads(text)
+        ]
+    return []
+
+
+def undecided(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` without what a launcher has chosen for this process: that is no word of the user's for another job."""
+    left = dict(environ)
+    for choice in recorded(environ):
+        if choice.chosen and left.get(choice.variable) == choice.value:
+            del left[choice.variable]
+    left.pop(WORKER_CHOICES_VARIABLE, None)
+    return left
+
+
+def forget_malloc(environ: MutableMapping[str, str]) -> None:
+    """Takes the choices for malloc back: it has read them, and programs that this process starts shall not."""
+    for choice in recorded(environ):
+        name = choice.variable
+        if choice.chosen and name in (*_MALLOC_VARIABLES, _TUNABLES) and environ.get(name) == choice.value:
+            del environ[name]
+
+
+def description(environ: Mapping[str, str], ranks: int) -> str:
+    """For people: what this worker was started with; elsewhere, what each of `ranks` workers on this host would be.
+
+    Raises:
+        ValueError: one of our switches has a value that cannot be used.
+    """
+    if found := recorded(environ):
+        title = "This worker was started with:"
+    else:
+        found = choices(environ, host_share(ranks))
+        title = "A worker on this host starts with (in a Spark task, threads come from spark.task.cpus):"
+    return "\n".join([title, *aligned([(choice.variable, choice.value or "-", choice.why) for choice in found])])
