@@ -16,7 +16,15 @@ class Listener(Protocol):
     """Who is told. All calls come from inside autograd, from the thread that works on the pass."""
 
     def gradient_complete(self, key: int) -> None:
-        """The gradient of the parameter whose id is `key` has got all that this pass adds to it."""
+        """The gradient of the parameter whose id is `key` has got all that this pass adds to it.
+
+        While ``ParameterHooks.counting``, this is told only of the last that was missing of those that are counted
+        together.
+        """
+        ...
+
+    def gradient_again(self, key: int) -> None:
+        """While ``ParameterHooks.counting``: a gradient that was complete has got more."""
         ...
 
     def backward_ended(self) -> None:
@@ -33,11 +41,16 @@ class ParameterHooks:
 
     A parameter has one listener, the newest: a notebook cell that is run again wraps a new optimizer around the same
     model while the old one lives on, and two requests must not work on one gradient's memory.
+
+    Attributes:
+        counting: one element: whether gradients are taken out of the sets that `count_in` has named.
     """
 
     def __init__(self, listener: Listener) -> None:
         self._listener = weakref.ref(listener)
-        self._handles: dict[int, tuple[torch.Tensor, Any]] = {}  # with the parameter, so that no other gets its id
+        self.counting = [False]
+        # With the parameter, so that no other gets its id, and the set in which its gradient counts as missing.
+        self._handles: dict[int, tuple[torch.Tensor, Any, list[set[int]]]] = {}
 
     def add(self, param: torch.Tensor) -> None:
         """Listens to a trainable parameter, in the place of whoever did so before; a second call changes nothing."""
@@ -48,11 +61,17 @@ class ParameterHooks:
         if before is not None:
             before.remove(key)
         _owner[key] = self
-        self._handles[key] = (param, param.register_post_accumulate_grad_hook(_hook(self._listener, key)))
+        missing: list[set[int]] = [set()]
+        hook = _hook(self._listener, key, self.counting, missing)
+        self._handles[key] = (param, param.register_post_accumulate_grad_hook(hook), missing)
+
+    def count_in(self, key: int, missing: set[int]) -> None:
+        """While `counting`, the parameter's id is taken out of `missing` when its gradient is complete."""
+        self._handles[key][2][0] = missing
 
     def remove(self, key: int) -> None:
         """Listens no more to the parameter with this id."""
-        _, handle = self._handles.pop(key)
+        _, handle, _ = self._handles.pop(key)
         handle.remove()
         if _owner.get(key) is self:
             del _owner[key]
@@ -63,7 +82,7 @@ class ParameterHooks:
             self.remove(key)
 
     def __del__(self) -> None:
-        for _, handle in self._handles.values():
+        for _, handle, _ in self._handles.values():
             handle.remove()
 
 
@@ -71,12 +90,27 @@ class ParameterHooks:
 _owner: weakref.WeakValueDictionary[int, ParameterHooks] = weakref.WeakValueDictionary()
 
 
-def _hook(listener: weakref.ref[Listener], key: int) -> Callable[[torch.Tensor], None]:
-    # Called for every parameter in every backward pass: nothing is done here that can be done once.
+def _hook(
+    listener: weakref.ref[Listener], key: int, counting: list[bool], missing_of: list[set[int]]
+) -> Callable[[torch.Tensor], None]:
+    # Called for every parameter in every backward pass: nothing is done here that can be done once. An empty hook costs
+    # 0.4 us, this one 1.0 to 1.4, one that calls its listener each time 1.4 to 2.2.
     def hook(param: torch.Tensor) -> None:
+        again = False
+        if counting[0]:
+            missing = missing_of[0]
+            if key in missing:
+                missing.discard(key)
+                if missing:
+                    return
+            else:
+                again = True
         told = listener()
         if told is not None:
-            told.gradient_complete(key)
+            if again:
+                told.gradient_again(key)
+            else:
+                told.gradient_complete(key)
 
     return hook
 

@@ -127,19 +127,33 @@ class GradientExchange:
             with self._lock:  # autograd has a thread for each device
                 if not self._armed:
                     self._begin_pass()
-        if self._passes + 1 == self.passes_per_step:
-            bucket = self._bucket_of[key]
-            missing = bucket.missing
-            if key in missing:
+            if self._hooks.counting[0]:
+                missing = self._bucket_of[key].missing
+                if key not in missing:
+                    self.gradient_again(key)
+                    return
                 missing.discard(key)
-                if not missing and self._agreed and not self._repeats:
-                    bucket.submit()
-            else:
-                self._gradient_again(key, bucket)
+        if self._hooks.counting[0]:
+            bucket = self._bucket_of[key]
+            if not bucket.missing and self._agreed and not self._repeats:
+                bucket.submit()
+
+    def gradient_again(self, key: int) -> None:
+        """A gradient that was complete in this pass has got more; see ``backward_hooks.Listener``."""
+        bucket = self._bucket_of[key]
+        if not bucket.submitted:
+            self._repeats = True
+        elif not self._sent_before:  # else the earlier try of this step, whose backward raised, is what counts
+            name = next(slot.name for slot in bucket.slots if id(slot.param) == key)
+            raise AssertionError(
+                f"The gradient of {name} had been sent to the other ranks when a backward() inside this backward() "
+                "added to it once more, as none did in the first step. Let the first step reach every parameter as "
+                "often as later ones do, or use torch.utils.checkpoint with use_reentrant=False."
+            )
 
     def backward_ended(self) -> None:
         """The pass is over."""
-        self._armed = False
+        self._armed = self._hooks.counting[0] = False
         outer = enclosing_function()
         if outer is not None:
             call_after(outer, self._resume)
@@ -151,7 +165,7 @@ class GradientExchange:
 
     def backward_raised(self) -> None:
         """The pass died. What has been submitted counts, as the other ranks count on it; the rest never happened."""
-        self._armed = self._open = False
+        self._armed = self._open = self._hooks.counting[0] = False
         for bucket in self._buckets:
             if bucket.submitted:
                 self._sent_before = True
@@ -178,23 +192,12 @@ class GradientExchange:
     def _await_the_end(self) -> None:
         EndOfBackward(self)
         self._armed = True
+        self._hooks.counting[0] = self._passes + 1 == self.passes_per_step
 
     def _resume(self) -> None:
         """A backward inside another one is over, and the outer one goes on."""
         if self._open and not self._armed:  # not when the inner one was followed by a step
             self._await_the_end()
-
-    def _gradient_again(self, key: int, bucket: Bucket) -> None:
-        """A gradient that was complete in this pass has got more."""
-        if not bucket.submitted:
-            self._repeats = True
-        elif not self._sent_before:  # else the earlier try of this step, whose backward raised, is what counts
-            name = next(slot.name for slot in bucket.slots if id(slot.param) == key)
-            raise AssertionError(
-                f"The gradient of {name} had been sent to the other ranks when a backward() inside this backward() "
-                "added to it once more, as none did in the first step. Let the first step reach every parameter as "
-                "often as later ones do, or use torch.utils.checkpoint with use_reentrant=False."
-            )
 
     @torch.no_grad()
     def _exchange(self) -> None:
@@ -274,9 +277,9 @@ class GradientExchange:
         self._signature = signature
         self._agreed = False
         self._repeats = False
-        self._plan({})
         for param in params:
             self._hooks.add(param)
+        self._plan({})
 
     def _plan(self, sparse_dims: dict[int, int]) -> None:
         """Makes the buckets.
@@ -301,6 +304,8 @@ class GradientExchange:
             self._buckets.append(SparseBucket(name, self._slots[position], self._options, dims))
         self._bucket_of = {id(slot.param): bucket for bucket in self._buckets for slot in bucket.slots}
         self._hooks.keep_only(set(self._bucket_of))
+        for key, bucket in self._bucket_of.items():
+            self._hooks.count_in(key, bucket.missing)
         op, prescale, postscale = self._options.scaled_op()
         header = (
             f"{len(params)} parameters, {op.name.lower()}, scales {prescale} and {postscale}, "
