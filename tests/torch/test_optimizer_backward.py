@@ -277,7 +277,7 @@ def test_a_model_checkpointed_twice_in_one_pass(two_ranks: RankPool) -> None:
 
 
 def test_gradients_that_begin_to_repeat_when_they_have_been_sent(two_ranks: RankPool) -> None:
-    def check(rank: int) -> None:
+    def check(rank: int) -> bool:
         init_with_buckets_of(1)
         model = model_of()
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
@@ -286,10 +286,14 @@ def test_gradients_that_begin_to_repeat_when_they_have_been_sent(two_ranks: Rank
         optimizer.zero_grad()
         # The outer pass reaches the last layers first, and sends them.
         hidden = Inside.apply(model[:2](torch.ones(2, 6)), model)
-        with pytest.raises(AssertionError, match=r"gradient of 4\.(weight|bias) had been sent.*use_reentrant=False"):
+        said = (
+            r"gradient of 4\.(weight|bias) had been sent.*use_reentrant=False|has left the job"  # the other was first
+        )
+        with pytest.raises((AssertionError, HorovodInternalError), match=said) as raised:
             model[2:](hidden).sum().backward()
+        return isinstance(raised.value, AssertionError)
 
-    two_ranks.run(check)
+    assert any(two_ranks.run(check))
 
 
 def test_a_training_inside_backward(two_ranks: RankPool) -> None:
