@@ -228,7 +228,7 @@ Status Engine::HandleFrame(int rank, const Frame& frame) {
       return Status(SE_PEER_LOST, abort.reason + " (told by rank " + std::to_string(peer.global_rank) + ")");
     }
     case FrameType::kNotice:
-      std::fprintf(stderr, "[spark_estimator] rank %d: %s\n", config_.global_rank, frame.payload.c_str());
+      std::fprintf(stderr, "[spark_estimator] rank %d is waited for: %s\n", config_.global_rank, frame.payload.c_str());
       return Status::Ok();
     case FrameType::kAsk: {
       Talk question;
