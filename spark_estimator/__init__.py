@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         WorkerFailedError,
     )
     from spark_estimator.observe.driver_log import log_to_driver
-    from spark_estimator.runner import HorovodRunner
+    from spark_estimator.runner import HorovodRunner, run
 
 _HOME = {
     "HorovodRunner": "spark_estimator.runner",
@@ -30,6 +30,7 @@ _HOME = {
     "SparkEstimatorError": "spark_estimator.errors",
     "WorkerFailedError": "spark_estimator.errors",
     "log_to_driver": "spark_estimator.observe.driver_log",
+    "run": "spark_estimator.runner",
 }
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "WorkerFailedError",
     "__version__",
     "log_to_driver",
+    "run",
 ]
 
 

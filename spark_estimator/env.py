@@ -151,6 +151,10 @@ class Settings:
         "HOROVOD_START_TIMEOUT", 30.0, _positive_seconds, unit="seconds",
         effect="how long init() waits for the other ranks",
     )  # fmt: skip
+    spark_start_timeout_seconds: float = _variable(
+        "HOROVOD_SPARK_START_TIMEOUT", 600.0, _positive_seconds, unit="seconds",
+        effect="how long spark.run() waits until all ranks have begun; as its start_timeout",
+    )  # fmt: skip
     gloo_timeout_seconds: float | None = _variable(
         "HOROVOD_GLOO_TIMEOUT_SECONDS", None, _positive_seconds, unit="seconds",
         effect="as HOROVOD_START_TIMEOUT, where that is not set",

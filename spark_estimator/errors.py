@@ -15,6 +15,7 @@
         │   │   ├── PythonEnvironmentError   executors run another Python, or lack a package
         │   │   └── JavaNotFoundError
         │   ├── JobFailedError         the job started and failed as a whole
+        │   │   ├── StartTimeoutError  not all ranks began in time; the text says what holds them up
         │   │   ├── WorkerFailedError  one rank failed first: its traceback is the __cause__
         │   │   └── ResultError        the ranks ended well but the value cannot be had
         │   ├── NotElasticError        the job cannot be made of other ranks: it was not started as an elastic one
@@ -96,6 +97,10 @@ class JavaNotFoundError(PreflightError):
 
 class JobFailedError(SparkEstimatorError):
     """The job was started and did not end well."""
+
+
+class StartTimeoutError(JobFailedError):
+    """Not all ranks had begun when the time for that was over; those that had were ended."""
 
 
 class WorkerFailedError(JobFailedError):

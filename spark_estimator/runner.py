@@ -1,12 +1,17 @@
-"""`HorovodRunner`: Databricks' name for running a function on several ranks, unchanged."""
+"""The two classic names for running a function on several ranks: Databricks' `HorovodRunner` and Horovod's `run`."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-from spark_estimator.errors import PythonEnvironmentError
+from spark_estimator.errors import PreflightError
 from spark_estimator.observe.driver_log import print_line
 
 _VERBOSITIES = ("log_callback_only", "all")
@@ -62,29 +67,157 @@ class HorovodRunner:
             from spark_estimator.launch.local import run_local
 
             return run_local(main, -self.num_processor, kwargs=kwargs)[0]
-        from spark_estimator.launch.slots import all_slots, check_encryption, check_session, require_slots
+        from spark_estimator.launch.in_session import run_in_session
+        from spark_estimator.launch.slots import all_slots
 
-        try:
-            from spark_estimator.launch.spark import run_on_spark
-            from spark_estimator.launch.spark_session import session_for
-        except ModuleNotFoundError as error:
-            raise PythonEnvironmentError(
-                f"HorovodRunner(np={self.num_processor}) runs in Spark, but there is no module {error.name!r} here: "
-                "pip install 'spark-estimator[spark]', or use a negative np for processes on this machine."
-            ) from error
-
-        spark = session_for(self.num_processor)
-        check_session(spark)
-        check_encryption(spark)
-        size = self.num_processor
-        if size == 0:
+        if self.num_processor == 0:
             warnings.warn(
                 "HorovodRunner(np=0) is deprecated: say how many ranks, for example np=2.",
                 DeprecationWarning,
                 stacklevel=2,
             )
-            size = all_slots(spark)
-        else:
-            require_slots(spark, size)
-        show_line = print_line if self.driver_log_verbosity == "all" else None
-        return run_on_spark(spark, main, size, kwargs=kwargs, show_line=show_line)[0]
+        return run_in_session(
+            main,
+            self.num_processor or all_slots,
+            caller=f"HorovodRunner(np={self.num_processor})",
+            kwargs=kwargs,
+            show_line=print_line if self.driver_log_verbosity == "all" else None,
+        )[0]
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Any = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: int | bool | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: str | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """Calls ``func(*args, **kwargs)`` on `num_proc` ranks, processes of this host: `horovod.run`.
+
+    Args:
+        func: travels by cloudpickle, with what it uses of the notebook or script; so do its arguments.
+        num_proc: number of ranks.
+        min_num_proc, max_num_proc: either makes the job elastic: it goes on with no fewer than `min_num_proc` ranks
+            (default: `num_proc`) when it loses some; with `max_num_proc`, new processes take their place. `func` then
+            uses `elastic.run`.
+        reset_limit: elastic: how often the job may be made of other ranks.
+        hosts: ``localhost:slots``; other hosts are not there yet. Without it this host has as many as are asked for.
+        start_timeout: seconds that ranks wait for one another in ``init()``; None: `HOROVOD_START_TIMEOUT`, 30 by
+            default.
+        output_filename: a folder; each rank's output is also written to ``rank.N/stdout`` and ``stderr`` in it.
+        verbose: says what is started.
+        hostfile, host_discovery_script: not there yet; refused.
+        slots, cooldown_range, ssh_port, ssh_identity_file, disable_cache, use_gloo, use_mpi, mpi_args,
+            network_interface, network_interfaces, executable: without effect here; a warning says why.
+        np, min_np, max_np: deprecated names of num_proc, min_num_proc, max_num_proc.
+
+    Returns:
+        What `func` returned on each rank, in rank order; at most 64 MiB each when pickled. Of an elastic job, what it
+        returned on those that there were in the end.
+
+    Raises:
+        PreflightError: the job was refused before it started; the text says what to change.
+        WorkerFailedError: a rank failed; its traceback comes first, as the cause.
+        ResultError: a rank's value could not be brought back.
+    """
+    from spark_estimator.env import Settings
+    from spark_estimator.launch import obsolete
+    from spark_estimator.launch.hosts import check_hosts
+    from spark_estimator.launch.output import OutputFiles
+
+    num_proc = _renamed("np", np, "num_proc", num_proc, default=1)
+    min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
+    max_num_proc = _renamed("max_np", max_np, "max_num_proc", max_num_proc)
+    for name, value in {"hostfile": hostfile, "host_discovery_script": host_discovery_script}.items():
+        if value is not None:
+            raise PreflightError(
+                f"{name}={value!r}: other hosts are not supported yet; run() starts processes of this host. On a Spark "
+                "cluster, spark_estimator.spark.run(fn, num_proc=N) runs the ranks on its executors."
+            )
+    if type(num_proc) is not int or not 0 < num_proc <= _MOST_RANKS:
+        raise ValueError(f"num_proc is the number of ranks, from 1 to {_MOST_RANKS}; it was {num_proc!r}.")
+    if hosts is not None:
+        try:
+            check_hosts(hosts, num_proc)
+        except ValueError as error:
+            raise PreflightError(f"hosts={error}") from error
+    obsolete.explain(
+        {
+            "slots": slots,
+            "cooldown_range": cooldown_range,
+            "ssh_port": ssh_port,
+            "ssh_identity_file": ssh_identity_file,
+            "disable_cache": disable_cache,
+            "use_gloo": use_gloo,
+            "use_mpi": use_mpi,
+            "mpi_args": mpi_args,
+            "network_interface": network_interface,
+            "network_interfaces": network_interfaces,
+            "executable": executable,
+        }
+    )
+    environment = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": str(start_timeout)}
+    Settings.read(environment)  # refuses a value that the ranks could not use
+    if verbose:
+        print(f"spark_estimator: {num_proc} ranks on {socket.gethostname()}", file=sys.stderr, flush=True)
+    with contextlib.ExitStack() as stack:
+        show_line = print_line
+        if output_filename is not None:
+            show_line = stack.enter_context(OutputFiles(Path(output_filename), num_proc)).show
+        if min_num_proc is None and max_num_proc is None:
+            if reset_limit is not None:
+                raise ValueError(f"reset_limit={reset_limit} is for elastic jobs: say min_num_proc, too.")
+            from spark_estimator.launch.local import run_local
+
+            return run_local(
+                func,
+                num_proc,
+                args=args,
+                kwargs=kwargs,
+                environment=environment,
+                all_results=True,
+                show_line=show_line,
+            )
+        from spark_estimator.elastic.rounds import Terms
+        from spark_estimator.launch.elastic import run_elastic_local
+
+        if max_num_proc is not None and max_num_proc < num_proc:
+            raise ValueError(f"max_num_proc={max_num_proc} is less than the {num_proc} ranks of num_proc.")
+        terms = Terms(
+            size=num_proc,
+            min_size=num_proc if min_num_proc is None else min_num_proc,
+            replace=max_num_proc is not None,
+            reset_limit=reset_limit,
+            timeout=timedelta(seconds=Settings.read().elastic_timeout_seconds),
+        )
+        return run_elastic_local(func, terms, args=args, kwargs=kwargs, environment=environment, show_line=show_line)
+
+
+def _renamed(old: str, given: Any, new: str, value: Any, default: Any = None) -> Any:
+    """`value`, or what was given under the deprecated name where `value` was not."""
+    if given is None:
+        return value
+    warnings.warn(f"{old} is deprecated: say {new}={given!r}.", DeprecationWarning, stacklevel=3)
+    return given if value == default else value

@@ -16,13 +16,18 @@ MODULES: dict[str, str] = {
     "horovod.common.elastic": "spark_estimator.elastic",
     "horovod.common.exceptions": "spark_estimator.errors",
     "horovod.common.util": "spark_estimator.compat.build_questions",
+    "horovod.runner": "spark_estimator.runner",
+    "horovod.spark": "spark_estimator.spark",
+    "horovod.spark.common.backend": "spark_estimator.spark.backend",
+    "horovod.spark.runner": "spark_estimator.spark.runner",
     "sparkdl.horovod.runner_base": "spark_estimator.runner",
 }
 
 #: Old package that only holds others together -> its own names, each as "module:attribute".
 PACKAGES: dict[str, dict[str, str]] = {
-    "horovod": {},
+    "horovod": {"run": "spark_estimator.runner:run"},
     "horovod.common": {},
+    "horovod.spark.common": {},
     "sparkdl": {"HorovodRunner": "spark_estimator.runner:HorovodRunner"},
     "sparkdl.horovod": {"log_to_driver": "spark_estimator.observe.driver_log:log_to_driver"},
 }
@@ -30,17 +35,13 @@ PACKAGES: dict[str, dict[str, str]] = {
 #: What scripts compare ``horovod.__version__`` with: the release whose surface is served.
 HOROVOD_VERSION = "0.28.1"
 
-_RUN = "use the command `horovodrun -np N python train.py`, or `spark_estimator.HorovodRunner(np=-N).run(fn)`"
-
 #: Old name -> what to write instead. The longest name that fits gives the advice.
 INSTEAD: dict[str, str] = {
     "horovod": "see `spark_estimator.torch` for what is offered",
     "horovod.keras": "the Keras binding is not there yet",
     "horovod.mxnet": "MXNet is retired and will not be served",
     "horovod.ray": "Ray is out of scope; use Ray's own trainers there",
-    "horovod.run": _RUN,
-    "horovod.runner": _RUN,
-    "horovod.spark": "use `spark_estimator.HorovodRunner(np=N).run(fn)` to run a function on Spark",
+    "horovod.spark": "see `spark_estimator.spark` for what is offered; estimators are not there yet",
     "horovod.tensorflow": "the TensorFlow binding is not there yet",
     "horovod.torch": "see `spark_estimator.torch` for what is offered",
     "sparkdl": "`sparkdl.HorovodRunner` and `sparkdl.horovod.log_to_driver` are served",

@@ -26,7 +26,9 @@ from spark_estimator.elastic.rounds import Terms
 from spark_estimator.env import Settings
 from spark_estimator.errors import SparkEstimatorError, WorkerFailedError
 from spark_estimator.launch.elastic import run_elastic
+from spark_estimator.launch.hosts import check_hosts
 from spark_estimator.launch.local import run_job
+from spark_estimator.launch.output import OutputFiles
 from spark_estimator.launch.spec import JobSpec
 from spark_estimator.launch.worker_environment import host_share, worker_environment
 from spark_estimator.observe.driver_log import print_line
@@ -81,7 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         parser.error("no command was given; for example: horovodrun -np 2 python train.py")
     if options.num_proc < 1:
         parser.error(f"-np {options.num_proc}: at least one rank is needed.")
-    _check_hosts(parser, options.hosts, options.num_proc)
+    if options.hosts:
+        try:
+            check_hosts(options.hosts, options.num_proc)
+        except ValueError as error:
+            parser.error(f"-H {error}")
     terms = _terms(parser, options)
     try:
         sys.exit(run_command(command, options.num_proc, environment_of(options), options, terms))
@@ -127,7 +133,7 @@ def run_command(
         print(f"horovodrun: {size} ranks on {socket.gethostname()}: {job.function}", file=sys.stderr)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_terminated_as_interrupted())
-        show = stack.enter_context(_OutputFiles(output, size)).show if output else print_line
+        show = stack.enter_context(OutputFiles(output, size)).show if output else print_line
         try:
             if terms is None:
                 run_job(job, local_rendezvous(size), show_line=show, gentle=_GENTLE)
@@ -285,28 +291,6 @@ def _say(text: str) -> None:
     print(f"horovodrun: {text}", file=sys.stderr, flush=True)
 
 
-def _check_hosts(parser: argparse.ArgumentParser, hosts: str | None, size: int) -> None:
-    """Accepts ``localhost:n`` in its spellings; stops with a sentence at anything else."""
-    if not hosts:
-        return
-    here = {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn()}
-    slots = 0
-    for part in hosts.split(","):
-        host, _, count = part.strip().rpartition(":")
-        if not host:
-            host, count = count, "1"
-        if not count.isdecimal():
-            parser.error(f"-H {hosts}: {part!r} is not of the form host:slots.")
-        if host not in here:
-            parser.error(
-                f"-H {hosts}: {host!r} is not this host. Other hosts are not supported yet; on a Spark cluster, "
-                "HorovodRunner(np=N) runs the ranks on its executors."
-            )
-        slots += int(count)
-    if slots < size:
-        parser.error(f"-H {hosts} offers {slots} slots, but -np asks for {size} ranks.")
-
-
 def _path_with_own_python() -> dict[str, str]:
     """PATH with the folder of this interpreter first: ``horovodrun`` from an environment that is not activated runs
     the ``python`` beside it, not the system's."""
@@ -333,35 +317,6 @@ def _terminated_as_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-class _OutputFiles:
-    """``DIR/rank.N/stdout`` and ``stderr``, N padded with zeros to one width; lines are shown as well."""
-
-    def __init__(self, folder: Path, size: int) -> None:
-        width = len(str(size - 1))
-        self._stack = contextlib.ExitStack()
-        self._files = {}
-        for rank in range(size):
-            own = folder / f"rank.{rank:0{width}d}"
-            own.mkdir(parents=True, exist_ok=True)
-            for stream in ("stdout", "stderr"):
-                # Line by line, so that a job can be followed with tail -f.
-                file = (own / stream).open("w", encoding="utf-8", buffering=1)
-                self._files[rank, stream] = self._stack.enter_context(file)
-
-    def __enter__(self) -> _OutputFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def show(self, rank: int, stream: str, text: str) -> None:
-        """Prints a line and writes it to its file."""
-        print_line(rank, stream, text)
-        file = self._files.get((rank, stream))
-        if file is not None:  # a process that comes to an elastic job has no rank at first
-            file.write(text + "\n")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from spark_estimator.launch.failures import FailureReport, first_failure
 from spark_estimator.launch.launcher import Ended, EventRelay, Told, Watch
 from spark_estimator.launch.outcome import Outcome
 from spark_estimator.launch.pickling import dump_function, load_values, name_of
-from spark_estimator.launch.spec import JobSpec, driver_sys_path, modules_to_preload, worker_spec
+from spark_estimator.launch.spec import JobSpec, checked_environment, driver_sys_path, modules_to_preload, worker_spec
 from spark_estimator.launch.supervisor import Supervisor
 from spark_estimator.launch.worker_environment import host_share, worker_environment
 from spark_estimator.observe.driver_log import print_line
@@ -79,7 +79,7 @@ def run_elastic_local(
         size=terms.size,
         function=name_of(function),
         payload=payload,
-        environment=worker_environment(os.environ, environment or {}, host_share(terms.size)),
+        environment=worker_environment(os.environ, checked_environment(environment), host_share(terms.size)),
         preload=modules_to_preload(payload),
         all_results=True,
         driver_host_id=host_id(),

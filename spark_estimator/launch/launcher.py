@@ -100,7 +100,9 @@ class Watch:
         stop: has all supervisors end their workers; must not block. May be called more than once.
         cancel: the harder way, when `stop` has not helped within `CLEAN_UP`; None when there is none.
         show_line: prints a line.
-        waiting: called now and then until the first rank has begun, with the seconds since the start.
+        show_begun: called with rank and process once user code has begun on a rank.
+        size: number of ranks.
+        waiting: called now and then until all ranks have begun, with the seconds since the start.
         reports: failures so far.
     """
 
@@ -108,6 +110,8 @@ class Watch:
     cancel: Callable[[], None] | None = None
     show_line: Callable[[int, str, str], None] = print_line
     show_message: Callable[[int, str], None] = print_message
+    show_begun: Callable[[int, int], None] | None = None
+    size: int = 1
     waiting: Callable[[float], None] | None = None
     events: queue.Queue[Event] = field(default_factory=lambda: queue.Queue(maxsize=10_000))
     reports: list[FailureReport] = field(default_factory=list)
@@ -133,7 +137,7 @@ class Watch:
                     self.stop("after that")
                     finished = self.wait_for_the_end()
                     return
-                if self.waiting is not None and not self.begun and not self.reports:
+                if self.waiting is not None and len(self.begun) < self.size and not self.reports:
                     self.waiting(time.monotonic() - started)
         except BaseException:
             if not finished:
@@ -177,6 +181,8 @@ class Watch:
                 self.show_message(event.rank, event.text)
             elif isinstance(event, Begun):
                 self.begun.add(event.rank)
+                if self.show_begun is not None:
+                    self.show_begun(event.rank, event.pid)
             elif isinstance(event, Failed):
                 self.note(event.report)
             if self.events.empty():

@@ -15,7 +15,7 @@ from spark_estimator.launch.failures import first_failure, job_error
 from spark_estimator.launch.launcher import EventRelay, Watch, say_when_done
 from spark_estimator.launch.outcome import Outcome
 from spark_estimator.launch.pickling import dump_function, load_values, name_of
-from spark_estimator.launch.spec import JobSpec, driver_sys_path, modules_to_preload, worker_spec
+from spark_estimator.launch.spec import JobSpec, checked_environment, driver_sys_path, modules_to_preload, worker_spec
 from spark_estimator.launch.supervisor import Supervisor
 from spark_estimator.launch.worker_environment import host_share, worker_environment
 from spark_estimator.observe.driver_log import print_line
@@ -54,7 +54,7 @@ def run_local(
         size=size,
         function=name_of(function),
         payload=payload,
-        environment=worker_environment(os.environ, environment or {}, host_share(size)),
+        environment=worker_environment(os.environ, checked_environment(environment), host_share(size)),
         preload=modules_to_preload(payload),
         all_results=all_results,
         driver_host_id=host_id(),

@@ -169,13 +169,34 @@ def all_slots(spark: SparkSession) -> int:
     Raises:
         NotEnoughSlotsError: there is none, or the number cannot be found out.
     """
-    settled = timedelta(0) if Configuration(spark).is_local else timedelta(seconds=1)
-    slots = _poll(spark, lambda _: False, settled)
+    slots = _settled(spark)
     if not slots.count:
         raise NotEnoughSlotsError(
-            f"np=0 means all slots, but this session shows none ({slots.arithmetic}). Say how many: np=2."
+            f"without a number of ranks, all slots are meant, but this session shows none ({slots.arithmetic}). Say "
+            "how many, for example 2."
         )
     return slots.count
+
+
+def default_size(spark: SparkSession) -> int:
+    """What Horovod takes for the number of ranks where none is given: ``spark.default.parallelism``.
+
+    Where that is not set, it stands for all cores, so here for all slots. Where it is set, to cut data into several
+    parts for each core as many do, it never means more ranks than there are slots.
+
+    Raises:
+        NotEnoughSlotsError: there is no slot, or the number cannot be found out.
+    """
+    asked_for = int(Configuration(spark).number("spark.default.parallelism") or 0)
+    if asked_for < 1:
+        return all_slots(spark)
+    count = _settled(spark).count
+    return asked_for if count is None else min(asked_for, all_slots(spark))
+
+
+def _settled(spark: SparkSession) -> Slots:
+    """The slots, once their number has stopped growing."""
+    return _poll(spark, lambda _: False, timedelta(0) if Configuration(spark).is_local else timedelta(seconds=1))
 
 
 def _poll(spark: SparkSession, enough: Callable[[Slots], bool], patience: timedelta) -> Slots:

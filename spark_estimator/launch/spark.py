@@ -10,7 +10,6 @@ import os
 import queue
 import secrets
 import socket
-import sys
 import threading
 import time
 import warnings
@@ -35,10 +34,12 @@ from spark_estimator.launch.outcome import Outcome
 from spark_estimator.launch.pickling import dump_function, load_values, name_of
 from spark_estimator.launch.results import SCHEMA, ResultRow, manifests_of, rows_of, verified_values
 from spark_estimator.launch.slots import Configuration
+from spark_estimator.launch.spark_start import Start, TaskReports
 from spark_estimator.launch.spec import (
     ChannelAddress,
     JobSpec,
     TaskFacts,
+    checked_environment,
     devices_of,
     driver_sys_path,
     forwarded_environment,
@@ -65,7 +66,6 @@ _LAST_REPORTS = timedelta(seconds=1)
 # A supervisor that has no connection to the driver by then exchanges addresses through Spark: a firewall that drops
 # what it does not like is waited for no longer.
 _CONNECTS_WITHIN = timedelta(seconds=1.5)
-_SAY_WAITING_AFTER = timedelta(seconds=20)
 
 
 def run_on_spark(
@@ -76,17 +76,23 @@ def run_on_spark(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
+    environment_if_unset: Mapping[str, str] | None = None,
     all_results: bool = False,
     show_line: Callable[[int, str, str], None] | None = None,
+    say: Callable[[str], None] | None = None,
+    start_timeout: timedelta | None = None,
 ) -> list[Any]:
     """Calls ``function(*args, **kwargs)`` in `size` tasks that start together, each in a process with collectives.
 
     Args:
         spark: a classic or Connect session with at least `size` slots.
         environment: variables for the processes, beside the driver's settings of ours (`forwarded_environment`).
+        environment_if_unset: the same, for those that an executor has not set otherwise.
         all_results: every rank's value is wanted, not only rank 0's.
         show_line: is given (rank, "stdout" or "stderr", text) of each line that a rank prints; None: lines go to the
             executors' logs.
+        say: is told where each rank runs.
+        start_timeout: all ranks must have begun within so long; None: Spark may take its time.
 
     Returns:
         The return values that are wanted, in rank order.
@@ -96,6 +102,7 @@ def run_on_spark(
         PythonEnvironmentError: the workers' Python cannot run the job.
         WorkerFailedError: a rank failed; its traceback is the cause.
         ResultError: a value that is wanted cannot be had.
+        StartTimeoutError: it took longer than `start_timeout`.
         JobFailedError: Spark ended the job for another reason.
     """
     payload = dump_function(function, args, kwargs or {})
@@ -104,34 +111,64 @@ def run_on_spark(
         size=size,
         function=name_of(function),
         payload=payload,
-        environment={**forwarded_environment(os.environ), **_threads_said_here(spark), **(environment or {})},
+        environment={
+            **forwarded_environment(os.environ),
+            **_threads_said_here(spark),
+            **checked_environment(environment),
+        },
+        environment_if_unset=environment_if_unset or {},
         preload=modules_to_preload(payload),
         all_results=all_results,
         forward_lines=show_line is not None,
         driver_host_id=host_id(),
         driver_sys_path=driver_sys_path(),
     )
-    rows = _Attempt(spark, job, show_line or print_line).run()
+    rows = _Attempt(spark, job, show_line or print_line, say, start_timeout).run()
     return load_values(verified_values(rows, size, job.wanted_ranks), job.function)
 
 
 class _Attempt:
     """One start of all ranks, as the driver sees it."""
 
-    def __init__(self, spark: SparkSession, job: JobSpec, show_line: Callable[[int, str, str], None]) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        job: JobSpec,
+        show_line: Callable[[int, str, str], None],
+        say: Callable[[str], None] | None,
+        start_timeout: timedelta | None,
+    ) -> None:
         self._spark = spark
         self._job = job
         self._tag = f"spark_estimator-{job.job_id}"
         self._is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
         self._rows: list[ResultRow] | None = None
         self._error: BaseException | None = None
-        self._watch = Watch(stop=self._stop, cancel=self._cancel, show_line=show_line, waiting=self._say_waiting)
-        self._said_waiting = False
+        self._say = say
+        self._watch = Watch(
+            stop=self._stop,
+            cancel=self._cancel,
+            show_line=show_line,
+            show_begun=self._say_begun if say else None,
+            size=job.size,
+            waiting=self._look_at_the_clock,
+        )
         self._over = False
         self._stopping = False
         self._placed: dict[int, dict[str, Any]] = {}  # by partition
         self._gathering = Gathering(job.size, self._answer)
         self._server = self._listen() if Settings.read().driver_channel else None
+        self._reports = TaskReports(spark, self._tag)
+        self._start = Start(
+            spark=spark,
+            function=job.function,
+            size=job.size,
+            timeout=start_timeout,
+            reports=self._reports,
+            placed=self._placed,
+            begun=self._watch.begun,
+            connected=lambda: 0 if self._server is None else self._server.connected,
+        )
 
     def run(self) -> list[ResultRow]:
         """Runs the stage to its end. Returns its rows when every rank ended well."""
@@ -227,7 +264,8 @@ class _Attempt:
         """Runs the Spark job; in a thread of its own, so that the main one can be interrupted."""
         try:
             self._add_tag()
-            self._rows = [ResultRow(*row) for row in frame.collect()]
+            with self._reports.kept():
+                self._rows = [ResultRow(*row) for row in frame.collect()]
         except BaseException as error:
             self._error = error
         finally:
@@ -270,18 +308,14 @@ class _Attempt:
             else:
                 self._spark.sparkContext.cancelJobsWithTag(self._tag)
 
-    def _say_waiting(self, seconds: float) -> None:
+    def _look_at_the_clock(self, seconds: float) -> None:
         self._gathering.look_at_the_clock()
-        if self._server is None or self._said_waiting or seconds < _SAY_WAITING_AFTER.total_seconds():
-            return
-        self._said_waiting = True
-        print(
-            f"spark_estimator: Spark has not started {self._job.function} on any of {self._job.size} ranks for "
-            f"{seconds:.0f} seconds. It needs {self._job.size} slots that are free at the same time: other jobs may "
-            "hold them, or executors may be starting.",
-            file=sys.stderr,
-            flush=True,
-        )
+        self._start.look(seconds)
+
+    def _say_begun(self, rank: int, pid: int) -> None:
+        assert self._say is not None
+        host = next((frame["host"] for frame in list(self._placed.values()) if frame["rank"] == rank), "unknown")
+        self._say(f"rank {rank} runs on host {printable(host)}, pid {pid}")
 
 
 @dataclass(frozen=True)
@@ -325,7 +359,8 @@ class BarrierTask:
                 f"{error}. Give that host a name or address of its own that the others reach: set SPARK_LOCAL_IP "
                 "there, or spark.driver.host for a local session.",
             ) from error
-        environment = worker_environment(os.environ, self.job.environment, task_share(context.cpus()), spark=True)
+        around = {**self.job.environment_if_unset, **os.environ}
+        environment = worker_environment(around, self.job.environment, task_share(context.cpus()), spark=True)
         supervisor = Supervisor(replace(self.job, environment=environment), endpoint, relay)
         try:
             supervisor.start()

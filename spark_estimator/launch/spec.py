@@ -19,9 +19,13 @@ from typing import Any
 from spark_estimator import __version__
 from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, host_id
 from spark_estimator.env import JOB_VARIABLE, RENDEZVOUS_FD_VARIABLE, WORKER_CHOICES_VARIABLE, horovod_variables
+from spark_estimator.launch.worker_environment import undecided
 
 # Larger values belong into storage: they pass through the memory of a worker, an executor and the driver.
 MAX_RESULT_BYTES = 64 << 20
+
+# With these a process would speak to the Java of the driver's own Spark session: never for anybody else.
+_OF_THE_DRIVER = {"PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"}
 
 # Set for each rank by its launcher, so not to be handed on from the driver's own environment.
 _OF_ONE_RANK = {
@@ -37,6 +41,7 @@ _OF_ONE_RANK = {
     WORKER_CHOICES_VARIABLE,
 }
 _FORWARDED = ("HOROVOD_", "SPARK_ESTIMATOR_", "NCCL_")
+_OF_ONE_PROCESS = ("CONDA", "CUDA_VISIBLE_DEVICES", "LD_", "PYSPARK_", "PYTHON", "SPARK_", "VIRTUAL_ENV", "_")
 _PRELOADABLE = ("torch", "tensorflow")
 
 
@@ -64,6 +69,7 @@ class JobSpec:
         payload: cloudpickle of (function, args, kwargs); empty when a command is run.
         command: program and arguments; empty when a function is run.
         environment: variables that every worker gets, before it starts.
+        environment_if_unset: the same, for those that its host has not set otherwise.
         preload: modules that a worker imports while its supervisor is still gathering addresses.
         all_results: every rank's value is wanted, not only rank 0's.
         forward_lines: the workers' lines go to the driver.
@@ -79,6 +85,7 @@ class JobSpec:
     payload: bytes = field(default=b"", repr=False)
     command: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    environment_if_unset: Mapping[str, str] = field(default_factory=dict, repr=False)
     preload: tuple[str, ...] = ()
     all_results: bool = False
     forward_lines: bool = True
@@ -273,12 +280,15 @@ def worker_spec(job: JobSpec, rendezvous: Rendezvous, devices: Sequence[str] = (
     if job.driver_host_id == host_id():
         # Modules that lie beside the user's script are importable on the driver; on its own host they can be here too.
         sys_path += [entry for entry in job.driver_sys_path if entry not in sys_path]
+    asked_for = job.environment.get("PYTHONPATH")
+    if asked_for is not None:
+        sys_path += [entry for entry in asked_for.split(os.pathsep) if entry and entry not in sys_path]
     return WorkerSpec(
         function=job.function,
         rendezvous=rendezvous,
         environment=environment,
         sys_path=tuple(sys_path),
-        python_path=os.environ.get("PYTHONPATH"),
+        python_path=os.environ.get("PYTHONPATH") if asked_for is None else asked_for,
         command=job.command,
         all_results=job.all_results,
     )
@@ -287,6 +297,37 @@ def worker_spec(job: JobSpec, rendezvous: Rendezvous, devices: Sequence[str] = (
 def forwarded_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Those of the driver's variables that workers follow wherever they run: Horovod's settings, ours and NCCL's."""
     return {name: value for name, value in environ.items() if name.startswith(_FORWARDED) and name not in _OF_ONE_RANK}
+
+
+def checked_environment(environ: Mapping[str, str] | None) -> dict[str, str]:
+    """What a user asks for as the ranks' environment, often a copy of ``os.environ``, less what would do harm there.
+
+    Raises:
+        TypeError: it is no mapping from text to text.
+    """
+    if environ is None:
+        return {}
+    if not isinstance(environ, Mapping):
+        raise TypeError(f"env holds variables, for example {{'NAME': 'value'}}; it was {environ!r}.")
+    for name, value in environ.items():
+        if (type(name), type(value)) != (str, str):
+            raise TypeError(f"env holds text: the variable {name!r} was given as {value!r}.")
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"env: {name!r}={value!r} cannot be an environment variable.")
+    asked_for = undecided(environ)
+    return {name: value for name, value in asked_for.items() if name not in _OF_ONE_RANK | _OF_THE_DRIVER}
+
+
+def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those of the driver's variables that may mean on other hosts what they mean here, where these do not set them.
+
+    Left out is what describes the driver's own process: its Python, its libraries, its Spark, the devices that it sees.
+    """
+    return {
+        name: value
+        for name, value in undecided(environ).items()
+        if not name.startswith(_OF_ONE_PROCESS) and name not in _OF_ONE_RANK
+    }
 
 
 def modules_to_preload(payload: bytes) -> tuple[str, ...]:

@@ -367,7 +367,7 @@ class Supervisor:
 
 
 def _environment(job: JobSpec) -> Mapping[str, str]:
-    environment = undecided(os.environ)
+    environment = {**job.environment_if_unset, **undecided(os.environ)}
     environment.pop(RENDEZVOUS_FD_VARIABLE, None)  # of a job that this process itself is a rank of
     environment |= job.environment
     environment[JOB_VARIABLE] = job.job_id

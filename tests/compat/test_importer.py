@@ -67,6 +67,26 @@ def test_runner_names() -> None:
     )
 
 
+def test_names_of_what_runs_functions() -> None:
+    fresh(
+        """
+        from spark_estimator.compat import install
+        install()
+        import horovod, horovod.spark
+        from horovod.spark.common.backend import Backend, LocalBackend, SparkBackend, default_num_proc
+        from horovod.runner import run as local_run
+        from horovod.spark.runner import run as spark_run
+        import sys, spark_estimator, spark_estimator.spark
+        assert horovod.run is local_run is spark_estimator.run
+        assert horovod.spark is spark_estimator.spark
+        assert horovod.spark.run is spark_run is spark_estimator.spark.run
+        assert SparkBackend is spark_estimator.spark.SparkBackend and issubclass(LocalBackend, Backend)
+        assert not {"pyspark", "pyarrow", "torch"} & sys.modules.keys()
+        assert horovod.run(lambda: 1, num_proc=2) == [1, 1]
+        """
+    )
+
+
 def test_names_that_are_not_served() -> None:
     printed = fresh(
         """
@@ -75,8 +95,8 @@ def test_names_that_are_not_served() -> None:
         install()
         import horovod, sparkdl
         for statement in (
-            "import horovod.tensorflow as hvd", "from horovod import spark", "import horovod.torch.nothing",
-            "import sparkdl.transformers", "from horovod import run",
+            "import horovod.tensorflow as hvd", "import horovod.spark.torch", "import horovod.torch.nothing",
+            "import sparkdl.transformers", "from horovod import ray",
         ):
             try:
                 exec(statement)
@@ -95,12 +115,12 @@ def test_names_that_are_not_served() -> None:
     ).splitlines()
     assert [line.partition(" (served:")[0] for line in printed] == [
         "No module named 'horovod.tensorflow': the TensorFlow binding is not there yet",
-        "No module named 'horovod.spark': use `spark_estimator.HorovodRunner(np=N).run(fn)` to run a function on Spark",
+        "No module named 'horovod.spark.torch': see `spark_estimator.spark` for what is offered; "
+        "estimators are not there yet",
         "No module named 'horovod.torch.nothing': see `spark_estimator.torch` for what is offered",
         "No module named 'sparkdl.transformers': "
         "`sparkdl.HorovodRunner` and `sparkdl.horovod.log_to_driver` are served",
-        "No module named 'horovod.run': use the command `horovodrun -np N python train.py`, or "
-        "`spark_estimator.HorovodRunner(np=-N).run(fn)`",
+        "No module named 'horovod.ray': Ray is out of scope; use Ray's own trainers there",
         "as if it were not installed",
     ]
 

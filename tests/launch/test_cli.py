@@ -149,7 +149,7 @@ def test_settings_reach_the_command() -> None:
         (["-np", "-3", "true"], "at least one rank"),
         (["-np", "two", "true"], "invalid int value"),
         (["-np", "2", "-H", "gpu1:1,gpu2:1", "true"], "'gpu1' is not this host"),
-        (["-np", "4", "-H", "localhost:2", "true"], "offers 2 slots, but -np asks for 4"),
+        (["-np", "4", "-H", "localhost:2", "true"], "localhost:2 offers 2 slots, but 4 ranks were asked for"),
         (["-np", "2", "-H", "localhost:x", "true"], "not of the form host:slots"),
         (["-np", "2", "--min-np", "3", "true"], "min_size=3"),
         (["-np", "2", "--max-np", "1", "true"], "--max-np 1 is less than the 2 ranks of -np"),

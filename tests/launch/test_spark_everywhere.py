@@ -75,6 +75,22 @@ def test_lines_come_to_the_driver_when_they_are_asked_for(found: dict[str, Any])
         assert f"[{rank}]<stdout>:rank {rank} speaks" in found["output"]
 
 
+def test_run_brings_the_values_of_all_ranks_and_waits_no_longer_than_it_may(
+    found: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    called = found["run"]
+    assert called["values"] == [[rank * 1.5, "x", 3 << 20] for rank in (0, 1)]
+    assert called["lines"] == [f"[{rank}]<stdout>:rank {rank} was asked" for rank in (0, 1)]
+    assert called["by default"] == [0, 0]
+    text = called["held up"]
+    assert text.startswith("StartTimeoutError: Spark has not started len() on any of 2 ranks within 8 seconds"), text
+    assert "This session has 2: " in text
+    if "connect" in request.node.name:
+        assert "Spark Connect does not tell" in text
+    else:
+        assert "other jobs of this application hold them: 2 by stage " in text
+
+
 @pytest.mark.parametrize(
     ("how", "exit_code", "says"),
     [

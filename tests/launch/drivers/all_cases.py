@@ -3,17 +3,20 @@
 Arguments: the master or remote address, then name=value settings of the session.
 """
 
+import io
 import json
 import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+import spark_estimator.spark
 import spark_estimator.torch as hvd
 from spark_estimator import HorovodRunner
 
@@ -83,6 +86,33 @@ def uses_artifact():
     return module_that_travels.ANSWER
 
 
+def of_every_rank(scale):
+    hvd.init()
+    print(f"rank {hvd.rank()} was asked")
+    return [hvd.rank() * scale, os.environ["OF_ENV"], len(os.urandom(3 << 20))]
+
+
+def held_up(spark):
+    """A job that waits for slots which another one holds, no longer than it may; and by default on how many ranks."""
+    go = folder.absolute() / "go"
+
+    def wait(batches):
+        while not go.exists():
+            time.sleep(0.1)
+        yield from batches
+
+    holder = threading.Thread(target=lambda: spark.range(0, 2, 1, 2).mapInArrow(wait, "id long").collect())
+    holder.start()
+    time.sleep(2)
+    try:
+        text = str(spark_estimator.spark.run(len, ("",), num_proc=2, start_timeout=8))
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+    go.touch()
+    holder.join()
+    return {"held up": text, "by default": spark_estimator.spark.run(len, ("",), verbose=0)}
+
+
 def failure_of(how, stamp_name=None):
     stamp = folder.absolute() / f"{stamp_name or how}.time"
     try:
@@ -112,6 +142,10 @@ def main():
         starts.append(found["value"]["began"] - called)
     found["seconds to user code"] = starts
     found["all"] = HorovodRunner(np=2, driver_log_verbosity="all").run(train, steps=1)["sum"]
+    lines = io.StringIO()
+    called = spark_estimator.spark.run(of_every_rank, (1.5,), num_proc=2, env={"OF_ENV": "x"}, stdout=lines, verbose=0)
+    found["run"] = {"values": called, "lines": sorted(lines.getvalue().splitlines())}
+    found["run"] |= held_up(spark)
     for how in ("exception", "kill", "sys.exit", "os._exit"):
         found[how] = failure_of(how)
         found[f"after {how}"] = HorovodRunner(np=2).run(train, steps=1)["sum"]

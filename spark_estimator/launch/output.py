@@ -1,0 +1,90 @@
+"""Where the ranks' lines are shown: on this process's streams, on others, and in files of each rank."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from spark_estimator.observe.driver_log import print_line
+
+#: Is given (rank, "stdout" or "stderr", text) of each line that a rank prints.
+ShowLine = Callable[[int, str, str], None]
+
+
+class TextStream(Protocol):
+    """What lines can be written to; ``flush()`` is called where there is one."""
+
+    def write(self, text: str, /) -> Any: ...
+
+
+def lines_to(
+    stdout: TextStream | None = None, stderr: TextStream | None = None, *, with_time: bool = False
+) -> ShowLine:
+    """Shows each line as ``[rank]<stdout>:text`` or ``[rank]<stderr>:text``, like Horovod.
+
+    Args:
+        stdout, stderr: for the lines of the ranks' streams of that name; None: those of this process.
+        with_time: in front of each line stands the time at which it came, as in ``Tue Nov 24 09:30:00 2026``.
+
+    Raises:
+        TypeError: a stream cannot be written to, or takes bytes.
+    """
+    streams = {"stdout": stdout, "stderr": stderr}
+    given: dict[str, object] = {name: stream for name, stream in streams.items() if stream is not None}
+    for name, stream in given.items():
+        if not callable(getattr(stream, "write", None)) or isinstance(stream, (io.RawIOBase, io.BufferedIOBase)):
+            raise TypeError(
+                f"{name} is where lines are written: an open text file, or what has its write(); not {stream!r}."
+            )
+    if stdout is None and stderr is None and not with_time:
+        return print_line
+
+    def show(rank: int, name: str, text: str) -> None:
+        stream = streams[name] or (sys.stderr if name == "stderr" else sys.stdout)
+        when = time.asctime() if with_time else ""
+        stream.write(f"{when}[{rank}]<{name}>:{text}\n")
+        if streams[name] is not None and hasattr(stream, "flush"):  # so that a file can be followed
+            stream.flush()
+
+    return show
+
+
+class OutputFiles:
+    """``DIR/rank.N/stdout`` and ``stderr``, N padded with zeros to one width; lines are shown as well.
+
+    Args:
+        folder: DIR; made where it is missing.
+        size: number of ranks.
+        show: shows a line.
+    """
+
+    def __init__(self, folder: Path, size: int, show: ShowLine = print_line) -> None:
+        width = len(str(size - 1))
+        self._show = show
+        self._stack = contextlib.ExitStack()
+        self._files = {}
+        for rank in range(size):
+            own = folder / f"rank.{rank:0{width}d}"
+            own.mkdir(parents=True, exist_ok=True)
+            for stream in ("stdout", "stderr"):
+                # Line by line, so that a job can be followed with tail -f.
+                file = (own / stream).open("w", encoding="utf-8", buffering=1)
+                self._files[rank, stream] = self._stack.enter_context(file)
+
+    def __enter__(self) -> OutputFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def show(self, rank: int, stream: str, text: str) -> None:
+        """Shows a line and writes it to its file."""
+        self._show(rank, stream, text)
+        file = self._files.get((rank, stream))
+        if file is not None:  # a process that comes to an elastic job has no rank at first
+            file.write(text + "\n")

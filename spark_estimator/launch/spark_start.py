@@ -1,0 +1,180 @@
+"""Follows a job on Spark until its ranks run: says what it waits for and who holds the slots; gives up after a time.
+
+How far the ranks are is known from their supervisors, where these reach the driver; that tasks run at all, from Spark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from spark_estimator.errors import StartTimeoutError
+from spark_estimator.launch.slots import count_slots
+from spark_estimator.log import logger
+from spark_estimator.observe.driver_log import printable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SAY_WAITING_AFTER = timedelta(seconds=20)
+_MOST_HOLDERS = 5
+_log = logger(__name__)
+
+
+class TaskReports:
+    """What Spark tells of one job's tasks: a classic session's status tracker, or Spark Connect's reports of progress.
+
+    Args:
+        tag: of the job.
+    """
+
+    def __init__(self, spark: SparkSession, tag: str) -> None:
+        self._spark: Any = spark
+        self._tag = tag
+        self._is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
+        self._reported: int | None = None
+        self._thread = 0
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Runs the job, in the thread that calls this: Connect reports in the very thread that waits for its rows."""
+        self._thread = threading.get_ident()
+        register = getattr(self._spark, "registerProgressHandler", None) if self._is_connect else None
+        if register is None:  # Spark 3.5 reports nothing
+            yield
+            return
+        register(self._take)
+        try:
+            yield
+        finally:
+            self._spark.removeProgressHandler(self._take)
+
+    def _take(self, inflight_tasks: int = 0, **_: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self._reported = inflight_tasks
+
+    def running(self) -> int | None:
+        """How many tasks of the job run now; None when Spark does not tell."""
+        if self._is_connect:
+            return self._reported
+        try:
+            stages = [self._tracker.getStageInfo(stage) for stage in self._own_stages()]
+        except Exception:  # a stopped session, or one that forbids Java
+            return None
+        return sum(int(stage.numActiveTasks) for stage in stages if stage is not None)
+
+    def holders(self) -> str:
+        """Who runs tasks in this session's application beside the job, in words."""
+        if self._is_connect:
+            return "what holds them, Spark Connect does not tell: see the Spark UI"
+        try:
+            own = self._own_stages()
+            others = [self._tracker.getStageInfo(stage) for stage in self._tracker.getActiveStageIds()]
+        except Exception:
+            return "what holds them, this session does not tell: see the Spark UI"
+        busy = [stage for stage in others if stage is not None and stage.stageId not in own and stage.numActiveTasks]
+        if not busy:
+            return "none is held by another job of this application: its executors may be lost, or not there yet"
+        texts = [f"{one.numActiveTasks} by stage {one.stageId} ({one.name.splitlines()[0]!r})" for one in busy]
+        more = f", and {len(texts) - _MOST_HOLDERS} more stages" if len(texts) > _MOST_HOLDERS else ""
+        return f"other jobs of this application hold them: {', '.join(texts[:_MOST_HOLDERS])}{more}"
+
+    @property
+    def _tracker(self) -> Any:
+        return self._spark.sparkContext.statusTracker()
+
+    def _own_stages(self) -> set[int]:
+        # By the tag: PySpark's own tracker knows job groups only, and ours would replace the notebook's.
+        jobs = list(self._spark.sparkContext._jsc.sc().statusTracker().getJobIdsForTag(self._tag))
+        infos = [self._tracker.getJobInfo(job) for job in jobs]
+        return {int(stage) for info in infos if info is not None for stage in info.stageIds}
+
+
+@dataclass
+class Start:
+    """The time from a job's submission until user code has begun on all of its ranks.
+
+    Attributes:
+        function: what is run, for messages.
+        size: number of ranks.
+        timeout: how long it may take; None: for ever.
+        reports: what Spark tells.
+        placed: by partition, the rank, host and pid of the workers whose supervisors have said so.
+        begun: the ranks whose user code has begun.
+        connected: says how many supervisors are connected to the driver.
+    """
+
+    spark: SparkSession
+    function: str
+    size: int
+    timeout: timedelta | None
+    reports: TaskReports
+    placed: Mapping[int, Mapping[str, Any]]
+    begun: Collection[int]
+    connected: Callable[[], int]
+    _said: bool = field(default=False, init=False)
+    _runs_unseen: bool = field(default=False, init=False)
+
+    def look(self, seconds: float) -> None:
+        """Called now and then until all ranks have begun.
+
+        Args:
+            seconds: since the job was submitted.
+
+        Raises:
+            StartTimeoutError: it takes too long.
+        """
+        if self._runs_unseen:
+            return
+        late = self.timeout is not None and seconds >= self.timeout.total_seconds()
+        quiet = seconds < _SAY_WAITING_AFTER.total_seconds() or self._said
+        if not late and (quiet or self.begun):
+            return
+        heard = bool(self.begun or self.placed or self.connected())
+        if not heard and self.reports.running() != 0:
+            # Tasks run, or nobody knows; the driver is out of their reach. They end as they may.
+            self._runs_unseen = True
+            _log.info("%s: its ranks cannot tell the driver when they begin", self.function)
+        elif late:
+            raise StartTimeoutError(self._stuck() if heard else self._slots_wanting())
+        else:
+            self._said = True
+            print(f"spark_estimator: {self._waiting(seconds)}", file=sys.stderr, flush=True)
+
+    def _waiting(self, seconds: float) -> str:
+        return (
+            f"Spark has not started {self.function} on any of {self.size} ranks for {seconds:.0f} seconds. It needs "
+            f"{self.size} slots that are free at the same time; {self.reports.holders()}."
+        )
+
+    def _slots_wanting(self) -> str:
+        assert self.timeout is not None
+        slots = count_slots(self.spark)
+        count = f"has {slots.count}: {slots.arithmetic}" if slots.count is not None else slots.arithmetic
+        return (
+            f"Spark has not started {self.function} on any of {self.size} ranks within "
+            f"{self.timeout.total_seconds():g} seconds (start_timeout). It needs {self.size} slots that are free at "
+            f"the same time. This session {count}; {self.reports.holders()}. Wait until they are free, give the "
+            "session more, ask for fewer ranks, or raise start_timeout (or HOROVOD_SPARK_START_TIMEOUT)."
+        )
+
+    def _stuck(self) -> str:
+        assert self.timeout is not None
+        where = {
+            frame["rank"]: f"rank {frame['rank']} (host {printable(frame['host'])})"
+            for frame in list(self.placed.values())
+        }
+        missing = [rank for rank in range(self.size) if rank not in self.begun]
+        names = ", ".join(where.get(rank, f"rank {rank}") for rank in missing[:_MOST_HOLDERS])
+        more = f" and {len(missing) - _MOST_HOLDERS} more" if len(missing) > _MOST_HOLDERS else ""
+        return (
+            f"{names}{more} of {self.size} ranks had not begun {self.function} within "
+            f"{self.timeout.total_seconds():g} seconds (start_timeout), though Spark has started their tasks: their "
+            "Python is slow to start there, or its host is overloaded (see that executor's log). Raise start_timeout "
+            "(or HOROVOD_SPARK_START_TIMEOUT) if that is to be expected."
+        )

@@ -1,0 +1,9 @@
+"""`horovod.spark`: `run` calls a function on ranks in Spark tasks; a `Backend` is a place where estimators train.
+
+Importing this needs neither Spark nor a framework; running does.
+"""
+
+from spark_estimator.spark.backend import Backend, LocalBackend, SparkBackend
+from spark_estimator.spark.runner import run
+
+__all__ = ["Backend", "LocalBackend", "SparkBackend", "run"]

@@ -1,0 +1,58 @@
+"""What is said, and when, while ranks have not begun; who holds slots is tried in `tests/spark`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from spark_estimator.errors import StartTimeoutError
+from spark_estimator.launch.spark_start import Start, TaskReports
+
+
+def start(spark: Any, **more: Any) -> Start:
+    values = {"timeout": timedelta(seconds=30), "placed": {}, "begun": set(), "connected": lambda: 0, **more}
+    return Start(spark=spark, function="train()", size=3, reports=TaskReports(spark, "no job's"), **values)
+
+
+def test_one_line_is_said_after_a_while(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    job = start(spark)
+    job.look(19)
+    assert capsys.readouterr().err == ""
+    job.look(20)
+    job.look(29)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "has not started train() on any of 3 ranks for 20 seconds" in said
+    assert "none is held by another job" in said
+    with pytest.raises(StartTimeoutError, match=r"within 30 seconds .*This session has 2: 2 cores"):
+        job.look(30)
+
+
+def test_ranks_that_are_late_are_named(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    placed = {0: {"rank": 0, "host": "a", "pid": 1}, 1: {"rank": 2, "host": "b\x1b[0m", "pid": 2}}
+    job = start(spark, placed=placed, begun={0})
+    job.look(29)
+    assert capsys.readouterr().err == "", "some run, so slots are not what is wanting"
+    with pytest.raises(StartTimeoutError, match=r"^rank 1, rank 2 \(host b\\x1b\[0m\) of 3 ranks had not begun"):
+        job.look(30)
+    with pytest.raises(StartTimeoutError, match=r"^rank 0, rank 1, rank 2 of 3"):
+        start(spark, connected=lambda: 1).look(30)
+
+
+def test_without_a_limit_nobody_is_late(spark: Any) -> None:
+    start(spark, timeout=None).look(1e6)
+
+
+def test_ranks_that_cannot_tell_that_they_run_are_left_alone(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    class Silent(TaskReports):
+        def running(self) -> int | None:
+            return None  # as Spark Connect 3.5
+
+    job = start(spark)
+    job.reports = Silent(spark, "")
+    job.look(20)
+    job.look(30)
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,149 @@
+"""`spark.run` as Horovod's users call it, in the session that there is."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import os
+import re
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from spark_estimator.errors import NotEnoughSlotsError, ResultError, StartTimeoutError, WorkerFailedError
+from spark_estimator.spark import run
+
+pytestmark = pytest.mark.usefixtures("functions_travel_by_value")
+
+
+def rank() -> int:
+    return int(os.environ["HOROVOD_RANK"])
+
+
+def test_arguments_have_horovod_s_order_and_defaults() -> None:
+    given = {name: parameter.default for name, parameter in inspect.signature(run).parameters.items()}
+    assert given == {
+        "fn": inspect.Parameter.empty,
+        "args": (),
+        "kwargs": None,
+        **dict.fromkeys(("num_proc", "start_timeout", "use_mpi", "use_gloo", "extra_mpi_args", "env")),
+        **dict.fromkeys(("stdout", "stderr")),
+        "verbose": 1,
+        "nics": None,
+        "prefix_output_with_timestamp": False,
+        "executable": None,
+    }
+    assert list(given)[3:11] == [
+        *("num_proc", "start_timeout", "use_mpi", "use_gloo", "extra_mpi_args", "env", "stdout", "stderr")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"num_proc": 0}, ValueError, "num_proc=0: at least one"),
+        ({"num_proc": "2"}, TypeError, "num_proc .* whole number; it was '2'"),
+        ({"start_timeout": 0}, ValueError, "start_timeout .* more than 0; it was 0"),
+        ({"start_timeout": "soon"}, ValueError, "it was 'soon'"),
+        ({"env": {"A": 1}}, TypeError, "the variable 'A' was given as 1"),
+        ({"env": "A=1"}, TypeError, "env holds variables"),
+        ({"env": {"A=B": "1"}}, ValueError, "'A=B'='1' cannot be an environment variable"),
+        ({"stdout": "a.txt"}, TypeError, "stdout is where lines are written.*'a.txt'"),
+        ({"stderr": io.BytesIO()}, TypeError, "stderr is where lines are written"),
+        ({"fn": "train.py"}, TypeError, "the function to run on every rank"),
+    ],
+)
+def test_nonsense_is_refused(spark: Any, arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        run(**{"fn": rank, "num_proc": 1, **arguments})
+
+
+def test_all_values_come_back_in_rank_order_with_lines_and_environment(
+    spark: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "module_of_env.py").write_text("ANSWER = 42")
+
+    def work(word: str, *, times: int) -> tuple[Any, ...]:
+        import module_of_env
+
+        print(word * times)
+        print("complains", file=sys.stderr)
+        names = ("GREETING", "HOROVOD_SIZE", "PYSPARK_GATEWAY_SECRET", "PYTHONPATH")
+        return rank(), module_of_env.ANSWER, *(os.environ.get(name) for name in names)
+
+    lines, errors = io.StringIO(), io.StringIO()
+    # Copies of os.environ are what Horovod's examples pass.
+    secret = {"PYSPARK_GATEWAY_SECRET": "s", "HOROVOD_SIZE": "17", "HOROVOD_RANK": "5"}
+    env = {"GREETING": "hello", "PYTHONPATH": str(tmp_path), **secret}
+    with pytest.warns(UserWarning, match="use_mpi=True has no effect: there is no MPI"):
+        values = run(
+            work, ("ab",), {"times": 2}, 2, None, True, None, None, env, lines, errors, 2,
+            prefix_output_with_timestamp=True,
+        )  # fmt: skip
+    assert values == [(number, 42, "hello", "2", None, str(tmp_path)) for number in range(2)]
+    when = r"\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}"
+    for number in range(2):
+        assert re.search(rf"^{when}\[{number}\]<stdout>:abab$", lines.getvalue(), re.MULTILINE)
+        assert re.search(rf"^{when}\[{number}\]<stderr>:complains$", errors.getvalue(), re.MULTILINE)
+    printed, said = capfd.readouterr()
+    assert "abab" not in printed
+    for number in range(2):
+        assert re.search(rf"^spark_estimator: rank {number} runs on host \S+, pid \d+$", said, re.MULTILINE)
+
+
+def test_without_a_number_all_slots_are_used(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", module="pyspark")
+        assert run(rank) == [0, 1]
+    assert "2 ranks, which is what the session has room for" in capfd.readouterr().err
+    run(lambda: print("a line"), num_proc=1, verbose=0)
+    printed, said = capfd.readouterr()
+    assert printed == "[0]<stdout>:a line\n" and "spark_estimator:" not in said
+
+
+def test_failures_are_those_of_horovodrunner(spark: Any) -> None:
+    def fail() -> None:
+        if rank() == 1:
+            raise ValueError("boom")
+        threading.Event().wait()
+
+    with pytest.raises(WorkerFailedError, match=r"rank 1 .* raised ValueError: boom") as caught:
+        run(fail, num_proc=2)
+    assert caught.value.rank == 1 and 'raise ValueError("boom")' in str(caught.value.__cause__)
+    with pytest.raises(ResultError, match=r"rank 1 .* cannot be pickled"):
+        run(lambda: threading.Lock() if rank() else 1, num_proc=2)
+    with pytest.raises(NotEnoughSlotsError, match="3 ranks need 3 slots"):
+        run(rank, num_proc=3)
+
+
+def test_slots_that_others_hold_are_named(spark: Any, tmp_path: Path) -> None:
+    """The job waits for them no longer than it may; the next one runs when they are free."""
+    hold = tmp_path / "hold"
+    hold.touch()
+
+    def wait(batches: Any) -> Any:
+        (tmp_path / "held").touch()
+        while hold.exists():
+            time.sleep(0.1)
+        yield from batches
+
+    holder = threading.Thread(target=lambda: spark.range(0, 1, 1, 1).mapInArrow(wait, "id long").collect())
+    holder.start()
+    try:
+        while not (tmp_path / "held").exists():
+            time.sleep(0.05)
+        with pytest.raises(StartTimeoutError, match=r"rank\(\) on any of 2 ranks within 2 seconds") as caught:
+            run(rank, num_proc=2, start_timeout=2)
+    finally:
+        hold.unlink()
+        holder.join()
+    assert re.search(r"This session has 2: 2 cores .*other jobs .* hold them: 1 by stage \d+ \('", str(caught.value))
+    assert run(rank, num_proc=2, start_timeout=60) == [0, 1]
