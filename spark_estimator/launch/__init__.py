@@ -1,4 +1,4 @@
-"""Starts the ranks of a job, watches over them, and brings back rank 0's value or the failure that came first.
+"""Starts the ranks of a job, watches over them, and brings back their values or the failure that came first.
 
 A *launcher* decides where ranks run: ``local`` on this host, ``spark`` in the tasks of one barrier stage, ``cli`` for
 commands. Each rank is a *worker*: a process of its own that runs ``worker``. Each worker has a *supervisor* beside it
@@ -6,5 +6,5 @@ commands. Each rank is a *worker*: a process of its own that runs ``worker``. Ea
 nothing of it outlive the job. ``launcher`` is what all launchers do while a job runs.
 
 Modules, bottom up: ``spec`` (what travels), ``pickling``, ``failures``, ``result_pipe`` -> ``worker`` (the child),
-``supervisor`` (its parent) -> ``launcher`` -> ``local``, ``spark`` -> ``cli``.
+``supervisor`` (its parent) -> ``launcher`` -> ``local``, ``spark`` -> ``cli``, ``in_session`` (the door to ``spark``).
 """

@@ -77,12 +77,19 @@ class TaskReports:
             others = [self._tracker.getStageInfo(stage) for stage in self._tracker.getActiveStageIds()]
         except Exception:
             return "what holds them, this session does not tell: see the Spark UI"
-        busy = [stage for stage in others if stage is not None and stage.stageId not in own and stage.numActiveTasks]
-        if not busy:
-            return "none is held by another job of this application: its executors may be lost, or not there yet"
-        texts = [f"{one.numActiveTasks} by stage {one.stageId} ({one.name.splitlines()[0]!r})" for one in busy]
-        more = f", and {len(texts) - _MOST_HOLDERS} more stages" if len(texts) > _MOST_HOLDERS else ""
-        return f"other jobs of this application hold them: {', '.join(texts[:_MOST_HOLDERS])}{more}"
+        # Numbers of running tasks may be ten seconds old, so whatever is not done counts.
+        left = [
+            one for one in others if one is not None and one.stageId not in own and one.numCompletedTasks < one.numTasks
+        ]
+        if not left:
+            return "no other job of this application is at work: its executors may be lost, or not there yet"
+        texts = [
+            f"stage {one.stageId} ({one.name.splitlines()[0]!r}; of {one.numTasks} tasks {one.numActiveTasks} run and "
+            f"{one.numCompletedTasks} are done)"
+            for one in left
+        ]
+        more = f" and {len(texts) - _MOST_HOLDERS} more stages" if len(texts) > _MOST_HOLDERS else ""
+        return f"other jobs of this application are at work: {', '.join(texts[:_MOST_HOLDERS])}{more}"
 
     @property
     def _tracker(self) -> Any:

@@ -88,7 +88,7 @@ def test_run_brings_the_values_of_all_ranks_and_waits_no_longer_than_it_may(
     if "connect" in request.node.name:
         assert "Spark Connect does not tell" in text
     else:
-        assert "other jobs of this application hold them: 2 by stage " in text
+        assert "other jobs of this application are at work: stage " in text and "; of 2 tasks " in text
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_one_line_is_said_after_a_while(spark: Any, capsys: pytest.CaptureFixtur
     job.look(29)
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "has not started train() on any of 3 ranks for 20 seconds" in said
-    assert "none is held by another job" in said
+    assert "no other job of this application is at work" in said
     with pytest.raises(StartTimeoutError, match=r"within 30 seconds .*This session has 2: 2 cores"):
         job.look(30)
 

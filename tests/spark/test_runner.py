@@ -145,5 +145,7 @@ def test_slots_that_others_hold_are_named(spark: Any, tmp_path: Path) -> None:
     finally:
         hold.unlink()
         holder.join()
-    assert re.search(r"This session has 2: 2 cores .*other jobs .* hold them: 1 by stage \d+ \('", str(caught.value))
+    assert re.search(
+        r"This session has 2: 2 cores .*other jobs .* at work: stage \d+ \('.* of 1 tasks", str(caught.value)
+    )
     assert run(rank, num_proc=2, start_timeout=60) == [0, 1]
