@@ -75,6 +75,7 @@ class Engine:
         process_set: number of the group; 0 is the whole job.
         ranks: [size], what each rank of the group is called in the job.
         native: the engine itself.
+        joins: how often all ranks of the group have joined, and gone on.
         plans: by name, or by call and forms, what ``requests.run`` remembers of requests that come again.
         pending: by its number, each request for which a handle was made and that is not known to be done: its kind, its
             name (or kind of those without one), and when the handle was made, on the monotonic clock.
@@ -99,6 +100,7 @@ class Engine:
         self.process_set: int = config.process_set
         numbers = {config.rank: config.global_rank, **{peer.rank: peer.global_rank for peer in peers}}
         self.ranks: tuple[int, ...] = tuple(numbers[rank] for rank in sorted(numbers))
+        self.joins = 0
         self.plans: dict[object, object] = {}
         self.pending: dict[int, tuple[Op, str, float]] = {}
         self.loss_is_expected = False  # of a peer, in an elastic job

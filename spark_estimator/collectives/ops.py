@@ -144,6 +144,7 @@ def join() -> int:
     last = handle.last_joined()
     # Until then the ranks may have made different numbers of calls without a name. The engine counts anew, too.
     context.restart_numbers(_UNNAMED)
+    context.engine(None).joins += 1
     return last
 
 

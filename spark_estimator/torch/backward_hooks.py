@@ -67,7 +67,8 @@ class ParameterHooks:
 
     def count_in(self, key: int, missing: set[int]) -> None:
         """While `counting`, the parameter's id is taken out of `missing` when its gradient is complete."""
-        self._handles[key][2][0] = missing
+        if key in self._handles:  # else another optimizer, that has the parameter too, has taken its hook
+            self._handles[key][2][0] = missing
 
     def remove(self, key: int) -> None:
         """Listens no more to the parameter with this id."""
@@ -135,6 +136,11 @@ class EndOfBackward:
             listener.backward_raised()
 
 
+def call_at_the_end(act: Callable[[], None]) -> None:
+    """Calls `act` at the end of the pass that is under way, after all that is to be called then already."""
+    torch.autograd.Variable._execution_engine.queue_callback(act)
+
+
 def enclosing_function() -> Any | None:
     """The autograd function in whose ``backward`` this runs, as a reentrant checkpoint's own pass does; else None."""
     frame: FrameType | None = sys._getframe(1)
@@ -143,11 +149,34 @@ def enclosing_function() -> Any | None:
     return None if frame is None else frame.f_locals["self"]
 
 
-def call_after(function: Any, act: Callable[[], None]) -> None:
-    """Calls `act`, once, when the ``backward`` of an autograd function has returned, in the pass that it belongs to."""
+def inside_backward() -> bool:
+    """Whether this thread is at work on a backward pass."""
+    return bool(torch._C._current_graph_task_id() >= 0)
+
+
+def call_after(function: Any, act: Callable[[], None], listener: Listener) -> None:
+    """Calls `act`, once, when the ``backward`` of an autograd function has returned, in the pass that it belongs to.
+
+    When that raises, the listener is told so as soon as the graph is gone.
+    """
+    returned = _Returned(listener)
 
     def hook(*_: object) -> None:
         handle.remove()
+        returned.told = True
         act()
 
     handle = function.register_hook(hook)
+
+
+class _Returned:
+    """Held by the hook of an autograd function, and so dropped with it."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = weakref.ref(listener)
+        self.told = False
+
+    def __del__(self) -> None:
+        listener = self._listener()
+        if not self.told and listener is not None:
+            listener.backward_raised()

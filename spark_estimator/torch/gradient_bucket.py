@@ -58,9 +58,9 @@ class Options:
         return DenseBucket(name, slots, self)
 
     def next_name(self) -> str:
-        """A name for one more optimizer, to be asked for at its first exchange: all ranks come to these in one order.
+        """A name for one more optimizer, that all ranks of the set make alike if they make it in the same order.
 
-        Each set counts by itself: a rank that is in one of them more uses more optimizers than others.
+        Each set counts by itself: a rank that is in one of them more has made more optimizers than others.
         """
         number = context.next_number(f"DistributedOptimizer {self.engine().process_set}")
         return f"DistributedOptimizer.{number}"
@@ -117,12 +117,16 @@ class Slot:
         """A copy of the gradient, zeros without one, in the order in which its elements travel."""
         gradient = self.gradient
         if gradient is None:
-            return torch.zeros_like(self.param, device=device, dtype=dtype, requires_grad=False)
+            return self._wire(device, dtype).zero_()
         if gradient.layout is not torch.strided:
             gradient = self.densified(gradient)
             if gradient.dtype is dtype and gradient.device == torch.device(device) and self.fits(gradient):
                 return gradient
-        return torch.empty_like(self.param, device=device, dtype=dtype, requires_grad=False).copy_(gradient.detach())
+        return self._wire(device, dtype).copy_(gradient.detach())
+
+    def _wire(self, device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
+        # As the ranks have agreed, also where the parameter has come to lie otherwise since.
+        return torch.empty_strided(self.param.shape, self.strides, device=device, dtype=dtype)
 
     def put_back(self, wire: torch.Tensor) -> None:
         """Makes `wire` the parameter's gradient, in the form in which the gradient was."""
@@ -150,6 +154,7 @@ class Bucket(ABC):
 
     Attributes:
         missing: ids of the parameters whose gradients are not complete yet. Autograd's threads take theirs out.
+        torn: nobody knows whether the engine has it: something, such as Ctrl-C, came while it was handed over.
         bytes_given: that this rank handed to the engine in the last exchange.
     """
 
@@ -161,13 +166,14 @@ class Bucket(ABC):
         self._options = options
         self._keys = [id(slot.param) for slot in slots]
         self.missing = set(self._keys)
+        self.torn = False
         self._handle: Handle | None = None
         self._lock = threading.Lock()
 
     @property
     def submitted(self) -> bool:
         """Whether the engine has it, or has had it, in the present exchange."""
-        return self._handle is not None
+        return self._handle is not None or self.torn
 
     def submit(self) -> None:
         """Hands the bucket to the engine, with zeros for parameters without gradient; once in an exchange.
@@ -176,7 +182,13 @@ class Bucket(ABC):
         """
         with self._lock:  # two of autograd's threads may each have brought the last gradient
             if self._handle is None:
-                self._handle = self._submit()
+                try:
+                    self._handle = self._submit()
+                except Exception:
+                    raise
+                except BaseException:
+                    self.torn = True
+                    raise
 
     def proceed(self) -> None:  # noqa: B027  most kinds have one part only
         """Waits for the first part of an exchange that has two, and submits the second. Raises as `finish` does."""
@@ -192,6 +204,7 @@ class Bucket(ABC):
     def forget(self) -> None:
         """Makes ready for the next exchange. What is still in flight keeps its memory to itself."""
         self._handle = None
+        self.torn = False
         self.missing.update(self._keys)
         for slot in self.slots:
             slot.gradient = slot.wire = slot.context = None

@@ -20,6 +20,7 @@ first exchange, which sends nothing before the end; from then on its buckets wai
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -33,7 +34,14 @@ from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.errors import HorovodInternalError, MismatchError
 from spark_estimator.torch.agreement import agree
-from spark_estimator.torch.backward_hooks import EndOfBackward, ParameterHooks, call_after, enclosing_function
+from spark_estimator.torch.backward_hooks import (
+    EndOfBackward,
+    ParameterHooks,
+    call_after,
+    call_at_the_end,
+    enclosing_function,
+    inside_backward,
+)
 from spark_estimator.torch.buckets import Gradient, description, plan
 from spark_estimator.torch.compression import BucketCompression, wire_dtype
 from spark_estimator.torch.gradient_bucket import Bucket, Options, Slot
@@ -43,6 +51,9 @@ from spark_estimator.torch.sparse_bucket import SparseBucket
 
 class GradientExchange:
     """Listens to the parameters of one optimizer and exchanges their gradients.
+
+    Attributes:
+        name: under which all ranks know it in the present job: they number their optimizers as they make them.
 
     Args:
         optimizer: whose parameters; also those that are added or made trainable later.
@@ -71,6 +82,7 @@ class GradientExchange:
         self._bucket_of: dict[int, Bucket] = {}
         self._agreed = False  # the ranks have compared their plans
         self._join_job()
+        _in_order.append(weakref.ref(self))
         for param in self._trainable():
             self._hooks.add(param)
 
@@ -79,6 +91,8 @@ class GradientExchange:
     @property
     def in_backward(self) -> bool:
         """Whether a backward pass is under way, so that gradients may be in flight."""
+        if self._open and not inside_backward():
+            self.backward_raised()  # nobody has told: an inner pass had ended, and the outer one raised
         return self._open
 
     @property
@@ -88,6 +102,8 @@ class GradientExchange:
 
     def synchronize(self) -> None:
         """Exchanges what has not been exchanged in this step; returns when all gradients are averages. Collective."""
+        if self._done and self._averages_are_gone() and all(param.grad is None for param in self._trainable()):
+            self.begin_step()  # a step was given up: the other ranks may have averaged others since, for this one
         if not self._done:
             self._refresh()
             self._exchange()
@@ -118,6 +134,7 @@ class GradientExchange:
     def close(self) -> None:
         """Listens no more."""
         self._hooks.keep_only(set())
+        _in_order[:] = [other for other in _in_order if other() is not self]
 
     # --- what autograd calls ---
 
@@ -144,6 +161,7 @@ class GradientExchange:
         if not bucket.submitted:
             self._repeats = True
         elif not self._sent_before:  # else the earlier try of this step, whose backward raised, is what counts
+            self._cut_short_by = AssertionError.__name__
             name = next(slot.name for slot in bucket.slots if id(slot.param) == key)
             raise AssertionError(
                 f"The gradient of {name} had been sent to the other ranks when a backward() inside this backward() "
@@ -156,16 +174,23 @@ class GradientExchange:
         self._armed = self._hooks.counting[0] = False
         outer = enclosing_function()
         if outer is not None:
-            call_after(outer, self._resume)
+            call_after(outer, self._resume, self)
             return
         self._open = False
         self._passes += 1
         if self._passes >= self.passes_per_step:
-            self._exchange()
+            if self._agreed:
+                for bucket in self._buckets:
+                    bucket.submit()
+            # Every optimizer that this pass has reached has submitted before one waits: another rank's pass may have
+            # reached some of them only, and that rank waits for those first.
+            call_at_the_end(self._exchange)
 
     def backward_raised(self) -> None:
         """The pass died. What has been submitted counts, as the other ranks count on it; the rest never happened."""
         self._armed = self._open = self._hooks.counting[0] = False
+        if any(bucket.torn for bucket in self._buckets):
+            self._cut_short_by = KeyboardInterrupt.__name__
         for bucket in self._buckets:
             if bucket.submitted:
                 self._sent_before = True
@@ -174,6 +199,8 @@ class GradientExchange:
                 bucket.forget()
 
     def _begin_pass(self) -> None:
+        if self._open and enclosing_function() is None:
+            self.backward_raised()  # the pass before raised after an inner one had ended
         if not self._open:
             if self._passes >= self.passes_per_step and self._averages_are_gone():
                 self.begin_step()
@@ -244,14 +271,15 @@ class GradientExchange:
     # --- the plan ---
 
     def _join_job(self) -> None:
-        """Begins in the present job, in which it has no name before its first exchange."""
+        """Takes a name in the present job: after another `init()` all ranks number their optimizers anew."""
         self._engine: Engine = self._options.engine()
-        self._prefix = ""
+        self.name = self._options.next_name()
         self._agreed = False
+        self._joins = self._engine.joins
         self._cut_short_by = ""  # what ended an exchange on this rank that the other ranks may have completed
         for bucket in self._buckets:  # sent to an engine that is gone
             bucket.forget()
-        self._signature: list[tuple[int, torch.dtype, int]] | None = None
+        self._signature: list[tuple[int, torch.dtype, torch.Size]] | None = None
 
     def _trainable(self) -> list[torch.Tensor]:
         optimizer = self._optimizer()
@@ -262,24 +290,32 @@ class GradientExchange:
     def _refresh(self) -> None:
         """Plans anew after an `init()`, and when parameters were added, frozen, unfrozen or have changed their type."""
         if self._options.engine() is not self._engine:
-            self._join_job()
+            if self._options.process_set is None:
+                _join_in_order(self._options.engine())
+            else:
+                self._join_job()
         if self._cut_short_by:
             raise HorovodInternalError(
                 f"The last exchange of gradients was cut short on rank {context.rank()} by a {self._cut_short_by}, and "
                 "other ranks may have stepped without it: the models may differ. On all ranks call hvd.shutdown() and "
                 "hvd.init(), then broadcast_parameters() and broadcast_optimizer_state(), before training goes on."
             )
+        if self._joins != self._engine.joins:
+            # All ranks have left a join together. One may have had no batch yet, and have agreed to nothing.
+            self._joins = self._engine.joins
+            self._agreed = False
         params = self._trainable()
-        signature = [(id(param), param.dtype, param.numel()) for param in params]
+        signature = [(id(param), param.dtype, param.shape) for param in params]
         if signature == self._signature or any(bucket.submitted for bucket in self._buckets):
             return  # what has been submitted belongs to the old plan: a new one begins with the next step
         self._slots = [Slot(param, self._name(param)) for param in params]
-        self._signature = signature
+        self._signature = None
         self._agreed = False
         self._repeats = False
         for param in params:
             self._hooks.add(param)
         self._plan({})
+        self._signature = signature  # last: a plan that Ctrl-C has left half made is made again
 
     def _plan(self, sparse_dims: dict[int, int]) -> None:
         """Makes the buckets.
@@ -296,11 +332,11 @@ class GradientExchange:
             for numbers in plan([gradients[position] for position in dense], context.settings().bucket_bytes, groups)
         ]
         self._buckets = [
-            self._options.bucket(f"{self._prefix}.bucket.{number}", [self._slots[position] for position in positions])
+            self._options.bucket(f"{self.name}.bucket.{number}", [self._slots[position] for position in positions])
             for number, positions in enumerate(planned)
         ]
         for position, dims in sparse_dims.items():
-            name = f"{self._prefix}.sparse.{position}"
+            name = f"{self.name}.sparse.{position}"
             self._buckets.append(SparseBucket(name, self._slots[position], self._options, dims))
         self._bucket_of = {id(slot.param): bucket for bucket in self._buckets for slot in bucket.slots}
         self._hooks.keep_only(set(self._bucket_of))
@@ -337,13 +373,8 @@ class GradientExchange:
 
     def _agree(self) -> None:
         """Compares plans with the other ranks, before the first bucket of a plan travels."""
-        if not self._prefix:
-            # Not before: all ranks come to an exchange, and an optimizer that some have made for nothing must not shift
-            # the numbers of the rest.
-            self._prefix = self._options.next_name()
-            self._plan({})
         # Under the first bucket's own name: a rank that holds to the old plan submits that, and all get an error.
-        name, detail = f"{self._prefix}.bucket.0", f"{self._prefix}.plan"
+        name, detail = f"{self.name}.bucket.0", f"{self.name}.plan"
         process_set = self._options.process_set
         subject = "the parameters of DistributedOptimizer"
         try:
@@ -368,7 +399,7 @@ class GradientExchange:
             gradient = slot.param.grad
             if gradient is not None and gradient.layout is torch.sparse_coo:
                 seen[:, position] = torch.tensor([1, gradient.sparse_dim()])
-        name, process_set = f"{self._prefix}.sparse", self._options.process_set
+        name, process_set = f"{self.name}.sparse", self._options.process_set
         collectives.run(
             Op.ALLREDUCE,
             name,
@@ -392,3 +423,21 @@ class GradientExchange:
                     if other is param:
                         return f"allreduce.noname.{group_number}.{number}"
         return name or "unnamed"
+
+
+#: All exchanges of this process, in the order in which they were made.
+_in_order: list[weakref.ref[GradientExchange]] = []
+
+
+def _join_in_order(engine: Engine) -> None:
+    """Has every exchange of all ranks take its name in a new job, in the order in which they were made.
+
+    A process that has just come to an elastic job numbers its optimizers as it makes them; those that were there before
+    must come to the same numbers, whichever of them is used first.
+    """
+    gc.collect()  # an optimizer that nobody can use any more must not be counted on one rank and not on another
+    _in_order[:] = [other for other in _in_order if other() is not None]
+    for other in _in_order:
+        exchange = other()
+        if exchange is not None and exchange._options.process_set is None and exchange._engine is not engine:
+            exchange._join_job()

@@ -178,7 +178,7 @@ class DistributedMethods(torch.optim.Optimizer):
         self._distributed.passes = passes
         if self._distributed.exchange is not None:
             self._distributed.exchange.passes_per_step = passes
-            self._distributed.exchange.forget_passes()
+            self._distributed.exchange.begin_step()
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """As the optimizer's own. Raises AssertionError inside a backward pass, while gradients are in flight."""
@@ -189,7 +189,7 @@ class DistributedMethods(torch.optim.Optimizer):
                 raise AssertionError(
                     "zero_grad() was called while a backward pass is under way: its gradients are in flight."
                 )
-            exchange.forget_passes()
+            exchange.begin_step()  # what was exchanged and not used is given up, as it is on ranks without a backward
         super().zero_grad(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:

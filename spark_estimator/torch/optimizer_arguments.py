@@ -21,7 +21,7 @@ from spark_estimator.torch.memory import check_parameter
 
 def checked_op(op: int) -> ReduceOp:
     try:
-        if ReduceOp(op) in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
+        if not isinstance(op, bool) and ReduceOp(op) in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
             return ReduceOp(op)
     except ValueError:
         pass

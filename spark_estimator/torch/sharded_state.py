@@ -102,6 +102,7 @@ class ShardedState:
         self._params: list[list[torch.Tensor]] = []
         self._entered: list[list[torch.Tensor]] | None = None  # the groups' own parameters, while pieces stand there
         self._whole: dict[torch.Tensor, dict[str, Any]] | None = None  # of a consolidated state, until the next step
+        self._request_name()
 
     @property
     def holds_state(self) -> bool:
@@ -214,7 +215,7 @@ class ShardedState:
         )
 
     def _request_name(self) -> str:
-        """What this optimizer's requests are called: numbered at its first one in a job, which all ranks make."""
+        """What this optimizer's requests are called: numbered as it is made, and at its first one in a later job."""
         engine = context.engine(self._process_set)
         if self._named_by is None or self._named_by() is not engine:
             self._named_by = weakref.ref(engine)

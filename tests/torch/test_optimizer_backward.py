@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import spark_estimator.torch as hvd
+from spark_estimator.collectives.ops import Plan
 from spark_estimator.errors import HorovodInternalError
 from tests.ranks import run_ranks
 from tests.torch.rank_pool import RankPool
@@ -353,3 +355,161 @@ def test_an_exchange_that_is_interrupted() -> None:
         assert_same_on_all_ranks(model)
 
     run_ranks(2, train)
+
+
+def test_optimizers_that_ranks_reach_in_different_orders(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        heads = [nn.Linear(3, 1, bias=False) for _ in range(2)]
+        for head in heads:
+            nn.init.zeros_(head.weight)
+        optimizers = [
+            hvd.DistributedOptimizer(torch.optim.SGD(head.parameters(), lr=1.0), head.named_parameters(), op=hvd.Sum)
+            for head in heads
+        ]
+        inputs = torch.ones(1, 3)
+        for step in range(3):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss = heads[1](inputs) * 10
+            if rank == 0 or step != 1:  # one of rank 1's batches has nothing for the first head
+                loss = loss + heads[0](inputs)
+            loss.sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            assert heads[0].weight.tolist() == [[-float([2, 3, 5][step])] * 3]
+            assert heads[1].weight.tolist() == [[-20.0 * (step + 1)] * 3]
+
+    two_ranks.run(check)
+
+
+@pytest.mark.parametrize("clear", ["optimizer", "model", "synchronize", "passes"])
+def test_an_exchange_that_no_step_uses(two_ranks: RankPool, clear: str) -> None:
+    def check(rank: int) -> None:
+        param = nn.Parameter(torch.zeros(3))
+        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=1.0), [("w", param)], op=hvd.Sum)
+
+        def backward(factor: float) -> None:
+            (param * factor).sum().backward()
+
+        backward(1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        backward(1.0)  # all ranks give this step up
+        if clear == "synchronize":
+            optimizer.synchronize()
+        if clear == "model":
+            param.grad = None
+        elif clear == "passes":
+            optimizer.set_backward_passes_per_step(1)
+            param.grad = None
+        else:
+            optimizer.zero_grad()
+        if rank == 0:  # and rank 1 has no batch for the next
+            backward(1.0)
+        optimizer.step()
+        assert param.tolist() == [-3.0] * 3
+        for power in range(3):
+            optimizer.zero_grad()
+            backward(10.0**power)
+            optimizer.step()
+            assert param.tolist() == [-3.0 - 2 * sum(10.0**each for each in range(power + 1))] * 3
+
+    two_ranks.run(check)
+
+
+def test_an_outer_backward_that_raises_after_an_inner_one(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        class Raises(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, hidden: torch.Tensor, raises: bool) -> torch.Tensor:
+                ctx.raises = raises
+                return hidden.clone()
+
+            @staticmethod
+            def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+                with torch.enable_grad():
+                    (inner * (rank + 1.0)).sum().backward()
+                if ctx.raises:
+                    raise ValueError("boom")
+                return gradient, None
+
+        inner, outer = (nn.Parameter(torch.zeros(3)) for _ in range(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([inner, outer], lr=1.0))
+        for clears in (True, False):
+            loss = Raises.apply(outer * (rank + 1.0), True).sum()
+            with pytest.raises(ValueError, match="boom"):
+                loss.backward()
+            if clears:
+                optimizer.zero_grad()
+            else:
+                inner.grad = outer.grad = None
+            Raises.apply(outer * (rank + 1.0), False).sum().backward()
+            for param in (inner, outer):
+                assert param.grad is not None
+                assert param.grad.tolist() == [1.5] * 3
+            optimizer.step()
+            optimizer.zero_grad()
+
+    two_ranks.run(check)
+
+
+def test_ctrl_c_while_a_bucket_is_handed_over() -> None:
+    def train(rank: int) -> None:
+        hvd.init()
+        pair = [nn.Parameter(torch.zeros(3)) for _ in range(2)]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(pair, lr=1.0), groups=2)
+        submit = Plan.submit
+
+        def interrupted(self: Plan, *args: Any, **kwargs: Any) -> Any:
+            submit(self, *args, **kwargs)
+            raise KeyboardInterrupt  # as the native call returns
+
+        for step in range(3):
+            if rank == 0 and step == 2:
+                Plan.submit = interrupted  # type: ignore[method-assign]
+                with pytest.raises(KeyboardInterrupt):
+                    (pair[0] + pair[1]).sum().backward()
+                Plan.submit = submit  # type: ignore[method-assign]
+            optimizer.zero_grad()
+            with pytest.raises(HorovodInternalError) if step == 2 else nullcontext():
+                (pair[0] + pair[1]).sum().backward()
+            if step < 2:
+                optimizer.step()
+
+    run_ranks(2, train)
+
+
+def test_two_optimizers_with_a_parameter_in_common(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        first, shared, last = (nn.Parameter(torch.zeros(3)) for _ in range(3))
+        optimizers = [
+            hvd.DistributedOptimizer(torch.optim.SGD(pair, lr=1.0)) for pair in ([first, shared], [shared, last])
+        ]
+        for _ in range(2):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            ((first + shared + last) * (rank + 1.0)).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            for param in (first, shared, last):
+                assert param.grad is not None
+                assert param.grad.tolist() == [1.5] * 3
+
+    two_ranks.run(check)
+
+
+def test_a_rank_that_has_its_first_batch_after_a_join(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        params = [nn.Parameter(torch.zeros(3)) for _ in range(3)]
+        optimizers = [hvd.DistributedOptimizer(torch.optim.SGD([param], lr=1.0), op=hvd.Sum) for param in params]
+        for batches_of in ([2, 0], [2, 2]):
+            for _ in range(batches_of[rank]):
+                for param, optimizer in zip(params, optimizers, strict=True):
+                    optimizer.zero_grad()
+                    param.sum().backward()
+                    optimizer.step()
+            last = hvd.join()
+            hvd.broadcast_parameters([(str(number), param.data) for number, param in enumerate(params)], last)
+        assert [param.tolist() for param in params] == [[-6.0] * 3] * 3
+
+    two_ranks.run(check)

@@ -94,6 +94,23 @@ def test_gradients_of_any_memory_layout(two_ranks: RankPool) -> None:
     two_ranks.run(check)
 
 
+def test_a_parameter_that_comes_to_lie_otherwise_on_one_rank(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        model = nn.Conv2d(3, 4, 3, bias=False)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+        numbers = torch.arange(108.0).view(4, 3, 3, 3)
+        for step in range(3):
+            if step == 1 and rank == 1:
+                model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            optimizer.zero_grad()
+            (model.weight * numbers).sum().backward()
+            assert model.weight.grad is not None
+            assert torch.equal(model.weight.grad, numbers)
+            optimizer.step()
+
+    two_ranks.run(check)
+
+
 def test_parameters_that_share_a_gradient(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         model = nn.ParameterList([torch.ones(4), torch.ones(4), torch.ones(0), torch.ones(0)])
