@@ -76,8 +76,9 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     """Makes an optimizer step with gradients that are reduced over all ranks; returns that same object.
 
     Gradients travel while ``backward()`` is at work on others, and are averages when it returns: clip, unscale and log
-    them as in one process. A parameter that is not used on some ranks counts as zero there; one that no rank uses keeps
-    no gradient.
+    them as in one process. (A backward inside another one's autograd function is part of that: averages are there when
+    the outer one returns, or after ``step()``.) A parameter that is not used on some ranks counts as zero there; one
+    that no rank uses keeps no gradient. All ranks make their optimizers in the same order.
 
     Args:
         optimizer: any ``torch.optim.Optimizer``. Parameters may be added, frozen or unfrozen later, on all ranks alike.
