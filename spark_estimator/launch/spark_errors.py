@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 import sys
 
-from spark_estimator.errors import JobFailedError, NotEnoughSlotsError, PythonEnvironmentError, SparkEstimatorError
+from spark_estimator.errors import (
+    JobFailedError,
+    NotEnoughSlotsError,
+    PythonEnvironmentError,
+    ResultError,
+    SparkEstimatorError,
+)
 
 _MODULES = {
     "spark_estimator": "pip install spark-estimator",
@@ -54,6 +60,13 @@ def explain(text: str) -> SparkEstimatorError | None:
         return NotEnoughSlotsError(
             f"Spark has not got a slot for every rank{known}. Ask for fewer ranks, or give the session more "
             "executors or cores."
+        )
+    if match := re.search(
+        r"Total size of serialized results of .* bigger than spark\.driver\.maxResultSize \(.*?\)", text
+    ):
+        return ResultError(
+            f"the values that the ranks returned are too much together: {match[0]}. Return less (save it to storage "
+            "and return the path), or start the session with a larger spark.driver.maxResultSize."
         )
     if "SPARK-24942" in text:
         return NotEnoughSlotsError(

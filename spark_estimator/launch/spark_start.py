@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _SAY_WAITING_AFTER = timedelta(seconds=20)
 _MOST_HOLDERS = 5
+# Spark writes down what tasks do when the next of them does something, or with its executors' heartbeat every 10 s.
+_OLD = timedelta(seconds=12)
 _log = logger(__name__)
 
 
@@ -58,29 +60,36 @@ class TaskReports:
         if threading.get_ident() == self._thread:
             self._reported = inflight_tasks
 
-    def running(self) -> int | None:
-        """How many tasks of the job run now; None when Spark does not tell."""
+    def started(self) -> int | None:
+        """How many tasks of the job run, or have run; None when Spark does not tell. May be `_OLD` behind."""
         if self._is_connect:
             return self._reported
         try:
             stages = [self._tracker.getStageInfo(stage) for stage in self._own_stages()]
         except Exception:  # a stopped session, or one that forbids Java
             return None
-        return sum(int(stage.numActiveTasks) for stage in stages if stage is not None)
+        return sum(int(one.numActiveTasks + one.numCompletedTasks) for one in stages if one is not None)
 
-    def holders(self) -> str:
-        """Who runs tasks in this session's application beside the job, in words."""
+    def others(self) -> list[Any] | None:
+        """The stages of this session's application, beside the job's own, that have tasks to do; None: not told."""
         if self._is_connect:
-            return "what holds them, Spark Connect does not tell: see the Spark UI"
+            return None
         try:
             own = self._own_stages()
-            others = [self._tracker.getStageInfo(stage) for stage in self._tracker.getActiveStageIds()]
+            active = [self._tracker.getStageInfo(stage) for stage in self._tracker.getActiveStageIds()]
         except Exception:
-            return "what holds them, this session does not tell: see the Spark UI"
-        # Numbers of running tasks may be ten seconds old, so whatever is not done counts.
-        left = [
-            one for one in others if one is not None and one.stageId not in own and one.numCompletedTasks < one.numTasks
+            return None
+        # Whatever is not done counts: the numbers of running tasks may be old.
+        return [
+            one for one in active if one is not None and one.stageId not in own and one.numCompletedTasks < one.numTasks
         ]
+
+    def holders(self) -> str:
+        """Who is at work in this session's application beside the job, in words."""
+        left = self.others()
+        if left is None:
+            kind = "Spark Connect" if self._is_connect else "this session"
+            return f"what holds them, {kind} does not tell: see the Spark UI"
         if not left:
             return "no other job of this application is at work: its executors may be lost, or not there yet"
         texts = [
@@ -143,7 +152,10 @@ class Start:
         if not late and (quiet or self.begun):
             return
         heard = bool(self.begun or self.placed or self.connected())
-        if not heard and self.reports.running() != 0:
+        started = None if heard else self.reports.started()
+        if not heard and not started and seconds < _OLD.total_seconds() and not self.reports.others():
+            return  # nothing is in their way: they may well run, and Spark has not told it yet
+        if not heard and started != 0:
             # Tasks run, or nobody knows; the driver is out of their reach. They end as they may.
             self._runs_unseen = True
             _log.info("%s: its ranks cannot tell the driver when they begin", self.function)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.errors import JobFailedError, NotEnoughSlotsError, PythonEnvironmentError
+from spark_estimator.errors import JobFailedError, NotEnoughSlotsError, PythonEnvironmentError, ResultError
 from spark_estimator.launch import spark_errors
 from tests.launch import clusters
 
@@ -41,6 +41,12 @@ JAVA = "org.apache.spark.SparkException: Job aborted due to stage failure: {}\n\
             "lacks PyArrow 18.0.0",
         ),
         ("[SPARK-24819]: Barrier execution mode does not allow ...", NotEnoughSlotsError, "slot for every rank"),
+        (
+            "Total size of serialized results of 2 tasks (8.1 MiB) is bigger than spark.driver.maxResultSize (6.0 MiB)",
+            ResultError,
+            "returned are too much together: Total size of serialized results of 2 tasks (8.1 MiB) is bigger than "
+            "spark.driver.maxResultSize (6.0 MiB). Return less",
+        ),
         ("[SPARK-24942]: Barrier execution mode ...", NotEnoughSlotsError, "dynamicAllocation.enabled=false"),
     ],
 )

@@ -48,7 +48,7 @@ def test_without_a_limit_nobody_is_late(spark: Any) -> None:
 
 def test_ranks_that_cannot_tell_that_they_run_are_left_alone(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
     class Silent(TaskReports):
-        def running(self) -> int | None:
+        def started(self) -> int | None:
             return None  # as Spark Connect 3.5
 
     job = start(spark)

@@ -124,6 +124,16 @@ def test_failures_are_those_of_horovodrunner(spark: Any) -> None:
         run(rank, num_proc=3)
 
 
+def test_ranks_that_run_unheard_are_not_late(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_ESTIMATOR_DRIVER_CHANNEL", "0")
+
+    def work() -> int:
+        time.sleep(6)
+        return rank()
+
+    assert run(work, num_proc=2, start_timeout=2) == [0, 1]
+
+
 def test_slots_that_others_hold_are_named(spark: Any, tmp_path: Path) -> None:
     """The job waits for them no longer than it may; the next one runs when they are free."""
     hold = tmp_path / "hold"
