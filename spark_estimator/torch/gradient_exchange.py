@@ -347,6 +347,10 @@ class GradientExchange:
             f"{len(params)} parameters, {op.name.lower()}, scales {prescale} and {postscale}, "
             f"sparse gradients {'as dense ones' if self._options.sparse_as_dense else 'by their rows'}"
         )
+        if self.passes_per_step > 1:
+            header += f", {self.passes_per_step} backward passes a step"
+        if self._options.shard_state:
+            header += ", state in shares"
         if isinstance(self._options.compression, BucketCompression):
             header += f", {self._options.compression!r}"
         self._description = description(gradients, [*planned, *([position] for position in sparse_dims)], header)

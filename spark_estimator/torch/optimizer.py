@@ -78,7 +78,8 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     Gradients travel while ``backward()`` is at work on others, and are averages when it returns: clip, unscale and log
     them as in one process. (A backward inside another one's autograd function is part of that: averages are there when
     the outer one returns, or after ``step()``.) A parameter that is not used on some ranks counts as zero there; one
-    that no rank uses keeps no gradient. All ranks make their optimizers in the same order.
+    that no rank uses keeps no gradient. All ranks make their optimizers in the same order. A copy or a pickle is a
+    plain optimizer of its own class: wrap it again.
 
     Args:
         optimizer: any ``torch.optim.Optimizer``. Parameters may be added, frozen or unfrozen later, on all ranks alike.
@@ -117,7 +118,13 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     size = ranks_of(over)  # raises before init(), while nothing has been changed
     compression = compression_for(compression, operation)
     options = Options(
-        compression, operation, gradient_predivide_factor, checked_groups(optimizer, groups), sparse_as_dense, over
+        compression,
+        operation,
+        gradient_predivide_factor,
+        checked_groups(optimizer, groups),
+        sparse_as_dense,
+        over,
+        shard_state,
     )
     if operation is ReduceOp.ADASUM and size & (size - 1):
         raise ValueError(f"op=hvd.Adasum needs a power of two of ranks, and there are {size}; use hvd.Average.")
