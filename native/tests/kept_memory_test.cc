@@ -54,14 +54,14 @@ void TheSmallestThatFitsIsTaken() {
 void NoMoreIsKeptThanPromised() {
   FreeKeptMemory();
   std::vector<void*> memory;
-  for (int i = 0; i < 12; ++i) memory.push_back(AllocateMemory(8 * kMega));
+  for (int i = 0; i < 12; ++i) memory.push_back(AllocateMemory(9 * kMega));
   for (void* each : memory) {
     FreeMemory(each);
     CHECK(KeptMemoryBytes() <= kKeptMemoryBytes);
   }
   CHECK(KeptMemoryBytes() > kKeptMemoryBytes / 2);
-  CHECK_EQ(AllocateMemory(8 * kMega), memory[5]);  // those let go last are kept
-  FreeMemory(memory[5]);
+  CHECK_EQ(AllocateMemory(9 * kMega), memory[6]);  // those let go last are kept
+  FreeMemory(memory[6]);
   FreeMemory(AllocateMemory(kKeptMemoryBytes + 2 * kMega));
   CHECK(KeptMemoryBytes() <= kKeptMemoryBytes);
   FreeKeptMemory();
@@ -90,10 +90,12 @@ void ThreadsShareIt() {
 }
 
 void TooMuchIsRefusedInWords() {
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // whose allocators end the program
   Memory memory;
   const Status status = AllocateMemory(SIZE_MAX / 4, &memory);
   CHECK_EQ(status.code(), SE_NO_MEMORY);
   CHECK_CONTAINS(status.message(), std::to_string(SIZE_MAX / 4));
+#endif
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ def test_every_op_size_and_variant_has_a_figure(program: Path, channel: list[str
     assert [(result["op"], result["bytes"]) for result in whole["results"]] == expected
     for result in whole["results"]:
         variants = {"plan", "run", "submit"} | (set() if channel else {"shared"})
-        assert set(result["subjects"]) == variants | ({"bound"} if result["op"] == "allreduce" else set())
+        assert set(result["subjects"]) == variants | ({"bound"} if result["op"] in ("allreduce", "alltoall") else set())
         for figure in result["subjects"].values():
             assert 0 < figure["rank0_us"] <= figure["us"] * 1.001 and figure["blocks"] >= 3
 
