@@ -154,29 +154,15 @@ def inside_backward() -> bool:
     return bool(torch._C._current_graph_task_id() >= 0)
 
 
-def call_after(function: Any, act: Callable[[], None], listener: Listener) -> None:
+def call_after(function: Any, act: Callable[[], None]) -> None:
     """Calls `act`, once, when the ``backward`` of an autograd function has returned, in the pass that it belongs to.
 
-    When that raises, the listener is told so as soon as the graph is gone.
+    Not called when that raises. Nobody tells then: what its graph holds may be dropped at any later time, also in the
+    middle of another pass.
     """
-    returned = _Returned(listener)
 
     def hook(*_: object) -> None:
         handle.remove()
-        returned.told = True
         act()
 
     handle = function.register_hook(hook)
-
-
-class _Returned:
-    """Held by the hook of an autograd function, and so dropped with it."""
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = weakref.ref(listener)
-        self.told = False
-
-    def __del__(self) -> None:
-        listener = self._listener()
-        if not self.told and listener is not None:
-            listener.backward_raised()

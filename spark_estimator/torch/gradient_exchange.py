@@ -174,7 +174,7 @@ class GradientExchange:
         self._armed = self._hooks.counting[0] = False
         outer = enclosing_function()
         if outer is not None:
-            call_after(outer, self._resume, self)
+            call_after(outer, self._resume)
             return
         self._open = False
         self._passes += 1
