@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -62,8 +63,15 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalises a batch, and in training takes its statistics into the running ones."""
+        if self.training:
+            return self._in_training(input)
         self._check_input_dim(input)
-        if not self.training or context.engine(self.process_set).size == 1:
+        return super().forward(input)
+
+    @_disable_dynamo  # a compiled model breaks its graph here, and only in training
+    def _in_training(self, input: torch.Tensor) -> torch.Tensor:
+        self._check_input_dim(input)
+        if context.engine(self.process_set).size == 1:
             return super().forward(input)
         if not input.is_floating_point():
             raise ValueError(
@@ -178,6 +186,7 @@ class _Normalize(torch.autograd.Function):
         return output.to(input.dtype), mean, variance, count
 
     @staticmethod
+    @_disable_dynamo  # which may be called amid a compiled step
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor, *_: object) -> tuple[torch.Tensor | None, ...]:
         """The parameters' gradients are this rank's parts, as those of any other layer; their sum is the joint one."""

@@ -29,6 +29,8 @@ contradicts the job is a ValueError. Horovod's API goes on working beside it.
 - ``send`` and ``recv`` go over a connection of their own, TCP also on one host: fine for some megabytes, slower than
   collectives. The element type and shape travel with the message.
 - Every connection is authenticated with the job's key, the one to torch's store as well (``store`` says how).
+- ``torch.compile`` of a model, of DDP around it or of a function that calls collectives gives what there is without it:
+  blocking collectives stay in the graph, as torch has it, and the others break it.
 
 **In what order things happen.** A group's n-th operation on one rank meets the n-th on every other, whatever its
 kind, whether it blocks or not; messages go by sender and tag. A blocking call runs in the calling thread. With

@@ -33,11 +33,13 @@ from spark_estimator.torch.process_group.elements import (
 )
 from spark_estimator.torch.process_group.issuing import Finish, IssuingGroup
 from spark_estimator.torch.process_group.transfer import Form, Memory, memory_at
+from spark_estimator.torch.process_group.uncompiled import uncompiled
 from spark_estimator.torch.process_group.work import GroupWork
 
 Tensors = Sequence[torch.Tensor]
 
 
+@uncompiled
 class EngineGroup(IssuingGroup):
     """The ranks of a process group, and the collectives among them. Made by torch through `creation.create`.
 

@@ -21,6 +21,7 @@ from torch.futures import Future
 from spark_estimator.errors import MismatchError
 from spark_estimator.torch.process_group import callbacks
 from spark_estimator.torch.process_group.callbacks import Place
+from spark_estimator.torch.process_group.uncompiled import uncompiled
 
 #: What torch passes for "no time-out of its own".
 _NO_TIMEOUT = timedelta(0)
@@ -73,6 +74,7 @@ class Awaited(Protocol):
         """Whether `wait` would return, or raise, at once."""
 
 
+@uncompiled
 class GroupWork(torch.distributed.Work):
     """One operation of a process group.
 
