@@ -52,17 +52,17 @@ def init(
     Raises:
         PeerLostError: some ranks did not come; the text names them.
         AuthenticationError: a rank holds another key.
-        HorovodInternalError: this process has too few file descriptors left.
+        HorovodInternalError: this process has too few file descriptors left, or was forked from a rank.
         MismatchError: the ranks gave different process sets.
         ValueError: an argument or an environment variable cannot be used.
         NativeLibraryError: the engine's library cannot be loaded.
     """
     global _membership
     with _lock:
-        if _membership is not None:
-            return
         if _forked_from is not None:
             raise forked_error(_forked_from)
+        if _membership is not None:
+            return
         settings = Settings.read()
         _native.library()
         if process_sets == "dynamic":

@@ -28,8 +28,10 @@ _REPORTED_LINES = 40
 def forked_error(parent: int) -> HorovodInternalError:
     """What every use of a job gets in a process that was forked from one of its ranks."""
     return HorovodInternalError(
-        f"This process (pid {os.getpid()}) was forked from a rank (pid {parent}) after init(): it is not a rank, and "
-        "can neither run collectives nor join. Run them in the rank itself, or start the process by the 'spawn' method."
+        f"This process (pid {os.getpid()}) was forked from a rank (pid {parent}) after init(): it is no rank, though "
+        "rank() and size() still tell those of its parent, and can neither run collectives nor join. Run them in the "
+        "rank itself. A process that is to be a rank of its own is forked before its parent calls init(), or started "
+        "by the 'spawn' or 'forkserver' method."
     )
 
 

@@ -364,8 +364,10 @@ def _read_offer(fd: int) -> Rendezvous:
     if not made_by_us:
         raise ValueError(
             f"{RENDEZVOUS_FD_VARIABLE}={fd} points to no rendezvous in this process (pid {os.getpid()}): not the "
-            "launcher started it but one of the ranks. Use collectives in the rank itself; to run a job of one here, "
-            f"unset {RENDEZVOUS_FD_VARIABLE}."
+            "launcher started it but one of the ranks. Use collectives in the rank itself. If it is a worker that "
+            "multiprocessing or a DataLoader started by 'spawn' or 'forkserver', it runs the main script again: put "
+            'init() and what follows under `if __name__ == "__main__":` there. To run a job of one here, unset '
+            f"{RENDEZVOUS_FD_VARIABLE}."
         )
     rendezvous = Rendezvous.from_json(text)
     os.close(fd)  # so that no process that this one starts can read the key

@@ -201,6 +201,7 @@ def test_a_forked_child_cannot_use_the_job_and_harms_nothing() -> None:
                 # What is known stays known: data loaders ask.
                 assert (context.rank(), context.size(), context.is_initialized()) == (rank, 2, True)
                 uses = [lambda: arrays.allreduce(numpy.ones(1)), ops.barrier, lambda: objects.broadcast_object(1)]
+                uses.append(context.init)
                 if pending is not None:
                     uses += [pending.wait, pending.done]
                 for use in uses:
@@ -242,6 +243,29 @@ def test_a_forked_child_cannot_use_the_job_and_harms_nothing() -> None:
 
     for told in run_ranks(2, forks):
         assert "was forked from a rank" in told[0]
+
+
+def test_a_child_that_is_forked_before_init_may_be_the_rank() -> None:
+    def forks(rank: int) -> int:
+        import os
+
+        import numpy
+
+        from spark_estimator.collectives import arrays, context
+
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                context.init()
+                if (arrays.allreduce(numpy.ones(3), arrays.ReduceOp.SUM) == 2).all():
+                    code = 0
+                context.shutdown()
+            finally:
+                os._exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert run_ranks(2, forks) == [0, 0]
 
 
 @both_channels

@@ -163,8 +163,11 @@ def test_a_command_finds_its_rendezvous(job: list[tuple[Rendezvous, Endpoint]]) 
 def test_a_process_that_the_launcher_did_not_start_is_told(tmp_path: Path) -> None:
     with (tmp_path / "other").open("wb") as other:
         for fd in (other.fileno(), 999_999):
-            with pytest.raises(ValueError, match=rf"SPARK_ESTIMATOR_RENDEZVOUS_FD={fd} points to no rendezvous"):
+            with pytest.raises(
+                ValueError, match=rf"SPARK_ESTIMATOR_RENDEZVOUS_FD={fd} points to no rendezvous"
+            ) as told:
                 module.current(fd)
+            assert 'if __name__ == "__main__"' in str(told.value)
 
 
 def test_without_anything_there_is_none() -> None:
