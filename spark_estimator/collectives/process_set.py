@@ -8,22 +8,16 @@ by all ranks of the job together, also by those that are not in them.
 from __future__ import annotations
 
 import itertools
-import json
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
 
 from spark_estimator.collectives import descriptors
+from spark_estimator.collectives.agreement import Agreement
 from spark_estimator.collectives.connection import Group
 from spark_estimator.collectives.engine import Engine
-from spark_estimator.collectives.requests import gather_bytes
-from spark_estimator.errors import HorovodInternalError, MismatchError, NotInitializedError
-
-_EXCHANGE = "spark_estimator.process_sets"
-# Of the different calls that ranks made, so many are told.
-_TOLD_CALLS = 8
+from spark_estimator.errors import HorovodInternalError, NotInitializedError
 
 
 class ProcessSet:
@@ -122,6 +116,7 @@ class ProcessSets:
 
     def __init__(self, job: Engine, make_engine: Callable[[Group], Engine], dynamic: bool) -> None:
         self._job = job
+        self._agreement = Agreement(job)
         self._make_engine = make_engine
         self._dynamic = dynamic
         self._numbers = itertools.count(1)
@@ -142,7 +137,7 @@ class ProcessSets:
         """
         problem = next(filter(None, map(self._problem, static)), "")
         wish = {"init": [process_set.ranks for process_set in static]}
-        self._agree(wish, problem, self._lacking(static), dynamic=self._dynamic)
+        self._agreement.reach(wish, problem, self._lacking(static), dynamic=self._dynamic)
         for process_set in static:
             duplicate = self._duplicate(process_set)
             if duplicate:
@@ -159,7 +154,7 @@ class ProcessSets:
         """
         with self._changing:
             problem = self._forbidden() or self._problem(process_set)
-            self._agree({"add": process_set.ranks}, problem, self._lacking([process_set]))
+            self._agreement.reach({"add": process_set.ranks}, problem, self._lacking([process_set]))
             duplicate = self._duplicate(process_set)
             if duplicate:
                 raise ValueError(f"add_process_set: {duplicate}")
@@ -185,13 +180,13 @@ class ProcessSets:
             ValueError: on all ranks: some refuse, or the ranks make no group.
             MismatchError: on all ranks: they gave different ranks.
             HorovodInternalError: on all ranks: its ranks could not connect.
-            TimeoutError: some did not call it in time.
+            TimeoutError: some did not call it in time. The same call, made again, goes on waiting for them.
         """
         with self._changing:
             made = ProcessSet(ranks)
             is_job = made.ranks == list(self._job.ranks)
             lacking = "" if is_job else self._lacking([made])
-            self._agree({"group": made.ranks}, problem or self._problem(made), lacking, timeout, what=what)
+            self._agreement.reach({"group": made.ranks}, problem or self._problem(made), lacking, timeout, what=what)
             if is_job:
                 return self._job
             _, engine = self._connect(made)
@@ -222,7 +217,7 @@ class ProcessSets:
             )
         with self._changing:
             number = process_set.process_set_id if self._sets.get(process_set.process_set_id or 0) else None
-            self._agree({"remove": number or None}, self._forbidden())
+            self._agreement.reach({"remove": number or None}, self._forbidden())
             if not number:
                 return False
             engine = self.engines.pop(number)
@@ -300,43 +295,6 @@ class ProcessSets:
         own = [process_set for process_set in process_sets if self._job.global_rank in process_set.ranks]
         return descriptors.shortage(sum(descriptors.needed(len(process_set.ranks)) for process_set in own))
 
-    def _agree(
-        self,
-        wish: Mapping[str, Any],
-        problem: str = "",
-        lacking: str = "",
-        timeout: timedelta | None = None,
-        **alike: Any,
-    ) -> None:
-        """Compares what the ranks wish for. Raises on all of them, or on none.
-
-        Args:
-            wish: what is to be done, and with which ranks.
-            problem: why it cannot be done at all; '' for nothing.
-            lacking: what this process lacks for it; '' for nothing.
-            timeout: for the comparison; None: none.
-            alike: what else is to be the same on all ranks.
-        """
-        stated = self._exchange({"wish": wish, "problem": problem, "lacking": lacking, **alike}, timeout)
-        problems = {rank: said["problem"] for rank, said in stated.items() if said["problem"]}
-        if problems:
-            rank, text = next(iter(problems.items()))
-            raise ValueError(f"{_called(stated[rank])} on {_ranks_of(problems, len(stated))}: {text}")
-        lacks = {rank: said["lacking"] for rank, said in stated.items() if said["lacking"]}
-        if lacks:
-            rank, text = next(iter(lacks.items()))
-            raise HorovodInternalError(f"{_called(stated[rank])} on {_ranks_of(lacks, len(stated))}: {text}")
-        calls: dict[str, list[int]] = {}
-        for rank, said in stated.items():
-            calls.setdefault(_told(said), []).append(rank)
-        if len(calls) > 1:
-            told = [f"{_ranks_of(ranks, len(stated))} called {call}" for call, ranks in calls.items()]
-            left = f"; and {len(told) - _TOLD_CALLS} more" if len(told) > _TOLD_CALLS else ""
-            raise MismatchError(
-                f"The ranks disagree about process sets or groups: {', '.join(told[:_TOLD_CALLS])}{left}. All ranks of "
-                "the job make the same call with the same ranks, also those that are not among them."
-            )
-
     def _register(self, process_set: ProcessSet) -> None:
         """Registers a set on which all ranks of the job have agreed."""
         number, engine = self._connect(process_set)
@@ -355,7 +313,7 @@ class ProcessSets:
                     engine = self._make_engine(Group(number, tuple(process_set.ranks)))
                 except (HorovodInternalError, OSError, MemoryError) as error:
                     failure = error
-            stated = self._exchange({"failure": str(failure or "")})
+            stated = self._agreement.exchange({"failure": str(failure or "")})
             failed = {rank: said["failure"] for rank, said in stated.items() if said["failure"]}
             if failed:
                 rank, text = next(iter(failed.items()))
@@ -367,29 +325,3 @@ class ProcessSets:
                 engine.shutdown()
             raise
         return number, engine
-
-    def _exchange(self, stated: Mapping[str, Any], timeout: timedelta | None = None) -> dict[int, dict[str, Any]]:
-        """What every rank of the job states, by rank."""
-        gathered = gather_bytes(self._job, _EXCHANGE, json.dumps(stated).encode(), timeout=timeout)
-        return {rank: json.loads(bytes(text)) for rank, text in zip(self._job.ranks, gathered, strict=True)}
-
-
-def _called(stated: Mapping[str, Any]) -> str:
-    calls = {"init": "init(process_sets=...)", "add": "add_process_set", "remove": "remove_process_set"}
-    return calls.get(next(iter(stated["wish"]))) or str(stated["what"])
-
-
-def _told(stated: Mapping[str, Any]) -> str:
-    wish = stated["wish"]
-    value = next(iter(wish.values()))
-    if "init" in wish:
-        return f"init(process_sets={value}) with HOROVOD_DYNAMIC_PROCESS_SETS={int(stated['dynamic'])}"
-    if "remove" in wish:
-        return f"remove_process_set of the set with id {value}" if value else "remove_process_set of no registered set"
-    return f"{_called(stated)}({value})"
-
-
-def _ranks_of(ranks: Collection[int], size: int) -> str:
-    if len(ranks) == size:
-        return "every rank"
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -149,10 +149,24 @@ def gather_bytes(
         unnamed: see `Call`.
         timeout: for the wait; None: none.
     """
-    buffer = ctypes.create_string_buffer(payload, max(1, len(payload)))
-    tensor = Tensor(ctypes.addressof(buffer), 0, DType.UINT8, (len(payload),))
-    handle = run(engine, Call(Op.ALLGATHER, name, unnamed=unnamed), [tensor], buffer, repeats=False, timeout=timeout)
+    call = Call(Op.ALLGATHER, name, unnamed=unnamed)
+    handle = run(engine, call, *_as_tensor(payload), repeats=False, timeout=timeout)
     assert handle is not None
+    return gathered_bytes(handle)
+
+
+def submit_bytes(engine: Engine, name: str, payload: bytes) -> Handle:
+    """As `gather_bytes`, without waiting: `gathered_bytes` gives the result of the handle."""
+    return submit(engine, Call(Op.ALLGATHER, name), *_as_tensor(payload))
+
+
+def _as_tensor(payload: bytes) -> tuple[list[Tensor], object]:
+    buffer = ctypes.create_string_buffer(payload, max(1, len(payload)))
+    return [Tensor(ctypes.addressof(buffer), 0, DType.UINT8, (len(payload),))], buffer
+
+
+def gathered_bytes(handle: Handle) -> list[memoryview]:
+    """What each rank of the group gave, once the handle's allgather is done; waits for that."""
     data, rows = handle.gathered()
     ends = list(itertools.accumulate(rows))
     return [data[end - length : end] for end, length in zip(ends, rows, strict=True)]

@@ -90,6 +90,30 @@ def test_the_time_out_of_a_group(two_ranks: RankPool) -> None:
     two_ranks.run(check)
 
 
+def test_a_new_group_for_which_a_rank_comes_late(two_ranks: RankPool) -> None:
+    @in_group
+    def check(rank: int) -> None:
+        if rank == 0:
+            soon = timedelta(seconds=0.2)
+            for _ in range(2):
+                with pytest.raises(dist.DistBackendError, match=r"after 0.2 seconds.* made again, goes on waiting"):
+                    dist.new_group([0, 1], timeout=soon)
+            with pytest.raises(
+                RuntimeError, match=r"new_group\(\[0\]\) on rank 0: .*new_group\(\[0, 1\]\), was given up"
+            ):
+                dist.new_group([0])
+        hvd.barrier()
+        group = dist.new_group([0, 1])
+        other = dist.new_group([0])
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor, group=group)
+        if rank == 0:
+            dist.all_reduce(tensor, group=other)
+        assert tensor.tolist() == [2, 2]
+
+    two_ranks.run(check)
+
+
 @pytest.mark.parametrize("late", [0, 1])
 def test_collectives_in_callbacks_meet_whenever_they_are_called(three_ranks: RankPool, late: int) -> None:
     @in_group

@@ -51,7 +51,7 @@ collective is refused where it can be seen: wait for the future, and call it the
 - A wait longer than its time-out, or the group's: ``DistBackendError`` with rank and operation. The operation goes
   on.
 - Ranks give ``new_group`` different ranks: MismatchError on all of them, with what each gave. One does not call it:
-  ``DistBackendError`` on the others at the time-out.
+  ``DistBackendError`` on the others at the time-out; they may call it again, and go on waiting.
 - A ``recv`` that nobody sends to, or from a process that is frozen, is told of on stderr after
   HOROVOD_STALL_CHECK_TIME_SECONDS (10): who waits for whom, for which tag, and what has come instead. So is a ``send``
   that its receiver's connection does not take, and a collective. A ``recv`` from any rank fails when all others are

@@ -101,7 +101,8 @@ class JobGroups:
             raise DistBackendError(
                 f"new_group(ranks={ranks}) on rank {self.engine.global_rank}: some rank of the job had not called it "
                 f"after {limit.total_seconds():g} seconds. All ranks of the job call new_group, also those that are "
-                "not in the group, and in the same order as their other operations."
+                "not in the group, and in the same order as their other operations. The same call, made again, goes on "
+                "waiting."
             ) from None
         number = context.next_number(_GROUPS)
         if engine is None:

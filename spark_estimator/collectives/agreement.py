@@ -1,0 +1,109 @@
+"""How the ranks of a job agree on a process set or group before it is made: all of them, or none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from datetime import timedelta
+from typing import Any
+
+from spark_estimator.collectives.engine import Engine
+from spark_estimator.collectives.handle import Handle
+from spark_estimator.collectives.requests import gathered_bytes, submit_bytes
+from spark_estimator.errors import HorovodInternalError, MismatchError
+
+_EXCHANGE = "spark_estimator.process_sets"
+# Of the different calls that ranks made, so many are told.
+_TOLD_CALLS = 8
+
+
+class Agreement:
+    """What the ranks of a job tell one another about its sets; they all call the same methods in the same order.
+
+    Args:
+        job: the engine of all ranks.
+    """
+
+    def __init__(self, job: Engine) -> None:
+        self._job = job
+        #: An exchange that this rank has begun: what it stated, and the request. It goes on where a wait is given up.
+        self._unanswered: tuple[Mapping[str, Any], Handle] | None = None
+
+    def reach(
+        self,
+        wish: Mapping[str, Any],
+        problem: str = "",
+        lacking: str = "",
+        timeout: timedelta | None = None,
+        **alike: Any,
+    ) -> None:
+        """Compares what the ranks wish for. Raises on all of them, or on none.
+
+        Args:
+            wish: what is to be done, and with which ranks.
+            problem: why it cannot be done at all; '' for nothing.
+            lacking: what this process lacks for it; '' for nothing.
+            timeout: for the comparison; None: none.
+            alike: what else is to be the same on all ranks.
+        """
+        stated = self.exchange({"wish": wish, "problem": problem, "lacking": lacking, **alike}, timeout)
+        problems = {rank: said["problem"] for rank, said in stated.items() if said["problem"]}
+        if problems:
+            rank, text = next(iter(problems.items()))
+            raise ValueError(f"{_called(stated[rank])} on {_ranks_of(problems, len(stated))}: {text}")
+        lacks = {rank: said["lacking"] for rank, said in stated.items() if said["lacking"]}
+        if lacks:
+            rank, text = next(iter(lacks.items()))
+            raise HorovodInternalError(f"{_called(stated[rank])} on {_ranks_of(lacks, len(stated))}: {text}")
+        calls: dict[str, list[int]] = {}
+        for rank, said in stated.items():
+            calls.setdefault(_told(said), []).append(rank)
+        if len(calls) > 1:
+            told = [f"{_ranks_of(ranks, len(stated))} called {call}" for call, ranks in calls.items()]
+            left = f"; and {len(told) - _TOLD_CALLS} more" if len(told) > _TOLD_CALLS else ""
+            raise MismatchError(
+                f"The ranks disagree about process sets or groups: {', '.join(told[:_TOLD_CALLS])}{left}. All ranks of "
+                "the job make the same call with the same ranks, also those that are not among them."
+            )
+
+    def exchange(self, stated: Mapping[str, Any], timeout: timedelta | None = None) -> dict[int, dict[str, Any]]:
+        """What every rank of the job states, by rank. One that was given up is taken up again by the same call."""
+        if self._unanswered is None:
+            self._unanswered = stated, submit_bytes(self._job, _EXCHANGE, json.dumps(stated).encode())
+        before, handle = self._unanswered
+        if before.get("wish") != stated.get("wish"):
+            raise HorovodInternalError(
+                f"{_told(stated)} on rank {self._job.global_rank}: an earlier call of this rank, {_told(before)}, was "
+                "given up (at its time-out or by an interrupt) before all ranks had made it, and still waits for them. "
+                "Make that call again first: it then goes on waiting."
+            )
+        try:
+            handle.wait(timeout)
+        finally:
+            if handle.done():
+                self._unanswered = None
+        gathered = gathered_bytes(handle)
+        return {rank: json.loads(bytes(text)) for rank, text in zip(self._job.ranks, gathered, strict=True)}
+
+
+def _called(stated: Mapping[str, Any]) -> str:
+    calls = {"init": "init(process_sets=...)", "add": "add_process_set", "remove": "remove_process_set"}
+    return calls.get(next(iter(stated["wish"]))) or str(stated["what"])
+
+
+def _told(stated: Mapping[str, Any]) -> str:
+    wish = stated.get("wish")
+    if wish is None:
+        return "the connecting of a new set"
+    value = next(iter(wish.values()))
+    if "init" in wish:
+        return f"init(process_sets={value}) with HOROVOD_DYNAMIC_PROCESS_SETS={int(stated['dynamic'])}"
+    if "remove" in wish:
+        return f"remove_process_set of the set with id {value}" if value else "remove_process_set of no registered set"
+    return f"{_called(stated)}({value})"
+
+
+def _ranks_of(ranks: Collection[int], size: int) -> str:
+    if len(ranks) == size:
+        return "every rank"
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
