@@ -7,6 +7,8 @@ import importlib
 import os
 import sys
 
+from spark_estimator.console import ends_with_its_reader
+
 USAGE = """usage: python -m spark_estimator VERB [ARGUMENTS]
 
   doctor   check everything that a job will need on this machine, and say how to mend what is missing
@@ -28,6 +30,7 @@ VERBS = {
 }
 
 
+@ends_with_its_reader
 def main(argv: list[str] | None = None) -> int:
     """Runs one verb; returns its exit status, 2 when there is no such verb."""
     verb, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]

@@ -27,6 +27,7 @@ from spark_estimator.benchmarks.programs import UnavailableError
 from spark_estimator.benchmarks.tables import Ratio
 from spark_estimator.benchmarks.turns import OPS, BenchmarkError, Group, Subject
 from spark_estimator.collectives.rendezvous import local_rendezvous
+from spark_estimator.console import ends_with_its_reader
 
 DEFAULT_BYTES = (4, 1024, 65536, 1 << 20, 16 << 20, 102_400_000)
 _MODULE = "spark_estimator.benchmarks.collectives"
@@ -85,6 +86,7 @@ def start_subjects(
     return sorted(subjects, key=lambda subject: order.index(subject.name))
 
 
+@ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the arguments, runs all libraries' ranks on this host, prints the table."""
     words = sys.argv[1:] if argv is None else list(argv)

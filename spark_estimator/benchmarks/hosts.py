@@ -24,6 +24,7 @@ from spark_estimator.benchmarks.command_line import Report, ended_by_signals, pa
 from spark_estimator.benchmarks.namespaces import Network, UnavailableError
 from spark_estimator.benchmarks.tables import Ratio
 from spark_estimator.benchmarks.turns import BenchmarkError, Form, Group, Subject
+from spark_estimator.console import ends_with_its_reader
 
 _MODULE = "spark_estimator.benchmarks.hosts"
 DEFAULT_BYTES = (4, 65536, 1 << 20, 16 << 20)
@@ -103,6 +104,7 @@ def start_subjects(stack: contextlib.ExitStack, layout: Layout, bits_per_second:
     return subjects
 
 
+@ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the arguments and prints a table for each layout."""
     words = sys.argv[1:] if argv is None else list(argv)

@@ -30,6 +30,7 @@ from typing import Any
 from spark_estimator.benchmarks import programs, tables
 from spark_estimator.benchmarks.command_line import ended_by_signals, list_of, positive
 from spark_estimator.benchmarks.turns import BenchmarkError
+from spark_estimator.console import ends_with_its_reader
 from spark_estimator.runner import HorovodRunner
 
 _MODULE = "spark_estimator.benchmarks.launch"
@@ -196,6 +197,7 @@ def many_lines(size: int, total: int) -> tuple[int, float]:
     return sum(map(len, of_rank.values())), seconds
 
 
+@ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the arguments, starts the sessions, prints the tables."""
     words = sys.argv[1:] if argv is None else list(argv)

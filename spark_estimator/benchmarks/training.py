@@ -27,6 +27,7 @@ from spark_estimator.benchmarks.command_line import ended_by_signals, list_of, p
 from spark_estimator.benchmarks.tables import Ratio
 from spark_estimator.benchmarks.turns import BenchmarkError, Figure, Form, Group, Line, Subject, measure
 from spark_estimator.collectives.rendezvous import local_rendezvous
+from spark_estimator.console import ends_with_its_reader
 
 #: Bytes of each model's gradients.
 MODELS = {"mlp": 1_664_000, "resnet50": 102_228_128, "transformer": 18_954_240}
@@ -53,6 +54,7 @@ def exposed(line: Line) -> Line:
     return replace(line, figures=figures)
 
 
+@ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the arguments, runs the ranks on this host, prints the table."""
     words = sys.argv[1:] if argv is None else list(argv)

@@ -22,6 +22,7 @@ from typing import NoReturn
 
 from spark_estimator import __version__
 from spark_estimator.collectives.rendezvous import host_id, local_rendezvous, new_job_id
+from spark_estimator.console import ends_with_its_reader
 from spark_estimator.elastic.rounds import Terms
 from spark_estimator.env import Settings
 from spark_estimator.errors import SparkEstimatorError, WorkerFailedError
@@ -63,6 +64,7 @@ _NOT_YET = {
 }
 
 
+@ends_with_its_reader
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point of ``horovodrun``.
 

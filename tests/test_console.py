@@ -1,0 +1,53 @@
+"""A command line whose reader has gone ends without a word, with the status that a shell gives for SIGPIPE."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from spark_estimator.console import UNREAD_STATUS, ends_with_its_reader
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["spark_estimator", "env"],
+        ["spark_estimator", "--help"],
+        ["spark_estimator", "doctor", "--json"],
+        ["spark_estimator.launch.cli", "-np", "2", sys.executable, "-c", "print(list(range(9999)))"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("merged", [False, True], ids=["stdout", "both"])
+def test_nobody_reads(command: list[str], merged: bool) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        told = subprocess.run(
+            [sys.executable, "-m", *command],
+            stdout=write,
+            stderr=write if merged else subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(write)
+    assert told.returncode == UNREAD_STATUS == 141
+    assert not told.stderr
+
+
+def test_another_pipe_that_breaks_is_an_error() -> None:
+    @ends_with_its_reader
+    def main() -> None:
+        read, write = os.pipe()
+        os.close(read)
+        try:
+            os.write(write, b"x")
+        finally:
+            os.close(write)
+
+    with pytest.raises(BrokenPipeError):
+        main()
