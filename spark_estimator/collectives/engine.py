@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import c_int64, c_void_p
+from dataclasses import dataclass
 
 from spark_estimator import _native
 from spark_estimator._native import Config, Op, Peer, Request, Result, Status
@@ -65,6 +66,22 @@ class NativeEngine:
             self.library.se_engine_destroy(pointer)
 
 
+@dataclass
+class Pending:
+    """A request whose result has not been fetched.
+
+    Attributes:
+        op, name: of the collective.
+        since: on the monotonic clock, in seconds.
+        waiters: how many threads wait for it now.
+    """
+
+    op: Op
+    name: str
+    since: float
+    waiters: int = 0
+
+
 class Engine:
     """A running native engine. Created by ``context`` and ``process_set``, used by ``requests`` and ``handle``.
 
@@ -104,7 +121,7 @@ class Engine:
         self.ranks: tuple[int, ...] = tuple(numbers[rank] for rank in sorted(numbers))
         self.joins = 0
         self.plans: dict[object, object] = {}
-        self.pending: dict[int, tuple[Op, str, float]] = {}
+        self.pending: dict[int, Pending] = {}
         self.loss_is_expected = False  # of a peer, in an elastic job
         self.at_end: Callable[[], object] | None = None
         self._detached: deque[tuple[int, object]] = deque()

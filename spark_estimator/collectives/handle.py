@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from spark_estimator import _native
 from spark_estimator._native import Op, Status
-from spark_estimator.collectives.engine import WAIT_SLICE_SECONDS, Engine
+from spark_estimator.collectives.engine import WAIT_SLICE_SECONDS, Engine, Pending
 
 
 class Gathered(NamedTuple):
@@ -46,7 +46,7 @@ class Handle:
         self._gathered: tuple[Gathered, ...] = ()
         self._last_joined = -1
         self._lock = threading.Lock()
-        engine.pending[number] = (op, name, time.monotonic())
+        self._pending = engine.pending[number] = Pending(op, name, time.monotonic())
 
     def done(self) -> bool:
         """Whether the collective has ended, well or not. Does not block, and raises for a failure only in `wait`."""
@@ -71,12 +71,16 @@ class Handle:
         if timeout is not None and not isinstance(timeout, timedelta):
             raise TypeError(f"timeout must be a datetime.timedelta, as timedelta(seconds=5), not {timeout!r}.")
         deadline = math.inf if timeout is None else time.monotonic() + timeout.total_seconds()
-        while not self._ended(min(WAIT_SLICE_SECONDS, max(0.0, deadline - time.monotonic()))):
-            if timeout is not None and time.monotonic() >= deadline:
-                raise TimeoutError(
-                    f"{self._op.name.lower()} {self.name!r} was not done on rank {self._engine.global_rank} after "
-                    f"{timeout.total_seconds():g} seconds; some rank has not submitted it."
-                )
+        self._pending.waiters += 1
+        try:
+            while not self._ended(min(WAIT_SLICE_SECONDS, max(0.0, deadline - time.monotonic()))):
+                if timeout is not None and time.monotonic() >= deadline:
+                    raise TimeoutError(
+                        f"{self._op.name.lower()} {self.name!r} was not done on rank {self._engine.global_rank} after "
+                        f"{timeout.total_seconds():g} seconds; some rank has not submitted it."
+                    )
+        finally:
+            self._pending.waiters -= 1
         if self._status not in (None, Status.OK):
             raise _native.error_of(self._status, self._message)
 

@@ -1,29 +1,47 @@
-"""Says in which collectives a rank waits for others, to those that wait for it."""
+"""Says in which collectives a rank waits for others, and which it has only submitted, to those that wait for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from spark_estimator._native import Status
 from spark_estimator.collectives.engine import Engine
+from spark_estimator.errors import HorovodInternalError
 
 # Enough to see which call is another on this rank than on the rest; a thousand gradients must not fill a log.
 _SHOWN = 10
 
 
 def told(engines: Iterable[Engine], now: float) -> str:
-    """The collectives that this rank has submitted and that are not done, the oldest first, in one sentence.
+    """The collectives that this rank has submitted and that are not done, the oldest first, in a sentence or two.
 
     Args:
         engines: of this rank, of all groups that it is in.
         now: on the monotonic clock, in seconds.
     """
-    waiting = []
+    waiting, submitted = [], []
     for engine in engines:
         where = f" of process set {engine.process_set}" if engine.process_set else ""
-        for op, name, since in list(engine.pending.values()):
-            waiting.append((since, f"{op.name.lower()} {name!r}{where} ({now - since:.0f} s)"))
-    if not waiting:
-        return "It waits in no collective itself."
-    waiting.sort()
-    more = f" and {len(waiting) - _SHOWN} more" if len(waiting) > _SHOWN else ""
-    return f"It waits for others itself, in {', '.join(text for _, text in waiting[:_SHOWN])}{more}."
+        for number, request in list(engine.pending.items()):
+            if _is_done(engine, number):
+                continue  # its result has not been fetched, perhaps never will be: nobody is kept waiting by that
+            text = f"{request.op.name.lower()} {request.name!r}{where} ({now - request.since:.0f} s)"
+            (waiting if request.waiters else submitted).append((request.since, text))
+    text = "It waits in no collective itself."
+    if waiting:
+        text = f"It waits for others itself, in {_oldest(waiting)}."
+    if submitted:
+        text += f" Submitted, and no thread of it waits for the result: {_oldest(submitted)}."
+    return text
+
+
+def _is_done(engine: Engine, number: int) -> bool:
+    try:
+        return engine.poll(number) is not Status.IN_PROGRESS
+    except HorovodInternalError:  # the engine has ended
+        return True
+
+
+def _oldest(requests: Sequence[tuple[float, str]]) -> str:
+    more = f" and {len(requests) - _SHOWN} more" if len(requests) > _SHOWN else ""
+    return ", ".join(text for _, text in sorted(requests)[:_SHOWN]) + more

@@ -24,6 +24,8 @@ def test_a_stall_names_the_missing_rank_and_what_it_is_doing() -> None:
         context.init(process_sets="dynamic")
         pair = context.add_process_set([1, 2])
         array, later = numpy.ones(3), None
+        other = numpy.ones(3)
+        unfetched = arrays.allreduce_into(other, other, arrays.ReduceOp.SUM, "done and not fetched")
         if rank == 2:
             later = arrays.allreduce_into(array, array, arrays.ReduceOp.SUM, "later", process_set=pair)
             busy_with_something_else()
@@ -34,6 +36,7 @@ def test_a_stall_names_the_missing_rank_and_what_it_is_doing() -> None:
             later = arrays.allreduce_into(array, array, arrays.ReduceOp.SUM, "later", process_set=pair)
         if later is not None:
             later.wait()
+        unfetched.wait()
         assert not context.engine().pending and not (rank and context.engine(pair).pending)
 
     environ = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}
@@ -45,8 +48,9 @@ def test_a_stall_names_the_missing_rank_and_what_it_is_doing() -> None:
         assert "'waited for'" in told, told
         assert "rank 2" in told, told
         assert "busy_with_something_else" in told, told
-        assert "It waits for others itself, in allreduce 'later' of process set 1 (" in told, told
-    assert "others wait for this rank, rank 2, as just told. It waits for others itself, in" in outcomes[2].output
+        assert "It waits in no collective itself. Submitted, and no thread of it waits for the result: " in told, told
+        assert "result: allreduce 'later' of process set 1 (" in told, told
+    assert "others wait for this rank, rank 2, as just told. It waits in no collective itself" in outcomes[2].output
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:
