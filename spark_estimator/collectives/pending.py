@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from spark_estimator._native import Status
@@ -10,6 +11,9 @@ from spark_estimator.errors import HorovodInternalError
 
 # Enough to see which call is another on this rank than on the rest; a thousand gradients must not fill a log.
 _SHOWN = 10
+
+# Things whose requests are named by how many of them the rank had made before.
+_COUNTED = re.compile(r"(DistributedOptimizer|ShardedState)\.\d+\b")
 
 
 def told(engines: Iterable[Engine], now: float) -> str:
@@ -32,6 +36,12 @@ def told(engines: Iterable[Engine], now: float) -> str:
         text = f"It waits for others itself, in {_oldest(waiting)}."
     if submitted:
         text += f" Submitted, and no thread of it waits for the result: {_oldest(submitted)}."
+    counted = _COUNTED.search(text)
+    if counted is not None:
+        text += (
+            f" The number in {counted[0]!r} counts those that this rank made before: a rank that made one more or less, "
+            "or in another order, calls by other names than the rest. All ranks make theirs alike."
+        )
     return text
 
 

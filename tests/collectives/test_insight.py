@@ -24,16 +24,16 @@ def test_a_stall_names_the_missing_rank_and_what_it_is_doing() -> None:
         context.init(process_sets="dynamic")
         pair = context.add_process_set([1, 2])
         array, later = numpy.ones(3), None
-        other = numpy.ones(3)
+        other, name = numpy.ones(3), "DistributedOptimizer.1.bucket.0"
         unfetched = arrays.allreduce_into(other, other, arrays.ReduceOp.SUM, "done and not fetched")
         if rank == 2:
-            later = arrays.allreduce_into(array, array, arrays.ReduceOp.SUM, "later", process_set=pair)
+            later = arrays.allreduce_into(array, array, arrays.ReduceOp.SUM, name, process_set=pair)
             busy_with_something_else()
         if rank:
             arrays.allreduce(numpy.ones(3), name="waited for", process_set=pair)
         arrays.allreduce(numpy.ones(3), name="waited for")
         if rank == 1:
-            later = arrays.allreduce_into(array, array, arrays.ReduceOp.SUM, "later", process_set=pair)
+            later = arrays.allreduce_into(array, array, arrays.ReduceOp.SUM, name, process_set=pair)
         if later is not None:
             later.wait()
         unfetched.wait()
@@ -49,7 +49,8 @@ def test_a_stall_names_the_missing_rank_and_what_it_is_doing() -> None:
         assert "rank 2" in told, told
         assert "busy_with_something_else" in told, told
         assert "It waits in no collective itself. Submitted, and no thread of it waits for the result: " in told, told
-        assert "result: allreduce 'later' of process set 1 (" in told, told
+        assert "result: allreduce 'DistributedOptimizer.1.bucket.0' of process set 1 (" in told, told
+        assert "The number in 'DistributedOptimizer.1' counts those that this rank made before" in told, told
     assert "others wait for this rank, rank 2, as just told. It waits in no collective itself" in outcomes[2].output
 
 
