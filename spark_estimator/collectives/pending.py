@@ -23,7 +23,8 @@ def told(engines: Iterable[Engine], now: float) -> str:
         engines: of this rank, of all groups that it is in.
         now: on the monotonic clock, in seconds.
     """
-    waiting, submitted = [], []
+    waiting: list[tuple[float, str]] = []
+    submitted: list[tuple[float, str]] = []
     for engine in engines:
         where = f" of process set {engine.process_set}" if engine.process_set else ""
         for number, request in list(engine.pending.items()):
@@ -39,8 +40,8 @@ def told(engines: Iterable[Engine], now: float) -> str:
     counted = _COUNTED.search(text)
     if counted is not None:
         text += (
-            f" The number in {counted[0]!r} counts those that this rank made before: a rank that made one more or less, "
-            "or in another order, calls by other names than the rest. All ranks make theirs alike."
+            f" The number in {counted[0]!r} counts those that this rank made before: a rank that made one more or "
+            "less, or in another order, calls by other names than the rest. All ranks make theirs alike."
         )
     return text
 

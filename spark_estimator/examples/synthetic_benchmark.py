@@ -1,6 +1,9 @@
 """Images a second that the ranks of a job train with, on images that are made up once.
 
-``horovodrun -np 2 python -m spark_estimator.examples.synthetic_benchmark --model resnet18 --image-size 64``
+``horovodrun -np 2 python -m spark_estimator.examples.synthetic_benchmark``
+
+Without arguments that is ResNet-50 on images of 224 pixels where there is a GPU, and ResNet-18 on a few of 64, for some
+seconds, where there is none.
 """
 
 from __future__ import annotations
@@ -21,20 +24,22 @@ from spark_estimator.examples.resnet import DEPTHS, resnet
 def main(argv: Sequence[str] | None = None) -> float:
     """Measures on every rank; rank 0 prints. Returns images a second of all ranks together."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="resnet50", choices=[f"resnet{depth}" for depth in sorted(DEPTHS)])
+    gpu = torch.cuda.is_available()
+    default = "resnet50" if gpu else "resnet18"
+    parser.add_argument("--model", default=default, choices=[f"resnet{depth}" for depth in sorted(DEPTHS)])
     parser.add_argument("--width", type=int, default=64, help="channels of its first stage")
-    parser.add_argument("--image-size", type=int, default=224, help="pixels a side")
-    parser.add_argument("--batch-size", type=int, default=32, help="images a rank and step")
-    parser.add_argument("--num-warmup-batches", type=int, default=5, help="steps that are not timed")
-    parser.add_argument("--num-batches-per-iter", type=int, default=10, help="steps in one figure")
-    parser.add_argument("--num-iters", type=int, default=10, help="how many are taken")
+    parser.add_argument("--image-size", type=int, default=224 if gpu else 64, help="pixels a side")
+    parser.add_argument("--batch-size", type=int, default=32 if gpu else 8, help="images a rank and step")
+    parser.add_argument("--num-warmup-batches", type=int, default=5 if gpu else 2, help="steps that are not timed")
+    parser.add_argument("--num-batches-per-iter", type=int, default=10 if gpu else 4, help="steps in one figure")
+    parser.add_argument("--num-iters", type=int, default=10 if gpu else 3, help="how many are taken")
     parser.add_argument("--fp16-allreduce", action="store_true", help="gradients travel as float16")
     parser.add_argument("--use-adasum", action="store_true", help="combine steps by the adaptive sum")
     options = parser.parse_args(argv)
 
     hvd.init()
     torch.manual_seed(hvd.rank())
-    device = torch.device("cuda", hvd.local_rank()) if torch.cuda.is_available() else torch.device("cpu")
+    device = torch.device("cuda", hvd.local_rank()) if gpu else torch.device("cpu")
     model = resnet(int(options.model.removeprefix("resnet")), classes=1000, width=options.width).to(device)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01),

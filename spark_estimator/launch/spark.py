@@ -1,6 +1,6 @@
 """Runs the ranks of a job in the tasks of one barrier stage, in classic Spark and over Spark Connect alike.
 
-The driver's half is `run_on_spark`; `BarrierTask` is what Spark runs in each task: the supervisor of one worker.
+This is the driver's half; `barrier_task` is what Spark runs in each task: the supervisor of one worker.
 """
 
 from __future__ import annotations
@@ -8,49 +8,37 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import secrets
-import socket
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import pyarrow
-from pyspark import BarrierTaskContext, InheritableThread
+from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
-from spark_estimator import __version__
-from spark_estimator.collectives.rendezvous import Endpoint, host_id, new_job_id
+from spark_estimator.collectives.rendezvous import host_id, new_job_id
 from spark_estimator.env import Settings
 from spark_estimator.errors import JobFailedError
 from spark_estimator.launch import failures, spark_errors
-from spark_estimator.launch.failures import FailureReport, find_marked, first_failure, job_error, to_marked_text
+from spark_estimator.launch.barrier_task import BarrierTask
+from spark_estimator.launch.failures import FailureReport, find_marked, first_failure, job_error
 from spark_estimator.launch.gathering import Gathering
 from spark_estimator.launch.launcher import Begun, Event, Failed, Finished, Line, Message, Watch
-from spark_estimator.launch.outcome import Outcome
 from spark_estimator.launch.pickling import dump_function, load_values, name_of
-from spark_estimator.launch.results import SCHEMA, ResultRow, manifests_of, rows_of, verified_values
+from spark_estimator.launch.results import SCHEMA, ResultRow, manifests_of, verified_values
 from spark_estimator.launch.slots import Configuration
 from spark_estimator.launch.spark_start import Start, TaskReports
 from spark_estimator.launch.spec import (
     ChannelAddress,
     JobSpec,
-    TaskFacts,
     checked_environment,
-    devices_of,
     driver_sys_path,
     forwarded_environment,
     modules_to_preload,
-    owned_gpus,
-    rendezvous_of,
-    worker_spec,
 )
-from spark_estimator.launch.supervisor import Supervisor
-from spark_estimator.launch.task_relay import TaskRelay
-from spark_estimator.launch.worker_environment import OMP, task_share, undecided, worker_environment
+from spark_estimator.launch.worker_environment import OMP, undecided
 from spark_estimator.log import logger
 from spark_estimator.observe import channel, frames
 from spark_estimator.observe.driver_address import driver_address
@@ -58,14 +46,9 @@ from spark_estimator.observe.driver_log import print_line, printable
 
 _log = logger(__name__)
 
-# Without a driver channel the first task that fails ends the stage: one that only lost a peer lets the cause go first.
-_SECONDARY_WAITS = timedelta(seconds=1.5)
 # After the job's end: for lines that are not printed yet, and for supervisors of a job that Spark has ended.
 _LAST_LINES = timedelta(seconds=30)
 _LAST_REPORTS = timedelta(seconds=1)
-# A supervisor that has no connection to the driver by then exchanges addresses through Spark: a firewall that drops
-# what it does not like is waited for no longer.
-_CONNECTS_WITHIN = timedelta(seconds=1.5)
 
 
 def run_on_spark(
@@ -318,107 +301,9 @@ class _Attempt:
         self._say(f"rank {rank} runs on host {printable(host)}, pid {pid}")
 
 
-@dataclass(frozen=True)
-class BarrierTask:
-    """What Spark calls in each task of the stage. It holds nothing but the job's description."""
-
-    job: JobSpec
-
-    def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        """Supervises one worker and yields its result rows."""
-        for _ in batches:
-            pass
-        context = BarrierTaskContext.get()
-        partition = context.partitionId()
-        relay = TaskRelay(self.job)
-        try:
-            outcome = self._supervise(context, partition, relay)
-        finally:
-            relay.close()
-        for row in rows_of(outcome, partition):
-            columns = [[value] for value in row]
-            yield pyarrow.RecordBatch.from_arrays(
-                [pyarrow.array(column, kind) for column, kind in zip(columns, _ARROW_TYPES, strict=True)],
-                names=ResultRow._fields,
-            )
-
-    def _supervise(self, context: BarrierTaskContext, partition: int, relay: TaskRelay) -> Outcome:
-        if self.job.package_version != __version__:
-            raise _setup_failure(
-                failures.ENVIRONMENT,
-                f"runs spark_estimator {__version__}, but the driver runs {self.job.package_version}: install the "
-                "same version on both.",
-            )
-        address = context.getTaskInfos()[partition].address.rpartition(":")[0].strip("[]")
-        try:
-            endpoint = Endpoint.open(address)
-        except (OSError, ValueError) as error:
-            raise _setup_failure(
-                failures.NOT_STARTED,
-                f"could not start: Spark knows its executor as {address!r}, where its peers would have to connect, but "
-                f"{error}. Give that host a name or address of its own that the others reach: set SPARK_LOCAL_IP "
-                "there, or spark.driver.host for a local session.",
-            ) from error
-        around = {**self.job.environment_if_unset, **os.environ}
-        environment = worker_environment(around, self.job.environment, task_share(context.cpus()), spark=True)
-        supervisor = Supervisor(replace(self.job, environment=environment), endpoint, relay)
-        try:
-            supervisor.start()
-            connecting = threading.Thread(target=relay.connect, args=(partition, supervisor.stop), daemon=True)
-            connecting.start()
-            connecting.join(_CONNECTS_WITHIN.total_seconds())
-            everyone = self._exchange_facts(context, endpoint, supervisor.pid, relay)
-            rendezvous = rendezvous_of(everyone, partition, self.job, endpoint)
-            spec = worker_spec(self.job, rendezvous, devices_of(everyone, partition))
-            connecting.join()
-            relay.placed(rendezvous.rank, supervisor.pid)
-            outcome = supervisor.run(spec, self.job.payload)
-        except BaseException:
-            supervisor.discard()
-            raise
-        failure = outcome.failure
-        if failure is not None and failure.kind != failures.STOPPED and not relay.connected:
-            # Nobody can be told to stop the others, so Spark has to: this task fails.
-            if failure.secondary:
-                time.sleep(_SECONDARY_WAITS.total_seconds())
-            raise RuntimeError(to_marked_text(failure))
-        return outcome
-
-    def _exchange_facts(
-        self, context: BarrierTaskContext, endpoint: Endpoint, pid: int, relay: TaskRelay
-    ) -> list[TaskFacts]:
-        """The facts of all supervisors, by partition."""
-        gpus = context.resources().get("gpu")
-        facts = TaskFacts(
-            host=socket.gethostname(),
-            host_id=host_id(),
-            address=endpoint.address,
-            port=endpoint.port,
-            local_name=endpoint.local_name,
-            pid=pid,
-            gpus=owned_gpus(gpus.addresses, os.environ.get("CUDA_VISIBLE_DEVICES")) if gpus is not None else (),
-            key_share=secrets.token_bytes(32),
-        )
-        try:
-            everyone = relay.everyones_facts(facts)
-        except ConnectionError as error:
-            raise _setup_failure(failures.STOPPED, f"was stopped: {error}") from error
-        if everyone is not None:
-            return everyone
-        return [TaskFacts.from_json(text) for text in context.allGather(facts.to_json())]
-
-
 def _threads_said_here(spark: SparkSession) -> dict[str, str]:
     """The user's OMP_NUM_THREADS where the tasks run in this process's environment: Spark puts its own in its place."""
     if type(spark).__module__.startswith("pyspark.sql.connect") or not Configuration(spark).is_local:
         return {}
     said = undecided(os.environ).get(OMP)
     return {OMP: said} if said else {}
-
-
-_ARROW_TYPES = (pyarrow.int32(), pyarrow.int32(), pyarrow.string(), pyarrow.int32(), pyarrow.binary())
-
-
-def _setup_failure(kind: str, message: str) -> RuntimeError:
-    """What a task raises before it has a worker to report on."""
-    return RuntimeError(to_marked_text(FailureReport(-1, socket.gethostname(), 0, kind, message, when=time.time())))
