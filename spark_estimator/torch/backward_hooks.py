@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Protocol
 
@@ -39,8 +40,8 @@ class Listener(Protocol):
 class ParameterHooks:
     """The hooks of one listener, which they do not keep alive.
 
-    A parameter has one listener, the newest: a notebook cell that is run again wraps a new optimizer around the same
-    model while the old one lives on, and two requests must not work on one gradient's memory.
+    A parameter has one listener, the one that was made last: a notebook cell that is run again wraps a new optimizer
+    around the same model while the old one lives on, and two requests must not work on one gradient's memory.
 
     Attributes:
         counting: one element: whether gradients are taken out of the sets that `count_in` has named.
@@ -49,26 +50,46 @@ class ParameterHooks:
     def __init__(self, listener: Listener) -> None:
         self._listener = weakref.ref(listener)
         self.counting = [False]
+        self._number = next(_numbers)
+        self._gave_away = False  # a listener that was made later has had a parameter of this one's
         # With the parameter, so that no other gets its id, and the set in which its gradient counts as missing.
         self._handles: dict[int, tuple[torch.Tensor, Any, list[set[int]]]] = {}
 
     def add(self, param: torch.Tensor) -> None:
-        """Listens to a trainable parameter, in the place of whoever did so before; a second call changes nothing."""
+        """Listens to a trainable parameter that `may_have` allows, in the place of whoever did so before.
+
+        A second call changes nothing.
+        """
         key = id(param)
         if key in self._handles:
             return
         before = _owner.get(key)
         if before is not None:
             before.remove(key)
+            before._gave_away = True
         _owner[key] = self
         missing: list[set[int]] = [set()]
         hook = _hook(self._listener, key, self.counting, missing)
         self._handles[key] = (param, param.register_post_accumulate_grad_hook(hook), missing)
 
+    def may_have(self, param: torch.Tensor) -> bool:
+        """Whether no listener that was made later listens to a parameter."""
+        if id(param) in self._handles:
+            return True
+        owner = _owner.get(id(param))
+        return owner is None or owner._number < self._number
+
+    def newer(self, params: Sequence[torch.Tensor]) -> list[Listener]:
+        """Those who listen to some of `params` in the place of this one's listener."""
+        if not self._gave_away:  # the usual case, asked in every step
+            return []
+        owners = dict.fromkeys(_owner.get(id(param)) for param in params if not self.may_have(param))
+        told = [owner._listener() for owner in owners if owner is not None]
+        return [listener for listener in told if listener is not None]
+
     def count_in(self, key: int, missing: set[int]) -> None:
         """While `counting`, the parameter's id is taken out of `missing` when its gradient is complete."""
-        if key in self._handles:  # else another optimizer, that has the parameter too, has taken its hook
-            self._handles[key][2][0] = missing
+        self._handles[key][2][0] = missing
 
     def remove(self, key: int) -> None:
         """Listens no more to the parameter with this id."""
@@ -86,6 +107,8 @@ class ParameterHooks:
         for _, handle, _ in self._handles.values():
             handle.remove()
 
+
+_numbers = itertools.count()
 
 #: Parameter id -> the hooks that it has.
 _owner: weakref.WeakValueDictionary[int, ParameterHooks] = weakref.WeakValueDictionary()
@@ -136,33 +159,99 @@ class EndOfBackward:
             listener.backward_raised()
 
 
+class _AtTheEnd:
+    """What is called last of all in one pass. If something raises, the rest is called all the same."""
+
+    def __init__(self) -> None:
+        self.acts: list[Callable[[], None]] = []
+
+    def __call__(self) -> None:
+        first: Exception | None = None
+        for act in self.acts:
+            try:
+                act()
+            except Exception as error:  # not what is meant to end all at once, such as Ctrl-C
+                first = first or error
+        if first is not None:
+            raise first
+
+
+#: Number of a pass -> what is called at its end; autograd holds it until then.
+_at_the_end: weakref.WeakValueDictionary[int, _AtTheEnd] = weakref.WeakValueDictionary()
+
+
 def call_at_the_end(act: Callable[[], None]) -> None:
-    """Calls `act` at the end of the pass that is under way, after all that is to be called then already."""
-    torch.autograd.Variable._execution_engine.queue_callback(act)
+    """Calls `act` at the end of the pass that is under way, after all that is to be called then already.
+
+    If it raises, what else this function was given for the pass is called before the error goes on. Nothing of it is
+    called when the pass raises.
+    """
+    number = current_pass()
+    acts = _at_the_end.get(number)
+    if acts is None:
+        acts = _at_the_end[number] = _AtTheEnd()
+        torch.autograd.Variable._execution_engine.queue_callback(acts)
+    acts.acts.append(act)
 
 
-def enclosing_function() -> Any | None:
-    """The autograd function in whose ``backward`` this runs, as a reentrant checkpoint's own pass does; else None."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not BackwardCFunction.apply.__code__:
-        frame = frame.f_back
-    return None if frame is None else frame.f_locals["self"]
+def current_pass() -> int:
+    """A number for the pass that this thread is at work on, greater than those of all that began before; -1: none."""
+    return int(torch._C._current_graph_task_id())
+
+
+def enclosing_node() -> Any | None:
+    """At the end of a pass: the node of another pass in which it ran; None: it ran by itself.
+
+    That is an autograd function whose ``backward`` called it, as a reentrant checkpoint's does, or what has a hook that
+    called it.
+    """
+    return torch._C._current_autograd_node()
+
+
+class InnerPass:
+    """A backward inside another one, made at its end: knows whether what comes later belongs to that other one, too.
+
+    Args:
+        node: what `enclosing_node` gave.
+    """
+
+    def __init__(self, node: Any) -> None:
+        self._number = current_pass()
+        self._function = weakref.ref(node) if isinstance(node, BackwardCFunction) else None
+
+    def is_of_this_pass(self) -> bool:
+        """Whether the pass under way is the outer one, or inside it. Else the outer one has raised."""
+        if current_pass() < self._number:
+            return True
+        function = None if self._function is None else self._function()
+        frame: FrameType | None = sys._getframe(1)
+        passes = 0
+        while frame is not None:
+            if frame.f_code is BackwardCFunction.apply.__code__ and frame.f_locals["self"] is function:
+                return True
+            passes += frame.f_code in _BACKWARD
+            frame = frame.f_back
+        # What has a hook leaves no trace on the stack but the passes, one in the other.
+        return self._function is None and passes > 1
+
+
+_BACKWARD = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
 
 
 def inside_backward() -> bool:
     """Whether this thread is at work on a backward pass."""
-    return bool(torch._C._current_graph_task_id() >= 0)
+    return current_pass() >= 0
 
 
-def call_after(function: Any, act: Callable[[], None]) -> None:
-    """Calls `act`, once, when the ``backward`` of an autograd function has returned, in the pass that it belongs to.
+def call_after(node: Any, act: Callable[[], None]) -> None:
+    """Calls `act`, once, when a node of the graph is done with, in the pass that it belongs to.
 
-    Not called when that raises. Nobody tells then: what its graph holds may be dropped at any later time, also in the
-    middle of another pass.
+    Not called when that raises, nor from the hooks that run after the node. Nobody tells then: what its graph holds may
+    be dropped at any later time, also in the middle of another pass.
     """
 
     def hook(*_: object) -> None:
         handle.remove()
         act()
 
-    handle = function.register_hook(hook)
+    handle = node.register_hook(hook)

@@ -156,7 +156,8 @@ class Bucket(ABC):
 
     Attributes:
         missing: ids of the parameters whose gradients are not complete yet. Autograd's threads take theirs out.
-        torn: nobody knows whether the engine has it: something, such as Ctrl-C, came while it was handed over.
+        torn: nobody knows whether the engine has it: the name of what, such as a KeyboardInterrupt, came while it was
+            handed over; "" when nothing did.
         bytes_given: that this rank handed to the engine in the last exchange.
     """
 
@@ -168,14 +169,14 @@ class Bucket(ABC):
         self._options = options
         self._keys = [id(slot.param) for slot in slots]
         self.missing = set(self._keys)
-        self.torn = False
+        self.torn = ""
         self._handle: Handle | None = None
         self._lock = threading.Lock()
 
     @property
     def submitted(self) -> bool:
         """Whether the engine has it, or has had it, in the present exchange."""
-        return self._handle is not None or self.torn
+        return self._handle is not None or self.torn != ""
 
     def submit(self) -> None:
         """Hands the bucket to the engine, with zeros for parameters without gradient; once in an exchange.
@@ -188,8 +189,8 @@ class Bucket(ABC):
                     self._handle = self._submit()
                 except Exception:
                     raise
-                except BaseException:
-                    self.torn = True
+                except BaseException as error:
+                    self.torn = type(error).__name__
                     raise
 
     def proceed(self) -> None:  # noqa: B027  most kinds have one part only
@@ -206,7 +207,7 @@ class Bucket(ABC):
     def forget(self) -> None:
         """Makes ready for the next exchange. What is still in flight keeps its memory to itself."""
         self._handle = None
-        self.torn = False
+        self.torn = ""
         self.missing.update(self._keys)
         for slot in self.slots:
             slot.gradient = slot.wire = slot.context = None

@@ -13,9 +13,12 @@ A step with N backward passes::
 
 So everything that the user does between backward and step (clipping, unscaling, logging) sees averaged gradients.
 
-A backward inside another one (a reentrant checkpoint, an autograd function that calls ``backward``) is part of it: the
-pass ends when the outermost has ended. A model whose parameters get gradients from several of these shows that in the
-first exchange, which sends nothing before the end; from then on its buckets wait for the end, too.
+A parameter that several optimizers have is exchanged by the one that was made last, in its way; the others step with
+what that one has made of the gradient.
+
+A backward inside another one (a reentrant checkpoint, an autograd function or a hook that calls ``backward``) is part
+of it: the pass ends when the outermost has ended. A model whose parameters get gradients from several of these shows
+that in the first exchange, which sends nothing before the end; from then on its buckets wait for the end, too.
 """
 
 from __future__ import annotations
@@ -36,10 +39,11 @@ from spark_estimator.errors import HorovodInternalError, MismatchError
 from spark_estimator.torch.agreement import agree
 from spark_estimator.torch.backward_hooks import (
     EndOfBackward,
+    InnerPass,
     ParameterHooks,
     call_after,
     call_at_the_end,
-    enclosing_function,
+    enclosing_node,
     inside_backward,
 )
 from spark_estimator.torch.buckets import Gradient, description, plan
@@ -54,6 +58,7 @@ class GradientExchange:
 
     Attributes:
         name: under which all ranks know it in the present job: they number their optimizers as they make them.
+        exchanges: how many there were.
 
     Args:
         optimizer: whose parameters; also those that are added or made trainable later.
@@ -72,8 +77,11 @@ class GradientExchange:
         self._passes = 0  # backward passes that have ended since the last step
         self._open = False  # a backward pass is under way
         self._armed = False  # ... and we shall be told of its end
+        self._inner: InnerPass | None = None  # the last backward inside it that has ended
         self._done = False  # this step's exchange has taken place
         self._repeats = False  # a pass adds to a gradient more than once: it is complete at the end only
+        self.exchanges = 0
+        self._seen: dict[str, int] = {}  # newer optimizers' exchanges before this step's
         self._sent_before = False  # by an earlier try of this pass, whose backward raised
         # One parameter with the average that it was given last: gone when the user has cleared the gradients.
         self._averaged: tuple[torch.Tensor, weakref.ref[torch.Tensor]] | None = None
@@ -84,7 +92,7 @@ class GradientExchange:
         self._join_job()
         _in_order.append(weakref.ref(self))
         for param in self._trainable():
-            self._hooks.add(param)
+            self._hooks.add(param)  # also if another optimizer has it, which is older
 
     # --- what the optimizer calls ---
 
@@ -106,6 +114,11 @@ class GradientExchange:
             self.begin_step()  # a step was given up: the other ranks may have averaged others since, for this one
         if not self._done:
             self._refresh()
+            self._check_memory()
+        for newer in self._newer():
+            if newer.exchanges == self._seen.get(newer.name, 0):  # else what it has exchanged since is this step's
+                newer.synchronize()
+        if not self._done:
             self._exchange()
 
     def forget_passes(self) -> None:
@@ -116,6 +129,7 @@ class GradientExchange:
         """What was exchanged has been used: the next exchange is the next step's."""
         self._passes = 0
         self._done = False
+        self._seen = {newer.name: newer.exchanges for newer in self._newer()}
 
     def before_step(self) -> None:
         """The optimizer is about to step; nothing to do."""
@@ -166,31 +180,37 @@ class GradientExchange:
             raise AssertionError(
                 f"The gradient of {name} had been sent to the other ranks when a backward() inside this backward() "
                 "added to it once more, as none did in the first step. Let the first step reach every parameter as "
-                "often as later ones do, or use torch.utils.checkpoint with use_reentrant=False."
+                "often as later ones do, or use torch.utils.checkpoint with use_reentrant=False. If an earlier "
+                "backward() of this step raised, call zero_grad() on the optimizer before it is tried again."
             )
 
     def backward_ended(self) -> None:
         """The pass is over."""
         self._armed = self._hooks.counting[0] = False
-        outer = enclosing_function()
+        outer = enclosing_node()
         if outer is not None:
+            self._inner = InnerPass(outer)
             call_after(outer, self._resume)
             return
-        self._open = False
+        if self._passes + 1 < self.passes_per_step:
+            self._open = False
+            self._passes += 1
+            return
+        # Every optimizer that this pass has reached has submitted before one waits: another rank's pass may have
+        # reached some of them only, and that rank waits for those first.
+        call_at_the_end(self._end_of_last_pass)
+        if self._agreed:
+            for bucket in self._buckets:
+                bucket.submit()
+
+    def _end_of_last_pass(self) -> None:
         self._passes += 1
-        if self._passes >= self.passes_per_step:
-            if self._agreed:
-                for bucket in self._buckets:
-                    bucket.submit()
-            # Every optimizer that this pass has reached has submitted before one waits: another rank's pass may have
-            # reached some of them only, and that rank waits for those first.
-            call_at_the_end(self._exchange)
+        self._exchange()
 
     def backward_raised(self) -> None:
         """The pass died. What has been submitted counts, as the other ranks count on it; the rest never happened."""
         self._armed = self._open = self._hooks.counting[0] = False
-        if any(bucket.torn for bucket in self._buckets):
-            self._cut_short_by = KeyboardInterrupt.__name__
+        self._cut_short_by = next((bucket.torn for bucket in self._buckets if bucket.torn), self._cut_short_by)
         for bucket in self._buckets:
             if bucket.submitted:
                 self._sent_before = True
@@ -199,8 +219,8 @@ class GradientExchange:
                 bucket.forget()
 
     def _begin_pass(self) -> None:
-        if self._open and enclosing_function() is None:
-            self.backward_raised()  # the pass before raised after an inner one had ended
+        if self._open and not (self._inner is not None and self._inner.is_of_this_pass()):
+            self.backward_raised()  # the pass before raised when nobody was told
         if not self._open:
             if self._passes >= self.passes_per_step and self._averages_are_gone():
                 self.begin_step()
@@ -211,7 +231,10 @@ class GradientExchange:
                     "skipped the step), or raise backward_passes_per_step: it counts calls of backward(), whichever "
                     "parameters they reach."
                 )
+            self._inner = None
             self._refresh()
+            if self._passes + 1 == self.passes_per_step:
+                self._check_memory()
             self._open = True
             self._done = False
         self._await_the_end()
@@ -238,6 +261,7 @@ class GradientExchange:
             for bucket in self._buckets:
                 bucket.finish()
             self._done = True
+            self.exchanges += 1
             self._remember_an_average()
         except MismatchError:
             self._agreed = False
@@ -276,6 +300,8 @@ class GradientExchange:
         self.name = self._options.next_name()
         self._agreed = False
         self._joins = self._engine.joins
+        self._seen = {}
+        self.exchanges = 0
         self._cut_short_by = ""  # what ended an exchange on this rank that the other ranks may have completed
         for bucket in self._buckets:  # sent to an engine that is gone
             bucket.forget()
@@ -304,7 +330,7 @@ class GradientExchange:
             # All ranks have left a join together. One may have had no batch yet, and have agreed to nothing.
             self._joins = self._engine.joins
             self._agreed = False
-        params = self._trainable()
+        params = [param for param in self._trainable() if self._hooks.may_have(param)]
         signature = [(id(param), param.dtype, param.shape) for param in params]
         if signature == self._signature or any(bucket.submitted for bucket in self._buckets):
             return  # what has been submitted belongs to the old plan: a new one begins with the next step
@@ -316,6 +342,25 @@ class GradientExchange:
             self._hooks.add(param)
         self._plan({})
         self._signature = signature  # last: a plan that Ctrl-C has left half made is made again
+
+    def _newer(self) -> list[GradientExchange]:
+        """Those of optimizers that were made later and exchange parameters of this one, too."""
+        return [newer for newer in self._hooks.newer(self._trainable()) if isinstance(newer, GradientExchange)]
+
+    def _check_memory(self) -> None:
+        """Raises ValueError for gradients in one place of memory of which several requests would make averages."""
+        found: dict[int, Slot] = {}
+        gradients = [(slot, slot.param.grad) for slot in self._slots if slot.param.grad is not None]
+        for slot, gradient in gradients:
+            if gradient is None or gradient.layout is not torch.strided or not gradient.numel():
+                continue
+            other = found.setdefault(gradient.data_ptr(), slot)
+            if self._bucket_of[id(other.param)] is not self._bucket_of[id(slot.param)]:
+                raise ValueError(
+                    f"On rank {context.rank()} the gradients of {other.name} and {slot.name} are one tensor, or begin "
+                    "at one place in memory, and travel in different buckets. Give each its own (param.grad = "
+                    "param.grad.clone()), or pass groups= with a list that holds both parameters."
+                )
 
     def _plan(self, sparse_dims: dict[int, int]) -> None:
         """Makes the buckets.

@@ -479,25 +479,6 @@ def test_ctrl_c_while_a_bucket_is_handed_over() -> None:
     run_ranks(2, train)
 
 
-def test_two_optimizers_with_a_parameter_in_common(two_ranks: RankPool) -> None:
-    def check(rank: int) -> None:
-        first, shared, last = (nn.Parameter(torch.zeros(3)) for _ in range(3))
-        optimizers = [
-            hvd.DistributedOptimizer(torch.optim.SGD(pair, lr=1.0)) for pair in ([first, shared], [shared, last])
-        ]
-        for _ in range(2):
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            ((first + shared + last) * (rank + 1.0)).sum().backward()
-            for optimizer in optimizers:
-                optimizer.step()
-            for param in (first, shared, last):
-                assert param.grad is not None
-                assert param.grad.tolist() == [1.5] * 3
-
-    two_ranks.run(check)
-
-
 def test_a_rank_that_has_its_first_batch_after_a_join(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         params = [nn.Parameter(torch.zeros(3)) for _ in range(3)]
