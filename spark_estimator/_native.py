@@ -266,8 +266,16 @@ def last_error() -> str:
     return (text or b"").decode("utf-8", "replace")
 
 
-def error_of(status: int, message: str) -> Exception:
-    """The error of ``errors.py`` (or Python's own) that says `status`, with `message` as its text."""
+def error_of(status: int, message: str, rank: int | None = None) -> Exception:
+    """The error of ``errors.py`` (or Python's own) that says `status`, with `message` as its text.
+
+    Args:
+        status: of the failed call.
+        message: the engine's sentence.
+        rank: this one, for errors that one rank alone makes, and has; the others' name ranks themselves.
+    """
+    if rank is not None and status in (Status.INVALID_ARGUMENT, Status.DUPLICATE_NAME):
+        message = f"on rank {rank}: {message}"
     kind: type[Exception] = {
         Status.INVALID_ARGUMENT: ValueError,
         Status.DUPLICATE_NAME: DuplicateNameError,
@@ -281,7 +289,7 @@ def error_of(status: int, message: str) -> Exception:
     return kind(message or f"the engine gave status {status} without a message")
 
 
-def check(status: int) -> None:
-    """Raises what `status` says, with the engine's sentence, unless it is OK or IN_PROGRESS."""
+def check(status: int, rank: int | None = None) -> None:
+    """Raises what `status` says, with the engine's sentence, unless it is OK or IN_PROGRESS; `rank`: see `error_of`."""
     if status not in (Status.OK, Status.IN_PROGRESS):
-        raise error_of(status, last_error())
+        raise error_of(status, last_error(), rank)

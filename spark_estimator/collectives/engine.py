@@ -133,7 +133,8 @@ class Engine:
     def submit(self, request: Request) -> int:
         """Hands a request over and gives its number. The request itself may be forgotten; its tensors may not."""
         number = c_int64()
-        _native.check(self._library.se_submit(self._usable(), ctypes.byref(request), ctypes.byref(number)))
+        status = self._library.se_submit(self._usable(), ctypes.byref(request), ctypes.byref(number))
+        _native.check(status, self.global_rank)
         if self._detached:
             self._sweep()
         return number.value
@@ -154,7 +155,7 @@ class Engine:
     def check_run(self, status: int, number: c_int64) -> None:
         """Raises what the status of a run says, unless it is OK or IN_PROGRESS; the request is forgotten then."""
         if status > Status.IN_PROGRESS:
-            error = _native.error_of(status, _native.last_error())
+            error = _native.error_of(status, _native.last_error(), self.global_rank)
             if number.value:
                 self.release(number.value)
                 number.value = 0

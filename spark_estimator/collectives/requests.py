@@ -197,7 +197,8 @@ class Plan:
         request = _native_request(engine, call, [Tensor(0, 0, *form) for form in forms])
         made = c_void_p()
         library = self._native.library
-        _native.check(library.se_plan_create(self._native.usable(), ctypes.byref(request), ctypes.byref(made)))
+        status = library.se_plan_create(self._native.usable(), ctypes.byref(request), ctypes.byref(made))
+        _native.check(status, engine.global_rank)
         self._pointer = made.value
         self._inputs = (c_void_p * len(forms))()
         self._outputs = (c_void_p * len(forms))()
@@ -220,7 +221,7 @@ class Plan:
         try:
             inputs_at, outputs_at, number_at = self._places
             status = self._native.library.se_plan_submit(self._pointer, inputs_at, outputs_at, flags, number_at)
-            _native.check(status)
+            _native.check(status, engine.global_rank)
             return Handle(engine, self._number.value, self.call.name, self.call.op, len(self.forms), keep)
         except BaseException:
             _abandon(engine, self._number, keep)

@@ -4,8 +4,9 @@ The changes of two ranks are added after each has lost half of its projection on
 parallel ones averaged (Maleki et al. 2021, "Scaling Distributed Training with Adaptive Summation"). Each parameter has
 coefficients of its own.
 
-All ranks must step equally often. A GradScaler decides by this rank's own gradients whether to step, and so does not go
-together with it: a rank that skips a step meets the others' next one.
+All ranks must step equally often. A GradScaler decides by this rank's own gradients, so it is asked to leave that to
+the optimizer, as to PyTorch's fused ones: a rank whose gradients are not finite steps without any, and takes part with
+a change of nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from spark_estimator.collectives.engine import Engine
 from spark_estimator.torch.agreement import agree
 from spark_estimator.torch.gradient_bucket import Options
 from spark_estimator.torch.memory import described, wire_form
+
+#: The attribute by which a GradScaler knows an optimizer that it need not skip; PyTorch's fused ones have it.
+TAKES_SCALE = "_step_supports_amp_scaling"
 
 
 class AdasumStep:
@@ -48,6 +52,10 @@ class AdasumStep:
         self._depth = 0  # a step may call its base class's step, and the hooks see both
         self._evaluating = False
         self._start: list[tuple[torch.Tensor, torch.Tensor]] = []  # parameters, and their values before the step
+        self._withheld: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradients of this step that are not finite
+        self._takes_scale = not getattr(optimizer, TAKES_SCALE, False)
+        if self._takes_scale:
+            setattr(optimizer, TAKES_SCALE, True)
 
     def synchronize(self) -> None:
         """Does nothing: gradients stay this rank's own."""
@@ -58,7 +66,13 @@ class AdasumStep:
             self._depth = 0
             self._start = []
 
-    begin_step = close = forget_passes
+    begin_step = forget_passes
+
+    def close(self) -> None:
+        """The optimizer is as it was."""
+        optimizer = self._optimizer()
+        if self._takes_scale and optimizer is not None:
+            delattr(optimizer, TAKES_SCALE)
 
     def evaluate(self, closure: Callable[[], Any], *, synchronize: bool) -> Any:
         """What a step's closure gives; its gradients stay this rank's own."""
@@ -76,6 +90,8 @@ class AdasumStep:
         self._depth += 1
         if self._depth == 1:
             self._start = [(param, param.detach().clone()) for param in self._trainable()]
+            if self._takes_scale:
+                self._unscale()
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -89,6 +105,9 @@ class AdasumStep:
         if self._depth > 0:
             return
         start, self._start = self._start, []
+        for param, gradient in self._withheld:
+            param.grad = gradient
+        self._withheld = []
         try:
             self._agree([param for param, _ in start])
             self._combine(start)
@@ -96,6 +115,24 @@ class AdasumStep:
             for param, before in start:
                 param.copy_(before)
             raise
+
+    @torch.no_grad()
+    def _unscale(self) -> None:
+        """What a GradScaler leaves to the optimizer whose step it calls."""
+        optimizer: Any = self._optimizer()
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is None:  # no GradScaler
+            return
+        scale = optimizer.grad_scale  # None: the user has called unscale_()
+        optimizer.grad_scale = optimizer.found_inf = None  # seen to here, and nothing for the optimizer's own step
+        gradients = [(param, param.grad) for param, _ in self._start if param.grad is not None]
+        if found_inf:
+            self._withheld = gradients
+            for param, _ in gradients:
+                param.grad = None
+        elif scale is not None:
+            for _, gradient in gradients:
+                gradient.mul_(scale.double().reciprocal().to(gradient.device, torch.float32))
 
     def _combine(self, start: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         compression = self._options.compression

@@ -59,6 +59,7 @@ class GradientExchange:
     Attributes:
         name: under which all ranks know it in the present job: they number their optimizers as they make them.
         exchanges: how many there were.
+        before_backward: called as a backward begins: for what a step that raised has left.
 
     Args:
         optimizer: whose parameters; also those that are added or made trainable later.
@@ -81,6 +82,7 @@ class GradientExchange:
         self._done = False  # this step's exchange has taken place
         self._repeats = False  # a pass adds to a gradient more than once: it is complete at the end only
         self.exchanges = 0
+        self.before_backward: Callable[[], None] | None = None
         self._seen: dict[str, int] = {}  # newer optimizers' exchanges before this step's
         self._sent_before = False  # by an earlier try of this pass, whose backward raised
         # One parameter with the average that it was given last: gone when the user has cleared the gradients.
@@ -222,6 +224,8 @@ class GradientExchange:
         if self._open and not (self._inner is not None and self._inner.is_of_this_pass()):
             self.backward_raised()  # the pass before raised when nobody was told
         if not self._open:
+            if self.before_backward is not None:
+                self.before_backward()
             if self._passes >= self.passes_per_step and self._averages_are_gone():
                 self.begin_step()
             if self._passes >= self.passes_per_step:
@@ -350,8 +354,8 @@ class GradientExchange:
     def _check_memory(self) -> None:
         """Raises ValueError for gradients in one place of memory of which several requests would make averages."""
         found: dict[int, Slot] = {}
-        gradients = [(slot, slot.param.grad) for slot in self._slots if slot.param.grad is not None]
-        for slot, gradient in gradients:
+        for slot in self._slots:
+            gradient = slot.param.grad
             if gradient is None or gradient.layout is not torch.strided or not gradient.numel():
                 continue
             other = found.setdefault(gradient.data_ptr(), slot)

@@ -138,13 +138,13 @@ def sparse_allreduce_async(
                     f"{rank} one of shape {shape}."
                 )
         if operation is Sum:
-            return torch.sparse_coo_tensor(indices.t(), entries, tensor.shape)
+            return _sparse(indices.t(), entries, tensor.shape)
         if entries.is_floating_point():
-            return torch.sparse_coo_tensor(indices.t(), entries / len(ranks), tensor.shape)
+            return _sparse(indices.t(), entries / len(ranks), tensor.shape)
         # The average of whole numbers is truncated once, when all ranks' are added.
-        total = torch.sparse_coo_tensor(indices.t(), entries, tensor.shape).coalesce()
+        total = _sparse(indices.t(), entries, tensor.shape).coalesce()
         averages = total.values().div(len(ranks), rounding_mode="trunc")
-        return torch.sparse_coo_tensor(total.indices(), averages, tensor.shape)
+        return _sparse(total.indices(), averages, tensor.shape)
 
     handle = allgather_of(parts, "sparse_allreduce", name, process_set).submit(summed)
 
@@ -153,6 +153,11 @@ def sparse_allreduce_async(
         return received
 
     return result
+
+
+def _sparse(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """A sparse tensor of parts that are those of sparse tensors, so that nothing need be checked."""
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:

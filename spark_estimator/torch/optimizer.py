@@ -21,10 +21,11 @@ from torch._compile import _disable_dynamo
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
-from spark_estimator.torch.adasum_step import AdasumStep
+from spark_estimator.torch.adasum_step import TAKES_SCALE, AdasumStep
 from spark_estimator.torch.compression import UNCHOSEN
 from spark_estimator.torch.gradient_bucket import Options
 from spark_estimator.torch.gradient_exchange import GradientExchange
+from spark_estimator.torch.memory import where
 from spark_estimator.torch.optimizer_arguments import (
     check_passes,
     check_predivide,
@@ -76,10 +77,16 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     """Makes an optimizer step with gradients that are reduced over all ranks; returns that same object.
 
     Gradients travel while ``backward()`` is at work on others, and are averages when it returns: clip, unscale and log
-    them as in one process. (A backward inside another one's autograd function is part of that: averages are there when
-    the outer one returns, or after ``step()``.) A parameter that is not used on some ranks counts as zero there; one
-    that no rank uses keeps no gradient. All ranks make their optimizers in the same order. A copy or a pickle is a
-    plain optimizer of its own class: wrap it again.
+    them as in one process. (A backward inside another one's autograd function or hook is part of that: averages are
+    there when the outer one returns, or after ``step()``.) A parameter that is not used on some ranks counts as zero
+    there; one that no rank uses keeps no gradient.
+
+    All ranks make their optimizers in the same order, in which messages number them from 0, and step them in the same
+    order. A parameter that several have is exchanged by the one that was made last, in its way; the others step with
+    what came of it.
+
+    A copy or a pickle is a plain optimizer of its own class: wrap it again. LBFGS works, each evaluation of its closure
+    an exchange; its state can be neither broadcast nor divided.
 
     Args:
         optimizer: any ``torch.optim.Optimizer``. Parameters may be added, frozen or unfrozen later, on all ranks alike.
@@ -87,7 +94,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
         compression: what is sent in place of each gradient; see `Compression`. Where none is given,
             SPARK_ESTIMATOR_COMPRESSION says which (none, fp16 or bf16).
         backward_passes_per_step: gradients of so many backward passes are added up before they travel (they are not
-            divided by that number).
+            divided by that number). To accumulate needs it: one pass more than told, before ``step()``, is refused.
         op: `Average` or `Sum` of gradients. `Adasum`: each rank steps by its own gradients, and what the step has
             changed is combined by the adaptive sum.
         gradient_predivide_factor: f: an average is taken as 1/f before and f/size after the sum.
@@ -97,7 +104,8 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
         sparse_as_dense: sparse gradients travel as dense ones and come back sparse; without it their rows travel.
         process_set: over whose ranks; a rank outside it steps by its own gradients.
         shard_state: each rank holds the optimizer's state for its share of the parameters only (for Adam 8 bytes a
-            parameter in the job instead of on each rank) and steps that share; see ``sharded_state``. Not in Horovod.
+            parameter in the job instead of on each rank) and steps that share. For optimizers of ``torch.optim`` that
+            treat each element by itself (``sharded_state.ELEMENTWISE``) and their subclasses. Not in Horovod.
 
     Raises:
         ValueError: an argument is out of range, or `named_parameters` is not a list of unique names that covers the
@@ -127,27 +135,30 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
         shard_state,
     )
     if operation is ReduceOp.ADASUM and size & (size - 1):
-        raise ValueError(f"op=hvd.Adasum needs a power of two of ranks, and there are {size}; use hvd.Average.")
+        raise ValueError(
+            f"{where('DistributedOptimizer')}: op=hvd.Adasum needs a power of two of ranks, and there are {size}; use "
+            "hvd.Average."
+        )
     if shard_state:
         check_can_shard(optimizer)
         if operation is ReduceOp.ADASUM:
             raise ValueError(
-                "shard_state=True does not go together with op=hvd.Adasum: each rank steps on its own there."
+                f"{where('DistributedOptimizer')}: shard_state=True does not go together with op=hvd.Adasum: each rank "
+                "steps on its own there."
             )
 
     _unwrap(optimizer)
     distributed = _Distributed(options, backward_passes_per_step, None, [])
     if size > 1 or (over is None and context.settings().elastic):  # an elastic job may come to have more ranks
+        distributed.hooks = [optimizer.register_step_pre_hook(_before_step), _first_after_step(optimizer)]
         if operation is ReduceOp.ADASUM:
             distributed.exchange = AdasumStep(optimizer, names, options)
         else:
-            distributed.exchange = GradientExchange(optimizer, names, backward_passes_per_step, options)
-        if shard_state:
-            distributed.shards = ShardedState(optimizer, over)
-        distributed.hooks = [
-            optimizer.register_step_pre_hook(_before_step),
-            optimizer.register_step_post_hook(_after_step),
-        ]
+            distributed.exchange = exchange = GradientExchange(optimizer, names, backward_passes_per_step, options)
+            if shard_state:
+                distributed.shards = ShardedState(optimizer, over)
+                distributed.hooks.append(optimizer.register_step_pre_hook(_enter_pieces))
+                exchange.before_backward = distributed.shards.restore
     optimizer.__class__ = _distributed_class(type(optimizer))  # type: ignore[assignment]  # which is a subclass of it
     setattr(optimizer, _ATTRIBUTE, distributed)
     return optimizer
@@ -172,7 +183,8 @@ class DistributedMethods(torch.optim.Optimizer):
         """In this context ``step()`` takes the gradients as they are. Raises AssertionError with Adasum."""
         if self._distributed.options.op is ReduceOp.ADASUM:
             raise AssertionError(
-                "skip_synchronize() has no meaning with op=hvd.Adasum: what a step has changed is combined after it."
+                f"{where('skip_synchronize')}: it has no meaning with op=hvd.Adasum: what a step has changed is "
+                "combined after it."
             )
         self._distributed.skipping = True
         try:
@@ -199,6 +211,14 @@ class DistributedMethods(torch.optim.Optimizer):
                 )
             exchange.begin_step()  # what was exchanged and not used is given up, as it is on ranks without a backward
         super().zero_grad(*args, **kwargs)
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        """As the optimizer's own; what ``shard_state=True`` does before a step comes after all such hooks."""
+        handle = super().register_step_pre_hook(hook)
+        if self._distributed.shards is not None:
+            last, hooks = self._distributed.hooks[-1].id, self._optimizer_step_pre_hooks
+            hooks[last] = hooks.pop(last)
+        return handle
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """As the optimizer's own; backward passes that were counted for the coming step are forgotten."""
@@ -285,7 +305,8 @@ class DistributedMethods(torch.optim.Optimizer):
             )
         state = self.__getstate__()
         if isinstance(state, dict):
-            state = {key: value for key, value in state.items() if key != _ATTRIBUTE}
+            added = {_ATTRIBUTE, TAKES_SCALE} if self._distributed.options.op is ReduceOp.ADASUM else {_ATTRIBUTE}
+            state = {key: value for key, value in state.items() if key not in added}
         # Made by the standard library alone, so that it can be loaded where this package is not installed.
         return copyreg._reconstructor, (_own_class(self), object, None), state  # type: ignore[attr-defined]  # no stub
 
@@ -339,9 +360,25 @@ def _before_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> tuple
         return args, {**kwargs, "closure": averaged}
     if not optimizer._distributed.skipping:
         exchange.synchronize()
-    if optimizer._distributed.shards is not None:
-        optimizer._distributed.shards.enter()
     return None
+
+
+@_disable_dynamo
+def _enter_pieces(optimizer: DistributedMethods, args: Any, kwargs: Any) -> None:
+    """The last before a step with ``shard_state=True``: no other hook sees the pieces, or leaves them by raising."""
+    shards = optimizer._distributed.shards
+    if shards is not None and not callable(args[1] if len(args) > 1 else kwargs.get("closure")):
+        shards.enter()
+
+
+def _first_after_step(optimizer: torch.optim.Optimizer) -> Any:
+    """Registers `_after_step` before the hooks that there are: they see what the step has made in the end."""
+    hooks = optimizer._optimizer_step_post_hooks
+    others = dict(hooks)
+    hooks.clear()
+    handle = optimizer.register_step_post_hook(_after_step)
+    hooks.update(others)
+    return handle
 
 
 @_disable_dynamo  # where step is compiled, the exchange is not

@@ -16,7 +16,7 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives.ops import whole_number
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.torch.compression import UNCHOSEN, BucketCompression, Compression, checked_compression
-from spark_estimator.torch.memory import check_parameter
+from spark_estimator.torch.memory import check_parameter, where
 
 
 def checked_op(op: int) -> ReduceOp:
@@ -25,7 +25,9 @@ def checked_op(op: int) -> ReduceOp:
             return ReduceOp(op)
     except ValueError:
         pass
-    raise ValueError(f"op={op!r}: gradients are reduced by hvd.Average, hvd.Sum or hvd.Adasum.")
+    raise ValueError(
+        f"{where('DistributedOptimizer')}: op={op!r}: gradients are reduced by hvd.Average, hvd.Sum or hvd.Adasum."
+    )
 
 
 def ranks_of(process_set: ProcessSet | None) -> int:
@@ -61,8 +63,9 @@ def compression_for(compression: object, op: ReduceOp) -> object:
     checked = checked_compression(compression)
     if op is ReduceOp.ADASUM and isinstance(checked, BucketCompression):
         raise ValueError(
-            f"compression={compression!r} does not go with op=hvd.Adasum, which combines what steps have changed and "
-            "not gradients; use hvd.Average, or hvd.Compression.none, fp16 or bf16."
+            f"{where('DistributedOptimizer')}: compression={compression!r} does not go with op=hvd.Adasum, which "
+            "combines what steps have changed and not gradients; use hvd.Average, or hvd.Compression.none, fp16 or "
+            "bf16."
         )
     return checked
 

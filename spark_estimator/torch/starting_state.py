@@ -106,7 +106,11 @@ def broadcast_optimizer_state(
             "empty on other ranks."
         )
     if issubclass(own_class_of(optimizer), torch.optim.LBFGS):
-        raise ValueError("The state of torch.optim.LBFGS cannot be broadcast.")
+        raise ValueError(
+            f"{where('broadcast_optimizer_state')}: the state of torch.optim.LBFGS cannot be broadcast: it cannot be "
+            "told apart from the path of evaluations that led to it. Broadcast the parameters, and begin with a new "
+            "LBFGS on all ranks."
+        )
     root = _checked_root(root_rank)
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for number, group in enumerate(optimizer.param_groups):

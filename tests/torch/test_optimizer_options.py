@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -242,10 +243,40 @@ def test_adasum_with_closures_accumulation_and_a_step_that_raised(two_ranks: Ran
     two_ranks.run(check)
 
 
+@pytest.mark.parametrize("unscale", [False, True])
+def test_adasum_with_a_scaler(two_ranks: RankPool, unscale: bool) -> None:
+    def check(rank: int) -> None:
+        param = nn.Parameter(torch.zeros(3))
+        sgd = torch.optim.SGD([param], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(sgd, op=hvd.Adasum)
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        expected = torch.zeros(3)
+        for step in range(3):
+            optimizer.zero_grad()
+            factors = torch.tensor([1.0, 0.0, 0.0] if rank == 0 else [0.0, 2.0, 0.0])
+            overflows = step == 1 and rank == 1
+            scaler.scale((param * factors).sum() * (float("inf") if overflows else 1.0)).backward()
+            if unscale:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_([param], 100.0)
+            scaler.step(optimizer)
+            scaler.update()
+            expected -= torch.tensor([1.0, 0.0 if step == 1 else 2.0, 0.0])  # at right angles: summed
+            assert param.grad is not None
+            assert overflows or torch.equal(param.grad, factors)
+            torch.testing.assert_close(param.data, expected)
+            assert scaler.get_scale() == (8.0 if rank == 1 and step else 16.0)
+        # Wrapped otherwise, or copied, it leaves all to the scaler again.
+        for plain in (copy.deepcopy(optimizer), hvd.DistributedOptimizer(optimizer)):
+            assert not hasattr(plain, "_step_supports_amp_scaling")
+
+    two_ranks.run(check)
+
+
 def test_adasum_needs_a_power_of_two_of_ranks(three_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         model = model_of()
-        with pytest.raises(ValueError, match="power of two of ranks, and there are 3"):
+        with pytest.raises(ValueError, match=rf"on rank {rank}: .*power of two of ranks, and there are 3"):
             hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), op=hvd.Adasum)
 
     three_ranks.run(check)

@@ -255,6 +255,57 @@ def test_a_step_that_not_all_ranks_take_changes_nothing(two_ranks: RankPool) -> 
     two_ranks.run(check)
 
 
+class Fails(torch.optim.Adam):
+    """Raises in its step when `fails`."""
+
+    fails = False
+
+    def _init_group(self, *args: Any) -> Any:
+        if self.fails:
+            raise OSError("in the step")
+        return super()._init_group(*args)  # type: ignore[no-untyped-call]
+
+
+def test_a_step_that_a_hook_or_the_step_itself_has_ended(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        model = model_of()
+        adam = Fails(model.parameters(), lr=0.01)
+        where = ""
+
+        def hook(optimizer: torch.optim.Optimizer, place: str) -> None:
+            params = optimizer.param_groups[0]["params"]
+            assert all(ours is theirs for ours, theirs in zip(params, model.parameters(), strict=True))
+            if place == where:
+                raise OSError(f"in a hook {place}")
+
+        adam.register_step_pre_hook(lambda optimizer, *_: hook(optimizer, "before, made before"))
+        adam.register_step_post_hook(lambda optimizer, *_: hook(optimizer, "after, made before"))
+        optimizer = hvd.DistributedOptimizer(adam, shard_state=True)
+        optimizer.register_step_pre_hook(lambda optimizer, *_: hook(optimizer, "before, made after"))
+        optimizer.register_step_post_hook(lambda optimizer, *_: hook(optimizer, "after, made after"))
+        reference = model_of()
+        alone = torch.optim.Adam(reference.parameters(), lr=0.01)
+        hooks = [f"{at}, made {when}" for at in ("before", "after") for when in ("before", "after")]
+        for number, place in enumerate(["", *hooks, "step", ""]):
+            for each in (model, reference):
+                each.zero_grad()
+                each(torch.full((1, 6), 1.0 + number)).sum().backward()
+            where, optimizer.fails = place, place == "step"
+            if place:
+                with pytest.raises(OSError, match="in "):
+                    optimizer.step()
+            else:
+                optimizer.step()
+            if place.startswith("after") or not place:
+                alone.step()
+            assert_close(model, reference)
+            assert_same_on_all_ranks(model)
+            if place != "step":
+                assert [id(param) for param in optimizer.param_groups[0]["params"]] == [*map(id, model.parameters())]
+
+    two_ranks.run(check)
+
+
 def test_a_state_that_was_divided_among_other_ranks_is_refused(three_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         hvd.shutdown()
