@@ -17,6 +17,7 @@ COMPRESSIONS = ("none", "fp16", "bf16")
 MALLOCS = ("keep", "system")
 RENDEZVOUS_FD_VARIABLE = "SPARK_ESTIMATOR_RENDEZVOUS_FD"
 JOB_VARIABLE = "SPARK_ESTIMATOR_JOB"
+FEED_FD_VARIABLE = "SPARK_ESTIMATOR_FEED_FD"
 WORKER_CHOICES_VARIABLE = "SPARK_ESTIMATOR_WORKER_CHOICES"
 
 
@@ -241,6 +242,11 @@ class Settings:
         "SPARK_ESTIMATOR_DRIVER_CHANNEL", True, _boolean, unit="1 or 0",
         effect="0: workers open no connection to the driver; their lines come when the job ends",
     )  # fmt: skip
+    spool_folder: str = _variable(
+        "SPARK_ESTIMATOR_SPOOL_FOLDER", "", str, unit="folder",
+        effect="where the rows of an estimator's DataFrame lie while it trains, on each executor; by default in Spark's "
+        "local folder (SPARK_LOCAL_DIRS), else in the system's for temporary files",
+    )  # fmt: skip
     rendezvous_fd: int | None = _variable(
         RENDEZVOUS_FD_VARIABLE, None, _count, unit="descriptor",
         effect="set by the launcher for a command: where its rank and its peers are written",
@@ -380,7 +386,7 @@ SET_FOR_SCRIPTS = frozenset(
 )
 
 #: Variables in which launchers note something for themselves.
-SET_FOR_WORKERS = frozenset({JOB_VARIABLE, WORKER_CHOICES_VARIABLE})
+SET_FOR_WORKERS = frozenset({JOB_VARIABLE, FEED_FD_VARIABLE, WORKER_CHOICES_VARIABLE})
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -18,6 +18,7 @@
         │   │   ├── StartTimeoutError  not all ranks began in time; the text says what holds them up
         │   │   ├── WorkerFailedError  one rank failed first: its traceback is the __cause__
         │   │   └── ResultError        the ranks ended well but the value cannot be had
+        │   ├── DataError              a column or a value that cannot be trained on (a ValueError, too)
         │   ├── NotElasticError        the job cannot be made of other ranks: it was not started as an elastic one
         │   ├── AuthenticationError    a connection did not know the job's key
         │   └── NativeLibraryError     the engine's library is missing or of another version
@@ -73,6 +74,10 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 class SparkEstimatorError(RuntimeError):
     """Root of the errors that Horovod has no name for."""
+
+
+class DataError(SparkEstimatorError, ValueError):
+    """A column or a value cannot be trained on, or predicted from. The text names it and says what to do."""
 
 
 class PreflightError(SparkEstimatorError):

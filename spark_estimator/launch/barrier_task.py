@@ -18,6 +18,7 @@ from spark_estimator import __version__
 from spark_estimator.collectives.rendezvous import Endpoint, host_id
 from spark_estimator.launch import failures
 from spark_estimator.launch.failures import FailureReport, to_marked_text
+from spark_estimator.launch.feed import Feed, Feeding
 from spark_estimator.launch.outcome import Outcome
 from spark_estimator.launch.results import ResultRow, rows_of
 from spark_estimator.launch.spec import JobSpec, TaskFacts, devices_of, owned_gpus, rendezvous_of, worker_spec
@@ -35,19 +36,21 @@ _CONNECTS_WITHIN = timedelta(seconds=1.5)
 
 @dataclass(frozen=True)
 class BarrierTask:
-    """What Spark calls in each task of the stage. It holds nothing but the job's description."""
+    """What Spark calls in each task of the stage. It holds nothing but the job's description, and who takes rows."""
 
     job: JobSpec
+    feed: Feed | None = None
 
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         """Supervises one worker and yields its result rows."""
-        for _ in batches:
-            pass
+        if self.feed is None:
+            for _ in batches:
+                pass
         context = BarrierTaskContext.get()
         partition = context.partitionId()
         relay = TaskRelay(self.job)
         try:
-            outcome = self._supervise(context, partition, relay)
+            outcome = self._supervise(context, partition, relay, Feeding(self.feed, batches))
         finally:
             relay.close()
         for row in rows_of(outcome, partition):
@@ -57,7 +60,9 @@ class BarrierTask:
                 names=ResultRow._fields,
             )
 
-    def _supervise(self, context: BarrierTaskContext, partition: int, relay: TaskRelay) -> Outcome:
+    def _supervise(
+        self, context: BarrierTaskContext, partition: int, relay: TaskRelay, feeding: Feeding
+    ) -> Outcome:
         if self.job.package_version != __version__:
             raise _setup_failure(
                 failures.ENVIRONMENT,
@@ -76,21 +81,25 @@ class BarrierTask:
             ) from error
         around = {**self.job.environment_if_unset, **os.environ}
         environment = worker_environment(around, self.job.environment, task_share(context.cpus()), spark=True)
-        supervisor = Supervisor(replace(self.job, environment=environment), endpoint, relay)
+        job = replace(self.job, environment=environment)
+        supervisor = Supervisor(job, endpoint, relay, inherited=feeding.worker_ends)
         try:
             supervisor.start()
+            feeding.start()
             connecting = threading.Thread(target=relay.connect, args=(partition, supervisor.stop), daemon=True)
             connecting.start()
             connecting.join(_CONNECTS_WITHIN.total_seconds())
             everyone = self._exchange_facts(context, endpoint, supervisor.pid, relay)
             rendezvous = rendezvous_of(everyone, partition, self.job, endpoint)
-            spec = worker_spec(self.job, rendezvous, devices_of(everyone, partition))
+            spec = worker_spec(self.job, rendezvous, devices_of(everyone, partition), feeding.variables)
             connecting.join()
             relay.placed(rendezvous.rank, supervisor.pid)
             outcome = supervisor.run(spec, self.job.payload)
         except BaseException:
             supervisor.discard()
             raise
+        finally:
+            feeding.end()
         failure = outcome.failure
         if failure is not None and failure.kind != failures.STOPPED and not relay.connected:
             # Nobody can be told to stop the others, so Spark has to: this task fails.

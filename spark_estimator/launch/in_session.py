@@ -7,7 +7,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.errors import PythonEnvironmentError
+from spark_estimator.launch.feed import Rows
 from spark_estimator.launch.slots import check_encryption, check_session, require_slots
+from spark_estimator.launch.spec import MAX_RESULT_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +31,8 @@ def run_in_session(
     show_line: Callable[[int, str, str], None] | None = None,
     say: Callable[[str], None] | None = None,
     start_timeout: timedelta | None = None,
+    rows: Rows | None = None,
+    max_result_bytes: int = MAX_RESULT_BYTES,
 ) -> list[Any]:
     """Calls ``function(*args, **kwargs)`` on ranks in the Spark session that there is, or in a new local one.
 
@@ -58,6 +62,8 @@ def run_in_session(
         show_line=show_line,
         say=say,
         start_timeout=start_timeout,
+        rows=rows,
+        max_result_bytes=max_result_bytes,
     )
 
 

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from pyspark import InheritableThread
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_estimator.collectives.rendezvous import host_id, new_job_id
 from spark_estimator.env import Settings
@@ -24,6 +24,7 @@ from spark_estimator.errors import JobFailedError
 from spark_estimator.launch import failures, spark_errors
 from spark_estimator.launch.barrier_task import BarrierTask
 from spark_estimator.launch.failures import FailureReport, find_marked, first_failure, job_error
+from spark_estimator.launch.feed import Feed, Rows
 from spark_estimator.launch.gathering import Gathering
 from spark_estimator.launch.launcher import Begun, Event, Failed, Finished, Line, Message, Watch
 from spark_estimator.launch.pickling import dump_function, load_values, name_of
@@ -31,6 +32,7 @@ from spark_estimator.launch.results import SCHEMA, ResultRow, manifests_of, veri
 from spark_estimator.launch.slots import Configuration
 from spark_estimator.launch.spark_start import Start, TaskReports
 from spark_estimator.launch.spec import (
+    MAX_RESULT_BYTES,
     ChannelAddress,
     JobSpec,
     checked_environment,
@@ -64,6 +66,8 @@ def run_on_spark(
     show_line: Callable[[int, str, str], None] | None = None,
     say: Callable[[str], None] | None = None,
     start_timeout: timedelta | None = None,
+    rows: Rows | None = None,
+    max_result_bytes: int = MAX_RESULT_BYTES,
 ) -> list[Any]:
     """Calls ``function(*args, **kwargs)`` in `size` tasks that start together, each in a process with collectives.
 
@@ -76,6 +80,8 @@ def run_on_spark(
             executors' logs.
         say: is told where each rank runs.
         start_timeout: all ranks must have begun within so long; None: Spark may take its time.
+        rows: of a DataFrame, that the ranks get; None: none.
+        max_result_bytes: a larger value of a rank is refused.
 
     Returns:
         The return values that are wanted, in rank order.
@@ -105,9 +111,12 @@ def run_on_spark(
         forward_lines=show_line is not None,
         driver_host_id=host_id(),
         driver_sys_path=driver_sys_path(),
+        max_result_bytes=max_result_bytes,
     )
-    rows = _Attempt(spark, job, show_line or print_line, say, start_timeout).run()
-    return load_values(verified_values(rows, size, job.wanted_ranks), job.function)
+    frame = spark.range(0, size, 1, size) if rows is None else rows.frame.repartition(size)
+    feed = None if rows is None else rows.feed
+    results = _Attempt(spark, job, show_line or print_line, say, start_timeout, frame, feed).run()
+    return load_values(verified_values(results, size, job.wanted_ranks), job.function)
 
 
 class _Attempt:
@@ -120,9 +129,13 @@ class _Attempt:
         show_line: Callable[[int, str, str], None],
         say: Callable[[str], None] | None,
         start_timeout: timedelta | None,
+        frame: DataFrame,
+        feed: Feed | None,
     ) -> None:
         self._spark = spark
         self._job = job
+        self._frame = frame
+        self._feed = feed
         self._tag = f"spark_estimator-{job.job_id}"
         self._is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
         self._rows: list[ResultRow] | None = None
@@ -158,12 +171,12 @@ class _Attempt:
         address = None
         if self._server is not None:
             address = ChannelAddress(self._server.address, self._server.port, self._server.token)
-        task = BarrierTask(replace(self._job, channel=address))
+        task = BarrierTask(replace(self._job, channel=address), self._feed)
         try:
             with warnings.catch_warnings():
                 # PySpark tells at each call which pandas it would rather have.
                 warnings.filterwarnings("ignore", message=".*PySpark does not yet fully support pandas")
-                frame = self._spark.range(0, self._job.size, 1, self._job.size).mapInArrow(task, SCHEMA, barrier=True)
+                frame = self._frame.mapInArrow(task, SCHEMA, barrier=True)
             thread = InheritableThread(target=lambda: self._collect(frame), session=self._spark)
             thread.daemon = True
             thread.start()

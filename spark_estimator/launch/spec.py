@@ -18,7 +18,13 @@ from typing import Any
 
 from spark_estimator import __version__
 from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, host_id
-from spark_estimator.env import JOB_VARIABLE, RENDEZVOUS_FD_VARIABLE, WORKER_CHOICES_VARIABLE, horovod_variables
+from spark_estimator.env import (
+    FEED_FD_VARIABLE,
+    JOB_VARIABLE,
+    RENDEZVOUS_FD_VARIABLE,
+    WORKER_CHOICES_VARIABLE,
+    horovod_variables,
+)
 from spark_estimator.launch.worker_environment import undecided
 
 # Larger values belong into storage: they pass through the memory of a worker, an executor and the driver.
@@ -38,6 +44,7 @@ _OF_ONE_RANK = {
     "HOROVOD_HOSTNAME",
     RENDEZVOUS_FD_VARIABLE,
     JOB_VARIABLE,
+    FEED_FD_VARIABLE,
     WORKER_CHOICES_VARIABLE,
 }
 _FORWARDED = ("HOROVOD_", "SPARK_ESTIMATOR_", "NCCL_")
@@ -77,6 +84,7 @@ class JobSpec:
         driver_sys_path: where the driver finds modules; used by the workers on its own host.
         channel: None when there is no driver channel.
         package_version: of spark_estimator on the driver.
+        max_result_bytes: a rank's larger value is refused.
     """
 
     job_id: str
@@ -93,6 +101,7 @@ class JobSpec:
     driver_sys_path: tuple[str, ...] = ()
     channel: ChannelAddress | None = None
     package_version: str = __version__
+    max_result_bytes: int = MAX_RESULT_BYTES
 
     @property
     def wanted_ranks(self) -> range:
@@ -264,14 +273,17 @@ def devices_of(everyone: Sequence[TaskFacts], partition: int) -> list[str]:
     return visible_devices([facts.gpus for facts in everyone if facts.host_id == own])
 
 
-def worker_spec(job: JobSpec, rendezvous: Rendezvous, devices: Sequence[str] = ()) -> WorkerSpec:
+def worker_spec(
+    job: JobSpec, rendezvous: Rendezvous, devices: Sequence[str] = (), variables: Mapping[str, str] | None = None
+) -> WorkerSpec:
     """What the worker that becomes `rendezvous.rank` is told by the supervisor that calls this.
 
     Args:
         devices: for CUDA_VISIBLE_DEVICES; the variable is left alone when there are none.
+        variables: more of this worker's own.
     """
     peer = rendezvous.peers[rendezvous.rank]
-    environment = horovod_variables(rendezvous.topology, peer.host)
+    environment = {**horovod_variables(rendezvous.topology, peer.host), **(variables or {})}
     if rendezvous.awaited:  # what is not known yet is not said
         environment = {name: value for name, value in environment.items() if not name.endswith(("_RANK", "_SIZE"))}
     if devices:
@@ -291,6 +303,7 @@ def worker_spec(job: JobSpec, rendezvous: Rendezvous, devices: Sequence[str] = (
         python_path=os.environ.get("PYTHONPATH") if asked_for is None else asked_for,
         command=job.command,
         all_results=job.all_results,
+        max_result_bytes=job.max_result_bytes,
     )
 
 

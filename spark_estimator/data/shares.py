@@ -1,0 +1,90 @@
+"""The arithmetic of rows and ranks: equal shares, who gives rows to whom, and the batches that an epoch is cut into.
+
+Nothing here communicates: every rank computes the same from the same counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+def share(total: int, parts: int, part: int) -> int:
+    """How many of `total` things fall to `part` when `parts` get as many as each other, the first ones one more."""
+    return total // parts + (part < total % parts)
+
+
+def begin(total: int, parts: int, part: int) -> int:
+    """Where the share of `part` begins."""
+    return part * (total // parts) + min(part, total % parts)
+
+
+@dataclass(frozen=True)
+class Move:
+    """Rows that go from one rank to another."""
+
+    source: int
+    target: int
+    rows: int
+
+
+def moves(counts: Sequence[int]) -> list[Move]:
+    """What makes the ranks' rows equal, to one row, with as few of them on their way as can be.
+
+    Args:
+        counts: [ranks] rows that each has.
+    """
+    total, size = sum(counts), len(counts)
+    # Who has most keeps the odd ones.
+    order = sorted(range(size), key=lambda rank: (-counts[rank], rank))
+    wanted = {rank: share(total, size, place) for place, rank in enumerate(order)}
+    givers = [(rank, counts[rank] - wanted[rank]) for rank in order if counts[rank] > wanted[rank]]
+    takers = [(rank, wanted[rank] - counts[rank]) for rank in order if counts[rank] < wanted[rank]]
+    found: list[Move] = []
+    while givers:
+        (source, surplus), (target, lacking) = givers[-1], takers[-1]
+        rows = min(surplus, lacking)
+        found.append(Move(source, target, rows))
+        for stack, rank, left in ((givers, source, surplus - rows), (takers, target, lacking - rows)):
+            stack.pop()
+            if left:
+                stack.append((rank, left))
+    return found
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How the ranks cut one epoch: the same number of steps on each, batches that differ by one row at most.
+
+    Attributes:
+        rows: [ranks] rows of each rank.
+        batch_size: the most rows of a batch.
+        most_steps: an epoch ends after so many; None: all rows are read.
+    """
+
+    rows: tuple[int, ...]
+    batch_size: int
+    most_steps: int | None = None
+
+    @property
+    def whole(self) -> int:
+        """Steps that read all rows."""
+        return -(-max(self.rows, default=0) // self.batch_size)
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch; on every rank."""
+        return self.whole if self.most_steps is None else min(self.whole, self.most_steps)
+
+    def bounds(self, rank: int, step: int) -> tuple[int, int]:
+        """First row and the row after the last one of a batch, in the epoch's order."""
+        start = begin(self.rows[rank], self.whole, step)
+        return start, start + share(self.rows[rank], self.whole, step)
+
+    def size(self, rank: int, step: int) -> int:
+        """Rows of a batch; 0 on a rank that has run out of rows."""
+        return share(self.rows[rank], self.whole, step)
+
+    def total(self, step: int) -> int:
+        """Rows of a step on all ranks together."""
+        return sum(self.size(rank, step) for rank in range(len(self.rows)))

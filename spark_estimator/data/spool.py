@@ -1,0 +1,212 @@
+"""A rank's rows on its host's disk: written once as they come from Spark, then mapped by the training process.
+
+Every field has a file of its own, row after row, so that a batch is gathered by its row numbers without decoding. The
+files have no names: they are gone when the last process that holds them is, however it ends. A `SpoolFeed` travels to
+each Spark task; its `Writer` takes the task's rows there, in the supervisor, and hands the files to the worker through
+the socket that the two share.
+
+In order: the supervisor writes all rows, then sends one message with the files' descriptors, or with the text of what
+went wrong, which `receive` raises in the worker. When the supervisor dies, so does the worker.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+import numpy
+import pyarrow
+import pyarrow.compute
+
+from spark_estimator.data.fields import Array, Field, matrix_of
+from spark_estimator.errors import DataError
+
+_MESSAGE_BYTES = 1 << 16
+_MOST_FILES = 200  # a message of a Unix socket carries 253 descriptors
+
+
+@dataclass(frozen=True)
+class Spool:
+    """Rows as matrices.
+
+    Attributes:
+        fields: what they are.
+        matrices: [fields] each [rows, width], mapped from a file.
+    """
+
+    fields: tuple[Field, ...]
+    matrices: tuple[Array, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return len(self.matrices[0])
+
+
+@dataclass(frozen=True)
+class SpoolFeed:
+    """Says what a task does with the rows that Spark gives it. It travels to the tasks.
+
+    Attributes:
+        fields: what the rows hold.
+        marker: the Arrow column that says which rows are for validation; None: no row is.
+        folder: where, on each host; None: in Spark's local folder, or in the system's for temporary files.
+    """
+
+    fields: tuple[Field, ...]
+    marker: str | None = None
+    folder: str | None = None
+
+    def take(
+        self, batches: Iterable[pyarrow.RecordBatch], worker: socket.socket, ended: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Writes all rows and hands them to the worker; what fails is told to the worker, which then ends the job.
+
+        Args:
+            batches: the rows.
+            worker: the socket whose other end `receive` reads.
+            ended: says that nobody waits for the rows any more.
+        """
+        try:
+            train, held = Writer(self.fields, self.folder), Writer(self.fields, self.folder)
+            for batch in batches:
+                if ended():
+                    return
+                if self.marker is None:
+                    train.append(batch)
+                    continue
+                mask = batch.column(self.marker)
+                train.append(batch.filter(pyarrow.compute.invert(mask)))
+                held.append(batch.filter(mask))
+            _send(worker, {"rows": [train.rows, held.rows]}, [*train.descriptors, *held.descriptors])
+        except Exception as error:
+            _send(worker, {"failure": str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"})
+
+
+class Writer:
+    """Takes rows, and keeps each field's in a file without a name."""
+
+    def __init__(self, fields: Sequence[Field], folder: str | None = None) -> None:
+        if not 0 < len(fields) <= _MOST_FILES // 2:
+            raise DataError(f"a model of {len(fields)} inputs, labels and weights: at most {_MOST_FILES // 2} fit.")
+        self.rows = 0
+        self._fields = fields
+        self._folder = spool_folder(folder)
+        self._files = [_nameless_file(self._folder) for _ in fields]
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Of the files, field by field."""
+        return [file.fileno() for file in self._files]
+
+    def append(self, batch: pyarrow.RecordBatch) -> None:
+        """Writes rows behind those that are there.
+
+        Raises:
+            DataError: a value cannot be used, or the disk is full.
+        """
+        for field, file in zip(self._fields, self._files, strict=True):
+            try:
+                _write_all(file.fileno(), matrix_of(batch, field, self.rows))
+            except OSError as error:
+                raise _unwritten(error, self._folder, self.rows) from error
+        self.rows += batch.num_rows
+
+    def spool(self) -> Spool:
+        """The rows that are there."""
+        return Spool(
+            tuple(self._fields),
+            tuple(mapped(fd, field, self.rows) for fd, field in zip(self.descriptors, self._fields, strict=True)),
+        )
+
+
+def receive(fields: Sequence[Field], supervisor: socket.socket) -> tuple[Spool, Spool]:
+    """Waits until the supervisor has all rows of this rank. Called once, by the worker.
+
+    Returns:
+        The rows to train on, and those for validation.
+
+    Raises:
+        DataError: there was something wrong with them.
+    """
+    text, descriptors, _, _ = socket.recv_fds(supervisor, _MESSAGE_BYTES, 2 * len(fields))
+    try:
+        if not text:
+            raise DataError("the supervisor ended before it had all rows.")
+        told = json.loads(text)
+        if "failure" in told:
+            raise DataError(told["failure"])
+        parts = iter(descriptors)
+        train, held = (
+            Spool(tuple(fields), tuple(mapped(next(parts), field, rows) for field in fields)) for rows in told["rows"]
+        )
+        return train, held
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def mapped(descriptor: int, field: Field, rows: int) -> Array:
+    """The rows of a file as a matrix [rows, width] that nobody can write; the descriptor may be closed afterwards."""
+    if not rows or not field.width:
+        return numpy.empty((rows, field.width), field.dtype)
+    memory = mmap.mmap(descriptor, rows * field.row_bytes, prot=mmap.PROT_READ)
+    return numpy.frombuffer(memory, field.dtype).reshape(rows, field.width)
+
+
+def spool_folder(said: str | None) -> str:
+    """Where rows are spooled on this host.
+
+    Args:
+        said: what the user has named.
+
+    Raises:
+        DataError: that is no folder here.
+    """
+    if said:
+        if not os.path.isdir(said):
+            raise DataError(f"SPARK_ESTIMATOR_SPOOL_FOLDER={said!r} is no folder on host {socket.gethostname()}.")
+        return said
+    of_spark = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0].strip()
+    return of_spark if os.path.isdir(of_spark) else tempfile.gettempdir()
+
+
+def _nameless_file(folder: str) -> IO[bytes]:
+    try:
+        # Without O_TMPFILE, which not every file system has, the file has a name for a moment.
+        return tempfile.TemporaryFile(dir=folder, buffering=0)
+    except OSError as error:
+        raise _unwritten(error, folder, 0) from error
+
+
+def _write_all(descriptor: int, matrix: Array) -> None:
+    if not matrix.size:
+        return
+    left = memoryview(numpy.ascontiguousarray(matrix)).cast("B")
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def _send(worker: socket.socket, told: dict[str, object], descriptors: Sequence[int] = ()) -> None:
+    text = json.dumps(told).encode()[:_MESSAGE_BYTES]
+    try:
+        socket.send_fds(worker, [text], descriptors)
+    except OSError:
+        return  # the worker has ended; its exit tells why
+
+
+def _unwritten(error: OSError, folder: str, rows: int) -> DataError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DataError(
+            f"no space left in {folder} after {rows} rows. Rows are kept there while training runs, once; give it "
+            "more, or name another folder of the executors in SPARK_ESTIMATOR_SPOOL_FOLDER."
+        )
+    return DataError(f"rows cannot be written in {folder}: {error.strerror or error}")
+

@@ -1,0 +1,58 @@
+"""What the driver tells the ranks of a training, and what they tell it: plain values that travel by pickle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_estimator.data.fields import Field
+
+
+@dataclass(frozen=True)
+class TrainSpec:
+    """One training.
+
+    Attributes:
+        inputs, labels: [inputs], [labels] the fields of a batch.
+        weight: the field of the rows' weights; None without.
+        held_share: the share of the rows that is for validation.
+        seed: of the epochs' orders, and of the model's own chance.
+        framework: the model and the like, as the framework's training knows them.
+        The others are the estimator's parameters.
+    """
+
+    inputs: tuple[Field, ...]
+    labels: tuple[Field, ...]
+    weight: Field | None
+    held_share: float
+    seed: int
+    batch_size: int
+    val_batch_size: int
+    epochs: int
+    shuffle: bool
+    verbose: int
+    backward_passes_per_step: int
+    use_gpu: bool
+    train_steps: int | None
+    validation_steps: int | None
+    framework: Any = field(repr=False)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """All fields, in the order in which they lie in the spool."""
+        return (*self.inputs, *self.labels, *((self.weight,) if self.weight else ()))
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What rank 0 brings back.
+
+    Attributes:
+        state: the trained model's state, in the framework's own form.
+        history: one entry for each epoch.
+        rows: rows that were trained on, and those of validation, of all ranks together.
+    """
+
+    state: bytes = field(repr=False)
+    history: list[dict[str, Any]]
+    rows: tuple[int, int]

@@ -1,0 +1,99 @@
+"""Rows of a DataFrame for the ranks: the task hands what Spark gives it to a `Feed`, beside the worker's supervision."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol
+
+from spark_estimator.env import FEED_FD_VARIABLE
+from spark_estimator.errors import NotInitializedError
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql import DataFrame
+
+# Once nobody waits for rows any more, the feed stops at the next batch.
+_LAST_BATCH = timedelta(seconds=5)
+
+
+class Feed(Protocol):
+    """What takes a task's rows. It travels to the tasks by pickle."""
+
+    def take(
+        self, batches: Iterator[pyarrow.RecordBatch], worker: socket.socket, ended: Callable[[], bool]
+    ) -> None:
+        """Takes all rows, in a thread of its own, and gives them to the worker at the other end of the socket.
+
+        What goes wrong is told to the worker in the same way: nothing is raised here.
+
+        Args:
+            ended: true once nobody waits for the rows any more; asked before each batch.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows for the ranks of a job.
+
+    Attributes:
+        frame: they are spread evenly over the ranks.
+        feed: takes each rank's.
+    """
+
+    frame: DataFrame
+    feed: Feed
+
+
+class Feeding:
+    """One task's rows on their way; without a feed, nothing.
+
+    Attributes:
+        worker_ends: what the worker inherits.
+        variables: tell the worker which descriptor that is.
+    """
+
+    def __init__(self, feed: Feed | None, batches: Iterator[pyarrow.RecordBatch]) -> None:
+        self.worker_ends: tuple[socket.socket, ...] = ()
+        self.variables: Mapping[str, str] = {}
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        if feed is None:
+            return
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.worker_ends = (theirs,)
+        self.variables = {FEED_FD_VARIABLE: str(theirs.fileno())}
+
+        def work() -> None:
+            with own:
+                feed.take(batches, own, self._ended.is_set)
+
+        self._thread = threading.Thread(target=work, name="spark_estimator feed", daemon=True)
+
+    def start(self) -> None:
+        """Begins to take rows."""
+        if self._thread is not None:
+            self._thread.start()
+
+    def end(self) -> None:
+        """Nobody waits for rows any more."""
+        self._ended.set()
+        if self._thread is not None and self._thread.ident is not None:
+            self._thread.join(_LAST_BATCH.total_seconds())
+
+
+def worker_end() -> socket.socket:
+    """In a worker: the socket through which its supervisor gives it rows. To be called once.
+
+    Raises:
+        NotInitializedError: this process is not a worker that gets rows.
+    """
+    descriptor = os.environ.pop(FEED_FD_VARIABLE, None)
+    if descriptor is None:
+        raise NotInitializedError
+    return socket.socket(fileno=int(descriptor))
