@@ -24,11 +24,16 @@ from spark_estimator.estimators.torch_training import Parts, loss_of, tensor_of
 
 @dataclass(frozen=True)
 class Fields:
-    """What the ranks' batches are made of."""
+    """What the ranks' batches are made of.
+
+    Attributes:
+        outputs: [labels] values a row that the model returns.
+    """
 
     inputs: tuple[Field, ...]
     labels: tuple[Field, ...]
     weight: Field | None
+    outputs: tuple[int, ...] = ()
 
     @property
     def all(self) -> tuple[Field, ...]:
@@ -62,13 +67,13 @@ def fitting_fields(columns: Columns, parts: Parts, input_shapes: Sequence[Sequen
     for inputs, labels in itertools.product(input_choices, label_choices):
         fields = Fields(tuple(inputs), tuple(labels), weight)
         try:
-            _try(columns, parts, fields)
+            outputs = _try(columns, parts, fields)
         except DataError:
             raise
         except Exception as error:
             first_error = first_error or error
             continue
-        return fields
+        return replace(fields, outputs=outputs)
     assert first_error is not None
     shown = Fields(tuple(natural), tuple(choice for choice in label_choices[0]), weight)
     raise DataError(
@@ -77,8 +82,8 @@ def fitting_fields(columns: Columns, parts: Parts, input_shapes: Sequence[Sequen
     ) from first_error
 
 
-def _try(columns: Columns, parts: Parts, fields: Fields) -> None:
-    """One step of a copy of the model.
+def _try(columns: Columns, parts: Parts, fields: Fields) -> tuple[int, ...]:
+    """One step of a copy of the model. Returns how many values it gives for a row.
 
     Raises:
         Exception: whatever PyTorch does not like.
@@ -104,11 +109,12 @@ def _try(columns: Columns, parts: Parts, fields: Fields) -> None:
                 float(torch.as_tensor(metric(output.detach(), label)))
     finally:
         torch.set_rng_state(state)
-    if not math.isfinite(float(loss)):
+    if not math.isfinite(loss.item()):
         raise DataError(
-            f"the loss of the first {rows.num_rows} rows is {float(loss)}: "
+            f"the loss of the first {rows.num_rows} rows is {loss.item()}: "
             f"{_strange(columns, fields) or 'the model computes it so from finite numbers'}."
         )
+    return tuple(output.numel() // len(output) for output in outputs)
 
 
 def _check_broadcast(outputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor], fields: Fields) -> None:

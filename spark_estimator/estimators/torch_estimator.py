@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import secrets
 import time
@@ -15,7 +16,6 @@ from torch import nn
 from spark_estimator.data.columns import selected
 from spark_estimator.data.spool import SpoolFeed
 from spark_estimator.env import Settings
-from spark_estimator.errors import DataError
 from spark_estimator.estimators import params
 from spark_estimator.estimators.params import Row, TableParams, with_params
 from spark_estimator.estimators.sampling import look_at
@@ -109,8 +109,10 @@ class TorchEstimator(Estimator, TableParams):
             model=trained,
             history=result.history,
             inputs=fields.inputs,
-            feature_cols=[one.name for one in columns.features],
-            label_cols=labels,
+            outputs=fields.outputs,
+            label_types=[one.kind for one in columns.labels],
+            feature_columns=[one.name for one in columns.features],
+            label_columns=labels,
             run_id=value("run_id") or f"torch_{int(time.time())}",
         )
 
@@ -176,11 +178,6 @@ def _grouped(metrics: Sequence[Any], labels: int) -> list[list[Any]]:
 
 def _with_state(model: nn.Module, state: bytes) -> nn.Module:
     """A copy of the model with the trained numbers, on the CPU, ready to predict."""
-    import copy
-
     trained = copy.deepcopy(model).cpu()
     trained.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
     return trained.eval()
-
-
-__all__ = ["DataError", "TorchEstimator", "TorchModel"]
