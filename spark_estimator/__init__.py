@@ -13,32 +13,41 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from spark_estimator.errors import (
+        DataError,
         HorovodInternalError,
         JobFailedError,
         PreflightError,
         SparkEstimatorError,
         WorkerFailedError,
     )
+    from spark_estimator.estimators.torch_estimator import TorchEstimator
+    from spark_estimator.estimators.torch_model import TorchModel
     from spark_estimator.observe.driver_log import log_to_driver
     from spark_estimator.runner import HorovodRunner, run
 
 _HOME = {
+    "DataError": "spark_estimator.errors",
     "HorovodRunner": "spark_estimator.runner",
     "HorovodInternalError": "spark_estimator.errors",
     "JobFailedError": "spark_estimator.errors",
     "PreflightError": "spark_estimator.errors",
     "SparkEstimatorError": "spark_estimator.errors",
+    "TorchEstimator": "spark_estimator.estimators.torch_estimator",
+    "TorchModel": "spark_estimator.estimators.torch_model",
     "WorkerFailedError": "spark_estimator.errors",
     "log_to_driver": "spark_estimator.observe.driver_log",
     "run": "spark_estimator.runner",
 }
 
 __all__ = [
+    "DataError",
     "HorovodInternalError",
     "HorovodRunner",
     "JobFailedError",
     "PreflightError",
     "SparkEstimatorError",
+    "TorchEstimator",
+    "TorchModel",
     "WorkerFailedError",
     "__version__",
     "log_to_driver",

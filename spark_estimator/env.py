@@ -244,8 +244,8 @@ class Settings:
     )  # fmt: skip
     spool_folder: str = _variable(
         "SPARK_ESTIMATOR_SPOOL_FOLDER", "", str, unit="folder",
-        effect="where the rows of an estimator's DataFrame lie while it trains, on each executor; by default in Spark's "
-        "local folder (SPARK_LOCAL_DIRS), else in the system's for temporary files",
+        effect="where the rows of an estimator's DataFrame lie while it trains, on each executor; by default in "
+        "Spark's local folder (SPARK_LOCAL_DIRS), else in the system's for temporary files",
     )  # fmt: skip
     rendezvous_fd: int | None = _variable(
         RENDEZVOUS_FD_VARIABLE, None, _count, unit="descriptor",

@@ -28,6 +28,10 @@ PACKAGES: dict[str, dict[str, str]] = {
     "horovod": {"run": "spark_estimator.runner:run"},
     "horovod.common": {},
     "horovod.spark.common": {},
+    "horovod.spark.torch": {
+        "TorchEstimator": "spark_estimator.estimators.torch_estimator:TorchEstimator",
+        "TorchModel": "spark_estimator.estimators.torch_model:TorchModel",
+    },
     "sparkdl": {"HorovodRunner": "spark_estimator.runner:HorovodRunner"},
     "sparkdl.horovod": {"log_to_driver": "spark_estimator.observe.driver_log:log_to_driver"},
 }
@@ -41,7 +45,7 @@ INSTEAD: dict[str, str] = {
     "horovod.keras": "the Keras binding is not there yet",
     "horovod.mxnet": "MXNet is retired and will not be served",
     "horovod.ray": "Ray is out of scope; use Ray's own trainers there",
-    "horovod.spark": "see `spark_estimator.spark` for what is offered; estimators are not there yet",
+    "horovod.spark": "see `spark_estimator.spark` for what is offered; of estimators, `horovod.spark.torch`",
     "horovod.tensorflow": "the TensorFlow binding is not there yet",
     "horovod.torch": "see `spark_estimator.torch` for what is offered",
     "sparkdl": "`sparkdl.HorovodRunner` and `sparkdl.horovod.log_to_driver` are served",

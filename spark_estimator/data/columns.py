@@ -102,7 +102,7 @@ def selected(
             expression = functions.coalesce(expression, functions.lit(nulls).cast(_SPARK_TYPES[dtype]))
         cast.append(expression.alias(f"c{number}"))
     chosen = frame.select(*cast, *others)
-    return chosen.dropna() if nulls == "drop" else chosen
+    return chosen.dropna(subset=[f"c{number}" for number in range(len(columns))]) if nulls == "drop" else chosen
 
 
 def _find(schema: StructType, name: str) -> tuple[DataType, str]:

@@ -1,4 +1,4 @@
-"""What one tensor of a batch is made of: the columns, the numpy type, the shape of a row; and Arrow's arrays as such."""
+"""What one tensor of a batch is made of: columns, a numpy type, the shape of a row; and Arrow's arrays as such."""
 
 from __future__ import annotations
 

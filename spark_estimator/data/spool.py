@@ -82,12 +82,14 @@ class SpoolFeed:
                 if self.marker is None:
                     train.append(batch)
                     continue
-                mask = batch.column(self.marker)
+                mask = pyarrow.compute.fill_null(batch.column(self.marker), False)
                 train.append(batch.filter(pyarrow.compute.invert(mask)))
                 held.append(batch.filter(mask))
             _send(worker, {"rows": [train.rows, held.rows]}, [*train.descriptors, *held.descriptors])
         except Exception as error:
-            _send(worker, {"failure": str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"})
+            _send(
+                worker, {"failure": str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"}
+            )
 
 
 class Writer:
@@ -189,7 +191,7 @@ def _nameless_file(folder: str) -> IO[bytes]:
 def _write_all(descriptor: int, matrix: Array) -> None:
     if not matrix.size:
         return
-    left = memoryview(numpy.ascontiguousarray(matrix)).cast("B")
+    left = memoryview(numpy.ascontiguousarray(matrix).view(numpy.uint8).reshape(-1))  # type: ignore[arg-type]
     while left:
         left = left[os.write(descriptor, left) :]
 
@@ -209,4 +211,3 @@ def _unwritten(error: OSError, folder: str, rows: int) -> DataError:
             "more, or name another folder of the executors in SPARK_ESTIMATOR_SPOOL_FOLDER."
         )
     return DataError(f"rows cannot be written in {folder}: {error.strerror or error}")
-

@@ -106,8 +106,8 @@ def shapes(name: str, value: Any) -> list[list[int]] | None:
         extents = [int(extent) for extent in shape]
         if extents[:1] != [-1] or any(extent < 1 for extent in extents[1:]):
             raise ValueError(
-                f"{name} is a list of shapes that begin with -1 (the rows of a batch), for example [[-1, 20]]; it holds "
-                f"{shape!r}."
+                f"{name} is a list of shapes that begin with -1 (the rows of a batch), for example [[-1, 20]]; "
+                f"it holds {shape!r}."
             )
         found.append(extents)
     return found
@@ -117,7 +117,7 @@ def share_or_column(name: str, value: Any) -> float | str | None:
     """A share of the rows in [0, 1), or the name of a column that marks them."""
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{name} is a share of the rows, or a column's name; it was {value!r}.")
     if not 0 <= value < 1:
         raise ValueError(f"{name} as a share of the rows is at least 0 and less than 1; it was {value!r}.")
@@ -128,7 +128,7 @@ def null_policy(name: str, value: Any) -> str | float:
     """'error', 'drop', or a number."""
     if value in ("error", "drop"):
         return str(value)
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     raise ValueError(f"{name} is 'error', 'drop', or a number that takes the place of nulls; it was {value!r}.")
 
@@ -205,13 +205,12 @@ class TableParams(Params):
             if name in WITHOUT_EFFECT:
                 warnings.warn(f"{name} has no effect: {WITHOUT_EFFECT[name]}.", stacklevel=4)
             elif name not in known:
-                raise TypeError(
-                    f"{type(self).__name__} has no parameter {name!r}; it has {', '.join(row.name for row in self._rows)}."
-                )
+                has = ", ".join(row.name for row in self._rows)
+                raise TypeError(f"{type(self).__name__} has no parameter {name!r}; it has {has}.")
             else:
                 self._set(**{name: value})
 
-    def setParams(self: _Self, **kwargs: Any) -> _Self:  # noqa: N802  # Spark ML's name
+    def setParams(self: _Self, **kwargs: Any) -> _Self:  # Spark ML's name
         """Sets any of the parameters; returns self."""
         self._take(kwargs)
         return self

@@ -69,8 +69,12 @@ def look_at(
     wanted = [readable(schema, name) for name in labels]
     weighing = readable(schema, weight) if weight else None
     marking = readable(schema, marker) if marker else None
-    if marking is not None and (marking.is_array or marking.kind not in ("boolean", "int", "bigint", "tinyint", "smallint")):
-        raise DataError(f"validation={marker!r}: a column of type {marking.kind}; it has to be boolean, or hold 0 and 1.")
+    if marking is not None and (
+        marking.is_array or marking.kind not in ("boolean", "int", "bigint", "tinyint", "smallint")
+    ):
+        raise DataError(
+            f"validation={marker!r}: a column of type {marking.kind}; it has to be boolean, or hold 0 and 1."
+        )
     fed = [*found, *wanted, *([weighing] if weighing else [])]
     # Floating columns as doubles: whether their numbers are whole shall be seen.
     dtypes = ["float64" if one.dtype == "float32" and not one.is_array else one.dtype for one in fed]
@@ -81,8 +85,8 @@ def look_at(
     for column, width in zip(fed, widths, strict=True):
         if width is None:
             raise DataError(
-                f"column {column.name!r} holds arrays of different lengths, or nulls, in its first rows. A tensor needs "
-                "arrays of one length: pad or cut them."
+                f"column {column.name!r} holds arrays of different lengths, or nulls, in its first rows. A tensor "
+                "needs arrays of one length: pad or cut them."
             )
     return Columns(tuple(found), tuple(wanted), weighing, marking, rows, tuple(w for w in widths if w is not None))
 

@@ -58,7 +58,9 @@ def fitting_fields(columns: Columns, parts: Parts, input_shapes: Sequence[Sequen
     natural = [_input_fields(columns, group, shape, floating, whole=True) for group, shape in groups]
     floated = [_input_fields(columns, group, shape, floating, whole=False) for group, shape in groups]
     input_choices = [natural] + ([floated] if floated != natural else [])
-    label_choices = list(itertools.product(*(_label_fields(columns, place, floating) for place in range(len(columns.labels)))))
+    label_choices = list(
+        itertools.product(*(_label_fields(columns, place, floating) for place in range(len(columns.labels))))
+    )
     weight = None
     if columns.weight is not None:
         last = len(columns.fed) - 1
@@ -102,7 +104,7 @@ def _try(columns: Columns, parts: Parts, fields: Fields) -> tuple[int, ...]:
         loss, outputs, shaped = loss_of(model, parts, tensors[:count], labels, weight)
         if loss.numel() != 1:
             raise DataError(f"the loss has the shape {list(loss.shape)}; it has to be one number (reduction='mean').")
-        _check_broadcast(outputs, shaped, fields)
+        _check_outputs(parts, outputs, shaped, fields)
         loss.backward()
         for group, output, label in zip(parts.metrics, outputs, shaped, strict=True):
             for metric in group:
@@ -117,12 +119,20 @@ def _try(columns: Columns, parts: Parts, fields: Fields) -> tuple[int, ...]:
     return tuple(output.numel() // len(output) for output in outputs)
 
 
-def _check_broadcast(outputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor], fields: Fields) -> None:
-    for output, label, field in zip(outputs, labels, fields.labels, strict=True):
+def _check_outputs(
+    parts: Parts, outputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor], fields: Fields
+) -> None:
+    for loss, output, label, field in zip(parts.losses, outputs, labels, fields.labels, strict=True):
+        if isinstance(loss, nn.CrossEntropyLoss) and output.numel() == len(output):
+            raise DataError(
+                "CrossEntropyLoss compares several outputs, one for each class; the model's output for "
+                f"{field.name!r} has one, so that the loss would always be 0. Give it an output for each class, or use "
+                "BCEWithLogitsLoss."
+            )
         if output.dim() and len(output) != len(label):
             raise DataError(
-                f"the model returned {list(output.shape)} for a batch of {len(label)} rows with the label {field.name!r}: "
-                "the first extent has to be the rows of the batch."
+                f"the model returned {list(output.shape)} for a batch of {len(label)} rows with the label "
+                f"{field.name!r}: the first extent has to be the rows of the batch."
             )
 
 
@@ -154,15 +164,17 @@ def _inputs(
             return list(zip(alone, said, strict=True))
         if len(said) == 1:
             return list(zip(together, said, strict=True))
-        raise DataError(f"input_shapes has {len(said)} shapes for {count} feature columns: one for each, or one for all.")
+        raise DataError(
+            f"input_shapes has {len(said)} shapes for {count} feature columns: one for each, or one for all."
+        )
     least, most = _positional(model)
     if least <= count <= most and not (least == 1 and count > 1 and most > count):
         return [(group, None) for group in alone]
     if least <= 1 <= most:
         return [(group, None) for group in together]
     raise DataError(
-        f"{type(model).__name__}.forward takes {least if least == most else f'{least} to {most}'} inputs, and there are "
-        f"{count} feature columns ({', '.join(repr(one.name) for one in columns.features)}): name as many in "
+        f"{type(model).__name__}.forward takes {least if least == most else f'{least} to {most}'} inputs, and there "
+        f"are {count} feature columns ({', '.join(repr(one.name) for one in columns.features)}): name as many in "
         "feature_cols, or join columns to vectors (pyspark.ml.feature.VectorAssembler)."
     )
 

@@ -23,6 +23,7 @@ from spark_estimator.estimators.torch_check import fitting_fields
 from spark_estimator.estimators.torch_model import TorchModel
 from spark_estimator.estimators.torch_training import Parts, train
 from spark_estimator.estimators.train_spec import TrainSpec
+from spark_estimator.launch.feed import Rows
 from spark_estimator.launch.in_session import run_in_session
 from spark_estimator.launch.slots import default_size
 
@@ -34,12 +35,17 @@ _MOST_RESULT_BYTES = 1 << 30
 
 _ROWS = (
     *params.SHARED,
-    Row("input_shapes", None, params.shapes, "shapes of the inputs, each beginning with -1; None: found from the columns"),
+    Row(
+        "input_shapes",
+        None,
+        params.shapes,
+        "shapes of the inputs, each beginning with -1; None: found from the columns",
+    ),
 )
 
 
 @with_params(_ROWS)
-class TorchEstimator(Estimator, TableParams):
+class TorchEstimator(Estimator[TorchModel], TableParams):
     """Trains a PyTorch model on the rows of a DataFrame: ``model = TorchEstimator(...).fit(df)``.
 
     The rows are spread evenly over `num_proc` processes, which Spark starts together; each keeps its share on its
@@ -100,8 +106,7 @@ class TorchEstimator(Estimator, TableParams):
             size,
             caller="TorchEstimator.fit",
             args=(spec,),
-            rows=rows,
-            takes_rows=feed,
+            rows=Rows(rows, feed),
             max_result_bytes=_MOST_RESULT_BYTES,
         )[0]
         trained = _with_state(parts.model, result.state)
@@ -126,8 +131,8 @@ class TorchEstimator(Estimator, TableParams):
 
         if not isinstance(backend, SparkBackend):
             raise ValueError(
-                f"backend={backend!r}: without a store, rows reach the ranks through Spark's tasks, so only a SparkBackend "
-                "can train on them."
+                f"backend={backend!r}: without a store, rows reach the ranks through Spark's tasks, so only a "
+                "SparkBackend can train on them."
             )
         return backend.num_processes()
 
@@ -141,19 +146,24 @@ class TorchEstimator(Estimator, TableParams):
         if not isinstance(model, nn.Module):
             raise TypeError(f"model is a torch.nn.Module; it was {model!r}.")
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer is an optimizer of torch.optim, made with the model's parameters; it was {optimizer!r}.")
+            raise TypeError(
+                f"optimizer is an optimizer of torch.optim, made with the model's parameters; it was {optimizer!r}."
+            )
         own = {id(parameter) for parameter in model.parameters()}
         strange = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
         if strange:
             raise ValueError(
-                f"the optimizer holds {len(strange)} parameters that are not the model's: make it with model.parameters()."
+                f"the optimizer holds {len(strange)} parameters that are not the model's: make it with "
+                "model.parameters()."
             )
         labels = self._value("label_cols")
         if not labels:
             raise ValueError("label_cols names the columns that the model shall predict, one for each output.")
         losses = self._value("loss") or []
         if len(losses) != len(labels):
-            raise ValueError(f"{len(losses)} losses were given for {len(labels)} label columns: one for each is needed.")
+            raise ValueError(
+                f"{len(losses)} losses were given for {len(labels)} label columns: one for each is needed."
+            )
         shares = self._value("loss_weights") or [1 / len(losses)] * len(losses)
         if len(shares) != len(losses):
             raise ValueError(f"{len(shares)} loss_weights were given for {len(losses)} losses.")

@@ -2,8 +2,8 @@
 
 ``metadata/part-00000`` is what Spark ML looks for, so that a saved Pipeline finds its stage; ``spark_estimator.json``
 the rest in plain text; ``weights.pt`` the numbers, for ``torch.load(..., weights_only=True)``; ``module.pt`` the
-architecture. That of modules of torch.nn is read by PyTorch's restricted unpickler, which makes objects of known classes
-only. Other classes need either a module to fill, or trust.
+architecture. That of modules of torch.nn is read by PyTorch's restricted unpickler, which makes objects of known
+classes only. Other classes need either a module to fill, or trust.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def load(path: str, module: nn.Module | None, *, trust: bool) -> TorchModel:
     except FileNotFoundError as error:
         raise DataError(f"{folder} holds no TorchModel: there is no {Path(error.filename).name}.") from error
     if told["format"] > _FORMAT:
-        raise DataError(f"{folder} was written by spark_estimator {told['version']}, a later version than {__version__}.")
+        raise DataError(
+            f"{folder} was written by spark_estimator {told['version']}, a later version than {__version__}."
+        )
     filled = _architecture(folder, trust) if module is None else copy.deepcopy(module)
     filled.load_state_dict(weights, assign=module is None)
     model = TorchModel(
@@ -168,9 +170,9 @@ def _architecture(folder: Path, trust: bool) -> nn.Module:
                 loaded = torch.load(file, weights_only=True)
         except pickle.UnpicklingError as error:
             raise DataError(
-                f"{folder}: its architecture is made of classes other than torch.nn's own, and to read it could run any "
-                "code that the file names. Say model=YourModule(...), which gets the trained numbers; or trust=True if "
-                f"you know where the file comes from. ({str(error).splitlines()[0]})"
+                f"{folder}: its architecture is made of classes other than torch.nn's own, and to read it could run "
+                "any code that the file names. Say model=YourModule(...), which gets its numbers, or trust=True "
+                f"if you know where the file comes from. ({str(error).splitlines()[0]})"
             ) from error
     assert isinstance(loaded, nn.Module)
     return loaded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from spark_estimator.estimators.params import Row, TableParams, with_params
 from spark_estimator.estimators.torch_predictor import Output, Predictor
 
 if TYPE_CHECKING:
-    import pandas
     from pyspark.sql import Column, DataFrame
 
 _KINDS = ("label", "array", "vector")
@@ -45,7 +44,7 @@ _ROWS = (
 
 
 @with_params(_ROWS)
-class TorchModel(Model, TableParams, MLWritable, MLReadable):
+class TorchModel(Model, TableParams, MLWritable, MLReadable["TorchModel"]):
     """What `TorchEstimator.fit` returns. ``transform(df)`` adds a column of predictions for each label.
 
     A prediction of one value is of the label's type, rounded where that is a whole number; one of several values is a
@@ -76,18 +75,18 @@ class TorchModel(Model, TableParams, MLWritable, MLReadable):
         self._outputs = tuple(outputs)
         self._label_types = tuple(label_types)
 
-    def getModel(self) -> nn.Module:  # noqa: N802  # Horovod's name
+    def getModel(self) -> nn.Module:  # Horovod's name
         """The trained module, on the CPU, in eval mode. It is this model's own: changes to it change predictions."""
         return self._model
 
-    def setModel(self, value: nn.Module) -> TorchModel:  # noqa: N802
+    def setModel(self, value: nn.Module) -> TorchModel:
         """Takes another module with the same inputs and outputs. Returns self."""
         if not isinstance(value, nn.Module):
             raise TypeError(f"model is a torch.nn.Module; it was {value!r}.")
         self._model = value.eval()
         return self
 
-    def setLabelColoumns(self, value: list[str]) -> TorchModel:  # noqa: N802  # so spelt in Horovod
+    def setLabelColoumns(self, value: list[str]) -> TorchModel:  # so spelt in Horovod
         """As setLabelColumns."""
         return self.setParams(label_columns=value)
 
@@ -110,7 +109,7 @@ class TorchModel(Model, TableParams, MLWritable, MLReadable):
             columns += [readable(dataset.schema, name).cast(field.dtype) for name in field.names]
         outputs = self._output_forms()
         predictor = Predictor.of(self._model, inputs, outputs, self._value("batch_size"))
-        struct = _udf(predictor, outputs)(*columns)
+        struct = _udf(predictor, outputs, len(columns))(*columns)
         # One column first: two that refer to the same call would have the model called twice.
         temporary = f"__{self.uid}"
         frame = dataset.withColumn(temporary, struct)
@@ -195,7 +194,7 @@ class TorchModel(Model, TableParams, MLWritable, MLReadable):
         return column.cast(kind)
 
 
-def _udf(predictor: Predictor, outputs: Sequence[Output]) -> Any:
+def _udf(predictor: Predictor, outputs: Sequence[Output], columns: int) -> Any:
     """The predictor as a function of columns."""
     from pyspark.sql import functions
     from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, LongType, StructField, StructType
@@ -207,10 +206,35 @@ def _udf(predictor: Predictor, outputs: Sequence[Output]) -> Any:
 
     fields = StructType([StructField(f"o{place}", spark_type(output)) for place, output in enumerate(outputs)])
     if hasattr(functions, "arrow_udf"):
-        from pyspark.sql.pandas.functions import ArrowUDFType
+        # The types say what kind of function it is: an Arrow array for a batch of one column, a tuple of several.
+        def one(batches: Iterator[pyarrow.Array]) -> Iterator[pyarrow.Array]:
+            return predictor.arrow_batches((batch,) for batch in batches)
 
-        return functions.arrow_udf(predictor.arrow_batches, fields, ArrowUDFType.SCALAR_ITER)
-    return functions.pandas_udf(predictor.pandas_batches, fields, functions.PandasUDFType.SCALAR_ITER)
+        def several(batches: Iterator[tuple[pyarrow.Array, ...]]) -> Iterator[pyarrow.Array]:
+            return predictor.arrow_batches(batches)
+
+        return functions.arrow_udf(_hinted(one if columns == 1 else several, pyarrow.Array, pyarrow.Array), fields)
+    import pandas
+    from pyspark.sql.pandas.functions import pandas_udf  # where there are no Arrow UDFs yet
+
+    def one_series(batches: Iterator[pandas.Series]) -> Iterator[pandas.DataFrame]:
+        return predictor.pandas_batches((batch,) for batch in batches)
+
+    def several_series(batches: Iterator[tuple[pandas.Series, ...]]) -> Iterator[pandas.DataFrame]:
+        return predictor.pandas_batches(batches)
+
+    chosen = _hinted(one_series if columns == 1 else several_series, pandas.Series, pandas.DataFrame)
+    return pandas_udf(chosen, fields)  # type: ignore[call-overload]  # its stubs know no iterators of frames
+
+
+def _hinted(function: Any, taken: Any, given: Any) -> Any:
+    """The function with type hints that PySpark understands: those of this file are text."""
+    single = function.__name__.startswith("one")
+    function.__annotations__ = {
+        "batches": Iterator[taken] if single else Iterator[tuple[taken, ...]],
+        "return": Iterator[given],
+    }
+    return function
 
 
 def _matrices(features: Any, inputs: Sequence[Field]) -> list[Array]:

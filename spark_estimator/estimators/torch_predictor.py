@@ -61,9 +61,7 @@ class Predictor:
     batch_size: int
 
     @classmethod
-    def of(
-        cls, model: nn.Module, inputs: Sequence[Field], outputs: Sequence[Output], batch_size: int
-    ) -> Predictor:
+    def of(cls, model: nn.Module, inputs: Sequence[Field], outputs: Sequence[Output], batch_size: int) -> Predictor:
         """A predictor with a copy of the model as it is now."""
         return cls(cloudpickle.dumps(model), tuple(inputs), tuple(outputs), batch_size)
 
@@ -129,14 +127,12 @@ class Predictor:
         return results
 
     def arrow_batches(self, batches: Iterator[Any]) -> Iterator[pyarrow.Array]:
-        """For an Arrow UDF over an iterator: each batch is an array, or a tuple of arrays."""
-        for batch in batches:
-            yield self.predictions(batch if isinstance(batch, tuple) else (batch,))
+        """For an Arrow UDF over an iterator: each batch is a tuple of arrays."""
+        return map(self.predictions, batches)
 
     def pandas_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The same for a pandas UDF, in Spark versions that have no Arrow UDFs."""
-        for batch in batches:
-            columns = batch if isinstance(batch, tuple) else (batch,)
+        for columns in batches:
             struct = self.predictions([pyarrow.Array.from_pandas(column) for column in columns])
             frame = pyarrow.RecordBatch.from_struct_array(struct).to_pandas()
             for name in frame.columns:
@@ -156,4 +152,3 @@ def _arrow(values: Array, output: Output) -> pyarrow.Array:
         return pyarrow.array(values.reshape(-1)).cast(output.arrow_type)
     offsets = numpy.arange(0, values.size + 1, output.width, dtype=numpy.int32)
     return pyarrow.ListArray.from_arrays(pyarrow.array(offsets), pyarrow.array(values.reshape(-1)))
-

@@ -137,8 +137,7 @@ class _Training:
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, Tensors, Tensors]:
         spec = self._spec
         tensors = [
-            tensor_of(matrix, field).to(self._device)
-            for matrix, field in zip(batch.matrices, spec.fields, strict=True)
+            tensor_of(matrix, field).to(self._device) for matrix, field in zip(batch.matrices, spec.fields, strict=True)
         ]
         inputs, rest = tensors[: len(spec.inputs)], tensors[len(spec.inputs) :]
         labels, weights = rest[: len(spec.labels)], rest[len(spec.labels) :]
@@ -191,7 +190,9 @@ def loss_of(
     """
     outputs = outputs_of(model, inputs)
     if len(outputs) != len(labels):
-        raise DataError(f"the model returned {len(outputs)} tensors for {len(labels)} label columns: one each is needed.")
+        raise DataError(
+            f"the model returned {len(outputs)} tensors for {len(labels)} label columns: one each is needed."
+        )
     labels = [
         _shaped(label, output, parts.label_shapes[place] if parts.label_shapes else None)
         for place, (label, output) in enumerate(zip(labels, outputs, strict=True))
@@ -221,7 +222,7 @@ def loss_of_rows(loss: Callable[..., Any]) -> Callable[..., torch.Tensor]:
     """
     if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
         one = copy.copy(loss)
-        one.reduction = "none"
+        setattr(one, "reduction", "none")  # noqa: B010  # torch declares modules' attributes otherwise
         return one
     try:
         known = "reduction" in inspect.signature(loss).parameters

@@ -1,4 +1,4 @@
-"""Rows of a DataFrame for the ranks: the task hands what Spark gives it to a `Feed`, beside the worker's supervision."""
+"""Rows of a DataFrame for the ranks: a task hands what Spark gives it to a `Feed` while it supervises its worker."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ _LAST_BATCH = timedelta(seconds=5)
 class Feed(Protocol):
     """What takes a task's rows. It travels to the tasks by pickle."""
 
-    def take(
-        self, batches: Iterator[pyarrow.RecordBatch], worker: socket.socket, ended: Callable[[], bool]
-    ) -> None:
+    def take(self, batches: Iterator[pyarrow.RecordBatch], worker: socket.socket, ended: Callable[[], bool]) -> None:
         """Takes all rows, in a thread of its own, and gives them to the worker at the other end of the socket.
 
         What goes wrong is told to the worker in the same way: nothing is raised here.

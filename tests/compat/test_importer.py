@@ -95,7 +95,7 @@ def test_names_that_are_not_served() -> None:
         install()
         import horovod, sparkdl
         for statement in (
-            "import horovod.tensorflow as hvd", "import horovod.spark.torch", "import horovod.torch.nothing",
+            "import horovod.tensorflow as hvd", "import horovod.spark.keras", "import horovod.torch.nothing",
             "import sparkdl.transformers", "from horovod import ray",
         ):
             try:
@@ -115,8 +115,8 @@ def test_names_that_are_not_served() -> None:
     ).splitlines()
     assert [line.partition(" (served:")[0] for line in printed] == [
         "No module named 'horovod.tensorflow': the TensorFlow binding is not there yet",
-        "No module named 'horovod.spark.torch': see `spark_estimator.spark` for what is offered; "
-        "estimators are not there yet",
+        "No module named 'horovod.spark.keras': see `spark_estimator.spark` for what is offered; "
+        "of estimators, `horovod.spark.torch`",
         "No module named 'horovod.torch.nothing': see `spark_estimator.torch` for what is offered",
         "No module named 'sparkdl.transformers': "
         "`sparkdl.HorovodRunner` and `sparkdl.horovod.log_to_driver` are served",

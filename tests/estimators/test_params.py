@@ -1,0 +1,100 @@
+"""Parameters of estimators: names, checks, Spark ML's own ways with them."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+from spark_estimator import TorchEstimator
+from spark_estimator.estimators.params import WITHOUT_EFFECT
+
+
+def test_setters_chain_and_getters_give_back() -> None:
+    estimator = TorchEstimator(num_proc=2).setEpochs(3).setBatchSize(16).setFeatureCols(["a", "b"])
+    assert (estimator.getNumProc(), estimator.getEpochs(), estimator.getBatchSize()) == (2, 3, 16)
+    assert estimator.getFeatureCols() == ["a", "b"]
+    assert estimator.getValidation() is None
+
+
+def test_defaults_are_horovod_s() -> None:
+    estimator = TorchEstimator()
+    assert (estimator.getBatchSize(), estimator.getEpochs(), estimator.getVerbose()) == (32, 1, 1)
+    assert estimator.getShuffle() is True
+    assert estimator.getBackwardPassesPerStep() == 1
+
+
+def test_the_signature_shows_the_parameters() -> None:
+    signature = inspect.signature(TorchEstimator)
+    assert signature.parameters["batch_size"].default == 32
+    assert all(one.kind is one.KEYWORD_ONLY for one in signature.parameters.values())
+
+
+def test_copies_do_not_share() -> None:
+    first = TorchEstimator(epochs=1)
+    second = first.copy({first.epochs: 5})
+    assert (first.getEpochs(), second.getEpochs()) == (1, 5)
+
+
+def test_explain_params_tells_each() -> None:
+    text = TorchEstimator().explainParams()
+    assert "batch_size: rows of a batch, on each process (default: 32)" in text
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"epochs": 0}, ValueError, "epochs is at least 1; it was 0"),
+        ({"epochs": 1.5}, TypeError, r"epochs is a whole number; it was 1\.5"),
+        ({"num_proc": True}, TypeError, "num_proc is a whole number"),
+        ({"feature_cols": "x"}, TypeError, r"feature_cols is a list of column names.*say \['x'\]"),
+        ({"feature_cols": ["x", "x"]}, ValueError, "feature_cols names 'x' twice"),
+        ({"validation": 1.0}, ValueError, "validation as a share of the rows is at least 0 and less than 1"),
+        ({"validation": [0.1]}, ValueError, "validation is a share of the rows, or a column's name"),
+        ({"input_shapes": [[20]]}, ValueError, r"shapes that begin with -1.*it holds \[20\]"),
+        ({"nulls": "ignore"}, ValueError, "nulls is 'error', 'drop', or a number"),
+        ({"shuffle": "yes"}, TypeError, "shuffle is True or False"),
+        ({"epoch": 3}, TypeError, "TorchEstimator has no parameter 'epoch'; it has .*epochs"),
+    ],
+)
+def test_bad_values_are_refused_at_once(given: dict[str, object], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        TorchEstimator(**given)
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
+def test_what_horovod_needed_is_taken_and_explained(name: str) -> None:
+    with pytest.warns(UserWarning, match=f"{name} has no effect: "):
+        TorchEstimator(**{name: 1})
+
+
+NET = torch.nn.Linear(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "words"),
+    [
+        ({"model": None}, TypeError, "model is a torch.nn.Module; it was None"),
+        ({"optimizer": torch.optim.SGD}, TypeError, "optimizer is an optimizer of torch.optim, made with the model's"),
+        ({"optimizer": torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1)}, ValueError, "not the model's"),
+        ({"label_cols": None}, ValueError, "label_cols names the columns"),
+        ({"label_cols": ["a", "b"]}, ValueError, "1 losses were given for 2 label columns"),
+        ({"loss_weights": [1, 2]}, ValueError, "2 loss_weights were given for 1 losses"),
+        ({"metrics": [[], []]}, ValueError, "metrics has 2 lists for 1 label columns"),
+        ({"backend": object(), "num_proc": 2}, ValueError, "num_proc and backend were both given"),
+        ({"backend": object()}, ValueError, "only a SparkBackend can train on them"),
+    ],
+)
+def test_what_is_missing_is_said_before_anything_starts(
+    changed: dict[str, object], error: type[Exception], words: str
+) -> None:
+    given = {
+        "model": NET,
+        "optimizer": torch.optim.SGD(NET.parameters(), 0.1),
+        "loss": torch.nn.MSELoss(),
+        "label_cols": ["y"],
+        **changed,
+    }
+    with pytest.raises(error, match=words):
+        TorchEstimator(**given)._fit(None)  # type: ignore[arg-type]  # it is not looked at

@@ -1,0 +1,186 @@
+"""`TorchEstimator.fit` on a real session: numbers, uneven data, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from spark_estimator import DataError, TorchEstimator, TorchModel
+
+from .conftest import ROWS, TRUTH, line_rows, linear
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Make = Callable[..., TorchEstimator]
+pytestmark = pytest.mark.timeout(240)
+
+
+def weights(model: TorchModel) -> list[float]:
+    net = model.getModel()
+    return [*net.weight.detach().ravel().tolist(), *net.bias.detach().tolist()]  # type: ignore[union-attr, operator]
+
+
+def test_it_learns_and_repeats_itself(line: DataFrame, estimator: Make) -> None:
+    made = estimator(epochs=12)
+    model = made.fit(line)
+    assert numpy.allclose(weights(model), [*TRUTH, 0.25], atol=0.05)
+    history = model.getHistory()
+    assert [entry["epoch"] for entry in history] == list(range(12))
+    assert history[-1]["train"]["loss"] < 0.01 < history[0]["train"]["loss"]
+    again = estimator(epochs=12).fit(line)
+    assert weights(again) == weights(model), "the same seed, the same bits"
+    assert weights(made.fit(line)) == weights(model), "fit() leaves the model that it was given as it was"
+
+
+def test_one_batch_of_everything_is_one_process_on_the_joint_batch(line: DataFrame, estimator: Make) -> None:
+    """203 rows on 2 ranks are 102 and 101: the mean over rows, not the mean of the ranks' means."""
+    model = estimator(batch_size=ROWS, epochs=2).fit(line)
+    features, labels = (torch.from_numpy(each) for each in line_rows())
+    net = linear()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05 * 2)  # multiplied with the number of ranks
+    losses = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(net(features).reshape(-1), labels)
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+    assert numpy.allclose([entry["train"]["loss"] for entry in model.getHistory()], losses, rtol=1e-5)
+    assert numpy.allclose(weights(model)[:3], net.weight.detach().ravel(), rtol=1e-4, atol=1e-6)
+
+
+def test_scalar_columns_stand_side_by_side_and_sums_are_exact(line: DataFrame, estimator: Make) -> None:
+    """A learning rate of 0: every average is one over known rows."""
+    net = linear()
+    still = estimator(
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.0),
+        feature_cols=["x0", "x1", "x2"],
+        metrics=[lambda output, label: (output - label).abs().mean()],
+        validation="held",
+        sample_weight_col="w",
+        batch_size=7,
+        epochs=1,
+    )
+    (entry,) = still.fit(line).getHistory()
+    features, labels = line_rows()
+    with torch.no_grad():
+        errors = linear()(torch.from_numpy(features)).numpy().reshape(-1) - labels
+    number = numpy.arange(ROWS)
+    for name, chosen in (("train", number % 4 != 0), ("validation", number % 4 == 0)):
+        weighted = (errors**2 * 2 * (number % 2))[chosen].mean()
+        assert entry[name]["loss"] == pytest.approx(weighted, rel=1e-5)
+        assert entry[name]["all_metrics"][0][0] == pytest.approx(abs(errors[chosen]).mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_few_rows_on_two_ranks(line: DataFrame, estimator: Make, rows: int) -> None:
+    """Also one row: the other rank has none, and takes part in every step."""
+    model = estimator(batch_size=1, epochs=2).fit(line.limit(rows))
+    assert len(model.getHistory()) == 2
+
+
+def test_all_rows_in_one_partition(line: DataFrame, estimator: Make) -> None:
+    model = estimator(epochs=1, validation=0.25).fit(line.coalesce(1).limit(41))
+    assert set(model.getHistory()[0]) == {"epoch", "train", "validation"}
+
+
+def test_doubles_that_are_classes_and_several_outputs(spark: SparkSession, estimator: Make) -> None:
+    """StringIndexer writes classes as doubles; CrossEntropyLoss wants them as int64. Two inputs, two outputs."""
+    rows = [(n % 5, [float(n % 3), 1.0], float(n % 3), n % 2) for n in range(40)]
+    frame = spark.createDataFrame(rows, "item long, x array<double>, kind double, odd int")
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.items = nn.Embedding(5, 4)
+            self.kind = nn.Linear(6, 3)
+            self.odd = nn.Linear(6, 1)
+
+        def forward(self, item: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            both = torch.cat([self.items(item), x], dim=1)
+            return self.kind(both), torch.sigmoid(self.odd(both))
+
+    net = Two()
+    model = estimator(
+        model=net,
+        optimizer=torch.optim.Adam(net.parameters(), lr=0.01),
+        feature_cols=["item", "x"],
+        label_cols=["kind", "odd"],
+        loss=[nn.CrossEntropyLoss(), nn.BCELoss()],
+        loss_weights=[0.7, 0.3],
+        epochs=1,
+    ).fit(frame)
+    predicted = model.transform(frame).select("kind__output", "odd__output").first()
+    assert len(predicted.kind__output) == 3
+    assert predicted.odd__output in (0, 1), "the label is an int, so the prediction is rounded"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"feature_cols": ["nothing"]}, "there is no column 'nothing': the DataFrame has 'x0', 'x1'"),
+        ({"feature_cols": ["name"]}, "column 'name' is of type string.*StringIndexer"),
+        ({"feature_cols": ["hole"]}, "column 'hole' holds null in row 0"),
+        ({"feature_cols": ["ragged"]}, "column 'ragged' holds arrays of different lengths"),
+        ({"feature_cols": ["endless"]}, r"the loss of the first 100 rows is (inf|nan): column 'endless' holds \[inf\]"),
+        ({"feature_cols": ["x0", "x1"]}, r"do not fit the columns.*RuntimeError.*float32\[-1, 2\]"),
+        ({"feature_cols": ["features"], "input_shapes": [[-1, 4]]}, "has 3 values a row, not 4"),
+        ({"loss": nn.CrossEntropyLoss()}, "CrossEntropyLoss compares several outputs, one for each class.*'y' has one"),
+        (
+            {"loss": nn.CrossEntropyLoss(), "label_cols": ["class"], "model": nn.Linear(3, 2)},
+            "Target 4 is out of bounds",
+        ),
+        ({"validation": "y"}, "validation='y': a column of type float; it has to be boolean"),
+        ({"loss": lambda output, label: (output - label) ** 2}, r"the loss has the shape \[100, 1\]"),
+        (
+            {"sample_weight_col": "w", "loss": lambda output, label: ((output - label) ** 2).mean()},
+            "sample_weight_col needs the loss of each row",
+        ),
+    ],
+)
+def test_refused_before_any_rank_starts(line: DataFrame, estimator: Make, changed: dict[str, Any], words: str) -> None:
+    from pyspark.sql import functions
+
+    frame = line.select(
+        "*",
+        functions.lit("anna").alias("name"),
+        functions.lit(None).cast("float").alias("hole"),
+        functions.when(functions.col("held"), functions.array(functions.lit(1.0)))
+        .otherwise(functions.array(functions.lit(1.0), functions.lit(2.0)))
+        .alias("ragged"),
+        functions.lit(float("inf")).alias("endless"),
+        functions.lit(4).alias("class"),
+    )
+    net = nn.Linear(1, 1) if changed.get("feature_cols") in (["hole"], ["endless"]) else linear()
+    net = changed.get("model", net)
+    given = {"optimizer": torch.optim.SGD(net.parameters(), 0.1), **changed, "model": net}
+    with pytest.raises(DataError, match=words):
+        estimator(**given).fit(frame)
+
+
+def test_an_empty_frame(line: DataFrame, estimator: Make) -> None:
+    with pytest.raises(DataError, match="the DataFrame has no rows"):
+        estimator().fit(line.limit(0))
+
+
+def test_a_bad_row_beyond_the_first_ones_is_named(spark: SparkSession, estimator: Make) -> None:
+    rows = [([1.0, 2.0, 3.0], 1.0 if n != 180 else None) for n in range(200)]
+    frame = spark.createDataFrame(rows, "features array<float>, y float")
+    with pytest.raises(Exception, match="column 'y' holds null in row") as caught:
+        estimator(num_proc=1).fit(frame)
+    assert "df.dropna" in str(caught.value.__cause__ or caught.value)
+    model = estimator(nulls="drop", epochs=1).fit(frame)
+    assert len(model.getHistory()) == 1
+
+
+def test_a_loss_that_becomes_nan_is_an_error(line: DataFrame, estimator: Make) -> None:
+    net = linear()
+    with pytest.raises(Exception, match=r"the loss of epoch . was (nan|inf).*learning rate"):
+        estimator(model=net, optimizer=torch.optim.SGD(net.parameters(), lr=1e20), epochs=3).fit(line)
