@@ -60,9 +60,7 @@ class BarrierTask:
                 names=ResultRow._fields,
             )
 
-    def _supervise(
-        self, context: BarrierTaskContext, partition: int, relay: TaskRelay, feeding: Feeding
-    ) -> Outcome:
+    def _supervise(self, context: BarrierTaskContext, partition: int, relay: TaskRelay, feeding: Feeding) -> Outcome:
         if self.job.package_version != __version__:
             raise _setup_failure(
                 failures.ENVIRONMENT,
