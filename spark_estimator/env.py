@@ -150,7 +150,7 @@ class Settings:
     )  # fmt: skip
     start_timeout_seconds: float = _variable(
         "HOROVOD_START_TIMEOUT", 30.0, _positive_seconds, unit="seconds",
-        effect="how long init() waits for the other ranks",
+        effect="how long init() waits for the other ranks, and a launcher for the hosts that it reaches by ssh",
     )  # fmt: skip
     spark_start_timeout_seconds: float = _variable(
         "HOROVOD_SPARK_START_TIMEOUT", 600.0, _positive_seconds, unit="seconds",
@@ -246,6 +246,14 @@ class Settings:
         "SPARK_ESTIMATOR_SPOOL_FOLDER", "", str, unit="folder",
         effect="where the rows of an estimator's DataFrame lie while it trains, on each executor; by default in "
         "Spark's local folder (SPARK_LOCAL_DIRS), else in the system's for temporary files",
+    )  # fmt: skip
+    ssh_command: str = _variable(
+        "SPARK_ESTIMATOR_SSH_COMMAND", "ssh", str, unit="command",
+        effect="with which launchers reach other hosts, and its first options: ssh -F my_config",
+    )  # fmt: skip
+    remote_python: str = _variable(
+        "SPARK_ESTIMATOR_REMOTE_PYTHON", "", str, unit="path",
+        effect="the Python on hosts that are reached by ssh; -: the path that it has on the launcher's",
     )  # fmt: skip
     rendezvous_fd: int | None = _variable(
         RENDEZVOUS_FD_VARIABLE, None, _count, unit="descriptor",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import sys
 import warnings
@@ -114,7 +115,7 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Calls ``func(*args, **kwargs)`` on `num_proc` ranks, processes of this host: `horovod.run`.
+    """Calls ``func(*args, **kwargs)`` on `num_proc` ranks, processes of this host or of several: `horovod.run`.
 
     Args:
         func: travels by cloudpickle, with what it uses of the notebook or script; so do its arguments.
@@ -123,15 +124,20 @@ def run(
             (default: `num_proc`) when it loses some; with `max_num_proc`, new processes take their place. `func` then
             uses `elastic.run`.
         reset_limit: elastic: how often the job may be made of other ranks.
-        hosts: ``localhost:slots``; other hosts are not there yet. Without it this host has as many as are asked for.
+        hosts, hostfile: ``"host:slots,host:slots"``, or a file with lines ``host slots=n``. Ranks fill the hosts in
+            this order; those of other hosts are started over ssh, see ``launch.ssh``. Without them this host has as
+            many slots as are asked for.
         start_timeout: seconds that ranks wait for one another in ``init()``; None: `HOROVOD_START_TIMEOUT`, 30 by
             default.
         output_filename: a folder; each rank's output is also written to ``rank.N/stdout`` and ``stderr`` in it.
         verbose: says what is started.
-        hostfile, host_discovery_script: not there yet; refused.
-        slots, cooldown_range, ssh_port, ssh_identity_file, disable_cache, use_gloo, use_mpi, mpi_args,
-            network_interface, network_interfaces, executable: without effect here; a warning says why.
-        np, min_np, max_np: deprecated names of num_proc, min_num_proc, max_num_proc.
+        ssh_port, ssh_identity_file: of other hosts; by default as ssh's configuration says.
+        network_interfaces: names with commas between them; ranks of several hosts talk over the first that each has.
+        executable: the Python of other hosts; by default at the path that it has here.
+        host_discovery_script: not there yet; refused.
+        slots, cooldown_range, disable_cache, use_gloo, use_mpi, mpi_args: without effect here; a warning says why.
+        np, min_np, max_np, network_interface: deprecated names of num_proc, min_num_proc, max_num_proc,
+            network_interfaces.
 
     Returns:
         What `func` returned on each rank, in rank order; at most 64 MiB each when pickled. Of an elastic job, what it
@@ -144,44 +150,43 @@ def run(
     """
     from spark_estimator.env import Settings
     from spark_estimator.launch import obsolete
-    from spark_estimator.launch.hosts import check_hosts
     from spark_estimator.launch.output import OutputFiles
+    from spark_estimator.launch.ssh.command import SshOptions
+    from spark_estimator.launch.ssh.job import run_function_on_hosts, shares_of
 
     num_proc = _renamed("np", np, "num_proc", num_proc, default=1)
     min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
     max_num_proc = _renamed("max_np", max_np, "max_num_proc", max_num_proc)
-    for name, value in {"hostfile": hostfile, "host_discovery_script": host_discovery_script}.items():
-        if value is not None:
-            raise PreflightError(
-                f"{name}={value!r}: other hosts are not supported yet; run() starts processes of this host. On a Spark "
-                "cluster, spark_estimator.spark.run(fn, num_proc=N) runs the ranks on its executors."
-            )
+    if host_discovery_script is not None:
+        raise PreflightError(
+            f"host_discovery_script={host_discovery_script!r} is not supported yet: name the hosts (hosts=, "
+            "hostfile=). On a Spark cluster, spark_estimator.spark.run(fn, num_proc=N) runs the ranks on its executors."
+        )
     if type(num_proc) is not int or not 0 < num_proc <= _MOST_RANKS:
         raise ValueError(f"num_proc is the number of ranks, from 1 to {_MOST_RANKS}; it was {num_proc!r}.")
-    if hosts is not None:
-        try:
-            check_hosts(hosts, num_proc)
-        except ValueError as error:
-            raise PreflightError(f"hosts={error}") from error
+    try:
+        shares = shares_of(hosts, hostfile, num_proc)
+    except ValueError as error:
+        raise PreflightError(str(error)) from error
+    network_interfaces = _renamed("network_interface", network_interface, "network_interfaces", network_interfaces)
+    if shares is None:
+        local = {"ssh_port": ssh_port, "ssh_identity_file": ssh_identity_file, "executable": executable}
+        obsolete.explain({**local, "network_interfaces": network_interfaces})
     obsolete.explain(
         {
             "slots": slots,
             "cooldown_range": cooldown_range,
-            "ssh_port": ssh_port,
-            "ssh_identity_file": ssh_identity_file,
             "disable_cache": disable_cache,
             "use_gloo": use_gloo,
             "use_mpi": use_mpi,
             "mpi_args": mpi_args,
-            "network_interface": network_interface,
-            "network_interfaces": network_interfaces,
-            "executable": executable,
         }
     )
     environment = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": str(start_timeout)}
-    Settings.read(environment)  # refuses a value that the ranks could not use
+    settings = Settings.read({**os.environ, **environment})  # refuses a value that the ranks could not use
     if verbose:
-        print(f"spark_estimator: {num_proc} ranks on {socket.gethostname()}", file=sys.stderr, flush=True)
+        where = ", ".join(share.host.name for share in shares or ()) or socket.gethostname()
+        print(f"spark_estimator: {num_proc} ranks on {where}", file=sys.stderr, flush=True)
     with contextlib.ExitStack() as stack:
         show_line = print_line
         if output_filename is not None:
@@ -189,6 +194,20 @@ def run(
         if min_num_proc is None and max_num_proc is None:
             if reset_limit is not None:
                 raise ValueError(f"reset_limit={reset_limit} is for elastic jobs: say min_num_proc, too.")
+            if shares is not None:
+                try:
+                    options = SshOptions.read(
+                        settings,
+                        port=ssh_port,
+                        identity_file=ssh_identity_file,
+                        interfaces=network_interfaces,
+                        python=executable,
+                    )
+                except ValueError as error:
+                    raise PreflightError(str(error)) from error
+                return run_function_on_hosts(
+                    func, shares, options, args=args, kwargs=kwargs, environment=environment, show_line=show_line
+                )
             from spark_estimator.launch.local import run_local
 
             return run_local(
@@ -200,6 +219,8 @@ def run(
                 all_results=True,
                 show_line=show_line,
             )
+        if shares is not None:
+            raise PreflightError(f"elastic jobs (min_num_proc, max_num_proc) run on this host only, not on {hosts}.")
         from spark_estimator.elastic.rounds import Terms
         from spark_estimator.launch.elastic import run_elastic_local
 

@@ -1,6 +1,7 @@
-"""``horovodrun``: runs a command on several ranks of this host, with Horovod's flags and its way of showing output.
+"""``horovodrun``: runs a command on several ranks, with Horovod's flags and its way of showing output.
 
-What is not there yet says so: other hosts (``-H``). What only MPI needed is accepted and explained.
+Ranks are on this host, or on several (``-H``, ``--hostfile``) that are reached by ssh: see ``launch.ssh``. What is not
+there yet says so. What only MPI needed is accepted and explained.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import contextlib
 import importlib.util
 import os
 import shlex
-import shutil
 import signal
 import socket
 import sys
@@ -21,17 +21,19 @@ from types import FrameType
 from typing import NoReturn
 
 from spark_estimator import __version__
-from spark_estimator.collectives.rendezvous import host_id, local_rendezvous, new_job_id
+from spark_estimator.collectives.rendezvous import host_id, new_job_id
 from spark_estimator.console import ends_with_its_reader
 from spark_estimator.elastic.rounds import Terms
 from spark_estimator.env import Settings
 from spark_estimator.errors import SparkEstimatorError, WorkerFailedError
 from spark_estimator.launch.elastic import run_elastic
-from spark_estimator.launch.hosts import check_hosts
+from spark_estimator.launch.hosts import Share
 from spark_estimator.launch.local import run_job
 from spark_estimator.launch.output import OutputFiles
 from spark_estimator.launch.spec import JobSpec
-from spark_estimator.launch.worker_environment import host_share, worker_environment
+from spark_estimator.launch.ssh.command import SshOptions
+from spark_estimator.launch.ssh.job import run_on_hosts, shares_of
+from spark_estimator.launch.worker_environment import host_share, path_with_own_python, worker_environment
 from spark_estimator.observe.driver_log import print_line
 
 _MIB = 1 << 20
@@ -55,8 +57,6 @@ _WITHOUT_EFFECT = {
 }
 # Flags of Horovod's that ask for something that is not there yet: it would be wrong to go on without.
 _NOT_YET = {
-    "-hostfile": 1,
-    "--hostfile": 1,
     "--host-discovery-script": 1,
     "--timeline-filename": 1,
     "--autotune": 0,
@@ -85,14 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         parser.error("no command was given; for example: horovodrun -np 2 python train.py")
     if options.num_proc < 1:
         parser.error(f"-np {options.num_proc}: at least one rank is needed.")
-    if options.hosts:
-        try:
-            check_hosts(options.hosts, options.num_proc)
-        except ValueError as error:
-            parser.error(f"-H {error}")
     terms = _terms(parser, options)
+    shares, ssh = _hosts(parser, options)
+    if shares is not None and terms is not None:
+        parser.error(f"--min-np and --max-np: elastic jobs run on this host only, not on {options.hosts}.")
     try:
-        sys.exit(run_command(command, options.num_proc, environment_of(options), options, terms))
+        sys.exit(run_command(command, options.num_proc, environment_of(options), options, terms, shares, ssh))
     except KeyboardInterrupt:
         print("horovodrun: interrupted; all ranks have been ended.", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
@@ -104,22 +102,27 @@ def run_command(
     environment: dict[str, str],
     options: argparse.Namespace | None = None,
     terms: Terms | None = None,
+    shares: Sequence[Share] | None = None,
+    ssh: SshOptions | None = None,
 ) -> int:
-    """Runs `command` on `size` ranks of this host, and shows their output with the rank in front.
+    """Runs `command` on `size` ranks, and shows their output with the rank in front.
 
     Args:
         environment: variables for the command, beside this process's own.
         options: of the command line; for output files and what is said.
         terms: of an elastic job; None: the first failure ends the job.
+        shares: the ranks of each host; None: all are on this one.
+        ssh: how other hosts are reached.
 
     Returns:
         0, or the exit status of the rank that failed first; 128 + n for one that signal n killed.
     """
     verbose = bool(options and options.verbose)
     output = Path(options.output_filename) if options and options.output_filename else None
-    said = {**_path_with_own_python(), **environment}
+    said = environment if shares else _with_own_python(environment)
     try:
-        for_workers = worker_environment(os.environ, said, host_share(size))
+        # Where there are several hosts, each finds out its own share of cores.
+        for_workers = said if shares else worker_environment(os.environ, said, host_share(size))
     except ValueError as error:
         _say(str(error))
         return 1
@@ -132,13 +135,17 @@ def run_command(
         driver_host_id=host_id(),
     )
     if verbose:
-        print(f"horovodrun: {size} ranks on {socket.gethostname()}: {job.function}", file=sys.stderr)
+        where = ", ".join(f"{len(share.ranks)} on {share.host.name}" for share in shares or ())
+        where = where or f"all on {socket.gethostname()}"
+        print(f"horovodrun: {size} ranks, {where}: {job.function}", file=sys.stderr)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_terminated_as_interrupted())
         show = stack.enter_context(OutputFiles(output, size)).show if output else print_line
         try:
-            if terms is None:
-                run_job(job, local_rendezvous(size), show_line=show, gentle=_GENTLE)
+            if shares is not None and ssh is not None:
+                run_on_hosts(job, shares, ssh, show_line=show, gentle=_GENTLE)
+            elif terms is None:
+                run_job(job, show_line=show, gentle=_GENTLE)
             else:
                 run_elastic(job, terms, show_line=show, say=_say, gentle=_GENTLE)
         except WorkerFailedError as error:
@@ -203,7 +210,15 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("-v", "--version", action="version", version=__version__)
     add("-np", "--num-proc", dest="num_proc", type=int, help="number of ranks")
-    add("-H", "--hosts", help="localhost:slots; other hosts are not there yet")
+    add("-H", "--hosts", help="host:slots,host:slots; ranks fill them in this order (default: this host)")
+    add("-hostfile", "--hostfile", metavar="FILE", help="the same in lines: host slots=n")
+    add("-p", "--ssh-port", type=_positive, metavar="PORT", help="of sshd on other hosts")
+    add("-i", "--ssh-identity-file", metavar="FILE", help="the private key for other hosts")
+    add(
+        *("--network-interfaces", "--network-interface"),
+        metavar="NAMES",
+        help="names with commas; ranks of several hosts talk over the first that each host has",
+    )
     add("-cb", "--check-build", action="store_true", help="print what this build can do, and exit")
     add("--verbose", action="store_true", help="say what is started")
     add("--start-timeout", type=_positive, metavar="SECONDS", help="how long ranks wait for one another in init()")
@@ -289,18 +304,35 @@ def _terms(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Term
         parser.error(str(error))
 
 
+def _hosts(
+    parser: argparse.ArgumentParser, options: argparse.Namespace
+) -> tuple[list[Share] | None, SshOptions | None]:
+    """The ranks of each host and how to reach it; (None, None) when all are on this one."""
+    network = {
+        "--ssh-port": options.ssh_port,
+        "--ssh-identity-file": options.ssh_identity_file,
+        "--network-interfaces": options.network_interfaces,
+    }
+    try:
+        shares = shares_of(options.hosts, options.hostfile, options.num_proc)
+        if shares is None:
+            for flag, value in network.items():
+                if value is not None:
+                    print(f"horovodrun: {flag} has no effect: all ranks run on this host.", file=sys.stderr)
+            return None, None
+        settings = Settings.read({**os.environ, **environment_of(options)})
+        port, identity_file, interfaces = network.values()
+        return shares, SshOptions.read(settings, port=port, identity_file=identity_file, interfaces=interfaces)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _with_own_python(environment: dict[str, str]) -> dict[str, str]:
+    return {"PATH": path_with_own_python(os.environ.get("PATH", os.defpath)), **environment}
+
+
 def _say(text: str) -> None:
     print(f"horovodrun: {text}", file=sys.stderr, flush=True)
-
-
-def _path_with_own_python() -> dict[str, str]:
-    """PATH with the folder of this interpreter first: ``horovodrun`` from an environment that is not activated runs
-    the ``python`` beside it, not the system's."""
-    own = os.path.dirname(sys.executable)
-    path = os.environ.get("PATH", os.defpath)
-    if shutil.which("python", path=path) == os.path.join(own, "python") or own in path.split(os.pathsep)[:1]:
-        return {}
-    return {"PATH": os.pathsep.join([own, path])}
 
 
 @contextlib.contextmanager

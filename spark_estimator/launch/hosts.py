@@ -1,33 +1,125 @@
-"""The hosts that a job without Spark may run on: for now, this one under all of its names."""
+"""The hosts of a job without Spark: what ``-H`` and a hostfile say, and which ranks each host gets. Pure but for files.
+
+Hosts stand in the order in which they were given; ranks are packed: the first host's slots are filled before the next
+host's. A host that is named twice has the slots of both, at the place of the first.
+"""
 
 from __future__ import annotations
 
+import re
 import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# No name may begin with a dash: ssh would take it for an option.
+_NAME = r"(?:[\w.-]+@)?(?:(?!-)[\w.-]+|\[[0-9A-Fa-f:.%\w]+\])"
+_HOST = re.compile(rf"(?P<name>{_NAME})(?::(?P<slots>\d{{1,6}}))?", re.ASCII)
+_LINE = re.compile(rf"(?P<name>{_NAME})(?:(?::|\s+slots\s*=\s*)(?P<slots>\d{{1,6}}))?", re.ASCII)
 
 
-def check_hosts(hosts: str, size: int) -> None:
-    """Accepts ``localhost:n`` in its spellings, with slots enough.
+@dataclass(frozen=True)
+class Host:
+    """Slots on one host.
 
-    Args:
-        hosts: ``host:slots``, with commas between several.
-        size: number of ranks.
+    Attributes:
+        name: as it was given, for ssh and for people; an IPv6 address without its brackets.
+        slots: how many ranks may run there.
+    """
+
+    name: str
+    slots: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """The ranks that one host runs."""
+
+    host: Host
+    ranks: range
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """Reads ``host:slots,host:slots``; without a number a host has one slot.
 
     Raises:
-        ValueError: anything else; the text quotes `hosts` and says what is wrong with it.
+        ValueError: it is not of that form; the text quotes `text` and says what is wrong with it.
     """
-    here = {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn()}
-    slots = 0
-    for part in hosts.split(","):
-        host, _, count = part.strip().rpartition(":")
-        if not host:
-            host, count = count, "1"
-        if not count.isdecimal():
-            raise ValueError(f"{hosts}: {part!r} is not of the form host:slots.")
-        if host not in here:
-            raise ValueError(
-                f"{hosts}: {host!r} is not this host. Other hosts are not supported yet; on a Spark cluster, "
-                "HorovodRunner(np=N) runs the ranks on its executors."
-            )
-        slots += int(count)
+    found = []
+    for part in text.split(","):
+        match = _HOST.fullmatch(part.strip())
+        if match is None:
+            raise ValueError(f"{text}: {part!r} is not of the form host:slots.")
+        found.append(_host(match))
+    return _merged(found, text)
+
+
+def read_hostfile(path: str) -> list[Host]:
+    """Reads lines ``host slots=n``; what follows a # is a comment.
+
+    Raises:
+        ValueError: the file cannot be read, or a line is not of that form; the text names file, line and number.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        match = _LINE.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{path}, line {number}: {text!r} is not of the form: host slots=n.")
+        found.append(_host(match))
+    if not found:
+        raise ValueError(f"{path} names no host.")
+    return _merged(found, path)
+
+
+def place(hosts: Sequence[Host], size: int, said: str) -> list[Share]:
+    """Which ranks run where: ranks 0 ... size - 1, in the order of the hosts; those that get none are left out.
+
+    Args:
+        said: how the user named the hosts, for the error.
+
+    Raises:
+        ValueError: there are fewer slots than ranks.
+    """
+    slots = sum(host.slots for host in hosts)
     if slots < size:
-        raise ValueError(f"{hosts} offers {slots} slots, but {size} ranks were asked for.")
+        raise ValueError(f"{said} offers {slots} slots, but {size} ranks were asked for.")
+    shares, first = [], 0
+    for host in hosts:
+        end = min(first + host.slots, size)
+        if end > first:
+            shares.append(Share(host, range(first, end)))
+        first = end
+    return shares
+
+
+def is_here(name: str) -> bool:
+    """Whether a host is this one: one of its names, or an address of its own. May ask the name service."""
+    if name in {"localhost", socket.gethostname(), socket.getfqdn()}:
+        return True
+    try:
+        family, _, _, _, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True
+
+
+def _host(match: re.Match[str]) -> Host:
+    return Host(match["name"].strip("[]"), int(match["slots"] or 1))
+
+
+def _merged(hosts: Iterable[Host], said: str) -> list[Host]:
+    slots: dict[str, int] = {}
+    for host in hosts:
+        if host.slots < 1:
+            raise ValueError(f"{said}: {host.name} has no slot; leave it out, or give it one.")
+        slots[host.name] = slots.get(host.name, 0) + host.slots
+    return [Host(name, count) for name, count in slots.items()]

@@ -1,4 +1,4 @@
-"""Runs the ranks of a job as processes of this host: for ``np < 0``, for ``horovodrun``, and for tests."""
+"""Runs the ranks of a job as processes: of this host for ``np < 0`` and ``horovodrun``, of others for ``ssh``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, host_id, local_rendezvous
+from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, host_id, new_job_id, new_key
 from spark_estimator.errors import JobFailedError
 from spark_estimator.launch.failures import first_failure, job_error
 from spark_estimator.launch.launcher import EventRelay, Watch, say_when_done
 from spark_estimator.launch.outcome import Outcome
 from spark_estimator.launch.pickling import dump_function, load_values, name_of
-from spark_estimator.launch.spec import JobSpec, checked_environment, driver_sys_path, modules_to_preload, worker_spec
-from spark_estimator.launch.supervisor import Supervisor
+from spark_estimator.launch.place import Place, PlaceHere, Places
+from spark_estimator.launch.spec import JobSpec, checked_environment, driver_sys_path, modules_to_preload
 from spark_estimator.launch.worker_environment import host_share, worker_environment
 from spark_estimator.observe.driver_log import print_line
 
@@ -48,9 +48,8 @@ def run_local(
         ValueError: a setting for the workers has a value that cannot be used.
     """
     payload = dump_function(function, args, kwargs or {})
-    pairs = local_rendezvous(size)
     job = JobSpec(
-        job_id=pairs[0][0].job_id,
+        job_id=new_job_id(),
         size=size,
         function=name_of(function),
         payload=payload,
@@ -60,22 +59,24 @@ def run_local(
         driver_host_id=host_id(),
         driver_sys_path=driver_sys_path(),
     )
-    outcomes = run_job(job, pairs, show_line=show_line)
+    outcomes = run_job(job, show_line=show_line)
     return load_values([outcomes[rank].pickled for rank in job.wanted_ranks], job.function)
 
 
 def run_job(
     job: JobSpec,
-    pairs: Sequence[tuple[Rendezvous, Endpoint]],
+    places: Places | None = None,
     *,
     show_line: Callable[[int, str, str], None] = print_line,
     gentle: timedelta = timedelta(0),
+    cancel: Callable[[], None] | None = None,
 ) -> list[Outcome]:
     """Runs all ranks of `job` to their end.
 
     Args:
-        pairs: [size] each rank's rendezvous and sockets, as `local_rendezvous` makes them.
-        gentle: as in `Supervisor`.
+        places: makes as many places as the job has ranks; None: on this host.
+        gentle: as in `Supervisor`; of places on this host.
+        cancel: ends all at once, after stopping has not.
 
     Returns:
         [size] outcomes, in rank order, all of them good.
@@ -83,47 +84,55 @@ def run_job(
     Raises:
         JobFailedError: a rank failed.
     """
-    supervisors: list[Supervisor] = []
+    where: list[Place] = []
     outcomes: dict[int, Outcome] = {}
 
     def stop(reason: str) -> None:
-        for supervisor in supervisors:
-            supervisor.stop(reason)
+        for place in where:
+            place.stop(reason)
 
-    watch = Watch(stop=stop, show_line=show_line)
-    started = [threading.Event() for _ in pairs]
+    watch = Watch(stop=stop, cancel=cancel, show_line=show_line)
+    relay = EventRelay(watch.events)
+    started = [threading.Event() for _ in range(job.size)]
     all_started = threading.Event()
     errors: list[BaseException] = []
+    peers: dict[int, PeerFacts] = {}
+    key = new_key()
 
     def supervise(rank: int) -> None:
         # The thread that starts a worker stays until its end: the kernel takes a thread's end for its parent's.
-        supervisor = supervisors[rank]
+        place = where[rank]
         try:
             try:
-                supervisor.start()
+                found = place.start()
+                if isinstance(found, Outcome):
+                    outcomes[rank] = found
+                    return
+                peers[rank] = replace(found, rank=rank)
             finally:
                 started[rank].set()
             all_started.wait()
-            rendezvous = replace(pairs[rank][0], peers=tuple(peers))
-            outcomes[rank] = supervisor.run(worker_spec(job, rendezvous), job.payload)
+            if len(peers) < job.size:
+                place.discard()
+                return
+            everyone = tuple(peers[number] for number in range(job.size))
+            outcomes[rank] = place.run(Rendezvous(job.job_id, key, rank, everyone, -1))
         except BaseException as error:
             errors.append(error)
-            supervisor.discard()
+            place.discard()
             stop(f"because rank {rank} could not be watched any more: {error!r}")
 
-    supervisors += [Supervisor(job, endpoint, EventRelay(watch.events), gentle=gentle) for _, endpoint in pairs]
+    where += places(relay) if places else [PlaceHere(job, relay, gentle=gentle) for _ in range(job.size)]
     threads = [
         threading.Thread(target=supervise, args=(rank,), name=f"spark_estimator rank {rank}", daemon=True)
-        for rank in range(len(pairs))
+        for rank in range(job.size)
     ]
-    peers = list(pairs[0][0].peers)
     for thread in threads:
         thread.start()
     say_when_done(threads, watch.events)
     try:
-        for rank, event in enumerate(started):
+        for event in started:
             event.wait()
-            peers[rank] = replace(peers[rank], pid=supervisors[rank].pid)
     except BaseException:
         stop("because the launcher was interrupted")
         raise

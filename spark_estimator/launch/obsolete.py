@@ -9,6 +9,7 @@ from typing import Any
 
 _NO_MPI = "there is no MPI: ranks talk over shared memory and TCP"
 _NO_INTERFACES = "each rank listens at the address by which its host is known to the launcher"
+_ALL_HERE = "all ranks run on this host"
 
 #: Name -> why it has no effect.
 REASONS = {
@@ -17,14 +18,13 @@ REASONS = {
     "extra_mpi_args": _NO_MPI,
     "use_gloo": "Gloo's place is taken by an engine of its own, which is always used",
     "nics": _NO_INTERFACES,
-    "network_interface": _NO_INTERFACES,
-    "network_interfaces": _NO_INTERFACES,
+    "network_interfaces": _ALL_HERE,
     "disable_cache": "nothing is checked beforehand that could be remembered",
     "executable": "ranks run in the Python of their launcher; on Spark, PYSPARK_PYTHON decides which that is",
-    "ssh_port": "all ranks run on this host",
-    "ssh_identity_file": "all ranks run on this host",
+    "ssh_port": _ALL_HERE,
+    "ssh_identity_file": _ALL_HERE,
     "slots": "it is for host discovery, which is not there yet",
-    "cooldown_range": "it is for hosts that fail; all ranks run on this host",
+    "cooldown_range": "it is for hosts that fail, which an elastic job of one host has not",
 }
 
 

@@ -23,6 +23,11 @@ _HEADER = struct.Struct(">cI")
 _MAX_FRAME_BYTES = 4 << 20
 
 
+def frame(letter: bytes, content: bytes) -> bytes:
+    """A frame as bytes."""
+    return _HEADER.pack(letter, len(content)) + content
+
+
 class ResultWriter:
     """The worker's end. Safe to use from several threads; silent in forked children, where frames would get mixed."""
 
@@ -40,7 +45,7 @@ class ResultWriter:
         """Blocks until the supervisor has room."""
         if not self.usable:
             return
-        view = memoryview(_HEADER.pack(letter, len(content)) + content)
+        view = memoryview(frame(letter, content))
         with self._lock:
             while view:
                 view = view[os.write(self._descriptor, view) :]

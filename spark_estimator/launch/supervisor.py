@@ -50,6 +50,7 @@ class Supervisor:
         relay: told of everything as it happens.
         gentle: how long a stopped worker may take to end after SIGTERM before it is killed; zero kills at once.
         inherited: more sockets that the worker inherits and that are closed here once it has started.
+        host: how the job calls this host; '' for its own name.
     """
 
     def __init__(
@@ -60,13 +61,14 @@ class Supervisor:
         *,
         gentle: timedelta = timedelta(0),
         inherited: Sequence[socket.socket] = (),
+        host: str = "",
     ) -> None:
         self.relay = relay
         self._job = job
         self._endpoint = endpoint
         self._gentle = gentle
         self._inherited = inherited
-        self._host = socket.gethostname()
+        self._host = host or socket.gethostname()
         self._rank = -1
         self._child: subprocess.Popen[bytes] | None = None
         self._said_pid = 0
@@ -291,7 +293,7 @@ class Supervisor:
             self._said_pid = int(json.loads(content)["pid"])
             self.relay.begun(self._rank, self._said_pid)
         elif letter == result_pipe.FAILURE:
-            self._fail(replace(FailureReport.from_dict(json.loads(content)), rank=self._rank))
+            self._fail(replace(FailureReport.from_dict(json.loads(content)), rank=self._rank, host=self._host))
         elif letter == result_pipe.RESULT:
             header = json.loads(content)
             self._expected = (int(header["bytes"]), str(header["sha256"]))

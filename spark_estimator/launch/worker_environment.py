@@ -16,6 +16,8 @@ import dataclasses
 import json
 import os
 import re
+import shutil
+import sys
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -92,6 +94,15 @@ def worker_environment(
         **{choice.variable: choice.value for choice in found if choice.chosen},
         WORKER_CHOICES_VARIABLE: record,
     }
+
+
+def path_with_own_python(path: str) -> str:
+    """`path` with the folder of this interpreter first: what is started in an environment that is not activated finds
+    the ``python`` beside it, not the system's."""
+    own = os.path.dirname(sys.executable)
+    if shutil.which("python", path=path) == os.path.join(own, "python") or own in path.split(os.pathsep)[:1]:
+        return path
+    return os.pathsep.join([own, path])
 
 
 def choices(environ: Mapping[str, str], share: Decision) -> list[Choice]:

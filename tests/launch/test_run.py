@@ -82,11 +82,12 @@ def test_an_elastic_job_goes_on_without_those_that_it_loses() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        ({"hosts": "other:2"}, PreflightError, r"hosts=other:2: 'other' is not this host\. Other hosts are not"),
+        ({"hosts": "no-such-host.invalid:2"}, PreflightError, r"no-such-host.invalid: ssh .*check the name"),
+        ({"hosts": "no-such-host.invalid:2", "min_num_proc": 1}, PreflightError, "elastic jobs .* on this host only"),
         ({"hosts": "localhost:1", "num_proc": 2}, PreflightError, "offers 1 slots, but 2 ranks"),
         ({"hosts": "localhost:x"}, PreflightError, "not of the form host:slots"),
-        ({"hostfile": "hosts.txt"}, PreflightError, r"hostfile='hosts.txt': other hosts .*spark_estimator\.spark\.run"),
-        ({"host_discovery_script": "./d"}, PreflightError, "other hosts are not supported yet"),
+        ({"hostfile": "hosts.txt"}, PreflightError, r"hosts.txt cannot be read: No such file"),
+        ({"host_discovery_script": "./d"}, PreflightError, r"not supported yet: .*spark_estimator\.spark\.run"),
         ({"num_proc": 0}, ValueError, "from 1 to .* it was 0"),
         ({"num_proc": "2"}, ValueError, "it was '2'"),
         ({"start_timeout": -1}, ValueError, "HOROVOD_START_TIMEOUT='-1'"),

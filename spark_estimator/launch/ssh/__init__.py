@@ -1,0 +1,43 @@
+"""Ranks on several hosts, reached by ssh: what is promised, in which order things happen, and what fails how.
+
+A *host agent* is the program that supervises the ranks of one host. The launcher starts one over ssh on each host that
+is not its own (ranks on its own host need none), and talks with it through ssh's standard input and output; no port of
+ours is opened for that. ``-H a:4,b:4`` gives ranks 0 to 3 to a and 4 to 7 to b: hosts in the order given, each filled
+before the next.
+
+In this order:
+
+1. **Nothing runs before every host has agreed.** All agents are started at the same time, by ``ssh -o BatchMode=yes``,
+   which asks for no password. Each says who it is: its Python and package versions must be the launcher's. It then goes
+   to the launcher's working directory and says at which address its ranks will listen: that of an interface that the
+   user named, else the one at which ssh has reached the host. All of this within the start timeout
+   (`HOROVOD_START_TIMEOUT`, ``--start-timeout``). A `PreflightError` names every host that failed, with ssh's own last
+   line and what to do about it.
+2. **Workers start everywhere**, and import while addresses are exchanged. Then each is told its rank, its peers and the
+   key of the job: a fresh one, which travels through ssh's standard input and the worker's. So does the pickled
+   function, once for each host. Neither is ever in a command line, an environment, a file or a log.
+3. **While they run**, their lines come back in the order in which each rank wrote them, control characters escaped. A
+   rank that writes faster than the launcher prints is slowed down; none of its lines is lost.
+4. **The first failure ends the job**, on all hosts, and is told as for ranks of one host: rank, host, exit status or
+   signal, traceback.
+
+What fails, and who notices:
+
+======================================  ==============================================================================
+a rank dies, raises, exits              its agent, at once; all other ranks are stopped
+ssh, or the agent, is killed            the launcher sees the connection end; it names each rank of that host. On the
+                                        host the agent sees the same and ends its ranks; they die with it, if it is it
+the launcher is killed, or interrupted  the agents see their standard input end, and end their ranks: with SIGTERM, and
+                                        two seconds later, if need be, SIGKILL
+a host, or the network to it, is lost   neither hears the other's sign of life (one each `HEARTBEAT_SECONDS`) for
+                                        `SILENCE_SECONDS`; both act as above. A launcher that is stopped (Ctrl-Z) for
+                                        longer than that is taken for lost, too
+======================================  ==============================================================================
+
+Ranks get the launcher's environment, as with Horovod, but for what describes one host or one login (``environment``);
+they get it through ssh's standard input, so that what is secret in it shows in no list of processes. They run in the
+working directory of the launcher; a *function* starts in the home directory, and says so, where a host lacks it.
+
+Host keys are checked as ssh's configuration says. What `SPARK_ESTIMATOR_SSH_COMMAND` and
+`SPARK_ESTIMATOR_REMOTE_PYTHON` are for stands in ``env.py``.
+"""

@@ -1,0 +1,118 @@
+"""The command lines that bring a host agent to life, and what to do where one of them fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass, field
+
+from spark_estimator import __version__
+from spark_estimator.env import Settings
+
+# Without quotes, exclamation marks and line ends: the login shell of the other host may be of any kind.
+_PROGRAM = (
+    'import sys; sys.path[:1] == [""] and sys.path.pop(0); '
+    "from spark_estimator.launch.ssh.agent import main; main()"
+)  # fmt: skip
+
+# What the last line says -> what to do.
+_REMEDIES = {
+    r"Could not resolve hostname": "check the name, or give its address: in -H, in /etc/hosts or in ~/.ssh/config",
+    r"Host key verification failed": "ssh does not know that host yet, or it has another key than before: connect once "
+    "by hand (ssh {host}) and compare, or put its key into ~/.ssh/known_hosts",
+    r"Permission denied(, please| \()": "log in must be possible without a password: ssh-copy-id {host}, a key in an "
+    "ssh-agent, or --ssh-identity-file; then `ssh -o BatchMode=yes {host} true` works",
+    r"Connection refused|No route to host|Network is unreachable|timed out": "is the host up, does sshd run there, and "
+    "is --ssh-port its port?",
+    r"No module named '?spark_estimator": f"install the same wheel there (spark_estimator {__version__}), or name a "
+    "Python that has it in SPARK_ESTIMATOR_REMOTE_PYTHON",
+    r"not found|No such file|cannot execute|Permission denied": "there is no such Python there: ranks run in {python}, "
+    "the path that it has here, unless SPARK_ESTIMATOR_REMOTE_PYTHON names another",
+}
+
+
+@dataclass(frozen=True)
+class SshOptions:
+    """How hosts are reached.
+
+    Attributes:
+        port: of sshd; None: as ssh's configuration says.
+        identity_file: a private key; None: as ssh's configuration says.
+        interfaces: of the hosts' network interfaces those whose address the ranks may use, the first that a host has;
+            empty: the one by which ssh has come.
+        ssh: the program and what it is given first.
+        python: of the other hosts.
+        settings: of signs of life, and of the start timeout.
+    """
+
+    port: int | None = None
+    identity_file: str | None = None
+    interfaces: tuple[str, ...] = ()
+    ssh: tuple[str, ...] = ("ssh",)
+    python: str = sys.executable
+    settings: Settings = field(default_factory=Settings)
+
+    @classmethod
+    def read(
+        cls,
+        settings: Settings,
+        *,
+        port: int | None = None,
+        identity_file: str | None = None,
+        interfaces: str | None = None,
+        python: str | None = None,
+    ) -> SshOptions:
+        """The options that a user has given, with what the environment says.
+
+        Args:
+            interfaces: names with commas between them.
+
+        Raises:
+            ValueError: an option cannot be used; the text quotes it.
+        """
+        ssh = tuple(shlex.split(settings.ssh_command))
+        if not ssh or shutil.which(ssh[0]) is None:
+            raise ValueError(
+                f"other hosts are reached by {settings.ssh_command!r}, which is not there: install an ssh client "
+                "(Debian, Ubuntu: apt-get install openssh-client), or name it in SPARK_ESTIMATOR_SSH_COMMAND."
+            )
+        if port is not None and not 0 < port < 1 << 16:
+            raise ValueError(f"the ssh port {port} is not one of 1 to 65535.")
+        if identity_file is not None and not os.path.isfile(os.path.expanduser(identity_file)):
+            raise ValueError(f"the ssh identity file {identity_file} is not there.")
+        return cls(
+            port=port,
+            identity_file=None if identity_file is None else os.path.expanduser(identity_file),
+            interfaces=tuple(name.strip() for name in (interfaces or "").split(",") if name.strip()),
+            ssh=ssh,
+            python=python or settings.remote_python or sys.executable,
+            settings=settings,
+        )
+
+
+def agent_command(host: str, options: SshOptions) -> list[str]:
+    """What starts the agent of `host`. Nothing in it is secret."""
+    settings = options.settings
+    signs = f"{settings.heartbeat_seconds:g} {settings.silence_seconds:g}"
+    remote = f"{shlex.quote(options.python)} -c {shlex.quote(_PROGRAM)} {signs}"
+    path = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if path:
+        remote = f"env PYTHONPATH={shlex.quote(os.pathsep.join(path))} {remote}"
+    command = [*options.ssh, "-T", "-x", "-o", "BatchMode=yes", "-o", "ClearAllForwardings=yes"]
+    command += ["-o", "ControlMaster=no", "-o", f"ConnectTimeout={max(1, round(settings.start_timeout_seconds))}"]
+    if options.port is not None:
+        command += ["-p", str(options.port)]
+    if options.identity_file is not None:
+        command += ["-i", options.identity_file]
+    return [*command, "--", host, f"exec {remote}"]
+
+
+def remedy(host: str, said: str, options: SshOptions) -> str:
+    """What to do about the last line that ssh, or a program on the other host, has said; '' when nothing is known."""
+    for pattern, text in _REMEDIES.items():
+        if re.search(pattern, said):
+            return text.format(host=host, python=options.python)
+    return ""

@@ -1,0 +1,227 @@
+"""The launcher's end of its talk with one host agent: starting it over ssh, asking it, hearing that it is gone."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import platform
+import queue
+import socket
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from spark_estimator import __version__
+from spark_estimator.errors import PreflightError, PythonEnvironmentError
+from spark_estimator.launch.child_process import describe_end
+from spark_estimator.launch.outcome import Relay
+from spark_estimator.launch.spec import JobSpec
+from spark_estimator.launch.ssh import link as frames
+from spark_estimator.launch.ssh.agent import HostOrder, job_fields
+from spark_estimator.launch.ssh.command import SshOptions, agent_command, remedy
+from spark_estimator.launch.ssh.link import Link, SilentError
+from spark_estimator.launch.ssh.place import PlaceThere
+from spark_estimator.log import logger
+from spark_estimator.observe.driver_log import printable
+
+_log = logger(__name__)
+
+# An ssh whose standard output has ended, or which has been given the end of its input, ends itself within so long.
+ENDING = timedelta(seconds=2)
+_TAIL_LINES = 20
+_SSH_S_OWN_FAILURE = 255
+
+
+class HostConnection:
+    """One host's agent, from its start over ssh to its end. `start` begins, `greeting` and `prepare` wait.
+
+    Attributes:
+        name: the host, as the user called it.
+        pid: of ssh.
+        closing: this end has been closed: that it ends now means no loss.
+        address: where the host's ranks listen, once `prepare` has returned.
+    """
+
+    def __init__(self, name: str, options: SshOptions) -> None:
+        self.name = name
+        self.address = ""
+        self._options = options
+        self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._lock = threading.Lock()
+        self._processes: dict[int, PlaceThere] = {}
+        self._lost = ""
+        self.closing = False
+        settings = options.settings
+        self._ssh = subprocess.Popen(
+            agent_command(name, options),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C at the terminal is for the launcher, which then stops the ranks
+        )
+        self.pid = self._ssh.pid
+        assert self._ssh.stdin and self._ssh.stdout
+        sink = os.dup(self._ssh.stdin.fileno())
+        self._ssh.stdin.close()
+        heartbeat, silence = (timedelta(seconds=s) for s in (settings.heartbeat_seconds, settings.silence_seconds))
+        self.link = Link(self._ssh.stdout.fileno(), sink, heartbeat, silence, opening=frames.OPENING)
+        self._reading = [
+            threading.Thread(target=target, name=f"spark_estimator host {name}", daemon=True)
+            for target in (self._read_stderr, self._read)
+        ]
+        for thread in self._reading:
+            thread.start()
+
+    def greeting(self, deadline: float) -> dict[str, Any]:
+        """Waits until the agent has said who it is, and checks that it can run our jobs.
+
+        Args:
+            deadline: on the monotonic clock.
+
+        Returns:
+            What ``agent.hello`` says.
+
+        Raises:
+            PreflightError: it cannot, or did not answer in time; the text tells why, without the host's name.
+        """
+        found = self._answer(deadline)
+        ours = platform.python_version()
+        if found["package"] != __version__:
+            raise PythonEnvironmentError(
+                f"{printable(found['executable'])} has spark_estimator {printable(found['package'])}, but here it is "
+                f"{__version__}: install the same wheel on both."
+            )
+        if found["python"].split(".")[:2] != ours.split(".")[:2]:
+            raise PythonEnvironmentError(
+                f"{printable(found['executable'])} is Python {printable(found['python'])}, but here it is {ours}: "
+                "name one of this version in SPARK_ESTIMATOR_REMOTE_PYTHON."
+            )
+        return found
+
+    def prepare(self, job: JobSpec, slots: int, gentle: timedelta, deadline: float) -> None:
+        """Gives the agent the job, and waits until it has agreed. Raises as `greeting` does."""
+        order = HostOrder(
+            self.name, os.getcwd(), slots, self._options.interfaces, gentle.total_seconds(), len(job.payload)
+        )
+        self.link.send_json(frames.JOB, job=job_fields(job), order=asdict(order))
+        found = self._answer(deadline)
+        if found["problem"]:
+            raise PreflightError(printable(found["problem"]))
+        if found["note"]:
+            _log.warning("host %s: %s", self.name, printable(found["note"]))
+        self.address = str(found["address"])
+
+    def send_payload(self, payload: bytes) -> None:
+        """Gives the agent the pickled function; before the first worker is started."""
+        self.link.send_bytes(frames.PAYLOAD, 0, payload)
+
+    def place(self, number: int, rank: int, relay: Relay, *, link: socket.socket | None = None) -> PlaceThere:
+        """A place on that host.
+
+        Args:
+            number: of the process, unique in the job.
+            rank: which it will be; -1 when that is not known.
+            link: as in `PlaceHere`; what comes and goes on it is passed on to the other host and back.
+        """
+        made = PlaceThere(self.name, self.link, number, rank, relay, link, lambda: self.closing)
+        with self._lock:
+            self._processes[number] = made
+            lost = self._lost
+        if lost:
+            made.lost(lost)
+        return made
+
+    def close(self) -> None:
+        """Ends the talk: the agent ends what still runs, and itself. Idempotent."""
+        self.closing = True
+        self.link.close(ENDING)
+        try:
+            self._ssh.wait(ENDING.total_seconds())
+        except subprocess.TimeoutExpired:
+            self.cut()
+            self._ssh.wait()
+
+    def cut(self) -> None:
+        """Ends ssh at once; the agent finds its input ended."""
+        self.closing = True
+        self.link.give_up()
+        self._ssh.kill()
+
+    def _answer(self, deadline: float) -> dict[str, Any]:
+        try:
+            found = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            seconds = self._options.settings.start_timeout_seconds
+            said = f"; the last it said: {self._last_words()}" if self._last_words() else ""
+            raise PreflightError(
+                f"did not answer within {seconds:g} seconds{said}. Is the host up? --start-timeout gives it more time."
+            ) from None
+        if found is None:
+            advice = remedy(self.name, self._last_words(), self._options)
+            raise PreflightError(f"{self._lost}." + (f" What to do: {advice}." if advice else ""))
+        return found
+
+    def _read(self) -> None:
+        """Takes what the agent says until it says nothing more."""
+        why = ""
+        try:
+            for letter, content in self.link.frames():
+                self._take(letter, content)
+        except SilentError as error:
+            why = f"{error}: the host, or the network to it, is down"
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            why = f"its supervisor does not speak as it should: {error!r}"
+        self.link.give_up()
+        if why:
+            self._ssh.kill()
+        assert self._ssh.stdout is not None
+        try:
+            status: int | None = self._ssh.wait(ENDING.total_seconds())
+        except subprocess.TimeoutExpired:
+            status = None
+            self._ssh.kill()
+        self._reading[0].join(ENDING.total_seconds())  # for ssh's last words
+        with self._lock:
+            self._lost = why or self._describe_end(status)
+            processes = list(self._processes.values())
+        for process in processes:
+            process.lost(self._lost)
+        self._answers.put(None)
+
+    def _describe_end(self, status: int | None) -> str:
+        last = self._last_words()
+        said = f": {last}" if last else ""
+        if status is not None and status < 0:
+            return f"ssh to it was ended by {describe_end(status)}{said}"
+        if status == _SSH_S_OWN_FAILURE or status is None:
+            return f"ssh to it has failed{said}" if said else "ssh to it, or its supervisor there, was killed"
+        return f"its supervisor there ended with {describe_end(status)}{said}"
+
+    def _last_words(self) -> str:
+        return printable(next((line for line in reversed(list(self._tail)) if line.strip()), ""))
+
+    def _read_stderr(self) -> None:
+        assert self._ssh.stderr is not None
+        with suppress(ValueError, OSError):
+            for line in self._ssh.stderr:
+                text = line.decode("utf-8", "replace").strip("\r\n")
+                self._tail.append(text)
+                _log.info("host %s: %s", self.name, printable(text))
+
+    def _take(self, letter: bytes, content: bytes) -> None:
+        if letter in (frames.VALUE, frames.RELAYED):
+            number, piece = frames.of_process(content)
+            process = self._processes[number]
+            process.take_value(piece) if letter == frames.VALUE else process.take_relayed(piece)
+            return
+        said: dict[str, Any] = json.loads(content)
+        if letter in (frames.HELLO, frames.READY):
+            self._answers.put(said)
+        else:
+            self._processes[said["process"]].take(letter, said)
