@@ -79,6 +79,12 @@ class ParameterHooks:
         owner = _owner.get(id(param))
         return owner is None or owner._number < self._number
 
+    def not_newer(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Those of `params` that `may_have` allows."""
+        if self._handles.keys() >= set(map(id, params)):  # the usual case, asked in every pass
+            return params
+        return [param for param in params if self.may_have(param)]
+
     def newer(self, params: Sequence[torch.Tensor]) -> list[Listener]:
         """Those who listen to some of `params` in the place of this one's listener."""
         if not self._gave_away:  # the usual case, asked in every step

@@ -334,7 +334,7 @@ class GradientExchange:
             # All ranks have left a join together. One may have had no batch yet, and have agreed to nothing.
             self._joins = self._engine.joins
             self._agreed = False
-        params = [param for param in self._trainable() if self._hooks.may_have(param)]
+        params = self._hooks.not_newer(self._trainable())
         signature = [(id(param), param.dtype, param.shape) for param in params]
         if signature == self._signature or any(bucket.submitted for bucket in self._buckets):
             return  # what has been submitted belongs to the old plan: a new one begins with the next step
