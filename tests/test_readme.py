@@ -39,6 +39,14 @@ def run(folder: Path, program: str, *launcher: str) -> str:
 
 
 @pytest.mark.timeout(240)
+def test_the_estimator(tmp_path: Path) -> None:
+    output = run(tmp_path, PYTHON_BLOCKS[1])
+    accuracy = re.search(r"^accuracy (\S+)$", output, re.MULTILINE)
+    assert accuracy and float(accuracy[1]) > 0.9, output
+    assert "inside__output" in output
+
+
+@pytest.mark.timeout(240)
 def test_the_function_on_spark(tmp_path: Path) -> None:
     loss = re.search(r"^loss (\S+)$", run(tmp_path, PYTHON_BLOCKS[0]), re.MULTILINE)
     assert loss
@@ -47,7 +55,7 @@ def test_the_function_on_spark(tmp_path: Path) -> None:
 
 def test_the_script_on_two_ranks(tmp_path: Path) -> None:
     assert "horovodrun -np 2 python train.py" in README
-    output = run(tmp_path, PYTHON_BLOCKS[1], "-m", "spark_estimator", "run", "-np", "2", sys.executable)
+    output = run(tmp_path, PYTHON_BLOCKS[2], "-m", "spark_estimator", "run", "-np", "2", sys.executable)
     for rank in (0, 1):
         assert f"[{rank}]<stdout>:rank {rank} of 2: 0.5\n" in output
 
@@ -61,7 +69,7 @@ def test_the_collectives_on_arrays(tmp_path: Path) -> None:
 
 def test_the_script_that_outlives_its_ranks(tmp_path: Path) -> None:
     assert "horovodrun -np 3 --min-np 2 python train.py" in README
-    program = PYTHON_BLOCKS[2]
+    program = PYTHON_BLOCKS[3]
     line = "            state.commit()"
     dies = "            if state.epoch == 1 and hvd.size() == 3 and hvd.rank() == 1:\n"
     dies += "                import os; os._exit(9)\n"
@@ -74,13 +82,13 @@ def test_the_script_that_outlives_its_ranks(tmp_path: Path) -> None:
 
 
 def test_ddp_on_two_ranks(tmp_path: Path) -> None:
-    output = run(tmp_path, PYTHON_BLOCKS[3], "-m", "spark_estimator", "run", "-np", "2", sys.executable)
+    output = run(tmp_path, PYTHON_BLOCKS[4], "-m", "spark_estimator", "run", "-np", "2", sys.executable)
     for rank in (0, 1):
         assert f"[{rank}]<stdout>:rank {rank} of 2: 4.0\n" in output
 
 
 def test_no_block_goes_untested() -> None:
-    assert len(PYTHON_BLOCKS) == 4
+    assert len(PYTHON_BLOCKS) == 5
 
 
 def test_the_names_in_its_table_exist() -> None:
