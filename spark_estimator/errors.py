@@ -16,6 +16,8 @@
         │   │   └── JavaNotFoundError
         │   ├── JobFailedError         the job started and failed as a whole
         │   │   ├── StartTimeoutError  not all ranks began in time; the text says what holds them up
+        │   │   ├── JobTimeoutError    it took longer than the caller's `timeout`; its ranks were ended
+        │   │   ├── JobCancelledError  somebody cancelled it in Spark: a job group, a tag, the web page
         │   │   ├── WorkerFailedError  one rank failed first: its traceback is the __cause__
         │   │   └── ResultError        the ranks ended well but the value cannot be had
         │   ├── DataError              a column or a value that cannot be trained on (a ValueError, too)
@@ -101,34 +103,61 @@ class JavaNotFoundError(PreflightError):
 
 
 class JobFailedError(SparkEstimatorError):
-    """The job was started and did not end well."""
+    """The job was started and did not end well.
+
+    Attributes:
+        kind: "raised", "exited", "killed", "lost" (its host or executor is gone), "not started", "not loaded" (the
+            function), "bad result"; '' when no single rank is to blame.
+        rank: the rank that failed first; -1 when it failed before it had one, or when no single rank is to blame.
+        host: the host that it ran on; '' when no rank is to blame.
+        exitcode: its exit status; negative is the number of the signal that killed it; None when it raised an
+            exception, or when nobody could see its end.
+        traceback: its own Python stack, as it printed it; '' when it left none.
+        log_tail: the last lines (40 at most) that it printed on stdout and stderr; '' when they are not known.
+        earlier: the errors of the attempts before this one, first to last, where the job was started anew.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str = "",
+        rank: int = -1,
+        host: str = "",
+        exitcode: int | None = None,
+        traceback: str = "",
+        log_tail: str = "",
+        earlier: tuple[JobFailedError, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.rank = rank
+        self.host = host
+        self.exitcode = exitcode
+        self.traceback = traceback
+        self.log_tail = log_tail
+        self.earlier = earlier
+
+    @property
+    def signal(self) -> int | None:
+        """The number of the signal that killed the rank; None when none did."""
+        return -self.exitcode if self.exitcode is not None and self.exitcode < 0 else None
 
 
 class StartTimeoutError(JobFailedError):
     """Not all ranks had begun when the time for that was over; those that had were ended."""
 
 
+class JobTimeoutError(JobFailedError):
+    """The job had not ended when the time that its caller gave it was over; its ranks were ended."""
+
+
+class JobCancelledError(JobFailedError):
+    """Somebody cancelled the job in Spark, by its job group, its tag or the web page; its ranks are ended."""
+
+
 class WorkerFailedError(JobFailedError):
-    """One rank failed, and before all others. ``__cause__`` carries that rank's own traceback.
-
-    Attributes:
-        rank: the rank that failed first; -1 when it failed before it had one.
-        host: the host that it ran on.
-        exit_code: its exit status; negative is the number of the signal that killed it; None when it raised.
-    """
-
-    def __init__(self, message: str, *, rank: int, host: str, exit_code: int | None = None) -> None:
-        super().__init__(message)
-        self.rank = rank
-        self.host = host
-        self.exit_code = exit_code
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_worker_failed, (str(self), self.rank, self.host, self.exit_code))
-
-
-def _rebuild_worker_failed(message: str, rank: int, host: str, exit_code: int | None) -> WorkerFailedError:
-    return WorkerFailedError(message, rank=rank, host=host, exit_code=exit_code)
+    """One rank failed, and before all others. ``__cause__`` carries that rank's own traceback."""
 
 
 class RemoteTraceback(Exception):

@@ -150,7 +150,7 @@ def run_command(
                 run_elastic(job, terms, show_line=show, say=_say, gentle=_GENTLE)
         except WorkerFailedError as error:
             print(f"horovodrun: {error}", file=sys.stderr)
-            status = error.exit_code if error.exit_code is not None else 1
+            status = error.exitcode if error.exitcode is not None else 1
             return status if status >= 0 else 128 - status
         except SparkEstimatorError as error:
             print(f"horovodrun: {error}", file=sys.stderr)

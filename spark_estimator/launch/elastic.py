@@ -30,8 +30,8 @@ from spark_estimator.elastic.rounds import (
     Start,
     Terms,
 )
-from spark_estimator.errors import JobFailedError, RemoteTraceback, WorkerFailedError
-from spark_estimator.launch.failures import FailureReport, first_failure
+from spark_estimator.errors import JobFailedError
+from spark_estimator.launch.failures import FailureReport, error_of, first_failure
 from spark_estimator.launch.launcher import Ended, EventRelay, Told, Watch
 from spark_estimator.launch.outcome import Outcome
 from spark_estimator.launch.pickling import dump_function, load_values, name_of
@@ -334,10 +334,7 @@ class _ElasticJob:
         cause = first_failure(lost)
         if cause is None:
             raise JobFailedError("\n".join(lines)) from (self._errors[0] if self._errors else None)
-        error = WorkerFailedError("\n".join(lines), rank=cause.rank, host=cause.host, exit_code=cause.exit_code)
-        if cause.traceback:
-            raise error from RemoteTraceback(cause.traceback)
-        raise error
+        raise error_of(cause, "\n".join(lines))
 
     # --- ends -----------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,8 @@ LOST = "lost"  # its supervisor is gone
 STOPPED = "stopped"  # ended by the launcher; never a cause
 
 MAX_TRACEBACK_CHARACTERS = 64_000
+_MAX_TAIL_CHARACTERS = 16_000
+_MAX_COMMAND_CHARACTERS = 300
 _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
     "rank": int,
     "host": str,
@@ -38,6 +40,7 @@ _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
     "kind": str,
     "message": str,
     "traceback": str,
+    "log_tail": str,
     "exit_code": (int, type(None)),
     "when": (int, float),
     "secondary": bool,
@@ -54,10 +57,11 @@ class FailureReport:
         host, pid: where it ran; pid 0 when there was no process yet.
         kind: one of the constants above.
         message: one sentence or a few, without rank and host.
-        traceback: as the rank printed it, or the last lines of its stderr; '' when there is nothing.
+        traceback: its Python stack, as the rank printed it; '' when there is none.
         exit_code: its exit status; negative is the number of the signal; None when it raised.
         when: seconds since the epoch, by the clock of its host.
         secondary: it failed because another rank had: a collective lost its peer.
+        log_tail: the last lines that it printed; '' when there are none.
     """
 
     rank: int
@@ -69,6 +73,7 @@ class FailureReport:
     exit_code: int | None = None
     when: float = 0.0
     secondary: bool = False
+    log_tail: str = ""
 
     @property
     def where(self) -> str:
@@ -78,8 +83,13 @@ class FailureReport:
         return f"{name} (host {self.host}{process})"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; a long traceback loses its middle."""
-        return {**asdict(self), "traceback": shorten(self.traceback), "message": shorten(self.message)}
+        """For JSON; long texts lose their middle."""
+        return {
+            **asdict(self),
+            "traceback": shorten(self.traceback),
+            "message": shorten(self.message),
+            "log_tail": shorten(self.log_tail, _MAX_TAIL_CHARACTERS),
+        }
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> FailureReport:
@@ -97,6 +107,7 @@ class FailureReport:
             host=printable(report.host),
             message=printable(report.message),
             traceback=printable(report.traceback),
+            log_tail=printable(report.log_tail),
         )
 
 
@@ -131,21 +142,39 @@ def job_error(
     others = [report for report in sorted(reports, key=lambda report: report.rank) if report is not cause]
     lines = [f"{cause.where} {cause.message}"]
     if others:
-        lines.append(f"{function} on the other ranks:")
+        lines.append(f"{shorten(function, _MAX_COMMAND_CHARACTERS)} on the other ranks:")
         lines += [f"  {other.where} {_first_line(other.message)}" for other in others]
     silent = size - len({report.rank for report in reports if report.rank >= 0})
     if silent > 0 and others:
         lines.append(f"  {silent} more without a failure")
-    text = "\n".join(lines)
+    if not others and cause.kind != RAISED and function not in cause.message:
+        lines.append(f"It ran {shorten(function, _MAX_COMMAND_CHARACTERS)}")
+    return error_of(cause, "\n".join(lines))
+
+
+def error_of(cause: FailureReport, text: str) -> JobFailedError | PythonEnvironmentError:
+    """The exception for a job that failed because of `cause`, with the fields that programs read.
+
+    Args:
+        text: the whole story, for people.
+    """
     error: JobFailedError | PythonEnvironmentError
-    if cause.kind == BAD_RESULT:
-        error = ResultError(text)
-    elif cause.kind == ENVIRONMENT:
+    if cause.kind == ENVIRONMENT:
         error = PythonEnvironmentError(text)
     else:
-        error = WorkerFailedError(text, rank=cause.rank, host=cause.host, exit_code=cause.exit_code)
+        error = (ResultError if cause.kind == BAD_RESULT else WorkerFailedError)(
+            text,
+            kind=cause.kind,
+            rank=cause.rank,
+            host=cause.host,
+            exitcode=cause.exit_code,
+            traceback=cause.traceback,
+            log_tail=cause.log_tail,
+        )
     if cause.traceback:
         error.__cause__ = RemoteTraceback(cause.traceback)
+    elif cause.log_tail:
+        error.__cause__ = RemoteTraceback(f"The last lines that it printed:\n{cause.log_tail}")
     return error
 
 

@@ -27,6 +27,7 @@ from spark_estimator.launch.outcome import Outcome, Relay
 from spark_estimator.launch.spec import JobSpec, WorkerSpec
 from spark_estimator.launch.worker import input_of
 from spark_estimator.launch.worker_environment import undecided
+from spark_estimator.observe.driver_log import printable
 
 # -c puts the current folder first on the path; a file of the user's there must not shadow a module that we need.
 _PROGRAM = (
@@ -80,6 +81,7 @@ class Supervisor:
         self._frames = result_pipe.FrameReader()
         self._splitters = {"stdout": LineSplitter(), "stderr": LineSplitter()}
         self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        self._complaints: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)  # stderr's
         self._failure: FailureReport | None = None
         self._expected: tuple[int, str] | None = None
         self._value = bytearray()
@@ -155,7 +157,8 @@ class Supervisor:
                     timeout = None if pidfd >= 0 else 0.05
                     if self._kill_at is not None:
                         timeout = min(max(self._kill_at - time.monotonic(), 0.0), timeout or 60.0)
-                    for key, _ in selector.select(timeout):
+                    # The result pipe last: what was printed before a failure is known when the failure is.
+                    for key, _ in sorted(selector.select(timeout), key=lambda ready: ready[0].data == "result"):
                         if key.data == "stdin":
                             self._feed(selector, feed)
                         elif key.data == "wake":
@@ -274,8 +277,9 @@ class Supervisor:
 
     def _pass_on(self, stream: str, lines: list[str]) -> None:
         for line in lines:
+            self._tail.append(line)
             if stream == "stderr":
-                self._tail.append(line)
+                self._complaints.append(line)
             self.relay.line(self._rank, stream, line)
 
     def _take(self, letter: bytes, content: bytes) -> None:
@@ -293,7 +297,9 @@ class Supervisor:
             self._said_pid = int(json.loads(content)["pid"])
             self.relay.begun(self._rank, self._said_pid)
         elif letter == result_pipe.FAILURE:
-            self._fail(replace(FailureReport.from_dict(json.loads(content)), rank=self._rank, host=self._host))
+            report = FailureReport.from_dict(json.loads(content))
+            tail = printable("\n".join(self._tail))
+            self._fail(replace(report, rank=self._rank, host=self._host, log_tail=tail))
         elif letter == result_pipe.RESULT:
             header = json.loads(content)
             self._expected = (int(header["bytes"]), str(header["sha256"]))
@@ -318,9 +324,14 @@ class Supervisor:
             for key, _ in selector.select(remaining):
                 self._read(selector, key.fileobj, key.data)
 
-    def _report(self, kind: str, message: str, *, exit_code: int | None = None, traceback: str = "") -> FailureReport:
+    def _report(self, kind: str, message: str, *, exit_code: int | None = None) -> FailureReport:
         pid = self._said_pid or self.pid
-        return FailureReport(self._rank, self._host, pid, kind, message, traceback, exit_code, time.time())
+        report = FailureReport(self._rank, self._host, pid, kind, message, "", exit_code, time.time())
+        if kind == failures.STOPPED:  # never a cause: nobody asks what it said
+            return report
+        return replace(
+            report, traceback=printable(_stack_in(self._complaints)), log_tail=printable("\n".join(self._tail))
+        )
 
     def _outcome(self, exit_code: int, peak_bytes: int) -> Outcome:
         pid = self._said_pid or self.pid
@@ -349,23 +360,19 @@ class Supervisor:
 
     def _explain(self, status: int, peak_bytes: int) -> FailureReport:
         """Why a worker that said nothing itself has ended."""
-        function, said = self._job.function, child_process.describe_end(status)
-        tail = "\n".join(self._tail)
-        traceback = f"The last lines of its stderr:\n{tail}" if tail else ""
+        said = child_process.describe_end(status)
         if not self._begun:
             message = f"could not start: the worker program ended with {said}"
-            return self._report(failures.NOT_STARTED, message, exit_code=status, traceback=traceback)
+            return self._report(failures.NOT_STARTED, message, exit_code=status)
         if status < 0:
             more_oom_kills = child_process.oom_kills() - self._oom_kills
             message = child_process.describe_kill(status, peak_bytes, self._own_peak_bytes, more_oom_kills)
-            return self._report(failures.KILLED, f"{message}. It ran {function}", exit_code=status, traceback=traceback)
+            return self._report(failures.KILLED, message, exit_code=status)
         if self._job.command:
-            report = self._report(
-                failures.EXITED, f"ended with {said}: {function}", exit_code=status, traceback=traceback
-            )
-            return replace(report, secondary=_lost_a_peer(self._tail))
-        message = f"ended with {said} before {function} returned (os._exit, or an exit from native code)"
-        return self._report(failures.EXITED, message, exit_code=status, traceback=traceback)
+            report = self._report(failures.EXITED, f"ended with {said}", exit_code=status)
+            return replace(report, secondary=_lost_a_peer(self._complaints))
+        message = f"ended with {said} before {self._job.function} returned (os._exit, or an exit from native code)"
+        return self._report(failures.EXITED, message, exit_code=status)
 
 
 def _environment(job: JobSpec) -> Mapping[str, str]:
@@ -376,6 +383,14 @@ def _environment(job: JobSpec) -> Mapping[str, str]:
     # The worker needs our package, and what is preloaded, before it has its spec; the spec then sets its path exactly.
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     return environment
+
+
+def _stack_in(lines: Iterable[str]) -> str:
+    """The Python stacks with which a process that could report nothing itself has ended, of the last of its stderr."""
+    told = list(lines)
+    heads = ("Traceback (most recent call last):", "Fatal Python error:")
+    first = next((number for number, line in enumerate(told) if line.startswith(heads)), len(told))
+    return "\n".join(told[first:])
 
 
 def _lost_a_peer(tail: Iterable[str]) -> bool:

@@ -279,7 +279,7 @@ def test_too_few_survivors_end_the_job_and_are_told(tmp_path: Path, marker: str)
     assert "1 of its ranks is left, and at least 2 are needed" in text
     assert "rank 1 (host " in text and "was killed by signal 9 (SIGKILL)" in text
     assert "rank 0 (host " in text and "raised ValueError: a bug of the user's" in text
-    assert (caught.value.rank, caught.value.exit_code) == (1, -9)
+    assert (caught.value.rank, caught.value.exitcode) == (1, -9)
 
 
 def test_whoever_comes_dies_at_the_same_step(tmp_path: Path, marker: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ def test_the_error_tells_the_cause_first_and_then_the_others() -> None:
     cause = report(1, traceback="Traceback ...\nValueError: x", exit_code=None)
     error = job_error(cause, [report(0, failures.STOPPED), cause, report(2, secondary=True)], 5, "train()")
     assert isinstance(error, WorkerFailedError)
-    assert (error.rank, error.host, error.exit_code) == (1, "host1", None)
+    assert (error.rank, error.host, error.exitcode) == (1, "host1", None)
     assert str(error).splitlines() == [
         "rank 1 (host host1, pid 101) did raised",
         "train() on the other ranks:",
@@ -47,6 +48,18 @@ def test_the_error_tells_the_cause_first_and_then_the_others() -> None:
         "  2 more without a failure",
     ]
     assert isinstance(error.__cause__, RemoteTraceback) and "ValueError: x" in str(error.__cause__)
+
+
+def test_what_was_run_is_named_once() -> None:
+    command = "python train.py " + "--option value " * 100
+    cause = report(1, failures.EXITED)
+    text = str(job_error(cause, [cause], 1, command))
+    assert text.splitlines()[0] == "rank 1 (host host1, pid 101) did exited"
+    assert text.splitlines()[1].startswith("It ran python train.py ") and len(text) < 500
+    text = str(job_error(cause, [cause, report(0, failures.EXITED), report(2, failures.STOPPED)], 3, command))
+    assert text.count("train.py") == 1
+    raised = replace(cause, message="was bad before train() returned")
+    assert str(job_error(raised, [raised], 1, "train()")).count("train()") == 1
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_an_exception_comes_with_its_traceback(marker: str) -> None:
     text = str(caught[0].__cause__)
     assert "KeyError: 'inner'" in text and "direct cause" in text and 'raise ValueError("outer é") from error' in text
     assert "launch/worker.py" not in text, "our own frames help nobody"
-    assert caught[0].exit_code is None
+    assert caught[0].exitcode is None
     assert [line.split(")")[1] for line in str(caught[0]).splitlines()[2:]] == [" was stopped after that"] * 2
 
 
@@ -163,7 +163,7 @@ def test_sys_exit_is_a_failure(code: Any, status: int, marker: str) -> None:
     said = "" if code is None else repr(code)
     with fails(1, f"called sys.exit({said}) before work() returned") as caught:
         run_and_fail_on_rank_1(lambda: sys.exit(code), marker)
-    assert caught[0].exit_code == status
+    assert caught[0].exitcode == status
 
 
 @pytest.mark.parametrize("code", [0, 5])
@@ -181,7 +181,7 @@ def test_an_end_without_a_word_is_a_failure(code: int, marker: str) -> None:
 def test_a_signal_is_named(number: signal.Signals, marker: str) -> None:
     with fails(1, f"was killed by signal {int(number)} ({number.name})") as caught:
         run_and_fail_on_rank_1(lambda: os.kill(os.getpid(), number), marker)
-    assert caught[0].exit_code == -number
+    assert caught[0].exitcode == -number
     if number == signal.SIGSEGV:
         assert "Fatal Python error: Segmentation fault" in str(caught[0].__cause__), "the Python stack at the crash"
 
