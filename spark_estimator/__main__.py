@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 
 from spark_estimator.console import ends_with_its_reader
@@ -47,7 +48,11 @@ def main(argv: list[str] | None = None) -> int:
     if verb not in VERBS:
         print(f"{USAGE}\n\nno such verb: {verb!r}", file=sys.stderr)
         return 2
-    status: int | None = importlib.import_module(VERBS[verb]).main(arguments)
+    try:
+        status: int | None = importlib.import_module(VERBS[verb]).main(arguments)
+    except KeyboardInterrupt as interruption:
+        print(f"spark_estimator: {str(interruption) or 'interrupted'}.", file=sys.stderr)
+        return 128 + signal.SIGINT
     return status or 0
 
 

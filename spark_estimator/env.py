@@ -19,6 +19,7 @@ RENDEZVOUS_FD_VARIABLE = "SPARK_ESTIMATOR_RENDEZVOUS_FD"
 JOB_VARIABLE = "SPARK_ESTIMATOR_JOB"
 FEED_FD_VARIABLE = "SPARK_ESTIMATOR_FEED_FD"
 WORKER_CHOICES_VARIABLE = "SPARK_ESTIMATOR_WORKER_CHOICES"
+ATTEMPT_VARIABLE = "SPARK_ESTIMATOR_ATTEMPT"
 
 
 class _Ranks(Protocol):
@@ -258,6 +259,10 @@ class Settings:
     rendezvous_fd: int | None = _variable(
         RENDEZVOUS_FD_VARIABLE, None, _count, unit="descriptor",
         effect="set by the launcher for a command: where its rank and its peers are written",
+    )  # fmt: skip
+    attempt: int = _variable(
+        ATTEMPT_VARIABLE, 1, _positive_count, unit="attempts",
+        effect="set by launchers for the ranks: 1, and one more each time that max_restarts had the job started anew",
     )  # fmt: skip
     launched_size: int | None = _variable(
         "HOROVOD_SIZE", None, _count, unit="ranks",

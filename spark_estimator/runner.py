@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_estimator.errors import PreflightError
+from spark_estimator.launch.attempts import Limits
 from spark_estimator.observe.driver_log import print_line
 
 _VERBOSITIES = ("log_callback_only", "all")
@@ -33,18 +34,30 @@ class HorovodRunner:
             what
             ranks give to `log_to_driver`, and leaves the rest to the executors' logs. With a negative np everything is
             printed.
+        max_restarts: how often a job that failed (a rank died or raised, an executor was lost) is started anew as a
+            whole. What is tried again, and what is not, stands at the head of ``spark_estimator.launch.attempts``; the
+            function finds the number of the attempt, from 1, in the variable `SPARK_ESTIMATOR_ATTEMPT`.
+        timeout: seconds in which `run` has to end, waiting for slots and attempts included; its ranks are ended then.
 
     Attributes:
         num_processor: `np` as it was given.
     """
 
-    def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
+    def __init__(
+        self,
+        *,
+        np: int,
+        driver_log_verbosity: str = "log_callback_only",
+        max_restarts: int = 0,
+        timeout: float | None = None,
+    ) -> None:
         if isinstance(np, bool) or not isinstance(np, int):
             raise TypeError(f"np is the number of ranks, a whole number; it was {np!r} of type {type(np).__name__}.")
         if abs(np) > _MOST_RANKS:
             raise ValueError(f"np={np} ranks: more than {_MOST_RANKS} are not supported.")
         if driver_log_verbosity not in _VERBOSITIES:
             raise ValueError(f"driver_log_verbosity is one of {_VERBOSITIES}; it was {driver_log_verbosity!r}.")
+        self._limits = Limits.checked(max_restarts, timeout)
         self.num_processor = np
         self.driver_log_verbosity = driver_log_verbosity
 
@@ -61,13 +74,15 @@ class HorovodRunner:
             PreflightError: the job was refused before it started; the text says what to change.
             WorkerFailedError: a rank failed; its traceback comes first, as the cause.
             ResultError: the value of rank 0 could not be brought back.
+            JobTimeoutError: it took longer than `timeout`.
+            JobCancelledError: somebody cancelled it in Spark.
         """
         if not callable(main):
             raise TypeError(f"run() takes the function to run on every rank; it was given {main!r}.")
         if self.num_processor < 0:
             from spark_estimator.launch.local import run_local
 
-            return run_local(main, -self.num_processor, kwargs=kwargs)[0]
+            return run_local(main, -self.num_processor, kwargs=kwargs, limits=self._limits)[0]
         from spark_estimator.launch.in_session import run_in_session
         from spark_estimator.launch.slots import all_slots
 
@@ -83,6 +98,7 @@ class HorovodRunner:
             caller=f"HorovodRunner(np={self.num_processor})",
             kwargs=kwargs,
             show_line=print_line if self.driver_log_verbosity == "all" else None,
+            limits=self._limits,
         )[0]
 
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.errors import PythonEnvironmentError
+from spark_estimator.launch.attempts import Limits
 from spark_estimator.launch.feed import Rows
 from spark_estimator.launch.slots import check_encryption, check_session, require_slots
 from spark_estimator.launch.spec import MAX_RESULT_BYTES
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 #: How many ranks: a number, or what chooses one for the session.
 Size = int | Callable[["SparkSession"], int]
+_NO_LIMITS = Limits()
 
 
 def run_in_session(
@@ -33,6 +35,7 @@ def run_in_session(
     start_timeout: timedelta | None = None,
     rows: Rows | None = None,
     max_result_bytes: int = MAX_RESULT_BYTES,
+    limits: Limits = _NO_LIMITS,
 ) -> list[Any]:
     """Calls ``function(*args, **kwargs)`` on ranks in the Spark session that there is, or in a new local one.
 
@@ -64,6 +67,7 @@ def run_in_session(
         start_timeout=start_timeout,
         rows=rows,
         max_result_bytes=max_result_bytes,
+        limits=limits,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from spark_estimator.errors import JobTimeoutError, StartTimeoutError
 from spark_estimator.launch.failures import STOPPED, FailureReport, first_failure
 from spark_estimator.launch.outcome import Outcome
 from spark_estimator.observe.driver_log import print_line, print_message
@@ -103,6 +104,7 @@ class Watch:
         show_begun: called with rank and process once user code has begun on a rank.
         size: number of ranks.
         waiting: called now and then until all ranks have begun, with the seconds since the start.
+        clock: called now and then while nothing has failed; ends the job by raising.
         reports: failures so far.
     """
 
@@ -113,6 +115,7 @@ class Watch:
     show_begun: Callable[[int, int], None] | None = None
     size: int = 1
     waiting: Callable[[float], None] | None = None
+    clock: Callable[[], None] | None = None
     events: queue.Queue[Event] = field(default_factory=lambda: queue.Queue(maxsize=10_000))
     reports: list[FailureReport] = field(default_factory=list)
     begun: set[int] = field(default_factory=set)
@@ -121,7 +124,8 @@ class Watch:
         """Returns when the job has ended by itself, or has been ended after a failure (see `reports`).
 
         Raises:
-            BaseException: whatever interrupts the calling thread (Ctrl-C), once the job has been ended.
+            BaseException: whatever interrupts the calling thread (Ctrl-C), or what `waiting` or `clock` raises, once
+                the job has been ended.
         """
         finished = False
         started = time.monotonic()
@@ -139,9 +143,12 @@ class Watch:
                     return
                 if self.waiting is not None and len(self.begun) < self.size and not self.reports:
                     self.waiting(time.monotonic() - started)
-        except BaseException:
+                if self.clock is not None and not self.reports:
+                    self.clock()
+        except BaseException as error:
             if not finished:
-                self.stop("because the launcher was interrupted")
+                late = isinstance(error, (StartTimeoutError, JobTimeoutError))
+                self.stop("because its time was over" if late else "because the launcher was interrupted")
                 self.wait_for_the_end()
             raise
 

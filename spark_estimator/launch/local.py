@@ -11,6 +11,7 @@ from typing import Any
 
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, host_id, new_job_id, new_key
 from spark_estimator.errors import JobFailedError
+from spark_estimator.launch.attempts import Attempt, Limits, run_attempts
 from spark_estimator.launch.failures import first_failure, job_error
 from spark_estimator.launch.launcher import EventRelay, Watch, say_when_done
 from spark_estimator.launch.outcome import Outcome
@@ -19,6 +20,8 @@ from spark_estimator.launch.place import Place, PlaceHere, Places
 from spark_estimator.launch.spec import JobSpec, checked_environment, driver_sys_path, modules_to_preload
 from spark_estimator.launch.worker_environment import host_share, worker_environment
 from spark_estimator.observe.driver_log import print_line
+
+_NO_LIMITS, _ONLY_ATTEMPT = Limits(), Attempt()
 
 
 def run_local(
@@ -30,6 +33,7 @@ def run_local(
     environment: Mapping[str, str] | None = None,
     all_results: bool = False,
     show_line: Callable[[int, str, str], None] = print_line,
+    limits: Limits = _NO_LIMITS,
 ) -> list[Any]:
     """Calls ``function(*args, **kwargs)`` in `size` processes of this host that can use collectives.
 
@@ -37,6 +41,7 @@ def run_local(
         environment: variables for the processes, beside this process's own.
         all_results: every rank's value is wanted, not only rank 0's.
         show_line: is given (rank, "stdout" or "stderr", text) of each line that a rank prints.
+        limits: whether, and until when, it is started anew when it fails.
 
     Returns:
         The return values that are wanted, in rank order.
@@ -45,6 +50,7 @@ def run_local(
         PicklingError: the function or an argument cannot travel.
         WorkerFailedError: a rank failed; its traceback is the cause.
         ResultError: a value that is wanted cannot be had.
+        JobTimeoutError: it took too long.
         ValueError: a setting for the workers has a value that cannot be used.
     """
     payload = dump_function(function, args, kwargs or {})
@@ -59,7 +65,12 @@ def run_local(
         driver_host_id=host_id(),
         driver_sys_path=driver_sys_path(),
     )
-    outcomes = run_job(job, show_line=show_line)
+
+    def run(attempt: Attempt) -> list[Outcome]:
+        again = replace(job, job_id=new_job_id(), attempt=attempt.number)
+        return run_job(again, show_line=show_line, attempt=attempt)
+
+    outcomes = run_attempts(run, limits, job.function)
     return load_values([outcomes[rank].pickled for rank in job.wanted_ranks], job.function)
 
 
@@ -70,6 +81,7 @@ def run_job(
     show_line: Callable[[int, str, str], None] = print_line,
     gentle: timedelta = timedelta(0),
     cancel: Callable[[], None] | None = None,
+    attempt: Attempt = _ONLY_ATTEMPT,
 ) -> list[Outcome]:
     """Runs all ranks of `job` to their end.
 
@@ -77,12 +89,13 @@ def run_job(
         places: makes as many places as the job has ranks; None: on this host.
         gentle: as in `Supervisor`; of places on this host.
         cancel: ends all at once, after stopping has not.
+        attempt: says when its time is over.
 
     Returns:
         [size] outcomes, in rank order, all of them good.
 
     Raises:
-        JobFailedError: a rank failed.
+        JobFailedError: a rank failed, or it took too long.
     """
     where: list[Place] = []
     outcomes: dict[int, Outcome] = {}
@@ -91,7 +104,8 @@ def run_job(
         for place in where:
             place.stop(reason)
 
-    watch = Watch(stop=stop, cancel=cancel, show_line=show_line)
+    watch = Watch(stop=stop, cancel=cancel, show_line=show_line, size=job.size)
+    watch.clock = lambda: attempt.look_at_the_clock(job.function, job.size, watch.begun)
     relay = EventRelay(watch.events)
     started = [threading.Event() for _ in range(job.size)]
     all_started = threading.Event()

@@ -22,6 +22,7 @@ from spark_estimator.collectives.rendezvous import host_id, new_job_id
 from spark_estimator.env import Settings
 from spark_estimator.errors import JobFailedError
 from spark_estimator.launch import failures, spark_errors
+from spark_estimator.launch.attempts import Attempt, Limits, run_attempts
 from spark_estimator.launch.barrier_task import BarrierTask
 from spark_estimator.launch.failures import FailureReport, find_marked, first_failure, job_error
 from spark_estimator.launch.feed import Feed, Rows
@@ -29,7 +30,7 @@ from spark_estimator.launch.gathering import Gathering
 from spark_estimator.launch.launcher import Begun, Event, Failed, Finished, Line, Message, Watch
 from spark_estimator.launch.pickling import dump_function, load_values, name_of
 from spark_estimator.launch.results import SCHEMA, ResultRow, manifests_of, verified_values
-from spark_estimator.launch.slots import Configuration
+from spark_estimator.launch.slots import Configuration, require_slots
 from spark_estimator.launch.spark_start import Start, TaskReports
 from spark_estimator.launch.spec import (
     MAX_RESULT_BYTES,
@@ -51,6 +52,9 @@ _log = logger(__name__)
 # After the job's end: for lines that are not printed yet, and for supervisors of a job that Spark has ended.
 _LAST_LINES = timedelta(seconds=30)
 _LAST_REPORTS = timedelta(seconds=1)
+# After a failure that took an executor along, Spark has started another one within so long, or there is none to come.
+_NEW_EXECUTOR = timedelta(seconds=30)
+_NO_LIMITS = Limits()
 
 
 def run_on_spark(
@@ -68,6 +72,7 @@ def run_on_spark(
     start_timeout: timedelta | None = None,
     rows: Rows | None = None,
     max_result_bytes: int = MAX_RESULT_BYTES,
+    limits: Limits = _NO_LIMITS,
 ) -> list[Any]:
     """Calls ``function(*args, **kwargs)`` in `size` tasks that start together, each in a process with collectives.
 
@@ -82,6 +87,7 @@ def run_on_spark(
         start_timeout: all ranks must have begun within so long; None: Spark may take its time.
         rows: of a DataFrame, that the ranks get; None: none.
         max_result_bytes: a larger value of a rank is refused.
+        limits: whether, and until when, it is started anew when it fails.
 
     Returns:
         The return values that are wanted, in rank order.
@@ -92,6 +98,8 @@ def run_on_spark(
         WorkerFailedError: a rank failed; its traceback is the cause.
         ResultError: a value that is wanted cannot be had.
         StartTimeoutError: it took longer than `start_timeout`.
+        JobTimeoutError: it took longer than `limits` allow.
+        JobCancelledError: somebody cancelled it.
         JobFailedError: Spark ended the job for another reason.
     """
     payload = dump_function(function, args, kwargs or {})
@@ -115,11 +123,19 @@ def run_on_spark(
     )
     frame = spark.range(0, size, 1, size) if rows is None else rows.frame.repartition(size)
     feed = None if rows is None else rows.feed
-    results = _Attempt(spark, job, show_line or print_line, say, start_timeout, frame, feed).run()
+
+    def run(attempt: Attempt) -> list[ResultRow]:
+        again = replace(job, job_id=new_job_id(), attempt=attempt.number)
+        return _Run(spark, again, show_line or print_line, say, start_timeout, frame, feed, attempt).run()
+
+    def recover(attempt: Attempt) -> None:
+        require_slots(spark, size, attempt.at_most(_NEW_EXECUTOR))
+
+    results = run_attempts(run, limits, job.function, recover=recover)
     return load_values(verified_values(results, size, job.wanted_ranks), job.function)
 
 
-class _Attempt:
+class _Run:
     """One start of all ranks, as the driver sees it."""
 
     def __init__(
@@ -131,6 +147,7 @@ class _Attempt:
         start_timeout: timedelta | None,
         frame: DataFrame,
         feed: Feed | None,
+        attempt: Attempt,
     ) -> None:
         self._spark = spark
         self._job = job
@@ -148,9 +165,11 @@ class _Attempt:
             show_begun=self._say_begun if say else None,
             size=job.size,
             waiting=self._look_at_the_clock,
+            clock=lambda: attempt.look_at_the_clock(job.function, job.size, self._watch.begun),
         )
         self._over = False
         self._stopping = False
+        self._stopping_by_itself = False
         self._placed: dict[int, dict[str, Any]] = {}  # by partition
         self._gathering = Gathering(job.size, self._answer)
         self._server = self._listen() if Settings.read().driver_channel else None
@@ -196,6 +215,11 @@ class _Attempt:
                 self._watch.note(report)
         reports = self._watch.reports
         cause = first_failure(reports)
+        if self._error is not None and not self._stopping_by_itself and (cause is None or cause.kind == failures.LOST):
+            # Before a rank that Spark took away: it did so because it was told to.
+            cancelled = spark_errors.cancelled(str(self._error), self._job.function)
+            if cancelled is not None:
+                raise cancelled
         if cause is not None:
             raise job_error(cause, reports, self._job.size, self._job.function)
         if self._error is not None:
@@ -203,7 +227,7 @@ class _Attempt:
             if explained is not None:
                 _log.debug("Spark's own words: %s", self._error)
                 raise explained  # without Spark's forty lines of Java, which say less
-            raise spark_errors.ended_by_spark(self._error) from self._error
+            raise spark_errors.ended_by_spark(self._error)
         if self._rows is None:
             raise JobFailedError(f"the Spark job {self._tag} was cancelled and has not ended; see the Spark UI.")
         return self._rows
@@ -291,7 +315,7 @@ class _Attempt:
         context.setLocalProperty("spark.job.description", f"{self._job.function} on {self._job.size} ranks")
 
     def _stop(self, reason: str) -> None:
-        self._stopping = True
+        self._stopping = self._stopping_by_itself = True
         if self._server is not None:
             self._server.stop(reason)
         if self._server is None or not self._server.connected:

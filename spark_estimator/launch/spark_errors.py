@@ -6,12 +6,14 @@ import re
 import sys
 
 from spark_estimator.errors import (
+    JobCancelledError,
     JobFailedError,
     NotEnoughSlotsError,
     PythonEnvironmentError,
     ResultError,
     SparkEstimatorError,
 )
+from spark_estimator.launch.failures import shorten
 
 _MODULES = {
     "spark_estimator": "pip install spark-estimator",
@@ -76,12 +78,25 @@ def explain(text: str) -> SparkEstimatorError | None:
     return None
 
 
+def cancelled(text: str, function: str) -> JobCancelledError | None:
+    """The error that Spark's `text` amounts to when somebody has cancelled the job, or killed its stage; else None."""
+    told = r"\[SPARK_JOB_CANCELLED\]|\[OPERATION_CANCELED\]|Job \d+ (?:was )?cancelled\b|Stage \d+ was cancelled\b"
+    match = re.search(rf"(?:{told})[^\n]*", text)
+    if match is None:
+        return None
+    said = re.sub(r"\s*SQLSTATE: \w+", "", match[0]).strip().rstrip(".")
+    return JobCancelledError(f"{function} was cancelled in Spark, and its ranks have been ended: {said}.")
+
+
 def ended_by_spark(error: BaseException) -> JobFailedError:
-    """For what nothing more is known of: the core of Spark's own message, with the original as the cause."""
+    """For what nothing more is known of: the core of Spark's own message; the whole is the error's `traceback`."""
     text = str(error)
     lines = [line.strip().lstrip(": ") for line in text.splitlines() if not line.lstrip().startswith(("at ", "..."))]
     lines = [line for line in lines if line]
     telling = next(
         (line for line in lines if re.search(r"(?:Exception|Error)\b.*:", line)), lines[0] if lines else repr(error)
     )
-    return JobFailedError(f"Spark ended the job before the ranks could report: {telling[:500]}")
+    # Not as the cause: forty lines of Java would stand before the sentence that counts.
+    return JobFailedError(
+        f"Spark ended the job before the ranks could report: {telling[:500]}", traceback=shorten(text)
+    )

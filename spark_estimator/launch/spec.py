@@ -19,6 +19,7 @@ from typing import Any
 from spark_estimator import __version__
 from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, host_id
 from spark_estimator.env import (
+    ATTEMPT_VARIABLE,
     FEED_FD_VARIABLE,
     JOB_VARIABLE,
     RENDEZVOUS_FD_VARIABLE,
@@ -46,6 +47,7 @@ _OF_ONE_RANK = {
     JOB_VARIABLE,
     FEED_FD_VARIABLE,
     WORKER_CHOICES_VARIABLE,
+    ATTEMPT_VARIABLE,
 }
 _FORWARDED = ("HOROVOD_", "SPARK_ESTIMATOR_", "NCCL_")
 _OF_ONE_PROCESS = ("CONDA", "CUDA_VISIBLE_DEVICES", "LD_", "PYSPARK_", "PYTHON", "SPARK_", "VIRTUAL_ENV", "_")
@@ -72,6 +74,7 @@ class JobSpec:
     Attributes:
         job_id: names this attempt; not secret. It stands in each worker's environment as `JOB_VARIABLE`.
         size: number of ranks.
+        attempt: how often the job has been started, this time included.
         function: what is run, for messages: ``train()`` or the command.
         payload: cloudpickle of (function, args, kwargs); empty when a command is run.
         command: program and arguments; empty when a function is run.
@@ -102,6 +105,7 @@ class JobSpec:
     channel: ChannelAddress | None = None
     package_version: str = __version__
     max_result_bytes: int = MAX_RESULT_BYTES
+    attempt: int = 1
 
     @property
     def wanted_ranks(self) -> range:
@@ -286,6 +290,7 @@ def worker_spec(
     environment = {**horovod_variables(rendezvous.topology, peer.host), **(variables or {})}
     if rendezvous.awaited:  # what is not known yet is not said
         environment = {name: value for name, value in environment.items() if not name.endswith(("_RANK", "_SIZE"))}
+    environment[ATTEMPT_VARIABLE] = str(job.attempt)
     if devices:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     sys_path = list(sys.path)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from spark_estimator.launch.attempts import Limits
 from spark_estimator.launch.in_session import session_and_size
 from spark_estimator.launch.local import run_local
 from spark_estimator.launch.obsolete import REASONS, explain
@@ -123,6 +124,7 @@ class LocalBackend(Backend):
             environment=environment,
             all_results=True,
             show_line=show_line,
+            limits=Limits.checked(self._kwargs.get("max_restarts", 0), self._kwargs.get("timeout")),
         )
 
     def num_processes(self) -> int:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from spark_estimator.env import Settings
+from spark_estimator.launch.attempts import Limits
 from spark_estimator.launch.in_session import run_in_session
 from spark_estimator.launch.obsolete import explain
 from spark_estimator.launch.output import TextStream, lines_to
@@ -31,6 +32,8 @@ def run(
     nics: Any = None,
     prefix_output_with_timestamp: bool = False,
     executable: str | None = None,
+    max_restarts: int = 0,
+    timeout: float | None = None,
 ) -> list[Any]:
     """Calls ``fn(*args, **kwargs)`` on `num_proc` ranks, each in a Spark task, that start together.
 
@@ -50,6 +53,10 @@ def run(
             the driver cannot be reached from the executors, lines go to the executors' logs.
         verbose: 0: nothing but the ranks' lines; 1: also how many ranks were chosen; 2: also where each of them runs.
         prefix_output_with_timestamp: the time stands in front of each line.
+        max_restarts: how often a job that failed (a rank died or raised, an executor was lost) is started anew as a
+            whole. What is tried again, and what is not, stands at the head of ``spark_estimator.launch.attempts``; `fn`
+            finds the number of the attempt, from 1, in the variable `SPARK_ESTIMATOR_ATTEMPT`.
+        timeout: seconds in which the job has to end, waiting for slots and attempts included; its ranks are ended then.
         use_mpi, use_gloo, extra_mpi_args, nics, executable: without effect here; a warning says why.
 
     Returns:
@@ -60,6 +67,8 @@ def run(
         StartTimeoutError: not all ranks had begun in time; the text says how many slots there are and who holds them.
         WorkerFailedError: a rank failed; its traceback comes first, as the cause.
         ResultError: a rank's value could not be brought back.
+        JobTimeoutError: it took longer than `timeout`.
+        JobCancelledError: somebody cancelled it in Spark.
     """
     explain(
         {
@@ -81,6 +90,8 @@ def run(
         stderr=stderr,
         verbose=verbose,
         prefix_output_with_timestamp=prefix_output_with_timestamp,
+        max_restarts=max_restarts,
+        timeout=timeout,
     )
 
 
@@ -97,6 +108,8 @@ def run_with(
     stderr: TextStream | None = None,
     verbose: int = 1,
     prefix_output_with_timestamp: bool = False,
+    max_restarts: int = 0,
+    timeout: float | None = None,
 ) -> list[Any]:
     """As `run`, without what has no effect.
 
@@ -104,9 +117,10 @@ def run_with(
         env_if_unset: variables for the ranks whose executors have not set them otherwise.
     """
     check_num_proc(num_proc)
-    timeout = Settings.read().spark_start_timeout_seconds if start_timeout is None else start_timeout
-    if type(timeout) not in (int, float) or not 0 < timeout < math.inf:
-        raise ValueError(f"start_timeout is a number of seconds, more than 0; it was {timeout!r}.")
+    limits = Limits.checked(max_restarts, timeout)
+    to_start = Settings.read().spark_start_timeout_seconds if start_timeout is None else start_timeout
+    if type(to_start) not in (int, float) or not 0 < to_start < math.inf:
+        raise ValueError(f"start_timeout is a number of seconds, more than 0; it was {to_start!r}.")
 
     def chosen(spark: Any) -> int:
         size = default_size(spark)
@@ -125,7 +139,8 @@ def run_with(
         all_results=True,
         show_line=lines_to(stdout, stderr, with_time=prefix_output_with_timestamp),
         say=_say if verbose >= 2 else None,
-        start_timeout=timedelta(seconds=timeout),
+        start_timeout=timedelta(seconds=to_start),
+        limits=limits,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def test_run_brings_the_values_of_all_ranks_and_waits_no_longer_than_it_may(
 
 
 @pytest.mark.parametrize(
-    ("how", "exit_code", "says"),
+    ("how", "exitcode", "says"),
     [
         ("exception", None, "raised ValueError: rank 1 has had enough"),
         ("exception without channel", None, "raised ValueError: rank 1 has had enough"),
@@ -102,11 +103,14 @@ def test_run_brings_the_values_of_all_ranks_and_waits_no_longer_than_it_may(
         ("os._exit", 0, "ended with exit status 0 before fail() returned"),
     ],
 )
-def test_the_rank_that_failed_first_is_named(found: dict[str, Any], how: str, exit_code: int | None, says: str) -> None:
+def test_the_rank_that_failed_first_is_named(found: dict[str, Any], how: str, exitcode: int | None, says: str) -> None:
     failure = found[how]
     assert failure["type"] == "WorkerFailedError", failure
     assert failure["rank"] == 1
-    assert failure["exit_code"] == exit_code
+    assert failure["exitcode"] == exitcode and failure["signal"] == (9 if exitcode == -9 else None)
+    assert failure["kind"] == {"exception": "raised", "kill": "killed"}.get(how.split(" ")[0], "exited")
+    assert failure["host"] in failure["text"] and "the last words" in failure["log_tail"].splitlines()
+    assert ("in fail\n" in failure["traceback"]) == how.startswith(("exception", "sys"))
     assert failure["text"].startswith("rank 1 (host ") and says in failure["text"].splitlines()[0]
     if "without channel" in how:
         assert found["value without channel"] == 3.0
@@ -115,6 +119,37 @@ def test_the_rank_that_failed_first_is_named(found: dict[str, Any], how: str, ex
         assert found[f"after {how}"] == 3.0, "the next job in the same session"
     if how.startswith("exception"):
         assert "in fail\n" in failure["cause"] and 'raise ValueError("rank 1 has had enough")' in failure["cause"]
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "says"),
+    [
+        ("interrupt", "KeyboardInterrupt", r"never_ends\(\) was interrupted; all of its ranks have been ended"),
+        ("cancel", "JobCancelledError", r"never_ends\(\) was cancelled in Spark, and its ranks have been ended: .+"),
+        ("timeout", "JobTimeoutError", r"never_ends\(\) on 2 ranks did not end within 5 seconds \(timeout\): .+"),
+    ],
+)
+def test_who_ends_a_job_from_outside_gets_its_slots_back(found: dict[str, Any], how: str, kind: str, says: str) -> None:
+    ended = found["from outside"][how]
+    print(how, ended)
+    assert ended["type"] == kind, ended
+    assert re.fullmatch(says, ended["text"]), ended["text"]
+    assert ended["next"] == 3.0
+    assert "attempt 1 of 3" not in found["output"], "what was ended on purpose is not tried again"
+
+
+def test_slots_that_another_job_holds_are_waited_for(found: dict[str, Any]) -> None:
+    assert found["slow start"] == 3.0
+
+
+def test_a_job_that_lost_an_executor_is_started_anew(found: dict[str, Any]) -> None:
+    assert found["restarted"]["values"] == [[[2, 0], [2, 1]]] * 2
+    assert re.search(
+        r"^spark_estimator: attempt 1 of 2 failed: rank 1 \(host \S+, pid \d+\) is out of contact: its Spark executor"
+        r".*; all ranks are started anew$",
+        found["output"],
+        re.MULTILINE,
+    )
 
 
 def test_nothing_is_left_alive(found: dict[str, Any]) -> None:

@@ -35,6 +35,8 @@ def test_values_of_all_ranks(kind: Any, spark: Any, capfd: pytest.CaptureFixture
     assert "20" in (printed := capfd.readouterr().out) and "[1]<stdout>:ab\n" in printed
     with pytest.raises(WorkerFailedError, match=r"rank 0 .* raised ZeroDivisionError"):
         backend.run(lambda: 1 / (1 - 1))
+    with pytest.raises(WorkerFailedError, match=r"'boom'\nThis was attempt 2 of 2.*\n +attempt 1: .*'boom'"):
+        kind(1, {}, verbose=0, max_restarts=1).run(lambda: {}["boom"])
 
 
 def test_the_driver_s_environment_goes_along_where_none_is_given(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:

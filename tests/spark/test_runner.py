@@ -39,6 +39,8 @@ def test_arguments_have_horovod_s_order_and_defaults() -> None:
         "nics": None,
         "prefix_output_with_timestamp": False,
         "executable": None,
+        "max_restarts": 0,  # ours, at the end
+        "timeout": None,
     }
     assert list(given)[3:11] == [
         *("num_proc", "start_timeout", "use_mpi", "use_gloo", "extra_mpi_args", "env", "stdout", "stderr")
@@ -56,6 +58,8 @@ def test_arguments_have_horovod_s_order_and_defaults() -> None:
         ({"env": "A=1"}, TypeError, "env holds variables"),
         ({"env": {"A=B": "1"}}, ValueError, "'A=B'='1' cannot be an environment variable"),
         ({"stdout": "a.txt"}, TypeError, "stdout is where lines are written.*'a.txt'"),
+        ({"max_restarts": -1}, ValueError, "max_restarts=-1"),
+        ({"timeout": 0}, ValueError, "timeout=0: a number of seconds"),
         ({"stderr": io.BytesIO()}, TypeError, "stderr is where lines are written"),
         ({"fn": "train.py"}, TypeError, "the function to run on every rank"),
     ],

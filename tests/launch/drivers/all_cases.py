@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -19,6 +20,8 @@ from pyspark.sql import SparkSession
 import spark_estimator.spark
 import spark_estimator.torch as hvd
 from spark_estimator import HorovodRunner
+from spark_estimator.spark import SparkBackend
+from tests.launch import clusters
 
 folder = Path(tempfile.mkdtemp(dir="."))
 
@@ -64,6 +67,7 @@ def fail(how, stamp):
     for step in range(1_000_000):
         if step == 300 and hvd.rank() == 1:
             Path(stamp).write_text(repr(time.time()))
+            print("the last words", file=sys.stderr, flush=True)
             if how == "exception":
                 raise ValueError("rank 1 has had enough")
             if how == "kill":
@@ -121,13 +125,111 @@ def failure_of(how, stamp_name=None):
         raised = time.time()
         return {
             "type": type(error).__name__,
-            "rank": getattr(error, "rank", None),
-            "exit_code": getattr(error, "exit_code", None),
             "text": str(error),
             "cause": str(error.__cause__),
             "seconds": raised - float(stamp.read_text()),
+            **{name: getattr(error, name) for name in ("kind", "rank", "host", "exitcode", "signal", "traceback")},
+            "log_tail": error.log_tail,
         }
     return {"type": None}
+
+
+def never_ends(begun):
+    """Reduces for ever beside a process that each rank has started; says so in a file for each rank."""
+    import torch
+
+    hvd.init()
+    subprocess.Popen(["sleep", "1000"])
+    for step in range(100_000_000):
+        hvd.allreduce(torch.ones(1000), name="x")
+        if step == 100:
+            Path(f"{begun}.{hvd.rank()}").touch()
+
+
+def ended_from_outside(how, run, end=None):
+    """What came of a job that never ends by itself: `run(never_ends, its argument)`, ended by `end()` once it works."""
+    begun = folder.absolute() / f"begun {how}"
+    ended = []
+
+    def wait_and_end():
+        while not all(Path(f"{begun}.{rank}").exists() for rank in range(2)):
+            time.sleep(0.05)
+        ended.append(time.time())
+        end()
+
+    if end is not None:
+        threading.Thread(target=wait_and_end, daemon=True).start()
+    try:
+        run(never_ends, str(begun))
+        error = None
+    except BaseException as caught:
+        error = caught
+    out = time.time()
+    clusters.wait_until_gone(f"{clusters.MARKER}={os.environ[clusters.MARKER]}", 20)
+    found = {
+        "type": type(error).__name__,
+        "text": str(error),
+        "seconds": out - ended[0] if ended else 0.0,
+        "seconds more until nothing was left": time.time() - out,
+    }
+    # The slots are free again: this needs all of them.
+    return found | {"next": HorovodRunner(np=2, timeout=120).run(train, steps=1)["sum"]}
+
+
+def from_outside(spark):
+    """A job that is interrupted, one that is cancelled by its group or tag, one that runs out of time."""
+
+    def by_runner(function, begun):
+        return HorovodRunner(np=2, max_restarts=2).run(function, begun=begun)
+
+    found = {"interrupt": ended_from_outside("interrupt", by_runner, lambda: os.kill(os.getpid(), signal.SIGINT))}
+
+    def by_run(function, begun):
+        return spark_estimator.spark.run(function, (begun,), num_proc=2, verbose=0, max_restarts=2)
+
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        spark.addTag("mine")
+        found["cancel"] = ended_from_outside("cancel", by_run, lambda: spark.interruptTag("mine"))
+        spark.removeTag("mine")
+    else:
+        context = spark.sparkContext
+        context.setJobGroup("mine", "a cell of a notebook")
+        found["cancel"] = ended_from_outside("cancel", by_run, lambda: context.cancelJobGroup("mine"))
+        context.setLocalProperty("spark.jobGroup.id", None)
+    backend = SparkBackend(2, env={}, verbose=0, timeout=5, max_restarts=2)
+    return found | {"timeout": ended_from_outside("timeout", lambda function, begun: backend.run(function, (begun,)))}
+
+
+def loses_its_executor():
+    """In the first attempt rank 1's executor dies; where that is the driver's own process, the task's."""
+    hvd.init()
+    attempt = int(os.environ["SPARK_ESTIMATOR_ATTEMPT"])
+    if attempt == 1 and hvd.rank() == 1:
+        victim = pid = os.getppid()
+        while pid > 1:
+            if "CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_text():
+                victim = pid
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(victim, signal.SIGKILL)
+    return hvd.allgather_object((attempt, hvd.rank()))
+
+
+def slow_start(spark):
+    """A job that waits for slots until another one gives them back."""
+    go = folder.absolute() / "go on"
+
+    def hold(batches):
+        while not go.exists():
+            time.sleep(0.1)
+        yield from batches
+
+    holder = threading.Thread(target=lambda: spark.range(0, 2, 1, 2).mapInArrow(hold, "id long").collect())
+    holder.start()
+    time.sleep(1)
+    threading.Timer(2, go.touch).start()
+    value = HorovodRunner(np=2).run(train, steps=1)["sum"]
+    holder.join()
+    return value
 
 
 def main():
@@ -149,6 +251,13 @@ def main():
     for how in ("exception", "kill", "sys.exit", "os._exit"):
         found[how] = failure_of(how)
         found[f"after {how}"] = HorovodRunner(np=2).run(train, steps=1)["sum"]
+    found["from outside"] = from_outside(spark)
+    found["slow start"] = slow_start(spark)
+    called = time.time()
+    found["restarted"] = {
+        "values": spark_estimator.spark.run(loses_its_executor, num_proc=2, max_restarts=1, verbose=0, timeout=120),
+        "seconds": time.time() - called,
+    }
     os.environ["SPARK_ESTIMATOR_DRIVER_CHANNEL"] = "0"
     for how in ("exception", "kill"):
         found[f"{how} without channel"] = failure_of(how, f"{how} 2")
