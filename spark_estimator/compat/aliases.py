@@ -19,6 +19,7 @@ MODULES: dict[str, str] = {
     "horovod.runner": "spark_estimator.runner",
     "horovod.spark": "spark_estimator.spark",
     "horovod.spark.common.backend": "spark_estimator.spark.backend",
+    "horovod.spark.common.store": "spark_estimator.store",
     "horovod.spark.runner": "spark_estimator.spark.runner",
     "sparkdl.horovod.runner_base": "spark_estimator.runner",
 }

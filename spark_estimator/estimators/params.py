@@ -145,7 +145,7 @@ SHARED = (
     Row("num_proc", None, whole(1), "processes that train; None: as many as spark.default.parallelism and slots allow"),
     Row("model", None, anything, "the model; required"),
     Row("backend", None, anything, "where to train: a SparkBackend; together with num_proc it is refused"),
-    Row("store", None, anything, "where data, checkpoints and logs are kept; None: nothing is kept"),
+    Row("store", None, anything, "where a checkpoint of each epoch is kept; None: none is"),
     Row("optimizer", None, anything, "the optimizer; required"),
     Row("loss", None, listed, "one loss, or a list with one for each label"),
     Row("loss_weights", None, weights, "a weight for each loss; None: equal ones that add up to 1"),
@@ -163,7 +163,13 @@ SHARED = (
     Row("gradient_compression", None, anything, "a member of Compression: what gradients are sent as"),
     Row("random_seed", None, whole(0), "makes the result repeatable for one number of processes; None: drawn"),
     Row("shuffle", True, truth, "rows are read in another order in each epoch"),
-    Row("run_id", None, text, "names this training; None: made of the time"),
+    Row(
+        "run_id", None, text, "names this training: with a store, the same name again goes on from its last checkpoint"
+    ),
+    Row(
+        "early_stopping_patience", None, whole(1), "ends when the loss, of validation if any, is no better for n epochs"
+    ),
+    Row("restore_best", False, truth, "brings back the best epoch's model, not the last one's"),
     Row("use_gpu", True, truth, "False: no GPU is used, where there are any"),
     Row("backward_passes_per_step", 1, whole(1), "batches whose gradients are added up before a step"),
     Row("label_shapes", None, shapes, "shapes of the labels; None: as the outputs, where they hold as many values"),

@@ -26,6 +26,7 @@ from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.launch.feed import Rows
 from spark_estimator.launch.in_session import run_in_session
 from spark_estimator.launch.slots import default_size
+from spark_estimator.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -35,6 +36,7 @@ _MOST_RESULT_BYTES = 1 << 30
 
 _ROWS = (
     *params.SHARED,
+    Row("lr_scheduler", None, params.anything, "a scheduler of the optimizer, moved after each epoch; None: none"),
     Row(
         "input_shapes",
         None,
@@ -75,6 +77,7 @@ class TorchEstimator(Estimator[TorchModel], TableParams):
         columns = look_at(dataset, value("feature_cols"), labels, value("sample_weight_col"), marker, value("nulls"))
         fields = fitting_fields(columns, parts, value("input_shapes"))
         seed = value("random_seed")
+        run_id = value("run_id") or f"torch_{int(time.time())}"
         spec = TrainSpec(
             inputs=fields.inputs,
             labels=fields.labels,
@@ -90,6 +93,10 @@ class TorchEstimator(Estimator[TorchModel], TableParams):
             use_gpu=value("use_gpu"),
             train_steps=value("train_steps_per_epoch"),
             validation_steps=value("validation_steps_per_epoch"),
+            patience=value("early_stopping_patience"),
+            restore_best=value("restore_best"),
+            store=value("store"),
+            run_id=run_id,
             framework=parts,
         )
         dtypes = {column: field.dtype for field in fields.all for column in field.columns}
@@ -118,7 +125,7 @@ class TorchEstimator(Estimator[TorchModel], TableParams):
             label_types=[one.kind for one in columns.labels],
             feature_columns=[one.name for one in columns.features],
             label_columns=labels,
-            run_id=value("run_id") or f"torch_{int(time.time())}",
+            run_id=run_id,
         )
 
     def _size(self) -> Any:
@@ -170,10 +177,15 @@ class TorchEstimator(Estimator[TorchModel], TableParams):
         shapes = self._value("label_shapes")
         if shapes is not None and len(shapes) != len(labels):
             raise ValueError(f"label_shapes has {len(shapes)} shapes for {len(labels)} label columns.")
-        if self._value("store") is not None:
-            raise ValueError("store is not there yet: leave it out; rows need none, and the trained model has save().")
+        store = self._value("store")
+        if store is not None and not isinstance(store, Store):
+            raise TypeError(f"store is a Store, for example Store.create('/path'); it was {store!r}.")
+        scheduler = self._value("lr_scheduler")
+        if scheduler is not None and getattr(scheduler, "optimizer", None) is not optimizer:
+            raise ValueError(f"lr_scheduler is a scheduler of the optimizer that is given; it was {scheduler!r}.")
         metrics = _grouped(self._value("metrics"), len(labels))
-        return Parts(model, optimizer, losses, shares, metrics, self._value("gradient_compression"), shapes), labels
+        compression = self._value("gradient_compression")
+        return Parts(model, optimizer, losses, shares, metrics, scheduler, compression, shapes), labels
 
 
 def _grouped(metrics: Sequence[Any], labels: int) -> list[list[Any]]:

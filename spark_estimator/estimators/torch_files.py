@@ -25,6 +25,7 @@ from torch import nn
 from spark_estimator import __version__
 from spark_estimator.data.fields import Field
 from spark_estimator.errors import DataError
+from spark_estimator.store import DBFSLocalStore
 
 if TYPE_CHECKING:
     from spark_estimator.estimators.torch_model import TorchModel
@@ -110,8 +111,8 @@ def local_path(path: str) -> Path:
             f"{text}: models are saved to folders that the driver sees (a local or mounted path, /Volumes, dbfs:/). "
             "Save it there and copy the folder."
         )
-    if text.startswith("dbfs:/"):
-        return Path("/dbfs") / text[len("dbfs:/") :].lstrip("/")
+    if DBFSLocalStore.matches(text):
+        return Path(DBFSLocalStore.normalize_path(text))
     if text.startswith("file:"):
         return Path("/" + text[len("file:") :].lstrip("/"))
     return Path(text)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-import io
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.rank_rows import Batch, RankRows, balanced
 from spark_estimator.data.spool import receive
 from spark_estimator.errors import DataError
+from spark_estimator.estimators.torch_checkpoint import Checkpoint, Progress, line_of, load, packed, save
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.launch.feed import worker_end
 from spark_estimator.observe.driver_log import log_to_driver
@@ -35,6 +36,7 @@ class Parts:
         model, optimizer: the optimizer holds the model's own parameters; both travel in one pickle, which keeps that.
         losses: [labels] functions of (output, label).
         loss_weights: [labels].
+        scheduler: of the learning rate, moved after each epoch; None: it stays.
         metrics: [labels] functions of (output, label), each.
         compression: of gradients; None: none.
         label_shapes: [labels] of a batch, with -1 for its rows; None: as the output, where that holds as many values.
@@ -45,50 +47,64 @@ class Parts:
     losses: Sequence[Callable[..., Any]]
     loss_weights: Sequence[float]
     metrics: Sequence[Sequence[Callable[..., Any]]]
+    scheduler: Any = None
     compression: Any = None
     label_shapes: Sequence[Sequence[int]] | None = None
 
 
 def train(spec: TrainSpec) -> TrainResult | None:
-    """Runs on every rank. Returns what rank 0 brings back; None on the others."""
+    """Runs on every rank. Returns what rank 0 brings back; None on the others.
+
+    With a store, rank 0 writes a checkpoint after each epoch; a run whose checkpoint is there goes on from it. What
+    chance decides is drawn anew for each epoch from seed, epoch and rank, so that such a run ends with the same numbers
+    as one that was never interrupted.
+    """
     hvd.init()
+    kept = load(spec)
+    seed = spec.seed if kept is None else kept.seed
     with worker_end() as supervisor:
         spool, marked = receive(spec.fields, supervisor)
     rows = balanced(spool, "training")
     held: RankRows | None = None
     if spec.held_share:
-        rows, held = rows.split(spec.held_share, spec.seed)
+        rows, held = rows.split(spec.held_share, seed)
     elif any(arrays.allgather(numpy.array([marked.rows]), "marked rows")):
         held = balanced(marked, "validation")
-    training = _Training(spec)
-    history = []
-    for epoch in range(spec.epochs):
+    training = _Training(spec, seed)
+    progress = Progress(spec.patience, spec.restore_best)
+    if kept is not None:
+        training.take(kept.state)
+        progress.history = kept.history
+        progress.best = kept.best
+    while len(progress.history) < spec.epochs and not progress.is_over:
+        epoch = len(progress.history)
         entry: dict[str, Any] = {"epoch": epoch, "train": training.train(rows, epoch)}
         if held is not None and held.total:
             entry["validation"] = training.evaluate(held)
-        history.append(entry)
-        if spec.verbose and hvd.rank() == 0:
-            log_to_driver(_line(entry, spec.epochs))
+        progress.add(entry, training.model)
+        training.schedule(progress.watched(entry))
+        if hvd.rank() == 0:
+            save(spec, Checkpoint(seed, training.state(), progress.history, progress.best))
+            if spec.verbose:
+                log_to_driver(line_of(entry, spec.epochs))
     if hvd.rank() != 0:
         return None
-    state = io.BytesIO()
-    torch.save({name: value.cpu() for name, value in training.model.state_dict().items()}, state)
-    return TrainResult(state.getvalue(), history, (rows.total, held.total if held else 0))
+    state = progress.best or training.model.state_dict()
+    return TrainResult(packed(state), progress.history, (rows.total, held.total if held else 0))
 
 
 class _Training:
     """The model, the optimizer and the sums of one training."""
 
-    def __init__(self, spec: TrainSpec) -> None:
+    def __init__(self, spec: TrainSpec, seed: int) -> None:
         self._spec = spec
+        self._seed = seed
         self._parts: Parts = spec.framework
         use_gpu = spec.use_gpu and torch.cuda.is_available()
         self._device = torch.device("cuda", hvd.local_rank()) if use_gpu else torch.device("cpu")
-        torch.manual_seed(spec.seed * 1009 + hvd.rank())
         self.model = self._parts.model.to(self._device)
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
-        for group in self._parts.optimizer.param_groups:
-            group["lr"] = group["lr"] * hvd.size()
+        self._scale_learning_rate()
         self._optimizer = hvd.DistributedOptimizer(
             self._parts.optimizer,
             named_parameters=list(self.model.named_parameters()),
@@ -96,12 +112,51 @@ class _Training:
             backward_passes_per_step=spec.backward_passes_per_step,
         )
 
+    def _scale_learning_rate(self) -> None:
+        """The user says that of one process; the joint batch is as many times larger as there are ranks."""
+        size = hvd.size()
+        for group in self._parts.optimizer.param_groups:
+            for name in ("lr", "initial_lr", "max_lr", "min_lr"):  # the others are schedulers'
+                if name in group:
+                    group[name] = group[name] * size
+        scheduler = self._parts.scheduler
+        if hasattr(scheduler, "base_lrs"):
+            scheduler.base_lrs = [rate * size for rate in scheduler.base_lrs]
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds: Horovod's `model` and `optimizer`, and the scheduler."""
+        scheduler = self._parts.scheduler
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            **({"scheduler": scheduler.state_dict()} if scheduler is not None else {}),
+        }
+
+    def take(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint."""
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._parts.scheduler is not None and "scheduler" in state:
+            self._parts.scheduler.load_state_dict(state["scheduler"])
+
+    def schedule(self, loss: float) -> None:
+        """Moves the learning rate."""
+        scheduler = self._parts.scheduler
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            scheduler.step(loss)
+        elif scheduler is not None:
+            with warnings.catch_warnings():
+                # It looks for a step() that it has wrapped itself, in the driver's process.
+                warnings.filterwarnings("ignore", message=".*lr_scheduler.step|.*optimizer.step")
+                scheduler.step()
+
     def train(self, rows: RankRows, epoch: int) -> dict[str, Any]:
         """One epoch. Returns its averages over all rows."""
         spec = self._spec
         self.model.train()
+        torch.manual_seed(((self._seed * 100_003 + epoch) * 10_007 + hvd.rank()) % (1 << 63))
         sums = _Sums(self._parts)
-        order = [spec.seed, epoch] if spec.shuffle else None
+        order = [self._seed, epoch] if spec.shuffle else None
         pending = 0
         self._optimizer.zero_grad()
         for batch in rows.batches(spec.batch_size, spec.train_steps, order):
@@ -240,12 +295,3 @@ def _shaped(label: torch.Tensor, output: torch.Tensor, shape: Sequence[int] | No
     if shape is not None:
         return label.reshape(len(label), *shape[1:])
     return label.reshape(output.shape) if label.numel() == output.numel() else label
-
-
-def _line(entry: dict[str, Any], epochs: int) -> str:
-    parts = [f"epoch {entry['epoch'] + 1}/{epochs}"]
-    for name in ("train", "validation"):
-        if name in entry:
-            metrics = [f"{value:.4g}" for group in entry[name]["all_metrics"] for value in group]
-            parts.append(f"{name} loss {entry[name]['loss']:.4g}" + (f" ({', '.join(metrics)})" if metrics else ""))
-    return ", ".join(parts)

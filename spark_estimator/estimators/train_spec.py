@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_estimator.data.fields import Field
+from spark_estimator.store import Store
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,10 @@ class TrainSpec:
         weight: the field of the rows' weights; None without.
         held_share: the share of the rows that is for validation.
         seed: of the epochs' orders, and of the model's own chance.
+        patience: training ends when the watched loss has not been better for so many epochs; None: never early.
+        restore_best: the numbers of the best epoch are brought back, not those of the last.
+        store: keeps a checkpoint of each epoch; None: none is kept.
+        run_id: names the training in the store.
         framework: the model and the like, as the framework's training knows them.
         The others are the estimator's parameters.
     """
@@ -35,7 +40,16 @@ class TrainSpec:
     use_gpu: bool
     train_steps: int | None
     validation_steps: int | None
+    patience: int | None
+    restore_best: bool
+    store: Store | None
+    run_id: str
     framework: Any = field(repr=False)
+
+    @property
+    def checkpoint_path(self) -> str | None:
+        """The file of the last checkpoint; None without."""
+        return None if self.store is None else self.store.get_checkpoint_path(self.run_id)
 
     @property
     def fields(self) -> tuple[Field, ...]:

@@ -1,0 +1,12 @@
+"""Where a training keeps what outlives it: Horovod's `Store`, on any file system that fsspec or this machine has."""
+
+from spark_estimator.store.dbfs import DBFSLocalStore
+from spark_estimator.store.filesystem import (
+    AbstractFilesystemStore,
+    FilesystemStore,
+    HDFSStore,
+    LocalStore,
+    Store,
+)
+
+__all__ = ["AbstractFilesystemStore", "DBFSLocalStore", "FilesystemStore", "HDFSStore", "LocalStore", "Store"]

@@ -1,0 +1,277 @@
+"""`Store` and `FilesystemStore`: the folders of runs and of data under one path, and files that are whole or not there.
+
+Paths of this machine need nothing; any other URL (``s3://``, ``gs://``, ``abfss://``, ``hdfs://``) needs fsspec and its
+package for that kind. A store travels to the ranks by pickle: what it names must mean the same there.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import secrets
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from spark_estimator.errors import PreflightError
+
+_SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://")
+#: As Horovod lays them out; users of `fit_on_parquet` rely on it.
+_TRAIN, _VAL, _TEST, _RUNS = "intermediate_train_data", "intermediate_val_data", "intermediate_test_data", "runs"
+
+
+class Store:
+    """Where data, checkpoints and logs of trainings are kept. `Store.create` chooses the kind by the path.
+
+    A store of one's own subclasses this, or better `FilesystemStore`.
+    """
+
+    @staticmethod
+    def create(prefix_path: str, *args: Any, **kwargs: Any) -> Store:
+        """The store for a path: DBFS on Databricks, HDFS, or any other file system.
+
+        Args:
+            prefix_path: a folder or URL.
+            args, kwargs: of the kind's constructor.
+        """
+        from spark_estimator.store.dbfs import DBFSLocalStore
+
+        if HDFSStore.matches(prefix_path):
+            return HDFSStore(prefix_path, *args, **kwargs)
+        if DBFSLocalStore.matches(prefix_path):
+            return DBFSLocalStore(prefix_path, *args, **kwargs)
+        return FilesystemStore(prefix_path, *args, **kwargs)
+
+    def get_run_path(self, run_id: str) -> str:
+        """The folder of one training."""
+        raise NotImplementedError(f"{type(self).__name__} is a Store and has to define get_run_path().")
+
+    def get_checkpoint_path(self, run_id: str) -> str | None:
+        """The file of a training's last checkpoint; None: none is kept."""
+        raise NotImplementedError(f"{type(self).__name__} is a Store and has to define get_checkpoint_path().")
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file or folder."""
+        raise NotImplementedError(f"{type(self).__name__} is a Store and has to define exists().")
+
+    def read(self, path: str) -> bytes:
+        """The content of a file."""
+        raise NotImplementedError(f"{type(self).__name__} is a Store and has to define read().")
+
+    def write(self, path: str, content: bytes) -> None:
+        """Puts a file there, whole: a reader finds the old one or the new one."""
+        raise NotImplementedError(f"{type(self).__name__} is a Store and has to define write().")
+
+
+class FilesystemStore(Store):
+    """A store under one folder of any file system.
+
+    Args:
+        prefix_path: the folder: a path of this machine, or a URL that fsspec knows.
+        train_path, val_path, test_path, runs_path: other folders than those under `prefix_path`.
+        save_runs: False: no checkpoints and logs are kept.
+        storage_options: for fsspec: keys, endpoints.
+        checkpoint_filename: of the last checkpoint in a run's folder.
+
+    Raises:
+        PreflightError: there is no such kind of file system here.
+    """
+
+    def __init__(
+        self,
+        prefix_path: str,
+        train_path: str | None = None,
+        val_path: str | None = None,
+        test_path: str | None = None,
+        runs_path: str | None = None,
+        save_runs: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+        checkpoint_filename: str | None = None,
+    ) -> None:
+        self.prefix_path = self.get_full_path(os.fspath(prefix_path))
+        self._train_path = train_path or self._join(_TRAIN)
+        self._val_path = val_path or self._join(_VAL)
+        self._test_path = test_path or self._join(_TEST)
+        self._runs_path = runs_path or self._join(_RUNS)
+        self._save_runs = save_runs
+        self.storage_options = dict(storage_options or {})
+        self._checkpoint_filename = checkpoint_filename or "checkpoint"
+        self._check()
+
+    def get_full_path(self, path: str) -> str:
+        """The path as this store writes it: absolute."""
+        if _SCHEME.match(path) and not path.startswith("file://"):
+            return path.rstrip("/")
+        return os.path.abspath(path.removeprefix("file://").removeprefix("file:"))
+
+    def get_localized_path(self, path: str) -> str:
+        """The path without ``file://``."""
+        return path.removeprefix("file://")
+
+    def get_train_data_path(self, idx: int | None = None) -> str:
+        """The folder of training data; of data set `idx`."""
+        return self._train_path if idx is None else f"{self._train_path}.{idx}"
+
+    def get_val_data_path(self, idx: int | None = None) -> str:
+        """The folder of data for validation."""
+        return self._val_path if idx is None else f"{self._val_path}.{idx}"
+
+    def get_test_data_path(self, idx: int | None = None) -> str:
+        """The folder of data for tests."""
+        return self._test_path if idx is None else f"{self._test_path}.{idx}"
+
+    def saving_runs(self) -> bool:
+        """Whether checkpoints and logs are kept."""
+        return self._save_runs
+
+    def get_runs_path(self) -> str:
+        """The folder of all trainings."""
+        return self._runs_path
+
+    def get_run_path(self, run_id: str) -> str:
+        if not run_id or run_id in (".", "..") or "/" in run_id:
+            raise ValueError(f"run_id names a folder; it was {run_id!r}.")
+        return posixpath.join(self._runs_path, run_id)
+
+    def get_checkpoint_filename(self) -> str:
+        """The name of the last checkpoint's file."""
+        return self._checkpoint_filename
+
+    def get_checkpoint_path(self, run_id: str) -> str | None:
+        return posixpath.join(self.get_run_path(run_id), self._checkpoint_filename) if self._save_runs else None
+
+    def get_checkpoints(self, run_id: str, suffix: str = ".ckpt") -> list[str]:
+        """The files of a training whose names end with `suffix`, in order."""
+        folder = self.get_run_path(run_id)
+        if not self.exists(folder):
+            return []
+        return sorted(path for path in self._files(folder) if path.endswith(suffix))
+
+    def get_logs_subdir(self) -> str:
+        """The name of the folder of logs in a run's."""
+        return "logs"
+
+    def get_logs_path(self, run_id: str) -> str | None:
+        """The folder of a training's logs; None: none are kept."""
+        return posixpath.join(self.get_run_path(run_id), self.get_logs_subdir()) if self._save_runs else None
+
+    def exists(self, path: str) -> bool:
+        return bool(os.path.exists(path) if self._is_local(path) else self.fs.exists(path))
+
+    def read(self, path: str) -> bytes:
+        if self._is_local(path):
+            with open(path, "rb") as file:
+                return file.read()
+        content: bytes = self.fs.cat_file(path)
+        return content
+
+    def write(self, path: str, content: bytes) -> None:
+        if not self._is_local(path):
+            self.fs.pipe_file(path, content)  # an object store shows an object once it is whole
+            return
+        folder = os.path.dirname(path)
+        os.makedirs(folder, exist_ok=True)
+        partial = os.path.join(folder, f".{os.path.basename(path)}.{secrets.token_hex(4)}")
+        try:
+            with open(partial, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException:
+            if os.path.exists(partial):
+                os.unlink(partial)
+            raise
+
+    def write_text(self, path: str, text: str) -> None:
+        """Puts a text file there, whole."""
+        self.write(path, text.encode())
+
+    @property
+    def fs(self) -> Any:
+        """fsspec's file system for `prefix_path`.
+
+        Raises:
+            PreflightError: fsspec, or what it needs for this kind, is not installed.
+        """
+        match = _SCHEME.match(self.prefix_path)
+        scheme = match[1] if match else "file"
+        try:
+            import fsspec
+
+            return fsspec.filesystem(scheme, **self.storage_options)
+        except ImportError as error:
+            raise PreflightError(
+                f"{self.prefix_path}: {error}. pip install fsspec and its package for {scheme}."
+            ) from error
+        except ValueError as error:
+            raise PreflightError(f"{self.prefix_path}: {error}") from error
+
+    def get_filesystem(self) -> Any:
+        """As `fs`."""
+        return self.fs
+
+    def _check(self) -> None:
+        if not self._is_local(self.prefix_path):
+            _ = self.fs
+
+    def _join(self, name: str) -> str:
+        return posixpath.join(self.prefix_path, name)
+
+    def _files(self, folder: str) -> list[str]:
+        if self._is_local(folder):
+            return [os.path.join(folder, name) for name in os.listdir(folder)]
+        return [str(path) for path in self.fs.ls(folder, detail=False)]
+
+    @staticmethod
+    def _is_local(path: str) -> bool:
+        return not _SCHEME.match(path)
+
+
+#: Horovod's name of the base of users' own stores.
+AbstractFilesystemStore = FilesystemStore
+
+
+class LocalStore(FilesystemStore):
+    """Horovod's older name of `FilesystemStore`."""
+
+    def __init__(self, prefix_path: str, *args: Any, **kwargs: Any) -> None:
+        warnings.warn("LocalStore is the older name of FilesystemStore.", DeprecationWarning, stacklevel=2)
+        super().__init__(prefix_path, *args, **kwargs)
+
+
+class HDFSStore(FilesystemStore):
+    """A store on HDFS, by fsspec over pyarrow, which needs libhdfs (a Hadoop client) on every host.
+
+    Args:
+        prefix_path: ``hdfs://host:port/path`` or ``hdfs:///path``.
+        host, port, user, kerb_ticket, extra_conf: of pyarrow's HadoopFileSystem.
+        driver: libhdfs is the only one.
+        The others are as in `FilesystemStore`.
+    """
+
+    def __init__(
+        self,
+        prefix_path: str,
+        host: str | None = None,
+        port: int | None = None,
+        user: str | None = None,
+        kerb_ticket: str | None = None,
+        driver: str = "libhdfs",
+        extra_conf: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if driver != "libhdfs":
+            raise ValueError(f"driver={driver!r}: 'libhdfs' is the only one that pyarrow still has.")
+        given = {"host": host, "port": port, "user": user, "kerb_ticket": kerb_ticket, "extra_conf": extra_conf}
+        options = {name: value for name, value in given.items() if value is not None}
+        super().__init__(prefix_path, storage_options={**options, **kwargs.pop("storage_options", {})}, **kwargs)
+
+    @staticmethod
+    def matches(prefix_path: str) -> bool:
+        """Whether the path is one of HDFS."""
+        return os.fspath(prefix_path).startswith("hdfs://")
+
+    def _check(self) -> None:
+        return  # a connection costs seconds, and Java: it is made when it is needed
