@@ -10,11 +10,14 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spark_estimator.errors import PreflightError
 from spark_estimator.launch.attempts import Limits
 from spark_estimator.observe.driver_log import print_line
+
+if TYPE_CHECKING:
+    from spark_estimator.elastic.rounds import Terms
 
 _VERBOSITIES = ("log_callback_only", "all")
 # A job of more ranks than that is a mistake in the argument, not a plan.
@@ -166,9 +169,11 @@ def run(
     """
     from spark_estimator.env import Settings
     from spark_estimator.launch import obsolete
+    from spark_estimator.launch.elastic import run_elastic_local
+    from spark_estimator.launch.local import run_local
     from spark_estimator.launch.output import OutputFiles
     from spark_estimator.launch.ssh.command import SshOptions
-    from spark_estimator.launch.ssh.job import run_function_on_hosts, shares_of
+    from spark_estimator.launch.ssh.job import named_hosts, run_function_on_hosts
 
     num_proc = _renamed("np", np, "num_proc", num_proc, default=1)
     min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
@@ -181,11 +186,11 @@ def run(
     if type(num_proc) is not int or not 0 < num_proc <= _MOST_RANKS:
         raise ValueError(f"num_proc is the number of ranks, from 1 to {_MOST_RANKS}; it was {num_proc!r}.")
     try:
-        shares = shares_of(hosts, hostfile, num_proc)
+        found = named_hosts(hosts, hostfile, num_proc)
     except ValueError as error:
         raise PreflightError(str(error)) from error
     network_interfaces = _renamed("network_interface", network_interface, "network_interfaces", network_interfaces)
-    if shares is None:
+    if found is None:
         local = {"ssh_port": ssh_port, "ssh_identity_file": ssh_identity_file, "executable": executable}
         obsolete.explain({**local, "network_interfaces": network_interfaces})
     obsolete.explain(
@@ -201,55 +206,49 @@ def run(
     environment = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": str(start_timeout)}
     settings = Settings.read({**os.environ, **environment})  # refuses a value that the ranks could not use
     if verbose:
-        where = ", ".join(share.host.name for share in shares or ()) or socket.gethostname()
+        where = ", ".join(host.name for host in found or ()) or socket.gethostname()
         print(f"spark_estimator: {num_proc} ranks on {where}", file=sys.stderr, flush=True)
+    terms = _terms(num_proc, min_num_proc, max_num_proc, reset_limit)
     with contextlib.ExitStack() as stack:
         show_line = print_line
         if output_filename is not None:
             show_line = stack.enter_context(OutputFiles(Path(output_filename), num_proc)).show
-        if min_num_proc is None and max_num_proc is None:
-            if reset_limit is not None:
-                raise ValueError(f"reset_limit={reset_limit} is for elastic jobs: say min_num_proc, too.")
-            if shares is not None:
-                try:
-                    options = SshOptions.read(
-                        settings,
-                        port=ssh_port,
-                        identity_file=ssh_identity_file,
-                        interfaces=network_interfaces,
-                        python=executable,
-                    )
-                except ValueError as error:
-                    raise PreflightError(str(error)) from error
-                return run_function_on_hosts(
-                    func, shares, options, args=args, kwargs=kwargs, environment=environment, show_line=show_line
+        given: dict[str, Any] = {"args": args, "kwargs": kwargs, "environment": environment, "show_line": show_line}
+        if found is not None:
+            try:
+                options = SshOptions.read(
+                    settings,
+                    port=ssh_port,
+                    identity_file=ssh_identity_file,
+                    interfaces=network_interfaces,
+                    python=executable,
                 )
-            from spark_estimator.launch.local import run_local
+            except ValueError as error:
+                raise PreflightError(str(error)) from error
+            return run_function_on_hosts(func, num_proc, found, options, terms=terms, **given)
+        if terms is None:
+            return run_local(func, num_proc, all_results=True, **given)
+        return run_elastic_local(func, terms, **given)
 
-            return run_local(
-                func,
-                num_proc,
-                args=args,
-                kwargs=kwargs,
-                environment=environment,
-                all_results=True,
-                show_line=show_line,
-            )
-        if shares is not None:
-            raise PreflightError(f"elastic jobs (min_num_proc, max_num_proc) run on this host only, not on {hosts}.")
-        from spark_estimator.elastic.rounds import Terms
-        from spark_estimator.launch.elastic import run_elastic_local
 
-        if max_num_proc is not None and max_num_proc < num_proc:
-            raise ValueError(f"max_num_proc={max_num_proc} is less than the {num_proc} ranks of num_proc.")
-        terms = Terms(
-            size=num_proc,
-            min_size=num_proc if min_num_proc is None else min_num_proc,
-            replace=max_num_proc is not None,
-            reset_limit=reset_limit,
-            timeout=timedelta(seconds=Settings.read().elastic_timeout_seconds),
-        )
-        return run_elastic_local(func, terms, args=args, kwargs=kwargs, environment=environment, show_line=show_line)
+def _terms(size: int, least: int | None, most: int | None, reset_limit: int | None) -> Terms | None:
+    """What was said of an elastic job; None when it is none."""
+    from spark_estimator.elastic.rounds import Terms
+    from spark_estimator.env import Settings
+
+    if least is None and most is None:
+        if reset_limit is not None:
+            raise ValueError(f"reset_limit={reset_limit} is for elastic jobs: say min_num_proc, too.")
+        return None
+    if most is not None and most < size:
+        raise ValueError(f"max_num_proc={most} is less than the {size} ranks of num_proc.")
+    return Terms(
+        size=size,
+        min_size=size if least is None else least,
+        replace=most is not None,
+        reset_limit=reset_limit,
+        timeout=timedelta(seconds=Settings.read().elastic_timeout_seconds),
+    )
 
 
 def _renamed(old: str, given: Any, new: str, value: Any, default: Any = None) -> Any:

@@ -207,7 +207,7 @@ class LauncherLink:
             coming, listen_fd=descriptors[0], local_fd=descriptors[1], launcher_fd=former.launcher_fd, awaited=False
         )
         self.silent, self.why, self.commits, self._updates, self._over = (), "", 0, 0, False
-        become_another_rank(coming.topology, facts.host)
+        become_another_rank(coming.topology, coming.peers[coming.rank].host)  # as the launcher calls this host
         rendezvous_module.set_current(coming)
         return coming
 

@@ -44,7 +44,7 @@ What fails, and how
 
 Between a process and its launcher there is a socket that the process inherits (``collectives.launcher_link``). Who is
 in a round is decided by one object that knows no processes and no sockets, `rounds.RoundPlanner`; ``launch.elastic`` is
-the launcher for processes of this host that does what it decides.
+the launcher that does what it decides, with processes of this host or of several.
 """
 
 from spark_estimator.elastic.run import rejoin, run_fn

@@ -2,7 +2,7 @@
 
 Whoever launches the ranks tells a `RoundPlanner` what it sees (a process is ready, a process has ended) and does what
 the planner decides. The planner knows neither processes nor sockets nor clocks, so that launchers of all kinds can have
-it: ``launch.elastic`` for processes of one host is one.
+it: ``launch.elastic`` is one.
 
 A *member* is a process of the present round, a *newcomer* one that was started later and waits for its first.
 """
@@ -135,10 +135,12 @@ class RoundPlanner:
     Attributes:
         terms: what the user asked for.
         round: number of the present round, from 1.
+        room: how many processes there can be now; None: as many as ever. The launcher changes it as hosts go.
     """
 
     terms: Terms
     round: int = 1
+    room: int | None = None
     _processes: dict[int, _Process] = field(default_factory=dict)
     _ranks: tuple[int, ...] = ()  # [ranks] the processes of the present round
     _well: int = 0  # members that have ended well
@@ -238,7 +240,7 @@ class RoundPlanner:
             self._dissolved = True
             decisions.append(Dissolve(tuple(at_work)))
         if self._wants_newcomers():
-            decisions.append(Start(self.terms.size - len(self._processes)))
+            decisions.append(Start(self._most() - len(self._processes)))
         if not members or self._gathering_since is not None:
             return decisions + self._gathered(now)
         if self._waiting() and not self._announced and not self._well and self._resets_allow(1):
@@ -323,10 +325,14 @@ class RoundPlanner:
     def _wants_newcomers(self) -> bool:
         if not self.terms.replace or self._newcomer_failed or self._well or not self._members():
             return False
-        if len(self._processes) >= self.terms.size:
+        if len(self._processes) >= self._most():
             return False
         # A loss itself takes one reset, and letting somebody in another; both are one when there are too few.
         return self._resets_allow(2 if self._broken and len(self._members()) >= self.terms.min_size else 1)
+
+    def _most(self) -> int:
+        """How many processes the job wants to have."""
+        return self.terms.size if self.room is None else min(self.terms.size, self.room)
 
     def _resets_allow(self, more: int) -> bool:
         return self.terms.reset_limit is None or self.round - 1 + more <= self.terms.reset_limit

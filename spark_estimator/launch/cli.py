@@ -27,12 +27,12 @@ from spark_estimator.elastic.rounds import Terms
 from spark_estimator.env import Settings
 from spark_estimator.errors import SparkEstimatorError, WorkerFailedError
 from spark_estimator.launch.elastic import run_elastic
-from spark_estimator.launch.hosts import Share
+from spark_estimator.launch.hosts import Host, place
 from spark_estimator.launch.local import run_job
 from spark_estimator.launch.output import OutputFiles
 from spark_estimator.launch.spec import JobSpec
 from spark_estimator.launch.ssh.command import SshOptions
-from spark_estimator.launch.ssh.job import run_on_hosts, shares_of
+from spark_estimator.launch.ssh.job import named_hosts, run_elastic_on_hosts, run_on_hosts
 from spark_estimator.launch.worker_environment import host_share, path_with_own_python, worker_environment
 from spark_estimator.observe.driver_log import print_line
 
@@ -55,12 +55,13 @@ _WITHOUT_EFFECT = {
     "--disable-cache": (0, _NOT_NEEDED),
     "--cycle-time-ms": (1, "the engine is woken by work and has no cycle"),
 }
-# Flags of Horovod's that ask for something that is not there yet: it would be wrong to go on without.
+# Flags of Horovod's that ask for something that is not there yet, and what to do instead: it would be wrong to go on
+# without.
 _NOT_YET = {
-    "--host-discovery-script": 1,
-    "--timeline-filename": 1,
-    "--autotune": 0,
-    "--config-file": 1,
+    "--host-discovery-script": (1, "name the hosts, -H or --hostfile"),
+    "--timeline-filename": (1, "HOROVOD_TIMELINE=FILE does the same"),
+    "--autotune": (0, "HOROVOD_AUTOTUNE=1 does the same"),
+    "--config-file": (1, "give what stands in it as flags"),
 }
 
 
@@ -86,11 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if options.num_proc < 1:
         parser.error(f"-np {options.num_proc}: at least one rank is needed.")
     terms = _terms(parser, options)
-    shares, ssh = _hosts(parser, options)
-    if shares is not None and terms is not None:
-        parser.error(f"--min-np and --max-np: elastic jobs run on this host only, not on {options.hosts}.")
+    hosts, ssh = _hosts(parser, options)
     try:
-        sys.exit(run_command(command, options.num_proc, environment_of(options), options, terms, shares, ssh))
+        sys.exit(run_command(command, options.num_proc, environment_of(options), options, terms, hosts, ssh))
     except KeyboardInterrupt:
         print("horovodrun: interrupted; all ranks have been ended.", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
@@ -102,7 +101,7 @@ def run_command(
     environment: dict[str, str],
     options: argparse.Namespace | None = None,
     terms: Terms | None = None,
-    shares: Sequence[Share] | None = None,
+    hosts: Sequence[Host] | None = None,
     ssh: SshOptions | None = None,
 ) -> int:
     """Runs `command` on `size` ranks, and shows their output with the rank in front.
@@ -111,7 +110,7 @@ def run_command(
         environment: variables for the command, beside this process's own.
         options: of the command line; for output files and what is said.
         terms: of an elastic job; None: the first failure ends the job.
-        shares: the ranks of each host; None: all are on this one.
+        hosts: filled by the ranks in this order; None: all are on this one.
         ssh: how other hosts are reached.
 
     Returns:
@@ -119,10 +118,10 @@ def run_command(
     """
     verbose = bool(options and options.verbose)
     output = Path(options.output_filename) if options and options.output_filename else None
-    said = environment if shares else _with_own_python(environment)
+    said = environment if hosts else _with_own_python(environment)
     try:
         # Where there are several hosts, each finds out its own share of cores.
-        for_workers = said if shares else worker_environment(os.environ, said, host_share(size))
+        for_workers = said if hosts else worker_environment(os.environ, said, host_share(size))
     except ValueError as error:
         _say(str(error))
         return 1
@@ -135,19 +134,23 @@ def run_command(
         driver_host_id=host_id(),
     )
     if verbose:
-        where = ", ".join(f"{len(share.ranks)} on {share.host.name}" for share in shares or ())
+        shares = place(hosts, size, "-H") if hosts else ()
+        where = ", ".join(f"{len(share.ranks)} on {share.host.name}" for share in shares)
         where = where or f"all on {socket.gethostname()}"
         print(f"horovodrun: {size} ranks, {where}: {job.function}", file=sys.stderr)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_terminated_as_interrupted())
         show = stack.enter_context(OutputFiles(output, size)).show if output else print_line
         try:
-            if shares is not None and ssh is not None:
-                run_on_hosts(job, shares, ssh, show_line=show, gentle=_GENTLE)
-            elif terms is None:
-                run_job(job, show_line=show, gentle=_GENTLE)
-            else:
+            if terms is None:
+                if hosts is None or ssh is None:
+                    run_job(job, show_line=show, gentle=_GENTLE)
+                else:
+                    run_on_hosts(job, hosts, ssh, show_line=show, gentle=_GENTLE)
+            elif hosts is None or ssh is None:
                 run_elastic(job, terms, show_line=show, say=_say, gentle=_GENTLE)
+            else:
+                run_elastic_on_hosts(job, terms, hosts, ssh, show_line=show, say=_say, gentle=_GENTLE)
         except WorkerFailedError as error:
             print(f"horovodrun: {error}", file=sys.stderr)
             status = error.exitcode if error.exitcode is not None else 1
@@ -204,7 +207,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="horovodrun",
         usage="horovodrun -np NUM_PROC [flags] command...",
-        description="Runs a command on several ranks of this host. Where Horovod is absent, its names are served.",
+        description="Runs a command on several ranks. Where Horovod is absent, its names are served.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -242,8 +245,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--log-level", type=str.upper, choices=["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"])
     for flag, (count, reason) in _WITHOUT_EFFECT.items():
         add(flag, action=_Explain, nargs=count, dest="explained", const=reason, help=argparse.SUPPRESS)
-    for flag, count in _NOT_YET.items():
-        add(flag, action=_Refuse, nargs=count, dest="refused", help=argparse.SUPPRESS)
+    for flag, (count, instead) in _NOT_YET.items():
+        add(flag, action=_Refuse, nargs=count, dest="refused", const=instead, help=argparse.SUPPRESS)
     add("command", nargs=argparse.REMAINDER, help="program and arguments")
     return parser
 
@@ -264,7 +267,7 @@ class _Refuse(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: object, values: object, option: str | None = None
     ) -> None:
-        parser.error(f"{option} is not supported yet; this version runs a fixed number of ranks on this host.")
+        parser.error(f"{option} is not supported yet; {self.const}.")
 
 
 def _not_negative(text: str) -> int:
@@ -304,25 +307,23 @@ def _terms(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Term
         parser.error(str(error))
 
 
-def _hosts(
-    parser: argparse.ArgumentParser, options: argparse.Namespace
-) -> tuple[list[Share] | None, SshOptions | None]:
-    """The ranks of each host and how to reach it; (None, None) when all are on this one."""
+def _hosts(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[list[Host] | None, SshOptions | None]:
+    """The hosts and how to reach them; (None, None) when all ranks are on this one."""
     network = {
         "--ssh-port": options.ssh_port,
         "--ssh-identity-file": options.ssh_identity_file,
         "--network-interfaces": options.network_interfaces,
     }
     try:
-        shares = shares_of(options.hosts, options.hostfile, options.num_proc)
-        if shares is None:
+        hosts = named_hosts(options.hosts, options.hostfile, options.num_proc)
+        if hosts is None:
             for flag, value in network.items():
                 if value is not None:
                     print(f"horovodrun: {flag} has no effect: all ranks run on this host.", file=sys.stderr)
             return None, None
         settings = Settings.read({**os.environ, **environment_of(options)})
         port, identity_file, interfaces = network.values()
-        return shares, SshOptions.read(settings, port=port, identity_file=identity_file, interfaces=interfaces)
+        return hosts, SshOptions.read(settings, port=port, identity_file=identity_file, interfaces=interfaces)
     except ValueError as error:
         parser.error(str(error))
 

@@ -1,11 +1,10 @@
-"""Runs an elastic job as processes of this host: does what ``elastic.rounds.RoundPlanner`` decides.
+"""Runs an elastic job as processes, of this host or of several: does what ``elastic.rounds.RoundPlanner`` decides.
 
 What the words mean, and what is promised, stands in ``elastic/__init__.py``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sys
@@ -16,8 +15,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from spark_estimator.collectives.launcher_link import OVER, READY, ROUND, UPDATED, Link, Ready
-from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, host_id, local_rendezvous, new_job_id, new_key
+from spark_estimator.collectives.launcher_link import OVER, READY, ROUND, UPDATED, Ready
+from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, host_id, new_job_id, new_key
 from spark_estimator.elastic.rounds import (
     Announce,
     Begin,
@@ -31,12 +30,15 @@ from spark_estimator.elastic.rounds import (
     Terms,
 )
 from spark_estimator.errors import JobFailedError
-from spark_estimator.launch.failures import FailureReport, error_of, first_failure
-from spark_estimator.launch.launcher import Ended, EventRelay, Told, Watch
-from spark_estimator.launch.outcome import Outcome
+from spark_estimator.launch.elastic_process import MakePlace, Process
+from spark_estimator.launch.failures import LOST, FailureReport, error_of, first_failure
+from spark_estimator.launch.hosts import Host
+from spark_estimator.launch.launcher import Ended, Told, Watch
+from spark_estimator.launch.outcome import Outcome, Relay
 from spark_estimator.launch.pickling import dump_function, load_values, name_of
-from spark_estimator.launch.spec import JobSpec, checked_environment, driver_sys_path, modules_to_preload, worker_spec
-from spark_estimator.launch.supervisor import Supervisor
+from spark_estimator.launch.place import Place, PlaceHere
+from spark_estimator.launch.seats import Seats
+from spark_estimator.launch.spec import JobSpec, checked_environment, driver_sys_path, modules_to_preload
 from spark_estimator.launch.worker_environment import host_share, worker_environment
 from spark_estimator.observe.driver_log import print_line
 
@@ -96,6 +98,8 @@ def run_elastic(
     show_line: Callable[[int, str, str], None] = print_line,
     say: Callable[[str], None] = print_on_stderr,
     gentle: timedelta = timedelta(0),
+    hosts: Sequence[Host] | None = None,
+    make: MakePlace | None = None,
 ) -> list[Outcome]:
     """Runs an elastic job to its end.
 
@@ -103,7 +107,9 @@ def run_elastic(
         job: what is run; ``job.size`` is ``terms.size``.
         show_line: prints a line; the rank is the present one, -1 for a process that has none yet.
         say: prints what becomes of the job: who was lost, of how many ranks the next round is.
-        gentle: as in `Supervisor`.
+        gentle: as in `Supervisor`; of processes of this host.
+        hosts: on which processes may run; None: on this one alone.
+        make: makes their places; None: here.
 
     Returns:
         The outcomes of those that ended well, by their last rank.
@@ -111,86 +117,38 @@ def run_elastic(
     Raises:
         JobFailedError: the job could not go on.
     """
-    job = replace(job, environment={**job.environment, ELASTIC_VARIABLE: "1"})
-    return _ElasticJob(job, terms, show_line, say, gentle).run()
+    job = elastic(job)
+
+    def here(_host: str, _number: int, _rank: int, relay: Relay, link: socket.socket) -> Place:
+        return PlaceHere(job, relay, gentle=gentle, link=link)
+
+    seats = Seats(hosts or [Host("", terms.size)])
+    return _ElasticJob(terms, show_line, say, gentle, seats, make or here).run()
 
 
-class _Process:
-    """One process of the job, from its start to its end, with the thread that watches it.
-
-    Args:
-        number: by which the planner knows it.
-        rendezvous: by which it becomes a rank, or waits to.
-        pids_known: set when all that start together have been started, and `peers` knows their processes.
-    """
-
-    def __init__(
-        self,
-        job: JobSpec,
-        number: int,
-        rendezvous: Rendezvous,
-        endpoint: Endpoint,
-        watch: Watch,
-        gentle: timedelta,
-        pids_known: threading.Event,
-    ) -> None:
-        self.number = number
-        self.rank = _NO_RANK if rendezvous.awaited else rendezvous.rank
-        self.ready: Ready | None = None
-        self.started = threading.Event()
-        self._job = job
-        self._events = watch.events
-        ours, theirs = socket.socketpair()
-        self.link = Link(ours)
-        self.rendezvous = replace(rendezvous, launcher_fd=theirs.fileno())
-        self.supervisor = Supervisor(job, endpoint, EventRelay(watch.events), gentle=gentle, inherited=[theirs])
-        self._pids_known = pids_known
-        # The thread that starts a worker stays until its end: the kernel takes a thread's end for its parent's.
-        self.thread = threading.Thread(target=self._supervise, name=f"spark_estimator process {number}", daemon=True)
-        self.thread.start()
-        threading.Thread(target=self._listen, name=f"spark_estimator link {number}", daemon=True).start()
-
-    def become(self, rank: int) -> None:
-        self.rank, self.ready = rank, None
-        self.supervisor.become(rank)
-
-    def _supervise(self) -> None:
-        outcome: Outcome | None = None
-        failed: BaseException | None = None
-        try:
-            try:
-                self.supervisor.start()
-            finally:
-                self.started.set()
-            self._pids_known.wait()
-            outcome = self.supervisor.run(worker_spec(self._job, self.rendezvous), self._job.payload)
-        except BaseException as error:
-            failed = error
-            self.supervisor.discard()
-        self._events.put(Ended(self.number, outcome, failed))
-
-    def _listen(self) -> None:
-        with contextlib.suppress(EOFError, ValueError, OSError):
-            while (frame := self.link.receive(wait=True)) is not None:
-                self._events.put(Told(self.number, frame))
+def elastic(job: JobSpec) -> JobSpec:
+    """`job`, with what tells its ranks that it is elastic."""
+    return replace(job, environment={**job.environment, ELASTIC_VARIABLE: "1"})
 
 
 class _ElasticJob:
     def __init__(
         self,
-        job: JobSpec,
         terms: Terms,
         show_line: Callable[[int, str, str], None],
         say: Callable[[str], None],
         gentle: timedelta,
+        seats: Seats,
+        make: MakePlace,
     ) -> None:
-        self._job = job
+        self._seats = seats
+        self._make = make
         self._terms = terms
         self._say = say
         self._gentle = gentle
-        self._planner = RoundPlanner(terms)
+        self._planner = RoundPlanner(terms, room=seats.room)
         self._watch = Watch(stop=self._stop, show_line=show_line)
-        self._processes: dict[int, _Process] = {}  # those that live
+        self._processes: dict[int, Process] = {}  # those that live
         self._numbers = terms.size
         self._well: list[tuple[int, Outcome]] = []
         self._lost: list[FailureReport] = []
@@ -214,31 +172,35 @@ class _ElasticJob:
 
     def _start_all(self) -> None:
         """Starts the first round. All are started before any is told who the others are, processes included."""
-        pids_known = threading.Event()
-        pairs = local_rendezvous(self._terms.size)
-        for number, (rendezvous, endpoint) in enumerate(pairs):
-            self._start(number, rendezvous, endpoint, pids_known)
+        for number in range(self._terms.size):
+            self._start(number, number)
+        processes = list(self._processes.values())
         try:
-            for process in self._processes.values():
+            for process in processes:
                 process.started.wait()
-            peers = tuple(replace(peer, pid=self._processes[peer.rank].supervisor.pid) for peer in pairs[0][0].peers)
-            for process in self._processes.values():
-                process.rendezvous = replace(process.rendezvous, peers=peers)
         finally:
-            pids_known.set()
+            peers = [replace(process.facts, rank=process.rank) for process in processes if process.facts is not None]
+            job_id, key = new_job_id(), new_key()
+            for process in processes:
+                whole = len(peers) == len(processes)
+                process.tell(Rendezvous(job_id, key, process.rank, tuple(peers), -1) if whole else None)
 
     def _start_newcomer(self) -> None:
         number, self._numbers = self._numbers, self._numbers + 1
-        rendezvous, endpoint = local_rendezvous(1)[0]
-        at_once = threading.Event()
-        at_once.set()
-        self._start(number, replace(rendezvous, awaited=True), endpoint, at_once)
+        self._start(number, _NO_RANK)
         self._planner.started(number)
+        threading.Thread(target=self._let_wait, args=(self._processes[number],), daemon=True).start()
 
-    def _start(self, number: int, rendezvous: Rendezvous, endpoint: Endpoint, pids_known: threading.Event) -> None:
-        self._processes[number] = _Process(
-            self._job, number, rendezvous, endpoint, self._watch, self._gentle, pids_known
-        )
+    @staticmethod
+    def _let_wait(process: Process) -> None:
+        """Tells a newcomer, once it is there, that it will be told its rank later."""
+        process.started.wait()
+        if process.facts is not None:
+            alone = (replace(process.facts, rank=0),)
+            process.tell(Rendezvous(new_job_id(), new_key(), 0, alone, -1, awaited=True))
+
+    def _start(self, number: int, rank: int) -> None:
+        self._processes[number] = Process(number, rank, self._seats.take(number), self._make, self._watch)
 
     # --- what is told ---------------------------------------------------------------------------------------------
 
@@ -252,7 +214,7 @@ class _ElasticJob:
             try:
                 process.ready = Ready.from_message(event.frame)
             except ValueError as error:
-                process.supervisor.stop(f"because it does not speak as it should: {error}", at_once=True)
+                process.place.stop(f"because it does not speak as it should: {error}", at_once=True)
                 return
             ready = process.ready
             self._planner.ready(
@@ -264,7 +226,12 @@ class _ElasticJob:
     def _note_end(self, event: Ended, now: float) -> None:
         process = self._processes.pop(event.process)
         process.link.close()
+        self._seats.leave(event.process)
         outcome = event.outcome
+        lost = outcome is not None and outcome.failure is not None and outcome.failure.kind == LOST
+        if lost and self._seats.lose(process.host) and not self._over:
+            self._say(f"host {process.host} is out of contact and will not be used again")
+        self._planner.room = self._seats.room
         if outcome is None:
             assert event.error is not None
             self._errors.append(event.error)
@@ -296,7 +263,7 @@ class _ElasticJob:
                 self._start_newcomer()
             self._say(f"starting {decision.count} in place of those that were lost")
         elif isinstance(decision, Kill):
-            self._processes[decision.process].supervisor.stop(decision.why, at_once=True)
+            self._processes[decision.process].place.stop(decision.why, at_once=True)
         elif isinstance(decision, Finish):
             self._end("because the job is done")
         else:
@@ -306,7 +273,11 @@ class _ElasticJob:
         """Tells the processes of a new round who they are in it."""
         job_id, key = new_job_id(), new_key()
         waiting = [self._processes[number].ready for number in numbers]
-        peers = tuple(replace(ready.facts, rank=rank) for rank, ready in enumerate(waiting) if ready is not None)
+        peers = tuple(
+            _known_as(self._processes[number], ready.facts, rank)
+            for rank, (number, ready) in enumerate(zip(numbers, waiting, strict=True))
+            if ready is not None
+        )
         whys = [ready.why for ready in waiting if ready is not None and ready.why]
         self._say(
             f"round {self._planner.round} begins with {len(peers)} ranks, processes "
@@ -321,7 +292,7 @@ class _ElasticJob:
         try:
             self._processes[number].link.send(frame)
         except TimeoutError:
-            self._processes[number].supervisor.stop("because it does not listen to its launcher", at_once=True)
+            self._processes[number].place.stop("because it does not listen to its launcher", at_once=True)
         except OSError:
             pass  # it has died: its end is on its way
 
@@ -340,13 +311,13 @@ class _ElasticJob:
 
     def _stop(self, reason: str) -> None:
         for process in self._processes.values():
-            process.supervisor.stop(reason)
+            process.place.stop(reason)
 
     def _end(self, reason: str) -> None:
         self._over = True
         self._stop(reason)
         if not self._await_ends():
-            left = ", ".join(str(process.supervisor.pid) for process in self._processes.values())
+            left = ", ".join(str(process.place.pid) for process in self._processes.values())
             self._say(f"these processes could not be ended: {left}")
 
     def _await_ends(self) -> bool:
@@ -358,6 +329,13 @@ class _ElasticJob:
             if isinstance(event, Ended):
                 self._note_end(event, time.monotonic())
         return not self._processes
+
+
+def _known_as(process: Process, told: PeerFacts, rank: int) -> PeerFacts:
+    """Where a process says that it listens now, under the name by which the job knows its host."""
+    first = process.facts
+    assert first is not None
+    return replace(told, rank=rank, host=first.host, host_id=first.host_id)
 
 
 def _shortened(message: str) -> str:

@@ -229,6 +229,18 @@ def test_a_limit_that_leaves_no_room_for_a_newcomer_starts_none() -> None:
     assert job.ready(3) == [], "it is not announced: there is none left for it"
 
 
+def test_no_more_newcomers_are_started_than_there_is_room_for() -> None:
+    job = Job(4, 1, replace=True)
+    job.planner.room = 3  # a host with one slot, and two processes, is gone
+    assert job.lost(3) == []
+    assert job.lost(2) == [Start(1)]
+    assert job.ready(0) == [] and job.ready(1) == [Begin((0, 1))]
+    job = Job(2, 2, replace=True)
+    job.planner.room = 1
+    (failed,) = job.lost(1)
+    assert isinstance(failed, Fail) and "at least 2 are needed" in failed.why
+
+
 def test_who_holds_no_state_never_becomes_rank_0_before_one_who_does() -> None:
     job = Job(2, 1, replace=True)
     job.lost(0)

@@ -83,7 +83,7 @@ def test_an_elastic_job_goes_on_without_those_that_it_loses() -> None:
     ("arguments", "error", "text"),
     [
         ({"hosts": "no-such-host.invalid:2"}, PreflightError, r"no-such-host.invalid: ssh .*check the name"),
-        ({"hosts": "no-such-host.invalid:2", "min_num_proc": 1}, PreflightError, "elastic jobs .* on this host only"),
+        ({"hosts": "no-such-host.invalid:2", "min_num_proc": 1}, PreflightError, r"no-such-host.invalid: ssh"),
         ({"hosts": "localhost:1", "num_proc": 2}, PreflightError, "offers 1 slots, but 2 ranks"),
         ({"hosts": "localhost:x"}, PreflightError, "not of the form host:slots"),
         ({"hostfile": "hosts.txt"}, PreflightError, r"hosts.txt cannot be read: No such file"),

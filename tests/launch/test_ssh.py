@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -258,12 +259,38 @@ for step in range(100_000_000):
 """
 
 
+ELASTIC = """
+import os, time
+import numpy
+from spark_estimator.collectives import arrays, context
+from spark_estimator.collectives.objects import allgather_object, broadcast_object
+from spark_estimator.elastic import ObjectState, rejoin, run_fn
+
+def loop(state):
+    own = f"{os.environ['HOROVOD_HOSTNAME']} {context.local_rank()} of {context.local_size()}"
+    found = allgather_object(own)
+    print("rank", context.rank(), "is pid", os.getpid(), flush=True)
+    if context.rank() == 0:
+        print(f"{len(found)} ranks: {', '.join(found)}", flush=True)
+    while True:
+        arrays.allreduce(numpy.ones(10), arrays.ReduceOp.SUM, "x")
+        state.commit()
+        time.sleep(0.01)
+
+context.init()
+run_fn(loop, rejoin)(ObjectState(broadcast_object, context.rank))
+"""
+
+
 @contextlib.contextmanager
-def endless(hosts: SshHosts, where: str, size: int, folder: Path, marker: str) -> Iterator[clusters.Driver]:
+def endless(
+    hosts: SshHosts, where: str, size: int, folder: Path, marker: str, code: str = ENDLESS, *flags: str
+) -> Iterator[clusters.Driver]:
     """A job that trains until something happens to it. All of its processes have the marker in their environment."""
     script, log = folder / "train.py", folder / "log"
-    script.write_text(ENDLESS)
-    command = [sys.executable, "-m", "spark_estimator.launch.cli", "-np", str(size), "-H", where, "python", str(script)]
+    script.write_text(code)
+    command = [sys.executable, "-m", "spark_estimator.launch.cli", "-np", str(size), "-H", where, *flags]
+    command += ["python", str(script)]
     with log.open("w") as file:
         process = subprocess.Popen(
             command,
@@ -361,6 +388,34 @@ def test_a_launcher_that_is_interrupted_while_a_host_does_not_answer_ends(hosts:
         said = process.communicate(timeout=60)[1]
     assert process.returncode == 130 and "interrupted" in said
     clusters.wait_until_gone(marker)
+
+
+# --- elastic jobs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_an_elastic_job_goes_on_without_a_host_that_is_lost(hosts: SshHosts, tmp_path: Path, replaced: bool) -> None:
+    """Its ssh is killed; where new processes are wanted, they come to the slots that are left: one."""
+    marker = uuid.uuid4().hex
+    # The second time a rank of alpha is killed, and replaced there.
+    flags = ["--min-np", "1", *(["--max-np", "3"] if replaced else [])]
+    with endless(hosts, "alpha:2,beta:1", 3, tmp_path, marker, ELASTIC, *flags) as driver:
+        os.kill(pid_of("ssh -F", marker, " beta exec "), signal.SIGKILL)
+        driver.wait_for("2 ranks: alpha 0 of 2, alpha 1 of 2")
+        assert "host beta is out of contact and will not be used again" in driver.output()
+        assert "(host beta, pid " in driver.output() and "ssh to it was ended by signal 9" in driver.output()
+        own = re.findall(r"rank 1 is pid (\d+)", driver.output())
+        os.kill(int(own[-1]), signal.SIGKILL)
+        driver.wait_for("1 ranks: alpha 0 of 1")
+        if replaced:
+            driver.wait_for("starting 1 in place of those that were lost")
+            before = driver.output().count("2 ranks: alpha 0 of 2, alpha 1 of 2")
+            while driver.output().count("2 ranks: alpha 0 of 2, alpha 1 of 2") <= before:
+                driver.wait_for("1 ranks: alpha 0 of 1")
+                time.sleep(0.05)
+        os.kill(driver.process.pid, signal.SIGINT)
+        assert driver.process.wait(30) == 130
+        clusters.wait_until_gone(marker)
 
 
 # --- several networks ------------------------------------------------------------------------------------------------

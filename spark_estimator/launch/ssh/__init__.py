@@ -34,6 +34,10 @@ a host, or the network to it, is lost   neither hears the other's sign of life (
                                         longer than that is taken for lost, too
 ======================================  ==============================================================================
 
+In an elastic job (``launch.elastic``) a failure ends no more than a round. Processes that replace lost ones come to the
+first slot that is free, in the order of the hosts; a host that is out of contact is not used again, and one whose ranks
+merely fail is. The hosts that were named at the start are all that there are: no script discovers others.
+
 Ranks get the launcher's environment, as with Horovod, but for what describes one host or one login (``environment``);
 they get it through ssh's standard input, so that what is secret in it shows in no list of processes. They run in the
 working directory of the launcher; a *function* starts in the home directory, and says so, where a host lacks it.

@@ -14,8 +14,10 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from spark_estimator.collectives.rendezvous import host_id, new_job_id
+from spark_estimator.elastic.rounds import Terms
 from spark_estimator.errors import PreflightError, PythonEnvironmentError
-from spark_estimator.launch.hosts import Share, is_here, parse_hosts, place, read_hostfile
+from spark_estimator.launch.elastic import elastic, print_on_stderr, run_elastic
+from spark_estimator.launch.hosts import Host, is_here, parse_hosts, place, read_hostfile
 from spark_estimator.launch.local import run_job
 from spark_estimator.launch.outcome import Outcome, Relay
 from spark_estimator.launch.pickling import dump_function, load_values, name_of
@@ -33,30 +35,32 @@ _Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
 
 
-def shares_of(hosts: str | None, hostfile: str | None, size: int) -> list[Share] | None:
-    """The ranks of each host that a user has named; None when all are on this one.
+def named_hosts(hosts: str | None, hostfile: str | None, size: int) -> list[Host] | None:
+    """The hosts that a user has named; None when all ranks are on this one.
 
     Args:
         hosts: ``host:slots,...``; None: not given.
         hostfile: a path; None: not given. Without both there is this host alone.
+        size: number of ranks.
 
     Raises:
-        ValueError: what was named cannot be used; the text quotes it.
+        ValueError: what was named cannot be used, or has too few slots; the text quotes it.
     """
     if hosts is not None and hostfile is not None:
         raise ValueError(f"hosts {hosts} and hostfile {hostfile}: give one of them.")
     if hosts is not None:
-        shares = place(parse_hosts(hosts), size, hosts)
+        said, found = hosts, parse_hosts(hosts)
     elif hostfile is not None:
-        shares = place(read_hostfile(hostfile), size, hostfile)
+        said, found = hostfile, read_hostfile(hostfile)
     else:
         return None
-    return None if all(_side_by_side(lambda share: is_here(share.host.name), shares)) else shares
+    used = {share.host.name for share in place(found, size, said)}
+    return None if all(_side_by_side(is_here, list(used))) else found
 
 
 def run_on_hosts(
     job: JobSpec,
-    shares: Sequence[Share],
+    hosts: Sequence[Host],
     options: SshOptions,
     *,
     show_line: Callable[[int, str, str], None] = print_line,
@@ -66,7 +70,7 @@ def run_on_hosts(
 
     Args:
         job: its environment is what the user has said beside this process's own.
-        shares: all ranks of the job, in their order.
+        hosts: with slots enough; ranks fill them in this order.
         gentle: as in `Supervisor`.
 
     Returns:
@@ -76,29 +80,61 @@ def run_on_hosts(
         PreflightError: a host cannot be had; nothing was started.
         JobFailedError: a rank failed.
     """
-    with Hosts(job, {share.host.name: len(share.ranks) for share in shares}, options, gentle) as hosts:
+    shares = place(hosts, job.size, str([host.name for host in hosts]))
+    with Hosts(job, {share.host.name: len(share.ranks) for share in shares}, options, gentle) as reached:
 
         def places(relay: Relay) -> list[Place]:
-            return [hosts.place(share.host.name, rank, rank, relay) for share in shares for rank in share.ranks]
+            return [reached.place(share.host.name, rank, rank, relay) for share in shares for rank in share.ranks]
 
-        return run_job(job, places, show_line=show_line, gentle=gentle, cancel=hosts.cut)
+        return run_job(job, places, show_line=show_line, gentle=gentle, cancel=reached.cut)
+
+
+def run_elastic_on_hosts(
+    job: JobSpec,
+    terms: Terms,
+    hosts: Sequence[Host],
+    options: SshOptions,
+    *,
+    show_line: Callable[[int, str, str], None] = print_line,
+    say: Callable[[str], None] = print_on_stderr,
+    gentle: timedelta = timedelta(0),
+) -> list[Outcome]:
+    """As ``elastic.run_elastic``, on several hosts: one that is out of contact is not used again.
+
+    Raises:
+        PreflightError: a host cannot be had; nothing was started.
+        JobFailedError: the job could not go on.
+    """
+    job = elastic(job)
+    with Hosts(job, {host.name: host.slots for host in hosts}, options, gentle) as reached:
+
+        def make(host: str, number: int, rank: int, relay: Relay, link: socket.socket) -> Place:
+            return reached.place(host, number, rank, relay, link=link)
+
+        return run_elastic(job, terms, show_line=show_line, say=say, gentle=gentle, hosts=hosts, make=make)
 
 
 def run_function_on_hosts(
     function: Callable[..., Any],
-    shares: Sequence[Share],
+    size: int,
+    hosts: Sequence[Host],
     options: SshOptions,
     *,
+    terms: Terms | None = None,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
     show_line: Callable[[int, str, str], None] = print_line,
 ) -> list[Any]:
-    """As ``local.run_local`` with all results, on several hosts. Raises `PreflightError`, too, as `run_on_hosts`."""
+    """As ``local.run_local`` with all results, on several hosts. Raises `PreflightError`, too, as `run_on_hosts`.
+
+    Args:
+        terms: of an elastic job; None: the first failure ends the job.
+    """
     payload = dump_function(function, args, kwargs or {})
     job = JobSpec(
         job_id=new_job_id(),
-        size=sum(len(share.ranks) for share in shares),
+        size=size,
         function=name_of(function),
         payload=payload,
         environment=checked_environment(environment),
@@ -107,7 +143,10 @@ def run_function_on_hosts(
         driver_host_id=host_id(),
         driver_sys_path=driver_sys_path(),
     )
-    outcomes = run_on_hosts(job, shares, options, show_line=show_line)
+    if terms is None:
+        outcomes = run_on_hosts(job, hosts, options, show_line=show_line)
+    else:
+        outcomes = run_elastic_on_hosts(job, terms, hosts, options, show_line=show_line)
     return load_values([outcome.pickled for outcome in outcomes], job.function)
 
 
