@@ -161,6 +161,12 @@ SHARED = (
     Row("validation_steps_per_epoch", None, whole(1), "the same in validation"),
     Row("verbose", 1, whole(0), "0: nothing is printed; 1: a line for each epoch"),
     Row("gradient_compression", None, anything, "a member of Compression: what gradients are sent as"),
+    Row(
+        "max_restarts",
+        0,
+        whole(0),
+        "how often a training that lost a process is started anew, from its last checkpoint",
+    ),
     Row("random_seed", None, whole(0), "makes the result repeatable for one number of processes; None: drawn"),
     Row("shuffle", True, truth, "rows are read in another order in each epoch"),
     Row(

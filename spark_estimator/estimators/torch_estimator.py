@@ -23,6 +23,7 @@ from spark_estimator.estimators.torch_check import fitting_fields
 from spark_estimator.estimators.torch_model import TorchModel
 from spark_estimator.estimators.torch_training import Parts, train
 from spark_estimator.estimators.train_spec import TrainSpec
+from spark_estimator.launch.attempts import Limits
 from spark_estimator.launch.feed import Rows
 from spark_estimator.launch.in_session import run_in_session
 from spark_estimator.launch.slots import default_size
@@ -115,6 +116,7 @@ class TorchEstimator(Estimator[TorchModel], TableParams):
             args=(spec,),
             rows=Rows(rows, feed),
             max_result_bytes=_MOST_RESULT_BYTES,
+            limits=Limits.checked(value("max_restarts"), None),
         )[0]
         trained = _with_state(parts.model, result.state)
         return TorchModel(

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from spark_estimator import TorchEstimator, WorkerFailedError
-from spark_estimator.env import JOB_VARIABLE
+from spark_estimator.env import ATTEMPT_VARIABLE, JOB_VARIABLE
 from spark_estimator.store import Store
 
 from .conftest import linear
@@ -94,6 +94,10 @@ def test_a_file_that_is_no_checkpoint(line: DataFrame, estimator: Make, tmp_path
     assert store.read(store.get_checkpoint_path("run") or "") == b"nonsense"
 
 
+# 102 rows in batches of 16 are 7 steps an epoch.
+DEADLY_BATCH = 7 * 2 + 3
+
+
 class Suicidal(nn.Module):
     """Kills its process in a batch, on a rank, and not on the driver."""
 
@@ -104,7 +108,8 @@ class Suicidal(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.batches += 1
-        if os.environ.get(JOB_VARIABLE) and os.environ["HOROVOD_RANK"] == "1" and self.batches == 3:
+        on_rank = os.environ.get(JOB_VARIABLE) and os.environ["HOROVOD_RANK"] == "1"
+        if on_rank and os.environ[ATTEMPT_VARIABLE] == "1" and self.batches == DEADLY_BATCH:
             os.kill(os.getpid(), signal.SIGKILL)
         return self.inner(x)
 
@@ -114,8 +119,20 @@ def test_a_killed_rank_is_named_and_leaves_nothing(
 ) -> None:
     monkeypatch.setenv("SPARK_ESTIMATOR_SPOOL_FOLDER", str(tmp_path))
     with pytest.raises(WorkerFailedError, match=r"(?s)rank 1.*SIGKILL"):
-        estimator(model=Suicidal()).fit(line)
+        estimator(model=Suicidal(), epochs=5).fit(line)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_killed_in_the_third_epoch_of_five_changes_nothing(
+    line: DataFrame, estimator: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.create(str(tmp_path))
+    disturbed = estimator(model=Suicidal(), epochs=5, max_restarts=1, store=store, run_id="run", verbose=1).fit(line)
+    assert "goes on from its checkpoint, after epoch 2" in "".join(capfd.readouterr())
+    undisturbed = estimator(epochs=5).fit(line)
+    assert disturbed.getHistory() == undisturbed.getHistory()
+    for one, other in zip(disturbed.getModel().parameters(), undisturbed.getModel().parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(
