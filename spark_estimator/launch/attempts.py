@@ -90,12 +90,15 @@ class Attempt:
         """`wanted`, or what is left of the caller's time where that is less."""
         return wanted if self.until is None else min(wanted, timedelta(seconds=max(self.until - time.monotonic(), 0.0)))
 
-    def look_at_the_clock(self, function: str, size: int, begun: Collection[int]) -> None:
+    def look_at_the_clock(
+        self, function: str, size: int, begun: Collection[int], hindrance: Callable[[], str] = lambda: ""
+    ) -> None:
         """To be called now and then while the job runs.
 
         Args:
             function, size: what runs, on how many ranks.
             begun: those whose user code has begun.
+            hindrance: a sentence on what keeps the others from it, if that is known.
 
         Raises:
             JobTimeoutError: the time is over.
@@ -105,10 +108,11 @@ class Attempt:
         missing = sorted(set(range(size)) - set(begun))
         which = f"rank {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else "") if missing else ""
         at = f"{which} had not begun" if missing else "all were at work"
+        why = f" {said}" if missing and (said := hindrance()) else ""
         attempt = f", in attempt {self.number}" if self.number > 1 else ""
         raise JobTimeoutError(
             f"{function} on {size} ranks did not end within {self.timeout.total_seconds():g} seconds "
-            f"(timeout){attempt}: {at}. All of them have been ended."
+            f"(timeout){attempt}: {at}. All of them have been ended.{why}"
         )
 
 

@@ -165,7 +165,7 @@ class _Run:
             show_begun=self._say_begun if say else None,
             size=job.size,
             waiting=self._look_at_the_clock,
-            clock=lambda: attempt.look_at_the_clock(job.function, job.size, self._watch.begun),
+            clock=lambda: attempt.look_at_the_clock(job.function, job.size, self._watch.begun, self._start.hindrance),
         )
         self._over = False
         self._stopping = False

@@ -165,6 +165,13 @@ class Start:
             self._said = True
             print(f"spark_estimator: {self._waiting(seconds)}", file=sys.stderr, flush=True)
 
+    def hindrance(self) -> str:
+        """What Spark waits for, a sentence; '' when it does not, or nobody can tell."""
+        heard = bool(self.begun or self.placed or self.connected())
+        if heard or self.reports.started() != 0:
+            return ""
+        return f"It needs {self.size} slots that are free at the same time; {self.reports.holders()}."
+
     def _waiting(self, seconds: float) -> str:
         return (
             f"Spark has not started {self.function} on any of {self.size} ranks for {seconds:.0f} seconds. It needs "

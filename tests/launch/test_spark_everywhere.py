@@ -1,4 +1,13 @@
-"""The same jobs on every kind of Spark: local threads, local-cluster, standalone with GPUs, Connect."""
+"""The same jobs on every kind of Spark: local threads, local-cluster, standalone with GPUs, Connect.
+
+What a job can meet, and which door it is tried by. On the way in, the doors differ in what they make of their arguments
+(``tests/spark``, ``test_runner``); behind ``launch.in_session`` they are one way, so that each case is tried by one of
+them on every kind:
+
+- a value, an exception, kill -9, an end with status 0, Ctrl-C, too few slots, slots that come late: `HorovodRunner`
+- values of all ranks, a start that takes too long, a job group or tag that is cancelled, a lost executor: `spark.run`
+- a job that runs out of time: `SparkBackend`, which hands everything to `spark.run`
+"""
 
 from __future__ import annotations
 
@@ -14,6 +23,8 @@ pytest.importorskip("torch")
 
 from tests.launch import clusters
 
+# Seconds; far more than anything here takes: what is slower hangs.
+HANGS = 60
 KINDS = ["local", "local-cluster", "standalone", "connect"]
 
 
@@ -106,7 +117,7 @@ def test_run_brings_the_values_of_all_ranks_and_waits_no_longer_than_it_may(
 def test_the_rank_that_failed_first_is_named(found: dict[str, Any], how: str, exitcode: int | None, says: str) -> None:
     failure = found[how]
     assert failure["type"] == "WorkerFailedError", failure
-    assert failure["rank"] == 1
+    assert failure["rank"] == 1 and failure["seconds"] < HANGS
     assert failure["exitcode"] == exitcode and failure["signal"] == (9 if exitcode == -9 else None)
     assert failure["kind"] == {"exception": "raised", "kill": "killed"}.get(how.split(" ")[0], "exited")
     assert failure["host"] in failure["text"] and "the last words" in failure["log_tail"].splitlines()
@@ -132,7 +143,7 @@ def test_the_rank_that_failed_first_is_named(found: dict[str, Any], how: str, ex
 def test_who_ends_a_job_from_outside_gets_its_slots_back(found: dict[str, Any], how: str, kind: str, says: str) -> None:
     ended = found["from outside"][how]
     print(how, ended)
-    assert ended["type"] == kind, ended
+    assert ended["type"] == kind and ended["seconds"] < HANGS, ended
     assert re.fullmatch(says, ended["text"]), ended["text"]
     assert ended["next"] == 3.0
     assert "attempt 1 of 3" not in found["output"], "what was ended on purpose is not tried again"
@@ -145,8 +156,8 @@ def test_slots_that_another_job_holds_are_waited_for(found: dict[str, Any]) -> N
 def test_a_job_that_lost_an_executor_is_started_anew(found: dict[str, Any]) -> None:
     assert found["restarted"]["values"] == [[[2, 0], [2, 1]]] * 2
     assert re.search(
-        r"^spark_estimator: attempt 1 of 2 failed: rank 1 \(host \S+, pid \d+\) is out of contact: its Spark executor"
-        r".*; all ranks are started anew$",
+        r"^spark_estimator: attempt 1 of 2 failed: rank [01] \(host \S+, pid \d+\) is out of contact: its Spark "
+        r"executor.*; all ranks are started anew$",
         found["output"],
         re.MULTILINE,
     )

@@ -17,7 +17,13 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from spark_estimator.errors import NotEnoughSlotsError, ResultError, StartTimeoutError, WorkerFailedError
+from spark_estimator.errors import (
+    JobTimeoutError,
+    NotEnoughSlotsError,
+    ResultError,
+    StartTimeoutError,
+    WorkerFailedError,
+)
 from spark_estimator.spark import run
 
 pytestmark = pytest.mark.usefixtures("functions_travel_by_value")
@@ -156,6 +162,10 @@ def test_slots_that_others_hold_are_named(spark: Any, tmp_path: Path) -> None:
             time.sleep(0.05)
         with pytest.raises(StartTimeoutError, match=r"rank\(\) on any of 2 ranks within 2 seconds") as caught:
             run(rank, num_proc=2, start_timeout=2)
+        with pytest.raises(
+            JobTimeoutError, match=r"rank 0 and 1 more had not begun\. .* other jobs .* at work: stage "
+        ):
+            run(rank, num_proc=2, timeout=2, max_restarts=1)
     finally:
         hold.unlink()
         holder.join()
