@@ -142,7 +142,7 @@ def job_error(
     others = [report for report in sorted(reports, key=lambda report: report.rank) if report is not cause]
     lines = [f"{cause.where} {cause.message}"]
     if others:
-        lines.append(f"{shorten(function, _MAX_COMMAND_CHARACTERS)} on the other ranks:")
+        lines.append(f"The other ranks of {shorten(function, _MAX_COMMAND_CHARACTERS)}:")
         lines += [f"  {other.where} {_first_line(other.message)}" for other in others]
     silent = size - len({report.rank for report in reports if report.rank >= 0})
     if silent > 0 and others:

@@ -85,6 +85,24 @@ class ParameterHooks:
             return params
         return [param for param in params if self.may_have(param)]
 
+    def stand_last(self) -> bool:
+        """Has our hooks called after those that the user has added since; asked as a pass begins.
+
+        Such a hook changes the gradient (clips it, adds noise); ours may have it sent at once.
+
+        Returns:
+            Whether some had to be moved: the parameter that this pass began with has its hooks called in the old order.
+        """
+        moved = False
+        for key, (param, _, missing) in self._handles.items():
+            hooks = param._post_accumulate_grad_hooks
+            if len(hooks) > 1 and next(reversed(hooks)) != self._handles[key][1].id:
+                self._handles[key][1].remove()
+                hook = _hook(self._listener, key, self.counting, missing)
+                self._handles[key] = (param, param.register_post_accumulate_grad_hook(hook), missing)
+                moved = True
+        return moved
+
     def newer(self, params: Sequence[torch.Tensor]) -> list[Listener]:
         """Those who listen to some of `params` in the place of this one's listener."""
         if not self._gave_away:  # the usual case, asked in every step

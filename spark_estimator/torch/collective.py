@@ -24,7 +24,7 @@ from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.errors import HorovodInternalError
 from spark_estimator.torch.memory import described, where, wire_form, writable_wire_form, write_back
 from spark_estimator.torch.pending import registered
-from spark_estimator.torch.reductions import Average, Sum
+from spark_estimator.torch.reductions import Average, Sum, check_adasum
 
 Result = TypeVar("Result")
 
@@ -119,6 +119,8 @@ def allreduce_of(
     """
     wire = writable_wire_form if in_place else wire_form
     sources = [wire(tensor, kind) for tensor in tensors]
+    if op is ReduceOp.ADASUM:
+        check_adasum(op, context.engine(process_set).size, kind)
     if in_place and len(sources) > 1:
         _check_apart(sources, kind)
     outputs = sources if in_place else [torch.empty_like(source) for source in sources]

@@ -81,6 +81,7 @@ class GradientExchange:
         self._inner: InnerPass | None = None  # the last backward inside it that has ended
         self._done = False  # this step's exchange has taken place
         self._repeats = False  # a pass adds to a gradient more than once: it is complete at the end only
+        self._held_back = False  # in this pass a user's hook may come after ours: nothing is sent before the end
         self.exchanges = 0
         self.before_backward: Callable[[], None] | None = None
         self._seen: dict[str, int] = {}  # newer optimizers' exchanges before this step's
@@ -168,7 +169,7 @@ class GradientExchange:
                 missing.discard(key)
         if self._hooks.counting[0]:
             bucket = self._bucket_of[key]
-            if not bucket.missing and self._agreed and not self._repeats:
+            if not bucket.missing and self._agreed and not (self._repeats or self._held_back):
                 bucket.submit()
 
     def gradient_again(self, key: int) -> None:
@@ -237,6 +238,7 @@ class GradientExchange:
                 )
             self._inner = None
             self._refresh()
+            self._held_back = self._hooks.stand_last()
             if self._passes + 1 == self.passes_per_step:
                 self._check_memory()
             self._open = True

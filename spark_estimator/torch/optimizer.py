@@ -35,6 +35,7 @@ from spark_estimator.torch.optimizer_arguments import (
     compression_for,
     ranks_of,
 )
+from spark_estimator.torch.reductions import check_adasum
 from spark_estimator.torch.sharded_state import ShardedState, check_can_shard
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
@@ -109,8 +110,9 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
 
     Raises:
         ValueError: an argument is out of range, or `named_parameters` is not a list of unique names that covers the
-            optimizer's parameters; Adasum for a number of ranks that is no power of two, or with a compression that
-            works on averages and sums; a process set that is not registered.
+            optimizer's parameters; Adasum with a compression that works on averages and sums; a process set that is
+            not registered.
+        NotImplementedError: Adasum for a number of ranks that is no power of two.
         MismatchError: later, from the first backward or step: the ranks' parameters differ; the first one is named.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -119,6 +121,8 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     check_predivide(gradient_predivide_factor, operation)
     check_passes(backward_passes_per_step)
     if num_groups:
+        if groups is None and (isinstance(num_groups, bool) or not isinstance(num_groups, int) or num_groups < 0):
+            raise ValueError(f"num_groups={num_groups!r} must be an integer of 0 or more.")
         warnings.warn("num_groups= is deprecated; use groups=.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     names = checked_names(optimizer, named_parameters)
@@ -134,11 +138,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
         over,
         shard_state,
     )
-    if operation is ReduceOp.ADASUM and size & (size - 1):
-        raise ValueError(
-            f"{where('DistributedOptimizer')}: op=hvd.Adasum needs a power of two of ranks, and there are {size}; use "
-            "hvd.Average."
-        )
+    check_adasum(operation, size, "DistributedOptimizer")
     if shard_state:
         check_can_shard(optimizer)
         if operation is ReduceOp.ADASUM:

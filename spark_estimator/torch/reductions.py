@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 from spark_estimator._native import ReduceOp
+from spark_estimator.torch.memory import where
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
@@ -12,6 +13,22 @@ Adasum = ReduceOp.ADASUM
 Min = ReduceOp.MIN
 Max = ReduceOp.MAX
 Product = ReduceOp.PRODUCT
+
+
+def check_adasum(op: ReduceOp, size: int, kind: str) -> None:
+    """Refuses what Adasum cannot do, as Horovod does.
+
+    Args:
+        size: ranks that take part.
+        kind: of the call, for the text.
+
+    Raises:
+        NotImplementedError: their number is no power of two.
+    """
+    if op is ReduceOp.ADASUM and size & (size - 1):
+        raise NotImplementedError(
+            f"{where(kind)}: op=hvd.Adasum needs a power of two of ranks, and there are {size}; use hvd.Average."
+        )
 
 
 def reduce_op(average: bool | None, op: int | None, stacklevel: int = 3) -> ReduceOp:

@@ -73,8 +73,8 @@ class _Piece:
 
     Attributes:
         param: the parameter.
-        view: [stop - start] its elements from `start` to `stop`, in the order in which they lie in memory; none when
-            this rank has none of it.
+        view: [stop - start] its elements from `start` to `stop`, in the order in which they lie in memory; a
+            parameter that is a single number stays one; none when this rank has none of it.
         start, stop: elements of the parameter.
     """
 
@@ -127,7 +127,7 @@ class ShardedState:
             for piece in pieces:
                 self._take_state(piece)
                 if piece.view is not None:
-                    piece.view.data = _flat(piece.param.data)[piece.start : piece.stop]
+                    piece.view.data = _share(piece.param.data, piece.start, piece.stop)
                     piece.view.grad = _gradient(piece)
         self._entered = [group["params"] for group in optimizer.param_groups]
         for group, pieces in zip(optimizer.param_groups, self._groups, strict=True):
@@ -303,7 +303,9 @@ class ShardedState:
             pieces = []
             for param in params:
                 start, stop = self._range(param, engine.rank)
-                view = torch.nn.Parameter(_flat(param.data)[start:stop], param.requires_grad) if stop > start else None
+                view = (
+                    torch.nn.Parameter(_share(param.data, start, stop), param.requires_grad) if stop > start else None
+                )
                 pieces.append(_Piece(param, view, start, stop))
             self._params.append(params)
             self._groups.append(pieces)
@@ -355,6 +357,11 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
+def _share(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """Some elements; a single number as it is: with another shape, its state would be mistaken for a count of steps."""
+    return _flat(tensor)[start:stop] if tensor.dim() else tensor
+
+
 def _gradient(piece: _Piece) -> torch.Tensor | None:
     gradient = piece.param.grad
     if gradient is None:
@@ -365,4 +372,4 @@ def _gradient(piece: _Piece) -> torch.Tensor | None:
         )
     if gradient.stride() != piece.param.stride():
         gradient = torch.empty_like(piece.param, dtype=gradient.dtype, requires_grad=False).copy_(gradient)
-    return _flat(gradient)[piece.start : piece.stop]
+    return _share(gradient, piece.start, piece.stop)

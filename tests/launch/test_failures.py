@@ -42,7 +42,7 @@ def test_the_error_tells_the_cause_first_and_then_the_others() -> None:
     assert (error.rank, error.host, error.exitcode) == (1, "host1", None)
     assert str(error).splitlines() == [
         "rank 1 (host host1, pid 101) did raised",
-        "train() on the other ranks:",
+        "The other ranks of train():",
         "  rank 0 (host host0, pid 100) did stopped",
         "  rank 2 (host host2, pid 102) did raised",
         "  2 more without a failure",

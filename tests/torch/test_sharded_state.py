@@ -349,3 +349,29 @@ def test_alone_there_is_nothing_to_divide() -> None:
     optimizer.consolidate_state_dict()  # type: ignore[attr-defined]
     assert len(optimizer.state_dict()["state"]) == 6
     hvd.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["Adagrad", "Adam", "SGD"])
+def test_a_parameter_that_is_a_single_number(three_ranks: RankPool, kind: str) -> None:
+    """Its state has the shape of a count of steps; also through a checkpoint. One rank steps it."""
+
+    def made(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = getattr(torch.optim, kind)(params, **EVERY[kind])
+        return optimizer
+
+    def check(rank: int) -> None:
+        ours, alone = ([nn.Parameter(torch.tensor(1.5)), nn.Parameter(torch.ones(4))] for _ in range(2))
+        optimizer, single = hvd.DistributedOptimizer(made(ours), shard_state=True), made(alone)
+        for step in range(4):
+            for params, each in ((ours, optimizer), (alone, single)):
+                each.zero_grad()
+                (params[0] * params[1].square()).sum().backward()
+                each.step()
+            if step == 1:
+                optimizer.consolidate_state_dict(0)
+                whole = optimizer.state_dict() if rank == 0 else None
+                optimizer.load_state_dict(hvd.broadcast_object(whole, 0))
+        for one, other in zip(ours, alone, strict=True):
+            torch.testing.assert_close(one, other)
+
+    three_ranks.run(check)
