@@ -121,8 +121,8 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     check_predivide(gradient_predivide_factor, operation)
     check_passes(backward_passes_per_step)
     if num_groups:
-        if groups is None and (isinstance(num_groups, bool) or not isinstance(num_groups, int) or num_groups < 0):
-            raise ValueError(f"num_groups={num_groups!r} must be an integer of 0 or more.")
+        if groups is None and num_groups < 0:
+            raise ValueError(f"num_groups={num_groups!r} must be 0, or the number of groups.")
         warnings.warn("num_groups= is deprecated; use groups=.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     names = checked_names(optimizer, named_parameters)
