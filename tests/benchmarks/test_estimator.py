@@ -1,0 +1,40 @@
+"""The benchmark of estimators: its numbers are complete, and it notices a way that does not do its work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from spark_estimator.benchmarks import estimator
+from spark_estimator.benchmarks.turns import BenchmarkError
+
+
+@pytest.mark.timeout(240)
+def test_every_way_is_timed(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    words = ["--rows", "20000", "--rounds", "1", "--json", str(tmp_path / "out.json")]
+    ended = subprocess.run(
+        [sys.executable, "-m", "spark_estimator.benchmarks.estimator", *words],
+        timeout=220,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    runs = json.loads((tmp_path / "out.json").read_text())["runs"]
+    assert len(runs) == 7
+    for run in runs:
+        assert len(run["seconds"]) == 1 and run["seconds"][0] > 0
+        assert run["name"] in ended.stdout
+    assert [run["rows"] for run in runs[:4]] == [20000, 20000, 2000, 2000]
+
+
+def test_a_way_with_another_result_is_none() -> None:
+    ways = [estimator.Way("right", 1, lambda: 1.0), estimator.Way("wrong", 1, lambda: 1.1)]
+    with pytest.raises(BenchmarkError, match=r"wrong gave 1\.1, and right 1\.0"):
+        estimator.in_turns(ways, 1)
