@@ -59,8 +59,7 @@ def init(
     """
     global _membership
     with _lock:
-        if _forked_from is not None:
-            raise forked_error(_forked_from)
+        check_not_forked()
         if _membership is not None:
             return
         settings = Settings.read()
@@ -198,6 +197,12 @@ def engine(process_set: ProcessSet | None = None) -> Engine:
     """
     membership = _member()
     return membership.engine if process_set is None else membership.sets.engine(process_set)
+
+
+def check_not_forked() -> None:
+    """Raises HorovodInternalError in a process that was forked from a rank."""
+    if _forked_from is not None:
+        raise forked_error(_forked_from)
 
 
 def settings() -> Settings:

@@ -94,7 +94,7 @@ class Part:
     def take(self) -> torch.Tensor:
         """Notes the gradient and gives gradient + residue, [rows, columns], in the gradient's own memory if it fits."""
         slot = self.slot
-        gradient = slot.gradient = slot.param.grad
+        gradient = slot.take()
         device = slot.param.device
         if gradient is not None and gradient.dtype is self.dtype and gradient.device == device and slot.fits(gradient):
             self._whole = gradient

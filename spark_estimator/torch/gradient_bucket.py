@@ -3,6 +3,9 @@
 `Bucket` is what every kind of bucket promises; `DenseBucket` is the usual one. A gradient is not copied where it lies
 densely in host memory, in the parameter's own type and order: the engine works on the memory that autograd gave it. In
 all other cases (another order, a sparse gradient, another device, compression) a copy travels.
+
+So it does where the memory is not the gradient's alone: of other gradients, say, or of what autograd has yet to read.
+Each parameter's average is then put into a tensor of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from spark_estimator.collectives.handle import Handle
 from spark_estimator.collectives.ops import Plan
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.torch.compression import BucketCompression, NoneCompressor, wire_dtype
-from spark_estimator.torch.memory import described, element_type, overlaps_itself
+from spark_estimator.torch.memory import ALONE, described, element_type, is_alone, overlaps_itself, references
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,27 @@ class Slot:
         param: the parameter.
         name: for messages.
         dtype, strides: in which its gradient can travel as it is; dense also where the parameter itself is not.
+        before: the gradient that was there when the last backward pass of the step began, so that autograd has added to
+            its memory and not chosen it; None when there was none.
+        overlapped: whether that one lay in the memory of another gradient.
         gradient: as autograd left it; None when there is none.
+        parted: whether that one's memory is not its alone, so that the average goes to another place.
         wire: what the engine works on: the gradient itself, or a copy.
     """
 
-    __slots__ = ("context", "dtype", "gradient", "name", "param", "sparse_dims", "strides", "wire")
+    __slots__ = (
+        "before",
+        "context",
+        "dtype",
+        "gradient",
+        "name",
+        "overlapped",
+        "param",
+        "parted",
+        "sparse_dims",
+        "strides",
+        "wire",
+    )
 
     def __init__(self, param: torch.Tensor, name: str) -> None:
         self.param = param
@@ -94,9 +113,26 @@ class Slot:
         self.strides = torch.empty_like(param, device="meta").stride()
         # Of the last sparse gradient seen: the form in which an average is given back where there was no gradient.
         self.sparse_dims: int | None = None
+        self.before: torch.Tensor | None = None
         self.gradient: torch.Tensor | None = None
         self.wire: torch.Tensor | None = None
+        self.overlapped = self.parted = False
         self.context: Any = None  # what decompress wants
+
+    def forget(self) -> None:
+        """Makes ready for the next exchange."""
+        self.before = self.gradient = self.wire = self.context = None
+        self.overlapped = self.parted = False
+
+    def take(self) -> torch.Tensor | None:
+        """Notes the parameter's gradient, and whether it has its memory to itself."""
+        gradient = self.gradient = self.param.grad
+        self.parted = (
+            gradient is not None
+            and gradient.layout is torch.strided
+            and (self.overlapped if gradient is self.before else not is_alone(gradient))
+        )
+        return gradient
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -104,8 +140,10 @@ class Slot:
         return memory_order(self.param.shape, self.strides)
 
     def fits(self, gradient: torch.Tensor) -> bool:
-        """Whether a gradient lies in memory as it travels, but for the device."""
-        if gradient.dtype is not self.dtype or gradient.layout is not torch.strided:
+        """Whether a gradient lies in memory as it travels, but for the device, and nothing else lies there."""
+        if gradient.dtype is not self.dtype or gradient.layout is not torch.strided or self.parted:
+            return False
+        if gradient.is_neg():  # other bits in memory than its values
             return False
         return gradient.stride() == self.strides or memory_order(gradient.shape, gradient.stride()) == self.order
 
@@ -138,7 +176,7 @@ class Slot:
             if self.sparse_dims is not None:
                 gradient = gradient.to_sparse(self.sparse_dims)
         elif wire is not gradient:
-            if overlaps_itself(gradient):
+            if self.parted or overlaps_itself(gradient):
                 gradient = wire.to(device=gradient.device, dtype=gradient.dtype)
             else:
                 gradient.detach().copy_(wire)
@@ -210,7 +248,7 @@ class Bucket(ABC):
         self.torn = ""
         self.missing.update(self._keys)
         for slot in self.slots:
-            slot.gradient = slot.wire = slot.context = None
+            slot.forget()
 
     def let_go_of_memory(self) -> None:
         """Parts the parameters from memory that the engine may be writing; `finish` brings them together again."""
@@ -234,6 +272,7 @@ class DenseBucket(Bucket):
         # Parameters, and the strides of those that are not contiguous: to ask the latter of each gradient costs most.
         self._direct = [
             (
+                slot,
                 slot.param,
                 None if torch.empty(slot.param.shape, device="meta").stride() == slot.strides else slot.strides,
             )
@@ -267,16 +306,19 @@ class DenseBucket(Bucket):
         """All gradients, if each can travel as it is; else None. The usual case, once a step: not a line too much."""
         if self._options.compression is not NoneCompressor:
             return None
-        dtype = self.slots[0].dtype
+        dtype, strided, count, alone = self.slots[0].dtype, torch.strided, references, ALONE
         gradients = []
-        for param, strides in self._direct:
+        for slot, param, strides in self._direct:
             gradient = param.grad
             if (
                 gradient is None
                 or gradient.dtype is not dtype
-                or gradient.layout is not torch.strided
+                or gradient.layout is not strided
                 or not gradient.is_cpu
                 or not (gradient.is_contiguous() if strides is None else gradient.stride() == strides)
+                or gradient.is_neg()
+                or (count(gradient.untyped_storage()._cdata) > alone and gradient is not slot.before)
+                or slot.overlapped
             ):
                 return None
             gradients.append(gradient)
@@ -289,9 +331,6 @@ class DenseBucket(Bucket):
             self._plan = self._planned([*wires, own])
             self.bytes_given = sum(wire.nbytes for wire in (*wires, own))
         places = [wire.data_ptr() for wire in wires]
-        if len(set(places)) < len(places):
-            wires = _apart(wires)
-            places = [wire.data_ptr() for wire in wires]
         keep = (wires, own, flags)
         # Nobody looks at gradients before the end of backward, which waits.
         return self._plan.submit([*places, own.data_ptr()], [*places, flags.data_ptr()], keep, defer=True)
@@ -330,18 +369,8 @@ class DenseBucket(Bucket):
         self._flags = self._held = None
 
     def _take(self, slot: Slot) -> None:
-        gradient = slot.gradient = slot.param.grad
+        gradient = slot.take()
         compression = self._options.compression
-        if (
-            gradient is not None
-            and compression is NoneCompressor
-            and gradient.dtype is slot.dtype
-            and gradient.is_cpu
-            and gradient.layout is torch.strided
-            and gradient.stride() == slot.strides
-        ):
-            slot.wire = gradient
-            return
         if gradient is not None and gradient.is_cpu and slot.fits(gradient):
             wire = gradient
         else:
@@ -357,17 +386,6 @@ class DenseBucket(Bucket):
         if self._options.compression is not NoneCompressor:
             wire = self._options.compression.decompress(wire, slot.context)
         slot.put_back(_present(wire))
-
-
-def _apart(wires: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The same without memory that two share, as when a parameter was given another's gradient: reduced once, there."""
-    first: dict[int, int] = {}
-    for position in sorted(range(len(wires)), key=lambda position: -wires[position].nbytes):
-        first.setdefault(wires[position].data_ptr(), position)
-    return [
-        wire if first[wire.data_ptr()] == position or wire.nbytes == 0 else wire.clone()
-        for position, wire in enumerate(wires)
-    ]
 
 
 def _present(wire: torch.Tensor | None) -> torch.Tensor:

@@ -30,6 +30,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 
 from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import context
@@ -49,7 +50,7 @@ from spark_estimator.torch.backward_hooks import (
 from spark_estimator.torch.buckets import Gradient, description, plan
 from spark_estimator.torch.compression import BucketCompression, wire_dtype
 from spark_estimator.torch.gradient_bucket import Bucket, Options, Slot
-from spark_estimator.torch.memory import described, element_type
+from spark_estimator.torch.memory import described, element_type, is_alone, overlapping
 from spark_estimator.torch.sparse_bucket import SparseBucket
 
 
@@ -81,7 +82,9 @@ class GradientExchange:
         self._inner: InnerPass | None = None  # the last backward inside it that has ended
         self._done = False  # this step's exchange has taken place
         self._repeats = False  # a pass adds to a gradient more than once: it is complete at the end only
-        self._held_back = False  # in this pass a user's hook may come after ours: nothing is sent before the end
+        # In this pass a user's hook may come after ours, or what it adds to one gradient it adds to others, too:
+        # nothing is sent before the end.
+        self._held_back = False
         self.exchanges = 0
         self.before_backward: Callable[[], None] | None = None
         self._seen: dict[str, int] = {}  # newer optimizers' exchanges before this step's
@@ -117,7 +120,7 @@ class GradientExchange:
             self.begin_step()  # a step was given up: the other ranks may have averaged others since, for this one
         if not self._done:
             self._refresh()
-            self._check_memory()
+            self._note_gradients()
         for newer in self._newer():
             if newer.exchanges == self._seen.get(newer.name, 0):  # else what it has exchanged since is this step's
                 newer.synchronize()
@@ -160,7 +163,7 @@ class GradientExchange:
         if not self._armed:
             with self._lock:  # autograd has a thread for each device
                 if not self._armed:
-                    self._begin_pass()
+                    self._begin_pass(key)
             if self._hooks.counting[0]:
                 missing = self._bucket_of[key].missing
                 if key not in missing:
@@ -221,7 +224,7 @@ class GradientExchange:
             else:
                 bucket.forget()
 
-    def _begin_pass(self) -> None:
+    def _begin_pass(self, key: int) -> None:
         if self._open and not (self._inner is not None and self._inner.is_of_this_pass()):
             self.backward_raised()  # the pass before raised when nobody was told
         if not self._open:
@@ -240,7 +243,7 @@ class GradientExchange:
             self._refresh()
             self._held_back = self._hooks.stand_last()
             if self._passes + 1 == self.passes_per_step:
-                self._check_memory()
+                self._note_gradients(key)
             self._open = True
             self._done = False
         self._await_the_end()
@@ -353,20 +356,39 @@ class GradientExchange:
         """Those of optimizers that were made later and exchange parameters of this one, too."""
         return [newer for newer in self._hooks.newer(self._trainable()) if isinstance(newer, GradientExchange)]
 
-    def _check_memory(self) -> None:
-        """Raises ValueError for gradients in one place of memory of which several requests would make averages."""
-        found: dict[int, Slot] = {}
+    @_disable_dynamo  # which follows a compiled step into what runs at its graph's breaks
+    def _note_gradients(self, first: int | None = None) -> None:
+        """Notes the gradients that there are, and which of them lie in memory of others: those must not be in flight.
+
+        Usually there are none, as ``zero_grad`` has taken them away. What autograd puts in their place is looked at
+        when it travels.
+
+        Args:
+            first: id of the parameter that the pass under way has reached already.
+        """
+        there = []
         for slot in self._slots:
-            gradient = slot.param.grad
-            if gradient is None or gradient.layout is not torch.strided or not gradient.numel():
+            gradient = slot.before = slot.param.grad
+            if gradient is not None and gradient.layout is torch.strided:
+                there.append(gradient)
+        if not there:
+            return
+        own = {id(slot.param) for slot in self._slots}
+        exchanges = [other for reference in _in_order if (other := reference()) is not None and other is not self]
+        others = [param for other in exchanges for param in other._trainable() if id(param) not in own]
+        gradients = [param.grad for param in others if param.grad is not None and param.grad.layout is torch.strided]
+        overlaps = overlapping([*there, *gradients])
+        for slot in self._slots:
+            slot.overlapped = id(slot.before) in overlaps
+            self._held_back |= slot.overlapped
+            gradient = slot.before
+            if id(slot.param) != first or gradient is None or gradient.layout is not torch.strided:
                 continue
-            other = found.setdefault(gradient.data_ptr(), slot)
-            if self._bucket_of[id(other.param)] is not self._bucket_of[id(slot.param)]:
-                raise ValueError(
-                    f"On rank {context.rank()} the gradients of {other.name} and {slot.name} are one tensor, or begin "
-                    "at one place in memory, and travel in different buckets. Give each its own (param.grad = "
-                    "param.grad.clone()), or pass groups= with a list that holds both parameters."
-                )
+            if not slot.overlapped and not is_alone(gradient):
+                # It may be new. It is not where it lies with an old one, as parts of one array do.
+                storage = gradient.untyped_storage().data_ptr()
+                if all(old is gradient or old.untyped_storage().data_ptr() != storage for old in there):
+                    slot.before = None
 
     def _plan(self, sparse_dims: dict[int, int]) -> None:
         """Makes the buckets.

@@ -8,8 +8,10 @@ It is the tensor itself where that is so already; else a copy, and the result is
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Callable, Iterable
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn.parameter import is_lazy
 
 from spark_estimator._native import DType
@@ -55,6 +57,18 @@ def checked_tensor(tensor: object, kind: str) -> torch.Tensor:
         raise ValueError(
             f"{where(kind)}: a torch.Tensor is needed, not {type(tensor).__name__} ({reprlib.repr(tensor)}); "
             "torch.as_tensor() makes one of numbers and arrays."
+        )
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise ValueError(
+            f"{where(kind)}: this tensor stands for others in torch.func.grad, vmap, jvp or the like, and those do not "
+            "go through collectives. Transform what this rank computes by itself, and call the collective on the "
+            "result; or use backward() or torch.autograd.grad()."
+        )
+    # A dual level is open, which is rare.
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+        raise ValueError(
+            f"{where(kind)}: this tensor has a tangent of forward-mode differentiation, which would be lost. Call the "
+            "collective on both parts of torch.autograd.forward_ad.unpack_dual(tensor), and make_dual() of the results."
         )
     return tensor
 
@@ -133,6 +147,48 @@ def write_back(wire: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     if wire.data_ptr() != tensor.data_ptr() or wire.device != tensor.device:
         tensor.detach().copy_(wire)
     return tensor
+
+
+def is_alone(tensor: torch.Tensor) -> bool:
+    """Whether no other tensor shares memory with a dense one, as far as PyTorch itself knows.
+
+    A gradient's memory may be another gradient's, too, or of something that autograd has yet to read: where parameters
+    meet in a view, ``cat`` or ``+``, it hands out views of one tensor. The very same tensor as the gradient of two
+    parameters is alone, and so are two tensors that were made of one array: `overlapping` knows of these.
+    """
+    return references(tensor.untyped_storage()._cdata) <= ALONE
+
+
+# How many refer to a storage. Some older builds for CPUs cannot tell: there no gradient counts as alone.
+references: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda storage: 1)
+_own = torch.empty(1)
+#: What `references` gives for a storage that one tensor has.
+ALONE = references(_own.untyped_storage()._cdata) if hasattr(torch._C, "_storage_Use_Count") else 0
+
+
+def overlapping(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """The ids of those dense tensors that lie in each other's memory, in part or as a whole, elements between included.
+
+    Args:
+        tensors: any number of them; one tensor may come more than once, and overlaps itself then.
+    """
+    places = []
+    for tensor in tensors:
+        if tensor.numel():
+            start, length = tensor.data_ptr(), tensor.nbytes
+            if not tensor.is_contiguous():
+                last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+                length = (last + 1) * tensor.itemsize
+            places.append((start, start + length, id(tensor)))
+    places.sort()
+    found: set[int] = set()
+    furthest, end_of_all = 0, 0  # of all before: the one that ends last, and where
+    for start, end, number in places:
+        if start < end_of_all:
+            found.update((furthest, number))
+        if end > end_of_all:
+            furthest, end_of_all = number, end
+    return found
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:

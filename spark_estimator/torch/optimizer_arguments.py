@@ -31,8 +31,12 @@ def checked_op(op: int) -> ReduceOp:
 
 
 def ranks_of(process_set: ProcessSet | None) -> int:
-    """With how many ranks gradients are exchanged; 1 on a rank outside the set."""
+    """With how many ranks gradients are exchanged; 1 on a rank outside the set.
+
+    Raises HorovodInternalError in a process that was forked from a rank.
+    """
     size = context.size()
+    context.check_not_forked()
     if process_set is None:
         return size
     if not isinstance(process_set, ProcessSet):

@@ -186,7 +186,7 @@ class PowerSGDBucket(FeedbackBucket):
         lefts = [matrix.project() for matrix in self._matrices]
         for position in self._plain:
             slot = self.slots[position]
-            gradient = slot.gradient = slot.param.grad
+            gradient = slot.take()
             as_it_is = gradient is not None and gradient.is_cpu and slot.fits(gradient)
             slot.wire = gradient if as_it_is else slot.copied("cpu", slot.dtype)
         wires = [wire for position in self._plain if (wire := self.slots[position].wire) is not None]
