@@ -146,7 +146,8 @@ def test_a_negated_view(two_ranks: RankPool) -> None:
             matrix, scalar = nn.Parameter(torch.ones(3, 3)), nn.Parameter(torch.ones(1))
             optimizer = hvd.DistributedOptimizer(torch.optim.SGD([matrix, scalar], lr=1.0), **options)
             for _ in range(2):
-                matrix.grad = torch._neg_view(torch.full((3, 3), 1.0 + rank))
+                # Only one rank's has other bits in memory than its values.
+                matrix.grad = torch._neg_view(torch.ones(3, 3)) if rank == 0 else torch.full((3, 3), -2.0)
                 scalar.grad = None
                 torch.complex(torch.ones(1), scalar).conj().imag.sum().backward()
                 optimizer.synchronize()
