@@ -71,6 +71,15 @@ class RankRows:
             RankRows(self.matrices, numpy.sort(mixed[: given[rank]]), tuple(given[other] for other in range(size))),
         )
 
+    def checksum(self) -> list[int]:
+        """One number for each field: the same for the same rows, however they are spread and ordered. A collective."""
+        own = [
+            sum(int(_words(piece).sum(dtype=numpy.uint64)) for piece in pieces if len(piece)) % (1 << 64)
+            for pieces in self.matrices
+        ]
+        sums = arrays.allgather(numpy.array([own], numpy.uint64).view(numpy.int64), "checksums of rows")
+        return [int(one) for one in sums.view(numpy.uint64).sum(axis=0, dtype=numpy.uint64)]
+
     def batches(
         self, batch_size: int, most_steps: int | None = None, order: Sequence[int] | None = None
     ) -> Iterator[Batch]:
@@ -144,6 +153,11 @@ def balanced(spool: Spool, what: str) -> RankRows:
         after[move.source] -= move.rows
         after[move.target] += move.rows
     return RankRows(tuple(matrices), numpy.arange(after[rank]), tuple(after))
+
+
+def _words(matrix: Array) -> Array:
+    """The numbers' bits, as whole numbers of the same size."""
+    return numpy.ascontiguousarray(matrix).view(f"u{matrix.dtype.itemsize}")
 
 
 def _as_bytes(matrix: Array) -> Array:

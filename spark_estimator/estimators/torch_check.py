@@ -19,7 +19,7 @@ from spark_estimator.data.columns import Readable
 from spark_estimator.data.fields import Field, matrix_of
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.sampling import Columns
-from spark_estimator.estimators.torch_training import Parts, loss_of, tensor_of
+from spark_estimator.estimators.torch_training import Parts, loss_of, outputs_of, tensor_of
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,19 @@ def _try(columns: Columns, parts: Parts, fields: Fields) -> tuple[int, ...]:
             f"the loss of the first {rows.num_rows} rows is {loss.item()}: "
             f"{_strange(columns, fields) or 'the model computes it so from finite numbers'}."
         )
-    return tuple(output.numel() // len(output) for output in outputs)
+    widths = tuple(output.numel() // len(output) for output in outputs)
+    if rows.num_rows > 2:
+        model.eval()
+        with torch.no_grad():
+            fewer = outputs_of(model, [tensor[:-1] for tensor in tensors[:count]])
+        for output, width, field in zip(fewer, widths, fields.labels, strict=True):
+            if output.numel() != width * (rows.num_rows - 1):
+                raise DataError(
+                    f"the model's output for {field.name!r} has {width} values a row for {rows.num_rows} rows, and "
+                    f"another number for one row less: it mixes rows, as [rows] and [rows, 1] do when they are added. "
+                    f"{_shown(fields)}"
+                )
+    return widths
 
 
 def _check_outputs(
@@ -204,6 +216,8 @@ def _input_fields(
             f"input_shapes says {[-1, *shape]} for {', '.join(repr(one.name) for one in readables)}, which has "
             f"{sum(widths)} values a row, not {math.prod(shape)}."
         )
+    if any(one.dtype == "float64" for one in readables):
+        floating = "float64"  # seconds since 1970: in float32 they would be rounded to minutes
     return _field(readables, group, widths, "int64" if integers else floating, shape)
 
 
@@ -212,6 +226,7 @@ def _label_fields(columns: Columns, place: int, floating: str) -> list[Field]:
     number = len(columns.features) + place
     column, width = columns.labels[place], columns.widths[len(columns.features) + place]
     shape = (width,) if column.is_array else ()
+    floating = "float64" if column.dtype == "float64" else floating
     own = _field([column], [number], [width], "int64" if column.dtype == "int64" else floating, shape)
     other = replace(own, dtype=floating if own.dtype == "int64" else "int64")
     return [own, other] if other.dtype != "int64" or _all_whole(columns, own) else [own]

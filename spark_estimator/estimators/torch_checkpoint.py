@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import io
+import json
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,11 +62,13 @@ class Checkpoint:
     """A training after some epoch.
 
     Attributes:
+        fingerprint: of the data and the parameters.
         seed: with which it was begun.
         state: of model, optimizer and scheduler.
         history, best: as in `Progress`.
     """
 
+    fingerprint: str
     seed: int
     state: dict[str, Any]
     history: list[dict[str, Any]]
@@ -77,6 +81,7 @@ def save(spec: TrainSpec, checkpoint: Checkpoint) -> None:
         return
     content = {
         **checkpoint.state,
+        "fingerprint": checkpoint.fingerprint,
         "seed": checkpoint.seed,
         "epoch": len(checkpoint.history) - 1,
         "history": checkpoint.history,
@@ -85,11 +90,28 @@ def save(spec: TrainSpec, checkpoint: Checkpoint) -> None:
     spec.store.write(spec.checkpoint_path, packed(content))
 
 
-def load(spec: TrainSpec) -> Checkpoint | None:
+def fingerprint_of(spec: TrainSpec, checksums: list[int]) -> str:
+    """What tells one training from another: its rows, its model's shapes, and the parameters that steer it.
+
+    Not among them are those that a run may be resumed with: more epochs, patience, another number of ranks.
+    """
+    parts = spec.framework
+    told = [
+        [repr(field) for field in spec.fields],
+        [spec.held_share, spec.batch_size, spec.shuffle, spec.backward_passes_per_step, spec.train_steps],
+        [(name, list(value.shape), str(value.dtype)) for name, value in parts.model.state_dict().items()],
+        type(parts.optimizer).__qualname__,
+        list(parts.loss_weights),
+        checksums,
+    ]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def load(spec: TrainSpec, fingerprint: str) -> Checkpoint | None:
     """What the store has of this run, as rank 0 reads it; None when it has nothing. A collective.
 
     Raises:
-        DataError: the file is no checkpoint of ours.
+        DataError: the file is no checkpoint of ours, or another training's.
     """
     if spec.checkpoint_path is None:
         return None
@@ -107,15 +129,26 @@ def load(spec: TrainSpec) -> Checkpoint | None:
         raise DataError(content)
     try:
         told = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-        seed, history, best = int(told.pop("seed")), list(told.pop("history")), told.pop("best")
+        theirs, seed, history, best = (
+            told.pop("fingerprint"),
+            int(told.pop("seed")),
+            list(told.pop("history")),
+            told.pop("best"),
+        )
     except Exception as error:
         raise DataError(
             f"{spec.checkpoint_path} is no checkpoint that this training could go on from ({type(error).__name__}: "
             f"{str(error).splitlines()[0]}). Choose another run_id, or remove it."
         ) from error
+    if theirs != fingerprint:
+        raise DataError(
+            f"run_id={spec.run_id!r}: the store has a checkpoint of that name, {spec.checkpoint_path}, but of another "
+            "training: its rows, its model or its parameters were others (as those of each fold and of each ParamMap "
+            "are). Choose another run_id, leave it out, or remove the checkpoint."
+        )
     if hvd.rank() == 0 and spec.verbose:
         log_to_driver(f"run {spec.run_id!r} goes on from its checkpoint, after epoch {len(history)}")
-    return Checkpoint(seed, told, history, best)
+    return Checkpoint(fingerprint, seed, told, history, best)
 
 
 def packed(content: Any) -> bytes:

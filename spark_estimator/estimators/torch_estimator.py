@@ -78,7 +78,7 @@ class TorchEstimator(Estimator[TorchModel], TableParams):
         columns = look_at(dataset, value("feature_cols"), labels, value("sample_weight_col"), marker, value("nulls"))
         fields = fitting_fields(columns, parts, value("input_shapes"))
         seed = value("random_seed")
-        run_id = value("run_id") or f"torch_{int(time.time())}"
+        run_id = value("run_id") or f"torch_{int(time.time())}_{secrets.token_hex(3)}"
         spec = TrainSpec(
             inputs=fields.inputs,
             labels=fields.labels,
@@ -125,6 +125,7 @@ class TorchEstimator(Estimator[TorchModel], TableParams):
             inputs=fields.inputs,
             outputs=fields.outputs,
             label_types=[one.kind for one in columns.labels],
+            thresholds=[0.0 if isinstance(loss, nn.BCEWithLogitsLoss) else None for loss in parts.losses],
             feature_columns=[one.name for one in columns.features],
             label_columns=labels,
             run_id=run_id,
@@ -158,6 +159,8 @@ class TorchEstimator(Estimator[TorchModel], TableParams):
             raise TypeError(
                 f"optimizer is an optimizer of torch.optim, made with the model's parameters; it was {optimizer!r}."
             )
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError("optimizer is an LBFGS, which asks for the loss several times a step: choose another one.")
         own = {id(parameter) for parameter in model.parameters()}
         strange = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
         if strange:
@@ -173,6 +176,13 @@ class TorchEstimator(Estimator[TorchModel], TableParams):
             raise ValueError(
                 f"{len(losses)} losses were given for {len(labels)} label columns: one for each is needed."
             )
+        for loss in losses:
+            reduction = getattr(loss, "reduction", "mean")
+            if reduction not in ("mean", "batchmean"):
+                raise ValueError(
+                    f"{loss!r} has reduction={reduction!r}; a loss has to be a mean over the rows of a batch, as the "
+                    "ranks' batches differ in size: leave reduction='mean'."
+                )
         shares = self._value("loss_weights") or [1 / len(losses)] * len(losses)
         if len(shares) != len(losses):
             raise ValueError(f"{len(shares)} loss_weights were given for {len(losses)} losses.")

@@ -93,6 +93,7 @@ def load(path: str, module: nn.Module | None, *, trust: bool) -> TorchModel:
         ],
         outputs=told["outputs"],
         label_types=told["label_types"],
+        thresholds=told["thresholds"],
         **told["params"],
     )
     model._resetUid(told["uid"])
@@ -129,12 +130,13 @@ def _write(model: TorchModel, folder: Path) -> None:
         "inputs": [asdict(field) for field in model._inputs],
         "outputs": list(model._outputs),
         "label_types": list(model._label_types),
+        "thresholds": list(model._thresholds),
     }
     (folder / "spark_estimator.json").write_text(json.dumps(told, indent=2), encoding="utf-8")
     trained = copy.deepcopy(model.getModel()).cpu()
     torch.save(trained.state_dict(), folder / "weights.pt")
     try:
-        torch.save(trained.to("meta"), folder / "module.pt")
+        torch.save(_without_numbers(trained), folder / "module.pt")
     except Exception as error:
         # The numbers are there: it can be loaded into a module.
         (folder / "module.missing").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
@@ -149,6 +151,19 @@ def _write(model: TorchModel, folder: Path) -> None:
     }
     (folder / "metadata" / "part-00000").write_text(json.dumps(spark_metadata) + "\n", encoding="utf-8")
     (folder / "metadata" / "_SUCCESS").touch()
+
+
+def _without_numbers(module: nn.Module) -> nn.Module:
+    """The module, changed in place: all that ``weights.pt`` has is left out; buffers that are not in it are kept."""
+    kept = [
+        (name, buffer, part._buffers[buffer])
+        for name, part in module.named_modules()
+        for buffer in part._non_persistent_buffers_set
+    ]
+    bare = module.to("meta")
+    for name, buffer, value in kept:
+        bare.get_submodule(name)._buffers[buffer] = value
+    return bare
 
 
 def _spark_version() -> str:

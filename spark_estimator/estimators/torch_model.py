@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import pyarrow
+import pyarrow.compute
 from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLWritable
 from torch import nn
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _KINDS = ("label", "array", "vector")
+#: Whole-number types, and the largest of each.
+_LIMITS = {"tinyint": 2**7 - 1, "smallint": 2**15 - 1, "int": 2**31 - 1, "bigint": 2**63 - 1}
 
 
 def _kind(name: str, value: Any) -> str:
@@ -55,6 +58,8 @@ class TorchModel(Model, TableParams, MLWritable, MLReadable["TorchModel"]):
         inputs: [inputs] the fields that it was trained with.
         outputs: [labels] values a row that it returns.
         label_types: [labels] Spark types, as ``simpleString`` has them.
+        thresholds: [labels] what a prediction has to exceed to be 1, or true, rather than 0, where the label is a whole
+            number or a boolean; None: whole numbers are rounded, and more than 0.5 is true.
         kwargs: the params.
     """
 
@@ -65,6 +70,7 @@ class TorchModel(Model, TableParams, MLWritable, MLReadable["TorchModel"]):
         inputs: Sequence[Field],
         outputs: Sequence[int],
         label_types: Sequence[str],
+        thresholds: Sequence[float | None] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__()
@@ -74,6 +80,7 @@ class TorchModel(Model, TableParams, MLWritable, MLReadable["TorchModel"]):
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
         self._label_types = tuple(label_types)
+        self._thresholds = tuple(thresholds or [None] * len(self._outputs))
 
     def getModel(self) -> nn.Module:  # Horovod's name
         """The trained module, on the CPU, in eval mode. It is this model's own: changes to it change predictions."""
@@ -100,7 +107,8 @@ class TorchModel(Model, TableParams, MLWritable, MLReadable["TorchModel"]):
         names = self._value("output_cols") or [f"{label}__output" for label in self._value("label_columns")]
         if len(names) != len(self._outputs):
             raise ValueError(f"output_cols names {len(names)} columns for {len(self._outputs)} outputs.")
-        taken = [name for name in names if name in dataset.columns]
+        there = {name.lower() for name in dataset.columns}  # as Spark compares them
+        taken = [name for name in names if name.lower() in there]
         if taken:
             raise ValueError(f"the DataFrame has a column {taken[0]!r} already: choose others with setOutputCols.")
         inputs = self._renamed_inputs()
@@ -172,10 +180,13 @@ class TorchModel(Model, TableParams, MLWritable, MLReadable["TorchModel"]):
 
     def _output_forms(self) -> list[Output]:
         as_label = self._value("output_type") == "label"
-        return [
-            Output(width, whole=as_label and width == 1 and kind in ("tinyint", "smallint", "int", "bigint", "boolean"))
-            for width, kind in zip(self._outputs, self._label_types, strict=True)
-        ]
+        forms = []
+        for width, kind, threshold in zip(self._outputs, self._label_types, self._thresholds, strict=True):
+            whole = as_label and width == 1 and (kind in _LIMITS or kind == "boolean")
+            if kind == "boolean" and threshold is None:
+                threshold = 0.5
+            forms.append(Output(width, whole, threshold if whole else None))
+        return forms
 
     def _typed(self, column: Column, place: int) -> Column:
         """The prediction in the type in which it is wanted."""
@@ -191,6 +202,13 @@ class TorchModel(Model, TableParams, MLWritable, MLReadable["TorchModel"]):
             return functions.when(column.isNotNull(), array_to_vector(values.cast("array<double>")))
         if kind.startswith("array"):
             return functions.array(column).cast(kind)
+        if kind in _LIMITS:  # beyond its limits Spark would end the job
+            limit = _LIMITS[kind]
+            column = functions.greatest(functions.least(column, functions.lit(limit)), functions.lit(-limit - 1))
+        elif kind == "date":
+            return functions.date_from_unix_date(functions.round(column).cast("int"))
+        elif kind.startswith("timestamp"):
+            return functions.timestamp_seconds(column).cast(kind)
         return column.cast(kind)
 
 
@@ -261,9 +279,13 @@ def _matrices(features: Any, inputs: Sequence[Field]) -> list[Array]:
 
 
 def _arrow_column(values: Any) -> pyarrow.Array:
-    if len(values) and hasattr(values[0] if isinstance(values, (list, tuple)) else values.iloc[0], "toArray"):
-        values = [value.toArray() for value in values]
-    return pyarrow.array(list(values))
+    found = [value.toArray() if hasattr(value, "toArray") else value for value in values]
+    array = pyarrow.array(found)
+    if pyarrow.types.is_timestamp(array.type):  # as Spark's columns are read
+        return pyarrow.compute.divide(
+            array.cast(pyarrow.timestamp("us")).cast(pyarrow.int64()).cast(pyarrow.float64()), 1e6
+        )
+    return array.cast(pyarrow.int32()) if pyarrow.types.is_date32(array.type) else array
 
 
 __all__ = ["TorchModel"]

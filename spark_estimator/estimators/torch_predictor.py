@@ -32,10 +32,12 @@ class Output:
     Attributes:
         width: values a row.
         whole: they are rounded to whole numbers.
+        threshold: whole numbers, of which 1 is what is more than that, and 0 the rest; None: they are rounded.
     """
 
     width: int
     whole: bool = False
+    threshold: float | None = None
 
     @property
     def arrow_type(self) -> pyarrow.DataType:
@@ -111,7 +113,7 @@ class Predictor:
         """
         model = self.model()
         rows = len(matrices[0])
-        results = [numpy.empty((rows, output.width), numpy.float32) for output in self.outputs]
+        results: list[list[Array]] = [[] for _ in self.outputs]
         with torch.inference_mode():
             for start in range(0, rows, self.batch_size):
                 stop = min(start + self.batch_size, rows)
@@ -122,9 +124,19 @@ class Predictor:
                 outputs = outputs_of(model, tensors)
                 if len(outputs) != len(results):
                     raise DataError(f"the model returned {len(outputs)} tensors; {len(results)} were expected.")
-                for result, output in zip(results, outputs, strict=True):
-                    result[start:stop] = output.reshape(stop - start, -1).float().cpu().numpy()
-        return results
+                for result, output, form in zip(results, outputs, self.outputs, strict=True):
+                    if output.numel() != (stop - start) * form.width:
+                        raise DataError(
+                            f"the model returned {list(output.shape)} for {stop - start} rows; {form.width} values a "
+                            "row were expected."
+                        )
+                    exact = output.dtype in (torch.float64, torch.int64)
+                    values = output.to(torch.float64 if exact else torch.float32)
+                    result.append(values.reshape(stop - start, form.width).cpu().numpy())
+        return [
+            numpy.concatenate(pieces) if pieces else numpy.empty((0, form.width), numpy.float32)
+            for pieces, form in zip(results, self.outputs, strict=True)
+        ]
 
     def arrow_batches(self, batches: Iterator[Any]) -> Iterator[pyarrow.Array]:
         """For an Arrow UDF over an iterator: each batch is a tuple of arrays."""
@@ -146,9 +158,12 @@ class Predictor:
 
 
 def _arrow(values: Array, output: Output) -> pyarrow.Array:
-    if output.whole:
+    if output.threshold is not None:
+        values = (values > output.threshold).astype(numpy.int64)
+    elif output.whole:
         values = numpy.rint(values).astype(numpy.int64)
     if output.width == 1:
         return pyarrow.array(values.reshape(-1)).cast(output.arrow_type)
     offsets = numpy.arange(0, values.size + 1, output.width, dtype=numpy.int32)
-    return pyarrow.ListArray.from_arrays(pyarrow.array(offsets), pyarrow.array(values.reshape(-1)))
+    numbers = pyarrow.array(values.reshape(-1)).cast(output.arrow_type.value_type)
+    return pyarrow.ListArray.from_arrays(pyarrow.array(offsets), numbers)

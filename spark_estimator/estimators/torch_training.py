@@ -20,7 +20,15 @@ from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.rank_rows import Batch, RankRows, balanced
 from spark_estimator.data.spool import receive
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.torch_checkpoint import Checkpoint, Progress, line_of, load, packed, save
+from spark_estimator.estimators.torch_checkpoint import (
+    Checkpoint,
+    Progress,
+    fingerprint_of,
+    line_of,
+    load,
+    packed,
+    save,
+)
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.launch.feed import worker_end
 from spark_estimator.observe.driver_log import log_to_driver
@@ -60,11 +68,12 @@ def train(spec: TrainSpec) -> TrainResult | None:
     as one that was never interrupted.
     """
     hvd.init()
-    kept = load(spec)
-    seed = spec.seed if kept is None else kept.seed
     with worker_end() as supervisor:
         spool, marked = receive(spec.fields, supervisor)
     rows = balanced(spool, "training")
+    fingerprint = "" if spec.store is None else fingerprint_of(spec, rows.checksum())
+    kept = load(spec, fingerprint)
+    seed = spec.seed if kept is None else kept.seed
     held: RankRows | None = None
     if spec.held_share:
         rows, held = rows.split(spec.held_share, seed)
@@ -84,7 +93,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
         progress.add(entry, training.model)
         training.schedule(progress.watched(entry))
         if hvd.rank() == 0:
-            save(spec, Checkpoint(seed, training.state(), progress.history, progress.best))
+            save(spec, Checkpoint(fingerprint, seed, training.state(), progress.history, progress.best))
             if spec.verbose:
                 log_to_driver(line_of(entry, spec.epochs))
     if hvd.rank() != 0:
@@ -104,7 +113,6 @@ class _Training:
         self._device = torch.device("cuda", hvd.local_rank()) if use_gpu else torch.device("cpu")
         self.model = self._parts.model.to(self._device)
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
-        self._scale_learning_rate()
         self._optimizer = hvd.DistributedOptimizer(
             self._parts.optimizer,
             named_parameters=list(self.model.named_parameters()),
@@ -112,16 +120,23 @@ class _Training:
             backward_passes_per_step=spec.backward_passes_per_step,
         )
 
-    def _scale_learning_rate(self) -> None:
-        """The user says that of one process; the joint batch is as many times larger as there are ranks."""
-        size = hvd.size()
-        for group in self._parts.optimizer.param_groups:
-            for name in ("lr", "initial_lr", "max_lr", "min_lr"):  # the others are schedulers'
-                if name in group:
-                    group[name] = group[name] * size
-        scheduler = self._parts.scheduler
-        if hasattr(scheduler, "base_lrs"):
-            scheduler.base_lrs = [rate * size for rate in scheduler.base_lrs]
+    def _step(self) -> None:
+        """One step. The learning rate that the user says is that of one process; the joint batch is larger.
+
+        It is multiplied for the step alone, so that schedulers and checkpoints know nothing of the number of ranks.
+        """
+        groups = self._optimizer.param_groups
+        rates = [group.get("lr") for group in groups]
+        for group, rate in zip(groups, rates, strict=True):
+            if rate is not None:
+                group["lr"] = rate * hvd.size()
+        try:
+            self._optimizer.step()
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                if rate is not None:
+                    group["lr"] = rate
+        self._optimizer.zero_grad()
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds: Horovod's `model` and `optimizer`, and the scheduler."""
@@ -165,12 +180,10 @@ class _Training:
             sums.add(loss, outputs, labels, batch.rows)
             pending += 1
             if pending == spec.backward_passes_per_step:
-                self._optimizer.step()
-                self._optimizer.zero_grad()
+                self._step()
                 pending = 0
         if pending:
-            self._optimizer.step()
-            self._optimizer.zero_grad()
+            self._step()
         found = sums.averages()
         if not math.isfinite(found["loss"]):
             raise DataError(

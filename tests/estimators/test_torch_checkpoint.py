@@ -47,7 +47,7 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_very_same_numbers(
     assert [entry["epoch"] for entry in resumed.getHistory()] == [0, 1, 2, 3]
     kept = torch.load(tmp_path / "store" / "runs" / "run" / "checkpoint", weights_only=True)
     assert (kept["epoch"], kept["seed"]) == (3, 9)
-    assert kept["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.01 * 2 / 16), "two ranks, four epochs"
+    assert kept["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.01 / 16), "four epochs; nothing of the ranks"
 
     net = chancy()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
@@ -96,6 +96,20 @@ def test_a_file_that_is_no_checkpoint(line: DataFrame, estimator: Make, tmp_path
 
 # 102 rows in batches of 16 are 7 steps an epoch.
 DEADLY_BATCH = 7 * 2 + 3
+
+
+@pytest.mark.parametrize("changed", ["rows", "batch_size"])
+def test_another_training_s_checkpoint_is_not_gone_on_from(
+    line: DataFrame, estimator: Make, tmp_path: Path, changed: str
+) -> None:
+    """As the folds of a CrossValidator, or several ParamMaps, would."""
+    store = Store.create(str(tmp_path))
+    estimator(store=store, run_id="run", epochs=1).fit(line)
+    with pytest.raises(WorkerFailedError, match=r"run_id='run': the store has a checkpoint of that name.*another"):
+        if changed == "rows":
+            estimator(store=store, run_id="run", epochs=2).fit(line.withColumn("y", -line.y))
+        else:
+            estimator(store=store, run_id="run", epochs=2, batch_size=8).fit(line)
 
 
 class Suicidal(nn.Module):

@@ -21,6 +21,17 @@ Make = Callable[..., TorchEstimator]
 pytestmark = pytest.mark.timeout(240)
 
 
+class Adding(nn.Module):
+    """Adds a column of whole numbers, [rows], to one of others, [rows, 1]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(1))
+
+    def forward(self, whole: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return self.factor * (whole + x)
+
+
 def weights(model: TorchModel) -> list[float]:
     net = model.getModel()
     return [*net.weight.detach().ravel().tolist(), *net.bias.detach().tolist()]  # type: ignore[union-attr, operator]
@@ -139,6 +150,7 @@ def test_doubles_that_are_classes_and_several_outputs(spark: SparkSession, estim
         ),
         ({"validation": "y"}, "validation='y': a column of type float; it has to be boolean"),
         ({"loss": lambda output, label: (output - label) ** 2}, r"the loss has the shape \[100, 1\]"),
+        ({"feature_cols": ["whole", "x0"], "model": Adding()}, "it mixes rows"),
         (
             {"sample_weight_col": "w", "loss": lambda output, label: ((output - label) ** 2).mean()},
             "sample_weight_col needs the loss of each row",
@@ -157,6 +169,7 @@ def test_refused_before_any_rank_starts(line: DataFrame, estimator: Make, change
         .alias("ragged"),
         functions.lit(float("inf")).alias("endless"),
         functions.lit(4).alias("class"),
+        functions.lit(4).alias("whole"),
     )
     net = nn.Linear(1, 1) if changed.get("feature_cols") in (["hole"], ["endless"]) else linear()
     net = changed.get("model", net)
@@ -184,3 +197,39 @@ def test_a_loss_that_becomes_nan_is_an_error(line: DataFrame, estimator: Make) -
     net = linear()
     with pytest.raises(Exception, match=r"the loss of epoch . was (nan|inf).*learning rate"):
         estimator(model=net, optimizer=torch.optim.SGD(net.parameters(), lr=1e20), epochs=3).fit(line)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"loss": nn.MSELoss(reduction="sum")}, "reduction='sum'; a loss has to be a mean over the rows"),
+        ({"optimizer": torch.optim.LBFGS(linear().parameters())}, "optimizer is an LBFGS"),
+    ],
+)
+def test_what_batches_of_several_ranks_cannot_do(
+    line: DataFrame, estimator: Make, changed: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        estimator(**changed).fit(line)
+
+
+def test_a_scheduler_of_schedulers_meets_the_rate_of_one_process(line: DataFrame, estimator: Make) -> None:
+    def parts() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+        net = linear()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        kinds = [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _, factor=f: factor) for f in (1.0, 0.5)]
+        return net, optimizer, torch.optim.lr_scheduler.SequentialLR(optimizer, kinds, [2])
+
+    net, optimizer, scheduler = parts()
+    model = estimator(model=net, optimizer=optimizer, lr_scheduler=scheduler, batch_size=ROWS, epochs=4).fit(line)
+    features, labels = (torch.from_numpy(each) for each in line_rows())
+    net, optimizer, scheduler = parts()
+    for _ in range(4):
+        rate = optimizer.param_groups[0]["lr"]
+        optimizer.param_groups[0]["lr"] = 2 * rate
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(features).reshape(-1), labels).backward()
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = rate
+        scheduler.step()
+    assert numpy.allclose(weights(model)[:3], net.weight.detach().ravel(), rtol=1e-4, atol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -183,3 +184,61 @@ def test_in_a_pipeline_that_is_saved(line: DataFrame, spark: SparkSession, tmp_p
     before = [row.y__output for row in fitted.transform(line).orderBy("x0").collect()]
     after = [row.y__output for row in PipelineModel.load(path).transform(line).orderBy("x0").collect()]
     assert before == after
+
+
+@pytest.mark.parametrize(("kind", "right"), [("boolean", [False, True]), ("int", [0, 1])])
+def test_logits_are_compared_with_nought(spark: SparkSession, kind: str, right: list[Any]) -> None:
+    frame = spark.createDataFrame([([-8.0, 0.0, 0.0],), ([0.2, 0.0, 0.0],)], "features array<float>")
+    net = nn.Linear(3, 1, bias=False)
+    nn.init.ones_(net.weight)
+    model = TorchModel(
+        model=net,
+        inputs=[FEATURES],
+        outputs=[1],
+        label_types=[kind],
+        thresholds=[0.0],
+        feature_columns=["features"],
+        label_columns=["y"],
+    )
+    assert [row.y__output for row in model.transform(frame).collect()] == right
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "right"),
+    [
+        ("boolean", 0.4, False),
+        ("tinyint", 200.0, 127),
+        ("date", 1.2, datetime.date(1970, 1, 2)),
+        ("double", 16777217.0, 16777217.0),
+    ],
+)
+def test_values_in_the_label_s_type(spark: SparkSession, kind: str, value: float, right: object) -> None:
+    frame = spark.createDataFrame([([value],)], "features array<double>")
+    field = Field(("features",), ("c0",), (1,), "float64", (1,))
+    model = TorchModel(
+        model=nn.Identity(),
+        inputs=[field],
+        outputs=[1],
+        label_types=[kind],
+        feature_columns=["features"],
+        label_columns=["y"],
+    )
+    assert model.transform(frame).first().y__output == right  # type: ignore[union-attr]
+
+
+def test_predict_reads_pandas_as_spark_does() -> None:
+    field = Field(("t",), ("c0",), (1,), "float64", (1,))
+    params = {"feature_columns": ["t"], "label_columns": ["y"]}
+    model = TorchModel(model=nn.Identity(), inputs=[field], outputs=[1], label_types=["double"], **params)
+    frame = pandas.DataFrame({"t": pandas.to_datetime([1_700_000_001], unit="s")})
+    assert model.predict(frame).tolist() == [[1_700_000_001.0]]
+    assert model.predict({"t": numpy.array([2.0, 3.0])}).tolist() == [[2.0], [3.0]]
+
+
+def test_buffers_that_are_not_in_the_state_are_saved(tmp_path: Path) -> None:
+    net = nn.Sequential(linear())
+    net[0].register_buffer("extra", torch.full((1,), 2.0), persistent=False)
+    model_of(net).save(str(tmp_path / "model"))
+    loaded = TorchModel.load(str(tmp_path / "model"))
+    assert loaded.getModel()[0].extra.tolist() == [2.0]  # type: ignore[index]
+    assert numpy.allclose(loaded.predict(line_rows()[0]), expected(linear()))
