@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from spark_estimator.errors import JobFailedError, ResultError, WorkerFailedError
+from spark_estimator.launch import child_process
 from spark_estimator.launch.local import run_local
 from spark_estimator.observe.driver_log import log_to_driver
 from tests.launch import clusters
@@ -187,13 +189,18 @@ def test_a_signal_is_named(number: signal.Signals, marker: str) -> None:
 
 
 def test_memory_is_told_when_the_kernel_may_have_killed() -> None:
+    # A child's peak begins with that of this process, which many tests have used before.
+    mebibytes = (child_process.own_peak_bytes() >> 20) + 300
+
     def work() -> None:
-        held = b"x" * (600 << 20)
+        held = b"x" * (mebibytes << 20)
         os.kill(os.getpid(), signal.SIGKILL)
         del held
 
-    with fails(0, "its memory had peaked at 6", " MiB", "out of memory"):
+    with fails(0, "its memory had peaked at ", " MiB", "out of memory") as found:
         run_local(work, 1)
+    peak = re.search(r"peaked at (\d+) MiB", str(found[0]))
+    assert peak and mebibytes <= int(peak[1]) < mebibytes + 300
 
 
 def test_an_exception_of_an_unusual_kind_is_told(marker: str) -> None:
