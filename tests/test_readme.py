@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from spark_estimator.launch.java import java_environment
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 
@@ -24,6 +26,8 @@ PYTHON_BLOCKS = python_blocks(ROOT / "README.md")
 def run(folder: Path, program: str, *launcher: str) -> str:
     (folder / "train.py").write_text(program)
     environ = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+    # As in an environment that is activated.
+    environ |= {"PATH": os.pathsep.join([str(Path(sys.executable).parent), environ["PATH"]]), **java_environment()}
     answer = subprocess.run(
         [sys.executable, *launcher, "train.py"],
         cwd=folder,
