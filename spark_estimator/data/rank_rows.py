@@ -58,7 +58,7 @@ class RankRows:
         size = len(self.counts)
         # Who has more rows gives up more, so that what is left is as even as before.
         order = sorted(range(size), key=lambda rank: -self.counts[rank])
-        held = round(self.total * share)
+        held = min(round(self.total * share), self.total - 1)  # something is left to train on
         given = {rank: shares.share(held, size, place) for place, rank in enumerate(order)}
         rank = context.rank()
         mixed = numpy.random.default_rng([seed, rank]).permutation(self.chosen)
@@ -88,7 +88,7 @@ class RankRows:
         Args:
             batch_size: the most rows of a batch.
             most_steps: the epoch ends after so many.
-            order: three numbers or so that name the order in which rows are read; None: as they lie.
+            order: whole numbers, such as seed and epoch, that name the order in which rows are read; None: as they lie.
         """
         rank = context.rank()
         plan = shares.Batches(self.counts, batch_size, most_steps)

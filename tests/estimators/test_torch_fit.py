@@ -92,9 +92,10 @@ def test_scalar_columns_stand_side_by_side_and_sums_are_exact(line: DataFrame, e
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_few_rows_on_two_ranks(line: DataFrame, estimator: Make, rows: int) -> None:
-    """Also one row: the other rank has none, and takes part in every step."""
-    model = estimator(batch_size=1, epochs=2).fit(line.limit(rows))
+    """Also one row: the other rank has none, and takes part in every step. One row at least is trained on."""
+    model = estimator(batch_size=1, epochs=2, validation=0.9).fit(line.limit(rows))
     assert len(model.getHistory()) == 2
+    assert ("validation" in model.getHistory()[0]) == (rows > 1)
 
 
 def test_all_rows_in_one_partition(line: DataFrame, estimator: Make) -> None:
