@@ -1,6 +1,7 @@
 # The verbs of this project; `make help` lists them. CI and home call the same ones.
 PYTHON ?= python3
 TESTS ?=
+JOBS ?= 1
 SECONDS ?= 60
 
 VENV := .venv
@@ -16,7 +17,7 @@ CLANG ?= $(firstword $(foreach name,clang++ $(addprefix clang++-,22 21 20 19 18 
 NATIVE := $(shell find native -type f -not -name '.*')
 PACKAGE := $(shell find spark_estimator -type f -not -path '*/__pycache__/*' -not -name '*.so')
 
-.PHONY: help demo test lint build wheel test-native test-native-sanitized fuzz coverage format clean
+.PHONY: help demo test test-petastorm lint build wheel test-native test-native-sanitized fuzz coverage format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -27,33 +28,43 @@ help:
 	@echo 'make wheel                  dist/*.whl only'
 	@echo 'make test-native            the C++ tests'
 	@echo 'make test-native-sanitized  the C++ tests under ASan+UBSan and under TSan'
+	@echo 'make test-petastorm         what needs petastorm itself, in an environment of its own (Python 3.10 or 3.11)'
 	@echo 'make fuzz                   every parser of bytes from a peer against strange bytes, SECONDS=$(SECONDS) each (clang)'
 	@echo 'make coverage               which lines of the engine the C++ tests do not reach'
 	@echo 'make format                 rewrite the sources as lint wants them'
 	@echo 'make clean                  remove what was built ($(VENV) stays)'
-	@echo 'Variables: PYTHON=$(PYTHON) makes the environment; TESTS= goes to pytest'
+	@echo 'Variables: PYTHON=$(PYTHON) makes the environment; TESTS= goes to pytest; JOBS=2 runs two files of tests at a time'
 
-demo: build
+demo: $(VENV)/.demo
 	@$(BIN)/python -m spark_estimator demo
 
+# Tests that fail beside others have a second go, alone: what fails there too has failed.
 test: test-native
+ifeq ($(JOBS),1)
 	$(BIN)/python -m pytest $(TESTS)
+else
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(TESTS) || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(TESTS)
+endif
 
 lint: $(VENV)/.dependencies
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(filter %.h %.cc,$(NATIVE))
+	$(BIN)/clang-format --dry-run -Werror $(filter %.h %.cc,$(NATIVE) $(PACKAGE))
 
 format: $(VENV)/.dependencies
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(filter %.h %.cc,$(NATIVE))
+	$(BIN)/clang-format -i $(filter %.h %.cc,$(NATIVE) $(PACKAGE))
 
 build: $(VENV)/.installed
 
 wheel: build/.wheel
 	@ls dist/*.whl
+
+# Nightly: the one combination of versions in which petastorm reads. The engine comes from `make build`.
+test-petastorm: build build/petastorm/.ready
+	build/petastorm/bin/python -m pytest tests/data/test_petastorm.py tests/data/test_petastorm_itself.py
 
 test-native: build
 	$(BIN)/ctest --test-dir $(TREE) --output-on-failure --timeout 300
@@ -118,10 +129,29 @@ $(VENV)/.dependencies: pyproject.toml constraints.txt | build/.wheel
 	$(PIP) install --quiet --constraint constraints.txt "$$(ls ./dist/*.whl)[dev]"
 	@touch $@
 
+# PyTorch wants newer setuptools than petastorm, so it goes in without what it depends on.
+build/petastorm/.ready: tests/data/petastorm_requirements.txt constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 12))' \
+	  || { echo "make: petastorm needs Python 3.10 or 3.11, but $(PYTHON) is $$($(PYTHON) -V 2>&1); give another one: make test-petastorm PYTHON=python3.11"; exit 1; }
+	@rm -rf build/petastorm
+	$(PYTHON) -m venv build/petastorm
+	build/petastorm/bin/python -m pip install --quiet --no-deps $(TORCH)
+	build/petastorm/bin/python -m pip install --quiet --requirement tests/data/petastorm_requirements.txt
+	@touch $@
+
 # Python that runs in the checkout finds the checked-out package before the installed one, so the library goes there as
 # well: under another name first, because a process may have the old one mapped.
-$(VENV)/.installed: build/.wheel $(VENV)/.dependencies
+define put-in-place
 	$(PIP) install --quiet --no-deps --force-reinstall dist/*.whl
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' | { read -r site; \
 	  cp "$$site/spark_estimator/$(LIBRARY)" build/$(LIBRARY); mv -f build/$(LIBRARY) spark_estimator/$(LIBRARY); }
 	@touch $@
+endef
+
+$(VENV)/.installed: build/.wheel $(VENV)/.dependencies
+	$(put-in-place)
+
+# The demo needs less than the tests do: no TensorFlow, no JAX.
+$(VENV)/.demo: build/.wheel
+	$(PIP) install --quiet --constraint constraints.txt "$$(ls ./dist/*.whl)[demo,java]"
+	$(put-in-place)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
         SparkEstimatorError,
         WorkerFailedError,
     )
+    from spark_estimator.estimators.folders import trust_files
+    from spark_estimator.estimators.keras_estimator import KerasEstimator
+    from spark_estimator.estimators.keras_model import KerasModel
     from spark_estimator.estimators.torch_estimator import TorchEstimator
     from spark_estimator.estimators.torch_model import TorchModel
     from spark_estimator.observe.driver_log import log_to_driver
@@ -30,6 +33,8 @@ _HOME = {
     "HorovodRunner": "spark_estimator.runner",
     "HorovodInternalError": "spark_estimator.errors",
     "JobFailedError": "spark_estimator.errors",
+    "KerasEstimator": "spark_estimator.estimators.keras_estimator",
+    "KerasModel": "spark_estimator.estimators.keras_model",
     "PreflightError": "spark_estimator.errors",
     "SparkEstimatorError": "spark_estimator.errors",
     "TorchEstimator": "spark_estimator.estimators.torch_estimator",
@@ -37,6 +42,7 @@ _HOME = {
     "WorkerFailedError": "spark_estimator.errors",
     "log_to_driver": "spark_estimator.observe.driver_log",
     "run": "spark_estimator.runner",
+    "trust_files": "spark_estimator.estimators.folders",
 }
 
 __all__ = [
@@ -44,6 +50,8 @@ __all__ = [
     "HorovodInternalError",
     "HorovodRunner",
     "JobFailedError",
+    "KerasEstimator",
+    "KerasModel",
     "PreflightError",
     "SparkEstimatorError",
     "TorchEstimator",
@@ -52,6 +60,7 @@ __all__ = [
     "__version__",
     "log_to_driver",
     "run",
+    "trust_files",
 ]
 
 

@@ -30,20 +30,26 @@ def ends_with_its_reader(main: Callable[_Arguments, _Result]) -> Callable[_Argum
             try:
                 return main(*args, **kwargs)
             finally:
-                sys.stdout.flush()  # here, not at the interpreter's end, which would complain
+                if sys.stdout is not None:
+                    sys.stdout.flush()  # here, not at the interpreter's end, which would complain
         except BrokenPipeError:
-            unread = [stream for stream in (sys.stdout, sys.stderr) if _unread(stream)]
-            if not unread:
+            if not discard_unread():
                 raise  # another pipe's
-            for stream in unread:
-                _discard(stream)
             sys.exit(UNREAD_STATUS)
 
     return run
 
 
+def discard_unread() -> bool:
+    """Whether stdout or stderr is read by nobody any more; what is written there goes nowhere from now on."""
+    unread = [stream for stream in (sys.stdout, sys.stderr) if stream is not None and _unread(stream)]
+    for stream in unread:
+        _discard(stream)
+    return bool(unread)
+
+
 def _unread(stream: TextIO) -> bool:
-    """Whether a stream leads into a pipe or socket that nobody reads."""
+    """Whether a stream leads into a pipe, socket or terminal that nobody reads."""
     poll = select.poll()
     with contextlib.suppress(OSError, ValueError):  # it has no descriptor, or is closed
         poll.register(stream.fileno(), 0)

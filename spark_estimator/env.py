@@ -15,11 +15,14 @@ MIB = 1 << 20
 MOST_CACHED = 8192  # what the engine takes for its cache_capacity
 COMPRESSIONS = ("none", "fp16", "bf16")
 MALLOCS = ("keep", "system")
+TENSORFLOW_OPS = ("auto", "native", "python")
 RENDEZVOUS_FD_VARIABLE = "SPARK_ESTIMATOR_RENDEZVOUS_FD"
 JOB_VARIABLE = "SPARK_ESTIMATOR_JOB"
 FEED_FD_VARIABLE = "SPARK_ESTIMATOR_FEED_FD"
 WORKER_CHOICES_VARIABLE = "SPARK_ESTIMATOR_WORKER_CHOICES"
 ATTEMPT_VARIABLE = "SPARK_ESTIMATOR_ATTEMPT"
+PROCESS_VARIABLE = "SPARK_ESTIMATOR_PROCESS"
+PROGRESS_FD_VARIABLE = "SPARK_ESTIMATOR_PROGRESS_FD"
 
 
 class _Ranks(Protocol):
@@ -104,9 +107,21 @@ def _compression(text: str) -> str:
     return text.lower()
 
 
+def _folder(text: str) -> str:
+    if not text.startswith("/") or text.startswith("//"):
+        raise ValueError("a folder by its path, as in /Volumes/catalog/schema/volume/logs; no URL such as dbfs:/")
+    return text
+
+
 def _malloc(text: str) -> str:
     if text.lower() not in MALLOCS:
         raise ValueError("one of " + ", ".join(MALLOCS))
+    return text.lower()
+
+
+def _tensorflow_op(text: str) -> str:
+    if text.lower() not in TENSORFLOW_OPS:
+        raise ValueError("one of " + ", ".join(TENSORFLOW_OPS))
     return text.lower()
 
 
@@ -239,9 +254,24 @@ class Settings:
         effect="keep: a worker's glibc keeps freed memory for the next step, on huge pages where it can; system: it is "
         "left as it is",
     )  # fmt: skip
+    tensorflow_op: str = _variable(
+        "SPARK_ESTIMATOR_TENSORFLOW_OP", "auto", _tensorflow_op, unit="kind",
+        effect="what reduces in TensorFlow's graphs: native: a node that is compiled on first use; python: none of "
+        "that; auto: native where there is a compiler",
+    )  # fmt: skip
     driver_channel: bool = _variable(
         "SPARK_ESTIMATOR_DRIVER_CHANNEL", True, _boolean, unit="1 or 0",
-        effect="0: workers open no connection to the driver; their lines come when the job ends",
+        effect="0: workers open no connection to the driver; their lines come through SPARK_ESTIMATOR_LOG_DIR, else "
+        "the last of them when the job ends",
+    )  # fmt: skip
+    log_folder: str = _variable(
+        "SPARK_ESTIMATOR_LOG_DIR", "", _folder, unit="folder",
+        effect="which driver and executors see under one path: where these cannot connect to the driver, ranks' lines "
+        "go there, a file a rank, and the driver shows them while they come; -: the last of them when the job ends",
+    )  # fmt: skip
+    status_line: bool = _variable(
+        "SPARK_ESTIMATOR_STATUS_LINE", True, _boolean, unit="1 or 0",
+        effect="0: launchers show no status line while a job runs; they do so only on a terminal or in a notebook",
     )  # fmt: skip
     spool_folder: str = _variable(
         "SPARK_ESTIMATOR_SPOOL_FOLDER", "", str, unit="folder",
@@ -399,7 +429,9 @@ SET_FOR_SCRIPTS = frozenset(
 )
 
 #: Variables in which launchers note something for themselves.
-SET_FOR_WORKERS = frozenset({JOB_VARIABLE, FEED_FD_VARIABLE, WORKER_CHOICES_VARIABLE})
+SET_FOR_WORKERS = frozenset(
+    {JOB_VARIABLE, PROCESS_VARIABLE, FEED_FD_VARIABLE, WORKER_CHOICES_VARIABLE, PROGRESS_FD_VARIABLE}
+)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

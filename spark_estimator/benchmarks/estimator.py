@@ -14,12 +14,10 @@ Sums of all values are compared first.
 from __future__ import annotations
 
 import argparse
+import itertools
 import shlex
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,7 @@ from torch import nn
 from spark_estimator.benchmarks import programs, tables
 from spark_estimator.benchmarks.command_line import ended_by_signals, positive
 from spark_estimator.benchmarks.launch import session
-from spark_estimator.benchmarks.turns import BenchmarkError
+from spark_estimator.benchmarks.ways import Way, in_turns
 from spark_estimator.collectives import context
 from spark_estimator.console import ends_with_its_reader
 from spark_estimator.data.fields import Field
@@ -40,56 +38,17 @@ from spark_estimator.estimators.torch_model import TorchModel
 _MODULE = "spark_estimator.benchmarks.estimator"
 _BATCH = 1024
 _WIDTH = 20
-_TOLERANCE = 1e-3
-
-
-@dataclass
-class Way:
-    """One way to do the same.
-
-    Attributes:
-        name: for the table.
-        rows: that `run` works on.
-        run: does it once, and returns a number by which it is checked: a mean over the rows.
-        seconds: one for each round.
-    """
-
-    name: str
-    rows: int
-    run: Callable[[], float]
-    seconds: list[float] = field(default_factory=list)
-
-    @property
-    def rate(self) -> float:
-        """Rows in a second."""
-        return self.rows / statistics.median(self.seconds)
-
-
-def in_turns(ways: Sequence[Way], rounds: int) -> None:
-    """Runs all ways, again and again; the first time counts as warm-up.
-
-    Raises:
-        BenchmarkError: a way has another result than the first.
-    """
-    for number in range(rounds + 1):
-        results = []
-        for way in ways:
-            started = time.perf_counter()
-            results.append(way.run())
-            if number:
-                way.seconds.append(time.perf_counter() - started)
-        for way, result in zip(ways, results, strict=True):
-            if abs(result - results[0]) > _TOLERANCE * max(1.0, abs(results[0])):
-                raise BenchmarkError(f"{way.name} gave {result}, and {ways[0].name} {results[0]}")
 
 
 def of_batches(rows: int, width: int) -> list[Way]:
     """Ours, and numpy's."""
     matrix = numpy.random.default_rng(0).random((rows, width), numpy.float32)
     spooled = RankRows(([matrix],), numpy.arange(rows), (rows,))
+    epochs = itertools.count()
 
     def ours() -> float:
-        return sum(float(batch.matrices[0][:, 0].sum()) for batch in spooled.batches(_BATCH, None, [1, 2])) / rows
+        batches = spooled.batches(_BATCH, None, (1, next(epochs)))
+        return sum(float(batch.matrices[0][:, 0].sum()) for batch in batches) / rows
 
     def gathered() -> float:
         order = numpy.random.default_rng([1, 2, 0]).permutation(rows)

@@ -1,15 +1,20 @@
 """Times how long a launcher takes to the user's function and back, side by side with PySpark's TorchDistributor.
 
-``python -m spark_estimator.benchmarks.launch [--np 2] [--master local[2],local-cluster[2,1,1024]] [--rounds 7]`` prints
-a line for each launcher: medians in seconds from the call of ``run`` until rank 0 is in the user's function, and until
-``run`` has returned its value. All launchers take turns in one warm session of each master; their first turn counts as
-warm-up. Every value that comes back is checked.
+``python -m spark_estimator.benchmarks.launch [--np 2] [--master 'local[2]' --master ...] [--rounds 7]`` prints a line
+for each launcher: medians in seconds from the call of ``run`` until rank 0 is in the user's function, and until ``run``
+has returned its value. All launchers take turns in one session of each master; their first turn counts as warm-up.
+Every value that comes back is checked.
+
+A job of Spark's own runs before each turn, so that all launchers find the Python workers of the session there and warm:
+TorchDistributor's tasks leave their input unread, for which Spark ends the workers that they ran in, and whoever came
+next would have to wait half a second for new ones.
 
 Launchers: ours, `HorovodRunner` with addresses exchanged through the driver's server; ours, allGather, without a
 connection to the driver, so through Spark; ours, np < 0, processes without Spark; TorchDistributor, in Spark's tasks
 and in its local mode.
 
-Then the ranks print: how long a line takes to the driver's screen, and whether --lines of them arrive, in order.
+Then the ranks print: how long a line takes to the driver's screen, and whether --lines of them arrive, in order; and
+what that costs a training: the same steps without a line and with --lines of them, in turns.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +60,25 @@ def print_fast(count: int) -> float:
     for number in range(count):
         print(f"line {number}")
     sys.stdout.flush()
+    return time.monotonic() - started
+
+
+def train(steps: int, lines: int) -> float:
+    """Reduces a gradient in every step, and prints `lines` spread over them; returns how many seconds that took."""
+    import numpy
+
+    from spark_estimator.collectives import arrays, context
+
+    context.init()
+    gradient, weights = numpy.ones(100_000), numpy.ones((300, 300))
+    arrays.allreduce(gradient, name="gradient")
+    started = time.monotonic()
+    for step in range(steps):
+        for _ in range(10):
+            weights = weights @ weights / 300
+        arrays.allreduce(gradient, name="gradient")
+        for number in range(lines * step // steps, lines * (step + 1) // steps):
+            print(f"line {number}")
     return time.monotonic() - started
 
 
@@ -130,6 +154,17 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+def warm_workers(spark: Any, size: int) -> None:
+    """Has `size` Python workers of the session pass rows on, all at once."""
+    rows = spark.range(0, size, 1, size)
+    if rows.mapInArrow(_passed_on, rows.schema, barrier=True).count() != size:
+        raise BenchmarkError(f"a job of Spark's own lost some of {size} rows")
+
+
+def _passed_on(batches: Iterator[Any]) -> Iterator[Any]:
+    yield from batches
+
+
 @contextlib.contextmanager
 def session(master: str) -> Iterator[Any]:
     """A Spark session of that master, warm: its Python workers have run."""
@@ -185,16 +220,50 @@ def many_lines(size: int, total: int) -> tuple[int, float]:
     started = time.monotonic()
     with contextlib.redirect_stdout(screen):
         HorovodRunner(np=-size).run(print_fast, count=total // size)
-    seconds = time.monotonic() - started
+    return _in_order(line for _, line in screen.lines), time.monotonic() - started
+
+
+def training_ratios(size: int, total: int, steps: int, rounds: int) -> tuple[list[float], float]:
+    """What `total` lines, printed by the ranks of a training, cost it.
+
+    The ranks wait for one another, so that their time varies by more than the lines cost where they are more than the
+    cores; what the driver computes meanwhile does not.
+
+    Returns:
+        How many times as long the training takes, in each of `rounds` turns; and the median of the seconds of a core
+        that the driver takes more.
+
+    Raises:
+        BenchmarkError: lines were lost, or came out of order.
+    """
+    ratios: list[float] = []
+    taken: list[float] = []
+    for _ in range(rounds):
+        seconds: list[float] = []
+        for lines in (0, total // size):
+            screen = io.StringIO()
+            before = time.process_time()
+            with contextlib.redirect_stdout(screen):
+                seconds.append(HorovodRunner(np=-size).run(train, steps=steps, lines=lines))
+            taken.append(time.process_time() - before)
+            came = _in_order(screen.getvalue().splitlines())
+            if came != lines * size:
+                raise BenchmarkError(f"{came} of {lines * size} lines of a training came")
+        ratios.append(seconds[1] / seconds[0])
+    return ratios, statistics.median(much - little for little, much in zip(taken[::2], taken[1::2], strict=True))
+
+
+def _in_order(lines: Iterable[str]) -> int:
+    """How many numbered lines came. Raises BenchmarkError when a rank's came out of order, or twice."""
     of_rank: dict[str, list[int]] = {}
-    for _, line in screen.lines:
+    for line in lines:
         head, _, number = line.rpartition("line ")
         if number.isdecimal():
             of_rank.setdefault(head, []).append(int(number))
     for head, numbers in of_rank.items():
         if numbers != sorted(set(numbers)):
             raise BenchmarkError(f"lines of {head} came out of order")
-    return sum(map(len, of_rank.values())), seconds
+    return sum(map(len, of_rank.values()))
 
 
 @ends_with_its_reader
@@ -208,6 +277,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--master", action="append", help="of the Spark session; may be given several times")
     parser.add_argument("--rounds", type=positive, default=7, help="turns of each launcher that count (default 7)")
     parser.add_argument("--lines", type=int, default=100_000, help="that 4 ranks print together (default 100000)")
+    parser.add_argument("--steps", type=positive, default=1000, help="of the training that prints (default 1000)")
     parser.add_argument("--peers", type=list_of(list(_PEERS)), default=tuple(_PEERS), help=", ".join(_PEERS))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there; - for standard output")
     options = parser.parse_args(words)
@@ -217,10 +287,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ended_by_signals():
         for master in options.master or [f"local[{options.np}]", f"local-cluster[{options.np},1,1024]"]:
             print(f"{options.np} ranks on {facts['cores']} cores ({facts['processor']}), {master}; s", file=screen)
-            with session(master):
+            with session(master) as spark:
                 rows = launchers(options.np, options.peers)
                 for number in range(options.rounds + 1):
                     for row in rows:
+                        warm_workers(spark, options.np)
                         row.turn(f"word {number}", counts=number > 0)
                 print(_table(rows), file=screen, flush=True)
                 delays = sorted(line_delays(options.np, 40))
@@ -230,7 +301,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         if options.lines:
             came, seconds = many_lines(4, options.lines)
             print(f"4 ranks printed {options.lines} lines: {came} came, in order, in {seconds:.1f} s", file=screen)
-            runs.append({"lines": options.lines, "came": came, "seconds": seconds})
+            ratios, taken = training_ratios(4, options.lines, options.steps, options.rounds)
+            print(
+                f"a training whose 4 ranks print as many takes {statistics.median(ratios):.3f} times as long as "
+                f"without ({min(ratios):.3f} to {max(ratios):.3f}), and {taken:.2f} s more of a core in the driver",
+                file=screen,
+            )
+            runs.append(
+                {
+                    "lines": options.lines,
+                    "came": came,
+                    "seconds": seconds,
+                    "training_ratios": ratios,
+                    "driver_seconds": taken,
+                }
+            )
     if options.json is not None:
         command = shlex.join(["python", "-m", _MODULE, *words])
         tables.write_json(options.json, {"command": command, "machine": facts, "runs": runs})

@@ -7,6 +7,13 @@ communication. Parameters after three steps are compared with those of one proce
 Models: mlp, 200 parameters of 64 and 64 x 64; resnet50, the 161 shapes of ResNet-50's parameters (25.6 million, 102 MB)
 with next to no computation; transformer, 6 encoder layers of width 256 on 4 sequences of 64.
 
+``--lightning`` adds the same steps by Lightning's Trainer: without communication, with ``strategy="horovod"``, with its
+own DDP over gloo. A Trainer's step is all that it does from one batch to the next.
+
+``--tensorflow`` adds the resnet50 step by TensorFlow: without communication, with ``DistributedGradientTape`` (by its
+compiled node, and ``python``, without it), with ``MultiWorkerMirroredStrategy`` over its ring (``mwms``); and by Keras'
+``train_on_batch`` on TensorFlow, alone and with ``DistributedOptimizer``.
+
 Ranks have the environment that launchers give to workers (``launch/worker_environment.py``): they keep freed memory, or
 else half of a CPU step is the system mapping gradients in again; --default-malloc leaves that out, for all alike.
 """
@@ -14,6 +21,7 @@ else half of a CPU step is the system mapping gradients in again; --default-mall
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 import socket
 import statistics
@@ -34,6 +42,22 @@ MODELS = {"mlp": 1_664_000, "resnet50": 102_228_128, "transformer": 18_954_240}
 _MODULE = "spark_estimator.benchmarks.training"
 _COLUMNS = ("none", "ours", "ddp", "exposed", "ddp exposed")
 _RATIOS = (Ratio("ours", "none"), Ratio("ddp", "none"), Ratio("ddp exposed", "exposed"))
+_LIGHTNING = ("lightning_none", "lightning_ours", "lightning_ddp")
+_LIGHTNING_RATIOS = (Ratio("lightning_ours", "ours"), Ratio("lightning_ddp", "lightning_ours"))
+_TENSORFLOW = ("tf_none", "tf_ours", "tf_python", "tf_mwms", "keras_none", "keras_ours")
+#: What is exposed, by the column that it is a part of, and the one without communication.
+_EXPOSED = {
+    "exposed": ("ours", "none"),
+    "ddp exposed": ("ddp", "none"),
+    "tf exposed": ("tf_ours", "tf_none"),
+    "python exposed": ("tf_python", "tf_none"),
+    "mwms exposed": ("tf_mwms", "tf_none"),
+    "keras exposed": ("keras_ours", "keras_none"),
+}
+#: How our node is made in each group of ranks; in the last it is not used.
+_OPS = ("native", "python", "auto")
+_OF_TENSORFLOW = tuple(name for name, pair in _EXPOSED.items() if pair[0] in _TENSORFLOW)
+_TENSORFLOW_RATIOS = tuple(Ratio(name, "exposed") for name in _OF_TENSORFLOW)
 
 
 class Step(Form):
@@ -48,9 +72,9 @@ class Step(Form):
 def exposed(line: Line) -> Line:
     """The line with what each library exposes as further figures; at least a tenth of a microsecond."""
     figures = dict(line.figures)
-    for name, column in (("ours", "exposed"), ("ddp", "ddp exposed")):
+    for column, (name, alone) in _EXPOSED.items():
         if name in figures:
-            figures[column] = Figure.computed(max(0.1, figures[name].us - figures["none"].us))
+            figures[column] = Figure.computed(max(0.1, figures[name].us - figures[alone].us))
     return replace(line, figures=figures)
 
 
@@ -65,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", type=list_of(list(MODELS)), default=tuple(MODELS), help=", ".join(MODELS))
     parser.add_argument("--seconds", type=float, default=8.0, help="for each library and model (default 8)")
     parser.add_argument("--tcp", action="store_true", help="without shared memory, as between hosts")
+    parser.add_argument("--lightning", action="store_true", help="the same by Lightning's Trainer, too")
+    parser.add_argument("--tensorflow", action="store_true", help="resnet50 by TensorFlow and Keras, too")
     parser.add_argument("--default-malloc", action="store_true", help="freed memory goes back to the system")
     parser.add_argument("--markdown", action="store_true", help="print the table in Markdown")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there; - for standard output")
@@ -75,13 +101,33 @@ def main(argv: Sequence[str] | None = None) -> None:
     title = f"{options.np} ranks on {facts['cores']} cores ({facts['processor']}), {channel}; us a step, slowest rank"
     print(title, file=screen, flush=True)
     lines = []
+    columns: tuple[str, ...] = _COLUMNS
+    ratios: tuple[Ratio, ...] = _RATIOS
+    if options.lightning:
+        columns, ratios = (*columns, *_LIGHTNING), (*ratios, *_LIGHTNING_RATIOS)
+    if options.tensorflow:
+        columns, ratios = (*columns, *_TENSORFLOW, *_OF_TENSORFLOW), (*ratios, *_TENSORFLOW_RATIOS)
     try:
-        with ended_by_signals(), _group(options) as group:
+        with ended_by_signals(), contextlib.ExitStack() as groups:
+            group = groups.enter_context(_group(options))
             subjects = [Subject(name, group, name) for name in ("none", "ours", "ddp")]
+            if options.lightning:
+                # Without torch.distributed, over which a Trainer that finds it asks in each step for signals.
+                apart = groups.enter_context(_group(options, gloo=False))
+                subjects += [Subject(name, group if name.endswith("ddp") else apart, name) for name in _LIGHTNING]
+            others = []
+            if options.tensorflow and "resnet50" in options.model:
+                native, python, mwms = (groups.enter_context(_tensorflow_group(options, op)) for op in _OPS)
+                owners = {"tf_python": python, "tf_mwms": mwms}
+                others = [
+                    Subject(name, owners.get(name, native), "tf_ours" if name == "tf_python" else name)
+                    for name in _TENSORFLOW
+                ]
             for model in options.model:
                 step = Step(model, "float32", MODELS[model])
-                lines.append(exposed(measure(step, subjects, options.seconds, block_seconds=0.4)))
-                rows = tables.cells(lines, _COLUMNS, _RATIOS)
+                taking = [*subjects, *(others if model == "resnet50" else [])]
+                lines.append(exposed(measure(step, taking, options.seconds, block_seconds=0.4)))
+                rows = tables.cells(lines, columns, ratios)
                 if not options.markdown:
                     print(tables.text([rows[0], rows[-1]] if len(lines) == 1 else rows[-1:], rows[0]), file=screen)
                 if options.np > 1:
@@ -91,27 +137,40 @@ def main(argv: Sequence[str] | None = None) -> None:
     except BenchmarkError as error:
         raise SystemExit(f"benchmark: {error}") from error
     if options.markdown:
-        print(tables.markdown(tables.cells(lines, _COLUMNS, _RATIOS)), file=screen)
+        print(tables.markdown(tables.cells(lines, columns, ratios)), file=screen)
     if options.json is not None:
         command = shlex.join(["python", "-m", _MODULE, *words])
         results = tables.plain(lines)
         tables.write_json(options.json, {"command": command, "machine": facts, "ranks": options.np, "results": results})
 
 
-def _group(options: argparse.Namespace) -> Group:
+def _group(options: argparse.Namespace, gloo: bool = True) -> Group:
     with socket.socket() as probe:  # gloo wants a port that is free
         probe.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    environment = {"SPARK_ESTIMATOR_WORKER_MALLOC": "system" if options.default_malloc else "keep"}
-    if options.tcp:
-        environment["SPARK_ESTIMATOR_SHARED_MEMORY"] = "0"
     return programs.python_group(
         "training",
         local_rendezvous(options.np),
-        gloo=address,
+        gloo=address if gloo else None,
         module="spark_estimator.benchmarks.training_rank",
-        environment=environment,
+        environment=_environment(options),
     )
+
+
+def _tensorflow_group(options: argparse.Namespace, op: str) -> Group:
+    return programs.python_group(
+        f"TensorFlow ({op})",
+        local_rendezvous(options.np),
+        module="spark_estimator.benchmarks.training_tensorflow",
+        environment={**_environment(options), "SPARK_ESTIMATOR_TENSORFLOW_OP": op},
+    )
+
+
+def _environment(options: argparse.Namespace) -> dict[str, str]:
+    environment = {"SPARK_ESTIMATOR_WORKER_MALLOC": "system" if options.default_malloc else "keep"}
+    if options.tcp:
+        environment["SPARK_ESTIMATOR_SHARED_MEMORY"] = "0"
+    return environment
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """A rank that takes training steps when the controller of ``benchmarks.training`` says so, one variant at a time.
 
 Variants: ``none``, every rank for itself; ``ours``, with ``hvd.DistributedOptimizer``; ``ddp``, PyTorch's
-``DistributedDataParallel`` over gloo. A step is forward, backward, whatever is exchanged, and an SGD step.
+``DistributedDataParallel`` over gloo; and these by Lightning's Trainer (``training_lightning``), with a name that
+begins with ``lightning_``. A step is forward, backward, whatever is exchanged, and an SGD step; of a Trainer all that
+it does from one batch to the next.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ from torch import nn
 
 import spark_estimator.torch as hvd
 from spark_estimator.benchmarks.conversation import answer_commands
+from spark_estimator.benchmarks.training_steps import (
+    CHECKED_STEPS,
+    TOLERANCE,
+    UNCOUNTED,
+    Answers,
+    resnet50_shapes,
+    timed,
+)
 from spark_estimator.launch.worker import bind_to_parent
-
-_UNCOUNTED = 2
-_CHECKED_STEPS = 3
-# Sums in another order than the reference's, in float32, after three steps.
-_TOLERANCE = 1e-4
 
 
 class GradientShapes(nn.Module):
@@ -40,20 +45,6 @@ class GradientShapes(nn.Module):
         """inputs: [batch, any]. Returns a scalar."""
         total = inputs.mean()
         return total * torch.stack([parameter.sum() for parameter in self.all]).sum()
-
-
-def resnet50_shapes() -> list[tuple[int, ...]]:
-    """The shapes of ResNet-50's 161 parameters (He et al. 2015), in order."""
-    shapes: list[tuple[int, ...]] = [(64, 3, 7, 7), (64,), (64,)]
-    before = 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for block in range(blocks):
-            shapes += [(width, before, 1, 1), (width,), (width,), (width, width, 3, 3), (width,), (width,)]
-            shapes += [(4 * width, width, 1, 1), (4 * width,), (4 * width,)]
-            if block == 0:
-                shapes += [(4 * width, before, 1, 1), (4 * width,), (4 * width,)]
-            before = 4 * width
-    return [*shapes, (1000, 2048), (1000,)]
 
 
 def _mlp() -> nn.Module:
@@ -129,7 +120,7 @@ def _reference(name: str) -> nn.Module:
     torch.manual_seed(0)
     model = MODELS[name].make()
     optimizer = torch.optim.SGD(model.parameters(), lr=MODELS[name].learning_rate)
-    for step in range(_CHECKED_STEPS):
+    for step in range(CHECKED_STEPS):
         optimizer.zero_grad()
         for rank in range(hvd.size()):
             (loss_of(model(inputs_of(name, rank, step))) / hvd.size()).backward()
@@ -137,65 +128,49 @@ def _reference(name: str) -> nn.Module:
     return model
 
 
-class Rank:
-    """Answers commands; keeps the models of the last name that was asked for, so that turns find the same memory."""
+def _made(variant: str, name: str) -> Any:
+    """A `Training`, or a ``LightningTraining``."""
+    if not variant.startswith("lightning_"):
+        return Training(variant, name)
+    from spark_estimator.benchmarks.training_lightning import LightningTraining  # it takes seconds to import
 
-    def __init__(self) -> None:
-        self._name = ""
-        self._ready: dict[str, Training] = {}
+    return LightningTraining(variant, name)
 
-    def answer(self, line: str) -> str:
-        """The answer to one command, without the end of line."""
-        verb, variant, name, *rest = line.split()
-        try:
-            if name != self._name:
-                self._ready.clear()
-                self._name = name
-            if verb == "hooks":
-                return f"hooks {self._in_hooks(self._training('ours', name)):.0f}"
-            if verb == "check":
-                return self._check(variant, name)
-            return "times " + " ".join(f"{time:.0f}" for time in self._block(variant, name, int(rest[-1])))
-        except Exception as error:
-            return "failed " + " ".join(f"{type(error).__name__}: {error}".split())
 
-    def _training(self, variant: str, name: str) -> Training:
-        if variant not in self._ready:
-            self._ready[variant] = Training(variant, name)
-        return self._ready[variant]
-
-    def _check(self, variant: str, name: str) -> str:
-        if variant == "none":
-            return "ok"
-        training = Training(variant, name)
-        for step in range(_CHECKED_STEPS):
-            training.step(inputs_of(name, hvd.rank(), step))
-        for number, (ours, right) in enumerate(
-            zip(training.model.parameters(), _reference(name).parameters(), strict=True)
-        ):
-            if not torch.allclose(ours, right, rtol=_TOLERANCE, atol=_TOLERANCE * float(right.abs().max())):
-                return f"wrong numbers on rank {hvd.rank()}, parameter {number} of {name}"
+def _check(variant: str, name: str) -> str:
+    if variant.endswith("none"):
         return "ok"
+    training = _made(variant, name)
+    batches = [inputs_of(name, hvd.rank(), step) for step in range(CHECKED_STEPS)]
+    if isinstance(training, Training):
+        for batch in batches:
+            training.step(batch)
+    else:
+        training.steps(batches, and_no_more=True)
+    for number, (ours, right) in enumerate(
+        zip(training.model.parameters(), _reference(name).parameters(), strict=True)
+    ):
+        if not torch.allclose(ours, right, rtol=TOLERANCE, atol=TOLERANCE * float(right.abs().max())):
+            return f"wrong numbers on rank {hvd.rank()}, parameter {number} of {name}"
+    return "ok"
 
-    def _block(self, variant: str, name: str, samples: int) -> list[float]:
-        """Nanoseconds a step."""
-        training = self._training(variant, name)
-        times: list[float] = []
-        for _ in range(_UNCOUNTED + samples):
-            hvd.barrier()
-            start = time.perf_counter_ns()
+
+def _block(training: Any, name: str, samples: int) -> list[float]:
+    """Nanoseconds a step."""
+    if isinstance(training, Training):
+        return timed(training.step, samples, hvd.barrier)
+    steps: list[float] = training.steps([inputs_of(name, hvd.rank(), 0)] * (UNCOUNTED + samples))
+    return steps[UNCOUNTED:]
+
+
+def _in_hooks(training: Training) -> str:
+    """Nanoseconds a parameter that backward spends in hooks: noting gradients, submitting buckets."""
+    figures = []
+    for _ in range(20):
+        with _timed_hooks(training.model) as spent:
             training.step()
-            times.append(time.perf_counter_ns() - start)
-        return times[_UNCOUNTED:]
-
-    def _in_hooks(self, training: Training) -> float:
-        """Nanoseconds a parameter that backward spends in hooks: noting gradients, submitting buckets."""
-        figures = []
-        for _ in range(20):
-            with _timed_hooks(training.model) as spent:
-                training.step()
-            figures.append(spent[0] / max(1, spent[1]))
-        return sorted(figures)[len(figures) // 2]
+        figures.append(spent[0] / max(1, spent[1]))
+    return f"hooks {sorted(figures)[len(figures) // 2]:.0f}"
 
 
 @contextlib.contextmanager
@@ -208,7 +183,7 @@ def _timed_hooks(model: nn.Module) -> Iterator[list[int]]:
         clock()
     reading = (clock() - begin) // 1000
 
-    def timed(own: Any) -> Any:
+    def noted(own: Any) -> Any:
         def hook(param: torch.Tensor) -> None:
             start = clock()
             own(param)
@@ -220,7 +195,7 @@ def _timed_hooks(model: nn.Module) -> Iterator[list[int]]:
     hooks = [parameter._post_accumulate_grad_hooks for parameter in model.parameters()]
     kept = [dict(each) for each in hooks]
     for each in hooks:
-        each.update({number: timed(hook) for number, hook in each.items()})
+        each.update({number: noted(hook) for number, hook in each.items()})
     try:
         yield spent
     finally:
@@ -241,7 +216,8 @@ def main() -> None:
     hvd.init()
     if options.gloo:
         dist.init_process_group("gloo", init_method=options.gloo, rank=hvd.rank(), world_size=hvd.size())
-    answer_commands(options.socket, hvd.rank(), hvd.size(), Rank().answer)
+    answers = Answers(_made, _check, _block, {"hooks": _in_hooks})
+    answer_commands(options.socket, hvd.rank(), hvd.size(), answers.answer)
     if options.gloo:
         with contextlib.suppress(Exception):  # its peers may have gone first
             dist.destroy_process_group()

@@ -16,6 +16,7 @@ from spark_estimator import _native
 from spark_estimator._native import Config, Op, Peer, Request, Result, Status
 from spark_estimator.errors import HorovodInternalError
 from spark_estimator.log import logger
+from spark_estimator.observe import last_ops
 
 _log = logger(__name__)
 
@@ -267,7 +268,7 @@ class Engine:
             if shown:
                 # Who goes on without the lost rank has other things to read.
                 level = logging.INFO if self.loss_is_expected else logging.WARNING
-                _log.log(level, "the last %d of %d noted ops:\n%s", len(shown), len(lines), "\n".join(shown))
+                _log.log(level, f"{last_ops.HEAD}\n%s", len(shown), len(lines), "\n".join(shown))
 
     def timeline_start(self, path: str, mark_cycles: bool) -> None:
         """Starts writing a Chrome trace of this rank's ops. Raises ValueError when one is being written."""

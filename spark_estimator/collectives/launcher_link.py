@@ -77,6 +77,33 @@ class Ready:
             raise ValueError(f"a malformed frame of kind {READY!r}: {error!r}") from error
 
 
+def pack(message: Mapping[str, Any]) -> bytes:
+    """A frame."""
+    content = json.dumps(message).encode()
+    return _LENGTH.pack(len(content)) + content
+
+
+def take(pending: bytearray) -> dict[str, Any] | None:
+    """Takes a whole frame off the front of `pending`; None while there is none.
+
+    Raises:
+        ValueError: it is no frame.
+    """
+    if len(pending) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack_from(pending)
+    if length > _MAX_BYTES:
+        raise ValueError(f"a frame of {length} bytes; at most {_MAX_BYTES} are allowed")
+    end = _LENGTH.size + length
+    if len(pending) < end:
+        return None
+    message = json.loads(bytes(pending[_LENGTH.size : end]))
+    del pending[:end]
+    if not isinstance(message, dict):
+        raise ValueError("a frame that is no object")
+    return message
+
+
 class Link:
     """One end of the pair. `send` from any thread, `receive` from one."""
 
@@ -87,8 +114,7 @@ class Link:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Sends a frame. Raises OSError when the other end is gone, or takes nothing for some seconds."""
-        content = json.dumps(message).encode()
-        view = memoryview(_LENGTH.pack(len(content)) + content)
+        view = memoryview(pack(message))
         deadline = time.monotonic() + _SEND_SECONDS
         with self._sending:
             while view:
@@ -104,17 +130,8 @@ class Link:
             ValueError: what came is no frame.
         """
         while True:
-            if len(self._pending) >= _LENGTH.size:
-                (length,) = _LENGTH.unpack_from(self._pending)
-                if length > _MAX_BYTES:
-                    raise ValueError(f"a frame of {length} bytes; at most {_MAX_BYTES} are allowed")
-                end = _LENGTH.size + length
-                if len(self._pending) >= end:
-                    message = json.loads(bytes(self._pending[_LENGTH.size : end]))
-                    del self._pending[:end]
-                    if not isinstance(message, dict):
-                        raise ValueError("a frame that is no object")
-                    return message
+            if (message := take(self._pending)) is not None:
+                return message
             try:
                 received = self._sock.recv(1 << 16, 0 if wait else socket.MSG_DONTWAIT)
             except BlockingIOError:

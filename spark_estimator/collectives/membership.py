@@ -22,7 +22,7 @@ from spark_estimator.collectives.wiring import Switchboard, Wired
 from spark_estimator.env import Settings
 from spark_estimator.errors import HorovodInternalError
 from spark_estimator.log import logger
-from spark_estimator.observe import timeline
+from spark_estimator.observe import progress, timeline
 from spark_estimator.observe.stacks import StackTeller, current_stacks
 
 _log = logger(__name__)
@@ -90,6 +90,11 @@ class EngineStarter:
     def _engines(self) -> list[Engine]:
         return [engine for reference in self._started if (engine := reference()) is not None]
 
+    def progress(self) -> tuple[int, float, str]:
+        """How many collectives were submitted, for how long this rank waits in one by now, and in which."""
+        engines = self._engines()
+        return (sum(engine.counter("requests") for engine in engines), *pending.longest_wait(engines, time.monotonic()))
+
     def _whereabouts(self, asked: Engine) -> str:
         """What a rank that others wait for says of itself, to them and in its own log.
 
@@ -134,6 +139,7 @@ class Membership:
         except BaseException:
             self.sets.shutdown()
             raise
+        self._progress_teller = progress.teller(starter.progress)
 
     def next_number(self, kind: str) -> int:
         """0, 1, 2... for each kind of thing; for names that all ranks make alike."""
@@ -170,6 +176,8 @@ class Membership:
 
     def shutdown(self) -> None:
         """Leaves the job, and all process sets."""
+        if self._progress_teller is not None:
+            self._progress_teller.stop()
         self.sets.shutdown()
 
     def abandon_after_fork(self) -> None:

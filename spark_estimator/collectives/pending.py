@@ -46,6 +46,21 @@ def told(engines: Iterable[Engine], now: float) -> str:
     return text
 
 
+def longest_wait(engines: Iterable[Engine], now: float) -> tuple[float, str]:
+    """For how many seconds this rank has waited for others by now, and in which collective; (0, '') if it does not.
+
+    Args:
+        engines, now: as in `told`.
+    """
+    waits = [
+        (now - request.since, f"{request.op.name.lower()} {request.name!r}")
+        for engine in engines
+        for number, request in list(engine.pending.items())
+        if request.waiters and not _is_done(engine, number)
+    ]
+    return max(waits, default=(0.0, ""))
+
+
 def _is_done(engine: Engine, number: int) -> bool:
     try:
         return engine.poll(number) is not Status.IN_PROGRESS

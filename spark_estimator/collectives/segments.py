@@ -57,7 +57,7 @@ def exchange(controls: Mapping[PeerFacts, socket.socket], segment: int, deadline
         for peer, control in local.items():
             with _naming(peer):
                 control.settimeout(max(0.01, deadline - time.monotonic()))
-                received[peer] = _receive(control)
+                received[peer] = receive_descriptor(control)
     except BaseException:
         for fd in received.values():
             close_descriptor(fd)
@@ -76,7 +76,8 @@ def close_descriptor(fd: int) -> None:
             os.close(fd)
 
 
-def _receive(control: socket.socket) -> int:
+def receive_descriptor(control: socket.socket) -> int:
+    """The descriptor that comes over a Unix socket with one byte; -1 when the byte comes alone. Raises OSError."""
     # Not recv_fds: it drops the flag without which every program started later would inherit the segment.
     room = socket.CMSG_LEN(struct.calcsize("i"))
     message, ancillary, _flags, _address = control.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)

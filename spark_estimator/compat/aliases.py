@@ -13,6 +13,18 @@ MODULES: dict[str, str] = {
     "horovod.torch.elastic": "spark_estimator.torch.elastic",
     "horovod.torch.elastic.state": "spark_estimator.torch.elastic.state",
     "horovod.torch.elastic.sampler": "spark_estimator.torch.elastic.sampler",
+    "horovod.tensorflow": "spark_estimator.tensorflow",
+    "horovod.tensorflow.compression": "spark_estimator.tensorflow.compression",
+    "horovod.tensorflow.elastic": "spark_estimator.tensorflow.elastic",
+    "horovod.tensorflow.functions": "spark_estimator.tensorflow",
+    "horovod.tensorflow.mpi_ops": "spark_estimator.tensorflow.mpi_ops",
+    "horovod.tensorflow.sync_batch_norm": "spark_estimator.tensorflow.sync_batch_norm",
+    "horovod.tensorflow.keras": "spark_estimator.tensorflow.keras",
+    "horovod.tensorflow.keras.callbacks": "spark_estimator.keras.callbacks",
+    "horovod.tensorflow.keras.elastic": "spark_estimator.keras.elastic",
+    "horovod.keras": "spark_estimator.keras",
+    "horovod.keras.callbacks": "spark_estimator.keras.callbacks",
+    "horovod.keras.elastic": "spark_estimator.keras.elastic",
     "horovod.common.elastic": "spark_estimator.elastic",
     "horovod.common.exceptions": "spark_estimator.errors",
     "horovod.common.util": "spark_estimator.compat.build_questions",
@@ -20,6 +32,7 @@ MODULES: dict[str, str] = {
     "horovod.spark": "spark_estimator.spark",
     "horovod.spark.common.backend": "spark_estimator.spark.backend",
     "horovod.spark.common.store": "spark_estimator.store",
+    "horovod.spark.lightning.legacy": "spark_estimator.estimators.lightning_legacy",
     "horovod.spark.runner": "spark_estimator.spark.runner",
     "sparkdl.horovod.runner_base": "spark_estimator.runner",
 }
@@ -29,12 +42,22 @@ PACKAGES: dict[str, dict[str, str]] = {
     "horovod": {"run": "spark_estimator.runner:run"},
     "horovod.common": {},
     "horovod.spark.common": {},
+    "horovod.spark.keras": {
+        "KerasEstimator": "spark_estimator.estimators.keras_estimator:KerasEstimator",
+        "KerasModel": "spark_estimator.estimators.keras_model:KerasModel",
+    },
+    "horovod.spark.lightning": {
+        "TorchEstimator": "spark_estimator.estimators.lightning_estimator:TorchEstimator",
+        "TorchModel": "spark_estimator.estimators.lightning_model:TorchModel",
+    },
     "horovod.spark.torch": {
         "TorchEstimator": "spark_estimator.estimators.torch_estimator:TorchEstimator",
         "TorchModel": "spark_estimator.estimators.torch_model:TorchModel",
     },
     "sparkdl": {"HorovodRunner": "spark_estimator.runner:HorovodRunner"},
     "sparkdl.horovod": {"log_to_driver": "spark_estimator.observe.driver_log:log_to_driver"},
+    "sparkdl.horovod.tensorflow": {},
+    "sparkdl.horovod.tensorflow.keras": {"LogCallback": "spark_estimator.keras.log_callback:LogCallback"},
 }
 
 #: What scripts compare ``horovod.__version__`` with: the release whose surface is served.
@@ -42,15 +65,16 @@ HOROVOD_VERSION = "0.28.1"
 
 #: Old name -> what to write instead. The longest name that fits gives the advice.
 INSTEAD: dict[str, str] = {
-    "horovod": "see `spark_estimator.torch` for what is offered",
-    "horovod.keras": "the Keras binding is not there yet",
+    "horovod": "see `spark_estimator.torch` and `spark_estimator.tensorflow` for what is offered",
+    "horovod.keras": "see `spark_estimator.keras` for what is offered",
     "horovod.mxnet": "MXNet is retired and will not be served",
     "horovod.ray": "Ray is out of scope; use Ray's own trainers there",
-    "horovod.spark": "see `spark_estimator.spark` for what is offered; of estimators, `horovod.spark.torch`",
-    "horovod.tensorflow": "the TensorFlow binding is not there yet",
+    "horovod.spark": "see `spark_estimator.spark` for what is offered; of estimators, `horovod.spark.torch`, "
+    "`.lightning` and `.keras`",
+    "horovod.tensorflow": "see `spark_estimator.tensorflow` for what is offered",
+    "horovod.tensorflow.keras": "see `spark_estimator.keras` for what is offered",
     "horovod.torch": "see `spark_estimator.torch` for what is offered",
-    "sparkdl": "`sparkdl.HorovodRunner` and `sparkdl.horovod.log_to_driver` are served",
-    "sparkdl.horovod.tensorflow": "the TensorFlow binding is not there yet; `sparkdl.horovod.log_to_driver` is served",
+    "sparkdl": "`sparkdl.HorovodRunner`, `sparkdl.horovod.log_to_driver` and its Keras `LogCallback` are served",
 }
 
 #: Top-level names that belong to somebody else when they are really installed.

@@ -18,10 +18,13 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether the framework "torch" sees a GPU."""
-    if ext_base_name != "torch" or importlib.util.find_spec("torch") is None:
+    """Whether the framework ("torch", "tensorflow") sees a GPU."""
+    if ext_base_name not in ("torch", "tensorflow") or importlib.util.find_spec(ext_base_name) is None:
         return False
-    return bool(importlib.import_module("torch").cuda.is_available())
+    framework = importlib.import_module(ext_base_name)
+    if ext_base_name == "tensorflow":
+        return bool(framework.config.list_physical_devices("GPU"))
+    return bool(framework.cuda.is_available())
 
 
 def gloo_built(verbose: bool = False) -> bool:

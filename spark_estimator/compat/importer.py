@@ -14,12 +14,15 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
+from spark_estimator.compat import tensorflow_v1 as old_tensorflow
 from spark_estimator.compat.aliases import HOROVOD_VERSION, MODULES, PACKAGES, ROOTS, advice
 
 #: Marks the packages that stand in, so that they are never taken for the real ones.
 _MARK = "__spark_estimator_alias__"
 #: Marks the folder of stand-ins itself, so that copies of this package in one process know one another's.
 _SHIM_FILE = "_spark_estimator_shim.py"
+#: By name: it stands on a higher layer, and few will ask for it.
+_OLD_SPELLINGS = "spark_estimator.lightning.old_spellings"
 
 
 class AliasLoader:
@@ -97,15 +100,22 @@ class AliasFinder:
         return ModuleSpec(name, AliasLoader(), is_package=name in PACKAGES)  # type: ignore[arg-type]  # by its methods
 
 
-def install(*, force: bool = False) -> None:
+def install(*, force: bool = False, lightning: bool = False, tensorflow_v1: bool = False) -> None:
     """Makes the old names importable in this process; a second call changes nothing.
 
     Args:
         force: serve the old names even where a real Horovod or sparkdl is installed. Without it, those are left alone.
+        lightning: have Lightning's Trainers take ``accelerator="horovod"``, ``distributed_backend="horovod"`` and
+            ``gpus=`` as those of Lightning 1 did, with a DeprecationWarning.
+        tensorflow_v1: have ``import tensorflow as tf`` give TensorFlow 1's names and behaviour, for scripts of its
+            time; see `tensorflow_v1`. Call it before anything has been computed with TensorFlow.
 
     Raises:
         RuntimeError: `force` is set, but a real one has been imported already: two libraries would share one name.
+        ModuleNotFoundError: `lightning` is set, and there is no Lightning.
     """
+    if lightning:
+        importlib.import_module(_OLD_SPELLINGS).install()
     if force:
         for root in sorted(ROOTS):
             module = sys.modules.get(root)
@@ -114,6 +124,8 @@ def install(*, force: bool = False) -> None:
                     f"{root} has been imported from {getattr(module, '__file__', None)} already: call "
                     "spark_estimator.compat.install(force=True) before the first import of it."
                 )
+    if tensorflow_v1:
+        old_tensorflow.install()
     for finder in sys.meta_path:
         if isinstance(finder, AliasFinder):
             finder.force = finder.force or force
@@ -123,6 +135,9 @@ def install(*, force: bool = False) -> None:
 
 def uninstall() -> None:
     """Takes back `install()`: the old names cannot be imported any more; what was imported stays usable."""
+    if _OLD_SPELLINGS in sys.modules:
+        sys.modules[_OLD_SPELLINGS].uninstall()
+    old_tensorflow.uninstall()
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, AliasFinder)]
     for root in ROOTS:
         if hasattr(sys.modules.get(root), _MARK):

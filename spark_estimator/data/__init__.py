@@ -1,1 +1,31 @@
-"""Rows of a DataFrame on their way into batches: columns become fields, which lie in a rank's spool."""
+"""Rows on their way into batches: columns of a DataFrame, or of Parquet files, become fields in a rank's spool.
+
+For functions that run on ranks (`HorovodRunner`, `spark.run`, ``horovodrun``): `make_torch_dataloader` reads a rank's
+equal share of Parquet files; `files_of` says, on the driver, which files a DataFrame is, and `data_sets` what trainings
+have left in a store.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_estimator.data.inventory import data_sets
+    from spark_estimator.data.scan import files_of
+    from spark_estimator.data.torch_loader import make_torch_dataloader
+
+__all__ = ["data_sets", "files_of", "make_torch_dataloader"]
+
+_HOME = {
+    "data_sets": "spark_estimator.data.inventory",
+    "files_of": "spark_estimator.data.scan",
+    "make_torch_dataloader": "spark_estimator.data.torch_loader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name at its first use: one needs PyTorch, the other Spark."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'spark_estimator.data' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

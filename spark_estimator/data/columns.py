@@ -7,20 +7,25 @@ byte, short, int, long        int64
 float, double, decimal        float32 (float64 for a model of doubles)
 boolean                       int64, 0 or 1
 date                          int64, days since 1970-01-01
-timestamp                     float64, seconds since 1970-01-01T00:00:00Z
-array of one of the above     a vector; all rows need the same length
+timestamp, timestamp_ntz      float64, seconds since 1970-01-01T00:00:00Z; of ntz in the session's time zone, in UTC
+                              where files are read without a DataFrame
+array of one of the above     a vector; rows of different lengths need ``padding``
 VectorUDT, dense and sparse   a vector of float32
 struct                        its fields, one by one, as ``name.field``
-string, binary, map, others   refused, with the name of what turns them into numbers
+binary                        with ``decoders``, the array that the function makes of it; uint8 stays so in the spool,
+                              and is a float32 in a feature's tensor, an int64 in a label's
+string, map, others           refused, with the name of what turns them into numbers
 ============================  ===========================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from spark_estimator.data.fields import Field
 from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 _SPARK_TYPES = {"int64": "bigint", "float32": "float", "float64": "double"}
+_SCALARS = ("long", "float", "double")
 
 
 @dataclass(frozen=True)
@@ -38,29 +44,67 @@ class Readable:
         name: as the user calls it.
         is_array: it holds vectors.
         dtype: of its tensor, if nothing else is wanted: int64, float32 or float64.
-        expression: its numbers, or arrays of numbers, of whatever type.
+        expression: its numbers, or arrays of numbers, of whatever type, or bytes that a decoder turns into them; None:
+            it is a column of files.
         kind: its Spark type, in words.
+        shape: of a row's array, where a function of the user's makes it and has been seen to; None: it is just long.
+        kept: ``uint8`` where a function makes arrays of bytes: pixels, which the spool keeps so; else empty.
     """
 
     name: str
     is_array: bool
     dtype: str
-    expression: Column
+    expression: Column | None
     kind: str
+    shape: tuple[int, ...] | None = None
+    kept: str = ""
+
+    @property
+    def marks(self) -> Column:
+        """True and false, under the name ``marker``."""
+        assert self.expression is not None, self.name
+        return self.expression.cast("boolean").alias("marker")
+
+    @property
+    def stored(self) -> Column:
+        """Its numbers as they are kept in files, under its name."""
+        assert self.expression is not None, self.name
+        kept = self.expression.cast("double") if self.kind.startswith("decimal") else self.expression
+        return kept.alias(self.name)
 
     def cast(self, dtype: str) -> Column:
         """What Spark is asked for when the tensor shall be of `dtype`."""
+        assert self.expression is not None, self.name
+        if self.kind == "binary":
+            return self.expression
         # Whole numbers are made of others in the spool, where a fraction would be noticed.
         fractions = dtype == "int64" and self.dtype != "int64"
         spark_type = "double" if fractions else _SPARK_TYPES[dtype]
         return self.expression.cast(f"array<{spark_type}>" if self.is_array else spark_type)
 
 
-def readable(schema: StructType, name: str) -> Readable:
+def raw(schema: StructType, name: str) -> Readable:
+    """A column as it is, of any type, for a function of the user's; of vectors the values.
+
+    Raises:
+        DataError: there is no such column.
+    """
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.sql import functions
+
+    kind, path = _find(schema, name)
+    column = functions.col(path)
+    if type(kind).__name__ == "VectorUDT":
+        return Readable(name, True, "", vector_to_array(column), "vector")
+    return Readable(name, kind.typeName() == "array", "", column, kind.simpleString())
+
+
+def readable(schema: StructType, name: str, decoded: bool = False) -> Readable:
     """How a column is read.
 
     Args:
         name: of a column, or a path into a struct: ``address.zip``.
+        decoded: there is a decoder for its bytes.
 
     Raises:
         DataError: there is no such column, or its type cannot be trained on.
@@ -73,6 +117,9 @@ def readable(schema: StructType, name: str) -> Readable:
     words = kind.simpleString()
     if type(kind).__name__ == "VectorUDT":
         return Readable(name, True, "float32", vector_to_array(column, "float32"), "vector")
+    if decoded:
+        check_decoded(name, words)
+        return Readable(name, True, "float32", column, words)
     is_array = kind.typeName() == "array"
     element = kind.elementType if is_array else kind  # type: ignore[attr-defined]
     dtype = _dtype(element.typeName(), name, words)
@@ -89,8 +136,8 @@ def selected(
 
     Args:
         dtypes: [columns] of their tensors.
-        nulls: "error" leaves them to be found, "drop" drops rows with a null in any column, a number takes the place of
-            those that are not in arrays.
+        nulls: "error" leaves them to be found; "drop" drops rows with a null or NaN in any column, as df.dropna does; a
+            number takes the place of nulls, not of NaN, and not inside of arrays.
         others: columns that are taken along as they are.
     """
     from pyspark.sql import functions
@@ -98,25 +145,73 @@ def selected(
     cast = []
     for number, (column, dtype) in enumerate(zip(columns, dtypes, strict=True)):
         expression = column.cast(dtype)
-        if not isinstance(nulls, str) and not column.is_array:
+        if not isinstance(nulls, str) and not column.is_array and column.kind != "binary":
             expression = functions.coalesce(expression, functions.lit(nulls).cast(_SPARK_TYPES[dtype]))
         cast.append(expression.alias(f"c{number}"))
     chosen = frame.select(*cast, *others)
     return chosen.dropna(subset=[f"c{number}" for number in range(len(columns))]) if nulls == "drop" else chosen
 
 
+def packed(frame: DataFrame, fields: Sequence[Field]) -> tuple[DataFrame, tuple[Field, ...]]:
+    """Puts the scalars of a field that Spark has in one type into one array: a row of twenty columns travels slowly.
+
+    Args:
+        frame: as `selected` makes it.
+        fields: whose columns are in it.
+
+    Returns:
+        The frame, and the fields, in which columns that came into one array are called by its name.
+    """
+    from pyspark.sql import functions
+
+    kinds = {one.name: one.dataType.typeName() for one in frame.schema.fields}
+    arrays: dict[str, list[str]] = {}
+    found = []
+    for field in fields:
+        columns: list[str] = []
+        for kind, run in itertools.groupby(field.columns, kinds.__getitem__):
+            names = list(run)
+            if kind in _SCALARS and len(names) > 1:
+                arrays[names[0]] = names
+                names = [names[0]] * len(names)
+            columns += names
+        found.append(replace(field, columns=tuple(columns)))
+    inside = {name for names in arrays.values() for name in names[1:]}
+    return frame.select(
+        *(
+            functions.array(*arrays[name]).alias(name) if name in arrays else functions.col(name)
+            for name in frame.columns
+            if name not in inside
+        )
+    ), tuple(found)
+
+
 def _find(schema: StructType, name: str) -> tuple[DataType, str]:
     """The type of a column, and how Spark's functions call it."""
+    if schema.names.count(name) > 1:
+        raise DataError(f"there are {schema.names.count(name)} columns named {name!r}: rename all but one of them.")
     if name in schema.names:
         return schema[name].dataType, f"`{name.replace('`', '``')}`"
     current: Any = schema
     path = []
     for part in name.split("."):
         if not hasattr(current, "names") or part not in current.names:
-            raise DataError(f"there is no column {name!r}: the DataFrame has {', '.join(map(repr, schema.names))}.")
+            raise DataError(
+                f"there is no column {name!r}: the DataFrame has {', '.join(map(repr, schema.names))}."
+                + did_you_mean(name, schema.names)
+            )
         current = current[part].dataType
         path.append(f"`{part.replace('`', '``')}`")
     return current, ".".join(path)
+
+
+def did_you_mean(name: str, there: Iterable[Any]) -> str:
+    """A sentence on the names that differ from this one in capital letters alone; empty where none does.
+
+    Spark does not mind, by default, which letters are capital; files, pandas and this package do.
+    """
+    others = [one for one in there if str(one).lower() == name.lower()]
+    return f" Did you mean {' or '.join(map(repr, others))}? Capital letters count." if others else ""
 
 
 def _dtype(type_name: str, name: str, words: str) -> str:
@@ -126,7 +221,7 @@ def _dtype(type_name: str, name: str, words: str) -> str:
         return "float32"
     if type_name.startswith("timestamp"):
         return "float64"
-    raise DataError(f"column {name!r} is of type {words}, {_remedy(type_name)}")
+    raise DataError(f"column {name!r} is of type {words}, {remedy(type_name)}")
 
 
 def _days(value: Column) -> Column:
@@ -151,14 +246,34 @@ _NUMBERS_OF: dict[str, Callable[[Column], Column]] = {
 }
 
 
-def _remedy(type_name: str) -> str:
+def check_decoded(name: str, kind: str) -> None:
+    """Refuses a decoder for what is not binary.
+
+    Raises:
+        DataError: the text names the column.
+    """
+    if kind != "binary":
+        raise DataError(
+            f"decoders names column {name!r}, which is of type {kind}: a decoder takes the bytes of binary."
+        )
+
+
+def remedy(type_name: str) -> str:
+    """What to do with a column whose type cannot be trained on; goes on a sentence.
+
+    Args:
+        type_name: as Spark's ``typeName`` has it.
+    """
     if type_name in ("string", "varchar", "char"):
         return (
             "and a model reads numbers. Encode it first: pyspark.ml.feature.StringIndexer (and OneHotEncoder) for "
             "categories, or a tokenizer of your own for text; or leave it out of feature_cols."
         )
     if type_name == "binary":
-        return "and a model reads numbers. Decode it first, for example in a pandas_udf that returns array<float>."
+        return (
+            "and a model reads numbers. Say what turns its bytes into an array: decoders={'column': function}, or "
+            "decode it first, for example in a pandas_udf that returns array<float>."
+        )
     if type_name == "struct":
         return "and a model reads numbers. Name the fields that it shall read: 'column.field'."
     if type_name == "array":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,10 +26,14 @@ class Field:
 
     Attributes:
         names: the columns as the user calls them, for messages.
-        columns: the same in the Arrow batches; their values stand side by side in a row.
+        columns: the same in the Arrow batches; their values stand side by side in a row. Scalars that follow one
+            another and have one name here come as one array.
         widths: values a row of each column; 1 for a scalar.
         dtype: of the tensor, in numpy's words: ``float32``.
         shape: of one row; () for a scalar. Its product is the sum of `widths`.
+        padding: [columns] what a row's array that is shorter than its width is filled up with, at its end; None: all
+            rows have arrays of just that width. Empty: None for all.
+        stored: in which type the values lie in the spool, where that is a smaller one: ``uint8``; empty: in `dtype`.
     """
 
     names: tuple[str, ...]
@@ -36,6 +41,8 @@ class Field:
     widths: tuple[int, ...]
     dtype: str
     shape: tuple[int, ...] = ()
+    padding: tuple[float | None, ...] = ()
+    stored: str = ""
 
     def __post_init__(self) -> None:
         if sum(self.widths) != math.prod(self.shape):
@@ -56,7 +63,12 @@ class Field:
     @property
     def row_bytes(self) -> int:
         """Bytes a row."""
-        return self.width * numpy.dtype(self.dtype).itemsize
+        return self.width * numpy.dtype(self.stored_dtype).itemsize
+
+    @property
+    def stored_dtype(self) -> str:
+        """The type of its matrices."""
+        return self.stored or self.dtype
 
 
 def matrix_of(batch: pyarrow.RecordBatch, field: Field, row: int = 0) -> Array:
@@ -66,18 +78,22 @@ def matrix_of(batch: pyarrow.RecordBatch, field: Field, row: int = 0) -> Array:
         row: the number of the batch's first row, for messages.
 
     Returns:
-        [rows, width] contiguous, of the field's dtype. It may share the batch's memory.
+        [rows, width] contiguous, of the field's `stored_dtype`. It may share the batch's memory.
 
     Raises:
         DataError: a value is missing, an array has another length, a number does not fit the type.
     """
-    pieces = [
-        _values(batch.column(column), name, width, field.dtype, row)
-        for name, column, width in zip(field.names, field.columns, field.widths, strict=True)
-    ]
+    pieces = []
+    place = 0
+    for column, same in itertools.groupby(field.columns):
+        stop = place + len(list(same))
+        padding = field.padding[place] if field.padding else None
+        wanted = _Wanted(field.names[place:stop], sum(field.widths[place:stop]), field.stored_dtype, padding)
+        pieces.append(_values(batch.column(column), wanted, row))
+        place = stop
     if len(pieces) == 1:
         return pieces[0]
-    whole = numpy.empty((batch.num_rows, field.width), field.dtype)
+    whole = numpy.empty((batch.num_rows, field.width), field.stored_dtype)
     for start in range(0, batch.num_rows, _BLOCK_ROWS):
         place = 0
         for piece in pieces:
@@ -92,7 +108,7 @@ def widths_of(batch: pyarrow.RecordBatch, columns: Sequence[str]) -> list[int | 
     widths: list[int | None] = []
     for column in columns:
         array = batch.column(column)
-        if not _is_list(array.type):
+        if not is_list(array.type):
             widths.append(1)
             continue
         lengths = set(pyarrow.compute.list_value_length(array).to_pylist())
@@ -100,33 +116,93 @@ def widths_of(batch: pyarrow.RecordBatch, columns: Sequence[str]) -> list[int | 
     return widths
 
 
-def _values(array: pyarrow.Array, name: str, width: int, dtype: str, row: int) -> Array:
+@dataclass(frozen=True)
+class _Wanted:
+    """What the values of one column become; see `Field`.
+
+    Attributes:
+        names: one; or those of the scalars that came as one array.
+        width, dtype, padding: of the array.
+    """
+
+    names: tuple[str, ...]
+    width: int
+    dtype: str
+    padding: float | None
+
+    @property
+    def name(self) -> str:
+        """For messages about all of it."""
+        return self.names[0]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether these are scalars of several columns."""
+        return len(self.names) > 1
+
+    def name_of(self, place: int) -> str:
+        """Whose value stands at that place, counted among the values of all rows."""
+        return self.names[place % self.width] if self.is_packed else self.names[0]
+
+
+def _values(array: pyarrow.Array, wanted: _Wanted, row: int) -> Array:
     """[rows, width] of one column."""
-    rows = len(array)
+    rows, name, width = len(array), wanted.name, wanted.width
     if array.null_count:
-        raise DataError(
-            f"column {name!r} holds null in row {row + _first(array.is_null())} of this rank's rows. Fill or drop such "
-            "rows (df.fillna, df.dropna), or say nulls='drop' or a number for nulls."
-        )
-    if _is_list(array.type):
-        lengths = pyarrow.compute.list_value_length(array)
-        if rows and not pyarrow.compute.all(pyarrow.compute.equal(lengths, width)).as_py():
-            at = _first(pyarrow.compute.not_equal(lengths, width))
-            raise DataError(
-                f"column {name!r} has {width} values in the first rows, but {lengths[at].as_py()} in row {row + at} of "
-                "this rank's rows. All rows need arrays of one length: pad or cut them."
-            )
+        raise _null(name, row + _first(array.is_null()))
+    lengths: Array | None = None
+    if is_list(array.type):
+        found = pyarrow.compute.list_value_length(array)
+        if rows and not pyarrow.compute.all(pyarrow.compute.equal(found, width)).as_py():
+            lengths = found.to_numpy(zero_copy_only=False)
+            _check_lengths(lengths, wanted, row)
         array = array.flatten()
         if array.null_count:
-            at = _first(array.is_null()) // max(1, width)
-            raise DataError(f"column {name!r} holds null inside of the array in row {row + at} of this rank's rows.")
+            place = _first(array.is_null())
+            at = row + _row_of(place, width, lengths)
+            raise (
+                _null(wanted.name_of(place), at)
+                if wanted.is_packed
+                else DataError(f"column {name!r} holds null inside of the array in row {at} of this rank's rows.")
+            )
     if pyarrow.types.is_boolean(array.type):
         array = array.cast(pyarrow.uint8())
-    values: Array = array.to_numpy(zero_copy_only=False)
-    return _converted(values, name, width, dtype, row).reshape(rows, width)
+    values = _converted(array.to_numpy(zero_copy_only=False), wanted, row, lengths)
+    if lengths is None:
+        return values.reshape(rows, width)
+    padded = numpy.full((rows, width), wanted.padding, wanted.dtype)
+    padded[numpy.arange(width) < lengths[:, None]] = values
+    return padded
 
 
-def _converted(values: Array, name: str, width: int, dtype: str, row: int) -> Array:
+def _null(name: str, row: int) -> DataError:
+    return DataError(
+        f"column {name!r} holds null in row {row} of this rank's rows. Fill or drop such rows (df.fillna, df.dropna), "
+        "or say nulls='drop' or a number where nulls is a parameter."
+    )
+
+
+def _check_lengths(lengths: Array, wanted: _Wanted, row: int) -> None:
+    """Refuses arrays that have not the length that is wanted, and cannot be filled up to it."""
+    wrong = lengths != wanted.width if wanted.padding is None else lengths > wanted.width
+    if not wrong.any():
+        return
+    at = int(wrong.argmax())
+    if wanted.padding is None:
+        raise DataError(
+            f"column {wanted.name!r} has {wanted.width} values in the first rows, but {lengths[at]} in row {row + at} "
+            "of this rank's rows. All rows need as many: padding=0 (or another number) fills shorter arrays up; or cut "
+            "them."
+        )
+    raise DataError(
+        f"column {wanted.name!r} has {lengths[at]} values in row {row + at} of this rank's rows, and its tensor has "
+        f"room for {wanted.width}: padding fills shorter arrays up and cuts nothing off. Cut it (functions.slice), or "
+        "train with a larger shape in input_shapes."
+    )
+
+
+def _converted(values: Array, wanted: _Wanted, row: int, lengths: Array | None) -> Array:
+    dtype = wanted.dtype
     if values.dtype == numpy.dtype(dtype):
         return values
     if values.dtype.kind == "f" and numpy.dtype(dtype).kind == "i":
@@ -136,14 +212,29 @@ def _converted(values: Array, name: str, width: int, dtype: str, row: int) -> Ar
         if wrong.any():
             at = int(wrong.argmax())
             raise DataError(
-                f"column {name!r} holds whole numbers in the first rows, so its tensor is {dtype}; but row "
-                f"{row + at // max(1, width)} of this rank's rows holds {values[at]!r}."
+                f"column {wanted.name_of(at)!r} holds whole numbers in the first rows, so its tensor is {dtype}; but "
+                f"row {row + _row_of(at, wanted.width, lengths)} of this rank's rows holds {values[at].item()!r}."
             )
         return converted
-    return values.astype(dtype)
+    converted = values.astype(dtype)
+    if dtype == "uint8" and (converted != values).any():
+        at = int((converted != values).argmax())
+        raise DataError(
+            f"column {wanted.name_of(at)!r} holds pixels, 0 to 255, in the first rows; row "
+            f"{row + _row_of(at, wanted.width, lengths)} of this rank's rows holds {values[at].item()!r}."
+        )
+    return converted
 
 
-def _is_list(kind: pyarrow.DataType) -> bool:
+def _row_of(place: int, width: int, lengths: Array | None) -> int:
+    """The row of a value, counted among the values of all rows."""
+    if lengths is None:
+        return place // max(1, width)
+    return int(numpy.searchsorted(numpy.cumsum(lengths), place, side="right"))
+
+
+def is_list(kind: pyarrow.DataType) -> bool:
+    """Whether it holds arrays of any of Arrow's three forms."""
     return bool(
         pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind) or pyarrow.types.is_fixed_size_list(kind)
     )

@@ -85,6 +85,42 @@ class Batches:
         """Rows of a batch; 0 on a rank that has run out of rows."""
         return share(self.rows[rank], self.whole, step)
 
+    def done(self, steps: int) -> int:
+        """Rows of the first steps on all ranks together."""
+        return sum(self.bounds(rank, steps)[0] for rank in range(len(self.rows)))
+
     def total(self, step: int) -> int:
         """Rows of a step on all ranks together."""
         return sum(self.size(rank, step) for rank in range(len(self.rows)))
+
+
+@dataclass(frozen=True)
+class Range:
+    """Rows that follow one another within one piece of the data.
+
+    Attributes:
+        piece: its number.
+        start: the first row, counted in the piece.
+        rows: how many.
+    """
+
+    piece: int
+    start: int
+    rows: int
+
+
+def ranges(pieces: Sequence[int], parts: int, part: int) -> list[Range]:
+    """The rows of one of `parts` equal shares: all pieces lie on one line, which is cut into as many.
+
+    Args:
+        pieces: [pieces] rows of each.
+    """
+    first = begin(sum(pieces), parts, part)
+    last = first + share(sum(pieces), parts, part)
+    found, place = [], 0
+    for number, rows in enumerate(pieces):
+        start, stop = max(first, place), min(last, place + rows)
+        if start < stop:
+            found.append(Range(number, start - place, stop - start))
+        place += rows
+    return found

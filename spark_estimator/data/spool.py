@@ -17,7 +17,7 @@ import mmap
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -26,6 +26,7 @@ import pyarrow
 import pyarrow.compute
 
 from spark_estimator.data.fields import Array, Field, matrix_of
+from spark_estimator.data.preparation import Preparation, batch_rows_of, dtypes_of
 from spark_estimator.errors import DataError
 
 _MESSAGE_BYTES = 1 << 16
@@ -58,11 +59,13 @@ class SpoolFeed:
         fields: what the rows hold.
         marker: the Arrow column that says which rows are for validation; None: no row is.
         folder: where, on each host; None: in Spark's local folder, or in the system's for temporary files.
+        preparation: what is done to the rows before; None: they come as fields want them.
     """
 
     fields: tuple[Field, ...]
     marker: str | None = None
     folder: str | None = None
+    preparation: Preparation | None = None
 
     def take(
         self, batches: Iterable[pyarrow.RecordBatch], worker: socket.socket, ended: Callable[[], bool] = lambda: False
@@ -75,18 +78,14 @@ class SpoolFeed:
             ended: says that nobody waits for the rows any more.
         """
         try:
-            train, held = Writer(self.fields, self.folder), Writer(self.fields, self.folder)
-            for batch in batches:
-                if ended():
-                    return
-                if self.marker is None:
-                    train.append(batch)
-                    continue
-                mask = pyarrow.compute.fill_null(batch.column(self.marker), False)
-                train.append(batch.filter(pyarrow.compute.invert(mask)))
-                held.append(batch.filter(mask))
+            rows = _until(batches, ended)
+            if self.preparation is not None:
+                rows = self.preparation.batches(rows, dtypes_of(self.fields), batch_rows_of(self.fields))
+            train, held = spooled(rows, self.fields, self.marker, self.folder)
+            if ended():
+                return
             _send(worker, {"rows": [train.rows, held.rows]}, [*train.descriptors, *held.descriptors])
-        except Exception as error:
+        except BaseException as error:  # whatever it is, it ends this thread, and the worker waits for rows
             _send(
                 worker, {"failure": str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"}
             )
@@ -118,7 +117,7 @@ class Writer:
             try:
                 _write_all(file.fileno(), matrix_of(batch, field, self.rows))
             except OSError as error:
-                raise _unwritten(error, self._folder, self.rows) from error
+                raise _unwritten(error, self._folder, self.rows, self._fields) from error
         self.rows += batch.num_rows
 
     def spool(self) -> Spool:
@@ -127,6 +126,36 @@ class Writer:
             tuple(self._fields),
             tuple(mapped(fd, field, self.rows) for fd, field in zip(self.descriptors, self._fields, strict=True)),
         )
+
+
+def spooled(
+    batches: Iterable[pyarrow.RecordBatch], fields: Sequence[Field], marker: str | None, folder: str | None = None
+) -> tuple[Writer, Writer]:
+    """Writes all rows.
+
+    Args:
+        marker, folder: as in `SpoolFeed`.
+
+    Returns:
+        Those to train on, and those that are marked.
+
+    Raises:
+        DataError: a value cannot be used, or the disk is full.
+    """
+    train, held = Writer(fields, folder), Writer(fields, folder)
+    for batch in batches:
+        if marker is None:
+            train.append(batch)
+            continue
+        mask = batch.column(marker)
+        if mask.null_count:
+            raise DataError(
+                "the column of validation marks holds null, which is neither 0 (to train on) nor 1 (to validate with): "
+                "fill it, or drop such rows."
+            )
+        train.append(batch.filter(pyarrow.compute.invert(mask)))
+        held.append(batch.filter(mask))
+    return train, held
 
 
 def receive(fields: Sequence[Field], supervisor: socket.socket) -> tuple[Spool, Spool]:
@@ -158,9 +187,9 @@ def receive(fields: Sequence[Field], supervisor: socket.socket) -> tuple[Spool, 
 def mapped(descriptor: int, field: Field, rows: int) -> Array:
     """The rows of a file as a matrix [rows, width] that nobody can write; the descriptor may be closed afterwards."""
     if not rows or not field.width:
-        return numpy.empty((rows, field.width), field.dtype)
+        return numpy.empty((rows, field.width), field.stored_dtype)
     memory = mmap.mmap(descriptor, rows * field.row_bytes, prot=mmap.PROT_READ)
-    return numpy.frombuffer(memory, field.dtype).reshape(rows, field.width)
+    return numpy.frombuffer(memory, field.stored_dtype).reshape(rows, field.width)
 
 
 def spool_folder(said: str | None) -> str:
@@ -180,12 +209,19 @@ def spool_folder(said: str | None) -> str:
     return of_spark if os.path.isdir(of_spark) else tempfile.gettempdir()
 
 
+def _until(batches: Iterable[pyarrow.RecordBatch], ended: Callable[[], bool]) -> Iterator[pyarrow.RecordBatch]:
+    for batch in batches:
+        if ended():
+            return
+        yield batch
+
+
 def _nameless_file(folder: str) -> IO[bytes]:
     try:
         # Without O_TMPFILE, which not every file system has, the file has a name for a moment.
         return tempfile.TemporaryFile(dir=folder, buffering=0)
     except OSError as error:
-        raise _unwritten(error, folder, 0) from error
+        raise _unwritten(error, folder, 0, ()) from error
 
 
 def _write_all(descriptor: int, matrix: Array) -> None:
@@ -204,10 +240,12 @@ def _send(worker: socket.socket, told: dict[str, object], descriptors: Sequence[
         return  # the worker has ended; its exit tells why
 
 
-def _unwritten(error: OSError, folder: str, rows: int) -> DataError:
+def _unwritten(error: OSError, folder: str, rows: int, fields: Sequence[Field]) -> DataError:
+    where = f"{folder} on host {socket.gethostname()}"
+    done = f"{rows} rows ({rows * sum(field.row_bytes for field in fields)} bytes) of this rank"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DataError(
-            f"no space left in {folder} after {rows} rows. Rows are kept there while training runs, once; give it "
-            "more, or name another folder of the executors in SPARK_ESTIMATOR_SPOOL_FOLDER."
+            f"no space left in {where} after {done}. Rows are kept there while training runs, once; give it more, or "
+            "name another folder of the executors in SPARK_ESTIMATOR_SPOOL_FOLDER."
         )
-    return DataError(f"rows cannot be written in {folder}: {error.strerror or error}")
+    return DataError(f"rows cannot be written in {where} after {done}: {error.strerror or error}")

@@ -32,13 +32,17 @@ says `UPDATED` to the others. At the next ``commit()`` or ``check_host_updates()
 heard so, they raise `HostsUpdatedInterrupt` together, keep their state as it is, and go on at 2; there is nobody to
 wait for but the slowest of them, and the new process is one of the next round.
 
+*A process is to go*, as its slot is gone: the others are told as if one had come, and at 3 it is not in the next round,
+but ended. As long as there are too few without it, or nobody else holds the state, it stays at work.
+
 What fails, and how
 -------------------
 - A collective that the ranks contradict one another about fails in the same way each time it is repeated: the third
   time, without a commit in between, its error is raised.
 - Any other exception of the program ends its process, which then is a lost rank.
 - A process of the round that is not ready within the launcher's time-out is killed, and named.
-- With fewer ranks than the least that was asked for, and no new one under way: the job ends.
+- With fewer ranks than the least that was asked for, and no new one under way: the job ends; where hosts may yet come,
+  only after the launcher's time-out.
 - In a job that is not elastic `HorovodInternalError` is raised as if there were no `run_fn`.
 - The launcher is killed: the kernel ends all that it started.
 

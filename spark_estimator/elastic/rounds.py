@@ -4,105 +4,53 @@ Whoever launches the ranks tells a `RoundPlanner` what it sees (a process is rea
 the planner decides. The planner knows neither processes nor sockets nor clocks, so that launchers of all kinds can have
 it: ``launch.elastic`` is one.
 
-A *member* is a process of the present round, a *newcomer* one that was started later and waits for its first.
+A *member* is a process of the present round, a *newcomer* one that was started later and waits for its first. A member
+is *unwanted* when its slot is gone. It stays at work until the next commit at which the others can go on without it:
+they are enough, or newcomers are there to take over the state.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
+
+from spark_estimator.elastic.decisions import (
+    Announce,
+    Begin,
+    Decision,
+    Dissolve,
+    Fail,
+    Finish,
+    Kill,
+    Release,
+    Start,
+    Terms,
+)
+
+__all__ = [
+    "FRUITLESS_ROUNDS",
+    "SILENT_GRACE",
+    "Announce",
+    "Begin",
+    "Decision",
+    "Dissolve",
+    "Fail",
+    "Finish",
+    "Kill",
+    "Phase",
+    "Release",
+    "RoundPlanner",
+    "Start",
+    "Terms",
+]
 
 #: A member that was found silent may yet come within so long, before it is given up.
 SILENT_GRACE = timedelta(seconds=2)
 
 #: Where no limit of resets is set: so many rounds in a row that end without a commit are no chance.
 FRUITLESS_ROUNDS = 10
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What the user asked for.
-
-    Attributes:
-        size: number of ranks to begin with.
-        min_size: the least to go on with, 1 <= min_size <= size.
-        replace: ranks that were lost are replaced by new processes, so that there are `size` again.
-        reset_limit: how many rounds may follow the first; None: any number, as long as there is progress (see
-            `FRUITLESS_ROUNDS`).
-        timeout: how long to wait for the members of a new round, and for newcomers without whom there are too few.
-    """
-
-    size: int
-    min_size: int
-    replace: bool = False
-    reset_limit: int | None = None
-    timeout: timedelta = timedelta(seconds=600)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.min_size <= self.size:
-            raise ValueError(
-                f"min_size={self.min_size}: the least to go on with is at least 1 and at most the {self.size} ranks "
-                "that the job begins with."
-            )
-        if self.reset_limit is not None and self.reset_limit < 0:
-            raise ValueError(f"reset_limit={self.reset_limit}: a number of rounds cannot be negative.")
-        if self.timeout <= timedelta(0):
-            raise ValueError(f"timeout={self.timeout}: there must be some time to come together.")
-
-
-# --- Decisions --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Begin:
-    """Tell these, which all wait, that they are the next round. A process's position is its rank."""
-
-    processes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Announce:
-    """Tell these that a newcomer waits, so that they leave their round at the next commit."""
-
-    processes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Dissolve:
-    """Tell these that their round has lost somebody: if they are still connecting, they need not wait for others."""
-
-    processes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Start:
-    """Start so many newcomers."""
-
-    count: int
-
-
-@dataclass(frozen=True)
-class Kill:
-    """End this process; it does no more good. `why` stands behind "was stopped"."""
-
-    process: int
-    why: str
-
-
-@dataclass(frozen=True)
-class Fail:
-    """End the job: it cannot go on. `why` is a sentence."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class Finish:
-    """All members have ended, and enough of them well. What newcomers there are is to be ended."""
-
-
-Decision = Begin | Announce | Dissolve | Start | Kill | Fail | Finish
 
 
 # --- What is known of a process ---------------------------------------------------------------------------------------
@@ -135,12 +83,17 @@ class RoundPlanner:
     Attributes:
         terms: what the user asked for.
         round: number of the present round, from 1.
-        room: how many processes there can be now; None: as many as ever. The launcher changes it as hosts go.
+        room: how many processes there can be now, without those that are unwanted; None: as many as ever. The launcher
+            changes it as hosts come and go.
+        room_may_grow: hosts may yet come, so that too few ranks wait for them, as long as the terms allow.
+        waits_for_room: what is waited for in that way, in words; '' when nothing is.
     """
 
     terms: Terms
     round: int = 1
     room: int | None = None
+    room_may_grow: bool = False
+    waits_for_room: str = ""
     _processes: dict[int, _Process] = field(default_factory=dict)
     _ranks: tuple[int, ...] = ()  # [ranks] the processes of the present round
     _well: int = 0  # members that have ended well
@@ -150,7 +103,9 @@ class RoundPlanner:
     _broken: bool = False  # the present round has lost somebody, or somebody has left it
     _dissolved: bool = False
     _announced: bool = False
-    _newcomer_failed: bool = False
+    _unwanted: dict[int, float] = field(default_factory=dict)  # since when
+    _newcomer_failed: bool = False  # no other is started before the next round, or before there is another room
+    _room_then: int | None = None
     _fruitless: int = 0  # rounds in a row before the present one that had no commit; -1: the present one has one
     _over: bool = False
 
@@ -192,16 +147,17 @@ class RoundPlanner:
                 self._found_silent.setdefault(self._ranks[rank], now)
 
     def ended(self, process: int, now: float, story: str | None) -> None:
-        """A process is gone.
+        """A process is gone. To be told before `room` is changed for that reason.
 
         Args:
             story: who it was and how it ended, a sentence; None: it ended well.
         """
         known = self._processes.pop(process, None)
+        self._unwanted.pop(process, None)
         if known is None:
             return
         if known.phase in (Phase.STARTING, Phase.WAITING):
-            self._newcomer_failed = True
+            self._newcomer_failed, self._room_then = True, self.room
             if story is not None:
                 self._stories.append(story)
         elif story is None:
@@ -211,6 +167,14 @@ class RoundPlanner:
             self._broken = True
             if self._members(Phase.READY):
                 self._gather(now)
+
+    def unwanted(self, processes: Iterable[int], now: float) -> None:
+        """The slots of these, and of no others, are gone."""
+        gone = {process for process in processes if process in self._processes}
+        # Slots that come back may make more than there may be: those that came last are the ones to go.
+        others = sorted((process for process in self._processes if process not in gone), key=self._order)
+        gone.update(others[self.terms.most :])
+        self._unwanted = {process: self._unwanted.get(process, now) for process in sorted(gone)}
 
     # --- what it decides ---
 
@@ -231,22 +195,24 @@ class RoundPlanner:
         members = self._members()
         if not members and self._well:
             return [self._end()]
+        decisions = self._released([process for process in self._unwanted if process not in members])
         too_few = self._too_few(now)
         if too_few is not None:
             return [too_few]
-        decisions: list[Decision] = []
         at_work = self._members(Phase.RUNNING)
         if self._broken and at_work and not self._dissolved:
             self._dissolved = True
             decisions.append(Dissolve(tuple(at_work)))
         if self._wants_newcomers():
-            decisions.append(Start(self._most() - len(self._processes)))
+            decisions.append(Start(self._most() - self._wanted()))
         if not members or self._gathering_since is not None:
             return decisions + self._gathered(now)
-        if self._waiting() and not self._announced and not self._well and self._resets_allow(1):
+        if self._well or not self._resets_allow(1):
+            return decisions
+        if (self._waiting() or self._can_do_without()) and not self._announced:
             self._announced = True
             decisions.append(Announce(tuple(members)))
-        return decisions
+        return decisions + self._overdue(now)
 
     def _gathered(self, now: float) -> list[Decision]:
         """The next round, when all that can be in it are there; until then whom to wait for no longer."""
@@ -254,7 +220,13 @@ class RoundPlanner:
         since = now if self._gathering_since is None else self._gathering_since
         if late:
             return [kill for process in late if (kill := self._give_up(process, since, now)) is not None]
-        coming = self._members(Phase.READY) + ([] if self._well else self._waiting())
+        ready = self._members(Phase.READY)
+        newcomers = [] if self._well else self._waiting()
+        coming = [process for process in ready if process not in self._unwanted] + newcomers
+        staying = sorted(set(ready) - set(coming), key=self._in_the_next_round)
+        while staying and not self._can_be_a_round(coming):
+            # One with the state is enough, who hands it on; so there is, for a round, one more than there may be.
+            coming.append(staying.pop(0))
         if len(coming) < self.terms.min_size:
             return []  # newcomers are on their way, or `_too_few` would have said so
         if not self._resets_allow(1):
@@ -263,7 +235,7 @@ class RoundPlanner:
         if self.terms.reset_limit is None and self._fruitless >= FRUITLESS_ROUNDS:
             return [Fail(f"{self._fruitless} rounds in a row have ended without a commit")]
         # Who holds the state first, as rank 0's is the one that all take over; else the old order.
-        coming.sort(key=lambda process: (not self._processes[process].holds_state, self._order(process)))
+        coming.sort(key=self._in_the_next_round)
         if not self._processes[coming[0]].holds_state:
             return [Fail("nobody who holds its state is left: all that remain have only just come")]
         self.round += 1
@@ -271,10 +243,29 @@ class RoundPlanner:
         for rank, process in enumerate(coming):
             self._processes[process].phase = Phase.RUNNING
             self._processes[process].rank = rank
-        self._gathering_since = None
+        self._gathering_since, self.waits_for_room = None, ""
         self._found_silent.clear()
         self._broken = self._dissolved = self._announced = self._newcomer_failed = False
-        return [Begin(self._ranks)]
+        return [*self._released([process for process in ready if process not in coming]), Begin(self._ranks)]
+
+    def _can_be_a_round(self, processes: list[int]) -> bool:
+        there_is_state = any(self._processes[process].holds_state for process in processes)
+        return there_is_state and len(processes) >= self.terms.min_size
+
+    def _released(self, processes: list[int]) -> list[Decision]:
+        for process in processes:
+            del self._processes[process], self._unwanted[process]
+        return [Release(tuple(processes))] if processes else []
+
+    def _overdue(self, now: float) -> list[Decision]:
+        """Ends those whose slots are gone for so long that nothing can be expected of the next commit."""
+        seconds = self.terms.timeout.total_seconds()
+        decisions: list[Decision] = []
+        for process in self._unwanted_members():
+            if now - self._unwanted[process] >= seconds and not self._processes[process].killed:
+                self._processes[process].killed = True
+                decisions.append(Kill(process, f"because its slot has been gone for {seconds:g} seconds"))
+        return decisions
 
     def _give_up(self, process: int, since: float, now: float) -> Kill | None:
         known = self._processes[process]
@@ -310,6 +301,14 @@ class RoundPlanner:
             return Fail(f"{needed}; {starting} that were started had not come after {seconds:g} seconds")
         if members and self._wants_newcomers():
             return None
+        if members and self.room_may_grow:
+            if self._gathering_since is None:
+                self._gathering_since = now
+            seconds = self.terms.timeout.total_seconds()
+            if now - self._gathering_since < seconds:
+                self.waits_for_room = f"{needed}: waiting for hosts, at most {seconds:g} seconds"
+                return None
+            return Fail(f"{needed}; no room for more has come within {seconds:g} seconds")
         return Fail(needed)
 
     def _stranded(self) -> bool:
@@ -323,16 +322,28 @@ class RoundPlanner:
         return Fail(f"{self._well} of its ranks ended well, and at least {self.terms.min_size} are needed")
 
     def _wants_newcomers(self) -> bool:
-        if not self.terms.replace or self._newcomer_failed or self._well or not self._members():
+        if not self.terms.replace or self._well or not self._members():
             return False
-        if len(self._processes) >= self._most():
+        if (self._newcomer_failed and self._room_then == self.room) or self._wanted() >= self._most():
             return False
         # A loss itself takes one reset, and letting somebody in another; both are one when there are too few.
         return self._resets_allow(2 if self._broken and len(self._members()) >= self.terms.min_size else 1)
 
     def _most(self) -> int:
         """How many processes the job wants to have."""
-        return self.terms.size if self.room is None else min(self.terms.size, self.room)
+        return self.terms.most if self.room is None else min(self.terms.most, self.room)
+
+    def _wanted(self) -> int:
+        """How many there are that are not to go."""
+        return len(self._processes) - len(self._unwanted)
+
+    def _unwanted_members(self) -> list[int]:
+        return [process for process in self._members() if process in self._unwanted]
+
+    def _can_do_without(self) -> bool:
+        """Whether there are unwanted ones, and enough others for the next round."""
+        unwanted = len(self._unwanted_members())
+        return bool(unwanted) and len(self._members()) - unwanted + len(self._waiting()) >= self.terms.min_size
 
     def _resets_allow(self, more: int) -> bool:
         return self.terms.reset_limit is None or self.round - 1 + more <= self.terms.reset_limit
@@ -347,7 +358,11 @@ class RoundPlanner:
         return [process for process, known in self._processes.items() if known.phase in phases]
 
     def _waiting(self) -> list[int]:
-        return [process for process, known in self._processes.items() if known.phase is Phase.WAITING]
+        waiting = [process for process, known in self._processes.items() if known.phase is Phase.WAITING]
+        return [process for process in waiting if process not in self._unwanted]
+
+    def _in_the_next_round(self, process: int) -> tuple[bool, bool, int]:
+        return not self._processes[process].holds_state, *self._order(process)
 
     def _order(self, process: int) -> tuple[bool, int]:
         """Members in the order of their ranks, then newcomers in the order of their coming."""

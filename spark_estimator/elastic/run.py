@@ -89,7 +89,7 @@ def rejoin() -> None:
     if link is None or former is None:
         raise NotElasticError(
             "this job has a fixed number of ranks and cannot go on without one: start it by `horovodrun -np N "
-            "--min-np M`, M being the least that it may go on with."
+            "--min-np M` or by `spark_estimator.spark.run_elastic`, M being the least that it may go on with."
         )
     context.shutdown()
     link.next_round(former)

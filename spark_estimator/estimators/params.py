@@ -6,14 +6,33 @@ Each is a Spark ML `Param`, so `copy`, `ParamMap`, `Pipeline` and `CrossValidato
 
 from __future__ import annotations
 
+import html
 import inspect
-import numbers
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pyspark.ml.param import Param, Params
+
+from spark_estimator.estimators.checks import (
+    anything,
+    edited_fields,
+    function,
+    functions,
+    listed,
+    names,
+    null_policy,
+    one_of,
+    paddings,
+    shapes,
+    share_or_column,
+    text,
+    truth,
+    weights,
+    whole,
+)
+from spark_estimator.estimators.history import table
 
 REQUIRED = object()
 
@@ -40,119 +59,32 @@ class Row:
         return "".join(part.capitalize() for part in self.name.split("_"))
 
 
-def anything(name: str, value: Any) -> Any:
-    """Takes it as it is."""
-    return value
-
-
-def whole(least: int) -> Callable[[str, Any], int | None]:
-    """A whole number, at least `least`; or None."""
-
-    def check(name: str, value: Any) -> int | None:
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise TypeError(f"{name} is a whole number; it was {value!r} of type {type(value).__name__}.")
-        if value < least:
-            raise ValueError(f"{name} is at least {least}; it was {value}.")
-        return int(value)
-
-    return check
-
-
-def truth(name: str, value: Any) -> bool:
-    """True or False."""
-    if not isinstance(value, (bool, int)) or value not in (0, 1):
-        raise TypeError(f"{name} is True or False; it was {value!r}.")
-    return bool(value)
-
-
-def text(name: str, value: Any) -> str | None:
-    """Text, or None."""
-    if value is not None and not isinstance(value, str):
-        raise TypeError(f"{name} is text; it was {value!r} of type {type(value).__name__}.")
-    return value
-
-
-def names(name: str, value: Any) -> list[str] | None:
-    """A list of names, or None."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        raise TypeError(f"{name} is a list of column names; it was the single text {value!r}: say [{value!r}].")
-    found = list(value)
-    for one in found:
-        if not isinstance(one, str):
-            raise TypeError(f"{name} is a list of column names; it holds {one!r}.")
-    if len(set(found)) < len(found):
-        twice = next(one for one in found if found.count(one) > 1)
-        raise ValueError(f"{name} names {twice!r} twice.")
-    return found
-
-
-def weights(name: str, value: Any) -> list[float] | None:
-    """A list of numbers, or None."""
-    if value is None:
-        return None
-    return [float(one) for one in value]
-
-
-def shapes(name: str, value: Any) -> list[list[int]] | None:
-    """A list of shapes, the first extent of each being -1: the rows of the batch; or None."""
-    if value is None:
-        return None
-    found = []
-    for shape in value:
-        extents = [int(extent) for extent in shape]
-        if extents[:1] != [-1] or any(extent < 1 for extent in extents[1:]):
-            raise ValueError(
-                f"{name} is a list of shapes that begin with -1 (the rows of a batch), for example [[-1, 20]]; "
-                f"it holds {shape!r}."
-            )
-        found.append(extents)
-    return found
-
-
-def share_or_column(name: str, value: Any) -> float | str | None:
-    """A share of the rows in [0, 1), or the name of a column that marks them."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"{name} is a share of the rows, or a column's name; it was {value!r}.")
-    if not 0 <= value < 1:
-        raise ValueError(f"{name} as a share of the rows is at least 0 and less than 1; it was {value!r}.")
-    return float(value)
-
-
-def null_policy(name: str, value: Any) -> str | float:
-    """'error', 'drop', or a number."""
-    if value in ("error", "drop"):
-        return str(value)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    raise ValueError(f"{name} is 'error', 'drop', or a number that takes the place of nulls; it was {value!r}.")
-
-
-def listed(name: str, value: Any) -> list[Any]:
-    """A list; what is no list becomes one of one."""
-    if value is None:
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]
-
+DECODERS = Row(
+    "decoders",
+    None,
+    functions,
+    "a dict from binary columns to functions, which make an array of a row's bytes, of one shape for all rows: "
+    "{'image': decode}",
+)
 
 #: Of every estimator.
 SHARED = (
     Row("num_proc", None, whole(1), "processes that train; None: as many as spark.default.parallelism and slots allow"),
     Row("model", None, anything, "the model; required"),
     Row("backend", None, anything, "where to train: a SparkBackend; together with num_proc it is refused"),
-    Row("store", None, anything, "where a checkpoint of each epoch is kept; None: none is"),
+    Row("store", None, anything, "where a checkpoint of each epoch is kept, and prepared data; None: nothing is"),
     Row("optimizer", None, anything, "the optimizer; required"),
     Row("loss", None, listed, "one loss, or a list with one for each label"),
     Row("loss_weights", None, weights, "a weight for each loss; None: equal ones that add up to 1"),
     Row("metrics", [], listed, "functions of (output, label), or a list of such lists, one for each label"),
     Row("feature_cols", None, names, "the model's inputs; None: all columns that are not labels, weights or marks"),
     Row("label_cols", None, names, "what the model shall predict, a column for each output; required"),
-    Row("sample_weight_col", None, text, "a column whose number multiplies its row's loss"),
+    Row(
+        "sample_weight_col",
+        None,
+        text,
+        "a column whose number multiplies its row's loss; the mean is over rows, whatever the numbers add up to",
+    ),
     Row("validation", None, share_or_column, "a share of the rows, or a column of 0 and 1 that marks them; None: none"),
     Row("batch_size", 32, whole(1), "rows of a batch, on each process"),
     Row("val_batch_size", None, whole(1), "the same in validation; None: as batch_size"),
@@ -170,7 +102,17 @@ SHARED = (
     Row("random_seed", None, whole(0), "makes the result repeatable for one number of processes; None: drawn"),
     Row("shuffle", True, truth, "rows are read in another order in each epoch"),
     Row(
-        "run_id", None, text, "names this training: with a store, the same name again goes on from its last checkpoint"
+        "run_id",
+        None,
+        text,
+        "names this training: with a store, the same name again goes on from its last checkpoint, with its seed, "
+        "and one that has had its epochs, or more of them, is returned; what else steers it has to be as it was",
+    ),
+    Row(
+        "checkpoint_every_steps",
+        None,
+        whole(1),
+        "with a store: a checkpoint also after so many batches within an epoch; None: after each epoch",
     ),
     Row(
         "early_stopping_patience", None, whole(1), "ends when the loss, of validation if any, is no better for n epochs"
@@ -178,8 +120,69 @@ SHARED = (
     Row("restore_best", False, truth, "brings back the best epoch's model, not the last one's"),
     Row("use_gpu", True, truth, "False: no GPU is used, where there are any"),
     Row("backward_passes_per_step", 1, whole(1), "batches whose gradients are added up before a step"),
+    Row("mlflow", False, truth, "True: a run of MLflow has the parameters, the epochs and the model"),
+    Row(
+        "input_shapes",
+        None,
+        shapes,
+        "shapes of the inputs, each beginning with -1; None: found from the columns",
+    ),
     Row("label_shapes", None, shapes, "shapes of the labels; None: as the outputs, where they hold as many values"),
-    Row("nulls", "error", null_policy, "what to do with nulls: 'error', 'drop' the row, or a number in their place"),
+    Row("materialize", False, truth, "rows are written to the store as Parquet, once, and read from there by each fit"),
+    Row("read_files", True, truth, "a DataFrame that is just Parquet files is read by the processes; False: by Spark"),
+    Row(
+        "nulls",
+        "error",
+        null_policy,
+        "what to do with nulls: 'error', 'drop' the row (NaN counts as null there), or a number in their place",
+    ),
+    Row(
+        "padding",
+        None,
+        paddings,
+        "a number that fills arrays up which are shorter than others, at their end, to the longest one's length or to "
+        "what input_shapes says; or a dict with a number for each of some columns; None: they are refused",
+    ),
+    DECODERS,
+    Row(
+        "transformation_fn",
+        None,
+        function,
+        "a function from a pandas.DataFrame of some rows, with the columns that are read, to one with the model's "
+        "columns and as many rows as it likes; called once for each row, while rows are read, and not by transform "
+        "(what shall be drawn anew in each epoch belongs into the model or train_minibatch_fn); None: none",
+    ),
+    Row(
+        "transformation_edit_fields",
+        None,
+        edited_fields,
+        "what transformation_fn changes or makes: a list of (name, numpy type, shape, whether null is allowed), to "
+        "which its result is held; a column that only it makes has to be there",
+    ),
+    Row(
+        "transformation_removed_fields",
+        None,
+        names,
+        "columns that transformation_fn is given and does not return",
+    ),
+)
+
+#: Columns that Spark ML's evaluators read, by its own names: ``setPredictionCol("prediction")``.
+OF_EVALUATORS = (
+    Row("prediction_col", None, text, "a double: the class's number, or the number itself, for evaluators; None: none"),
+    Row("raw_prediction_col", None, text, "a vector with a number for each class, for evaluators; None: none"),
+    Row("probability_col", None, text, "a vector with a probability for each class; None: none"),
+)
+#: Of estimators, which hand them on, and of the models that predict.
+PREDICTING = (
+    Row("output_cols", None, names, "the columns of predictions; None: each label's name and __output"),
+    Row(
+        "output_type",
+        "label",
+        one_of("label", "array", "vector"),
+        "'label': as the label's type has it; 'array' or 'vector': all values of a row",
+    ),
+    *OF_EVALUATORS,
 )
 
 #: Taken so that code written for Horovod runs: what they were for is not needed here.
@@ -226,6 +229,11 @@ class TableParams(Params):
         """Sets any of the parameters; returns self."""
         self._take(kwargs)
         return self
+
+    def _repr_html_(self) -> str:
+        """The parameters that were set, for notebooks."""
+        chosen = [(row.name, self._value(row.name)) for row in self._rows if self.isSet(row.name)]
+        return f"<b>{html.escape(self.uid)}</b>{table(['parameter', 'value'], chosen)}"
 
     def _value(self, name: str) -> Any:
         return self.getOrDefault(self.getParam(name))

@@ -1,156 +1,84 @@
 """A `TorchModel` in a folder: JSON, the numbers, and the architecture; read without running code from it.
 
-``metadata/part-00000`` is what Spark ML looks for, so that a saved Pipeline finds its stage; ``spark_estimator.json``
-the rest in plain text; ``weights.pt`` the numbers, for ``torch.load(..., weights_only=True)``; ``module.pt`` the
-architecture. That of modules of torch.nn is read by PyTorch's restricted unpickler, which makes objects of known
-classes only. Other classes need either a module to fill, or trust.
+What `folders` and `told` tell of, and: ``weights.pt`` the numbers, for ``torch.load(..., weights_only=True)``;
+``module.pt`` the architecture. The architecture of modules of torch.nn is read by PyTorch's restricted unpickler, which
+makes objects of known classes only. Other classes need either a module to fill, or trust.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-import json
-import pickle
-import shutil
-import time
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import cloudpickle
 import torch
-from pyspark.ml.util import MLReader, MLWriter
 from torch import nn
 
-from spark_estimator import __version__
-from spark_estimator.data.fields import Field
 from spark_estimator.errors import DataError
-from spark_estimator.store import DBFSLocalStore
+from spark_estimator.estimators import model_files
+from spark_estimator.estimators.folders import is_trusted, local_path
+from spark_estimator.estimators.told import Told, write_told
+from spark_estimator.estimators.torch_reading import RefusedObjectsError, read
 
 if TYPE_CHECKING:
     from spark_estimator.estimators.torch_model import TorchModel
 
-_FORMAT = 1
-_OTHER_SCHEMES = ("hdfs:", "s3:", "s3a:", "gs:", "abfss:", "wasbs:", "viewfs:")
+_Model = TypeVar("_Model", bound="TorchModel")
 
 
-class Writer(MLWriter):
-    """``model.write().overwrite().save(path)``."""
-
-    def __init__(self, model: TorchModel) -> None:
-        super().__init__()
-        self._model = model
-
-    def save(self, path: str) -> None:
-        """Writes the folder: all of it, or nothing.
-
-        Raises:
-            FileExistsError: it is there already, and overwrite() was not said.
-        """
-        folder = local_path(path)
-        if folder.exists() and not self.shouldOverwrite:
-            raise FileExistsError(f"{folder} is there already: say write().overwrite().save(...) to replace it.")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = folder.with_name(f".{folder.name}.{time.time_ns()}")
-        try:
-            _write(self._model, partial)
-            if folder.exists():
-                shutil.rmtree(folder)
-            partial.rename(folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-
-
-class Reader(MLReader["TorchModel"]):
-    """``TorchModel.read().load(path)``."""
-
-    def load(self, path: str) -> TorchModel:
-        """As `TorchModel.load`."""
-        return load(path, None, trust=False)
-
-
-def load(path: str, module: nn.Module | None, *, trust: bool) -> TorchModel:
+def load(
+    kind: type[_Model],
+    path: str,
+    module: nn.Module | None,
+    decoders: Mapping[str, Any] | None = None,
+    *,
+    trust: bool,
+) -> _Model:
     """See `TorchModel.load`."""
-    from spark_estimator.estimators.torch_model import TorchModel
+    told = Told(local_path(path), kind.__name__)
+    filled = _architecture(told, is_trusted(trust)) if module is None else copy.deepcopy(module)
+    _fill(filled, told, assign=module is None)
+    return model_files.loaded(told, kind, filled.eval(), decoders, trust=trust)
 
-    folder = local_path(path)
+
+def _fill(module: nn.Module, told: Told, *, assign: bool) -> None:
+    """Gives a module the numbers.
+
+    Args:
+        assign: the module's own are replaced, which says nothing of their kind.
+    """
+    file = told.file("weights.pt")
     try:
-        told = json.loads((folder / "spark_estimator.json").read_text(encoding="utf-8"))
-        weights = torch.load(folder / "weights.pt", weights_only=True)
-    except FileNotFoundError as error:
-        raise DataError(f"{folder} holds no TorchModel: there is no {Path(error.filename).name}.") from error
-    if told["format"] > _FORMAT:
-        raise DataError(
-            f"{folder} was written by spark_estimator {told['version']}, a later version than {__version__}."
-        )
-    filled = _architecture(folder, trust) if module is None else copy.deepcopy(module)
-    filled.load_state_dict(weights, assign=module is None)
-    model = TorchModel(
-        model=filled.eval(),
-        inputs=[
-            Field(tuple(f["names"]), tuple(f["columns"]), tuple(f["widths"]), f["dtype"], tuple(f["shape"]))
-            for f in told["inputs"]
-        ],
-        outputs=told["outputs"],
-        label_types=told["label_types"],
-        thresholds=told["thresholds"],
-        **told["params"],
-    )
-    model._resetUid(told["uid"])
-    return model
+        weights = read(file)
+    except RefusedObjectsError as error:
+        raise DataError(f"{file} holds more than numbers, and is not read: {error}") from error
+    try:
+        module.load_state_dict(weights, assign=assign)
+    except Exception as error:
+        whose = "the architecture beside them" if assign else "the module that was given as model=..."
+        raise DataError(f"the numbers in {file} do not fit {whose}: {type(error).__name__}: {error}") from error
 
 
-def local_path(path: str) -> Path:
-    """A folder of this machine's file system, Databricks' ``dbfs:/`` and ``file:`` included.
+def write(model: TorchModel, folder: Path) -> None:
+    """Puts a model's files into a new folder.
 
     Raises:
-        DataError: it is elsewhere.
+        DataError: a decoder cannot be pickled.
     """
-    text = str(path)
-    if text.startswith(_OTHER_SCHEMES):
-        raise DataError(
-            f"{text}: models are saved to folders that the driver sees (a local or mounted path, /Volumes, dbfs:/). "
-            "Save it there and copy the folder."
-        )
-    if DBFSLocalStore.matches(text):
-        return Path(DBFSLocalStore.normalize_path(text))
-    if text.startswith("file:"):
-        return Path("/" + text[len("file:") :].lstrip("/"))
-    return Path(text)
-
-
-def _write(model: TorchModel, folder: Path) -> None:
-    (folder / "metadata").mkdir(parents=True)
-    chosen = {row.name: model.getOrDefault(row.name) for row in model._rows}
-    told = {
-        "format": _FORMAT,
-        "version": __version__,
-        "uid": model.uid,
-        "params": chosen,
-        "inputs": [asdict(field) for field in model._inputs],
-        "outputs": list(model._outputs),
-        "label_types": list(model._label_types),
-        "thresholds": list(model._thresholds),
-    }
-    (folder / "spark_estimator.json").write_text(json.dumps(told, indent=2), encoding="utf-8")
+    told = model_files.write_plain(model, folder)
     trained = copy.deepcopy(model.getModel()).cpu()
     torch.save(trained.state_dict(), folder / "weights.pt")
     try:
-        torch.save(_without_numbers(trained), folder / "module.pt")
+        # With it classes of a notebook's cells, or of a function, go into the file; pickle would name them only.
+        torch.save(_without_numbers(trained), folder / "module.pt", pickle_module=cloudpickle)
     except Exception as error:
         # The numbers are there: it can be loaded into a module.
+        (folder / "module.pt").unlink(missing_ok=True)
         (folder / "module.missing").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
-    kind = type(model)
-    spark_metadata: dict[str, Any] = {
-        "class": f"{kind.__module__}.{kind.__qualname__}",
-        "timestamp": int(time.time() * 1000),
-        "sparkVersion": _spark_version(),
-        "uid": model.uid,
-        "paramMap": {},
-        "defaultParamMap": {},
-    }
-    (folder / "metadata" / "part-00000").write_text(json.dumps(spark_metadata) + "\n", encoding="utf-8")
-    (folder / "metadata" / "_SUCCESS").touch()
+    write_told(folder, model, told)
 
 
 def _without_numbers(module: nn.Module) -> nn.Module:
@@ -166,29 +94,21 @@ def _without_numbers(module: nn.Module) -> nn.Module:
     return bare
 
 
-def _spark_version() -> str:
-    import pyspark
-
-    return str(pyspark.__version__)
-
-
-def _architecture(folder: Path, trust: bool) -> nn.Module:
-    file = folder / "module.pt"
-    if not file.exists():
-        why = (folder / "module.missing").read_text(encoding="utf-8") if (folder / "module.missing").exists() else ""
-        raise DataError(f"{folder} holds no architecture ({why}): say model=... with a module of the same one.")
-    if trust:
-        loaded = torch.load(file, weights_only=False)
-    else:
-        known = [one for _, one in inspect.getmembers(nn, inspect.isclass) if issubclass(one, nn.Module)]
-        try:
-            with torch.serialization.safe_globals([*known, set]):
-                loaded = torch.load(file, weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise DataError(
-                f"{folder}: its architecture is made of classes other than torch.nn's own, and to read it could run "
-                "any code that the file names. Say model=YourModule(...), which gets its numbers, or trust=True "
-                f"if you know where the file comes from. ({str(error).splitlines()[0]})"
-            ) from error
-    assert isinstance(loaded, nn.Module)
+def _architecture(told: Told, trust: bool) -> nn.Module:
+    if not told.has("module.pt"):
+        why = told.file("module.missing").read_text(encoding="utf-8") if told.has("module.missing") else ""
+        raise DataError(f"{told.folder} holds no architecture ({why}): say model=... with a module of the same one.")
+    file = told.file("module.pt")
+    known = [one for _, one in inspect.getmembers(nn, inspect.isclass) if issubclass(one, nn.Module)]
+    try:
+        loaded = read(file, [*known, set], trust=trust)
+    except RefusedObjectsError as error:
+        raise DataError(
+            f"{told.folder}: its architecture is made of classes other than torch.nn's own, and to read it could run "
+            "any code that the file names. Say model=YourModule(...), which gets its numbers, or trust=True "
+            "(in a pipeline: with trust_files()) if you know where the file comes from. "
+            f"({error})"
+        ) from error
+    if not isinstance(loaded, nn.Module):
+        raise DataError(f"{file} holds {type(loaded).__name__}, and no module of PyTorch.")
     return loaded

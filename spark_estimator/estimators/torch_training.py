@@ -2,104 +2,107 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import inspect
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
 import torch
-from torch import nn
 
 import spark_estimator.torch as hvd
 from spark_estimator.collectives import arrays
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.rank_rows import Batch, RankRows, balanced
-from spark_estimator.data.spool import receive
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.torch_checkpoint import (
+from spark_estimator.estimators import way_back
+from spark_estimator.estimators.checkpoint import (
     Checkpoint,
+    Cursor,
     Progress,
-    fingerprint_of,
+    Saver,
     line_of,
+    line_of_return,
     load,
-    packed,
-    save,
 )
+from spark_estimator.estimators.supply import own_rows
+from spark_estimator.estimators.torch_callbacks import Callbacks
+from spark_estimator.estimators.torch_checkpoint import TorchForm, packed
+from spark_estimator.estimators.torch_identity import identity_of
+from spark_estimator.estimators.torch_losses import Parts, Tensors, joint_loss, loss_of, shaped
+from spark_estimator.estimators.torch_rank_state import gathered, take_buffers, take_chance
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
-from spark_estimator.launch.feed import worker_end
 from spark_estimator.observe.driver_log import log_to_driver
-
-Tensors = list[torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What `TrainSpec.framework` is for PyTorch.
-
-    Attributes:
-        model, optimizer: the optimizer holds the model's own parameters; both travel in one pickle, which keeps that.
-        losses: [labels] functions of (output, label).
-        loss_weights: [labels].
-        scheduler: of the learning rate, moved after each epoch; None: it stays.
-        metrics: [labels] functions of (output, label), each.
-        compression: of gradients; None: none.
-        label_shapes: [labels] of a batch, with -1 for its rows; None: as the output, where that holds as many values.
-    """
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    losses: Sequence[Callable[..., Any]]
-    loss_weights: Sequence[float]
-    metrics: Sequence[Sequence[Callable[..., Any]]]
-    scheduler: Any = None
-    compression: Any = None
-    label_shapes: Sequence[Sequence[int]] | None = None
 
 
 def train(spec: TrainSpec) -> TrainResult | None:
     """Runs on every rank. Returns what rank 0 brings back; None on the others.
 
-    With a store, rank 0 writes a checkpoint after each epoch; a run whose checkpoint is there goes on from it. What
-    chance decides is drawn anew for each epoch from seed, epoch and rank, so that such a run ends with the same numbers
-    as one that was never interrupted.
+    With a store, rank 0 writes a checkpoint after each epoch, and within them if the user wants that; a run whose
+    checkpoint is there goes on from it. What chance decides is drawn anew for each epoch from seed, epoch and rank, and
+    kept within one, so that such a run ends with the same numbers as one that was never interrupted.
     """
     hvd.init()
-    with worker_end() as supervisor:
-        spool, marked = receive(spec.fields, supervisor)
-    rows = balanced(spool, "training")
-    fingerprint = "" if spec.store is None else fingerprint_of(spec, rows.checksum())
-    kept = load(spec, fingerprint)
+    spool, marked = own_rows(spec)
+    rows = balanced(spool, "training", by_value=spec.by_value)
+    identity = {} if spec.store is None else identity_of(spec, rows.checksum())
+    kept = load(spec, identity, TorchForm())
     seed = spec.seed if kept is None else kept.seed
     held: RankRows | None = None
     if spec.held_share:
         rows, held = rows.split(spec.held_share, seed)
     elif any(arrays.allgather(numpy.array([marked.rows]), "marked rows")):
-        held = balanced(marked, "validation")
+        held = balanced(marked, "validation", by_value=spec.by_value)
     training = _Training(spec, seed)
     progress = Progress(spec.patience, spec.restore_best)
+    spread = rows.spread() if spec.checkpoint_steps or (kept is not None and kept.cursor is not None) else []
+    begin: Cursor | None = None
     if kept is not None:
-        training.take(kept.state)
+        again = kept.cursor is not None and kept.cursor.spread != spread
+        begin = None if again else kept.cursor
+        training.take(kept, within=begin is not None)
         progress.history = kept.history
         progress.best = kept.best
-    while len(progress.history) < spec.epochs and not progress.is_over:
+        if hvd.rank() == 0 and spec.verbose:
+            log_to_driver(line_of_return(spec.run_id, kept, again))
+    saver = Saver(spec, TorchForm())
+
+    def save(ranks: list[dict[str, Any]], cursor: Cursor | None = None) -> None:
+        if hvd.rank() == 0:
+            saver.save(
+                Checkpoint(identity, seed, training.state(), progress.history, progress.best, ranks, cursor=cursor)
+            )
+
+    def save_within(steps: int, done: int, ranks: list[dict[str, Any]]) -> None:
+        save(ranks, Cursor(steps, done, spread))
+
+    callbacks = Callbacks(spec.framework.callbacks)
+    callbacks.call("on_train_begin", training.model, spec.framework.optimizer)
+    ended = False
+    while len(progress.history) < spec.epochs and not progress.is_over and not ended:
         epoch = len(progress.history)
-        entry: dict[str, Any] = {"epoch": epoch, "train": training.train(rows, epoch)}
+        callbacks.call("on_epoch_begin", epoch)
+        steps, begin = 0 if begin is None else begin.steps, None
+        entry: dict[str, Any] = {"epoch": epoch, "train": training.train(rows, epoch, steps, save_within)}
         if held is not None and held.total:
             entry["validation"] = training.evaluate(held)
-        progress.add(entry, training.model)
+        progress.add(entry, lambda: copy.deepcopy(training.model.state_dict()))
         training.schedule(progress.watched(entry))
-        if hvd.rank() == 0:
-            save(spec, Checkpoint(fingerprint, seed, training.state(), progress.history, progress.best))
-            if spec.verbose:
-                log_to_driver(line_of(entry, spec.epochs))
+        if spec.checkpoint_path is not None:
+            save(training.of_ranks())
+        if hvd.rank() == 0 and spec.verbose:
+            log_to_driver(line_of(entry, spec.epochs))
+        ended = callbacks.ends_after(epoch, entry)
+    callbacks.call("on_train_end")
     if hvd.rank() != 0:
         return None
-    state = progress.best or training.model.state_dict()
-    return TrainResult(packed(state), progress.history, (rows.total, held.total if held else 0))
+    state = packed(progress.best or training.model.state_dict())
+    counts = (rows.total, held.total if held else 0)
+    if spec.store is not None and len(state) > spec.large:
+        return TrainResult(b"", progress.history, counts, way_back.put(spec.store, spec.run_id, state))
+    return TrainResult(state, progress.history, counts)
 
 
 class _Training:
@@ -108,9 +111,12 @@ class _Training:
     def __init__(self, spec: TrainSpec, seed: int) -> None:
         self._spec = spec
         self._seed = seed
+        self._within: dict[str, Any] | None = None
         self._parts: Parts = spec.framework
         use_gpu = spec.use_gpu and torch.cuda.is_available()
-        self._device = torch.device("cuda", hvd.local_rank()) if use_gpu else torch.device("cpu")
+        self._device = (
+            torch.device("cuda", hvd.local_rank() % torch.cuda.device_count()) if use_gpu else torch.device("cpu")
+        )
         self.model = self._parts.model.to(self._device)
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
         self._optimizer = hvd.DistributedOptimizer(
@@ -120,22 +126,13 @@ class _Training:
             backward_passes_per_step=spec.backward_passes_per_step,
         )
 
-    def _step(self) -> None:
+    def step(self) -> None:
         """One step. The learning rate that the user says is that of one process; the joint batch is larger.
 
         It is multiplied for the step alone, so that schedulers and checkpoints know nothing of the number of ranks.
         """
-        groups = self._optimizer.param_groups
-        rates = [group.get("lr") for group in groups]
-        for group, rate in zip(groups, rates, strict=True):
-            if rate is not None:
-                group["lr"] = rate * hvd.size()
-        try:
+        with joint_rate(self._optimizer, hvd.size()):
             self._optimizer.step()
-        finally:
-            for group, rate in zip(groups, rates, strict=True):
-                if rate is not None:
-                    group["lr"] = rate
         self._optimizer.zero_grad()
 
     def state(self) -> dict[str, Any]:
@@ -147,12 +144,28 @@ class _Training:
             **({"scheduler": scheduler.state_dict()} if scheduler is not None else {}),
         }
 
-    def take(self, state: dict[str, Any]) -> None:
-        """Goes on from a checkpoint."""
-        self.model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        if self._parts.scheduler is not None and "scheduler" in state:
-            self._parts.scheduler.load_state_dict(state["scheduler"])
+    def of_ranks(self, sums: torch.Tensor | None = None) -> list[dict[str, Any]]:
+        """[ranks] what each has for itself. A collective.
+
+        Args:
+            sums: of the epoch so far; None: between two epochs.
+        """
+        return gathered(self.model, self._device, sums)
+
+    def take(self, kept: Checkpoint, *, within: bool) -> None:
+        """Goes on from a checkpoint.
+
+        Args:
+            within: in the epoch in which it was taken.
+        """
+        self.model.load_state_dict(kept.state["model"])
+        self._optimizer.load_state_dict(kept.state["optimizer"])
+        if self._parts.scheduler is not None and "scheduler" in kept.state:
+            self._parts.scheduler.load_state_dict(kept.state["scheduler"])
+        if len(kept.ranks) == hvd.size():
+            own = kept.ranks[hvd.rank()]
+            take_buffers(self.model, own)
+            self._within = own if within else None
 
     def schedule(self, loss: float) -> None:
         """Moves the learning rate."""
@@ -165,25 +178,45 @@ class _Training:
                 warnings.filterwarnings("ignore", message=".*lr_scheduler.step|.*optimizer.step")
                 scheduler.step()
 
-    def train(self, rows: RankRows, epoch: int) -> dict[str, Any]:
-        """One epoch. Returns its averages over all rows."""
+    def train(
+        self, rows: RankRows, epoch: int, first: int, save: Callable[[int, int, list[dict[str, Any]]], None]
+    ) -> dict[str, Any]:
+        """One epoch. Returns its averages over all rows.
+
+        Args:
+            first: batches that are done already, before the checkpoint that was taken.
+            save: (batches done, rows of all ranks in them, what each rank has) writes a checkpoint.
+        """
         spec = self._spec
         self.model.train()
         torch.manual_seed(((self._seed * 100_003 + epoch) * 10_007 + hvd.rank()) % (1 << 63))
         sums = _Sums(self._parts)
-        order = [self._seed, epoch] if spec.shuffle else None
-        pending = 0
+        order = (self._seed, epoch) if spec.shuffle else None
+        if self._within is not None:
+            take_chance(self._device, self._within)
+            sums.taken(self._within["sums"])
+            self._within = None
+        pending, unsaved = 0, 0
         self._optimizer.zero_grad()
-        for batch in rows.batches(spec.batch_size, spec.train_steps, order):
-            loss, outputs, labels = self._forward(batch)
-            (loss * batch.factor).backward()
-            sums.add(loss, outputs, labels, batch.rows)
-            pending += 1
-            if pending == spec.backward_passes_per_step:
-                self._step()
-                pending = 0
+        plan = rows.plan(spec.batch_size, spec.train_steps)
+        for done, batch in enumerate(rows.batches(spec.batch_size, spec.train_steps, order, first), first + 1):
+            if self._parts.minibatch is not None:
+                sums.add(*self._user_step(self._parts.minibatch, batch), batch.rows)
+            else:
+                loss, outputs, labels = self._forward(batch)
+                (loss * batch.factor).backward()
+                sums.add(loss, outputs, labels, batch.rows)
+                pending += 1
+                if pending == spec.backward_passes_per_step:
+                    self.step()
+                    pending = 0
+            unsaved += 1
+            # Gradients that wait for their step are in no checkpoint; after the last batch comes that of the epoch.
+            if spec.checkpoint_steps and unsaved >= spec.checkpoint_steps and not pending and done < plan.steps:
+                save(done, plan.done(done), self.of_ranks(sums.sums))
+                unsaved = 0
         if pending:
-            self._step()
+            self.step()
         found = sums.averages()
         if not math.isfinite(found["loss"]):
             raise DataError(
@@ -202,14 +235,69 @@ class _Training:
                 sums.add(loss, outputs, labels, batch.rows)
         return sums.averages()
 
-    def _forward(self, batch: Batch) -> tuple[torch.Tensor, Tensors, Tensors]:
+    def _tensors(self, batch: Batch) -> tuple[Tensors, Tensors, torch.Tensor | None]:
+        """Inputs, labels and weights of a batch."""
         spec = self._spec
         tensors = [
             tensor_of(matrix, field).to(self._device) for matrix, field in zip(batch.matrices, spec.fields, strict=True)
         ]
         inputs, rest = tensors[: len(spec.inputs)], tensors[len(spec.inputs) :]
-        labels, weights = rest[: len(spec.labels)], rest[len(spec.labels) :]
-        return loss_of(self.model, self._parts, inputs, labels, weights[0] if weights else None)
+        return inputs, rest[: len(spec.labels)], rest[len(spec.labels)] if spec.weight is not None else None
+
+    def _forward(self, batch: Batch) -> tuple[torch.Tensor, Tensors, Tensors]:
+        inputs, labels, weights = self._tensors(batch)
+        return loss_of(self._parts, self.model, inputs, labels, weights, batch.rows, total)
+
+    def _user_step(self, minibatch: Callable[..., Any], batch: Batch) -> tuple[torch.Tensor, Tensors, Tensors]:
+        """A step as the user does it, by Horovod's protocol; its loss is this rank's share of the step's."""
+        inputs, labels, weights = self._tensors(batch)
+        last: list[Tensors] = [labels]
+
+        def transform_outputs(outputs: Any, labels: Tensors) -> tuple[Tensors, Tensors]:
+            found = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+            last[0] = shaped(self._parts, found, labels)
+            return found, last[0]
+
+        def loss_fn(outputs: Tensors, labels: Tensors, sample_weights: torch.Tensor | None) -> torch.Tensor:
+            return joint_loss(self._parts, outputs, labels, sample_weights, batch.rows, total) * batch.factor
+
+        stepping = _Stepping(self._optimizer, self.step)
+        outputs, loss = minibatch(self.model, stepping, transform_outputs, loss_fn, inputs, labels, weights)
+        found = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+        return loss.detach() / (batch.factor or 1.0), found, last[0]
+
+
+class _Stepping:
+    """The optimizer as a user's step sees it: its step() has the learning rate of all ranks."""
+
+    def __init__(self, optimizer: Any, step: Callable[[], None]) -> None:
+        self._optimizer = optimizer
+        self.step = step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+
+@contextlib.contextmanager
+def joint_rate(optimizer: Any, ranks: int) -> Iterator[None]:
+    """Inside of it, an optimizer has the learning rate of so many ranks."""
+    groups = optimizer.param_groups
+    rates = [group.get("lr") for group in groups]
+    for group, rate in zip(groups, rates, strict=True):
+        if rate is not None:
+            group["lr"] = rate * ranks
+    try:
+        yield
+    finally:
+        for group, rate in zip(groups, rates, strict=True):
+            if rate is not None:
+                group["lr"] = rate
+
+
+def total(numbers: list[float]) -> list[float]:
+    """Their sums over all ranks, place by place. A collective."""
+    sums = hvd.allreduce(torch.tensor(numbers, dtype=torch.float64), op=hvd.Sum, name="what losses divide by")
+    return [float(one) for one in sums]
 
 
 class _Sums:
@@ -218,7 +306,11 @@ class _Sums:
     def __init__(self, parts: Parts) -> None:
         self._metrics = parts.metrics
         count = sum(len(group) for group in parts.metrics)
-        self._sums = torch.zeros(2 + count, dtype=torch.float64)
+        self.sums = torch.zeros(2 + count, dtype=torch.float64)
+
+    def taken(self, sums: torch.Tensor) -> None:
+        """Goes on from sums of rows that were counted before."""
+        self.sums = sums.clone()
 
     def add(self, loss: torch.Tensor, outputs: Tensors, labels: Tensors, rows: int) -> None:
         """Counts a batch."""
@@ -228,13 +320,13 @@ class _Sums:
         with torch.no_grad():
             for group, output, label in zip(self._metrics, outputs, labels, strict=True):
                 values += [torch.as_tensor(metric(output.detach(), label)) for metric in group]
-        self._sums[0] += rows
+        self.sums[0] += rows
         for place, value in enumerate(values):
-            self._sums[place + 1] += float(value) * rows
+            self.sums[place + 1] += float(value) * rows
 
     def averages(self) -> dict[str, Any]:
         """Over the rows of all ranks. A collective."""
-        total = hvd.allreduce(self._sums, op=hvd.Sum, name="averages of an epoch")
+        total = hvd.allreduce(self.sums, op=hvd.Sum, name="averages of an epoch")
         means = (total[1:] / total[0]).tolist()
         found, place = [], 1
         for group in self._metrics:
@@ -244,67 +336,6 @@ class _Sums:
 
 
 def tensor_of(matrix: Array, field: Field) -> torch.Tensor:
-    """[rows, *field.shape] over the same memory."""
-    return torch.from_numpy(matrix).reshape(len(matrix), *field.shape)
-
-
-def loss_of(
-    model: nn.Module, parts: Parts, inputs: Tensors, labels: Tensors, weights: torch.Tensor | None
-) -> tuple[torch.Tensor, Tensors, Tensors]:
-    """The loss of a batch, the model's outputs, and the labels in their shapes.
-
-    Raises:
-        DataError: the model has another number of outputs than there are labels.
-    """
-    outputs = outputs_of(model, inputs)
-    if len(outputs) != len(labels):
-        raise DataError(
-            f"the model returned {len(outputs)} tensors for {len(labels)} label columns: one each is needed."
-        )
-    labels = [
-        _shaped(label, output, parts.label_shapes[place] if parts.label_shapes else None)
-        for place, (label, output) in enumerate(zip(labels, outputs, strict=True))
-    ]
-    total = torch.zeros((), device=outputs[0].device)
-    for loss, share, output, label in zip(parts.losses, parts.loss_weights, outputs, labels, strict=True):
-        if weights is None:
-            value = loss(output, label)
-        else:
-            each = loss_of_rows(loss)(output, label)
-            value = (each.reshape(len(weights), -1).mean(1) * weights.reshape(-1)).mean()
-        total = total + share * value
-    return total, outputs, labels
-
-
-def outputs_of(model: nn.Module, inputs: Tensors) -> Tensors:
-    """The model's outputs as a list."""
-    result = model(*inputs)
-    return list(result) if isinstance(result, (tuple, list)) else [result]
-
-
-def loss_of_rows(loss: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-    """The same loss without the mean over the rows.
-
-    Raises:
-        DataError: it cannot be had.
-    """
-    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
-        one = copy.copy(loss)
-        setattr(one, "reduction", "none")  # noqa: B010  # torch declares modules' attributes otherwise
-        return one
-    try:
-        known = "reduction" in inspect.signature(loss).parameters
-    except (TypeError, ValueError):
-        known = False
-    if not known:
-        raise DataError(
-            f"sample_weight_col needs the loss of each row, but {loss!r} has no reduction that could be 'none': use a "
-            "loss of torch.nn, or a function with the keyword reduction."
-        )
-    return lambda output, label: loss(output, label, reduction="none")
-
-
-def _shaped(label: torch.Tensor, output: torch.Tensor, shape: Sequence[int] | None) -> torch.Tensor:
-    if shape is not None:
-        return label.reshape(len(label), *shape[1:])
-    return label.reshape(output.shape) if label.numel() == output.numel() else label
+    """[rows, *field.shape] over the same memory, but where the spool keeps a smaller type."""
+    tensor = torch.from_numpy(matrix).reshape(len(matrix), *field.shape)
+    return tensor.to(getattr(torch, field.dtype)) if field.stored else tensor

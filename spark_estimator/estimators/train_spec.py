@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_estimator.data.fields import Field
+from spark_estimator.data.parquet import FileRows
 from spark_estimator.store import Store
 
 
@@ -21,8 +22,13 @@ class TrainSpec:
         patience: training ends when the watched loss has not been better for so many epochs; None: never early.
         restore_best: the numbers of the best epoch are brought back, not those of the last.
         store: keeps a checkpoint of each epoch; None: none is kept.
+        checkpoint_steps: it keeps one after so many batches within an epoch, too; None: it does not.
         run_id: names the training in the store.
+        large: a model of more bytes comes back through the store, if there is one.
+        source: files that the ranks read by themselves; None: each gets its rows from its supervisor.
+        held_source: the same, of rows for validation that lie in files of their own; None: there are none.
         framework: the model and the like, as the framework's training knows them.
+        repeatable: the same rows shall give the same numbers again.
         The others are the estimator's parameters.
     """
 
@@ -43,8 +49,18 @@ class TrainSpec:
     patience: int | None
     restore_best: bool
     store: Store | None
+    checkpoint_steps: int | None
     run_id: str
+    large: int
+    source: FileRows | None
+    held_source: FileRows | None
     framework: Any = field(repr=False)
+    repeatable: bool = False
+
+    @property
+    def by_value(self) -> bool:
+        """Whether ranks have to order their rows: Spark brings them as they come from the other executors."""
+        return self.repeatable and self.source is None
 
     @property
     def checkpoint_path(self) -> str | None:
@@ -62,11 +78,13 @@ class TrainResult:
     """What rank 0 brings back.
 
     Attributes:
-        state: the trained model's state, in the framework's own form.
+        state: the trained model's state, in the framework's own form; empty where it is in a file.
         history: one entry for each epoch.
         rows: rows that were trained on, and those of validation, of all ranks together.
+        file: where the store has the state, and its SHA-256.
     """
 
     state: bytes = field(repr=False)
     history: list[dict[str, Any]]
     rows: tuple[int, int]
+    file: tuple[str, str] | None = None

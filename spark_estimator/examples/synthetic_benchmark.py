@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> float:
 
     hvd.init()
     torch.manual_seed(hvd.rank())
-    device = torch.device("cuda", hvd.local_rank()) if gpu else torch.device("cpu")
+    device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count()) if gpu else torch.device("cpu")
     model = resnet(int(options.model.removeprefix("resnet")), classes=1000, width=options.width).to(device)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01),

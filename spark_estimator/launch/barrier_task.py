@@ -7,23 +7,26 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 import pyarrow
-from pyspark import BarrierTaskContext
+from pyspark import BarrierTaskContext, Broadcast
 
-from spark_estimator import __version__
 from spark_estimator.collectives.rendezvous import Endpoint, host_id
-from spark_estimator.launch import failures
+from spark_estimator.launch import failures, strays
+from spark_estimator.launch.child_process import keep_standard_descriptors
 from spark_estimator.launch.failures import FailureReport, to_marked_text
 from spark_estimator.launch.feed import Feed, Feeding
+from spark_estimator.launch.gpus import ORDER, VISIBLE, Pinning, TaskGpus, hosts_apart, look
 from spark_estimator.launch.outcome import Outcome
 from spark_estimator.launch.results import ResultRow, rows_of
-from spark_estimator.launch.spec import JobSpec, TaskFacts, devices_of, owned_gpus, rendezvous_of, worker_spec
+from spark_estimator.launch.spec import JobSpec, TaskFacts, pinning_of, rendezvous_of, worker_spec
 from spark_estimator.launch.supervisor import Supervisor
 from spark_estimator.launch.task_relay import TaskRelay
+from spark_estimator.launch.versions import differences, own_versions, refusal
 from spark_estimator.launch.worker_environment import task_share, worker_environment
 
 _ARROW_TYPES = (pyarrow.int32(), pyarrow.int32(), pyarrow.string(), pyarrow.int32(), pyarrow.binary())
@@ -34,12 +37,31 @@ _SECONDARY_WAITS = timedelta(seconds=1.5)
 _CONNECTS_WITHIN = timedelta(seconds=1.5)
 
 
+def batches_of(
+    outcome: Outcome, partition: int, kept: Mapping[str, Any] | None = None
+) -> Iterator[pyarrow.RecordBatch]:
+    """The rows in which a task hands over how its worker ended; `kept` as in `rows_of`."""
+    for row in rows_of(outcome, partition, kept):
+        columns = [[value] for value in row]
+        yield pyarrow.RecordBatch.from_arrays(
+            [pyarrow.array(column, kind) for column, kind in zip(columns, _ARROW_TYPES, strict=True)],
+            names=ResultRow._fields,
+        )
+
+
 @dataclass(frozen=True)
 class BarrierTask:
-    """What Spark calls in each task of the stage. It holds nothing but the job's description, and who takes rows."""
+    """What Spark calls in each task of the stage.
+
+    Attributes:
+        job: what is run.
+        feed: takes the task's rows; None: there are none.
+        payload: the job's, where that comes apart from it.
+    """
 
     job: JobSpec
     feed: Feed | None = None
+    payload: Broadcast[bytes] | None = None
 
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         """Supervises one worker and yields its result rows."""
@@ -50,23 +72,17 @@ class BarrierTask:
         partition = context.partitionId()
         relay = TaskRelay(self.job)
         try:
-            outcome = self._supervise(context, partition, relay, Feeding(self.feed, batches))
+            with strays.ended_first():
+                outcome = self._supervise(context, partition, relay, Feeding(self.feed, batches))
         finally:
             relay.close()
-        for row in rows_of(outcome, partition):
-            columns = [[value] for value in row]
-            yield pyarrow.RecordBatch.from_arrays(
-                [pyarrow.array(column, kind) for column, kind in zip(columns, _ARROW_TYPES, strict=True)],
-                names=ResultRow._fields,
-            )
+        yield from batches_of(outcome, partition, relay.kept())
 
     def _supervise(self, context: BarrierTaskContext, partition: int, relay: TaskRelay, feeding: Feeding) -> Outcome:
-        if self.job.package_version != __version__:
-            raise _setup_failure(
-                failures.ENVIRONMENT,
-                f"runs spark_estimator {__version__}, but the driver runs {self.job.package_version}: install the "
-                "same version on both.",
-            )
+        keep_standard_descriptors()
+        refused = refusal(self.job.versions, own_versions())
+        if refused:
+            raise _setup_failure(failures.ENVIRONMENT, refused)
         address = context.getTaskInfos()[partition].address.rpartition(":")[0].strip("[]")
         try:
             endpoint = Endpoint.open(address)
@@ -89,10 +105,13 @@ class BarrierTask:
             connecting.join(_CONNECTS_WITHIN.total_seconds())
             everyone = self._exchange_facts(context, endpoint, supervisor.pid, relay)
             rendezvous = rendezvous_of(everyone, partition, self.job, endpoint)
-            spec = worker_spec(self.job, rendezvous, devices_of(everyone, partition), feeding.variables)
+            pinned = self._pinned(everyone, partition)
+            spec = worker_spec(self.job, rendezvous, {**feeding.variables, **pinned.variables})
             connecting.join()
             relay.placed(rendezvous.rank, supervisor.pid)
-            outcome = supervisor.run(spec, self.job.payload)
+            if rendezvous.rank == 0:  # one tells it for all
+                self._tell_of(everyone, pinned, relay)
+            outcome = supervisor.run(spec, self.job.payload if self.payload is None else self.payload.value)
         except BaseException:
             supervisor.discard()
             raise
@@ -110,7 +129,8 @@ class BarrierTask:
         self, context: BarrierTaskContext, endpoint: Endpoint, pid: int, relay: TaskRelay
     ) -> list[TaskFacts]:
         """The facts of all supervisors, by partition."""
-        gpus = context.resources().get("gpu")
+        given = context.resources().get("gpu")
+        wants = self.job.gpus_per_rank is not None
         facts = TaskFacts(
             host=socket.gethostname(),
             host_id=host_id(),
@@ -118,16 +138,37 @@ class BarrierTask:
             port=endpoint.port,
             local_name=endpoint.local_name,
             pid=pid,
-            gpus=owned_gpus(gpus.addresses, os.environ.get("CUDA_VISIBLE_DEVICES")) if gpus is not None else (),
+            gpus=look(given.addresses if given is not None else (), os.environ) if wants else TaskGpus(),
             key_share=secrets.token_bytes(32),
+            versions=own_versions(),
         )
         try:
             everyone = relay.everyones_facts(facts)
         except ConnectionError as error:
             raise _setup_failure(failures.STOPPED, f"was stopped: {error}") from error
-        if everyone is not None:
-            return everyone
-        return [TaskFacts.from_json(text) for text in context.allGather(facts.to_json())]
+        if everyone is None:
+            everyone = [TaskFacts.from_json(text) for text in context.allGather(facts.to_json())]
+        hosts = hosts_apart([one.host_id for one in everyone], [one.gpus for one in everyone])
+        return [replace(one, host_id=host) for one, host in zip(everyone, hosts, strict=True)]
+
+    def _pinned(self, everyone: list[TaskFacts], partition: int) -> Pinning:
+        """The GPUs of this task's worker; a user's own word for all of them counts where Spark gave none."""
+        try:
+            pinned = pinning_of(everyone, partition, self.job)
+        except ValueError as error:
+            raise _setup_failure(failures.NOT_STARTED, f"could not start: {error}") from error
+        said = {**self.job.environment_if_unset, **self.job.environment}
+        if VISIBLE in said and not any(one.gpus.names for one in everyone):
+            return Pinning({})
+        if ORDER in said or ORDER in os.environ:
+            return replace(pinned, variables={name: text for name, text in pinned.variables.items() if name != ORDER})
+        return pinned
+
+    def _tell_of(self, everyone: list[TaskFacts], pinned: Pinning, relay: TaskRelay) -> None:
+        """What the person at the driver should know before the ranks begin."""
+        differing = differences(self.job.versions, [(one.host, one.versions) for one in everyone])
+        for text in filter(None, (differing, pinned.notice)):
+            relay.log(0, f"spark_estimator: {text}")
 
 
 def _setup_failure(kind: str, message: str) -> RuntimeError:

@@ -10,6 +10,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+#: The exit status of a child that something else in this program has reaped; no process has it.
+UNKNOWN = 1 << 16
+
+
+def keep_standard_descriptors() -> None:
+    """Opens /dev/null as those of the descriptors 0, 1 and 2 that are closed, as under ``nohup`` or a service manager.
+
+    Pipes and sockets for children would get their numbers else, and be lost where a child gets its own 0, 1 and 2.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+
 
 def exit_descriptor(pid: int) -> int:
     """A descriptor that becomes readable when the process ends; -1 where there is no such thing."""
@@ -22,7 +37,10 @@ def exit_descriptor(pid: int) -> int:
 
 def has_ended(pid: int) -> bool:
     """Whether a child of this process has ended. It is not reaped, so its number cannot be given to another."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # see `reap`; what the program reaps by itself has ended
+        return True
 
 
 def signal_group(child: subprocess.Popen[bytes], number: int) -> None:
@@ -35,9 +53,14 @@ def signal_group(child: subprocess.Popen[bytes], number: int) -> None:
 def reap(child: subprocess.Popen[bytes]) -> tuple[int, int]:
     """Waits for a child. Returns its exit status (negative: a signal) and the peak of its memory in bytes.
 
-    A process inherits the peak of the one that it was forked from: only what is above `own_peak_bytes` is its own.
+    A process inherits the peak of the one that it was forked from: only what is above `own_peak_bytes` is its own. In
+    a program that ignores SIGCHLD, or waits for all children by itself, nothing can be known: `UNKNOWN`, 0.
     """
-    _, status, usage = os.wait4(child.pid, 0)
+    try:
+        _, status, usage = os.wait4(child.pid, 0)
+    except ChildProcessError:
+        child.returncode = UNKNOWN
+        return UNKNOWN, 0
     child.returncode = os.waitstatus_to_exitcode(status)
     return child.returncode, _bytes(usage)
 
@@ -63,6 +86,8 @@ def oom_kills() -> int:
 
 def describe_end(exit_code: int) -> str:
     """An exit status in words."""
+    if exit_code == UNKNOWN:
+        return "a status that nobody knows, as this program ignores SIGCHLD or waits for all of its children by itself"
     if exit_code >= 0:
         return f"exit status {exit_code}"
     try:

@@ -17,6 +17,7 @@ from spark_estimator.errors import (
     ResultError,
     WorkerFailedError,
 )
+from spark_estimator.launch.source_lines import with_source
 from spark_estimator.observe.driver_log import printable
 
 # Kinds of report.
@@ -159,6 +160,7 @@ def error_of(cause: FailureReport, text: str) -> JobFailedError | PythonEnvironm
         text: the whole story, for people.
     """
     error: JobFailedError | PythonEnvironmentError
+    traceback = with_source(cause.traceback)
     if cause.kind == ENVIRONMENT:
         error = PythonEnvironmentError(text)
     else:
@@ -168,11 +170,11 @@ def error_of(cause: FailureReport, text: str) -> JobFailedError | PythonEnvironm
             rank=cause.rank,
             host=cause.host,
             exitcode=cause.exit_code,
-            traceback=cause.traceback,
+            traceback=traceback,
             log_tail=cause.log_tail,
         )
-    if cause.traceback:
-        error.__cause__ = RemoteTraceback(cause.traceback)
+    if traceback:
+        error.__cause__ = RemoteTraceback(traceback)
     elif cause.log_tail:
         error.__cause__ = RemoteTraceback(f"The last lines that it printed:\n{cause.log_tail}")
     return error

@@ -40,12 +40,14 @@ class Rows:
     """Rows for the ranks of a job.
 
     Attributes:
-        frame: they are spread evenly over the ranks.
+        frame: they are spread over the ranks.
         feed: takes each rank's.
+        by: columns whose values say where a row goes; empty: in turns, for which Spark has to sort them.
     """
 
     frame: DataFrame
     feed: Feed
+    by: tuple[str, ...] = ()
 
 
 class Feeding:

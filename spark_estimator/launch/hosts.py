@@ -51,7 +51,7 @@ def parse_hosts(text: str) -> list[Host]:
         if match is None:
             raise ValueError(f"{text}: {part!r} is not of the form host:slots.")
         found.append(_host(match))
-    return _merged(found, text)
+    return merged(found, text)
 
 
 def read_hostfile(path: str) -> list[Host]:
@@ -69,13 +69,28 @@ def read_hostfile(path: str) -> list[Host]:
         text = line.partition("#")[0].strip()
         if not text:
             continue
-        match = _LINE.fullmatch(text)
-        if match is None:
-            raise ValueError(f"{path}, line {number}: {text!r} is not of the form: host slots=n.")
-        found.append(_host(match))
+        try:
+            found.append(read_line(text))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from None
     if not found:
         raise ValueError(f"{path} names no host.")
-    return _merged(found, path)
+    return merged(found, path)
+
+
+def read_line(text: str, default_slots: int = 1) -> Host:
+    """Reads ``host``, ``host:n`` or ``host slots=n``.
+
+    Args:
+        default_slots: of a host without a number.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    match = _LINE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not of the form: host slots=n.")
+    return _host(match, default_slots)
 
 
 def place(hosts: Sequence[Host], size: int, said: str) -> list[Share]:
@@ -112,11 +127,19 @@ def is_here(name: str) -> bool:
     return True
 
 
-def _host(match: re.Match[str]) -> Host:
-    return Host(match["name"].strip("[]"), int(match["slots"] or 1))
+def _host(match: re.Match[str], default_slots: int = 1) -> Host:
+    return Host(match["name"].strip("[]"), int(match["slots"] or default_slots))
 
 
-def _merged(hosts: Iterable[Host], said: str) -> list[Host]:
+def merged(hosts: Iterable[Host], said: str) -> list[Host]:
+    """Each host once, with the slots of all its mentions.
+
+    Args:
+        said: who named them, for the error.
+
+    Raises:
+        ValueError: one has no slot.
+    """
     slots: dict[str, int] = {}
     for host in hosts:
         if host.slots < 1:

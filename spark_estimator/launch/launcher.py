@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import collections
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from spark_estimator.errors import JobTimeoutError, StartTimeoutError
 from spark_estimator.launch.failures import STOPPED, FailureReport, first_failure
+from spark_estimator.launch.hosts import Host
 from spark_estimator.launch.outcome import Outcome
-from spark_estimator.observe.driver_log import print_line, print_message
+from spark_estimator.observe.driver_log import flush, print_line, print_message
+from spark_estimator.observe.progress import Progress
+from spark_estimator.observe.status_line import StatusLine
 
 # After the first failure the others may have failed by themselves an instant earlier; let them say so.
 GRACE = timedelta(seconds=0.3)
@@ -22,6 +26,8 @@ GRACE = timedelta(seconds=0.3)
 GRACE_WITHOUT_CAUSE = timedelta(seconds=1.5)
 # Stopped ranks are gone within so long, or the launcher goes on without them.
 CLEAN_UP = timedelta(seconds=5)
+# Where there is a harder way, it is taken sooner: a rank that is still being started hears of no stop.
+_BEFORE_CANCELLING = timedelta(seconds=2)
 _SLICE_SECONDS = 0.1
 
 
@@ -34,12 +40,12 @@ class Begun:
 
 
 @dataclass(frozen=True)
-class Line:
-    """A rank printed a line; stream is "stdout" or "stderr"."""
+class Lines:
+    """A rank printed lines, which came together; stream is "stdout" or "stderr"."""
 
     rank: int
     stream: str
-    text: str
+    texts: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,21 @@ class Message:
 
     rank: int
     text: str
+
+
+@dataclass(frozen=True)
+class Said:
+    """The launcher itself has something to say."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A rank has said how far it is."""
+
+    rank: int
+    progress: Progress
 
 
 @dataclass(frozen=True)
@@ -84,11 +105,18 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class Offered:
+    """From now on these are all the hosts on which processes of an elastic job may run."""
+
+    hosts: tuple[Host, ...]
+
+
+@dataclass(frozen=True)
 class Finished:
     """Nothing more will come: all supervisors have ended."""
 
 
-Event = Begun | Line | Message | Failed | Told | Ended | Finished
+Event = Begun | Lines | Message | Said | Moved | Failed | Told | Ended | Offered | Finished
 
 
 @dataclass
@@ -99,12 +127,13 @@ class Watch:
         events: what the supervisors say, put there by other threads; bounded, so that a rank that prints faster than
             the launcher can is slowed down and fills no memory.
         stop: has all supervisors end their workers; must not block. May be called more than once.
-        cancel: the harder way, when `stop` has not helped within `CLEAN_UP`; None when there is none.
+        cancel: the harder way, when `stop` has not helped within two seconds; None when there is none.
         show_line: prints a line.
         show_begun: called with rank and process once user code has begun on a rank.
         size: number of ranks.
         waiting: called now and then until all ranks have begun, with the seconds since the start.
         clock: called now and then while nothing has failed; ends the job by raising.
+        status: the line that tells how far the job is; None: nobody looks on.
         reports: failures so far.
     """
 
@@ -116,9 +145,12 @@ class Watch:
     size: int = 1
     waiting: Callable[[float], None] | None = None
     clock: Callable[[], None] | None = None
-    events: queue.Queue[Event] = field(default_factory=lambda: queue.Queue(maxsize=10_000))
+    status: StatusLine | None = None
+    events: queue.Queue[Event] = field(default_factory=lambda: queue.Queue(maxsize=1_000))
     reports: list[FailureReport] = field(default_factory=list)
     begun: set[int] = field(default_factory=set)
+    _unshown: collections.deque[str] = field(default_factory=collections.deque)
+    _unshown_of: tuple[int, str] = (-1, "stdout")
 
     def follow(self) -> None:
         """Returns when the job has ended by itself, or has been ended after a failure (see `reports`).
@@ -151,6 +183,15 @@ class Watch:
                 self.stop("because its time was over" if late else "because the launcher was interrupted")
                 self.wait_for_the_end()
             raise
+        finally:
+            if self.status is not None:
+                self.status.close()
+
+    def say(self, text: str) -> None:
+        """Prints a line of the launcher's own on stderr."""
+        if self.status is not None:
+            self.status.hide()
+        print(f"spark_estimator: {text}", file=sys.stderr, flush=True)
 
     def _decision_time(self, before: float | None) -> float:
         """When to stop the job, now that one more report is here: soon when the cause is known, else later."""
@@ -160,11 +201,12 @@ class Watch:
         return at if before is None else min(before, at)
 
     def wait_for_the_end(self) -> bool:
-        """Waits for `Finished`; after `CLEAN_UP` once more with `cancel`. False when it did not come at all."""
+        """Waits for `Finished`, once more with `cancel` where there is one. False when it did not come at all."""
         for step in (None, self.cancel):
             if step is not None:
                 step()
-            deadline = time.monotonic() + CLEAN_UP.total_seconds()
+            patience = CLEAN_UP if step is not None or self.cancel is None else _BEFORE_CANCELLING
+            deadline = time.monotonic() + patience.total_seconds()
             for event in self.shown():
                 if isinstance(event, Finished):
                     return True
@@ -176,16 +218,27 @@ class Watch:
 
     def shown(self) -> Iterator[Event | None]:
         """Yields each event once it is shown or noted; None now and then, so that the caller can look at the time."""
+        self._show_lines(*self._unshown_of)  # when Ctrl-C came in between
         while True:
             try:
                 event = self.events.get(timeout=_SLICE_SECONDS)
             except queue.Empty:
+                if self.status is not None:
+                    self.status.draw(self.begun)
                 yield None
                 continue
-            if isinstance(event, Line):
-                self.show_line(event.rank, event.stream, event.text)
+            if self.status is not None:
+                if isinstance(event, Moved):
+                    self.status.note(event.rank, event.progress)
+                elif isinstance(event, (Lines, Message)) or self.show_begun is not None:
+                    self.status.hide()
+            if isinstance(event, Lines):
+                self._unshown.extend(event.texts)
+                self._show_lines(event.rank, event.stream)
             elif isinstance(event, Message):
                 self.show_message(event.rank, event.text)
+            elif isinstance(event, Said):
+                self.say(event.text)
             elif isinstance(event, Begun):
                 self.begun.add(event.rank)
                 if self.show_begun is not None:
@@ -193,8 +246,16 @@ class Watch:
             elif isinstance(event, Failed):
                 self.note(event.report)
             if self.events.empty():
-                sys.stdout.flush()
+                flush()
+                if self.status is not None:
+                    self.status.draw(self.begun)
             yield event
+
+    def _show_lines(self, rank: int, stream: str) -> None:
+        """Shows what is left of the lines that came together."""
+        self._unshown_of = rank, stream
+        while self._unshown:
+            self.show_line(rank, stream, self._unshown.popleft())
 
     def note(self, report: FailureReport) -> None:
         """Adds a report, unless its rank has one that says more."""
@@ -216,13 +277,17 @@ class EventRelay:
         """User code begins."""
         self._events.put(Begun(rank, pid))
 
-    def line(self, rank: int, stream: str, text: str) -> None:
-        """A line of "stdout" or "stderr"."""
-        self._events.put(Line(rank, stream, text))
+    def lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
+        """Lines of "stdout" or "stderr" that came together."""
+        self._events.put(Lines(rank, stream, texts))
 
     def log(self, rank: int, message: str) -> None:
         """A message for the person at the driver."""
         self._events.put(Message(rank, message))
+
+    def progress(self, rank: int, progress: Progress) -> None:
+        """How far the rank is."""
+        self._events.put(Moved(rank, progress))
 
     def failed(self, report: FailureReport) -> None:
         """The rank has failed."""

@@ -20,6 +20,7 @@ from spark_estimator.launch.place import Place, PlaceHere, Places
 from spark_estimator.launch.spec import JobSpec, checked_environment, driver_sys_path, modules_to_preload
 from spark_estimator.launch.worker_environment import host_share, worker_environment
 from spark_estimator.observe.driver_log import print_line
+from spark_estimator.observe.status_line import StatusLine, screen
 
 _NO_LIMITS, _ONLY_ATTEMPT = Limits(), Attempt()
 
@@ -33,6 +34,7 @@ def run_local(
     environment: Mapping[str, str] | None = None,
     all_results: bool = False,
     show_line: Callable[[int, str, str], None] = print_line,
+    show_status: bool = True,
     limits: Limits = _NO_LIMITS,
 ) -> list[Any]:
     """Calls ``function(*args, **kwargs)`` in `size` processes of this host that can use collectives.
@@ -41,6 +43,7 @@ def run_local(
         environment: variables for the processes, beside this process's own.
         all_results: every rank's value is wanted, not only rank 0's.
         show_line: is given (rank, "stdout" or "stderr", text) of each line that a rank prints.
+        show_status: a status line is shown where somebody looks on.
         limits: whether, and until when, it is started anew when it fails.
 
     Returns:
@@ -62,6 +65,7 @@ def run_local(
         environment=worker_environment(os.environ, checked_environment(environment), host_share(size)),
         preload=modules_to_preload(payload),
         all_results=all_results,
+        progress=show_status and screen() is not None,
         driver_host_id=host_id(),
         driver_sys_path=driver_sys_path(),
     )
@@ -86,6 +90,7 @@ def run_job(
     """Runs all ranks of `job` to their end.
 
     Args:
+        job: with ``progress``, how far the ranks are is shown in a status line.
         places: makes as many places as the job has ranks; None: on this host.
         gentle: as in `Supervisor`; of places on this host.
         cancel: ends all at once, after stopping has not.
@@ -105,6 +110,8 @@ def run_job(
             place.stop(reason)
 
     watch = Watch(stop=stop, cancel=cancel, show_line=show_line, size=job.size)
+    if job.progress:
+        watch.status = StatusLine.on_screen(job.size)
     watch.clock = lambda: attempt.look_at_the_clock(job.function, job.size, watch.begun)
     relay = EventRelay(watch.events)
     started = [threading.Event() for _ in range(job.size)]
@@ -133,8 +140,8 @@ def run_job(
             outcomes[rank] = place.run(Rendezvous(job.job_id, key, rank, everyone, -1))
         except BaseException as error:
             errors.append(error)
-            place.discard()
             stop(f"because rank {rank} could not be watched any more: {error!r}")
+            place.discard()
 
     where += places(relay) if places else [PlaceHere(job, relay, gentle=gentle) for _ in range(job.size)]
     threads = [

@@ -23,8 +23,8 @@ REASONS = {
     "executable": "ranks run in the Python of their launcher; on Spark, PYSPARK_PYTHON decides which that is",
     "ssh_port": _ALL_HERE,
     "ssh_identity_file": _ALL_HERE,
-    "slots": "it is for host discovery, which is not there yet",
-    "cooldown_range": "it is for hosts that fail, which an elastic job of one host has not",
+    "slots": "it is for hosts that a host_discovery_script names without a number",
+    "cooldown_range": "it is for hosts that fail, which an elastic job of several hosts may do without",
 }
 
 
@@ -39,3 +39,11 @@ def explain(given: Mapping[str, Any], *, stacklevel: int = 3) -> None:
         if value is None or value is False or (name == "executable" and value == sys.executable):
             continue
         warnings.warn(f"{name}={value!r} has no effect: {REASONS[name]}.", stacklevel=stacklevel)
+
+
+def renamed(old: str, given: Any, new: str, value: Any, default: Any = None) -> Any:
+    """`value`, or what was given under the deprecated name where `value` was not."""
+    if given is None:
+        return value
+    warnings.warn(f"{old} is deprecated: say {new}={given!r}.", DeprecationWarning, stacklevel=3)
+    return given if value == default else value

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from spark_estimator.errors import ResultError
 from spark_estimator.launch.failures import FailureReport
+from spark_estimator.observe.progress import Progress
 
 
 class Relay(Protocol):
@@ -16,11 +18,14 @@ class Relay(Protocol):
     def begun(self, rank: int, pid: int) -> None:
         """User code begins."""
 
-    def line(self, rank: int, stream: str, text: str) -> None:
-        """A line of "stdout" or "stderr"."""
+    def lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
+        """Lines of "stdout" or "stderr" that came together, without their ends."""
 
     def log(self, rank: int, message: str) -> None:
         """A message for the person at the driver."""
+
+    def progress(self, rank: int, progress: Progress) -> None:
+        """How far the rank is; called once a second where ``JobSpec.progress`` asks for it."""
 
     def failed(self, report: FailureReport) -> None:
         """The rank has failed; it may not have ended yet."""

@@ -8,9 +8,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
-from spark_estimator.observe.driver_log import print_line
+from spark_estimator.observe.driver_log import print_line, shown_on
 
 #: Is given (rank, "stdout" or "stderr", text) of each line that a rank prints.
 ShowLine = Callable[[int, str, str], None]
@@ -47,7 +47,7 @@ def lines_to(
     def show(rank: int, name: str, text: str) -> None:
         stream = streams[name] or (sys.stderr if name == "stderr" else sys.stdout)
         when = time.asctime() if with_time else ""
-        stream.write(f"{when}[{rank}]<{name}>:{text}\n")
+        stream.write(f"{when}[{rank}]<{name}>:{shown_on(stream, text)}\n")
         if streams[name] is not None and hasattr(stream, "flush"):  # so that a file can be followed
             stream.flush()
 
@@ -59,22 +59,18 @@ class OutputFiles:
 
     Args:
         folder: DIR; made where it is missing.
-        size: number of ranks.
+        size: number of ranks; more may come.
         show: shows a line.
     """
 
     def __init__(self, folder: Path, size: int, show: ShowLine = print_line) -> None:
-        width = len(str(size - 1))
+        self._folder = folder
+        self._width = len(str(size - 1))
         self._show = show
         self._stack = contextlib.ExitStack()
-        self._files = {}
+        self._files: dict[tuple[int, str], TextIO] = {}
         for rank in range(size):
-            own = folder / f"rank.{rank:0{width}d}"
-            own.mkdir(parents=True, exist_ok=True)
-            for stream in ("stdout", "stderr"):
-                # Line by line, so that a job can be followed with tail -f.
-                file = (own / stream).open("w", encoding="utf-8", buffering=1)
-                self._files[rank, stream] = self._stack.enter_context(file)
+            self._open(rank)
 
     def __enter__(self) -> OutputFiles:
         return self
@@ -85,6 +81,16 @@ class OutputFiles:
     def show(self, rank: int, stream: str, text: str) -> None:
         """Shows a line and writes it to its file."""
         self._show(rank, stream, text)
-        file = self._files.get((rank, stream))
-        if file is not None:  # a process that comes to an elastic job has no rank at first
-            file.write(text + "\n")
+        if rank < 0:  # a process that comes to an elastic job has no rank at first
+            return
+        if (rank, stream) not in self._files:  # such a job may grow
+            self._open(rank)
+        self._files[rank, stream].write(text + "\n")
+
+    def _open(self, rank: int) -> None:
+        own = self._folder / f"rank.{rank:0{self._width}d}"
+        own.mkdir(parents=True, exist_ok=True)
+        for stream in ("stdout", "stderr"):
+            # Line by line, so that a job can be followed with tail -f.
+            file = (own / stream).open("w", encoding="utf-8", buffering=1)
+            self._files[rank, stream] = self._stack.enter_context(file)

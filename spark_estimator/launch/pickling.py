@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import pickle
 import types
@@ -15,6 +16,7 @@ import cloudpickle
 from spark_estimator.errors import PicklingError, ResultError
 
 _MAX_DEPTH = 24
+_MOST_QUOTED = 100
 _Step = tuple[str, Any]  # how a thing hangs on the one before it, and the thing
 _ADVICE = (
     ("_thread.", "create it inside {function}"),
@@ -44,17 +46,59 @@ def dump_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
     """Pickles (function, args, kwargs); what is defined in a notebook or script travels by value.
 
     Raises:
-        TypeError: `function` cannot be called.
+        TypeError: as `check_call`.
         PicklingError: something cannot be pickled; the text names the variable, its type and what to do.
+    """
+    check_call(function, args, kwargs)
+    try:
+        return bytes(cloudpickle.dumps((function, tuple(args), dict(kwargs))))
+    except Exception as error:
+        raise PicklingError(explain(function, args, kwargs, error)) from error
+
+
+def check_call(function: Callable[..., Any], args: object, kwargs: object) -> None:
+    """Refuses what cannot be called as ``function(*args, **kwargs)``, or would do nothing when it is.
+
+    Raises:
+        TypeError: the text quotes it, and says what to give.
     """
     if not callable(function):
         raise TypeError(
             f"run() takes the function to run on every rank, not {function!r} of type {type(function).__name__}."
         )
-    try:
-        return bytes(cloudpickle.dumps((function, tuple(args), dict(kwargs))))
-    except Exception as error:
-        raise PicklingError(explain(function, args, kwargs, error)) from error
+    name = name_of(function)
+    if _is(function, inspect.iscoroutinefunction):
+        raise TypeError(
+            f"{name} is defined with `async def`: a call only makes a coroutine, which nobody would run. Give a "
+            f"function that runs it: def main(): return asyncio.run({name})."
+        )
+    if _is(function, inspect.isgeneratorfunction) or _is(function, inspect.isasyncgenfunction):
+        raise TypeError(
+            f"{name} is a generator function (it has a `yield`): a call only makes a generator, which cannot come back "
+            "from a rank. Give a function that returns its value, a list for example."
+        )
+    if not isinstance(args, Sequence) or isinstance(args, (str, bytes, bytearray)):
+        raise TypeError(
+            f"args are the positional arguments of {name}, in a tuple or list; they were {_short(args)}. One argument "
+            "alone is args=(value,), with a comma."
+        )
+    if kwargs is None:
+        return
+    if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
+        raise TypeError(f"kwargs are the arguments of {name} by name, in a dict; they were {_short(kwargs)}.")
+
+
+def _is(function: Callable[..., Any], kind: Callable[[Any], bool]) -> bool:
+    """Whether a function, what a partial calls, or an object's ``__call__``, is of a kind."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return kind(function) or (not isinstance(function, type) and kind(type(function).__call__))
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    text = text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}..."
+    return f"{text} of type {type(value).__name__}"
 
 
 def load_values(pickled: Sequence[bytes], function: str) -> list[Any]:

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous
+from spark_estimator.launch.child_process import keep_standard_descriptors
 from spark_estimator.launch.outcome import Outcome, Relay
 from spark_estimator.launch.spec import JobSpec, worker_spec
 from spark_estimator.launch.supervisor import Supervisor
@@ -77,6 +78,7 @@ class PlaceHere:
         host: str = "",
         link: socket.socket | None = None,
     ) -> None:
+        keep_standard_descriptors()
         self._job = job
         self._host = host
         endpoint = Endpoint.open(address)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from spark_estimator.errors import ResultError
@@ -37,6 +37,10 @@ class Manifest:
 
     Attributes:
         bytes, sha256: of the value that this rank sent; 0 and '' for none.
+        lines: the last that it printed, where they could go nowhere else: "stdout", "stderr" or "" for a message, text.
+        left_out: how many stood before those.
+        logged: how many are in its log file.
+        log_problem: why that could not be written; '': it could.
     """
 
     rank: int
@@ -46,10 +50,18 @@ class Manifest:
     bytes: int
     sha256: str
     failure: FailureReport | None
+    lines: list[tuple[str, str]] = field(default_factory=list)
+    left_out: int = 0
+    logged: int = 0
+    log_problem: str = ""
 
 
-def rows_of(outcome: Outcome, partition: int) -> Iterator[ResultRow]:
-    """The rows in which a task hands over how its worker ended."""
+def rows_of(outcome: Outcome, partition: int, kept: Mapping[str, Any] | None = None) -> Iterator[ResultRow]:
+    """The rows in which a task hands over how its worker ended.
+
+    Args:
+        kept: of `Manifest`, what there is to say of lines that did not reach the driver.
+    """
     value = outcome.value or b""
     manifest: dict[str, Any] = {
         "rank": outcome.rank,
@@ -59,6 +71,7 @@ def rows_of(outcome: Outcome, partition: int) -> Iterator[ResultRow]:
         "bytes": len(value),
         "sha256": outcome.sha256,
         "failure": None if outcome.failure is None else outcome.failure.to_dict(),
+        **(kept or {}),
     }
     yield ResultRow(partition, outcome.rank, _MANIFEST, 0, json.dumps(manifest).encode())
     for seq, start in enumerate(range(0, len(value), CHUNK_BYTES)):
@@ -79,6 +92,7 @@ def manifests_of(rows: Iterable[ResultRow]) -> list[Manifest]:
             fields: dict[str, Any] = json.loads(bytes(row.data))
             if fields["failure"] is not None:
                 fields["failure"] = FailureReport.from_dict(fields["failure"])
+            fields["lines"] = [(str(stream), str(text)) for stream, text in fields.get("lines", ())]
             manifests.append(Manifest(**fields))
         except (ValueError, TypeError, KeyError) as error:
             raise ResultError(f"the manifest of partition {row.partition} cannot be read: {error!r}") from error
@@ -113,6 +127,18 @@ def verified_values(rows: Sequence[ResultRow], size: int, wanted: Collection[int
         if row.kind == _CHUNK:
             chunks[row.rank].append((row.seq, row.data))
     return [_whole_value(manifests[rank], sorted(chunks[rank])) for rank in sorted(wanted)]
+
+
+def verified_value(rows: Sequence[ResultRow]) -> bytes:
+    """The pickled value of one rank, whose rows alone these are.
+
+    Raises:
+        ResultError: it is not here, or not whole.
+    """
+    manifests = manifests_of(rows)
+    if len(manifests) != 1:
+        raise ResultError(f"Spark returned {len(manifests)} manifests of that rank, and not 1.")
+    return _whole_value(manifests[0], sorted((row.seq, row.data) for row in rows if row.kind == _CHUNK))
 
 
 def _whole_value(manifest: Manifest, chunks: Sequence[tuple[int, bytes]]) -> bytes:

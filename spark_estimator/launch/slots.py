@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from spark_estimator.errors import NotEnoughSlotsError, PreflightError
+from spark_estimator.launch.gpus import GPUS_PER_RANK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,6 +26,8 @@ FIRST_REGISTRATION = timedelta(seconds=30)
 _POLL_SECONDS = 0.25
 _ENCRYPTION = ("spark.network.crypto.enabled", "spark.ssl.enabled", "spark.ssl.rpc.enabled")
 ALLOW_UNENCRYPTED = "spark.spark_estimator.allowUnencrypted"
+_PER_TASK = "spark.task.resource.gpu.amount"
+_PER_EXECUTOR = "spark.executor.resource.gpu.amount"
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
 
 
@@ -78,20 +81,29 @@ class Configuration:
         return re.fullmatch(r"local(\[.*\])?", self.master) is not None
 
 
-def check_session(spark: SparkSession) -> None:
-    """Refuses sessions in which a barrier job cannot run, whatever its size.
+def has_dynamic_allocation(spark: SparkSession) -> bool:
+    """Whether executors come as they are needed."""
+    conf = Configuration(spark)
+    return conf.is_true("spark.dynamicAllocation.enabled") and not conf.is_local
+
+
+def check_session(spark: SparkSession, *, together: bool = True) -> None:
+    """Refuses sessions in which a job cannot run, whatever its size.
+
+    Args:
+        together: its ranks start in a barrier stage; False: each in a Spark job of its own.
 
     Raises:
         PreflightError: the text names the setting to change.
     """
     conf = Configuration(spark)
-    if conf.is_true("spark.dynamicAllocation.enabled") and not conf.is_local:
+    if together and has_dynamic_allocation(spark):
         raise PreflightError(
             "spark.dynamicAllocation.enabled is true, and Spark refuses to start the ranks of a job together (a "
             "barrier stage) while executors may come and go. Start the session with "
             "spark.dynamicAllocation.enabled=false and a fixed number of executors (spark.executor.instances)."
         )
-    gpus = conf.number("spark.task.resource.gpu.amount")
+    gpus = conf.number(_PER_TASK)
     if conf.is_local and gpus:
         raise PreflightError(
             f"spark.task.resource.gpu.amount is {gpus:g}, but a session with master {conf.master!r} has no GPU "
@@ -120,33 +132,53 @@ def count_slots(spark: SparkSession) -> Slots:
     """How many tasks the session can run at the same time, as of now."""
     conf = Configuration(spark)
     cpus = int(conf.number("spark.task.cpus") or 1)
-    exact = None if conf.is_local else _slots_by_scheduler(spark)
+    wanted = wanted_gpus(conf)
+    exact = None if conf.is_local or needs_profile(conf) else _slots_by_scheduler(spark)
     cores, where = _cores(spark, conf, exact is not None)
     if cores is None:
         return Slots(exact, where if exact is None else f"as Spark's scheduler counts them, {cpus} cores per task")
     by_cores = cores // cpus
     text = f"{cores} cores{where} / {cpus} per task (spark.task.cpus)"
-    per_task = conf.number("spark.task.resource.gpu.amount")
-    if not per_task:
+    if not wanted:
         return Slots(by_cores if exact is None else exact, text)
-    gpus, own_cores = conf.number("spark.executor.resource.gpu.amount"), _executor_cores(conf)
-    if gpus is not None and own_cores:
-        executors = cores // own_cores
-        by_gpus = executors * int(gpus / per_task)
+    each = f"{wanted:g} per {f'rank ({GPUS_PER_RANK})' if needs_profile(conf) else f'task ({_PER_TASK})'}"
+    gpus, executors = conf.number(_PER_EXECUTOR), _executors(spark, conf, cores)
+    if gpus is not None and executors:
+        by_gpus = executors * int(gpus / wanted)
         if by_gpus < by_cores:
-            text = f"{executors} executors x {gpus:g} GPUs / {per_task:g} per task (spark.task.resource.gpu.amount)"
+            text = f"{executors} executors x {gpus:g} GPUs / {each}"
             return Slots(by_gpus if exact is None else exact, text, by_gpus=True)
     if exact is not None and exact < by_cores:
-        text = f"GPUs of the executors / {per_task:g} per task (spark.task.resource.gpu.amount)"
-        return Slots(exact, text, by_gpus=True)
+        return Slots(exact, f"GPUs of the executors / {each}", by_gpus=True)
     return Slots(by_cores, text)
 
 
-def require_slots(spark: SparkSession, size: int, patience: timedelta = REGISTRATION) -> None:
+def wanted_gpus(conf: Configuration) -> float:
+    """How many GPUs, or which part of one, each rank is to have; 0 for none.
+
+    What `GPUS_PER_RANK` says; else what the session asks for every task; else, where its executors have GPUs that no
+    task asks for, one.
+    """
+    if conf.is_local:
+        return 0.0
+    said = conf.number(GPUS_PER_RANK)
+    per_task = conf.number(_PER_TASK) if said is None else said
+    if per_task is None:
+        return 1.0 if conf.number(_PER_EXECUTOR) else 0.0
+    return per_task
+
+
+def needs_profile(conf: Configuration) -> bool:
+    """Whether ranks want other GPUs than the session's tasks get: Spark then has to be asked for this stage alone."""
+    return wanted_gpus(conf) != (conf.number(_PER_TASK) or 0.0) and not conf.is_local
+
+
+def require_slots(spark: SparkSession, size: int, patience: timedelta = REGISTRATION, *, size_word: str = "") -> None:
     """Returns when `size` ranks can run at the same time, or when nobody can tell.
 
     Args:
         patience: how long to wait for one more executor.
+        size_word: the argument by which the user says how many ranks; '' where the message shall not name one.
 
     Raises:
         NotEnoughSlotsError: they cannot run; the text has the arithmetic and the remedy.
@@ -157,9 +189,11 @@ def require_slots(spark: SparkSession, size: int, patience: timedelta = REGISTRA
     slots = _poll(spark, lambda slots: slots.count is None or slots.count >= size, patience)
     if slots.count is None or slots.count >= size or _promised(conf) >= size:
         return
+    is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
+    fewer = f"use {size_word}={slots.count}" if size_word else f"ask for {slots.count} ranks"
     raise NotEnoughSlotsError(
         f"{size} ranks need {size} slots at the same time, but this session has {slots.count}: {slots.arithmetic}. "
-        f"{_remedy(conf, slots, size)}" + (f", or use np={slots.count}." if slots.count else ".")
+        f"{_remedy(conf, slots, size, is_connect)}" + (f", or {fewer}." if slots.count else ".")
     )
 
 
@@ -219,7 +253,7 @@ def _poll(spark: SparkSession, enough: Callable[[Slots], bool], patience: timede
 def _promised(conf: Configuration) -> int:
     """The slots that the session will have once all executors that it asked for are there; 0 if it does not say."""
     cpus = int(conf.number("spark.task.cpus") or 1)
-    if conf.number("spark.task.resource.gpu.amount"):
+    if wanted_gpus(conf):
         return 0
     if match := _LOCAL_CLUSTER.fullmatch(conf.master):
         return int(match[1]) * (int(match[2]) // cpus)
@@ -270,6 +304,17 @@ def _executor_cores(conf: Configuration) -> int | None:
     return int(cores) if cores else None
 
 
+def _executors(spark: SparkSession, conf: Configuration, cores: int) -> int | None:
+    """How many executors the session has; None when that cannot be found out."""
+    own = _executor_cores(conf)
+    if own:
+        return cores // own
+    try:  # a classic session counts them, the driver among them
+        return len(spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()) - 1
+    except Exception:
+        return None
+
+
 def _slots_by_scheduler(spark: SparkSession) -> int | None:
     """What a classic session's scheduler itself says; None over Spark Connect, and where Java may not be called."""
     try:
@@ -279,14 +324,17 @@ def _slots_by_scheduler(spark: SparkSession) -> int | None:
         return None
 
 
-def _remedy(conf: Configuration, slots: Slots, size: int) -> str:
+def _remedy(conf: Configuration, slots: Slots, size: int, remote: bool) -> str:
+    """What to do for `size` slots, without a full stop; `remote`: who started the session has not set its master."""
     if slots.by_gpus:
-        return "Start the session with more executors that have GPUs, or with a smaller spark.task.resource.gpu.amount"
+        name = GPUS_PER_RANK if needs_profile(conf) else _PER_TASK
+        return f"Start the session with more executors that have GPUs, or let ranks share them, by a smaller {name}"
     cpus = int(conf.number("spark.task.cpus") or 1)
-    if conf.is_local:
-        return f'Start the session with .master("local[{size * cpus}]")'
-    if conf.master.startswith("local-cluster"):
-        return f'Start the session with .master("local-cluster[{size},{cpus},1024]")'
+    if conf.is_local or conf.master.startswith("local-cluster"):
+        master = f"local[{size * cpus}]" if conf.is_local else f"local-cluster[{size},{cpus},1024]"
+        if remote:
+            return f'Start the Spark Connect server, which sets the master, with --master "{master}"'
+        return f'Start the session with .master("{master}")'
     cores = _executor_cores(conf)
     if cores and cores >= cpus:
         return f"Start the session with spark.executor.instances={-(-size // (cores // cpus))} (of {cores} cores each)"

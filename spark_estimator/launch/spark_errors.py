@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 
+from spark_estimator import __version__
 from spark_estimator.errors import (
     JobCancelledError,
     JobFailedError,
@@ -40,7 +41,10 @@ def explain(text: str) -> SparkEstimatorError | None:
     if "PYTHON_VERSION_MISMATCH" in text or "different minor version than that in driver" in text:
         match = re.search(r"worker[^\d]{0,40}(\d+\.\d+)", text)
         theirs = f"Python {match[1]}" if match else "another Python"
-        return PythonEnvironmentError(f"Spark's workers run {theirs}, but the driver runs Python {mine}. {remedy()}.")
+        return PythonEnvironmentError(
+            f"Spark's workers run {theirs}, but the driver runs Python {mine}, and "
+            f"functions that the one has pickled the other cannot read. {remedy()}."
+        )
     if match := re.search(r"No module named '([\w.]+)'", text):
         name = match[1].partition(".")[0]
         if name in _MODULES:
@@ -48,6 +52,11 @@ def explain(text: str) -> SparkEstimatorError | None:
             return PythonEnvironmentError(
                 f"the Python of Spark's workers has no module {name!r}. {remedy()}; or install it there: {install}"
             )
+    if re.search(r"Can't get attribute '\w+' on <module 'spark_estimator\b|'JobSpec' object has no attribute", text):
+        return PythonEnvironmentError(
+            "the Python of Spark's workers has another version of spark_estimator than the driver, which cannot read "
+            f"its jobs: install spark_estimator {__version__} there, or the same wheel on both. {remedy()}."
+        )
     if match := re.search(
         r"(?:PACKAGE_NOT_INSTALLED\] |ImportError: )(\w+) ?(?:>=)? ?([\d.]*) must be installed", text
     ):
@@ -88,15 +97,33 @@ def cancelled(text: str, function: str) -> JobCancelledError | None:
     return JobCancelledError(f"{function} was cancelled in Spark, and its ranks have been ended: {said}.")
 
 
-def ended_by_spark(error: BaseException) -> JobFailedError:
+def lost_executor(text: str) -> tuple[int | None, str] | None:
+    """The partition whose executor was lost, if Spark's `text` names it, and why, in Spark's words; None: none was."""
+    match = re.search(r"ExecutorLostFailure \([^\n]*?\)(?: Reason: ([^\n]*))?", text)
+    if match is None:
+        return None
+    task = re.search(r"task \w+\(\d+, (\d+)\) finished unsuccessfully", text[: match.start()])
+    return int(task[1]) if task else None, (match[1] or "").strip().rstrip(".")
+
+
+def ended_by_spark(error: BaseException, function: str) -> JobFailedError:
     """For what nothing more is known of: the core of Spark's own message; the whole is the error's `traceback`."""
-    text = str(error)
-    lines = [line.strip().lstrip(": ") for line in text.splitlines() if not line.lstrip().startswith(("at ", "..."))]
-    lines = [line for line in lines if line]
-    telling = next(
-        (line for line in lines if re.search(r"(?:Exception|Error)\b.*:", line)), lines[0] if lines else repr(error)
-    )
     # Not as the cause: forty lines of Java would stand before the sentence that counts.
-    return JobFailedError(
-        f"Spark ended the job before the ranks could report: {telling[:500]}", traceback=shorten(text)
-    )
+    lost = lost_executor(str(error))
+    if lost is None:
+        said = f"Spark ended the job before the ranks could report: {telling_line(error)}"
+    else:
+        why = f": {lost[1]}" if lost[1] else ""
+        said = f"a Spark executor that had ranks of {function} has died or was cut off{why}; see its log"
+    return JobFailedError(said, traceback=shorten(str(error)))
+
+
+def telling_line(error: BaseException) -> str:
+    """The line of Spark's message that says what happened, of at most 500 characters."""
+    lines = [
+        line.strip().lstrip(": ") for line in str(error).splitlines() if not line.lstrip().startswith(("at ", "..."))
+    ]
+    lines = [line for line in lines if line]
+    return next(
+        (line for line in lines if re.search(r"(?:Exception|Error)\b.*:", line)), lines[0] if lines else repr(error)
+    )[:500]

@@ -64,7 +64,7 @@ def _new_session(size: int) -> SparkSession:
             raise NotEnoughSlotsError(
                 f"{size} ranks were asked for and there is no Spark session. A new one would run on this machine, "
                 f"whose {cores} cores are enough for {most} ranks at most. Connect to a cluster first "
-                f'(SparkSession.builder.master("...").getOrCreate()), or use np={cores}.'
+                f'(SparkSession.builder.master("...").getOrCreate()), or ask for {cores} ranks.'
             )
         master = f"local[{max(size, cores)}]"
         builder = (

@@ -6,7 +6,6 @@ How far the ranks are is known from their supervisors, where these reach the dri
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from spark_estimator.observe.driver_log import printable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_SAY_WAITING_AFTER = timedelta(seconds=20)
+SAY_WAITING_AFTER = timedelta(seconds=20)
 _MOST_HOLDERS = 5
 # Spark writes down what tasks do when the next of them does something, or with its executors' heartbeat every 10 s.
 _OLD = timedelta(seconds=12)
@@ -93,12 +92,20 @@ class TaskReports:
         if not left:
             return "no other job of this application is at work: its executors may be lost, or not there yet"
         texts = [
-            f"stage {one.stageId} ({one.name.splitlines()[0]!r}; of {one.numTasks} tasks {one.numActiveTasks} run and "
+            f"stage {one.stageId} ({self._name_of(one)!r}; of {one.numTasks} tasks {one.numActiveTasks} run and "
             f"{one.numCompletedTasks} are done)"
             for one in left
         ]
         more = f" and {len(texts) - _MOST_HOLDERS} more stages" if len(texts) > _MOST_HOLDERS else ""
         return f"other jobs of this application are at work: {', '.join(texts[:_MOST_HOLDERS])}{more}"
+
+    def _name_of(self, stage: Any) -> str:
+        """The description of a stage's job, where it has one; else the place in the program that Spark found for it."""
+        with contextlib.suppress(Exception):  # Spark's store is a moment behind, or this session forbids Java
+            said = self._spark.sparkContext._jsc.sc().statusStore().lastStageAttempt(stage.stageId).description()
+            if said.isDefined() and said.get().strip():
+                return printable(str(said.get()).strip().splitlines()[0])
+        return printable(str(stage.name).splitlines()[0])
 
     @property
     def _tracker(self) -> Any:
@@ -109,6 +116,24 @@ class TaskReports:
         jobs = list(self._spark.sparkContext._jsc.sc().statusTracker().getJobIdsForTag(self._tag))
         infos = [self._tracker.getJobInfo(job) for job in jobs]
         return {int(stage) for info in infos if info is not None for stage in info.stageIds}
+
+
+def slots_wanting(
+    spark: SparkSession, function: str, started: int, size: int, timeout: timedelta, reports: TaskReports
+) -> str:
+    """What to say when Spark has not started all ranks of a job in time.
+
+    Args:
+        started: how many it has.
+    """
+    slots = count_slots(spark)
+    count = f"has {slots.count}: {slots.arithmetic}" if slots.count is not None else slots.arithmetic
+    how_far = f"has started {function} on {started} of" if started else f"has not started {function} on any of"
+    return (
+        f"Spark {how_far} {size} ranks within {timeout.total_seconds():g} seconds (start_timeout). It needs {size} "
+        f"slots that are free at the same time. This session {count}; {reports.holders()}. Wait until they are free, "
+        "give the session more, ask for fewer ranks, or raise start_timeout (or HOROVOD_SPARK_START_TIMEOUT)."
+    )
 
 
 @dataclass
@@ -123,6 +148,7 @@ class Start:
         placed: by partition, the rank, host and pid of the workers whose supervisors have said so.
         begun: the ranks whose user code has begun.
         connected: says how many supervisors are connected to the driver.
+        say: prints a line at the driver.
     """
 
     spark: SparkSession
@@ -133,6 +159,7 @@ class Start:
     placed: Mapping[int, Mapping[str, Any]]
     begun: Collection[int]
     connected: Callable[[], int]
+    say: Callable[[str], None]
     _said: bool = field(default=False, init=False)
     _runs_unseen: bool = field(default=False, init=False)
 
@@ -148,7 +175,7 @@ class Start:
         if self._runs_unseen:
             return
         late = self.timeout is not None and seconds >= self.timeout.total_seconds()
-        quiet = seconds < _SAY_WAITING_AFTER.total_seconds() or self._said
+        quiet = seconds < SAY_WAITING_AFTER.total_seconds() or self._said
         if not late and (quiet or self.begun):
             return
         heard = bool(self.begun or self.placed or self.connected())
@@ -163,12 +190,14 @@ class Start:
             raise StartTimeoutError(self._stuck() if heard else self._slots_wanting())
         else:
             self._said = True
-            print(f"spark_estimator: {self._waiting(seconds)}", file=sys.stderr, flush=True)
+            self.say(self._waiting(seconds))
 
     def hindrance(self) -> str:
-        """What Spark waits for, a sentence; '' when it does not, or nobody can tell."""
+        """What Spark waits for, a sentence; '' when it does not wait, had too little time, or nobody can tell."""
         heard = bool(self.begun or self.placed or self.connected())
         if heard or self.reports.started() != 0:
+            return ""
+        if self.reports.others() == [] and (count_slots(self.spark).count or 0) >= self.size:
             return ""
         return f"It needs {self.size} slots that are free at the same time; {self.reports.holders()}."
 
@@ -180,14 +209,7 @@ class Start:
 
     def _slots_wanting(self) -> str:
         assert self.timeout is not None
-        slots = count_slots(self.spark)
-        count = f"has {slots.count}: {slots.arithmetic}" if slots.count is not None else slots.arithmetic
-        return (
-            f"Spark has not started {self.function} on any of {self.size} ranks within "
-            f"{self.timeout.total_seconds():g} seconds (start_timeout). It needs {self.size} slots that are free at "
-            f"the same time. This session {count}; {self.reports.holders()}. Wait until they are free, give the "
-            "session more, ask for fewer ranks, or raise start_timeout (or HOROVOD_SPARK_START_TIMEOUT)."
-        )
+        return slots_wanting(self.spark, self.function, 0, self.size, self.timeout, self.reports)
 
     def _stuck(self) -> str:
         assert self.timeout is not None

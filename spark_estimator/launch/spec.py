@@ -7,25 +7,25 @@ supervisor to its worker. The key of the job exists only in the last one, and tr
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
-import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from spark_estimator import __version__
 from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, host_id
 from spark_estimator.env import (
     ATTEMPT_VARIABLE,
     FEED_FD_VARIABLE,
     JOB_VARIABLE,
+    PROGRESS_FD_VARIABLE,
     RENDEZVOUS_FD_VARIABLE,
     WORKER_CHOICES_VARIABLE,
     horovod_variables,
 )
+from spark_estimator.launch.gpus import Pinning, TaskGpus, pinning
+from spark_estimator.launch.versions import own_versions
 from spark_estimator.launch.worker_environment import undecided
 
 # Larger values belong into storage: they pass through the memory of a worker, an executor and the driver.
@@ -44,6 +44,7 @@ _OF_ONE_RANK = {
     "HOROVOD_CROSS_SIZE",
     "HOROVOD_HOSTNAME",
     RENDEZVOUS_FD_VARIABLE,
+    PROGRESS_FD_VARIABLE,
     JOB_VARIABLE,
     FEED_FD_VARIABLE,
     WORKER_CHOICES_VARIABLE,
@@ -83,11 +84,14 @@ class JobSpec:
         preload: modules that a worker imports while its supervisor is still gathering addresses.
         all_results: every rank's value is wanted, not only rank 0's.
         forward_lines: the workers' lines go to the driver.
+        progress: the workers tell how far they are.
+        log_folder: shared by executors and driver; for lines where no connection to the driver is had. '': none.
         driver_host_id: `host_id` of the driver.
         driver_sys_path: where the driver finds modules; used by the workers on its own host.
         channel: None when there is no driver channel.
-        package_version: of spark_estimator on the driver.
         max_result_bytes: a rank's larger value is refused.
+        versions: of Python and packages on the driver, see ``versions.own_versions``.
+        gpus_per_rank: as in ``gpus.pinning``.
     """
 
     job_id: str
@@ -100,12 +104,15 @@ class JobSpec:
     preload: tuple[str, ...] = ()
     all_results: bool = False
     forward_lines: bool = True
+    progress: bool = False
+    log_folder: str = ""
     driver_host_id: str = ""
     driver_sys_path: tuple[str, ...] = ()
     channel: ChannelAddress | None = None
-    package_version: str = __version__
     max_result_bytes: int = MAX_RESULT_BYTES
     attempt: int = 1
+    versions: Mapping[str, str] = field(default_factory=own_versions, repr=False)
+    gpus_per_rank: float | None = None
 
     @property
     def wanted_ranks(self) -> range:
@@ -118,9 +125,9 @@ class TaskFacts:
     """What one supervisor tells all others before ranks exist. Partitions number the supervisors from 0.
 
     Attributes:
-        gpus: addresses of the GPUs that its task was given, as Spark names them.
+        gpus: what its task has of them.
         key_share: 32 random bytes; the shares of all supervisors and the channel's token make the key of the job.
-        python, package: versions, to be compared.
+        versions: of Python and packages, to be compared.
     The others are as in `PeerFacts`.
     """
 
@@ -130,10 +137,9 @@ class TaskFacts:
     port: int
     local_name: str
     pid: int
-    gpus: tuple[str, ...] = ()
+    gpus: TaskGpus = field(default_factory=TaskGpus)
     key_share: bytes = field(default=b"", repr=False)
-    python: str = platform.python_version()
-    package: str = __version__
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """One line. It holds a share of the key: for the driver channel and Spark's own exchange only."""
@@ -144,7 +150,8 @@ class TaskFacts:
         """The inverse of `to_json`."""
         fields: dict[str, Any] = json.loads(text)
         fields["key_share"] = bytes.fromhex(fields["key_share"])
-        fields["gpus"] = tuple(fields["gpus"])
+        gpus = fields["gpus"]
+        fields["gpus"] = TaskGpus(tuple(gpus["names"]), tuple(gpus["uuids"]), tuple(gpus["there"]), gpus["visible"])
         return cls(**fields)
 
 
@@ -207,32 +214,6 @@ def assign_ranks(host_ids: Sequence[str]) -> list[int]:
     return ranks
 
 
-def owned_gpus(addresses: Sequence[str], visible: str | None) -> tuple[str, ...]:
-    """The GPUs of one task under the names by which CUDA knows them.
-
-    Args:
-        addresses: as Spark names them: numbers of the GPUs that its executor sees.
-        visible: the executor's own CUDA_VISIBLE_DEVICES, if a cluster manager has set it: the list to count in.
-    """
-    names = [name.strip() for name in (visible or "").split(",") if name.strip()]
-    if all(address.isdecimal() and int(address) < len(names) for address in addresses):
-        return tuple(names[int(address)] for address in addresses)
-    return tuple(addresses)
-
-
-def visible_devices(gpus_by_local_rank: Sequence[Sequence[str]]) -> list[str]:
-    """The devices that every rank of one host sees, so ordered that device `local_rank` is one of that rank's own.
-
-    Args:
-        gpus_by_local_rank: [local_size, number of GPUs of that rank] addresses.
-
-    Returns:
-        Each address once: the first GPU of each rank in local-rank order, then the second of each, and so on.
-    """
-    columns = itertools.zip_longest(*gpus_by_local_rank)
-    return list(dict.fromkeys(gpu for column in columns for gpu in column if gpu is not None))
-
-
 def job_key(shares: Sequence[bytes], token: bytes, job_id: str) -> bytes:
     """The key that all ranks compute alike from what each has contributed, 32 bytes.
 
@@ -271,28 +252,28 @@ def rendezvous_of(everyone: Sequence[TaskFacts], partition: int, job: JobSpec, e
     )
 
 
-def devices_of(everyone: Sequence[TaskFacts], partition: int) -> list[str]:
-    """The devices that the worker of `partition` shall see; empty when Spark gave none."""
+def pinning_of(everyone: Sequence[TaskFacts], partition: int, job: JobSpec) -> Pinning:
+    """The GPUs that the worker of `partition` shall see.
+
+    Raises:
+        ValueError: two ranks of its host have the same GPU, and were not to share.
+    """
     own = everyone[partition].host_id
-    return visible_devices([facts.gpus for facts in everyone if facts.host_id == own])
+    here = [number for number, facts in enumerate(everyone) if facts.host_id == own]
+    return pinning([everyone[number].gpus for number in here], here.index(partition), job.gpus_per_rank)
 
 
-def worker_spec(
-    job: JobSpec, rendezvous: Rendezvous, devices: Sequence[str] = (), variables: Mapping[str, str] | None = None
-) -> WorkerSpec:
+def worker_spec(job: JobSpec, rendezvous: Rendezvous, variables: Mapping[str, str] | None = None) -> WorkerSpec:
     """What the worker that becomes `rendezvous.rank` is told by the supervisor that calls this.
 
     Args:
-        devices: for CUDA_VISIBLE_DEVICES; the variable is left alone when there are none.
-        variables: more of this worker's own.
+        variables: more of this worker's own: CUDA_VISIBLE_DEVICES among them.
     """
     peer = rendezvous.peers[rendezvous.rank]
     environment = {**horovod_variables(rendezvous.topology, peer.host), **(variables or {})}
     if rendezvous.awaited:  # what is not known yet is not said
         environment = {name: value for name, value in environment.items() if not name.endswith(("_RANK", "_SIZE"))}
     environment[ATTEMPT_VARIABLE] = str(job.attempt)
-    if devices:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     sys_path = list(sys.path)
     if job.driver_host_id == host_id():
         # Modules that lie beside the user's script are importable on the driver; on its own host they can be here too.

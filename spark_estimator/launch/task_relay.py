@@ -1,4 +1,4 @@
-"""Where a supervisor in a Spark task passes on what its worker says: the driver channel, else the executor's log."""
+"""Where a supervisor in a Spark task passes on what its worker says: the driver channel, else what `KeptLines` does."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import contextlib
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from spark_estimator.collectives.rendezvous import host_id
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.launch.failures import FailureReport
+from spark_estimator.launch.kept_lines import KeptLines
 from spark_estimator.launch.spec import JobSpec, TaskFacts
 from spark_estimator.observe import channel, frames
+from spark_estimator.observe.progress import Progress
 
 
 class TaskRelay:
@@ -23,12 +25,18 @@ class TaskRelay:
         self._job = job
         self._lock = threading.Lock()
         self._channel: channel.SupervisorChannel | None = None
+        self._kept = KeptLines(job)
+        self._rank = -1
         self._went_to_spark = False  # with its facts, because no channel was there in time
 
     @property
     def connected(self) -> bool:
         """Whether the driver listens."""
         return self._channel is not None and self._channel.usable
+
+    def kept(self) -> dict[str, Any]:
+        """What the manifest says of lines that had no connection to go by; after `close`."""
+        return self._kept.to_manifest()
 
     def connect(self, partition: int, on_stop: Callable[[str], None]) -> None:
         """Connects to the driver, if it can be reached."""
@@ -82,15 +90,22 @@ class TaskRelay:
         """User code begins."""
         self._send(frames.BEGUN, rank=rank, host=socket.gethostname(), pid=pid)
 
-    def line(self, rank: int, stream: str, text: str) -> None:
-        """A line of "stdout" or "stderr"."""
-        if not (self._job.forward_lines and self._send(frames.LINE, rank=rank, stream=stream, text=text)):
-            self._note(f"[{rank}]<{stream}>:{text}")
+    def lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
+        """Lines of "stdout" or "stderr"."""
+        for text in texts:
+            if not self._job.forward_lines:
+                self._note_line(rank, stream, text)
+            elif not self._send(frames.LINE, rank=rank, stream=stream, text=text):
+                self._keep(rank, stream, text)
 
     def log(self, rank: int, message: str) -> None:
         """A message for the person at the driver."""
         if not self._send(frames.LOG, rank=rank, text=message):
-            self._note(f"[{rank}] {message}")
+            self._keep(rank, "", message)
+
+    def progress(self, rank: int, progress: Progress) -> None:
+        """How far the rank is."""
+        self._send(frames.PROGRESS, rank=rank, report=progress.to_dict())
 
     def failed(self, report: FailureReport) -> None:
         """The rank has failed."""
@@ -101,11 +116,22 @@ class TaskRelay:
 
     def close(self) -> None:
         """Sends what is left and disconnects."""
+        for stream, text in self._kept.close():
+            self._note_line(self._rank, stream, text)
         if self._channel is not None:
             self._channel.close()
 
     def _send(self, kind: str, **fields: Any) -> bool:
         return self._channel is not None and self._channel.send(kind, **fields)
+
+    def _keep(self, rank: int, stream: str, text: str) -> None:
+        """Where the driver does not listen."""
+        self._rank = rank
+        for line in self._kept.take(rank, stream, text):
+            self._note_line(rank, *line)
+
+    def _note_line(self, rank: int, stream: str, text: str) -> None:
+        self._note(f"[{rank}]<{stream}>:{text}" if stream else f"[{rank}] {text}")
 
     @staticmethod
     def _note(text: str) -> None:

@@ -33,6 +33,7 @@ from spark_estimator.launch.failures import FailureReport
 from spark_estimator.launch.result_pipe import BEGUN, ENDED, FAILURE, LOG, ResultWriter
 from spark_estimator.launch.spec import WorkerSpec
 from spark_estimator.launch.worker_environment import forget_malloc
+from spark_estimator.observe import progress
 
 _PR_SET_PDEATHSIG = 1
 _LINGERING = timedelta(seconds=10)
@@ -85,6 +86,7 @@ def main() -> None:
     bind_to_parent(options.parent)
     # What Spark or a shell may have set to "ignore" would be inherited.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.set_inheritable(options.result_fd, False)
     pipe = ResultWriter(options.result_fd)
     for name in filter(None, options.preload.split(",")):
@@ -184,7 +186,8 @@ def run_command(spec: WorkerSpec, pipe: ResultWriter) -> int:
         paths = [*filter(None, [spec.python_path]), compat.shims_path()]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
     found = spec.rendezvous
-    sockets = [fd for fd in (found.listen_fd, found.local_fd, found.launcher_fd) if fd >= 0]
+    told = progress.pipe(environment)
+    sockets = [fd for fd in (found.listen_fd, found.local_fd, found.launcher_fd, told) if fd is not None and fd >= 0]
     # A handler, not SIG_IGN: an ignored signal would stay ignored in the command.
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.signal(signal.SIGINT, lambda *_: None)

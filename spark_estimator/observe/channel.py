@@ -21,7 +21,7 @@ from typing import Any
 from spark_estimator import authentication
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.log import logger
-from spark_estimator.observe.frames import BYE, GONE, LINE, MAX_FRAME_BYTES, STOP, encode, take_frames
+from spark_estimator.observe.frames import BYE, GONE, LINE, MAX_FRAME_BYTES, PROGRESS, STOP, encode, take_frames
 
 CONNECT_TIMEOUT = timedelta(seconds=3)
 
@@ -29,6 +29,23 @@ _CONTEXT = struct.Struct(">16sI")  # job id, partition
 # Lines that the network is too slow for are dropped and counted above this: printing must never hold training up.
 _MAX_WAITING_BYTES = 4 << 20
 _log = logger(__name__)
+
+
+def context_of(job_id: str, partition: int) -> bytes:
+    """What a supervisor says that it is when it connects."""
+    return _CONTEXT.pack(job_id.encode(), partition)
+
+
+def read_context(context: bytes) -> tuple[bytes, int]:
+    """The job and the partition of `context_of`.
+
+    Raises:
+        AuthenticationError: it is something else.
+    """
+    if len(context) != _CONTEXT.size:
+        raise AuthenticationError("the connector says something else than its job and partition")
+    job_id, partition = _CONTEXT.unpack(context)
+    return job_id.rstrip(b"\0"), partition
 
 
 class DriverServer:
@@ -106,21 +123,14 @@ class DriverServer:
             self._wake_write.send(b"\0")
 
     def _approve(self, context: bytes) -> None:
-        job_id, partition = self._read_context(context)
+        job_id, partition = read_context(context)
         with self._lock:
             taken = partition in self._connections
         if job_id != self._job_id or not 0 <= partition < self._size or taken:
             raise AuthenticationError(f"no supervisor of that job and partition is expected: {job_id!r}, {partition}")
 
-    @staticmethod
-    def _read_context(context: bytes) -> tuple[bytes, int]:
-        if len(context) != _CONTEXT.size:
-            raise AuthenticationError("the connector says something else than its job and partition")
-        job_id, partition = _CONTEXT.unpack(context)
-        return job_id.rstrip(b"\0"), partition
-
     def _admit(self, sock: socket.socket, context: bytes, origin: str) -> None:
-        inbound = _Inbound(sock, self._read_context(context)[1], origin)
+        inbound = _Inbound(sock, read_context(context)[1], origin)
         with self._lock:
             if self._closed or inbound.partition in self._connections:
                 raise AuthenticationError("the channel is closed, or this partition is connected already")
@@ -277,16 +287,7 @@ class SupervisorChannel:
             OSError: it cannot be reached within `CONNECT_TIMEOUT`.
             AuthenticationError: what listens there is not this job's driver.
         """
-        sock = socket.create_connection(address, timeout=CONNECT_TIMEOUT.total_seconds())
-        try:
-            authentication.connect(sock, token, _CONTEXT.pack(job_id.encode(), partition), timeout=CONNECT_TIMEOUT)
-            sock.settimeout(None)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _keep_alive(sock)
-        except BaseException:
-            sock.close()
-            raise
-        return cls(sock, on_stop)
+        return cls(connected_socket(address, token, job_id, partition), on_stop)
 
     @property
     def usable(self) -> bool:
@@ -304,6 +305,8 @@ class SupervisorChannel:
             if kind == LINE and self._waiting_bytes + len(frame) > _MAX_WAITING_BYTES:
                 self._dropped += 1
                 return True
+            if kind == PROGRESS and self._waiting:
+                return True  # the next one says more
             if self._dropped and kind == LINE:
                 text = f"[{self._dropped} lines were dropped: they came faster than the network took them]"
                 self._dropped = 0
@@ -383,6 +386,20 @@ class SupervisorChannel:
             self._changed.notify_all()
         if not self._closing:
             self._on_stop(reason)
+
+
+def connected_socket(address: tuple[str, int], token: bytes, job_id: str, partition: int) -> socket.socket:
+    """A socket to the driver, authenticated both ways. Raises as `SupervisorChannel.connect`."""
+    sock = socket.create_connection(address, timeout=CONNECT_TIMEOUT.total_seconds())
+    try:
+        authentication.connect(sock, token, context_of(job_id, partition), timeout=CONNECT_TIMEOUT)
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _keep_alive(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _keep_alive(sock: socket.socket) -> None:

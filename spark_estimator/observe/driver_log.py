@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Callable
+from typing import TextIO
 
 MAX_MESSAGE_CHARACTERS = 4000
 
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+_UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]|[\ud800-\udfff]")
+# Colour, weight and the like (SGR) of the text that follows: the one kind of code that can do nothing else.
+_COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
+_PLAIN = "\x1b[0m"
 _sink: Callable[[str], bool] | None = None
 
 
@@ -16,9 +21,11 @@ def log_to_driver(message: object) -> None:
     """Prints `message` at the driver, whatever the verbosity of the job; outside a job it is printed here.
 
     Args:
-        message: its text is cut at `MAX_MESSAGE_CHARACTERS` characters.
+        message: its text is cut at `MAX_MESSAGE_CHARACTERS` characters, and then says so.
     """
-    text = str(message)[:MAX_MESSAGE_CHARACTERS]
+    text = str(message)
+    if len(text) > MAX_MESSAGE_CHARACTERS:
+        text = f"{text[:MAX_MESSAGE_CHARACTERS]} [cut: the first {MAX_MESSAGE_CHARACTERS} of {len(text)} characters]"
     if _sink is None or not _sink(text):
         print(text, flush=True)
 
@@ -34,11 +41,37 @@ def set_sink(sink: Callable[[str], bool] | None) -> None:
 
 
 def printable(text: str) -> str:
-    r"""`text` with every control character but tab and newline written as ``\xNN``.
+    r"""`text` with every control character but tab and newline written as ``\xNN``, half a surrogate as ``\udNNN``.
 
-    What comes over a network must not be able to steer the terminal that it is printed on.
+    What comes over a network must not be able to steer the terminal that it is printed on, and has to be printable:
+    a file's name that is no UTF-8 has such halves.
     """
-    return "\n".join(_CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", line) for line in text.split("\n"))
+    return "\n".join(_UNSAFE.sub(_escaped, line) for line in text.split("\n"))
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def coloured(text: str) -> str:
+    """As `printable`, but codes for colours stay: for lines that end at `shown_on`."""
+    parts = _COLOUR.split(text)  # every second one is such a code
+    return "".join(part if index % 2 else printable(part) for index, part in enumerate(parts))
+
+
+def shown_on(stream: object, text: str) -> str:
+    """A rank's line as it is written to a stream: in its colours where somebody looks on, which end with the line.
+
+    Args:
+        stream: on a terminal, or in a notebook, text keeps its codes for colours; elsewhere they are escaped.
+    """
+    if "\x1b" not in text:
+        return text
+    with contextlib.suppress(AttributeError, ValueError):  # it has no isatty(), or is closed
+        if type(stream).__module__.startswith("ipykernel.") or stream.isatty():  # type: ignore[attr-defined]
+            return text + _PLAIN
+    return _COLOUR.sub(lambda match: printable(match[0]), text)
 
 
 def print_line(rank: int, stream: str, text: str) -> None:
@@ -46,9 +79,28 @@ def print_line(rank: int, stream: str, text: str) -> None:
 
     Nothing is flushed: whoever prints many lines does that when there is a pause.
     """
-    print(f"[{rank}]<{stream}>:{text}", file=sys.stderr if stream == "stderr" else sys.stdout)
+    file = sys.stderr if stream == "stderr" else sys.stdout
+    _print(f"[{rank}]<{stream}>:{shown_on(file, text)}", file)
 
 
 def print_message(rank: int, text: str) -> None:
-    """Prints what a rank gave to `log_to_driver`; not flushed."""
-    print(f"[{rank}] {text}")
+    """Prints what a rank gave to `log_to_driver`, as `printable` makes it; not flushed."""
+    _print(f"[{rank}] {printable(text)}", sys.stdout)
+
+
+def flush() -> None:
+    """Flushes what was printed; a program may have closed its stdout, or have none."""
+    if sys.stdout is not None and not sys.stdout.closed:
+        sys.stdout.flush()
+
+
+def _print(text: str, stream: TextIO | None) -> None:
+    """Writes a line; what the stream's encoding has no characters for is written as ``\\xNN``, as stderr does."""
+    if stream is None:  # as in a program without a terminal
+        return
+    line = text + "\n"  # in one piece: to write to a notebook is dear
+    try:
+        stream.write(line)
+    except UnicodeEncodeError:
+        encoding = getattr(stream, "encoding", None) or "ascii"
+        stream.write(line.encode(encoding, "backslashreplace").decode(encoding))

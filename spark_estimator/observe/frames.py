@@ -14,6 +14,7 @@ PLACED = "placed"  # rank, host, pid: who the supervisor's worker is, said befor
 BEGUN = "begun"  # rank, host, pid: user code begins
 LINE = "line"  # rank, stream, text
 LOG = "log"  # rank, text: from log_to_driver
+PROGRESS = "progress"  # rank, report: fields of its `Progress`; at most one a second
 FAILURE = "failure"  # report: fields of a failure report
 BYE = "bye"  # the supervisor's work is done
 FACTS = "facts"  # facts: what a supervisor tells all others of itself
@@ -29,6 +30,7 @@ _FIELDS: dict[str, dict[str, type]] = {
     BEGUN: {"rank": int, "host": str, "pid": int},
     LINE: {"rank": int, "stream": str, "text": str},
     LOG: {"rank": int, "text": str},
+    PROGRESS: {"rank": int, "report": dict},
     FAILURE: {"report": dict},
     BYE: {},
     FACTS: {"facts": str},

@@ -1,9 +1,10 @@
-"""`horovod.spark`: `run` calls a function on ranks in Spark tasks; a `Backend` is a place where estimators train.
+"""`horovod.spark`: `run` calls a function on ranks in Spark tasks, `run_elastic` on ranks that come and go;
+a `Backend` is a place where estimators train.
 
 Importing this needs neither Spark nor a framework; running does.
 """
 
 from spark_estimator.spark.backend import Backend, LocalBackend, SparkBackend
-from spark_estimator.spark.runner import run
+from spark_estimator.spark.runner import run, run_elastic
 
-__all__ = ["Backend", "LocalBackend", "SparkBackend", "run"]
+__all__ = ["Backend", "LocalBackend", "SparkBackend", "run", "run_elastic"]

@@ -1,4 +1,4 @@
-"""`spark.run`: Horovod's way to call a function on Spark, with all ranks' values as the answer."""
+"""`spark.run` and `run_elastic`: Horovod's ways to call a function on Spark, with all ranks' values as the answer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from spark_estimator.elastic.rounds import Terms
 from spark_estimator.env import Settings
 from spark_estimator.launch.attempts import Limits
-from spark_estimator.launch.in_session import run_in_session
-from spark_estimator.launch.obsolete import explain
+from spark_estimator.launch.in_session import interruption_in_words, run_in_session, session_for_elastic
+from spark_estimator.launch.obsolete import explain, renamed
 from spark_estimator.launch.output import TextStream, lines_to
+from spark_estimator.launch.pickling import check_call
 from spark_estimator.launch.slots import default_size
+from spark_estimator.launch.spec import checked_environment
 
 
 def run(
@@ -50,8 +53,10 @@ def run(
             ``SPARK_ESTIMATOR_`` or ``NCCL_`` are handed on from this process anyway. A ``PYTHONPATH`` in it adds to
             where the ranks find modules.
         stdout, stderr: text streams that get the ranks' lines, ``[rank]<stdout>:text``; None: this process's own. Where
-            the driver cannot be reached from the executors, lines go to the executors' logs.
-        verbose: 0: nothing but the ranks' lines; 1: also how many ranks were chosen; 2: also where each of them runs.
+            the driver cannot be reached from the executors, they come by `SPARK_ESTIMATOR_LOG_DIR`, else the last ones
+            at the end.
+        verbose: 0: nothing but the ranks' lines; 1: also how many ranks were chosen, and on a terminal or in a notebook
+            a status line; 2: also where each of them runs.
         prefix_output_with_timestamp: the time stands in front of each line.
         max_restarts: how often a job that failed (a rank died or raised, an executor was lost) is started anew as a
             whole. What is tried again, and what is not, stands at the head of ``spark_estimator.launch.attempts``; `fn`
@@ -118,9 +123,7 @@ def run_with(
     """
     check_num_proc(num_proc)
     limits = Limits.checked(max_restarts, timeout)
-    to_start = Settings.read().spark_start_timeout_seconds if start_timeout is None else start_timeout
-    if type(to_start) not in (int, float) or not 0 < to_start < math.inf:
-        raise ValueError(f"start_timeout is a number of seconds, more than 0; it was {to_start!r}.")
+    to_start = _seconds("start_timeout", start_timeout, Settings.read().spark_start_timeout_seconds)
 
     def chosen(spark: Any) -> int:
         size = default_size(spark)
@@ -138,14 +141,125 @@ def run_with(
         environment_if_unset=env_if_unset,
         all_results=True,
         show_line=lines_to(stdout, stderr, with_time=prefix_output_with_timestamp),
+        show_status=verbose >= 1,
         say=_say if verbose >= 2 else None,
-        start_timeout=timedelta(seconds=to_start),
+        start_timeout=to_start,
         limits=limits,
     )
 
 
-def check_num_proc(num_proc: int | None) -> None:
+def run_elastic(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    start_timeout: float | None = None,
+    elastic_timeout: float | None = None,
+    reset_limit: int | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextStream | None = None,
+    stderr: TextStream | None = None,
+    verbose: int = 1,
+    nics: Any = None,
+    prefix_output_with_timestamp: bool = False,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """Calls ``fn(*args, **kwargs)`` on ranks in Spark tasks, in a job that goes on when it loses some of them.
+
+    `fn` uses ``hvd.elastic.run`` and a state; what holds in which order is told in ``spark_estimator.elastic``. A rank
+    that is lost, with its executor or alone, costs the work since the last commit; a new one takes its place at a
+    commit, once there is a slot for it. Runs in the session that there is, classic or Connect, also with dynamic
+    allocation, or in a new local one. The executors must be able to connect to this process.
+
+    Args:
+        num_proc: number of ranks to begin with; fewer, but no fewer than `min_num_proc`, where the session has not so
+            many slots. None: as in `run`.
+        min_num_proc: the least to go on with, 1 <= min_num_proc <= num_proc. None: `num_proc`, so that the job waits
+            for each rank that it has lost.
+        max_num_proc: there are as many when there are slots. None: `num_proc`.
+        start_timeout: seconds until all ranks of the first round must have a slot. None: as in `run`.
+        elastic_timeout: seconds to wait for the ranks of a new round, and for new ones without which there are too
+            few. None: `HOROVOD_ELASTIC_TIMEOUT`, 600 by default.
+        reset_limit: how often the job may be made of other ranks. None: any number, as long as it commits.
+        verbose: 0: nothing but the ranks' lines; 1: also what becomes of the job; 2: also where each process runs.
+        nics: without effect here; a warning says why.
+        min_np, max_np: deprecated names of min_num_proc, max_num_proc.
+        The others are as in `run`; a line's rank is the present one, -1 before a process has one.
+
+    Returns:
+        What `fn` returned on those that are left, in the order of their last ranks; at most 64 MiB each when pickled.
+
+    Raises:
+        PreflightError: the job was refused before it started, or the executors cannot reach this process.
+        StartTimeoutError: not all ranks had a slot in time; the text says how many there are and who holds them.
+        WorkerFailedError: it cannot go on; the text names all ranks that were lost, the first one's traceback is the
+            cause.
+        ResultError: a rank's value could not be brought back.
+        JobCancelledError: somebody cancelled it in Spark.
+    """
+    explain({"nics": nics})
+    min_num_proc = renamed("min_np", min_np, "min_num_proc", min_num_proc)
+    max_num_proc = renamed("max_np", max_np, "max_num_proc", max_num_proc)
+    check_num_proc(num_proc)
+    check_num_proc(min_num_proc, "min_num_proc")
+    check_num_proc(max_num_proc, "max_num_proc")
+    for less, more in (("min_num_proc", "num_proc"), ("min_num_proc", "max_num_proc"), ("num_proc", "max_num_proc")):
+        asked = {"num_proc": num_proc, "min_num_proc": min_num_proc, "max_num_proc": max_num_proc}
+        low, high = asked[less], asked[more]
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"{less}={low} is more than {more}={high}.")
+    if reset_limit is not None and (type(reset_limit) is not int or reset_limit < 0):
+        raise ValueError(f"reset_limit is how often the job may be made of other ranks; it was {reset_limit!r}.")
+    settings = Settings.read()
+    to_start = _seconds("start_timeout", start_timeout, settings.spark_start_timeout_seconds)
+    to_gather = _seconds("elastic_timeout", elastic_timeout, settings.elastic_timeout_seconds)
+    check_call(fn, args, kwargs)
+    checked_environment(env)
+    show_line = lines_to(stdout, stderr, with_time=prefix_output_with_timestamp)
+    caller = f"spark.run_elastic(num_proc={num_proc})"
+    with interruption_in_words(caller):
+        spark, size = session_for_elastic(num_proc, min_num_proc, caller)
+    if max_num_proc is not None and num_proc is None:
+        size = min(size, max_num_proc)
+    wanted = size if num_proc is None else num_proc
+    if verbose >= 1 and num_proc != size:
+        _say(
+            f"{size} ranks, which is what the session has room for "
+            + ("(num_proc was not given)" if num_proc is None else f"(num_proc is {num_proc})")
+        )
+    terms = Terms(
+        size=size,
+        min_size=wanted if min_num_proc is None else min_num_proc,
+        replace=True,
+        reset_limit=reset_limit,
+        timeout=to_gather,
+        max_size=max(wanted, max_num_proc or 0),
+    )
+    from spark_estimator.launch.spark_elastic import run_elastic_on_spark
+
+    with interruption_in_words(caller):
+        return run_elastic_on_spark(
+            spark,
+            fn,
+            terms,
+            args=args,
+            kwargs=kwargs,
+            environment=env,
+            show_line=show_line,
+            say=_say if verbose >= 1 else lambda text: None,
+            start_timeout=to_start,
+            tell_places=verbose >= 2,
+        )
+
+
+def check_num_proc(num_proc: int | None, name: str = "num_proc") -> None:
     """Refuses what is no number of ranks.
+
+    Args:
+        name: how the user has called it.
 
     Raises:
         TypeError, ValueError: the text quotes `num_proc`.
@@ -153,9 +267,16 @@ def check_num_proc(num_proc: int | None) -> None:
     if num_proc is None:
         return
     if type(num_proc) is not int:
-        raise TypeError(f"num_proc is the number of ranks, a whole number; it was {num_proc!r}.")
+        raise TypeError(f"{name} is the number of ranks, a whole number; it was {num_proc!r}.")
     if num_proc < 1:
-        raise ValueError(f"num_proc={num_proc}: at least one rank is needed.")
+        raise ValueError(f"{name}={num_proc}: at least one rank is needed.")
+
+
+def _seconds(name: str, given: float | None, default: float) -> timedelta:
+    seconds = default if given is None else given
+    if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
+        raise ValueError(f"{name} is a number of seconds, more than 0; it was {seconds!r}.")
+    return timedelta(seconds=seconds)
 
 
 def _say(text: str) -> None:

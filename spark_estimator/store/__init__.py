@@ -3,10 +3,11 @@
 from spark_estimator.store.dbfs import DBFSLocalStore
 from spark_estimator.store.filesystem import (
     AbstractFilesystemStore,
+    Entry,
     FilesystemStore,
     HDFSStore,
     LocalStore,
     Store,
 )
 
-__all__ = ["AbstractFilesystemStore", "DBFSLocalStore", "FilesystemStore", "HDFSStore", "LocalStore", "Store"]
+__all__ = ["AbstractFilesystemStore", "DBFSLocalStore", "Entry", "FilesystemStore", "HDFSStore", "LocalStore", "Store"]

@@ -10,15 +10,30 @@ import os
 import posixpath
 import re
 import secrets
+import shutil
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from spark_estimator.errors import PreflightError
 
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://")
+# What a file is called until it is whole.
+_PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
 #: As Horovod lays them out; users of `fit_on_parquet` rely on it.
 _TRAIN, _VAL, _TEST, _RUNS = "intermediate_train_data", "intermediate_val_data", "intermediate_test_data", "runs"
+
+
+class Entry(NamedTuple):
+    """What lies in a folder.
+
+    Attributes:
+        path: whole.
+        size: in bytes; None: it is a folder.
+    """
+
+    path: str
+    size: int | None
 
 
 class Store:
@@ -56,7 +71,7 @@ class Store:
         raise NotImplementedError(f"{type(self).__name__} is a Store and has to define exists().")
 
     def read(self, path: str) -> bytes:
-        """The content of a file."""
+        """The content of a file; FileNotFoundError where there is none."""
         raise NotImplementedError(f"{type(self).__name__} is a Store and has to define read().")
 
     def write(self, path: str, content: bytes) -> None:
@@ -172,7 +187,7 @@ class FilesystemStore(Store):
             return
         folder = os.path.dirname(path)
         os.makedirs(folder, exist_ok=True)
-        partial = os.path.join(folder, f".{os.path.basename(path)}.{secrets.token_hex(4)}")
+        partial = os.path.join(folder, f".{os.path.basename(path)}.{secrets.token_hex(4)}.partial")
         try:
             with open(partial, "wb") as file:
                 file.write(content)
@@ -183,6 +198,60 @@ class FilesystemStore(Store):
             if os.path.exists(partial):
                 os.unlink(partial)
             raise
+
+    def discard_partials(self, folder: str) -> None:
+        """Removes from a folder what a `write` that was killed has left; whoever writes there now loses it."""
+        if self._is_local(folder) and os.path.isdir(folder):
+            for name in filter(_PARTIAL.fullmatch, os.listdir(folder)):
+                os.unlink(os.path.join(folder, name))
+
+    def open(self, path: str, mode: str = "rb", *, make_folder: bool = True) -> BinaryIO:
+        """Opens a file to read it from any place, or, with "wb", to write it from its beginning to its end.
+
+        A file that is being written may be seen before it is whole, on this machine's file systems.
+
+        Args:
+            make_folder: False: where the file system has folders, the file's has to be there.
+        """
+        if self._is_local(path):
+            if "w" in mode and make_folder:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+            return cast(BinaryIO, open(path, mode))
+        return cast(BinaryIO, self.fs.open(path, mode))
+
+    def entries(self, folder: str) -> list[Entry]:
+        """What lies in a folder, by name; of a file, itself.
+
+        Raises:
+            FileNotFoundError: there is nothing of that name.
+        """
+        if self._is_local(folder):
+            if not os.path.isdir(folder):
+                return [Entry(folder, os.stat(folder).st_size)]
+            with os.scandir(folder) as found:
+                entries = [Entry(one.path, None if one.is_dir() else one.stat().st_size) for one in found]
+        else:
+            scheme = folder.partition("://")[0]
+            entries = []
+            self.fs.invalidate_cache(folder)  # others write there, too
+            for one in self.fs.ls(folder, detail=True):
+                name = str(one["name"])
+                path = name if _SCHEME.match(name) else f"{scheme}://{name.lstrip('/') if scheme != 'hdfs' else name}"
+                entries.append(Entry(path, None if one["type"] == "directory" else int(one["size"])))
+        return sorted(entries)
+
+    def remove(self, path: str) -> None:
+        """Removes a file, or a folder with all that is in it.
+
+        Raises:
+            FileNotFoundError: there is nothing of that name.
+        """
+        if not self._is_local(path):
+            self.fs.rm(path, recursive=True)
+        elif os.path.isdir(path):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
 
     def write_text(self, path: str, text: str) -> None:
         """Puts a text file there, whole."""

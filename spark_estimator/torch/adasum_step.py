@@ -43,6 +43,7 @@ class AdasumStep:
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: dict[int, str], options: Options) -> None:
         self.passes_per_step = 1
+        self.accumulating = self.repeating = False  # passes add up in any case
         self._optimizer = weakref.ref(optimizer)
         self._names = names
         self._options = options

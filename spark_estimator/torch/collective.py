@@ -21,6 +21,7 @@ from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Gathered, Handle
 from spark_estimator.collectives.ops import Tensor
 from spark_estimator.collectives.process_set import ProcessSet
+from spark_estimator.collectives.reductions import request_name
 from spark_estimator.errors import HorovodInternalError
 from spark_estimator.torch.memory import described, where, wire_form, writable_wire_form, write_back
 from spark_estimator.torch.pending import registered
@@ -271,21 +272,6 @@ def reducescatter_of(
         postscale=postscale,
         process_set=process_set,
     )
-
-
-def request_name(kind: str, name: str | None) -> tuple[str, bool]:
-    """The name under which the ranks' requests meet, and whether it is the kind of those without one.
-
-    One user name may serve several kinds at the same time.
-
-    Raises:
-        TypeError: the name is no string.
-    """
-    if name is None:
-        return collectives.kind_of_unnamed(kind), True
-    if not isinstance(name, str):
-        raise TypeError(f"{where(kind)}: name must be a string, not {name!r}.")
-    return f"{kind}.{name}", False
 
 
 def group(tensors: object, kind: str) -> list[torch.Tensor]:

@@ -13,6 +13,10 @@ A step with N backward passes::
 
 So everything that the user does between backward and step (clipping, unscaling, logging) sees averaged gradients.
 
+Where nobody knows beforehand which pass of a step is its last one, N is one, `accumulating` marks passes that count for
+nothing, and `repeating` lets each of the others be followed by more: the average over ranks of an average and of what a
+rank has added to it since is that of all that it has added.
+
 A parameter that several optimizers have is exchanged by the one that was made last, in its way; the others step with
 what that one has made of the gradient.
 
@@ -61,6 +65,8 @@ class GradientExchange:
         name: under which all ranks know it in the present job: they number their optimizers as they make them.
         exchanges: how many there were.
         before_backward: called as a backward begins: for what a step that raised has left.
+        accumulating: passes that begin now only add to gradients, and are not counted.
+        repeating: a pass after the step's last one is another last one.
 
     Args:
         optimizer: whose parameters; also those that are added or made trainable later.
@@ -76,7 +82,11 @@ class GradientExchange:
         self._names = names
         self._hooks = ParameterHooks(self)
         self._lock = threading.Lock()
+        self.accumulating = False
+        self.repeating = False
         self._passes = 0  # backward passes that have ended since the last step
+        self._last = False  # the pass under way, or the one before, is the step's last
+        self._uncounted = False  # ... is one that began while `accumulating`
         self._open = False  # a backward pass is under way
         self._armed = False  # ... and we shall be told of its end
         self._inner: InnerPass | None = None  # the last backward inside it that has ended
@@ -196,11 +206,16 @@ class GradientExchange:
         outer = enclosing_node()
         if outer is not None:
             self._inner = InnerPass(outer)
+            # If the outer one raises from here on, nobody tells: what adds to these gradients when it is tried again
+            # must not find the memory that the engine works on.
+            for bucket in self._buckets:
+                if bucket.submitted:
+                    bucket.let_go_of_memory()
             call_after(outer, self._resume)
             return
-        if self._passes + 1 < self.passes_per_step:
+        if not self._last:
             self._open = False
-            self._passes += 1
+            self._passes += not self._uncounted
             return
         # Every optimizer that this pass has reached has submitted before one waits: another rank's pass may have
         # reached some of them only, and that rank waits for those first.
@@ -230,7 +245,7 @@ class GradientExchange:
         if not self._open:
             if self.before_backward is not None:
                 self.before_backward()
-            if self._passes >= self.passes_per_step and self._averages_are_gone():
+            if self._passes >= self.passes_per_step and (self.repeating or self._averages_are_gone()):
                 self.begin_step()
             if self._passes >= self.passes_per_step:
                 raise AssertionError(
@@ -242,7 +257,9 @@ class GradientExchange:
             self._inner = None
             self._refresh()
             self._held_back = self._hooks.stand_last()
-            if self._passes + 1 == self.passes_per_step:
+            self._uncounted = self.accumulating
+            self._last = not self._uncounted and self._passes + 1 == self.passes_per_step
+            if self._last:
                 self._note_gradients(key)
             self._open = True
             self._done = False
@@ -251,7 +268,7 @@ class GradientExchange:
     def _await_the_end(self) -> None:
         EndOfBackward(self)
         self._armed = True
-        self._hooks.counting[0] = self._passes + 1 == self.passes_per_step
+        self._hooks.counting[0] = self._last
 
     def _resume(self) -> None:
         """A backward inside another one is over, and the outer one goes on."""

@@ -15,8 +15,8 @@ from torch.autograd import forward_ad
 from torch.nn.parameter import is_lazy
 
 from spark_estimator._native import DType
-from spark_estimator.collectives import context
 from spark_estimator.collectives.ops import Tensor
+from spark_estimator.collectives.reductions import where as where
 
 ELEMENT_TYPES: dict[torch.dtype, DType] = {
     torch.uint8: DType.UINT8,
@@ -39,11 +39,6 @@ def element_type(dtype: torch.dtype) -> DType:
         known = ", ".join(str(known).removeprefix("torch.") for known in ELEMENT_TYPES)
         raise ValueError(f"Tensors of type {dtype} cannot be sent; supported are {known}.")
     return code
-
-
-def where(kind: str) -> str:
-    """What an error's text begins with: the operation that the user called, and on which rank."""
-    return f"{kind} on rank {context.rank()}" if context.is_initialized() else kind
 
 
 def checked_tensor(tensor: object, kind: str) -> torch.Tensor:

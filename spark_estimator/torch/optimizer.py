@@ -21,6 +21,7 @@ from torch._compile import _disable_dynamo
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.observe import progress
 from spark_estimator.torch.adasum_step import TAKES_SCALE, AdasumStep
 from spark_estimator.torch.compression import UNCHOSEN
 from spark_estimator.torch.gradient_bucket import Options
@@ -192,13 +193,45 @@ class DistributedMethods(torch.optim.Optimizer):
         finally:
             self._distributed.skipping = False
 
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes how many backward passes make a step, from the next step on. Raises ValueError below 1."""
-        check_passes(passes)
-        self._distributed.passes = passes
+    def set_backward_passes_per_step(self, passes: int | None) -> None:
+        """Changes how many backward passes make a step, from the next step on.
+
+        Args:
+            passes: the number; or None where it is not known beforehand: all ranks make as many passes, and gradients
+                are averages after each, but for those in `accumulating`. ``backward_passes_per_step`` is 1 then.
+
+        Raises:
+            ValueError: it is below 1; it is None, and `op` is `Sum`: a sum of sums would count gradients twice.
+        """
+        if passes is not None:
+            check_passes(passes)
+        elif self._distributed.options.op is ReduceOp.SUM:
+            raise ValueError(
+                f"{where('DistributedOptimizer')}: set_backward_passes_per_step(None) does not go with op=hvd.Sum: "
+                "what was summed before would be summed again in a later pass. Use op=hvd.Average."
+            )
+        self._distributed.passes = passes or 1
         if self._distributed.exchange is not None:
-            self._distributed.exchange.passes_per_step = passes
+            self._distributed.exchange.passes_per_step = passes or 1
+            self._distributed.exchange.repeating = passes is None
             self._distributed.exchange.begin_step()
+
+    @contextlib.contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Backward passes in this context add to the gradients, and nothing travels; they do not count for the step.
+
+        The next one outside, or else ``step()``, exchanges all that has been added. All ranks need not make equally
+        many of these passes. Not in Horovod.
+        """
+        exchange = self._distributed.exchange
+        if exchange is None:
+            yield
+            return
+        before, exchange.accumulating = exchange.accumulating, True
+        try:
+            yield
+        finally:
+            exchange.accumulating = before
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """As the optimizer's own. Raises AssertionError inside a backward pass, while gradients are in flight."""
@@ -383,6 +416,7 @@ def _first_after_step(optimizer: torch.optim.Optimizer) -> Any:
 
 @_disable_dynamo  # where step is compiled, the exchange is not
 def _after_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> None:
+    progress.count_step()
     exchange = optimizer._distributed.exchange
     assert exchange is not None
     if optimizer._distributed.shards is not None:

@@ -1,60 +1,16 @@
-"""How values of several ranks become one: Horovod's constants, and what its two arguments for them mean together."""
+"""How values of several ranks become one, by the names that this binding and its users' scripts know."""
 
 from __future__ import annotations
 
-import warnings
+from spark_estimator.collectives.reductions import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    check_adasum,
+    reduce_op,
+)
 
-from spark_estimator._native import ReduceOp
-from spark_estimator.torch.memory import where
-
-Average = ReduceOp.AVERAGE
-Sum = ReduceOp.SUM
-Adasum = ReduceOp.ADASUM
-Min = ReduceOp.MIN
-Max = ReduceOp.MAX
-Product = ReduceOp.PRODUCT
-
-
-def check_adasum(op: ReduceOp, size: int, kind: str) -> None:
-    """Refuses what Adasum cannot do, as Horovod does.
-
-    Args:
-        size: ranks that take part.
-        kind: of the call, for the text.
-
-    Raises:
-        NotImplementedError: their number is no power of two.
-    """
-    if op is ReduceOp.ADASUM and size & (size - 1):
-        raise NotImplementedError(
-            f"{where(kind)}: op=hvd.Adasum needs a power of two of ranks, and there are {size}; use hvd.Average."
-        )
-
-
-def reduce_op(average: bool | None, op: int | None, stacklevel: int = 3) -> ReduceOp:
-    """The one operation that the old argument `average` and the newer `op` ask for together.
-
-    Args:
-        average: True is Average, False is Sum; warns that it is deprecated.
-        op: one of the constants; None is Average.
-        stacklevel: of the warning; by default it is told of the caller's caller.
-
-    Raises:
-        ValueError: both are given, `average` is no truth value, or `op` is none of the constants.
-    """
-    if average is not None:
-        if op is not None:
-            raise ValueError(f"Give either op ({op!r}) or the deprecated average ({average!r}), not both.")
-        # An operation in its place, or a name, would be taken for True.
-        given: object = average
-        if isinstance(given, (str, ReduceOp)) or given not in (True, False):
-            raise ValueError(f"average={average!r} is neither True nor False; use op=hvd.Sum and its like, and name=.")
-        text = "average= is deprecated; use op=hvd.Average or op=hvd.Sum."
-        warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
-        return Average if average else Sum
-    try:
-        return Average if op is None else ReduceOp(op)
-    except ValueError:
-        raise ValueError(
-            f"op={op!r} is none of hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product and hvd.Adasum."
-        ) from None
+__all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum", "check_adasum", "reduce_op"]

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spark_estimator.benchmarks import estimator
 from spark_estimator.benchmarks.turns import BenchmarkError
+from spark_estimator.benchmarks.ways import Way, in_turns
 
 
 @pytest.mark.timeout(240)
@@ -35,6 +35,6 @@ def test_every_way_is_timed(tmp_path: Path) -> None:
 
 
 def test_a_way_with_another_result_is_none() -> None:
-    ways = [estimator.Way("right", 1, lambda: 1.0), estimator.Way("wrong", 1, lambda: 1.1)]
+    ways = [Way("right", 1, lambda: 1.0), Way("wrong", 1, lambda: 1.1)]
     with pytest.raises(BenchmarkError, match=r"wrong gave 1\.1, and right 1\.0"):
-        estimator.in_turns(ways, 1)
+        in_turns(ways, 1)

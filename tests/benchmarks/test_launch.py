@@ -16,7 +16,7 @@ from spark_estimator.benchmarks.turns import BenchmarkError
 @pytest.mark.timeout(240)
 def test_every_launcher_is_timed_and_no_line_is_lost(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
-    words = ["--master", "local[2]", "--rounds", "1", "--lines", "4000", "--peers", "local"]
+    words = ["--master", "local[2]", "--rounds", "1", "--lines", "4000", "--steps", "20", "--peers", "local"]
     words += ["--json", str(tmp_path / "out.json")]
     ended = subprocess.run(
         [sys.executable, "-m", "spark_estimator.benchmarks.launch", *words],
@@ -38,6 +38,7 @@ def test_every_launcher_is_timed_and_no_line_is_lost(tmp_path: Path) -> None:
     assert len(in_spark["line_seconds"]) == 80
     assert min(in_spark["line_seconds"]) >= 0
     assert lines["came"] == lines["lines"] == 4000
+    assert min(lines["training_ratios"]) > 0
 
 
 def test_a_launcher_that_brings_something_else_back_is_no_launcher() -> None:

@@ -27,6 +27,27 @@ def test_prints_a_line_for_each_model(channel: list[str], tmp_path: Path, capsys
             assert figures[column]["us"] == pytest.approx(max(0.1, figures[of]["us"] - figures["none"]["us"]))
 
 
+@pytest.mark.timeout(240)
+def test_lightnings_steps_beside_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
+    file = tmp_path / "figures.json"
+    training.main(["--model", "mlp", "--lightning", "--seconds", "0.1", "--json", str(file)])
+    assert "lightning_ours/ours" in capsys.readouterr().out
+    figures = json.loads(file.read_text())["results"][0]["subjects"]
+    assert all(figures[f"lightning_{name}"]["us"] > 0 for name in ("none", "ours", "ddp"))
+
+
+@pytest.mark.timeout(300)
+def test_tensorflows_steps_beside_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tensorflow", reason="the extra 'tensorflow' is not installed")
+    file = tmp_path / "figures.json"
+    training.main(["--model", "resnet50", "--tensorflow", "--seconds", "0.1", "--json", str(file)])
+    assert "mwms exposed/exposed" in capsys.readouterr().out
+    figures = json.loads(file.read_text())["results"][0]["subjects"]
+    for column, of, alone in (("mwms exposed", "tf_mwms", "tf_none"), ("keras exposed", "keras_ours", "keras_none")):
+        assert figures[column]["us"] == pytest.approx(max(0.1, figures[of]["us"] - figures[alone]["us"]))
+
+
 def test_sizes_are_those_of_the_models() -> None:
     for name, model in MODELS.items():
         with torch.device("meta"):

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from spark_estimator.launch.last_lines import LastLines
 from tests.ranks import run_ranks, start_ranks
 
 
@@ -168,6 +169,11 @@ def test_the_last_ops_are_told_once_when_a_rank_is_lost() -> None:
     assert survivor.output.count("noted ops") == 1, survivor
     assert "gradient 49" in survivor.output
     assert "gradient 1 " not in survivor.output
+    # A launcher's report of a failure has other things to show.
+    last = LastLines(40)
+    for line in ["before", *survivor.output.splitlines(), "after"]:
+        last.add("stderr", line)
+    assert next(iter(last)) == "before" and list(last)[-1] == "after" and "gradient 49" not in "\n".join(last)
 
 
 def test_counters_and_descriptions() -> None:

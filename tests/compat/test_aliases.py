@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
+from pathlib import Path
 
 import pytest
 
@@ -10,16 +13,27 @@ from spark_estimator.compat.aliases import INSTEAD, MODULES, PACKAGES, ROOTS, ad
 
 
 @pytest.mark.parametrize(("old", "new"), MODULES.items())
-def test_modules_exist(old: str, new: str) -> None:
+def test_modules_exist(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose_a_backend(new, monkeypatch)
+    if new.startswith("spark_estimator.tensorflow"):
+        pytest.skip("tests/tensorflow/test_old_names.py looks, where TensorFlow is loaded already")
     assert importlib.import_module(new).__name__ == new
 
 
 @pytest.mark.parametrize(
     ("old", "target"), [(f"{old}.{name}", target) for old, names in PACKAGES.items() for name, target in names.items()]
 )
-def test_names_exist(old: str, target: str) -> None:
+def test_names_exist(old: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, _, name = target.partition(":")
+    choose_a_backend(module, monkeypatch)
     assert getattr(importlib.import_module(module), name).__name__ == name
+
+
+def choose_a_backend(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if module.startswith(("spark_estimator.keras", "spark_estimator.estimators.keras")):
+        if importlib.util.find_spec("keras") is None:
+            pytest.skip("Keras is not installed here")
+        monkeypatch.setenv("KERAS_BACKEND", "torch")  # which is; by default it looks for TensorFlow
 
 
 def test_every_parent_is_served() -> None:
@@ -30,17 +44,21 @@ def test_every_parent_is_served() -> None:
 
 def test_no_submodule_hides_a_name_of_the_package_that_it_leads_to() -> None:
     # Importing horovod.torch.x sets the attribute x of spark_estimator.torch.
-    package = importlib.import_module("spark_estimator.torch")
-    for old in MODULES:
-        parent, _, name = old.rpartition(".")
-        if parent == "horovod.torch":
-            assert name not in package.__all__, old
+    for binding in ("torch", "tensorflow", "keras"):
+        source = Path(importlib.util.find_spec(f"spark_estimator.{binding}").origin).read_text()  # type: ignore[union-attr,arg-type]
+        offered = ast.literal_eval(source.partition("__all__ = ")[2].partition("]")[0] + "]")
+        assert len(offered) > 20
+        for old in MODULES:
+            parent, _, name = old.rpartition(".")
+            if parent == f"horovod.{binding}":
+                assert name not in offered, old
 
 
 def test_there_is_advice_for_everything_else() -> None:
     assert set(INSTEAD) >= ROOTS
-    assert "TensorFlow binding is not there yet (served: horovod, " in advice("horovod.tensorflow.keras.callbacks")
+    assert "see `spark_estimator.keras` for what is offered (served: horovod, " in advice("horovod.keras.nothing")
     assert "see `spark_estimator.spark`" in advice("horovod.spark.torch")
     assert "served: sparkdl, sparkdl.horovod" in advice("sparkdl.estimators")
     served = {*MODULES, *PACKAGES}
-    assert not [name for name in INSTEAD if name in served and name not in {*ROOTS, "horovod.torch", "horovod.spark"}]
+    bindings = {"horovod.torch", "horovod.tensorflow", "horovod.tensorflow.keras", "horovod.keras", "horovod.spark"}
+    assert not [name for name in INSTEAD if name in served and name not in {*ROOTS, *bindings}]

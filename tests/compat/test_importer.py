@@ -95,7 +95,7 @@ def test_names_that_are_not_served() -> None:
         install()
         import horovod, sparkdl
         for statement in (
-            "import horovod.tensorflow as hvd", "import horovod.spark.keras", "import horovod.torch.nothing",
+            "import horovod.mxnet as hvd", "import horovod.spark.mpi_run", "import horovod.torch.nothing",
             "import sparkdl.transformers", "from horovod import ray",
         ):
             try:
@@ -104,9 +104,9 @@ def test_names_that_are_not_served() -> None:
                 print(error)
             else:
                 print("imported", statement)
-        assert not hasattr(horovod, "tensorflow") and not hasattr(sparkdl, "__file__")
+        assert not hasattr(horovod, "mxnet") and not hasattr(sparkdl, "__file__")
         try:
-            importlib.util.find_spec("horovod.keras")
+            importlib.util.find_spec("horovod.mxnet")
         except ModuleNotFoundError:
             print("as if it were not installed")
         assert importlib.util.find_spec("horovod").name == "horovod"
@@ -114,12 +114,12 @@ def test_names_that_are_not_served() -> None:
         """
     ).splitlines()
     assert [line.partition(" (served:")[0] for line in printed] == [
-        "No module named 'horovod.tensorflow': the TensorFlow binding is not there yet",
-        "No module named 'horovod.spark.keras': see `spark_estimator.spark` for what is offered; "
-        "of estimators, `horovod.spark.torch`",
+        "No module named 'horovod.mxnet': MXNet is retired and will not be served",
+        "No module named 'horovod.spark.mpi_run': see `spark_estimator.spark` for what is offered; "
+        "of estimators, `horovod.spark.torch`, `.lightning` and `.keras`",
         "No module named 'horovod.torch.nothing': see `spark_estimator.torch` for what is offered",
         "No module named 'sparkdl.transformers': "
-        "`sparkdl.HorovodRunner` and `sparkdl.horovod.log_to_driver` are served",
+        "`sparkdl.HorovodRunner`, `sparkdl.horovod.log_to_driver` and its Keras `LogCallback` are served",
         "No module named 'horovod.ray': Ray is out of scope; use Ray's own trainers there",
         "as if it were not installed",
     ]

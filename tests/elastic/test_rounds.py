@@ -16,6 +16,7 @@ from spark_estimator.elastic.rounds import (
     Fail,
     Finish,
     Kill,
+    Release,
     RoundPlanner,
     Start,
     Terms,
@@ -263,6 +264,119 @@ def test_once_it_has_the_state_a_newcomer_is_as_good_as_any() -> None:
     assert job.ready(2, holds_state=True) == [Begin((2,))]
 
 
+def test_a_job_grows_as_far_as_there_is_room_and_it_may() -> None:
+    job = Job(2, 1, replace=True, max_size=4)
+    job.planner.room = 2
+    assert job.decide() == []
+    job.planner.room = 9
+    assert job.decide() == [Start(2)]
+    assert job.ready(2) == [Announce((0, 1))]
+    job.ready(3)
+    job.ready(1)
+    assert job.ready(0) == [Begin((0, 1, 2, 3))]
+    assert job.decide() == []
+
+
+def test_one_whose_slot_is_gone_leaves_at_the_next_commit_and_is_not_missed() -> None:
+    job = Job(3, 2)
+    job.planner.unwanted([1], job.now)
+    assert job.decide() == [Announce((0, 1, 2))]
+    assert job.ready(2) == [] == job.ready(0)
+    assert job.ready(1) == [Release((1,)), Begin((0, 2))]
+    assert job.lost(1) == [] and job.planner.lost == []
+
+
+def test_one_whose_slot_comes_back_in_time_stays() -> None:
+    job = Job(3, 2)
+    job.planner.unwanted([1], job.now)
+    assert job.decide() == [Announce((0, 1, 2))]
+    job.planner.unwanted([], job.now)
+    for process in (0, 1):
+        job.ready(process)
+    assert job.ready(2) == [Begin((0, 1, 2))]
+
+
+def test_those_whose_slots_are_gone_stay_at_work_until_there_are_enough_others() -> None:
+    job = Job(2, 2, replace=True, timeout=timedelta(seconds=60))
+    job.planner.room, job.planner.room_may_grow = 1, True
+    job.planner.unwanted([0], job.now)
+    assert job.decide() == []
+    job.planner.room = 2
+    assert job.decide() == [Start(1)]
+    assert job.ready(2) == [Announce((0, 1))]
+    job.ready(0)
+    assert job.ready(1) == [Release((0,)), Begin((1, 2))]
+
+
+def test_slots_that_come_back_make_no_more_ranks_than_there_may_be() -> None:
+    job = Job(2, 1, replace=True)
+    job.planner.unwanted([1], job.now)
+    assert job.decide() == [Start(1), Announce((0, 1))]
+    job.planner.unwanted([], job.now)
+    assert job.decide() == [Release((2,))], "it has come last"
+    job = Job(2, 2, replace=True)
+    job.planner.unwanted([0], job.now)
+    job.decide()
+    job.ready(2)
+    job.planner.unwanted([], job.now)
+    assert job.decide() == [Release((2,))]
+    for process in (0, 1):
+        decisions = job.ready(process)
+    assert decisions == [Begin((0, 1))]
+
+
+def test_all_move_to_another_host_and_the_state_goes_with_them() -> None:
+    job = Job(1, 1, replace=True)
+    job.planner.unwanted([0], job.now)
+    assert job.decide() == [Start(1)], "nobody else is there yet"
+    assert job.ready(1) == [Announce((0,))]
+    assert job.ready(0) == [Begin((0, 1))], "who has the state stays until the other has it, too"
+    assert job.decide() == [Announce((0, 1))]
+    job.ready(0)
+    assert job.ready(1, holds_state=True) == [Release((0,)), Begin((1,))]
+
+
+def test_one_with_the_state_is_enough_to_hand_it_on() -> None:
+    job = Job(3, 1, replace=True)
+    job.planner.unwanted([0, 1, 2], job.now)
+    assert job.decide() == [Start(3)]
+    for newcomer in (3, 4, 5):
+        job.ready(newcomer)
+    assert job.ready(2) == [] == job.ready(1)
+    assert job.ready(0) == [Release((1, 2)), Begin((0, 3, 4, 5))]
+
+
+def test_whose_slot_is_gone_for_too_long_is_ended_all_the_same() -> None:
+    job = Job(2, 2, timeout=timedelta(seconds=60))
+    job.planner.room_may_grow = True
+    job.planner.unwanted([1], job.now)
+    job.now += 60
+    assert job.decide() == [Kill(1, "because its slot has been gone for 60 seconds")]
+    assert job.decide() == []
+    assert job.lost(1) == [] == job.ready(0), "hosts may come"
+    assert job.planner.waits_for_room.endswith("at least 2 are needed: waiting for hosts, at most 60 seconds")
+    job.now += 60
+    (failed,) = job.decide()
+    assert isinstance(failed, Fail) and failed.why.endswith("no room for more has come within 60 seconds")
+
+
+def test_a_newcomer_whose_slot_is_gone_is_ended_at_once() -> None:
+    job = Job(2, 1, replace=True, max_size=3)
+    assert job.decide() == [Start(1)]
+    job.planner.room = 2
+    job.planner.unwanted([2], job.now)
+    assert job.decide() == [Release((2,))]
+
+
+def test_after_a_newcomer_that_failed_another_comes_where_there_is_other_room() -> None:
+    job = Job(2, 1, replace=True, max_size=3)
+    job.planner.room = 4
+    assert job.decide() == [Start(1)]
+    assert job.lost(2) == [], "it would fail as well"
+    job.planner.room = 3  # the host that could not be had is out
+    assert job.decide() == [Start(1)]
+
+
 def test_when_members_have_ended_well_nobody_new_comes() -> None:
     job = Job(replace=True)
     job.ended_well(0)
@@ -274,6 +388,7 @@ def test_when_members_have_ended_well_nobody_new_comes() -> None:
     [
         ({"size": 2, "min_size": 3}, "min_size=3"),
         ({"size": 2, "min_size": 0}, "min_size=0"),
+        ({"size": 2, "min_size": 1, "max_size": 1}, "max_size=1 is less than the 2 ranks"),
         ({"size": 2, "min_size": 1, "reset_limit": -1}, "reset_limit=-1"),
         ({"size": 2, "min_size": 1, "timeout": timedelta(0)}, "timeout="),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+import numpy
 import pytest
 import torch
 
@@ -54,6 +55,10 @@ def test_explain_params_tells_each() -> None:
         ({"validation": [0.1]}, ValueError, "validation is a share of the rows, or a column's name"),
         ({"input_shapes": [[20]]}, ValueError, r"shapes that begin with -1.*it holds \[20\]"),
         ({"nulls": "ignore"}, ValueError, "nulls is 'error', 'drop', or a number"),
+        ({"padding": {"x": "0"}}, TypeError, "padding is a number that fills shorter arrays up, or a dict"),
+        ({"decoders": {"x": 1}}, TypeError, "decoders is a dict with a function for each of some columns"),
+        ({"transformation_fn": "f"}, TypeError, "transformation_fn is a function; it was 'f'"),
+        ({"transformation_edit_fields": [("x", "no type")]}, ValueError, "is a list of .name, numpy type, shape"),
         ({"shuffle": "yes"}, TypeError, "shuffle is True or False"),
         ({"epoch": 3}, TypeError, "TorchEstimator has no parameter 'epoch'; it has .*epochs"),
     ],
@@ -61,6 +66,13 @@ def test_explain_params_tells_each() -> None:
 def test_bad_values_are_refused_at_once(given: dict[str, object], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         TorchEstimator(**given)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    given = {"nulls": numpy.int64(0), "padding": numpy.float32(0.5), "learning_rate": numpy.float64(0.1)}
+    estimator = TorchEstimator(**given, validation=numpy.float32(0.25), shuffle=numpy.bool_(False))
+    assert (estimator.getNulls(), estimator.getPadding(), estimator.getLearningRate()) == (0.0, 0.5, 0.1)
+    assert (estimator.getValidation(), estimator.getShuffle()) == (0.25, False)
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import re
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 import torch
 from torch import nn
 
 from spark_estimator import TorchEstimator, WorkerFailedError
 from spark_estimator.env import ATTEMPT_VARIABLE, JOB_VARIABLE
+from spark_estimator.estimators.torch_callbacks import Callback
 from spark_estimator.store import Store
 
 from .conftest import linear
@@ -58,8 +64,6 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_very_same_numbers(
     assert whole.getHistory() == resumed.getHistory()
     for name, value in whole.getModel().state_dict().items():
         assert torch.equal(value, resumed.getModel().state_dict()[name]), name
-    again = run(store, 4)
-    assert again.getHistory() == resumed.getHistory(), "there was nothing left to do"
 
 
 def test_early_stopping_brings_back_the_best(line: DataFrame, estimator: Make) -> None:
@@ -86,73 +90,112 @@ def test_early_stopping_brings_back_the_best(line: DataFrame, estimator: Make) -
     assert predicted.loss < losses[-1], "not the last epoch's model"
 
 
-def test_a_file_that_is_no_checkpoint(line: DataFrame, estimator: Make, tmp_path: Path) -> None:
-    store = Store.create(str(tmp_path))
-    store.write(store.get_checkpoint_path("run") or "", b"nonsense")
-    with pytest.raises(WorkerFailedError, match="is no checkpoint that this training could go on from"):
-        estimator(store=store, run_id="run").fit(line)
-    assert store.read(store.get_checkpoint_path("run") or "") == b"nonsense"
+class Dying(nn.Module):
+    """Has a rank killed: in attempt n, at the k-th call of a function of a name, where ``deaths[n - 1]`` says so."""
 
-
-# 102 rows in batches of 16 are 7 steps an epoch.
-DEADLY_BATCH = 7 * 2 + 3
-
-
-@pytest.mark.parametrize("changed", ["rows", "batch_size"])
-def test_another_training_s_checkpoint_is_not_gone_on_from(
-    line: DataFrame, estimator: Make, tmp_path: Path, changed: str
-) -> None:
-    """As the folds of a CrossValidator, or several ParamMaps, would."""
-    store = Store.create(str(tmp_path))
-    estimator(store=store, run_id="run", epochs=1).fit(line)
-    with pytest.raises(WorkerFailedError, match=r"run_id='run': the store has a checkpoint of that name.*another"):
-        if changed == "rows":
-            estimator(store=store, run_id="run", epochs=2).fit(line.withColumn("y", -line.y))
-        else:
-            estimator(store=store, run_id="run", epochs=2, batch_size=8).fit(line)
-
-
-class Suicidal(nn.Module):
-    """Kills its process in a batch, on a rank, and not on the driver."""
-
-    def __init__(self) -> None:
+    def __init__(self, *deaths: tuple[int, str, int]) -> None:
         super().__init__()
+        self.deaths = deaths
         self.inner = linear()
-        self.batches = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        attempt = int(os.environ.get(ATTEMPT_VARIABLE, 0)) if os.environ.get(JOB_VARIABLE) else 0
+        if 0 < attempt <= len(self.deaths) and os.environ["HOROVOD_RANK"] == str(self.deaths[attempt - 1][0]):
+            _, name, number = self.deaths[attempt - 1]
+            calls = itertools.count(1)
+
+            def look(frame: Any, event: str, arg: Any) -> None:
+                called = frame.f_code.co_name if event == "call" else getattr(arg, "__name__", "")
+                if event in ("call", "c_call") and called == name and next(calls) == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            sys.setprofile(look)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.batches += 1
-        on_rank = os.environ.get(JOB_VARIABLE) and os.environ["HOROVOD_RANK"] == "1"
-        if on_rank and os.environ[ATTEMPT_VARIABLE] == "1" and self.batches == DEADLY_BATCH:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.inner(x)
+        return self.next_batch(x)
+
+    def next_batch(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.inner(x)
+        return found
 
 
-def test_a_killed_rank_is_named_and_leaves_nothing(
+def ranks_left() -> list[int]:
+    """Processes of this test run that are ranks."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if JOB_VARIABLE in process.environ():
+                found.append(process.pid)
+    return found
+
+
+def left_in(folder: Path) -> list[str]:
+    """Files, but for those that a run has in a store."""
+    files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    return [name for name in files if name != "runs/run/checkpoint"]
+
+
+def test_a_rank_killed_while_it_writes_is_named_and_leaves_nothing(
     line: DataFrame, estimator: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_ESTIMATOR_SPOOL_FOLDER", str(tmp_path))
-    with pytest.raises(WorkerFailedError, match=r"(?s)rank 1.*SIGKILL"):
-        estimator(model=Suicidal(), epochs=5).fit(line)
-    assert list(tmp_path.iterdir()) == []
+    net = Dying((0, "fsync", 2))
+    with pytest.raises(WorkerFailedError, match=r"(?s)rank 0.*SIGKILL"):
+        estimator(model=net, epochs=5, store=Store.create(str(tmp_path)), run_id="run").fit(line)
+    assert left_in(tmp_path) == []
+    kept = torch.load(tmp_path / "runs" / "run" / "checkpoint", weights_only=True)
+    assert kept["epoch"] == 0, "the one before is whole"
 
 
-def test_a_rank_killed_in_the_third_epoch_of_five_changes_nothing(
-    line: DataFrame, estimator: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+# 102 rows in batches of 16 are 7 steps an epoch.
+IN_THE_THIRD_EPOCH = 7 * 2 + 5
+
+
+@pytest.mark.timeout(500)
+def test_ranks_killed_in_each_phase_change_nothing(
+    line: DataFrame,
+    estimator: Make,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = Store.create(str(tmp_path))
-    disturbed = estimator(model=Suicidal(), epochs=5, max_restarts=1, store=store, run_id="run", verbose=1).fit(line)
-    assert "goes on from its checkpoint, after epoch 2" in "".join(capfd.readouterr())
+    """While rows are spooled, in epoch 3 of 5, while a checkpoint is written, at the end; with a store and without."""
+    spools = tmp_path / "spools"
+    spools.mkdir()
+    monkeypatch.setenv("SPARK_ESTIMATOR_SPOOL_FOLDER", str(spools))
+    store = Store.create(str(tmp_path / "store"))
     undisturbed = estimator(epochs=5).fit(line)
-    assert disturbed.getHistory() == undisturbed.getHistory()
-    for one, other in zip(disturbed.getModel().parameters(), undisturbed.getModel().parameters(), strict=True):
-        assert torch.equal(one, other)
+    capfd.readouterr()
+    deaths = ((1, "receive", 1), (1, "next_batch", IN_THE_THIRD_EPOCH), (0, "fsync", 2), (0, "on_train_end", 1))
+    kept = {"store": store, "run_id": "run", "checkpoint_every_steps": 2, "callbacks": [Callback()]}
+    with_store = estimator(model=Dying(*deaths), epochs=5, max_restarts=4, verbose=1, **kept).fit(line)
+    lines = "".join(capfd.readouterr())
+    places = re.findall(r"goes on from its checkpoint, (after .*)", lines)
+    assert places == [
+        "after epoch 2 and 4 steps (119 rows) of the next",
+        "after epoch 2 and 6 steps (175 rows) of the next",  # the one after that epoch was torn
+        "after epoch 5",
+    ], lines
+    without = estimator(
+        model=Dying((1, "next_batch", IN_THE_THIRD_EPOCH), (0, "on_train_end", 1)),
+        callbacks=[Callback()],
+        epochs=5,
+        max_restarts=2,
+    ).fit(line)
+    for disturbed in (with_store, without):
+        assert disturbed.getHistory() == undisturbed.getHistory()
+        found = [value for _, value in disturbed.getModel().named_parameters()]
+        for one, other in zip(found, undisturbed.getModel().parameters(), strict=True):
+            assert torch.equal(one, other)
+    assert left_in(tmp_path / "store") == left_in(spools) == ranks_left() == []
 
 
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
         ({"store": "/tmp/x"}, TypeError, r"store is a Store, for example Store\.create"),
+        ({"checkpoint_every_steps": 5}, ValueError, "checkpoint_every_steps needs a store"),
         (
             {"lr_scheduler": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(linear().parameters(), 0.1), 1)},
             ValueError,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import datetime
 import json
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +19,7 @@ from torch import nn
 from spark_estimator import DataError, TorchModel
 from spark_estimator.data.fields import Field
 
-from .conftest import line_rows, linear
+from .conftest import line_rows, linear, rewritten, saved_by_torch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -117,6 +120,16 @@ def test_predict_without_spark() -> None:
         model.predict(numpy.zeros((2, 5)))
     with pytest.raises(DataError, match="there is no column 'features' among"):
         model.predict(pandas.DataFrame({"x": [1.0]}))
+    twice = pandas.DataFrame({"features": list(features)})
+    for wrong, words in (
+        (pandas.DataFrame({"Features": [1.0]}), r"among \['Features'\]\. Did you mean 'Features'\?"),
+        (pandas.concat([twice, twice], axis=1), "there are 2 columns named 'features': rename"),
+        ({"features": [["1", "2", "3"]]}, "'features' is of type string, and a model reads numbers"),
+        ({"features": [[1.0, "2", 3.0]]}, "column 'features' is not one of numbers: .*'2'"),
+        (numpy.array([["1", "2", "3"]]), "given for features holds '1': a model reads numbers"),
+    ):
+        with pytest.raises(DataError, match=words):
+            model.predict(wrong)
 
 
 def test_saved_and_loaded_without_running_code(tmp_path: Path) -> None:
@@ -148,6 +161,42 @@ def test_own_classes_need_a_module_or_trust(tmp_path: Path) -> None:
     assert numpy.allclose(TorchModel.load(path, trust=True).predict(line_rows()[0]), expected(linear()))
 
 
+def test_a_class_of_a_notebook_s_cell_or_of_a_function_is_saved_whole(tmp_path: Path) -> None:
+    """Whoever loads it has no such class."""
+    path = str(tmp_path / "model")
+    program = f"""
+import torch
+from torch import nn
+from tests.estimators.test_torch_model import model_of
+
+FACTOR = 2.0
+
+class Doubled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 1, bias=False)
+        nn.init.ones_(self.inner.weight)
+
+    def forward(self, x):
+        return self.inner(x) * FACTOR
+
+def inside():
+    class Own(Doubled):
+        pass
+    return Own()
+
+model_of(Doubled()).save({path!r})
+model_of(inside()).save({path + "2"!r})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    for folder in (path, path + "2"):
+        with pytest.raises(DataError, match=r"classes other than torch\.nn's own"):
+            TorchModel.load(folder)
+        found = TorchModel.load(folder, trust=True).predict(line_rows()[0])
+        assert numpy.allclose(found.ravel(), 2 * line_rows()[0].sum(axis=1), atol=1e-5)
+
+
 def test_a_poisoned_file_runs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "model"
     model_of(linear()).save(str(path))
@@ -157,13 +206,100 @@ def test_a_poisoned_file_runs_nothing(tmp_path: Path) -> None:
         def __reduce__(self) -> Any:
             return (Path.touch, (touched,))
 
-    torch.save(Poison(), path / "module.pt")
-    with pytest.raises(DataError):
+    rewritten(path, "module.pt", saved_by_torch(Poison()))
+    with pytest.raises(DataError, match=r"classes other than torch\.nn's own.*GLOBAL"):
         TorchModel.load(str(path))
-    torch.save({"weight": Poison()}, path / "weights.pt")
-    with pytest.raises(Exception, match=r"(?i)weights.only|unsupported"):
+    rewritten(path, "weights.pt", saved_by_torch({"weight": Poison()}))
+    with pytest.raises(DataError, match=r"weights\.pt holds more than numbers, and is not read: .*GLOBAL") as refusal:
         TorchModel.load(str(path), model=linear())
+    assert "weights_only" not in str(refusal.value), "PyTorch's advice is not repeated"
     assert not touched.exists()
+
+
+def test_a_damaged_folder_is_not_loaded(tmp_path: Path) -> None:
+    """One byte of each file, at any place, its end, or all of it."""
+    path = tmp_path / "model"
+    net = linear()
+    model_of(net, decoders={"features": len}).save(str(path))
+    for name in ("weights.pt", "module.pt", "decoders.pkl"):
+        file = path / name
+        whole = file.read_bytes()
+        numbers = whole.find(net.weight.detach().numpy().tobytes())  # only the first file has them
+        for place in (0, numbers if numbers > 0 else len(whole) // 2, len(whole) - 1):
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x40]) + whole[place + 1 :])
+            with pytest.raises(DataError, match=f"{name} is damaged: its {len(whole)} bytes are not those that were"):
+                TorchModel.load(str(path), trust=True)
+        for torn in (whole[:-1], b""):
+            file.write_bytes(torn)
+            with pytest.raises(DataError, match=f"{name} is damaged: its {len(torn)} bytes are not those"):
+                TorchModel.load(str(path), trust=True)
+        file.unlink()
+        with pytest.raises(DataError, match=f"holds no whole TorchModel: there is no {name}"):
+            TorchModel.load(str(path), trust=True)
+        file.write_bytes(whole)
+    assert TorchModel.load(str(path), trust=True).getDecoders() == {"features": len}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("weights.pt", b"", "no file of PyTorch: 0 bytes, which are no whole zip archive"),
+        ("weights.pt", saved_by_torch({"weight": torch.zeros(3, 3)}), "weights.pt do not fit the architecture"),
+        ("weights.pt", saved_by_torch([1]), "weights.pt do not fit the architecture"),
+        ("module.pt", saved_by_torch({"a": 1}), "module.pt holds dict, and no module of PyTorch"),
+        ("module.pt", saved_by_torch(nn.Linear(3, 1))[:300], "module.pt is no file of PyTorch: 300 bytes"),
+        ("decoders.pkl", b"", "decoders.pkl cannot be read: EOFError"),
+        ("decoders.pkl", pickle.dumps([1]), "decoders.pkl holds list, and no dict"),
+    ],
+)
+def test_files_that_hold_other_things(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    path = tmp_path / "model"
+    model_of(linear(), decoders={"features": len}).save(str(path))
+    rewritten(path, name, content)
+    with pytest.raises(DataError, match=words):
+        TorchModel.load(str(path), trust=True)
+
+
+def test_a_broken_spark_estimator_json_names_the_key(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    model_of(linear()).save(str(path))
+    file = path / "spark_estimator.json"
+    told = json.loads(file.read_text())
+    field = told["inputs"][0]
+    for key in ("uid", "params", "inputs", "outputs", "label_types", "meanings", "decoders", "sha256"):
+        file.write_text(json.dumps({name: value for name, value in told.items() if name != key}))
+        with pytest.raises(DataError, match=rf"spark_estimator\.json is broken: '{key}' is not there, and should be "):
+            TorchModel.load(str(path))
+    for key, value, words in (
+        ("uid", 3, "should be a text, and is 3"),
+        ("params", 3, "should be an object, and is 3"),
+        ("params", {"nope": 1}, r"does not fit: TorchModel has no parameter 'nope'.*[^.]\.$"),
+        ("params", {"batch_size": "<b>"}, "does not fit: .*batch_size"),
+        ("params", {"history": "<b>"}, "does not fit: .*history"),
+        ("inputs", [], "should be a list of objects, with one"),
+        ("inputs", 5, "should be a list of objects"),
+        ("inputs", [{"bogus": 1}], "does not tell of a field in .*bogus"),
+        ("inputs", [{**field, "widths": [5]}], "does not tell of a field in .*5 values a row"),
+        ("inputs", [{**field, "names": [3]}], "does not tell of a field in .*names and columns are texts"),
+        ("inputs", [{**field, "columns": []}], "does not tell of a field in .*are not as many"),
+        ("inputs", [{**field, "dtype": "float99"}], "does not tell of a field in .*float99"),
+        ("inputs", [{**field, "shape": 3}], "does not tell of a field in "),
+        ("outputs", None, "should be a list of numbers of values"),
+        ("outputs", [0], "should be a list of numbers of values"),
+        ("label_types", ["float"] * 9, "should be a list of Spark types, 1, as many as outputs"),
+        ("meanings", [], "should be a list of .*logit.* or null, 1, as many as outputs"),
+        ("meanings", ["logkt"], "should be a list of .*logit.* or null, 1, as many as outputs, and is .*logkt"),
+        ("decoders", "x", "should be a list of columns, and is 'x'"),
+        ("sha256", {"weights.pt": 3}, "should be an object from files to texts"),
+        ("sha256", {}, r"tells of no weights\.pt|holds no architecture"),
+    ):
+        file.write_text(json.dumps({**told, key: value}))
+        with pytest.raises(DataError, match=words):
+            TorchModel.load(str(path))
+    for text, words in (("{", "could be read: spark_estimator.json: Expecting"), ("[" * 9999, "could be read")):
+        file.write_text(text)
+        with pytest.raises(DataError, match=words):
+            TorchModel.load(str(path))
 
 
 def test_nothing_there(tmp_path: Path) -> None:
@@ -196,7 +332,7 @@ def test_logits_are_compared_with_nought(spark: SparkSession, kind: str, right: 
         inputs=[FEATURES],
         outputs=[1],
         label_types=[kind],
-        thresholds=[0.0],
+        meanings=["logit"],
         feature_columns=["features"],
         label_columns=["y"],
     )

@@ -13,7 +13,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,8 +125,13 @@ def standalone(folder: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def connect_server(folder: Path, master: str = "local[2]") -> Iterator[str]:
-    """A Spark Connect server. Yields its address."""
+def connect_server(
+    folder: Path,
+    master: str = "local[2]",
+    settings: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[str]:
+    """A Spark Connect server, and more settings and variables for it. Yields its address."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     conf = {
@@ -134,12 +139,20 @@ def connect_server(folder: Path, master: str = "local[2]") -> Iterator[str]:
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+        **(settings or {}),
     }
     options = [text for name, value in conf.items() for text in ("--conf", f"{name}={value}")]
     program = ("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", master, *options)
-    with daemon("connect", folder, "spark-submit", *program, "spark-internal") as server:
+    with daemon("connect", folder, "spark-submit", *program, "spark-internal", **(env or {})) as server:
         server.wait_for(r"Spark Connect server started|SparkConnectServer: .*started at")
         yield f"sc://127.0.0.1:{port}"
+
+
+def web_address(log: Path) -> str:
+    """Where a session's pages are, as its log says."""
+    found = re.search(r"Successfully started service 'SparkUI' on port (\d+)", log.read_text(errors="replace"))
+    assert found, log.read_text(errors="replace")[-3000:]
+    return f"http://127.0.0.1:{found[1]}"
 
 
 @dataclass
@@ -219,9 +232,20 @@ def processes_with(text: str) -> dict[int, str]:
     return found
 
 
+def _stat(pids: Iterable[int]) -> str:
+    """State, parent, group and session of each, and its mark."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+            marks = re.findall(rb"SPARK_ESTIMATOR_PROCESS=([^\0]*)", Path(f"/proc/{pid}/environ").read_bytes())
+            found.append(f"{pid}: {text.split()[:4]} {marks}")
+    return "; ".join(found)
+
+
 def wait_until_gone(text: str, seconds: float = 30) -> None:
     """Fails when, after so many seconds, there still is a process whose environment contains `text`."""
     deadline = time.monotonic() + seconds
     while left := processes_with(text):
-        assert time.monotonic() < deadline, f"still alive after {seconds} s: {left}"
+        assert time.monotonic() < deadline, f"still alive after {seconds} s: {left}; {_stat(left)}"
         time.sleep(0.05)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
+import uuid
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,7 +17,9 @@ import pytest
 
 import spark_estimator
 from spark_estimator.elastic.rounds import Terms
+from spark_estimator.env import Settings
 from spark_estimator.launch import cli
+from spark_estimator.launch import flags as flags_module
 from tests.launch import clusters
 
 
@@ -107,8 +114,8 @@ def test_output_files(tmp_path: Path) -> None:
 def test_flags_become_settings() -> None:
     flags = ["--fusion-threshold-mb", "3", "--start-timeout", "9", "--no-stall-check", "--log-level", "debug"]
     flags += ["--stall-check-warning-time-seconds", "5", "--stall-check-shutdown-time-seconds", "8"]
-    options = cli._parser().parse_args(["-np", "2", *flags, "true"])
-    assert cli.environment_of(options) == {
+    _, options = flags_module.parse(["-np", "2", *flags, "true"])
+    assert flags_module.environment_of(options) == {
         "HOROVOD_FUSION_THRESHOLD": str(3 << 20),
         "HOROVOD_START_TIMEOUT": "9",
         "HOROVOD_STALL_CHECK_DISABLE": "1",
@@ -116,20 +123,64 @@ def test_flags_become_settings() -> None:
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "8",
         "HOROVOD_LOG_LEVEL": "DEBUG",
     }
+    flags = ["--no-hierarchical-allreduce", "--no-autotune", "--timeline-filename", "t.json", "--timeline-mark-cycles"]
+    flags += ["--autotune-log-file", "a.csv", "--thread-affinity", "0,1", "--log-without-timestamp", "--stall-check"]
+    _, options = flags_module.parse(["-np", "2", *flags, "true"])
+    assert flags_module.environment_of(options) == {
+        "HOROVOD_HIERARCHICAL_ALLREDUCE": "0",
+        "HOROVOD_AUTOTUNE": "0",
+        "HOROVOD_AUTOTUNE_LOG": "a.csv",
+        "HOROVOD_TIMELINE": "t.json",
+        "HOROVOD_TIMELINE_MARK_CYCLES": "1",
+        "HOROVOD_THREAD_AFFINITY": "0,1",
+        "HOROVOD_LOG_HIDE_TIME": "1",
+        "HOROVOD_STALL_CHECK_DISABLE": "0",
+    }
+    Settings.read(flags_module.environment_of(options))
 
 
 def test_flags_of_an_elastic_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    parser = cli._parser()
-
     def terms(*flags: str) -> Terms | None:
-        return cli._terms(parser, parser.parse_args(["-np", "3", *flags, "true"]))
+        return flags_module.terms_of(flags_module.parse(["-np", "3", *flags, "true"])[1])
 
     assert terms() is None
     assert terms("--min-np", "2") == Terms(3, 2)
-    assert terms("--max-num-proc", "4") == Terms(3, 3, replace=True)
+    assert terms("--max-num-proc", "4") == Terms(3, 3, replace=True, max_size=4)
     monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", "7")
     assert terms("--min-num-proc", "1", "--reset-limit", "5") == Terms(3, 1, False, 5, timedelta(seconds=7))
     assert terms("--min-np", "1", "--elastic-timeout", "9") == Terms(3, 1, timeout=timedelta(seconds=9))
+
+
+def test_ctrl_c_in_a_terminal_ends_everything_with_130(tmp_path: Path) -> None:
+    """SIGINT to the whole process group; a second one while a rank takes its time to end."""
+    marker = uuid.uuid4().hex
+    code = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: None); print('begun', flush=True)"
+    endless = python(code + "\nwhile True: time.sleep(1)")
+    for flags in ([], ["--min-np", "1"]):
+        launcher = subprocess.Popen(
+            [sys.executable, "-m", "spark_estimator.launch.cli", "-np", "2", *flags, *endless],
+            env=clusters.environment(**{clusters.MARKER: marker}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert launcher.stdout is not None
+        for _ in range(2):
+            assert "begun" in launcher.stdout.readline()
+        os.killpg(launcher.pid, signal.SIGINT)
+        time.sleep(0.3)
+        os.killpg(launcher.pid, signal.SIGINT)
+        _, said = launcher.communicate(timeout=60)
+        assert launcher.returncode == 130, said
+        assert "horovodrun: interrupted; all ranks have been ended." in said and "Traceback" not in said
+        clusters.wait_until_gone(marker, 10)
+
+
+def test_lines_carry_the_time_where_that_is_wanted(tmp_path: Path) -> None:
+    done = horovodrun("-np", "1", "--prefix-output-with-timestamp", "--output-filename", str(tmp_path), "echo", "hi")
+    assert re.fullmatch(r"\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4}\[0\]<stdout>:hi\n", done.stdout), done.stderr
+    assert (tmp_path / "rank.0/stdout").read_text() == "hi\n"
 
 
 def test_settings_reach_the_command() -> None:
@@ -157,7 +208,10 @@ def test_settings_reach_the_command() -> None:
         (["-np", "2", "--max-np", "1", "true"], "--max-np 1 is less than the 2 ranks of -np"),
         (["-np", "2", "--reset-limit", "1", "true"], "--reset-limit is for elastic jobs: say --min-np"),
         (["-np", "2", "--elastic-timeout", "0", "true"], "0 would be none at all"),
-        (["-np", "2", "--host-discovery-script", "x", "true"], "--host-discovery-script is not supported yet"),
+        (["-np", "2", "--host-discovery-script", "x", "-H", "a", "true"], "script x: give one of them"),
+        (["-np", "2", "--slots-per-host", "2", "true"], "is for hosts that a host discovery script names"),
+        (["-np", "2", "--blacklist-cooldown-range", "1", "2", "true"], "range is for elastic jobs: say --min-np"),
+        (["-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "3", "2", "true"], "cool-down of 3 to 2 seconds"),
         (["-np", "2", "--fusion-threshold-mb", "-1", "true"], "is negative"),
         (["-np", "2", "--no-such-flag", "true"], "--no-such-flag"),
     ],
@@ -172,9 +226,12 @@ def test_what_cannot_be_done_is_said_in_a_line(
 
 
 def test_what_only_mpi_needed_is_explained_and_goes_on() -> None:
-    done = horovodrun("--mpi", "--mpi-args=--oversubscribe", "--gloo", "-np", "1", "echo", "fine")
+    flags = ["--mpi", "--mpi-args=--oversubscribe", "--gloo", "--num-nccl-streams", "2", "--no-torus-allreduce"]
+    done = horovodrun(*flags, "-np", "1", "echo", "fine")
     assert done.returncode == 0 and "[0]<stdout>:fine" in done.stdout
     assert "--mpi has no effect: there is no MPI" in done.stderr and "--gloo" not in done.stderr
+    assert "--num-nccl-streams has no effect: collectives run in host memory" in done.stderr
+    assert "torus" not in done.stderr
 
 
 def test_version_and_build(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import linecache
 import random
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from spark_estimator.errors import PythonEnvironmentError, RemoteTraceback, ResultError, WorkerFailedError
 from spark_estimator.launch import failures
 from spark_estimator.launch.failures import FailureReport, find_marked, first_failure, job_error, to_marked_text
+from spark_estimator.launch.source_lines import with_source
 
 
 def report(rank: int, kind: str = failures.RAISED, when: float = 0.0, **more: Any) -> FailureReport:
@@ -81,6 +83,25 @@ def test_reports_survive_inside_a_java_trace() -> None:
     assert find_marked(text + text) == [first]
     assert find_marked(text[: len(text) // 2]) == []
     assert find_marked("nothing here") == []
+
+
+def test_a_cell_s_lines_are_those_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell, lines = "/tmp/ipykernel_7/1.py", ["def bad():\n", "    return 1 // 0  # \x1b[2J\n"]
+    monkeypatch.setitem(linecache.cache, cell, (60, None, lines, cell))
+    known = '  File "/site/known.py", line 1, in main\n    bad()\n'
+    traceback = f'Traceback (most recent call last):\n{known}  File "{cell}", line 2, in bad\nZeroDivisionError: no'
+    error = job_error(report(0, traceback=traceback), [report(0)], 1, "f()")
+    assert isinstance(error, WorkerFailedError)
+    added = traceback.replace("in bad\n", "in bad\n    return 1 // 0  # \\x1b[2J\n")
+    assert error.traceback == added and added in str(error.__cause__)
+    assert with_source(added) == added
+    group = f'  | Traceback (most recent call last):\n  |   File "{cell}", line 2, in bad\n  | E'
+    assert "in bad\n  |     return 1 // 0" in with_source(group)
+    # Others stay as they are: no such line, a file that is not in memory, an entry that is not loaded, nonsense.
+    monkeypatch.setitem(linecache.cache, "lazy.py", (list,))
+    frames = [f'  File "{file}", line {number}, in x' for file, number in ((cell, 3), (cell, 0), ("lazy.py", 1))]
+    for other in (*frames, f'  File "{__file__}x", line 1, in x', '  File "", line 1, in', "", "\n\n", "x" * 99):
+        assert with_source(other) == other
 
 
 def test_a_long_traceback_loses_its_middle() -> None:

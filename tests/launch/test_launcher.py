@@ -11,7 +11,7 @@ import pytest
 
 from spark_estimator.launch import failures, launcher
 from spark_estimator.launch.failures import FailureReport, first_failure
-from spark_estimator.launch.launcher import Failed, Finished, Line, Watch
+from spark_estimator.launch.launcher import Failed, Finished, Lines, Watch
 
 
 def report(rank: int, kind: str = failures.RAISED, **more: Any) -> Failed:
@@ -38,7 +38,7 @@ class Job:
         self.stopped.append(reason)
         if self.obeys:
             self.watch.events.put(report(0, failures.STOPPED))
-            self.watch.events.put(Line(0, "stdout", "the last line"))
+            self.watch.events.put(Lines(0, "stdout", ["the last line"]))
             self.watch.events.put(Finished())
 
     def cancel(self) -> None:
@@ -47,7 +47,7 @@ class Job:
 
 
 def test_a_job_that_ends_well_is_left_alone() -> None:
-    job = Job((0.0, Line(0, "stdout", "x")), (0.2, Finished()))
+    job = Job((0.0, Lines(0, "stdout", ["x"])), (0.2, Finished()))
     job.watch.follow()
     assert job.lines == ["x"] and not job.stopped and not job.watch.reports
 
@@ -81,7 +81,7 @@ def test_what_does_not_obey_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_interruption_ends_the_job_first() -> None:
-    job = Job((0.0, Line(0, "stdout", "interrupt me")))
+    job = Job((0.0, Lines(0, "stdout", ["interrupt me"])))
 
     def show(rank: int, stream: str, text: str) -> None:
         job.lines.append(text)

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import io
+import pty
 import random
 
 import pytest
 
 from spark_estimator.launch.lines import MAX_LINE_BYTES, LineSplitter
+from spark_estimator.launch.output import lines_to
 from spark_estimator.launch.result_pipe import CHUNK, FrameReader, ResultWriter
+from spark_estimator.observe.driver_log import coloured, shown_on
 
 
 def test_lines_do_not_depend_on_how_the_bytes_come() -> None:
@@ -19,6 +23,20 @@ def test_lines_do_not_depend_on_how_the_bytes_come() -> None:
             lines += splitter.feed(rest[:cut])
             rest = rest[cut:]
         assert lines + splitter.flush() == expected
+
+
+def test_colours_reach_a_terminal_and_nothing_else_does() -> None:
+    sent = "\x1b[1;31mred\x1b[m\t\x1b[2J\x1b]0;title\x07\x1b[31\x9b5m \x1b[?25l\x1b[6n"
+    safe = "\x1b[1;31mred\x1b[m\t\\x1b[2J\\x1b]0;title\\x07\\x1b[31\\x9b5m \\x1b[?25l\\x1b[6n"
+    assert coloured(sent) == safe
+    terminal, inside = pty.openpty()
+    with open(inside, "w") as screen, open(terminal, "rb"):
+        assert shown_on(screen, safe) == safe + "\x1b[0m", "colours end with the line"
+        assert shown_on(screen, "plain") == "plain"
+    escaped = safe.replace("\x1b", "\\x1b")
+    file = io.StringIO()
+    lines_to(file)(3, "stdout", safe)
+    assert file.getvalue() == f"[3]<stdout>:{escaped}\n"
 
 
 def test_bytes_that_are_not_utf_8_do_no_harm() -> None:

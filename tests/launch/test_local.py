@@ -58,7 +58,9 @@ def test_rank_0_s_value_comes_back_and_all_output_is_shown(capfd: pytest.Capture
 
 def test_outside_a_job_a_message_is_printed_here_and_cut(capsys: pytest.CaptureFixture[str]) -> None:
     log_to_driver("x" * 5000)
-    assert capsys.readouterr().out == "x" * 4000 + "\n"
+    log_to_driver("y" * 4000)
+    cut = "x" * 4000 + " [cut: the first 4000 of 5000 characters]\n"
+    assert capsys.readouterr().out == cut + "y" * 4000 + "\n"
 
 
 def test_horovod_s_variables_are_set(monkeypatch: pytest.MonkeyPatch) -> None:

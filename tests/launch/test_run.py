@@ -77,6 +77,10 @@ def test_an_elastic_job_goes_on_without_those_that_it_loses() -> None:
         return run_fn(loop, rejoin)(ObjectState(broadcast_object, context.rank))
 
     assert run(work, num_proc=3, min_num_proc=2) == [20, 21]
+    # A script names slots for all three, of which the job has to begin with one.
+    script = "echo localhost"
+    named = {"host_discovery_script": script, "slots": 5, "cooldown_range": (1, 2)}
+    assert run(work, num_proc=2, max_num_proc=3, reset_limit=1, **named) == [20, 21]
 
 
 @pytest.mark.parametrize(
@@ -87,10 +91,18 @@ def test_an_elastic_job_goes_on_without_those_that_it_loses() -> None:
         ({"hosts": "localhost:1", "num_proc": 2}, PreflightError, "offers 1 slots, but 2 ranks"),
         ({"hosts": "localhost:x"}, PreflightError, "not of the form host:slots"),
         ({"hostfile": "hosts.txt"}, PreflightError, r"hosts.txt cannot be read: No such file"),
-        ({"host_discovery_script": "./d"}, PreflightError, r"not supported yet: .*spark_estimator\.spark\.run"),
+        ({"host_discovery_script": "./d"}, PreflightError, r"script './d' ended with exit status 127; .*not found"),
+        ({"host_discovery_script": "x", "hosts": "a"}, PreflightError, "give one of them"),
+        ({"min_num_proc": 1, "cooldown_range": 5}, ValueError, "two numbers of seconds, .* not 5"),
         ({"num_proc": 0}, ValueError, "from 1 to .* it was 0"),
         ({"num_proc": "2"}, ValueError, "it was '2'"),
         ({"start_timeout": -1}, ValueError, "HOROVOD_START_TIMEOUT='-1'"),
+        (
+            {"args": "ab"},
+            TypeError,
+            r"args are .* of rank\(\), in a tuple or list; they were 'ab' of type str.*\(value,\)",
+        ),
+        ({"kwargs": [1]}, TypeError, r"kwargs are the arguments of rank\(\) by name, in a dict; they were \[1\]"),
         ({"reset_limit": 3}, ValueError, "reset_limit=3 is for elastic jobs"),
         ({"num_proc": 2, "max_num_proc": 1}, ValueError, "max_num_proc=1 is less than the 2 ranks"),
     ],

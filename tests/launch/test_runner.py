@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -46,9 +47,20 @@ class TestArguments:
         assert HorovodRunner(np=-3).num_processor == -3
 
     @pytest.mark.parametrize("np", [-1, 2])
-    def test_main_is_a_function(self, np: int) -> None:
-        with pytest.raises(TypeError, match="the function to run on every rank"):
-            HorovodRunner(np=np).run("train.py")  # type: ignore[arg-type]
+    def test_main_is_a_function_that_does_something_when_it_is_called(self, np: int) -> None:
+        async def later() -> None: ...
+
+        def one_by_one(_: Any = None) -> Any:
+            yield 1
+
+        refused = {
+            "train.py": "the function to run on every rank",
+            later: r"later\(\) is defined with `async def`: .*asyncio\.run\(later\(\)\)",
+            functools.partial(one_by_one, 1): r"one_by_one\(\) is a generator function .*Give a function that returns",
+        }
+        for main, text in refused.items():
+            with pytest.raises(TypeError, match=text):
+                HorovodRunner(np=np).run(main)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("np", [-2, 2])
@@ -80,21 +92,20 @@ class TestJobs:
             assert f"[{number}] hello from {number}" in output
         # Lines of local processes are always shown, as on Databricks; those of executors are not asked for here.
         assert ("<stdout>:a line" in output) == (np < 0)
-        if np > 0:
-            assert "\x1b" not in output and "\\x1b[31m" in output, "what came by network cannot steer the terminal"
+        assert "\x1b" not in output and "\\x1b[31m" in output, "what a rank says cannot steer the terminal"
 
     def test_all_lines_reach_the_driver_when_asked_for(self, np: int, capsys: pytest.CaptureFixture[str]) -> None:
         def main() -> None:
             for number in range(20_000):
                 print(f"line {number}")
-            print("not so good", file=sys.stderr)
+            print("not so \x1b[31mgood", file=sys.stderr)
 
         HorovodRunner(np=np, driver_log_verbosity="all").run(main)
         output, errors = capsys.readouterr()
         for number in (0, 1):
             own = [line for line in output.splitlines() if line.startswith(f"[{number}]<stdout>:")]
             assert own == [f"[{number}]<stdout>:line {n}" for n in range(20_000)]
-            assert f"[{number}]<stderr>:not so good\n" in errors
+            assert f"[{number}]<stderr>:not so \\x1b[31mgood\n" in errors
 
     def test_the_traceback_is_the_cause(self, np: int) -> None:
         def main() -> None:
@@ -131,6 +142,26 @@ def test_a_job_that_is_cancelled_from_outside_says_so(spark: Any, capsys: pytest
     assert "attempt" not in capsys.readouterr().err
 
 
+def test_an_interruption_is_told_in_a_sentence_wherever_it_comes(spark: Any, caplog: pytest.LogCaptureFixture) -> None:
+    import spark_estimator.launch.spark  # noqa: F401  # an interruption of the import is Python's own
+
+    def wait() -> None:
+        threading.Event().wait()
+
+    for seconds in (0.05, 0.15):  # the driver asks Java about the session
+        before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+        runner = HorovodRunner(np=2)
+        try:
+            with pytest.raises(KeyboardInterrupt, match=r"(HorovodRunner\(np=2\)|wait\(\)) was interrupted"):
+                # The last before the call: on a busy machine nothing but that may take so long.
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+                runner.run(wait)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+    assert "while sending command" not in caplog.text
+
+
 def named_main(lock: Any) -> None: ...
 
 
@@ -140,7 +171,9 @@ def test_np_0_means_all_slots_and_warns(spark: Any) -> None:
 
 
 def test_too_many_ranks_are_refused(spark: Any) -> None:
-    with pytest.raises(NotEnoughSlotsError, match=r'3 ranks need 3 slots .* 2 cores .*\.master\("local\[3\]"\)'):
+    with pytest.raises(
+        NotEnoughSlotsError, match=r'3 ranks need 3 slots .* 2 cores .*\.master\("local\[3\]"\), or use np=2'
+    ):
         HorovodRunner(np=3).run(lambda: None)
 
 

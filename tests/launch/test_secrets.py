@@ -1,9 +1,12 @@
-"""The key of a job in Spark, and the shares that it is made of, show nowhere: logs, event log, scratch, /proc."""
+"""The key of a job in Spark, and what it is made of, show nowhere: logs, event log, REST, web pages, files, /proc."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import itertools
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,49 +26,127 @@ def token_bytes(count=None):
     return drawn
 secrets.token_bytes = token_bytes
 """
+# Spark says much, and what schedules tasks, keeps blocks and hands commands to Python all that it has to say.
+LOG4J = """
+rootLogger.level = info
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %p %c{1}: %m%n%ex
+logger.all.name = org.apache.spark
+logger.all.level = debug
+"""
+# At DEBUG, Spark Connect's server writes down each request as a whole, the user's function and the token in it.
+LOG4J += "logger.requests.name = org.apache.spark.sql.connect\nlogger.requests.level = info\n"
+LOG4J += "".join(
+    f"logger.{name}.name = org.apache.spark.{name}\nlogger.{name}.level = trace\n"
+    for name in ("scheduler", "storage", "executor", "broadcast")
+)
 
 
-@pytest.mark.timeout(240)
-def test_the_key_of_a_spark_job_shows_nowhere(tmp_path: Path) -> None:
-    folders = {name: tmp_path / name for name in ("path", "events", "scratch", "run")}
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["classic", "connect"])
+def test_the_key_of_a_spark_job_and_what_it_is_made_of_show_nowhere(kind: str, tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in ("path", "events", "scratch", "run", "seen")}
     for folder in folders.values():
         folder.mkdir()
     (folders["path"] / "sitecustomize.py").write_text(NOTE_RANDOM_BYTES)
+    (tmp_path / "log4j2.properties").write_text(LOG4J)
     noted = tmp_path / "noted"
     noted.touch()
     settings = {
-        "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
-        "spark.log.level": "DEBUG",
+        "spark.ui.enabled": "true",
+        "spark.ui.port": "0",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={tmp_path}/log4j2.properties "
+        f"-Djava.io.tmpdir={folders['scratch']}",
         "spark.eventLog.enabled": "true",
         "spark.eventLog.compress": "false",
         "spark.eventLog.dir": folders["events"].as_uri(),
         "spark.local.dir": str(folders["scratch"]),
     }
-    arguments = [f"{name}={value}" for name, value in settings.items()]
-    env = {"NOTED": str(noted), "PYTHONPATH": f"{clusters.ROOT}:{folders['path']}"}
-    with clusters.driver("secretive.py", "local[2]", *arguments, folder=folders["run"], env=env) as driver:
-        found = driver.wait(200)
-        log = driver.output()
-    assert found["places"] == []
-    key = str(found["yek"])[::-1]
+    env = {
+        "NOTED": str(noted),
+        "PYTHONPATH": f"{clusters.ROOT}:{folders['path']}",
+        "TMPDIR": str(folders["scratch"]),
+        "SPARK_CONNECT_LOG_LEVEL": "debug",
+        "HOROVOD_LOG_LEVEL": "trace",
+    }
+    looks = [str(folders["seen"]), str(folders["scratch"])]
+    if kind == "classic":
+        arguments = [f"{name}={value}" for name, value in settings.items()]
+        with clusters.driver("secretive.py", *looks, "local[2]", *arguments, folder=folders["run"], env=env) as driver:
+            found = driver.wait(250)
+            logs = {"log": driver.output()}
+    else:
+        with clusters.connect_server(folders["run"], settings=settings, env=env) as address:
+            server = folders["run"] / "connect.log"
+            env |= {"UI": clusters.web_address(server)}
+            with clusters.driver("secretive.py", *looks, address, folder=folders["run"], env=env) as driver:
+                found = driver.wait(250)
+                logs = {"log": driver.output()}
+        logs["server's log"] = server.read_text(errors="replace")
+
     drawn = noted.read_text().split()
-    jobs = [line for line in drawn if len(line) == 16]
-    long = [line for line in drawn if len(line) == 64]
-    drawn_for_key = [
-        drawn for drawn in itertools.permutations(long, 3) if any(_key("".join(drawn), job) == key for job in jobs)
+    secrets: dict[str, bytes] = {}
+    for size in ("small", "large"):
+        assert found[size]["places"] == []  # type: ignore[index]
+        secrets |= {f"{what} of the {size} job": secret for what, secret in _secrets(found[size]["yek"], drawn)}  # type: ignore[index]
+    assert any("DEBUG" in text for text in logs.values()) and any("TRACE" in text for text in logs.values())
+    events = {str(path): path.read_text(errors="replace") for path in folders["events"].rglob("*") if path.is_file()}
+    assert "SparkListenerTaskEnd" in "".join(events.values())
+    pages = {path.name for path in folders["seen"].rglob("*")}
+    assert {"rest environment", "rest jobs", "rest stages", "rest executors", "rest sql", "jobs ", "SQL "} <= pages
+    assert any(name.startswith("broadcast") or "blockmgr" in name for name in pages) or kind == "connect"
+    texts = {name: text.encode() for name, text in {**logs, **events}.items()}
+    for root in ("scratch", "seen", "run"):
+        texts |= {str(path): path.read_bytes() for path in folders[root].rglob("*") if path.is_file()}
+    shown = sorted(
+        f"{what} as {form} in {where}, behind {text[: text.find(looks_like)][-300:]!r}"
+        for what, secret in secrets.items()
+        for form, looks_like in _forms(secret)
+        for where, text in texts.items()
+        if looks_like in text
+    )
+    assert not shown, "\n".join(shown)
+
+
+def _secrets(yek: str, drawn: list[str]) -> Iterator[tuple[str, bytes]]:
+    """The key, and those of all random bytes that were drawn which it is made of."""
+    jobs = [text for text in drawn if len(text) == 16]
+    long = [text for text in drawn if len(text) == 64]
+    made_of = [
+        three
+        for three in itertools.permutations(long, 3)
+        if any(hashlib.sha256(bytes.fromhex("".join(three)) + job.encode()).hexdigest() == yek[::-1] for job in jobs)
     ]
-    assert len(drawn_for_key) == 1, "the key is made of two shares that were drawn in the tasks, and the driver's token"
-    shares = drawn_for_key[0][:2]
-    events = "".join(path.read_text(errors="replace") for path in folders["events"].rglob("*") if path.is_file())
-    assert "SparkListenerTaskEnd" in events and "DEBUG" in log
-    texts = {"log": log, "event log": events}
-    texts |= {str(p): p.read_bytes().decode("latin-1") for p in folders["scratch"].rglob("*") if p.is_file()}
-    for secret in (key, *shares):
-        for where, text in texts.items():
-            assert secret not in text, where
-            assert bytes.fromhex(secret).decode("latin-1") not in text, where
+    assert len(made_of) == 1, "the key is made of two shares that were drawn in the tasks, and the driver's token"
+    names = ("the key", "a share", "another share", "the channel's token")
+    yield from zip(names, map(bytes.fromhex, (yek[::-1], *made_of[0])), strict=True)
 
 
-def _key(drawn: str, job: str) -> str:
-    return hashlib.sha256(bytes.fromhex(drawn) + job.encode()).hexdigest()
+def _forms(secret: bytes) -> list[tuple[str, bytes]]:
+    """How a secret may look in a text or a file, wherever in a longer one it stands."""
+    found = [("bytes", secret), ("hex", secret.hex().encode()), ("HEX", secret.hex().upper().encode())]
+    found += [("repr", repr(secret)[2:-1].encode()), ("numbers", str(list(secret))[1:-1].encode())]
+    signed = [byte - 256 if byte > 127 else byte for byte in secret]
+    found += [("Java's numbers", str(signed)[1:-1].encode())]
+    escapes = {byte: f"\\{chr(byte)}" for byte in b"\\\"'"} | {10: r"\n", 13: r"\r", 9: r"\t"}
+    text = "".join(escapes.get(byte, chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}") for byte in secret)
+    found += [("protobuf's text", text.encode()), ("the same in JSON", text.replace("\\", "\\\\").encode())]
+    for before in range(3):
+        encoded = base64.b64encode(bytes(before) + secret)
+        whole = encoded[4 if before else 0 : (before + len(secret)) // 3 * 4]
+        found += [("base64", whole), ("base64 for addresses", whole.replace(b"+", b"-").replace(b"/", b"_"))]
+    return found
+
+
+def test_the_forms_find_a_secret_wherever_it_stands() -> None:
+    secret = os.urandom(32)
+    for before in range(4):
+        text = base64.b64encode(b"x" * before + secret + b"more")
+        assert any(looks_like in text for _, looks_like in _forms(secret))
+    protobuf = pytest.importorskip("google.protobuf.text_encoding")
+    assert ("protobuf's text", protobuf.CEscape(secret, False).encode()) in _forms(secret)

@@ -84,25 +84,34 @@ def test_gpus_can_be_the_limit() -> None:
     [
         (
             session("local[2]"),
-            r'has 2: 2 cores \(master local\[2\]\) / 1 per task.*\.master\("local\[4\]"\), or use np=2\.',
+            r'has 2: 2 cores \(master local\[2\]\) / 1 per task.*\.master\("local\[4\]"\), or use num_proc=2\.',
         ),
         (
             session("local[2]", **{"task.cpus": "2"}),
-            r'2 cores .* / 2 per task.*\.master\("local\[8\]"\), or use np=1\.',
+            r'2 cores .* / 2 per task.*\.master\("local\[8\]"\), or use num_proc=1\.',
         ),
         (session("local[1]", **{"task.cpus": "2"}), r'has 0: .*\.master\("local\[8\]"\)\.$'),
-        (session("local-cluster[2,1,1024]"), r'\.master\("local-cluster\[4,1,1024\]"\), or use np=2\.'),
-        (session("spark://x", 3), r"Give the session 4 cores .*spark\.cores\.max.*, or use np=3\."),
+        (session("local-cluster[2,1,1024]"), r'\.master\("local-cluster\[4,1,1024\]"\), or use num_proc=2\.'),
+        (session("spark://x", 3), r"Give the session 4 cores .*spark\.cores\.max.*, or use num_proc=3\."),
         (
             session("yarn", 2, **{"executor.cores": "2"}),
-            r"spark\.executor\.instances=2 \(of 2 cores each\), or use np=2\.",
+            r"spark\.executor\.instances=2 \(of 2 cores each\), or use num_proc=2\.",
         ),
     ],
 )
 def test_too_many_ranks_are_refused_with_arithmetic_and_remedy(made: Any, says: str) -> None:
     with pytest.raises(NotEnoughSlotsError, match=says) as caught:
-        require_slots(made, 4, timedelta(0))
+        require_slots(made, 4, timedelta(0), size_word="num_proc")
     assert str(caught.value).startswith("4 ranks need 4 slots at the same time, but this session has ")
+
+
+def test_over_spark_connect_the_master_is_the_servers() -> None:
+    remote = type("SparkSession", (Session,), {"__module__": "pyspark.sql.connect.session"})
+    for master, wanted in (("local[2]", "local[4]"), ("local-cluster[2,1,1024]", "local-cluster[4,1,1024]")):
+        with pytest.raises(NotEnoughSlotsError) as caught:
+            require_slots(remote(2, {"spark.master": master}), 4, timedelta(0))
+        text = str(caught.value)
+        assert f'Start the Spark Connect server, which sets the master, with --master "{wanted}", or ask for 2' in text
 
 
 def test_executors_that_come_a_moment_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

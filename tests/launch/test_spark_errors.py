@@ -18,6 +18,21 @@ from tests.launch import clusters
 JAVA = "org.apache.spark.SparkException: Job aborted due to stage failure: {}\n\tat java.lang.Thread.run(Thread.java)"
 
 
+def test_a_lost_executor_is_told_by_its_partition_and_reason() -> None:
+    text = JAVA.format(
+        "Could not recover from a failed barrier ResultStage. Most recent failure reason: Stage failed because "
+        "barrier task ResultTask(4, 1) finished unsuccessfully.\nExecutorLostFailure (executor 0 exited caused by one "
+        "of the running tasks) Reason: Command exited with code 137"
+    )
+    assert spark_errors.lost_executor(text) == (1, "Command exited with code 137")
+    assert str(spark_errors.ended_by_spark(RuntimeError(text), "train()")) == (
+        "a Spark executor that had ranks of train() has died or was cut off: Command exited with code 137; see its log"
+    )
+    late = "Lost task 0.0 in stage 3.0: ExecutorLostFailure (executor 2 exited unrelated to the running tasks)"
+    assert spark_errors.lost_executor(JAVA.format(late)) == (None, "")
+    assert spark_errors.lost_executor(JAVA.format("out of luck")) is None
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "says"),
     [
@@ -64,10 +79,10 @@ def test_a_module_of_the_user_s_own_is_not_mistaken_for_ours() -> None:
 
 
 def test_what_is_not_known_is_shown_by_its_telling_line() -> None:
-    error = spark_errors.ended_by_spark(RuntimeError(JAVA.format("Task lost: ExecutorLostFailure")))
+    error = spark_errors.ended_by_spark(RuntimeError(JAVA.format("Task lost: FetchFailed")), "train()")
     assert isinstance(error, JobFailedError)
-    assert "ExecutorLostFailure" in str(error) and "\tat " not in str(error)
-    assert "RuntimeError" in str(spark_errors.ended_by_spark(RuntimeError()))
+    assert "FetchFailed" in str(error) and "\tat " not in str(error)
+    assert "RuntimeError" in str(spark_errors.ended_by_spark(RuntimeError(), "train()"))
 
 
 def another_python() -> str | None:
@@ -111,7 +126,7 @@ class TestForReal:
         if path is None:
             pytest.skip("no second Python on this machine")
         text = self.refusal(tmp_path, "local[2]", PYSPARK_PYTHON=path)
-        assert f"but the driver runs Python 3.{sys.version_info.minor}." in text
+        assert f"but the driver runs Python 3.{sys.version_info.minor}," in text
 
     def test_workers_that_do_not_exist(self, tmp_path: Path) -> None:
         assert "there is no '/no/such/python'" in self.refusal(tmp_path, "local[2]", PYSPARK_PYTHON="/no/such/python")

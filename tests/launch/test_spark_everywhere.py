@@ -6,7 +6,11 @@ them on every kind:
 
 - a value, an exception, kill -9, an end with status 0, Ctrl-C, too few slots, slots that come late: `HorovodRunner`
 - values of all ranks, a start that takes too long, a job group or tag that is cancelled, a lost executor: `spark.run`
-- a job that runs out of time: `SparkBackend`, which hands everything to `spark.run`
+- a job that runs out of time, and values: `SparkBackend`, which hands everything to `spark.run`
+- `TorchEstimator`: fit and transform
+
+Whatever way a job ends, nothing that its ranks have started is alive five seconds later: the driver program looks after
+each, by a mark in the environment, which a process keeps in whatever group it goes.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from tests.launch import clusters
 
 # Seconds; far more than anything here takes: what is slower hangs.
 HANGS = 60
-KINDS = ["local", "local-cluster", "standalone", "connect"]
+KINDS = ["local", "local-cluster", "standalone", "connect", "connect on local-cluster", "connect on standalone"]
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +66,17 @@ def found(request: pytest.FixtureRequest, folder: Path) -> Any:
     if request.param == "connect":
         with clusters.connect_server(folder) as address:
             return run(address)
-    with clusters.standalone(folder) as address:
-        gpus = ("spark.executor.resource.gpu.amount=2", "spark.task.resource.gpu.amount=1")
-        return run(address, "spark.executor.cores=2", "spark.cores.max=2", *gpus)
+    if request.param == "connect on local-cluster":
+        memory = {"spark.executor.memory": "1g"}
+        with clusters.connect_server(folder, "local-cluster[2,1,1024]", memory) as address:
+            return run(address)
+    settings = {"spark.executor.cores": "2", "spark.cores.max": "2"}
+    settings |= {"spark.executor.resource.gpu.amount": "2", "spark.task.resource.gpu.amount": "1"}
+    with clusters.standalone(folder) as master:
+        if request.param == "standalone":
+            return run(master, *(f"{name}={value}" for name, value in settings.items()))
+        with clusters.connect_server(folder, master, settings) as address:
+            return run(address)
 
 
 # The fixture runs the whole program, on daemons that it has to start first.
@@ -84,7 +96,16 @@ def test_ranks_compute_together_and_rank_0_s_value_comes_back(found: dict[str, A
 def test_lines_come_to_the_driver_when_they_are_asked_for(found: dict[str, Any]) -> None:
     assert found["all"] == 3.0
     for rank in (0, 1):
-        assert f"[{rank}]<stdout>:rank {rank} speaks" in found["output"]
+        assert f"[{rank}]<stdout>:rank {rank} adds" in found["output"]
+
+
+def test_a_backend_brings_the_values_of_all_ranks(found: dict[str, Any]) -> None:
+    assert found["backend"] == [[rank * 2.5, "x", 3 << 20] for rank in (0, 1)]
+
+
+def test_an_estimator_fits_and_its_model_transforms(found: dict[str, Any]) -> None:
+    assert found["fit and transform"]["rows"] == 400
+    assert found["fit and transform"]["furthest off"] < 0.1
 
 
 def test_run_brings_the_values_of_all_ranks_and_waits_no_longer_than_it_may(
@@ -179,7 +200,7 @@ def test_too_many_ranks_are_refused_with_the_arithmetic(found: dict[str, Any]) -
     refusal = found["too many"]
     assert refusal["type"] == "NotEnoughSlotsError"
     assert refusal["text"].startswith("64 ranks need 64 slots at the same time, but this session has 2: ")
-    assert "Start the session with" in refusal["text"] or "Give the session" in refusal["text"]
+    assert re.search(r"Start the (session|Spark Connect server)|Give the session", refusal["text"]), refusal["text"]
 
 
 def test_ranks_see_their_host_s_devices_in_local_rank_order(

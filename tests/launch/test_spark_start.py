@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -10,11 +12,23 @@ import pytest
 pytest.importorskip("pyspark")
 
 from spark_estimator.errors import StartTimeoutError
+from spark_estimator.launch.job_tag import JobTag
 from spark_estimator.launch.spark_start import Start, TaskReports
 
 
+def say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
 def start(spark: Any, **more: Any) -> Start:
-    values = {"timeout": timedelta(seconds=30), "placed": {}, "begun": set(), "connected": lambda: 0, **more}
+    values = {
+        "timeout": timedelta(seconds=30),
+        "placed": {},
+        "begun": set(),
+        "connected": lambda: 0,
+        "say": say,
+        **more,
+    }
     return Start(spark=spark, function="train()", size=3, reports=TaskReports(spark, "no job's"), **values)
 
 
@@ -29,6 +43,24 @@ def test_one_line_is_said_after_a_while(spark: Any, capsys: pytest.CaptureFixtur
     assert "no other job of this application is at work" in said
     with pytest.raises(StartTimeoutError, match=r"within 30 seconds .*This session has 2: 2 cores"):
         job.look(30)
+
+
+def test_who_has_slots_and_too_little_time_is_not_told_of_slots(spark: Any) -> None:
+    assert "It needs 3 slots that are free" in start(spark).hindrance()
+    short = start(spark)
+    short.size = 2
+    assert short.hindrance() == ""
+
+
+def test_a_users_own_description_of_jobs_stays(spark: Any) -> None:
+    def described() -> str:
+        JobTag(spark, "a tag").add("train() on 2 ranks")
+        return str(spark.sparkContext.getLocalProperty("spark.job.description"))
+
+    with ThreadPoolExecutor(1) as thread:  # these properties are the thread's
+        assert thread.submit(described).result() == "spark_estimator: train() on 2 ranks"
+        thread.submit(spark.sparkContext.setJobDescription, "mine").result()
+        assert thread.submit(described).result() == "mine"
 
 
 def test_ranks_that_are_late_are_named(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:

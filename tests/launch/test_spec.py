@@ -3,13 +3,13 @@ from __future__ import annotations
 import os
 import sys
 from itertools import pairwise, permutations
-from typing import Any
 
 import pytest
 
 from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, host_id, local_rendezvous
 from spark_estimator.launch import spec
-from spark_estimator.launch.spec import JobSpec, TaskFacts, WorkerSpec, assign_ranks, visible_devices
+from spark_estimator.launch.gpus import TaskGpus
+from spark_estimator.launch.spec import JobSpec, TaskFacts, WorkerSpec, assign_ranks
 
 
 @pytest.mark.parametrize(
@@ -34,38 +34,9 @@ def test_ranks_are_a_permutation_with_each_host_in_one_piece() -> None:
         assert sum(left != right for left, right in pairwise(by_rank)) == 2
 
 
-@pytest.mark.parametrize(
-    ("gpus", "seen"),
-    [
-        ([[], []], []),
-        ([["1"], ["0"]], ["1", "0"]),
-        ([["0", "1"], ["2", "3"]], ["0", "2", "1", "3"]),
-        ([["0"], ["0"]], ["0"]),
-        ([["0", "1"], [], ["2"]], ["0", "2", "1"]),
-    ],
-)
-def test_device_local_rank_belongs_to_that_rank(gpus: list[list[str]], seen: list[str]) -> None:
-    assert visible_devices(gpus) == seen
-
-
-@pytest.mark.parametrize(
-    ("addresses", "visible", "owned"),
-    [
-        (["1"], None, ("1",)),
-        (["1"], "", ("1",)),
-        (["1", "0"], "5, 7", ("7", "5")),
-        (["1"], "GPU-abc,GPU-def", ("GPU-def",)),
-        (["3"], "5,7", ("3",)),
-        (["GPU-abc"], "5,7", ("GPU-abc",)),
-        ([], "5,7", ()),
-    ],
-)
-def test_gpus_are_counted_in_what_the_executor_sees(addresses: list[str], visible: str | None, owned: Any) -> None:
-    assert spec.owned_gpus(addresses, visible) == owned
-
-
 def facts(host: str, share: int, gpus: tuple[str, ...] = ()) -> TaskFacts:
-    return TaskFacts(host, f"id of {host}", "127.0.0.1", 1000 + share, "", 7, gpus, bytes([share]) * 32)
+    had = TaskGpus(gpus, ("",) * len(gpus))
+    return TaskFacts(host, f"id of {host}", "127.0.0.1", 1000 + share, "", 7, had, bytes([share]) * 32)
 
 
 def test_every_supervisor_comes_to_the_same_peers_and_key() -> None:
@@ -79,7 +50,8 @@ def test_every_supervisor_comes_to_the_same_peers_and_key() -> None:
     assert len({rendezvous.peers for rendezvous in made}) == 1
     assert len({rendezvous.key for rendezvous in made}) == 1
     assert [peer.host for peer in made[0].peers] == ["a", "a", "b"]
-    assert spec.devices_of(everyone, 2) == ["3", "5"] and spec.devices_of(everyone, 1) == []
+    assert spec.pinning_of(everyone, 2, job).variables["CUDA_VISIBLE_DEVICES"] == "3,5"
+    assert spec.pinning_of(everyone, 1, job).variables == {}
 
 
 def test_the_key_depends_on_every_share_on_the_token_and_on_the_job() -> None:
@@ -96,7 +68,7 @@ def test_the_key_depends_on_every_share_on_the_token_and_on_the_job() -> None:
 def test_a_worker_is_told_everything_and_secrets_do_not_show() -> None:
     (rendezvous, endpoint), _ = local_rendezvous(2)
     job = JobSpec("job", 2, "train()", driver_host_id=host_id(), driver_sys_path=("/only/the/driver",))
-    told = spec.worker_spec(job, rendezvous, ["1", "0"])
+    told = spec.worker_spec(job, rendezvous, {"CUDA_VISIBLE_DEVICES": "1,0"})
     endpoint.close()
     again = WorkerSpec.from_json(told.to_json())
     assert again == told

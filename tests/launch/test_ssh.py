@@ -1,15 +1,13 @@
-"""Ranks on several hosts over a real ssh: what they share, how they fail, and that nothing is left."""
+"""Ranks on several hosts over a real ssh: what they share, and how they fail."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,14 +15,11 @@ from pathlib import Path
 import pytest
 
 from spark_estimator import run
-from spark_estimator.benchmarks.namespaces import Network, UnavailableError
 from spark_estimator.errors import PreflightError, WorkerFailedError
-from tests.launch import clusters
+from tests.launch.ssh_jobs import SCRIPT, horovodrun
 from tests.launch.sshd import ROOT, SshHosts, environment, ssh_hosts
 
 pytestmark = [pytest.mark.timeout(200), pytest.mark.usefixtures("functions_travel_by_value")]
-
-AGENT = "spark_estimator.launch.ssh.agent"
 
 
 @pytest.fixture(scope="module")
@@ -41,35 +36,7 @@ def reachable(hosts: SshHosts, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def horovodrun(
-    hosts: SshHosts, *arguments: str, folder: Path | None = None, **env: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "spark_estimator.launch.cli", *arguments],
-        env=environment(hosts, **env),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-
-
 # --- what ranks share ------------------------------------------------------------------------------------------------
-
-SCRIPT = """
-import os, sys
-import numpy
-from spark_estimator.collectives import arrays, context
-context.init()
-total = arrays.allreduce(numpy.array([2.0 ** context.rank()]), arrays.ReduceOp.SUM, "total")
-names = ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME"]
-print(*(os.environ["HOROVOD_" + name] for name in names), total[0])
-print(os.getcwd(), os.environ.get("MY_SETTING"), os.environ.get("TMPDIR"), sys.argv[1:], repr(sys.stdin.read()))
-for number in range(3000):
-    print("line", number, file=sys.stderr if number % 2 else sys.stdout)
-print("\\x1b[31m", end="")
-context.shutdown()
-"""
 
 
 def test_ranks_stand_in_the_order_of_the_hosts_and_find_what_the_launcher_has(hosts: SshHosts, tmp_path: Path) -> None:
@@ -242,223 +209,3 @@ def test_what_cannot_be_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("SPARK_ESTIMATOR_SSH_COMMAND", "/no/such/ssh -v")
     with pytest.raises(PreflightError, match="'/no/such/ssh -v', which is not there: install an ssh client"):
         run(os.getpid, hosts="alpha:1")
-
-
-# --- what is left ----------------------------------------------------------------------------------------------------
-
-ENDLESS = """
-import os, subprocess, time
-import numpy
-from spark_estimator.collectives import arrays, context
-context.init()
-subprocess.Popen(["sleep", "1000"])
-for step in range(100_000_000):
-    arrays.allreduce(numpy.ones(1000), arrays.ReduceOp.SUM, "x")
-    if step == 100:
-        print("rank", context.rank(), "is pid", os.getpid(), flush=True)
-"""
-
-
-ELASTIC = """
-import os, time
-import numpy
-from spark_estimator.collectives import arrays, context
-from spark_estimator.collectives.objects import allgather_object, broadcast_object
-from spark_estimator.elastic import ObjectState, rejoin, run_fn
-
-def loop(state):
-    own = f"{os.environ['HOROVOD_HOSTNAME']} {context.local_rank()} of {context.local_size()}"
-    found = allgather_object(own)
-    print("rank", context.rank(), "is pid", os.getpid(), flush=True)
-    if context.rank() == 0:
-        print(f"{len(found)} ranks: {', '.join(found)}", flush=True)
-    while True:
-        arrays.allreduce(numpy.ones(10), arrays.ReduceOp.SUM, "x")
-        state.commit()
-        time.sleep(0.01)
-
-context.init()
-run_fn(loop, rejoin)(ObjectState(broadcast_object, context.rank))
-"""
-
-
-@contextlib.contextmanager
-def endless(
-    hosts: SshHosts, where: str, size: int, folder: Path, marker: str, code: str = ENDLESS, *flags: str
-) -> Iterator[clusters.Driver]:
-    """A job that trains until something happens to it. All of its processes have the marker in their environment."""
-    script, log = folder / "train.py", folder / "log"
-    script.write_text(code)
-    command = [sys.executable, "-m", "spark_estimator.launch.cli", "-np", str(size), "-H", where, *flags]
-    command += ["python", str(script)]
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            command,
-            # The agents' own environment is that of a login, and the path to our modules.
-            env=environment(hosts, PYTHONPATH=f"{ROOT}:/{marker}"),
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-    try:
-        driver = clusters.Driver(process, log)
-        for rank in range(size):
-            driver.wait_for(f"[{rank}]<stdout>:rank {rank} is pid")
-        yield driver
-    finally:
-        clusters.kill_group(process)
-
-
-def pid_of(text: str, marker: str, word: str) -> int:
-    """Of the job's processes the one in whose command line a word stands, and another one."""
-    found = [pid for pid, command in clusters.processes_with(marker).items() if text in command and word in command]
-    assert len(found) == 1, clusters.processes_with(marker)
-    return found[0]
-
-
-@pytest.mark.parametrize("victim", ["interrupt", "terminate", "launcher", "ssh", "agent", "sshd", "rank"])
-def test_nothing_is_left_and_who_was_lost_is_named(hosts: SshHosts, tmp_path: Path, victim: str) -> None:
-    marker = uuid.uuid4().hex
-    with endless(hosts, "alpha:2,beta:2", 4, tmp_path, marker) as driver:
-        assert len(clusters.processes_with(marker)) >= 1 + 2 * 2 + 4 * 3
-        launcher = driver.process.pid
-        if victim in ("interrupt", "terminate", "launcher"):
-            number = {"interrupt": signal.SIGINT, "terminate": signal.SIGTERM, "launcher": signal.SIGKILL}[victim]
-            os.kill(launcher, number)
-        elif victim == "rank":
-            own = re.search(r"rank 3 is pid (\d+)", driver.output())
-            assert own is not None
-            os.kill(int(own[1]), signal.SIGKILL)
-        else:
-            ssh = pid_of("ssh -F", marker, " beta exec ")
-            agents = [
-                pid
-                for pid, command in clusters.processes_with(marker).items()
-                if AGENT in command and "ssh -F" not in command
-            ]
-            of_rank_3 = _ancestors(int(re.search(r"rank 3 is pid (\d+)", driver.output())[1]))  # type: ignore[index]
-            agent = next(pid for pid in agents if pid in of_rank_3)
-            os.kill({"ssh": ssh, "agent": agent, "sshd": _parent(agent)}[victim], signal.SIGKILL)
-        status = driver.process.wait(30)
-        clusters.wait_until_gone(marker)
-        said = re.sub(r"pid \d+", "pid PID", driver.output())
-    if victim == "launcher":
-        return
-    if victim in ("interrupt", "terminate"):
-        assert status == 130 and "interrupted; all ranks have been ended" in said
-        return
-    assert status == (137 if victim == "rank" else 1), said
-    expected = {
-        "rank": "rank 3 (host beta, pid PID) was killed by signal 9 (SIGKILL)",
-        "ssh": "(host beta, pid PID) is out of contact: ssh to it was ended by signal 9 (SIGKILL)",
-        "agent": "(host beta, pid PID) is out of contact: ssh to it, or its supervisor there, was killed",
-        "sshd": "(host beta, pid PID) is out of contact: ssh to it",
-    }[victim]
-    assert expected in said.split("The other ranks of ")[0], said
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def _ancestors(pid: int) -> list[int]:
-    found = []
-    while pid > 1:
-        pid = _parent(pid)
-        found.append(pid)
-    return found
-
-
-def test_a_launcher_that_is_interrupted_while_a_host_does_not_answer_ends(hosts: SshHosts, tmp_path: Path) -> None:
-    marker = uuid.uuid4().hex
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        mute.settimeout(60)
-        command = [sys.executable, "-m", "spark_estimator.launch.cli", "-np", "2", "-H", "me@localhost,alpha"]
-        ssh = f"ssh -F {hosts.folder}/config -o HostName=127.0.0.1"
-        process = subprocess.Popen(
-            [*command, "-p", str(mute.getsockname()[1]), "--start-timeout", "1000", "true"],
-            env=environment(hosts, SPARK_ESTIMATOR_SSH_COMMAND=ssh, PYTHONPATH=f"{ROOT}:/{marker}"),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2):
-            mute.accept()  # ssh is there, and waits for a greeting
-        process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=60)[1]
-    assert process.returncode == 130 and "interrupted" in said
-    clusters.wait_until_gone(marker)
-
-
-# --- elastic jobs ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("replaced", [False, True])
-def test_an_elastic_job_goes_on_without_a_host_that_is_lost(hosts: SshHosts, tmp_path: Path, replaced: bool) -> None:
-    """Its ssh is killed; where new processes are wanted, they come to the slots that are left: one."""
-    marker = uuid.uuid4().hex
-    # The second time a rank of alpha is killed, and replaced there.
-    flags = ["--min-np", "1", *(["--max-np", "3"] if replaced else [])]
-    with endless(hosts, "alpha:2,beta:1", 3, tmp_path, marker, ELASTIC, *flags) as driver:
-        os.kill(pid_of("ssh -F", marker, " beta exec "), signal.SIGKILL)
-        driver.wait_for("2 ranks: alpha 0 of 2, alpha 1 of 2")
-        assert "host beta is out of contact and will not be used again" in driver.output()
-        assert "(host beta, pid " in driver.output() and "ssh to it was ended by signal 9" in driver.output()
-        own = re.findall(r"rank 1 is pid (\d+)", driver.output())
-        os.kill(int(own[-1]), signal.SIGKILL)
-        driver.wait_for("1 ranks: alpha 0 of 1")
-        if replaced:
-            driver.wait_for("starting 1 in place of those that were lost")
-            before = driver.output().count("2 ranks: alpha 0 of 2, alpha 1 of 2")
-            while driver.output().count("2 ranks: alpha 0 of 2, alpha 1 of 2") <= before:
-                driver.wait_for("1 ranks: alpha 0 of 1")
-                time.sleep(0.05)
-        os.kill(driver.process.pid, signal.SIGINT)
-        assert driver.process.wait(30) == 130
-        clusters.wait_until_gone(marker)
-
-
-# --- several networks ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def network() -> Iterator[Network]:
-    try:
-        opened = Network.open(2)
-    except UnavailableError as error:
-        pytest.skip(str(error))
-    with opened:
-        yield opened
-
-
-@pytest.mark.parametrize("harm", ["none", "killed", "cut"])
-def test_between_two_networks(network: Network, tmp_path: Path, harm: str) -> None:
-    """The launcher, with two ranks, on one; the other two on the other, and what becomes of them."""
-    here, there = network.hosts
-    marker = uuid.uuid4().hex
-    with contextlib.ExitStack() as closing:
-        hosts = closing.enter_context(ssh_hosts(tmp_path, {"far": there.address}, [there.entered()]))
-        where = f"{here.address}:2,far:2"
-        closing.enter_context(here.entered())
-        if harm == "none":
-            (tmp_path / "train.py").write_text(SCRIPT)
-            done = horovodrun(hosts, "-np", "4", "-H", where, "python", "train.py", folder=tmp_path)
-            assert done.returncode == 0, done.stderr
-            for line in (f"[1]<stdout>:1 4 1 2 0 2 {here.address} 15.0", "[3]<stdout>:3 4 1 2 1 2 far 15.0"):
-                assert line in done.stdout
-            return
-        driver = closing.enter_context(endless(hosts, where, 4, tmp_path, marker))
-        if harm == "killed":
-            own = re.search(r"rank 2 is pid (\d+)", driver.output())
-            assert own is not None
-            os.kill(int(own[1]), signal.SIGKILL)
-        else:
-            there.cut()
-        status = driver.process.wait(40)
-        clusters.wait_until_gone(marker, 40)
-        cause = driver.output().split("horovodrun: ")[-1].splitlines()[0]
-        print(cause)
-        if harm == "killed":
-            assert status == 137 and re.match(r"rank 2 \(host far, pid \d+\) was killed by signal 9", cause)
-        else:
-            assert status == 1 and re.match(r"rank \d \(host", cause) and "host far" in cause, driver.output()

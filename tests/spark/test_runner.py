@@ -67,6 +67,8 @@ def test_arguments_have_horovod_s_order_and_defaults() -> None:
         ({"max_restarts": -1}, ValueError, "max_restarts=-1"),
         ({"timeout": 0}, ValueError, "timeout=0: a number of seconds"),
         ({"stderr": io.BytesIO()}, TypeError, "stderr is where lines are written"),
+        ({"args": 5}, TypeError, r"args are .* of rank\(\), in a tuple or list; they were 5 of type int"),
+        ({"kwargs": {1: 2}}, TypeError, r"kwargs are .* in a dict; they were \{1: 2\}"),
         ({"fn": "train.py"}, TypeError, "the function to run on every rank"),
     ],
 )
@@ -130,7 +132,7 @@ def test_failures_are_those_of_horovodrunner(spark: Any) -> None:
     assert caught.value.rank == 1 and 'raise ValueError("boom")' in str(caught.value.__cause__)
     with pytest.raises(ResultError, match=r"rank 1 .* cannot be pickled"):
         run(lambda: threading.Lock() if rank() else 1, num_proc=2)
-    with pytest.raises(NotEnoughSlotsError, match="3 ranks need 3 slots"):
+    with pytest.raises(NotEnoughSlotsError, match=r"3 ranks need 3 slots .*, or use num_proc=2\."):
         run(rank, num_proc=3)
 
 
@@ -149,13 +151,12 @@ def test_slots_that_others_hold_are_named(spark: Any, tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
 
-    def wait(batches: Any) -> Any:
+    def keep() -> None:
         (tmp_path / "held").touch()
         while hold.exists():
             time.sleep(0.1)
-        yield from batches
 
-    holder = threading.Thread(target=lambda: spark.range(0, 1, 1, 1).mapInArrow(wait, "id long").collect())
+    holder = threading.Thread(target=lambda: run(keep, num_proc=1))
     holder.start()
     try:
         while not (tmp_path / "held").exists():
@@ -170,6 +171,7 @@ def test_slots_that_others_hold_are_named(spark: Any, tmp_path: Path) -> None:
         hold.unlink()
         holder.join()
     assert re.search(
-        r"This session has 2: 2 cores .*other jobs .* at work: stage \d+ \('.* of 1 tasks", str(caught.value)
+        r"This session has 2: 2 cores .* at work: stage \d+ \('spark_estimator: keep\(\) on 1 ranks'; of 1 tasks",
+        str(caught.value),
     )
     assert run(rank, num_proc=2, start_timeout=60) == [0, 1]

@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -15,6 +16,9 @@ from tests.torch.in_group import in_group
 from tests.torch.rank_pool import RankPool
 
 BACKEND = "aot_eager"  # all of the compiler but for the code that it makes at last
+
+# The compiler traces much of PyTorch itself, in each rank.
+pytestmark = pytest.mark.timeout(200)
 
 
 def batches(rank: int, steps: int = 4) -> list[torch.Tensor]:
@@ -42,7 +46,7 @@ def test_ddp(two_ranks: RankPool) -> None:
         torch.testing.assert_close(outside, plain)
         torch.testing.assert_close(inside, plain)
 
-    two_ranks.run(check)
+    two_ranks.run(check, timeout=150)
 
 
 def test_collectives_of_torch_distributed(two_ranks: RankPool) -> None:
@@ -60,7 +64,7 @@ def test_collectives_of_torch_distributed(two_ranks: RankPool) -> None:
         for _ in range(2):
             assert compiled(torch.tensor([1.0 + rank])).tolist() == [6.0]
 
-    two_ranks.run(check)
+    two_ranks.run(check, timeout=150)
 
 
 def test_sync_batch_norm(two_ranks: RankPool) -> None:
@@ -84,7 +88,7 @@ def test_sync_batch_norm(two_ranks: RankPool) -> None:
             whole = torch.compile(model, backend=BACKEND, fullgraph=True)  # no collective in eval mode
             torch.testing.assert_close(whole(inputs), plain(inputs))
 
-    two_ranks.run(check)
+    two_ranks.run(check, timeout=150)
 
 
 def test_a_whole_training_step(two_ranks: RankPool) -> None:
@@ -111,4 +115,4 @@ def test_a_whole_training_step(two_ranks: RankPool) -> None:
         compiled = trained(lambda step: torch.compile(step, backend=BACKEND))
         torch.testing.assert_close(compiled.state_dict(), trained(lambda step: step).state_dict())
 
-    two_ranks.run(check)
+    two_ranks.run(check, timeout=150)

@@ -66,6 +66,55 @@ def test_accumulation(two_ranks: RankPool) -> None:
     two_ranks.run(check)
 
 
+def test_passes_whose_number_nobody_knows_beforehand(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        init_with_buckets_of(300)
+        make = OPTIMIZERS["adam"]
+        model = model_of()
+        optimizer: Any = hvd.DistributedOptimizer(make(model.parameters()))
+        optimizer.set_backward_passes_per_step(None)
+        for number, (inputs, targets) in enumerate(batches()):
+            optimizer.zero_grad()
+            for quarter in range(BATCH):
+                rows = slice(quarter, quarter + 1)
+                loss = nn.functional.mse_loss(model(own_rows(inputs)[rows]), own_rows(targets)[rows]) / BATCH
+                # Sums that stay here, averages to which more is added, and both, with or without a last exchange.
+                if number % 4 == 0 or (number % 4 == 1 and quarter < 3) or (number % 4 == 2 and quarter != 1):
+                    with optimizer.accumulating():
+                        loss.backward()
+                else:
+                    loss.backward()
+                local = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+                averaged = number % 4 == 3 or (number % 4, quarter) in ((1, 3), (2, 1))
+                assert (len(set(hvd.allgather_object(digest(local)))) == 1) == averaged
+            optimizer.step()
+        assert_close(model, trained_alone(make))
+        assert_same_on_all_ranks(model)
+        with pytest.raises(ValueError, match=r"Use op=hvd\.Average"):
+            summed: Any = hvd.DistributedOptimizer(make(model.parameters()), op=hvd.Sum)
+            summed.set_backward_passes_per_step(None)
+
+    two_ranks.run(check)
+
+
+def test_ranks_that_accumulate_unequally_often(two_ranks: RankPool) -> None:
+    def check(rank: int) -> list[float]:
+        layer = nn.Linear(1, 1, bias=False)
+        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=0.0))
+        with optimizer.accumulating():
+            for _ in range(2 * rank):
+                layer(torch.ones(1, 1)).sum().backward()
+            with pytest.raises(ZeroDivisionError), optimizer.accumulating():
+                layer(torch.ones(1, 1)).sum().backward()
+                raise ZeroDivisionError
+            layer(torch.ones(1, 1)).sum().backward()  # the context goes on outside the inner one
+        layer(torch.ones(1, 1)).sum().backward()
+        assert layer.weight.grad is not None
+        return layer.weight.grad.flatten().tolist()
+
+    assert two_ranks.run(check) == [[4.0], [4.0]]  # (3 + 5) / 2
+
+
 def test_one_backward_too_many(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         for passes in (1, 2):

@@ -34,9 +34,11 @@ a host, or the network to it, is lost   neither hears the other's sign of life (
                                         longer than that is taken for lost, too
 ======================================  ==============================================================================
 
-In an elastic job (``launch.elastic``) a failure ends no more than a round. Processes that replace lost ones come to the
-first slot that is free, in the order of the hosts; a host that is out of contact is not used again, and one whose ranks
-merely fail is. The hosts that were named at the start are all that there are: no script discovers others.
+In an elastic job (``launch.elastic``) a failure ends no more than a round. New processes come to the first slot that is
+free, in the order of the hosts. A host that is out of contact is not used again, nor is one on which ranks have failed
+again and again (``launch.seats``), unless there is a cool-down. A script may name other hosts while the job runs
+(``launch.discovery``): one that comes is reached when a process is to be started there, and left alone for a while when
+it cannot be had; the ranks of one that goes leave the job at the next commit at which the others can do without them.
 
 Ranks get the launcher's environment, as with Horovod, but for what describes one host or one login (``environment``);
 they get it through ssh's standard input, so that what is secret in it shows in no list of processes. They run in the

@@ -1,5 +1,6 @@
 """The program that supervises the ranks of one host for a launcher on another; what it does stands in the package.
 
+In a Spark task of an elastic job it is no program of its own: ``launch.elastic_task`` is such an agent, of one rank.
 It holds no port open and writes no file. When its standard input ends or falls silent, it ends and takes its ranks
 along.
 """
@@ -33,6 +34,7 @@ from spark_estimator.launch.ssh import link as frames
 from spark_estimator.launch.ssh.link import Link
 from spark_estimator.launch.supervisor import Supervisor
 from spark_estimator.launch.worker_environment import host_share, path_with_own_python, worker_environment
+from spark_estimator.observe.progress import Progress
 
 _LAST_WORDS = timedelta(seconds=5)
 _RELAYED_BYTES = 1 << 16
@@ -88,6 +90,14 @@ def read_job(found: dict[str, Any]) -> JobSpec:
     """The inverse of `job_fields`."""
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
     return JobSpec(**values)
+
+
+def told(outcome: Outcome) -> dict[str, Any]:
+    """How a worker has ended as JSON, without its value."""
+    failure = None if outcome.failure is None else outcome.failure.to_dict()
+    return {name: getattr(outcome, name) for name in ("rank", "host", "pid", "exit_code", "sha256")} | {
+        "failure": failure
+    }
 
 
 def address_of(interfaces: Sequence[str], otherwise: str) -> str:
@@ -147,6 +157,21 @@ class Agent:
         for process in processes:
             process.thread.join()
         self.link.close(_LAST_WORDS)
+
+    def hand_over(self, number: int, outcome: Outcome) -> None:
+        """Tells the launcher how a worker has ended, and gives it its value."""
+        self.link.send_bytes(frames.VALUE, number, outcome.value or b"")
+        self.link.send_json(
+            frames.OUTCOME, process=number, **told(outcome), bytes=None if outcome.value is None else len(outcome.value)
+        )
+
+    def completed(self, rendezvous: Rendezvous) -> Rendezvous:
+        """A rendezvous as the worker needs it: here as the launcher has sent it."""
+        return rendezvous
+
+    def passed_down(self, received: bytes) -> bytes:
+        """What an elastic worker is given of that which its launcher sends it: here all, as it is."""
+        return received
 
     def _obey(self, letter: bytes, content: bytes) -> None:
         if letter == frames.PAYLOAD:
@@ -239,7 +264,7 @@ class _Process:
     def relay(self, received: bytes) -> None:
         if self._ours is not None:
             with suppress(OSError):
-                self._ours.sendall(received)
+                self._ours.sendall(self._agent.passed_down(received))
 
     def _live(self) -> None:
         try:
@@ -247,11 +272,7 @@ class _Process:
         except BaseException as error:
             self.supervisor_do(lambda supervisor: supervisor.discard())
             outcome = self._ended(failures.NOT_STARTED, f"could not be started or watched: {error!r}")
-        self._link.send_bytes(frames.VALUE, self._number, outcome.value or b"")
-        failure = None if outcome.failure is None else outcome.failure.to_dict()
-        told = {name: getattr(outcome, name) for name in ("rank", "host", "pid", "exit_code", "sha256")}
-        told |= {"failure": failure, "bytes": None if outcome.value is None else len(outcome.value)}
-        self._link.send_json(frames.OUTCOME, process=self._number, **told)
+        self._agent.hand_over(self._number, outcome)
 
     def _supervise(self) -> Outcome:
         job, order = self._agent.job, self._agent.order
@@ -273,7 +294,7 @@ class _Process:
             supervisor.discard()
             return self._ended(failures.STOPPED, f"was stopped {(self._stopped or ('',))[0]}")
         found = replace(
-            found,
+            self._agent.completed(found),
             listen_fd=endpoint.tcp.fileno(),
             local_fd=-1 if endpoint.local is None else endpoint.local.fileno(),
             launcher_fd=-1 if self._theirs is None else self._theirs.fileno(),
@@ -295,13 +316,18 @@ class _Process:
         """User code begins."""
         self._link.send_json(frames.BEGUN, process=self._number, rank=rank, pid=pid)
 
-    def line(self, rank: int, stream: str, text: str) -> None:
-        """A line of "stdout" or "stderr"."""
-        self._link.send_json(frames.LINE, process=self._number, rank=rank, stream=stream, text=text)
+    def lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
+        """Lines of "stdout" or "stderr"."""
+        for text in texts:
+            self._link.send_json(frames.LINE, process=self._number, rank=rank, stream=stream, text=text)
 
     def log(self, rank: int, message: str) -> None:
         """A message for the person at the launcher."""
         self._link.send_json(frames.MESSAGE, process=self._number, rank=rank, text=message)
+
+    def progress(self, rank: int, progress: Progress) -> None:
+        """How far the rank is."""
+        self._link.send_json(frames.PROGRESS, process=self._number, rank=rank, report=progress.to_dict())
 
     def failed(self, report: FailureReport) -> None:
         """The rank has failed."""

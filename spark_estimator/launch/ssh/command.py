@@ -64,17 +64,19 @@ class SshOptions:
         identity_file: str | None = None,
         interfaces: str | None = None,
         python: str | None = None,
+        needed: bool = True,
     ) -> SshOptions:
         """The options that a user has given, with what the environment says.
 
         Args:
             interfaces: names with commas between them.
+            needed: there are other hosts, so that ssh must be there; else it is missed when one comes.
 
         Raises:
             ValueError: an option cannot be used; the text quotes it.
         """
         ssh = tuple(shlex.split(settings.ssh_command))
-        if not ssh or shutil.which(ssh[0]) is None:
+        if not ssh or (needed and shutil.which(ssh[0]) is None):
             raise ValueError(
                 f"other hosts are reached by {settings.ssh_command!r}, which is not there: install an ssh client "
                 "(Debian, Ubuntu: apt-get install openssh-client), or name it in SPARK_ESTIMATOR_SSH_COMMAND."

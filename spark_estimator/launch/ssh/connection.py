@@ -78,6 +78,12 @@ class HostConnection:
         for thread in self._reading:
             thread.start()
 
+    @property
+    def lost(self) -> str:
+        """Why there is no contact any more; '' while there is."""
+        with self._lock:
+            return self._lost
+
     def greeting(self, deadline: float) -> dict[str, Any]:
         """Waits until the agent has said who it is, and checks that it can run our jobs.
 

@@ -33,6 +33,7 @@ READY = b"y"  # JSON {address, note, problem}: answer to JOB
 STARTED = b"u"  # JSON {process, facts}: a worker waits for its rank
 BEGUN = b"b"  # JSON {process, rank, pid}: user code begins
 LINE = b"l"  # JSON {process, rank, stream, text}
+PROGRESS = b"g"  # JSON {process, rank, report}: how far it is
 MESSAGE = b"m"  # JSON {process, rank, text}: from log_to_driver
 FAILURE = b"f"  # JSON {process, report}
 VALUE = b"v"  # process, bytes of its value

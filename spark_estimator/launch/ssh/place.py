@@ -20,7 +20,8 @@ from spark_estimator.launch.outcome import Outcome, Relay
 from spark_estimator.launch.place import named
 from spark_estimator.launch.ssh import link as frames
 from spark_estimator.launch.ssh.link import Link
-from spark_estimator.observe.driver_log import printable
+from spark_estimator.observe.driver_log import coloured, printable
+from spark_estimator.observe.progress import Progress
 
 _RELAYED_BYTES = 1 << 16
 # A worker that is not needed has ended within so long, or is left to its agent.
@@ -62,7 +63,7 @@ class PlaceThere:
         self._started = False
         self._stopped: str | None = None
         self._failed = False
-        self._over = False
+        self.over = False  # its worker has ended
 
     def start(self) -> PeerFacts | Outcome:
         """As in `Place`."""
@@ -115,9 +116,11 @@ class PlaceThere:
             self.pid = int(said["pid"])
             self._relay.begun(int(said["rank"]), self.pid)
         elif letter == frames.LINE:
-            self._relay.line(int(said["rank"]), str(said["stream"]), printable(str(said["text"])))
+            self._relay.lines(int(said["rank"]), str(said["stream"]), [coloured(str(said["text"]))])
         elif letter == frames.MESSAGE:
             self._relay.log(int(said["rank"]), printable(str(said["text"])))
+        elif letter == frames.PROGRESS:
+            self._relay.progress(int(said["rank"]), Progress.from_dict(said["report"]))
         elif letter == frames.FAILURE:
             self._fail(FailureReport.from_dict(said["report"]))
         elif letter == frames.OUTCOME:
@@ -135,7 +138,7 @@ class PlaceThere:
 
     def lost(self, why: str) -> None:
         """The host is out of contact."""
-        if self._over:
+        if self.over:
             return
         if self._stopped is not None or self._closing():
             self._end(self._was_stopped())
@@ -175,7 +178,7 @@ class PlaceThere:
         )
 
     def _end(self, outcome: Outcome) -> None:
-        self._over = True
+        self.over = True
         if self._link is not None:
             with suppress(OSError):
                 self._link.shutdown(socket.SHUT_RDWR)

@@ -15,11 +15,13 @@ import time
 import traceback
 from pathlib import Path
 
+import numpy as np
 from pyspark.sql import SparkSession
 
 import spark_estimator.spark
-import spark_estimator.torch as hvd
-from spark_estimator import HorovodRunner
+from spark_estimator import HorovodRunner, TorchEstimator
+from spark_estimator._native import ReduceOp
+from spark_estimator.collectives import arrays, context, objects
 from spark_estimator.spark import SparkBackend
 from tests.launch import clusters
 
@@ -45,9 +47,11 @@ def session():
 
 
 def train(steps, scale=1):
-    """What ranks are told, and the sum that they make of it."""
+    """What ranks are told, and the sum that they make of it, with PyTorch."""
     began = time.time()
     import torch
+
+    import spark_estimator.torch as hvd
 
     hvd.init()
     print(f"rank {hvd.rank()} speaks")
@@ -59,13 +63,27 @@ def train(steps, scale=1):
     return {"sum": total * scale, "ranks": hvd.allgather_object(mine), "began": began, "executable": sys.executable}
 
 
+def grandchildren(leaving=True):
+    """Processes that shall end with the rank: one in its group, one that has left it."""
+    subprocess.Popen(["sleep", "1000"])
+    if leaving:
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+
+
+# The others do without PyTorch, whose import would take ten times as long as all that they do.
+def total():
+    """The sum of two numbers of each rank."""
+    context.init()
+    print(f"rank {context.rank()} adds")
+    return float(arrays.allreduce(np.full(100, context.rank() + 1.0), op=ReduceOp.SUM)[0])
+
+
 def fail(how, stamp):
     """Reduces for ever; rank 1 ends in the way that it is told, in the middle of it."""
-    import torch
-
-    hvd.init()
+    context.init()
+    grandchildren()
     for step in range(1_000_000):
-        if step == 300 and hvd.rank() == 1:
+        if step == 300 and context.rank() == 1:
             Path(stamp).write_text(repr(time.time()))
             print("the last words", file=sys.stderr, flush=True)
             if how == "exception":
@@ -76,7 +94,7 @@ def fail(how, stamp):
                 sys.exit(0)
             if how == "os._exit":
                 os._exit(0)
-        hvd.allreduce(torch.ones(1000), name="x")
+        arrays.allreduce(np.ones(1000), name="x")
     return
 
 
@@ -91,9 +109,10 @@ def uses_artifact():
 
 
 def of_every_rank(scale):
-    hvd.init()
-    print(f"rank {hvd.rank()} was asked")
-    return [hvd.rank() * scale, os.environ["OF_ENV"], len(os.urandom(3 << 20))]
+    context.init()
+    grandchildren()
+    print(f"rank {context.rank()} was asked")
+    return [context.rank() * scale, os.environ["OF_ENV"], len(os.urandom(3 << 20))]
 
 
 def held_up(spark):
@@ -117,12 +136,18 @@ def held_up(spark):
     return {"held up": text, "by default": spark_estimator.spark.run(len, ("",), verbose=0)}
 
 
-def failure_of(how, stamp_name=None):
+def nothing_is_left(seconds=5):
+    """Nothing that the last job's ranks were, or have started, is alive within so many seconds after its end."""
+    clusters.wait_until_gone(f"{clusters.MARKER}={os.environ[clusters.MARKER]}", seconds)
+
+
+def failure_of(how, stamp_name=None, seconds=5):
     stamp = folder.absolute() / f"{stamp_name or how}.time"
     try:
         HorovodRunner(np=2).run(fail, how=how, stamp=str(stamp))
     except Exception as error:
         raised = time.time()
+        nothing_is_left(seconds)
         return {
             "type": type(error).__name__,
             "text": str(error),
@@ -136,14 +161,12 @@ def failure_of(how, stamp_name=None):
 
 def never_ends(begun):
     """Reduces for ever beside a process that each rank has started; says so in a file for each rank."""
-    import torch
-
-    hvd.init()
-    subprocess.Popen(["sleep", "1000"])
+    context.init()
+    grandchildren()
     for step in range(100_000_000):
-        hvd.allreduce(torch.ones(1000), name="x")
+        arrays.allreduce(np.ones(1000), name="x")
         if step == 100:
-            Path(f"{begun}.{hvd.rank()}").touch()
+            Path(f"{begun}.{context.rank()}").touch()
 
 
 def ended_from_outside(how, run, end=None):
@@ -165,7 +188,7 @@ def ended_from_outside(how, run, end=None):
     except BaseException as caught:
         error = caught
     out = time.time()
-    clusters.wait_until_gone(f"{clusters.MARKER}={os.environ[clusters.MARKER]}", 20)
+    nothing_is_left()
     found = {
         "type": type(error).__name__,
         "text": str(error),
@@ -173,7 +196,7 @@ def ended_from_outside(how, run, end=None):
         "seconds more until nothing was left": time.time() - out,
     }
     # The slots are free again: this needs all of them.
-    return found | {"next": HorovodRunner(np=2, timeout=120).run(train, steps=1)["sum"]}
+    return found | {"next": HorovodRunner(np=2, timeout=120).run(total)}
 
 
 def from_outside(spark):
@@ -202,16 +225,42 @@ def from_outside(spark):
 
 def loses_its_executor():
     """In the first attempt rank 1's executor dies; where that is the driver's own process, the task's."""
-    hvd.init()
+    context.init()
     attempt = int(os.environ["SPARK_ESTIMATOR_ATTEMPT"])
-    if attempt == 1 and hvd.rank() == 1:
-        victim = pid = os.getppid()
-        while pid > 1:
-            if "CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_text():
-                victim = pid
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    victim = pid = os.getppid()
+    while pid > 1:
+        if "CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_text():
+            victim = pid
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    # Where the supervisor itself is killed, nobody is left who would look for what has left the group.
+    grandchildren(leaving=victim != os.getppid())
+    if attempt == 1 and context.rank() == 1:
         os.kill(victim, signal.SIGKILL)
-    return hvd.allgather_object((attempt, hvd.rank()))
+    return objects.allgather_object((attempt, context.rank()))
+
+
+def fit_and_transform(spark):
+    """How far off a model is that was fitted to a line, on all rows."""
+    import torch
+
+    frame = spark.range(0, 400, 1, 3).selectExpr("cast(id % 20 as float) / 10 - 1 as x")
+    frame = frame.selectExpr("x", "2 * x - 1 as y")
+    torch.manual_seed(1)
+    model = torch.nn.Linear(1, 1)
+    estimator = TorchEstimator(
+        num_proc=2,
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=torch.nn.MSELoss(),
+        feature_cols=["x"],
+        label_cols=["y"],
+        batch_size=20,
+        epochs=8,
+        random_seed=1,
+        verbose=0,
+    )
+    rows = estimator.fit(frame).transform(frame).collect()
+    return {"rows": len(rows), "furthest off": max(abs(row["y"] - row["y__output"]) for row in rows)}
 
 
 def slow_start(spark):
@@ -227,7 +276,7 @@ def slow_start(spark):
     holder.start()
     time.sleep(1)
     threading.Timer(2, go.touch).start()
-    value = HorovodRunner(np=2).run(train, steps=1)["sum"]
+    value = HorovodRunner(np=2).run(total)
     holder.join()
     return value
 
@@ -243,14 +292,18 @@ def main():
         found["value"] = HorovodRunner(np=2).run(train, steps=5, scale=10)
         starts.append(found["value"]["began"] - called)
     found["seconds to user code"] = starts
-    found["all"] = HorovodRunner(np=2, driver_log_verbosity="all").run(train, steps=1)["sum"]
+    found["all"] = HorovodRunner(np=2, driver_log_verbosity="all").run(total)
     lines = io.StringIO()
     called = spark_estimator.spark.run(of_every_rank, (1.5,), num_proc=2, env={"OF_ENV": "x"}, stdout=lines, verbose=0)
     found["run"] = {"values": called, "lines": sorted(lines.getvalue().splitlines())}
+    nothing_is_left()
+    backend = SparkBackend(2, env={"OF_ENV": "x"}, verbose=0)
+    found["backend"] = backend.run(of_every_rank, (2.5,))
+    nothing_is_left()
     found["run"] |= held_up(spark)
     for how in ("exception", "kill", "sys.exit", "os._exit"):
         found[how] = failure_of(how)
-        found[f"after {how}"] = HorovodRunner(np=2).run(train, steps=1)["sum"]
+        found[f"after {how}"] = HorovodRunner(np=2).run(total)
     found["from outside"] = from_outside(spark)
     found["slow start"] = slow_start(spark)
     called = time.time()
@@ -258,10 +311,14 @@ def main():
         "values": spark_estimator.spark.run(loses_its_executor, num_proc=2, max_restarts=1, verbose=0, timeout=120),
         "seconds": time.time() - called,
     }
+    nothing_is_left()
+    found["fit and transform"] = fit_and_transform(spark)
+    nothing_is_left()
     os.environ["SPARK_ESTIMATOR_DRIVER_CHANNEL"] = "0"
     for how in ("exception", "kill"):
-        found[f"{how} without channel"] = failure_of(how, f"{how} 2")
-    found["value without channel"] = HorovodRunner(np=2, driver_log_verbosity="all").run(train, steps=1)["sum"]
+        # Spark has to end the other rank.
+        found[f"{how} without channel"] = failure_of(how, f"{how} 2", seconds=20)
+    found["value without channel"] = HorovodRunner(np=2, driver_log_verbosity="all").run(total)
     del os.environ["SPARK_ESTIMATOR_DRIVER_CHANNEL"]
     found["large"] = len(HorovodRunner(np=2).run(large))
     module = folder / "module_that_travels.py"
@@ -273,7 +330,7 @@ def main():
     found["artifact"] = HorovodRunner(np=2).run(uses_artifact)
     called = time.time()
     try:
-        HorovodRunner(np=64).run(train, steps=1)
+        HorovodRunner(np=64).run(total)
     except Exception as error:
         found["too many"] = {"type": type(error).__name__, "text": str(error), "seconds": time.time() - called}
     found["rows"] = spark.range(10).count()

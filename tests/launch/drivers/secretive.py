@@ -1,40 +1,135 @@
-"""A user's driver program whose job looks for its own key where it must not be.
+"""A user's driver program that keeps, while its jobs run, what Spark and the system show of them.
 
-Arguments: the master, then name=value settings of the session.
+Arguments: a folder for what it has seen, a folder that Spark writes to; the master or remote address, then name=value
+settings of the session. Its jobs hold still until it has looked.
 """
 
 import json
+import logging
+import os
+import shutil
 import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from spark_estimator import HorovodRunner
 
+# What PySpark and py4j themselves say goes to standard error, as a person would have it who looks for a fault.
+logging.basicConfig(level=logging.DEBUG)
+seen, scratch = Path(sys.argv[1]), Path(sys.argv[2])
+REST = ("environment", "jobs", "stages?details=true&withSummaries=true", "executors", "allexecutors", "storage/rdd")
+REST += ("sql?details=true&planDescription=true", "executors/driver/threads")
+PAGES = ("jobs/", "stages/", "environment/", "executors/", "SQL/", "storage/", "connect/")
 
-def look():
+
+def work(flags, ballast):
+    """Looks for its own key where every process can look; holds still until the driver has looked, too."""
     import os
+    import time
+    from pathlib import Path
 
     from spark_estimator.collectives.rendezvous import current
 
-    key = current().key
-    forms = (key, key.hex().encode())
+    found = current()
+    forms = (found.key, found.key.hex().encode())
     places = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         for name in ("cmdline", "environ"):
             try:
-                with open(f"/proc/{pid}/{name}", "rb") as file:
-                    content = file.read()
+                content = Path("/proc", pid, name).read_bytes()
             except OSError:
                 continue
             places += [f"{pid}/{name}" for form in forms if form in content]
+    Path(flags, f"works {found.rank}").touch()
+    deadline = time.monotonic() + 60
+    while not Path(flags, "looked").exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the driver has not looked")
+        time.sleep(0.05)
     # Reversed, so that it is this value's own trace that is not found in the logs.
-    return places, key.hex()[::-1]
+    return places, found.key.hex()[::-1]
 
 
-builder = SparkSession.builder.master(sys.argv[1])
-for setting in sys.argv[2:]:
+def look(kind, address):
+    """Keeps web pages, REST answers, files in Spark's folders, and /proc of the processes that belong to this test."""
+    into = seen / kind
+    into.mkdir()
+    for page in PAGES if address else ():
+        try:
+            keep(into / page.replace("/", " "), read(f"{address}/{page}"))
+        except urllib.error.HTTPError as error:
+            assert error.code == 404 and page == "connect/", page
+    for application in json.loads(read(f"{address}/api/v1/applications")) if address else ():
+        for path in REST:
+            whole = f"{address}/api/v1/applications/{application['id']}/{path}"
+            keep(into / f"rest {path.partition('?')[0].replace('/', ' ')}", read(whole))
+    for folder in filter(str.isdigit, os.listdir("/proc")):
+        for name in ("cmdline", "environ"):
+            try:
+                content = Path("/proc", folder, name).read_bytes()
+                ours = name == "cmdline" or b"NOTED=" in content
+            except OSError:
+                continue
+            if ours:
+                keep(into / f"proc {folder} {name}", content)
+    shutil.copytree(scratch, into / "scratch", ignore_dangling_symlinks=True, ignore=sockets)
+
+
+def sockets(folder, names):
+    return [name for name in names if not Path(folder, name).is_file() and not Path(folder, name).is_dir()]
+
+
+def read(url):
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        return answer.read()
+
+
+def keep(path, content):
+    path.write_bytes(content)
+
+
+def run_and_look(kind, address, ballast):
+    """Both ranks' job, and what there was to see of it."""
+    flags = tempfile.mkdtemp(dir=".")
+    failed = []
+
+    def wait_and_look():
+        deadline = time.monotonic() + 90
+        try:
+            while len(list(Path(flags).glob("works *"))) < 2:
+                if time.monotonic() > deadline:
+                    raise TimeoutError("the ranks do not work")
+                time.sleep(0.05)
+            look(kind, address)
+        except BaseException as error:
+            failed.append(error)
+            raise
+        finally:
+            Path(flags, "looked").touch()
+
+    thread = threading.Thread(target=wait_and_look)
+    thread.start()
+    places, yek = HorovodRunner(np=2).run(work, flags=str(Path(flags).absolute()), ballast=ballast)
+    thread.join()
+    assert not failed, failed
+    return {"places": places, "yek": yek}
+
+
+where, *settings = sys.argv[3:]
+builder = SparkSession.builder
+for setting in settings:
     builder = builder.config(*setting.split("=", 1))
-session = builder.getOrCreate()
-found, yek = HorovodRunner(np=2).run(look)
+if where.startswith("sc://"):
+    session, address = builder.remote(where).getOrCreate(), os.environ.get("UI", "")
+else:
+    session = builder.master(where).getOrCreate()
+    address = session.sparkContext.uiWebUrl
+# A function with much in it goes to Spark by another way than a small one.
+found = {kind: run_and_look(kind, address, bytes(size)) for kind, size in {"small": 1, "large": 1200 << 10}.items()}
 session.stop()
-print("RESULT " + json.dumps({"places": found, "yek": yek}), flush=True)
+print("RESULT " + json.dumps(found), flush=True)

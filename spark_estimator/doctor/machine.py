@@ -1,17 +1,8 @@
-"""``python -m spark_estimator doctor``: looks at what a job will need here, and says how to mend what is missing.
-
-Nothing is believed that can be tried: the engine is loaded, a shared segment made and mapped, sockets are connected,
-two ranks meet and reduce a tensor. A Spark session costs ten seconds, so it is started only on request (``--spark``).
-"""
+"""What a job needs of this machine, a function a check."""
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import enum
 import importlib.metadata
-import importlib.util
-import json
 import mmap
 import os
 import platform
@@ -19,128 +10,17 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from ctypes import byref, c_int32
-from dataclasses import dataclass
 from pathlib import Path
 
 import spark_estimator
-from spark_estimator.errors import SparkEstimatorError
+from spark_estimator.doctor.findings import Finding, State
 
 OLDEST_PYTHON = (3, 10)
 # nvidia-smi takes seconds when the driver has to be loaded first.
 NVIDIA_SMI_SECONDS = 20
 # Importing PyArrow and our package in another interpreter, on a slow disk.
 WORKERS_PYTHON_SECONDS = 60
-ALL_BUT_SPARK = (
-    "All that a job needs is here, as far as can be seen without starting Spark; `doctor --spark` runs a rank in it."
-)
-
-
-class State(enum.Enum):
-    """What was found: in order, of no consequence, or in the way of a job."""
-
-    OK = "ok"
-    NOTE = "note"
-    MISSING = "MISSING"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report.
-
-    Attributes:
-        name: what was looked at.
-        state: how it stands.
-        text: what was found.
-        fix: what to do about it; only where there is something to do.
-    """
-
-    name: str
-    state: State
-    text: str
-    fix: str = ""
-
-    def __str__(self) -> str:
-        fix = f"\n{'':27}-> {self.fix}" if self.fix else ""
-        return f"{self.state.value:>8}  {self.name:<16} {self.text}{fix}"
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Prints the report; returns 0 when a job could run here and 1 when something that it needs is missing."""
-    parser = argparse.ArgumentParser(
-        prog="python -m spark_estimator doctor", description="Check everything that a job will need on this machine."
-    )
-    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    spark = parser.add_mutually_exclusive_group()
-    spark.add_argument("--spark", action="store_true", help="also start (or find) a Spark session and run a rank in it")
-    spark.add_argument("--without-spark", action="store_true", help="Spark and Java are not needed here (horovodrun)")
-    arguments = parser.parse_args(argv)
-    shown = []
-    for finding in examine(with_spark=not arguments.without_spark, start_spark=arguments.spark):
-        shown.append(finding)
-        if not arguments.json:
-            print(finding, flush=True)
-    missing = [finding.name for finding in shown if finding.state is State.MISSING]
-    if arguments.json:
-        rows = [{**dataclasses.asdict(finding), "state": finding.state.name.lower()} for finding in shown]
-        print(json.dumps({"ok": not missing, "findings": rows}, indent=2))
-    elif missing:
-        print(f"\nMissing: {', '.join(missing)}.")
-    else:
-        print("\nAll that a job needs is here." if arguments.spark or arguments.without_spark else ALL_BUT_SPARK)
-    return int(bool(missing))
-
-
-def examine(*, with_spark: bool = True, start_spark: bool = False) -> Iterator[Finding]:
-    """Yields the findings as they are made.
-
-    Args:
-        with_spark: whether Spark, PyArrow and Java count as needed.
-        start_spark: start a Spark session and run one rank in it.
-    """
-    needed = State.MISSING if with_spark else State.NOTE
-    yield python()
-    yield package()
-    yield distribution("numpy")
-    yield distribution("cloudpickle")
-    yield distribution("torch", needed_for="spark_estimator.torch")
-    yield distribution("pyspark", state=needed, needed_for="HorovodRunner")
-    yield distribution("pyarrow", state=needed, needed_for="HorovodRunner")
-    yield distribution("pandas", state=needed, needed_for="HorovodRunner", requirement='"pandas<3"')
-    if with_spark and importlib.util.find_spec("pyspark"):
-        yield attempt("spark with arrow", spark_with_arrow, fix="pip install --upgrade pyarrow 'pandas<3'")
-        yield workers_python()
-    yield distribution("lightning", state=State.NOTE)
-    yield distribution("tensorflow", state=State.NOTE)
-    yield attempt("engine", engine, fix="make build, or install the package again")
-    yield attempt(
-        "shared memory", shared_memory, state=State.NOTE,
-        fix="jobs run without it, over TCP, and slower; give the container more memory (tmpfs counts as memory)",
-    )  # fmt: skip
-    yield attempt("sockets", sockets, fix="bring the loopback interface up: ip link set lo up")
-    yield attempt("two local ranks", two_local_ranks, fix="mend what is missing above; else report this with the text")
-    yield attempt("java", java, state=needed)
-    if start_spark:
-        yield attempt("slots", spark_session, fix="see the lines that Spark wrote above")
-    else:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        yield Finding(
-            "slots", State.NOTE, f"{cores} cores here; `doctor --spark` starts a session and counts its slots"
-        )
-    yield gpus()
-    yield old_names()
-
-
-def attempt(name: str, look: Callable[[], str], *, state: State = State.MISSING, fix: str = "") -> Finding:
-    """Runs one check; what it raises becomes the finding."""
-    try:
-        return Finding(name, State.OK, look())
-    except SparkEstimatorError as error:
-        # Ours tell the remedy themselves.
-        return Finding(name, state, f"{error}")
-    except Exception as error:
-        return Finding(name, state, f"{type(error).__name__}: {error}", fix)
 
 
 def python() -> Finding:
@@ -229,6 +109,18 @@ def distribution(
         wanted = f", needed for {needed_for}" if needed_for else ", not needed" if state is State.NOTE else ""
         fix = f"pip install {requirement or name}" if state is State.MISSING else ""
         return Finding(name, state, f"not installed{wanted}", fix)
+
+
+def tensorflow() -> Finding:
+    """The version of TensorFlow, under either of its names, and by what its graphs reduce."""
+    name = "tensorflow"
+    found = [distribution(each, state=State.NOTE) for each in (name, f"{name}-cpu")]
+    present = [finding for finding in found if finding.state is State.OK]
+    if not present:
+        return found[0]
+    compiler = shutil.which(os.environ.get("CXX", "") or "g++") or shutil.which("c++")
+    how = f"a node that {compiler} compiles on first use" if compiler else "data sets (with g++ by a faster node)"
+    return Finding(name, State.OK, f"{present[0].text}; graphs reduce by {how}")
 
 
 def spark_with_arrow() -> str:

@@ -1,0 +1,89 @@
+"""Lets all ranks find out, by one small exchange, whether they are about to do the same; if not, where they differ.
+
+Without it, ranks that disagree about how many requests there will be wait for one another: each for a name that the
+other never submits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Sequence
+
+from spark_estimator._native import DType, Op, ReduceOp
+from spark_estimator.collectives import context
+from spark_estimator.collectives import ops as collectives
+from spark_estimator.collectives.objects import allgather_object
+from spark_estimator.collectives.process_set import ProcessSet
+from spark_estimator.errors import MismatchError
+
+_SHOWN = 20  # lines of one rank, in an error
+
+
+def agree(
+    lines: Sequence[str],
+    *,
+    name: str,
+    subject: str,
+    detail_name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> None:
+    """Returns when every rank has called it with the same lines. Collective, but for ranks that have joined.
+
+    Args:
+        lines: what this rank means to do, in words for people.
+        name: of the request that compares digests, an allreduce of 65 numbers.
+        subject: what the lines describe, for the error.
+        detail_name: of the request that carries the lines when the digests differ.
+        process_set: whose ranks take part; None: all.
+
+    Raises:
+        MismatchError: on all ranks, naming the first line in which a rank differs from the first; where a rank has
+            joined, each names its own lines.
+    """
+    engine = context.engine(process_set)
+    if engine.size == 1 or _all_alike(lines, name, process_set):
+        return
+    try:
+        of_rank = allgather_object(list(lines), name=detail_name or f"{name}.detail", process_set=process_set)
+    except MismatchError as error:  # a rank has joined, and cannot tell what it has
+        shown = "; ".join([*lines[:_SHOWN], *(["..."] if len(lines) > _SHOWN else [])])
+        raise MismatchError(
+            f"The ranks disagree about {subject}, and cannot show one another where. Rank {engine.global_rank} has: "
+            f"{shown}. {error}"
+        ) from error
+    ours, first = of_rank[0], engine.ranks[0]
+    rank, theirs = next((engine.ranks[at], theirs) for at, theirs in enumerate(of_rank) if theirs != ours)
+    raise MismatchError(f"The ranks disagree about {subject}. {_difference(ours, first, theirs, rank)}")
+
+
+def _all_alike(lines: Sequence[str], name: str, process_set: ProcessSet | None) -> bool:
+    """Whether all ranks that have not joined gave the same lines.
+
+    By sums, in which a rank that has joined takes part with zeros: n numbers are all alike if the n-fold sum of their
+    squares is the square of their sum (Cauchy and Schwarz).
+    """
+    digest = hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).digest()
+    numbers = (ctypes.c_int64 * (1 + 2 * len(digest)))(1, *digest, *(byte * byte for byte in digest))
+    address = ctypes.addressof(numbers)
+    place = collectives.Tensor(address, address, DType.INT64, (len(numbers),))
+    collectives.run(
+        Op.ALLREDUCE,
+        name,
+        [place],
+        reduce_op=ReduceOp.SUM,
+        process_set=process_set,
+        keep=numbers,
+        repeats=False,
+    )
+    ranks, sums, squares = numbers[0], numbers[1 : 1 + len(digest)], numbers[1 + len(digest) :]
+    return all(total * total == ranks * square for total, square in zip(sums, squares, strict=True))
+
+
+def _difference(ours: Sequence[str], first: int, theirs: Sequence[str], rank: int) -> str:
+    for one, other in zip(ours, theirs, strict=False):
+        if one != other:
+            return f"Rank {first} has: {one}. Rank {rank} has: {other}."
+    longer, who = (ours, first) if len(ours) > len(theirs) else (theirs, rank)
+    extra = longer[min(len(ours), len(theirs))]
+    return f"Only rank {who} has: {extra}. (Rank {first} has {len(ours)} such lines, rank {rank} {len(theirs)}.)"

@@ -1,0 +1,80 @@
+"""What every framework binding says alike: how values of several ranks become one, and what a call is named."""
+
+from __future__ import annotations
+
+import warnings
+
+from spark_estimator._native import ReduceOp
+from spark_estimator.collectives import context, ops
+
+Average = ReduceOp.AVERAGE
+Sum = ReduceOp.SUM
+Adasum = ReduceOp.ADASUM
+Min = ReduceOp.MIN
+Max = ReduceOp.MAX
+Product = ReduceOp.PRODUCT
+
+
+def where(kind: str) -> str:
+    """What an error's text begins with: the operation that the user called, and on which rank."""
+    return f"{kind} on rank {context.rank()}" if context.is_initialized() else kind
+
+
+def request_name(kind: str, name: str | None) -> tuple[str, bool]:
+    """The name under which the ranks' requests meet, and whether it is the kind of those without one.
+
+    One user name may serve several kinds at the same time.
+
+    Raises:
+        TypeError: the name is no string.
+    """
+    if name is None:
+        return ops.kind_of_unnamed(kind), True
+    if not isinstance(name, str):
+        raise TypeError(f"{where(kind)}: name must be a string, not {name!r}.")
+    return f"{kind}.{name}", False
+
+
+def check_adasum(op: ReduceOp, size: int, kind: str) -> None:
+    """Refuses what Adasum cannot do, as Horovod does.
+
+    Args:
+        size: ranks that take part.
+        kind: of the call, for the text.
+
+    Raises:
+        NotImplementedError: their number is no power of two.
+    """
+    if op is ReduceOp.ADASUM and size & (size - 1):
+        raise NotImplementedError(
+            f"{where(kind)}: op=hvd.Adasum needs a power of two of ranks, and there are {size}; use hvd.Average."
+        )
+
+
+def reduce_op(average: bool | None, op: int | None, stacklevel: int = 3) -> ReduceOp:
+    """The one operation that the old argument `average` and the newer `op` ask for together.
+
+    Args:
+        average: True is Average, False is Sum; warns that it is deprecated.
+        op: one of the constants; None is Average.
+        stacklevel: of the warning; by default it is told of the caller's caller.
+
+    Raises:
+        ValueError: both are given, `average` is no truth value, or `op` is none of the constants.
+    """
+    if average is not None:
+        if op is not None:
+            raise ValueError(f"Give either op ({op!r}) or the deprecated average ({average!r}), not both.")
+        # An operation in its place, or a name, would be taken for True.
+        given: object = average
+        if isinstance(given, (str, ReduceOp)) or given not in (True, False):
+            raise ValueError(f"average={average!r} is neither True nor False; use op=hvd.Sum and its like, and name=.")
+        text = "average= is deprecated; use op=hvd.Average or op=hvd.Sum."
+        warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
+        return Average if average else Sum
+    try:
+        return Average if op is None else ReduceOp(op)
+    except ValueError:
+        raise ValueError(
+            f"op={op!r} is none of hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product and hvd.Adasum."
+        ) from None

@@ -1,0 +1,141 @@
+"""Makes an epoch's batches ahead, in a thread beside the training; and the order in which rows are read."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import Generic, TypeVar
+
+import numpy
+
+from spark_estimator.data.fields import Array
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+# Items are made by the group, so that handing over costs little; a group still fits in a core's cache.
+_GROUP_BYTES = 512 << 10
+# Groups that are begun before they are asked for: the thread works on one, and two are for whoever is idle first.
+_GROUPS = 3
+# Larger items are not made ahead: so many at a time would take memory that the training may need.
+_MOST_BYTES = 32 << 20
+# To draw the order of fewer takes no time that is worth a thread.
+_MANY_NUMBERS = 1 << 16
+
+
+class Ahead:
+    """Makes what will be asked for in one thread, the same for all epochs, so that it keeps one set of memory."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._order: tuple[tuple[int, ...], Future[Array]] | None = None
+
+    def items(self, make: Callable[[A], T], arguments: Iterable[A], item_bytes: int) -> Iterator[T]:
+        """Yields ``make(argument)`` for each argument, in their order; the thread has the next ones ready meanwhile.
+
+        Where the thread does not keep up, the caller does not wait idly: it makes some of the next ones itself. What
+        `make` raises comes out in its turn. An iteration that is given up ends with what is under way.
+
+        Args:
+            make: is called in either thread, by one at a time for each argument.
+            arguments: are taken in the caller's thread.
+            item_bytes: of what `make` returns, about. Items of more than 32 MiB are made when they are asked for.
+        """
+        if item_bytes > _MOST_BYTES:
+            yield from map(make, arguments)
+            return
+        size = max(1, _GROUP_BYTES // max(1, item_bytes))
+        rest = iter(arguments)
+        begun: deque[_Group[A, T]] = deque()
+        try:
+            while group := list(islice(rest, size)):
+                begun.append(_Group(self._thread(), make, group))
+                if len(begun) == _GROUPS:
+                    yield from _next(begun)
+            while begun:
+                yield from _next(begun)
+        finally:
+            for each in begun:
+                each.give_up()
+
+    def order(self, numbers: Array, names: Sequence[int], epoch: int) -> Array:
+        """As ``in_chance_order(numbers, [*names, epoch])``; that of the next epoch of these names is ready sooner.
+
+        Args:
+            numbers: the same ones in each call.
+        """
+        wanted, following = (*names, epoch), (*names, epoch + 1)
+        drawn, self._order = self._order, None
+        order = drawn[1].result() if drawn and drawn[0] == wanted else in_chance_order(numbers, wanted)
+        if len(numbers) >= _MANY_NUMBERS:
+            self._order = following, self._thread().submit(in_chance_order, numbers, following)
+        return order
+
+    def _thread(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="spark_estimator batches")
+        return self._pool
+
+
+def _next(begun: deque[_Group[A, T]]) -> list[T]:
+    first = begun.popleft()
+    for later in begun:
+        if first.done:
+            break
+        later.take_over()
+    return first.result()
+
+
+class _Group(Generic[A, T]):
+    """Items that the pool's thread makes together, or whoever takes them over before."""
+
+    def __init__(self, pool: ThreadPoolExecutor, make: Callable[[A], T], arguments: Sequence[A]) -> None:
+        self._act = lambda: [make(one) for one in arguments]
+        self._made: Future[list[T]] = pool.submit(self._act)
+
+    @property
+    def done(self) -> bool:
+        return self._made.done()
+
+    def give_up(self) -> None:
+        """Nobody will ask for them."""
+        self._made.cancel()
+
+    def take_over(self) -> None:
+        """Makes them here and now, unless the thread has begun."""
+        if not self._made.cancel():
+            return
+        own: Future[list[T]] = Future()
+        try:
+            own.set_result(self._act())
+        except Exception as error:
+            own.set_exception(error)
+        self._made = own
+
+    def result(self) -> list[T]:
+        """The items, once they are made; raises what making them has raised."""
+        return self._made.result()
+
+
+def in_chance_order(numbers: Array, names: Sequence[int]) -> Array:
+    """Numbers that all differ, in an order that chance has drawn, each order with the same probability.
+
+    A key is drawn for each number, and they are sorted by it. The sort reads and writes memory in sequence; a shuffle
+    by swaps, which jumps to and fro in it, takes two to three times as long for millions of numbers.
+
+    Args:
+        numbers: whole numbers from 0, less than 2**40.
+        names: whole numbers that name the order, such as seed and epoch.
+    """
+    # The number stands in the lower bits of its key, so that it needs no second look; that numbers whose upper bits are
+    # alike keep their order concerns one pair in 2**43 of two million.
+    bits = numpy.uint64(int(numbers.max(initial=0)).bit_length())
+    keys = numpy.random.default_rng(list(names)).integers(0, 1 << 64, len(numbers), numpy.uint64)
+    keys >>= bits
+    keys <<= bits
+    keys |= numbers.astype(numpy.uint64, copy=False)
+    keys.sort()
+    keys &= (numpy.uint64(1) << bits) - numpy.uint64(1)
+    return keys.view(numpy.int64)

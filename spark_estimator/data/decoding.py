@@ -1,0 +1,127 @@
+"""Bytes in a column, images above all, as arrays: a function of the user's, which is called once for each row."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy
+import pyarrow
+import pyarrow.compute
+
+from spark_estimator.data.fields import Array
+from spark_estimator.errors import DataError
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Makes arrays of a column's bytes. It travels to the ranks, and to Spark's workers.
+
+    Attributes:
+        name: of the column, for messages.
+        function: from bytes to what numpy makes an array of; all rows' have one shape and type.
+        shape: of a row's array; None: that of the first row that comes.
+        dtype: of the arrays as they are kept, one of `kept_dtype`; None: likewise.
+    """
+
+    name: str
+    function: Callable[[bytes], Any]
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+
+    def arrays(self, column: pyarrow.Array, row: int = 0) -> tuple[Decoder, Array]:
+        """Decodes some rows.
+
+        Args:
+            column: [rows] of binary.
+            row: the number of its first one, for messages.
+
+        Returns:
+            The decoder with shape and type, and [rows, *shape]: zeros where there is null.
+
+        Raises:
+            DataError: the function raised, or returned another shape or type than before; the text has its traceback.
+        """
+        known = self
+        found: Array | None = None
+        for place, value in enumerate(column.to_pylist()):
+            if value is None:
+                continue
+            array = self._called(value, row + place)
+            if known.shape is None or known.dtype is None:
+                kept = kept_dtype(array.dtype, f"the decoder of column {self.name!r}")
+                known = replace(known, shape=known.shape or array.shape, dtype=known.dtype or kept)
+            self._check(array, known, row + place)
+            if found is None:
+                found = numpy.zeros((len(column), *array.shape), known.dtype)
+            found[place] = array
+        if found is None:
+            found = numpy.zeros((len(column), *(known.shape or ())), known.dtype or "float32")
+        return known, found
+
+    def _called(self, value: bytes, row: int) -> Array:
+        try:
+            return numpy.asarray(self.function(value))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, and tell nobody
+            raise DataError(
+                f"the decoder of column {self.name!r} failed in row {row} of this rank's rows, on {len(value)} bytes: "
+                f"{told(error)}"
+            ) from error
+
+    def _check(self, array: Array, known: Decoder, row: int) -> None:
+        if array.shape != known.shape:
+            raise DataError(
+                f"the decoder of column {self.name!r} returned an array of shape {list(array.shape)} in row {row} of "
+                f"this rank's rows, and {list(known.shape or ())} before. All rows need one: resize or crop there."
+            )
+        if not array.size:
+            raise DataError(f"the decoder of column {self.name!r} returned an empty array in row {row}.")
+        if not numpy.can_cast(array.dtype, known.dtype or "", "same_kind"):
+            raise DataError(
+                f"the decoder of column {self.name!r} returned an array of {array.dtype} in row {row} of this rank's "
+                f"rows, and of {known.dtype} before."
+            )
+
+
+def kept_dtype(dtype: numpy.dtype[Any], what: str) -> str:
+    """In which type arrays that a function gave are kept: uint8 (which bool is, too), int64, float32 or float64.
+
+    Args:
+        what: gave them, for the message.
+
+    Raises:
+        DataError: there is none.
+    """
+    if dtype.kind == "b" or dtype == numpy.uint8:
+        return "uint8"
+    if dtype.kind in "iu":
+        return "int64"
+    if dtype.kind == "f" and dtype.itemsize <= 8:
+        return "float64" if dtype.itemsize == 8 else "float32"
+    raise DataError(f"{what} returned arrays of {dtype}: numbers are needed.")
+
+
+def told(error: BaseException) -> str:
+    """What a function of the user's raised, with its traceback from there on."""
+    inside = error.__traceback__.tb_next if error.__traceback__ else None
+    lines = "".join(traceback.format_exception(type(error), error, inside)).rstrip()
+    return f"{type(error).__name__}: {error}\n{lines}"
+
+
+def lists_of(values: Array, valid: pyarrow.Array) -> pyarrow.Array:
+    """[rows] of lists, from [rows, *shape]; of plain numbers where the shape is ().
+
+    Args:
+        valid: [rows] of truth; null stands where it is false.
+    """
+    flat = pyarrow.array(values.reshape(-1))
+    found = flat
+    if values.ndim > 1:
+        found = pyarrow.FixedSizeListArray.from_arrays(flat, int(numpy.prod(values.shape[1:])))
+    if pyarrow.compute.all(valid).as_py() in (True, None):
+        return found
+    return pyarrow.compute.if_else(valid, found, pyarrow.scalar(None, found.type))

@@ -1,0 +1,40 @@
+"""What the first rows show of a user's decoders: shapes and types, which all rows then have to have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pyarrow
+
+from spark_estimator.data.columns import Readable
+from spark_estimator.data.preparation import Preparation
+
+
+def decoded(
+    rows: pyarrow.RecordBatch, fed: Sequence[Readable], preparation: Preparation, names: Sequence[str]
+) -> tuple[pyarrow.RecordBatch, Preparation, list[Readable]]:
+    """With what the decoders make of the first rows' bytes.
+
+    Args:
+        names: [columns] of the rows.
+    """
+    decoders = {
+        name: preparation.decoders[one.name]
+        for name, one in zip(names, fed, strict=True)
+        if one.name in preparation.decoders
+    }
+    if not decoders or not rows.num_rows:
+        return rows, preparation, list(fed)
+    known, columns = Preparation(tuple(names), decoders=decoders).passed(rows)
+    found = []
+    for name, one in zip(names, fed, strict=True):
+        decoder = known.decoders.get(name)
+        if decoder is not None:
+            dtype = "int64" if decoder.dtype == "int64" else "float32"
+            kept = "uint8" if decoder.dtype == "uint8" else ""
+            one = replace(one, is_array=bool(decoder.shape), dtype=dtype, shape=decoder.shape, kept=kept)
+        found.append(one)
+    shown = {decoder.name: decoder for decoder in known.decoders.values()}
+    batch = pyarrow.RecordBatch.from_arrays([columns[name] for name in names], names=list(names))
+    return batch, replace(preparation, decoders=shown), found

@@ -1,0 +1,323 @@
+"""A DataFrame's rows as Parquet files in a store: written once, whole or not there, for ranks to read again and again.
+
+Tasks write one file each, from its beginning to its end, under names that no other attempt has. What belongs to a data
+set its *manifest* says, which the driver writes when all files are there: object stores have no rename that could make
+a folder appear at once. A folder with neither a manifest nor Spark's ``_SUCCESS`` is torn, or in the making, and is
+read by nobody. A file that the driver makes before and removes after says that it is in the making: when one task
+fails, Spark ends the others a moment later, and what they write until then nobody would remove.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import re
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow
+import pyarrow.parquet
+
+from spark_estimator.data.columns import Readable
+from spark_estimator.data.numbers import kind_of
+from spark_estimator.data.parquet import DataFile, DataFiles, files_at
+from spark_estimator.errors import DataError
+from spark_estimator.log import logger
+from spark_estimator.store import FilesystemStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# Marks, in the text of Spark's error, ours.
+_NOT_WRITTEN = "cannot be written on host"
+MANIFEST = "_spark_estimator.json"
+_IN_THE_MAKING = "_spark_estimator_writes_"
+_VERSION = 1
+_TRIES = 3
+# So much becomes one row group: it is held in memory while it is written.
+_GROUP_BYTES = 32 << 20
+_FILE_RELATION = "org.apache.spark.sql.execution.datasources.LogicalRelation"
+# Leaves of a plan whose rows stay what they are. An RDD may read something anew each time.
+_CONSTANT = ("LocalRelation", "Range", "OneRowRelation")
+_OF_THE_MOMENT = re.compile(r"current_|now\(|localtimestamp", re.IGNORECASE)
+
+_log = logger(__name__)
+
+
+@dataclass(frozen=True)
+class _PartWriter:
+    """Writes the rows of one Spark task as one file. It travels by pickle.
+
+    Attributes:
+        store: which has the folder.
+        folder: in which the driver waits for it.
+        mark: the file that is there while it does.
+    """
+
+    store: FilesystemStore
+    folder: str
+    mark: str
+
+    def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        name = f"part-{partition:05d}-{secrets.token_hex(8)}.parquet"
+        told = self._write(name, partition, filter(lambda batch: batch.num_rows, batches))
+        yield pyarrow.RecordBatch.from_pydict({"told": pyarrow.array(told, pyarrow.string())})
+
+    def _write(self, name: str, partition: int, batches: Iterator[pyarrow.RecordBatch]) -> list[str]:
+        first = next(batches, None)
+        if first is None:
+            return []
+        groups: list[int] = []
+        path = f"{self.folder}/{name}"
+        try:
+            self._check_wanted()
+            with self.store.open(path, "wb", make_folder=False) as file:
+                with pyarrow.parquet.ParquetWriter(file, first.schema, use_dictionary=False) as writer:
+                    held: list[pyarrow.RecordBatch] = []
+                    for batch in itertools.chain([first], batches):
+                        held.append(batch)
+                        if sum(one.nbytes for one in held) >= _GROUP_BYTES:
+                            groups.append(_write_group(writer, held))
+                    if held:
+                        groups.append(_write_group(writer, held))
+                size = file.tell()
+            self._check_wanted()
+        except Exception as error:  # each kind of store has errors of its own
+            with contextlib.suppress(Exception):
+                self.store.remove(path)
+            raise DataError(
+                f"{path} {_NOT_WRITTEN} {socket.gethostname()} after {sum(groups)} rows: {type(error).__name__}: "
+                f"{error}"
+            ) from error
+        kinds = {one.name: kind_of(one.type) for one in first.schema}
+        return [json.dumps({"partition": partition, "name": name, "size": size, "groups": groups, "kinds": kinds})]
+
+    def _check_wanted(self) -> None:
+        if not self.store.exists(self.mark):
+            raise DataError(
+                f"{self.mark}, which the driver has made, is not there: it does not wait for the rows any more, or the "
+                "store's path is another place here"
+            )
+
+
+def _write_group(writer: Any, held: list[pyarrow.RecordBatch]) -> int:
+    table = pyarrow.Table.from_batches(held)
+    held.clear()
+    writer.write_table(table, row_group_size=max(1, table.num_rows))
+    return int(table.num_rows)
+
+
+def materialized(
+    frame: DataFrame, columns: Sequence[Readable], store: FilesystemStore, of_chance: bool = False
+) -> DataFiles:
+    """The columns of a DataFrame as files of the store: those that a fit before has written, or new ones.
+
+    They keep their numbers as Spark has them, nulls included; vectors become arrays of floats, dates and timestamps
+    numbers. Rows are those of one moment: they are used again only where the plan, and the files below it, are known to
+    be the same.
+
+    Args:
+        of_chance: as in `fingerprint_of`.
+
+    Raises:
+        DataError: the store's folder is not the same for the driver and the executors.
+    """
+    own = list({one.name: one for one in columns}.values())
+    fingerprint = fingerprint_of(frame, own, of_chance)
+    there = folders_of(store)
+    for folder in there.values() if fingerprint is not None else ():
+        if not store.exists(f"{folder}/{MANIFEST}"):
+            continue  # of somebody else, torn, or in the making
+        if manifest_of(store, folder).get("fingerprint") == fingerprint:
+            _log.info("the rows of this DataFrame are in %s already", folder)
+            return prepared(store, folder)
+    free = next(index for index in itertools.chain([None], itertools.count()) if index not in there)
+    return _written(frame, own, store, store.get_train_data_path(free), fingerprint)
+
+
+def folders_of(store: FilesystemStore) -> dict[int | None, str]:
+    """The folders of training data in a store, by their numbers; that without one is None's, and the first.
+
+    Raises:
+        DataError: the store cannot be reached.
+    """
+    first = store.get_train_data_path()
+    parent, _, name = first.rpartition("/")
+    try:
+        entries = store.entries(parent)
+    except FileNotFoundError:
+        return {}
+    except Exception as error:  # each kind of store has errors of its own
+        raise DataError(
+            f"the store's folder {parent} cannot be listed on host {socket.gethostname()}: {type(error).__name__}: "
+            f"{error}"
+        ) from error
+    found: dict[int | None, str] = {}
+    for entry in entries:
+        match = re.fullmatch(re.escape(name) + r"(?:\.(\d+))?", entry.path.rstrip("/").rpartition("/")[2])
+        if match is not None:
+            index = None if match[1] is None else int(match[1])
+            found[index] = store.get_train_data_path(index)
+    return dict(sorted(found.items(), key=lambda one: -1 if one[0] is None else one[0]))
+
+
+def fingerprint_of(frame: DataFrame, columns: Sequence[Readable], of_chance: bool = False) -> str | None:
+    """The same for the same rows; None where that cannot be told.
+
+    It is told of plans in which neither chance nor the clock has a part, over files that have not changed and over rows
+    that are in the plan itself. It ends with the session: what Spark calls the same plan does.
+
+    Args:
+        of_chance: chance may have a part in the plan: what it has drawn once is kept for this same plan. (Spark counts
+            each function of Spark ML as chance, `VectorAssembler`'s too.)
+    """
+    try:
+        if type(frame).__module__.startswith("pyspark.sql.connect"):
+            return None
+        plan = frame._jdf.queryExecution().analyzed()
+        if not (of_chance or plan.deterministic()):
+            return None
+        if not plan.subqueriesAll().isEmpty() or _OF_THE_MOMENT.search(plan.toString()):
+            return None
+        leaves = plan.collectLeaves()
+        files: list[list[Any]] = []
+        for number in range(leaves.size()):
+            leaf = leaves.apply(number)
+            kind = leaf.getClass().getName()
+            if kind == _FILE_RELATION:
+                found = leaf.relation().location().allFiles()
+                for place in range(found.size()):
+                    one = found.apply(place)
+                    files.append([one.getPath().toString(), one.getLen(), one.getModificationTime()])
+            elif kind.rpartition(".")[2] not in _CONSTANT:
+                return None
+        told = [
+            _session_of(frame),
+            frame.semanticHash(),
+            plan.canonicalized().toString(),
+            frame.schema.json(),
+            sorted(files),
+            [(one.name, one.kind, one.dtype) for one in columns],  # a raw column has no dtype, and other values
+        ]
+    except Exception as error:  # a plan that is not open to Python, or another version's
+        _log.debug("no fingerprint: %s", error)
+        return None
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def _written(
+    frame: DataFrame, columns: Sequence[Readable], store: FilesystemStore, folder: str, fingerprint: str | None
+) -> DataFiles:
+    chosen = frame.select(*(one.stored for one in columns))
+    mark = f"{folder}/{_IN_THE_MAKING}{secrets.token_hex(8)}"
+    try:
+        store.write(mark, b"")
+    except Exception as error:  # each kind of store has errors of its own
+        raise DataError(
+            f"{folder} {_NOT_WRITTEN} {socket.gethostname()}, the driver's: {type(error).__name__}: {error}"
+        ) from error
+    try:
+        rows = chosen.mapInArrow(_PartWriter(store, folder, mark), "told string").collect()
+        if not rows:
+            raise DataError("the DataFrame has no rows.")
+    except BaseException as error:
+        _discard(store, folder, mark)
+        if reason := re.search(rf"DataError: (.* {_NOT_WRITTEN} .*)", str(error)):
+            raise DataError(
+                f"{reason[1]}. Nothing of it is left; the store has to be writable on every executor."
+            ) from error
+        raise
+    told = sorted((json.loads(row[0]) for row in rows), key=lambda one: int(one["partition"]))
+    manifest = {
+        "version": _VERSION,
+        "fingerprint": fingerprint,
+        "written": time.time(),
+        "session": _session_of(frame),
+        "kinds": {one.name: one.kind for one in columns},
+        "files": [{name: one[name] for name in ("name", "size", "groups", "kinds")} for one in told],
+    }
+    store.write(f"{folder}/{MANIFEST}", json.dumps(manifest).encode())
+    with contextlib.suppress(Exception):  # readers do not mind it
+        store.remove(mark)
+    files = prepared(store, folder)
+    _log.info("wrote %d rows in %d Parquet files to %s", files.rows, len(files.files), folder)
+    return files
+
+
+def _discard(store: FilesystemStore, folder: str, mark: str) -> None:
+    """Removes a folder whose data set was not finished. Tasks that still write find that the mark is gone."""
+    with contextlib.suppress(Exception):
+        store.remove(mark)
+    for _ in range(_TRIES):  # a task may just have begun a file in it
+        with contextlib.suppress(Exception):
+            if not store.exists(folder) or store.exists(f"{folder}/{MANIFEST}"):
+                return
+            store.remove(folder)
+
+
+def _session_of(frame: DataFrame) -> str | None:
+    """The Spark application; None where it is not told."""
+    if type(frame).__module__.startswith("pyspark.sql.connect"):
+        return None
+    return str(frame.sparkSession.sparkContext.applicationId)
+
+
+def prepared(store: FilesystemStore, folder: str) -> DataFiles:
+    """The data set in a folder: what a manifest lists, or all that Spark (or who writes ``_SUCCESS``) has put there.
+
+    Raises:
+        DataError: there is none, it is torn, or its manifest is not one of ours.
+    """
+    if store.exists(f"{folder}/{MANIFEST}"):
+        return _listed(store, folder)
+    if store.exists(f"{folder}/_SUCCESS"):
+        return files_at(folder, store)
+    raise DataError(
+        f"{folder} holds no complete data: neither {MANIFEST}, which is written last, nor Spark's _SUCCESS is there. "
+        "Write it with df.write.parquet(), or with fit(df) and materialize=True; what is there may be the rest of a "
+        "write that did not end."
+    )
+
+
+def manifest_of(store: FilesystemStore, folder: str) -> dict[str, Any]:
+    """What was written beside a data set when all of it was there.
+
+    Raises:
+        DataError: it is none of ours.
+    """
+    path = f"{folder}/{MANIFEST}"
+    try:
+        found = json.loads(store.read(path))
+        if found["version"] != _VERSION:
+            raise ValueError(f"it is of version {found['version']!r}, not {_VERSION}")
+        for one in found["files"]:
+            if "/" in one["name"] or not isinstance(one["size"], int) or not all(rows >= 0 for rows in one["groups"]):
+                raise ValueError(f"it lists {one!r}")
+        return dict(found)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is no manifest of ours: {error}. Remove the folder.") from error
+
+
+def _listed(store: FilesystemStore, folder: str) -> DataFiles:
+    manifest = manifest_of(store, folder)
+    there = {entry.path.rpartition("/")[2]: entry.size for entry in store.entries(folder)}
+    files = []
+    for one in manifest["files"]:
+        if there.get(one["name"]) != one["size"]:
+            has = "is not there" if one["name"] not in there else f"has {there[one['name']]} bytes, not {one['size']}"
+            raise DataError(
+                f"{folder}/{one['name']} {has}, so the data set is torn: remove the folder. (If it was just written: "
+                "the store's path has to be the same place for the driver and for all executors.)"
+            )
+        files.append(DataFile(f"{folder}/{one['name']}", one["size"], tuple(one["groups"]), one["kinds"]))
+    return DataFiles(tuple(files), store, manifest["kinds"])

@@ -1,0 +1,173 @@
+"""Columns of Parquet files as the numbers that Spark would have made of them: types, vectors of Spark ML, nulls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy
+import pyarrow
+import pyarrow.compute
+
+from spark_estimator.data.columns import Readable, check_decoded, did_you_mean, remedy
+from spark_estimator.data.fields import Array, is_list
+from spark_estimator.errors import DataError
+
+_VECTOR = ["type", "size", "indices", "values"]
+_DENSE = 1
+_NAMES = {
+    "int8": "tinyint",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    "uint8": "smallint",
+    "uint16": "int",
+    "uint32": "bigint",
+    "float": "float",
+    "double": "double",
+    "bool": "boolean",
+    "date32[day]": "date",
+    "string": "string",
+    "large_string": "string",
+    "binary": "binary",
+}
+_WHOLE = ("tinyint", "smallint", "int", "bigint", "boolean", "date")
+#: What reads the same here as in Spark, to the bit, whichever program has written it.
+EXACT = ("tinyint", "smallint", "int", "bigint", "float", "double", "boolean", "vector", "string", "binary")
+
+
+def kind_of(kind: pyarrow.DataType) -> str:
+    """An Arrow type in Spark's words, as ``simpleString`` has them: ``array<float>``; ``vector`` for Spark ML's."""
+    if pyarrow.types.is_struct(kind):
+        names = [kind.field(number).name for number in range(kind.num_fields)]
+        return "vector" if names == _VECTOR else "struct"
+    if is_list(kind):
+        return f"array<{kind_of(kind.value_type)}>"
+    if pyarrow.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if pyarrow.types.is_timestamp(kind):
+        return "timestamp" if kind.tz else "timestamp_ntz"
+    return _NAMES.get(str(kind), str(kind))
+
+
+def is_exact(kind: str) -> bool:
+    """Whether a column of this kind is one of `EXACT`, or holds arrays of one."""
+    element = kind[len("array<") : -1] if kind.startswith("array<") else kind
+    return element in EXACT and not (element == "vector" and kind != "vector")
+
+
+def readable_in(kinds: Mapping[str, str], name: str, decoded: bool = False) -> Readable:
+    """How a column of files is read.
+
+    Args:
+        kinds: of all columns, by name.
+        decoded: there is a decoder for its bytes.
+
+    Raises:
+        DataError: there is no such column, or its type cannot be trained on.
+    """
+    if name not in kinds:
+        raise DataError(
+            f"there is no column {name!r}: the files have {', '.join(map(repr, kinds))}." + did_you_mean(name, kinds)
+        )
+    kind = kinds[name]
+    if kind == "vector":
+        return Readable(name, True, "float32", None, kind)
+    if decoded:
+        check_decoded(name, kind)
+        return Readable(name, True, "float32", None, kind)
+    is_array = kind.startswith("array<")
+    element = kind[len("array<") : -1] if is_array else kind
+    if element in ("float", "double") or element.startswith("decimal"):
+        return Readable(name, is_array, "float32", None, kind)
+    if element.startswith("timestamp"):
+        return Readable(name, is_array, "float64", None, kind)
+    if element in _WHOLE:
+        return Readable(name, is_array, "int64", None, kind)
+    raise DataError(f"column {name!r} is of type {kind}, {remedy('array' if is_array else element.split('(')[0])}")
+
+
+def numbers_of(array: pyarrow.Array) -> pyarrow.Array:
+    """A column's numbers, or arrays of numbers: days of dates, seconds of timestamps, the values of vectors."""
+    kind = array.type
+    if pyarrow.types.is_struct(kind):
+        return _values_of_vectors(array)
+    if pyarrow.types.is_decimal(kind):
+        return array.cast(pyarrow.float64())
+    if pyarrow.types.is_date32(kind):
+        return array.cast(pyarrow.int32())
+    if pyarrow.types.is_timestamp(kind):
+        micros = array.cast(pyarrow.timestamp("us", kind.tz), safe=False).cast(pyarrow.int64())
+        return pyarrow.compute.divide(micros.cast(pyarrow.float64(), safe=False), 1e6)
+    if is_list(kind):
+        inside = array.flatten()  # of those rows alone that are in this slice, and not null
+        numbers = numbers_of(inside)
+        if numbers is not inside:
+            lengths = _integers(pyarrow.compute.list_value_length(array), 0)
+            offsets = pyarrow.array(numpy.concatenate([[0], numpy.cumsum(lengths)]), pyarrow.int64())
+            return _with_nulls_of(array, pyarrow.LargeListArray.from_arrays(offsets, numbers))
+    return array
+
+
+def without_nulls(batch: pyarrow.RecordBatch, nulls: str | float, dtypes: Sequence[str]) -> pyarrow.RecordBatch:
+    """What `columns.selected` asks Spark for: rows dropped, or a number put in the place of nulls.
+
+    Args:
+        nulls: "error" leaves them, "drop" drops rows with a null (or, as Spark's ``dropna``, NaN) in a column, a number
+            takes the place of those that are not in arrays.
+        dtypes: [columns] of the tensors that they are for; further columns are taken along as they are.
+    """
+    if nulls == "error":
+        return batch
+    columns = list(batch.columns)
+    if nulls == "drop":
+        keep = numpy.ones(batch.num_rows, bool)
+        for column, _ in zip(columns, dtypes, strict=False):
+            keep &= numpy.asarray(column.is_valid())
+            if pyarrow.types.is_floating(column.type):
+                keep &= ~numpy.asarray(pyarrow.compute.fill_null(pyarrow.compute.is_nan(column), False))
+        return batch if keep.all() else batch.filter(pyarrow.array(keep))
+    for number, dtype in enumerate(dtypes):
+        column = columns[number]
+        if column.null_count and not pyarrow.types.is_nested(column.type) and not pyarrow.types.is_binary(column.type):
+            # In the type of the tensor, as Spark has it: 0.5 in a column of whole numbers is 0.
+            kind = pyarrow.from_numpy_dtype(numpy.dtype(dtype))
+            if pyarrow.types.is_integer(kind) and pyarrow.types.is_floating(column.type):
+                kind = column.type  # a fraction that does not fit is to be noticed
+            value = numpy.dtype(dtype).type(nulls)
+            columns[number] = pyarrow.compute.fill_null(
+                column.cast(kind, safe=False), pyarrow.scalar(value.item()).cast(kind)
+            )
+    return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _values_of_vectors(array: pyarrow.Array) -> pyarrow.Array:
+    """Spark ML's vectors, dense and sparse, as lists of doubles."""
+    kinds = _integers(pyarrow.compute.struct_field(array, "type"), _DENSE)
+    values = pyarrow.compute.struct_field(array, "values")
+    if (kinds == _DENSE).all():
+        return values
+    indices = pyarrow.compute.struct_field(array, "indices")
+    stored = _integers(pyarrow.compute.list_value_length(values), 0)
+    sizes = _integers(pyarrow.compute.struct_field(array, "size"), 0)
+    widths = numpy.where(kinds == _DENSE, stored, sizes)
+    offsets = numpy.concatenate([[0], numpy.cumsum(widths)])
+    numbers: Array = values.flatten().to_numpy(zero_copy_only=False)
+    row = numpy.repeat(numpy.arange(len(array)), stored)
+    # Within its row: of a dense vector the place where it is stored, of a sparse one what its index says.
+    place = numpy.arange(len(numbers)) - numpy.repeat(numpy.cumsum(stored) - stored, stored)
+    place[(kinds != _DENSE)[row]] = indices.flatten().to_numpy(zero_copy_only=False)
+    flat = numpy.zeros(offsets[-1])
+    flat[offsets[row] + place] = numbers
+    lists = pyarrow.LargeListArray.from_arrays(pyarrow.array(offsets, pyarrow.int64()), pyarrow.array(flat))
+    return _with_nulls_of(array, lists)
+
+
+def _with_nulls_of(array: pyarrow.Array, lists: pyarrow.Array) -> pyarrow.Array:
+    if not array.null_count:
+        return lists
+    return pyarrow.compute.if_else(array.is_valid(), lists, pyarrow.scalar(None, lists.type))
+
+
+def _integers(array: pyarrow.Array, instead_of_null: int) -> Array:
+    found: Array = pyarrow.compute.fill_null(array.cast(pyarrow.int64()), instead_of_null).to_numpy()
+    return found

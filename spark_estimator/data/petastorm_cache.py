@@ -1,0 +1,99 @@
+"""Where the converter writes rows of DataFrames that are more than just files: below one folder, removed at exit."""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from spark_estimator.data.columns import Readable
+from spark_estimator.data.materialize import materialized
+from spark_estimator.data.parquet import DataFiles, local_form, store_for
+from spark_estimator.errors import DataError
+from spark_estimator.log import logger
+from spark_estimator.store import FilesystemStore, Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+#: The setting of the Spark session that names the folder, or URL.
+PARENT_CACHE_DIR_URL_CONF = "petastorm.spark.converter.parentCacheDirUrl"
+# Of this process: what it has written is its own to remove.
+_OWN_NAME = f"converter-{datetime.datetime.now():%Y%m%d%H%M%S}-{secrets.token_hex(8)}"
+_written: set[str] = set()
+_log = logger(__name__)
+
+
+def written(frame: DataFrame, columns: Sequence[Readable], dtype: str | None) -> tuple[DataFiles, str]:
+    """The columns as files, written now or, for the same plan, before. They are removed when this process ends.
+
+    Args:
+        dtype: "float32" or "float64" for fractions and vectors; None: as they are.
+
+    Returns:
+        The files, and their folder.
+
+    Raises:
+        DataError: no folder was named, it is not the same for the executors, or there are no rows.
+    """
+    store = _cache_store(frame.sparkSession)
+    files = materialized(frame, [_converted(one, dtype) for one in columns], store, of_chance=True)
+    folder = files.files[0].path.rpartition("/")[0]
+    _remove_at_exit(store, folder)
+    return files, folder
+
+
+def _converted(column: Readable, dtype: str | None) -> Readable:
+    """The column as it is written: fractions in that precision, truth values as such."""
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.sql import functions
+
+    expression = column.expression
+    if expression is None:
+        return column
+    original: Column = functions.col(f"`{column.name.replace('`', '``')}`")
+    if column.kind in ("boolean", "array<boolean>"):
+        return replace(column, expression=original)
+    if dtype is None:
+        return column
+    spark_type = "float" if dtype == "float32" else "double"
+    if column.kind == "vector":
+        return replace(column, expression=vector_to_array(original, dtype), kind=f"array<{spark_type}>")
+    if column.kind in ("float", "double"):
+        return replace(column, expression=expression.cast(spark_type), kind=spark_type)
+    if column.kind in ("array<float>", "array<double>"):
+        kind = f"array<{spark_type}>"
+        return replace(column, expression=expression.cast(kind), kind=kind)
+    return column
+
+
+def _cache_store(spark: SparkSession) -> FilesystemStore:
+    conf = PARENT_CACHE_DIR_URL_CONF
+    parent = spark.conf.get(conf, None)
+    if not parent:
+        raise DataError(
+            "the DataFrame is more than just Parquet files, so its rows have to be written, and no folder for that is "
+            f"named: spark.conf.set({conf!r}, 'file:///...'), one that the driver and all executors share "
+            "('/Volumes/...', 'dbfs:/...' on Databricks)."
+        )
+    place = store_for(local_form(parent)).prefix_path
+    store = Store.create(place, train_path=f"{place}/{_OWN_NAME}")
+    assert isinstance(store, FilesystemStore)
+    return store
+
+
+def _remove_at_exit(store: FilesystemStore, folder: str) -> None:
+    if folder not in _written:
+        _written.add(folder)
+        atexit.register(_removed, store, folder)
+
+
+def _removed(store: FilesystemStore, folder: str) -> None:
+    try:
+        if store.exists(folder):
+            store.remove(folder)
+    except Exception as error:  # the process ends; what is left has a name that says what it is
+        _log.warning("%s could not be removed: %s", folder, error)

@@ -1,0 +1,119 @@
+"""Hands reading to petastorm itself, in the one combination of versions in which it works."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from spark_estimator.errors import DataError, PythonEnvironmentError
+
+# What was tried: newer versions of each fail at the import or in every reader.
+_NEEDED = {
+    "petastorm": ((0, 12, 1), (0, 14)),
+    "pyarrow": ((14,), (15,)),
+    "numpy": ((1, 26), (2,)),
+    "pandas": ((2, 1), (2, 3)),
+}
+_WORKS = "Python 3.10 or 3.11 with petastorm 0.13.1, pyarrow 14.0.2, numpy 1.26.4, pandas 2.2.3 and pyspark 3.5"
+# Its thread pool gives an epoch without rows once in a while (in 0.13), and its seeds hold for this one.
+_POOL = "dummy"
+
+
+def refusal(version_of: Callable[[str], str | None], python: tuple[int, int]) -> str | None:
+    """Why petastorm cannot read here; None: it can.
+
+    Args:
+        version_of: of an installed package; None: it is not.
+        python: its version.
+    """
+    found = {name: version_of(name) for name in _NEEDED}
+    wrong = [name for name, version in found.items() if version is None or not _within(version, *_NEEDED[name])]
+    if python > (3, 11):
+        wrong.insert(0, "Python")
+    if not wrong:
+        return None
+    has = [
+        f"Python {python[0]}.{python[1]}",
+        *(f"{name} {version or '(not installed)'}" for name, version in found.items()),
+    ]
+    return (
+        f"petastorm does not work with {', '.join(wrong)} as installed here ({', '.join(has)}): it needs {_WORKS}; "
+        "pip install 'spark-estimator[petastorm]' into an environment of its own. Or leave out reader='petastorm'."
+    )
+
+
+def check() -> None:
+    """Raises PythonEnvironmentError where petastorm cannot read; the text names all versions."""
+    reason = refusal(_installed, sys.version_info[:2])
+    if reason is not None:
+        raise PythonEnvironmentError(reason)
+
+
+def loader(
+    file_urls: Sequence[str],
+    as_they_are: bool,
+    batch_size: int,
+    shuffling_queue_capacity: int,
+    data_loader_fn: Callable[..., Any] | None,
+    reader_arguments: Mapping[str, Any],
+) -> AbstractContextManager[Any]:
+    """A context manager that gives petastorm's own loader over its own reader.
+
+    Args:
+        as_they_are: the files' types are those that are wanted.
+        data_loader_fn: makes the loader; None: petastorm's `DataLoader`.
+        reader_arguments: of `petastorm.make_batch_reader`; None stands for its default, except for num_epochs.
+
+    Raises:
+        PythonEnvironmentError: as `check`.
+        DataError: petastorm would give other types than were asked for.
+    """
+    check()
+    if not as_they_are:
+        raise DataError(
+            "petastorm reads the DataFrame's files as they are: make the converter with read_files=False, which writes "
+            "them in the types that dtype says, or with dtype=None."
+        )
+    said = {name: value for name, value in reader_arguments.items() if value is not None or name == "num_epochs"}
+    return _opened(list(file_urls), batch_size, shuffling_queue_capacity, data_loader_fn, said)
+
+
+@contextmanager
+def _opened(
+    file_urls: list[str],
+    batch_size: int,
+    shuffling_queue_capacity: int,
+    data_loader_fn: Callable[..., Any] | None,
+    reader_arguments: Mapping[str, Any],
+) -> Iterator[Any]:
+    import petastorm
+    from petastorm.pytorch import DataLoader
+
+    reader = petastorm.make_batch_reader(file_urls, **{"reader_pool_type": _POOL, **reader_arguments})
+    try:
+        yield (data_loader_fn or DataLoader)(
+            reader, batch_size=batch_size, shuffling_queue_capacity=shuffling_queue_capacity
+        )
+    finally:
+        reader.stop()
+        reader.join()
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _within(version: str, least: tuple[int, ...], below: tuple[int, ...]) -> bool:
+    numbers = []
+    for part in version.split(".")[:3]:
+        digits = "".join(one for one in part if one.isdigit())
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return least <= tuple(numbers) < below

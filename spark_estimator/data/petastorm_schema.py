@@ -1,0 +1,191 @@
+"""The schema that petastorm keeps beside a data set, opened without petastorm and without running what it says.
+
+``_common_metadata`` holds a pickled Unischema: the codecs by which numpy arrays and images became binary columns. A
+pickle can name any function, and petastorm's own reader lets ``builtins.eval`` through. Here every name that may
+occur stands in one table, which leads to classes of this module that do nothing; any other is refused. Even so, it is
+opened only where the user trusts the data set.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import pyarrow
+import pyarrow.parquet
+
+from spark_estimator.data.parquet import naming
+from spark_estimator.errors import DataError
+from spark_estimator.store import FilesystemStore
+
+METADATA = "_common_metadata"
+_KEY = b"dataset-toolkit.unischema.v1"
+# Packages of the time before petastorm had its name, whose data sets petastorm still reads.
+_PACKAGES = ("petastorm", "av.experimental.deepdrive.dataset_toolkit", "av.ml.dataset_toolkit")
+_CODECS = {
+    "ScalarCodec": "scalar",
+    "NdarrayCodec": "npy",
+    "CompressedNdarrayCodec": "npz",
+    "CompressedImageCodec": "image",
+}
+_NUMPY = {
+    **{name: name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
+    **{name: name for name in ("float16", "float32", "float64", "datetime64")},
+    "bool_": "bool",
+    "bool": "bool",
+    "bool8": "bool",
+    **dict.fromkeys(("str_", "string_", "unicode_", "bytes_"), "str"),
+}
+
+
+@dataclass(frozen=True)
+class SchemaField:
+    """One column as the Unischema has it.
+
+    Attributes:
+        name: of the column.
+        dtype: of its values, in numpy's words; "str" and "decimal" are no numbers.
+        shape: of one row; None stands for a length that may differ.
+        codec: "scalar", "npy", "npz" or "image".
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+    codec: str
+
+
+class _Stub:
+    """Takes the place of a class that the pickle names: it keeps what it is given, and does nothing."""
+
+    kind = ""
+    args: tuple[Any, ...]
+    state: Any
+
+    # Not __init__, which most pickles do not call.
+    def __new__(cls, *args: Any) -> _Stub:
+        made = super().__new__(cls)
+        made.args, made.state = args, None
+        return made
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Dtype(_Stub):
+    """A type of numbers, by its name in `args`."""
+
+
+def _stub(kind: str) -> type[_Stub]:
+    return type(f"_Stub_{kind}", (_Stub,), {"kind": kind, "__module__": __name__})
+
+
+_FIELD = _stub("field")
+_SCHEMA = _stub("schema")
+
+
+def _restored(name: str, fields: Sequence[str], values: Sequence[Any]) -> _Stub:
+    """What older versions of PySpark make of a named tuple."""
+    given = dict(zip(fields, values, strict=True))
+    names = ("name", "numpy_dtype", "shape", "codec", "nullable")
+    return _FIELD(*(given.get(one) for one in names))
+
+
+def _reconstructed(kind: Any, base: Any, state: Any) -> _Stub:
+    """What protocols 0 and 1 make objects with."""
+    if not (isinstance(kind, type) and issubclass(kind, _Stub)):
+        raise pickle.UnpicklingError(f"an object of {kind!r}")
+    return kind()
+
+
+def _table() -> dict[tuple[str, str], Any]:
+    """All names that a pickled Unischema may hold, and what stands for each."""
+    table: dict[tuple[str, str], Any] = {
+        ("collections", "OrderedDict"): OrderedDict,
+        ("collections", "UnischemaField"): _FIELD,
+        ("pyspark.serializers", "_restore"): _restored,
+        ("decimal", "Decimal"): _Dtype("decimal"),
+        ("builtins", "object"): object,
+        ("__builtin__", "object"): object,
+        ("copyreg", "_reconstructor"): _reconstructed,
+        ("copy_reg", "_reconstructor"): _reconstructed,
+        ("numpy", "dtype"): _Dtype,
+    }
+    for package in _PACKAGES:
+        table[f"{package}.unischema", "Unischema"] = _SCHEMA
+        table[f"{package}.unischema", "UnischemaField"] = _FIELD
+        for name, kind in _CODECS.items():
+            table[f"{package}.codecs", name] = _stub(kind)
+    for name, kind in _NUMPY.items():
+        table["numpy", name] = _Dtype(kind)
+    return table
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows the names of `_table`, and types of Spark, of which nothing is kept."""
+
+    _names = _table()
+    _spark_type = _stub("spark type")
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "pyspark.sql.types" and name.isidentifier():
+            return self._spark_type
+        if (module, name) not in self._names:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no schema of petastorm needs")
+        return self._names[module, name]
+
+
+def pickled_schema(store: FilesystemStore, folder: str) -> bytes | None:
+    """The pickled Unischema of a data set, unopened; None: petastorm has written none there."""
+    path = f"{folder.rstrip('/')}/{METADATA}"
+    if not store.exists(path):
+        return None
+    with naming(path), store.open(path) as file:
+        metadata = pyarrow.parquet.read_schema(file).metadata or {}
+    found: bytes | None = metadata.get(_KEY)
+    return found
+
+
+def fields_of(pickled: bytes, place: str) -> dict[str, SchemaField]:
+    """The columns of a pickled Unischema, by name. No code that the pickle names is run.
+
+    Args:
+        place: where it comes from, for messages.
+
+    Raises:
+        DataError: it is no Unischema, or it names something that a Unischema does not need.
+    """
+    try:
+        # The unpickler knows a fixed list of names, which all lead to objects that do nothing.
+        schema = _Unpickler(io.BytesIO(pickled)).load()
+        if not isinstance(schema, _SCHEMA):
+            raise pickle.UnpicklingError(f"it holds a {type(schema).__name__}")
+        found = [_field(one) for one in schema.state["_fields"].values()]
+    except DataError as error:
+        raise DataError(f"{place}: {error}") from error
+    except Exception as error:  # an unpickler fails in any way on bytes that are no pickle
+        raise DataError(f"{place}: petastorm's schema is not one that can be opened: {error}.") from error
+    return {one.name: one for one in found}
+
+
+def _field(stub: Any) -> SchemaField:
+    name, dtype, shape, codec = stub.args[:4]
+    if codec is None:
+        kind = "scalar"
+    elif isinstance(codec, _Stub) and codec.kind in _CODECS.values():
+        kind = codec.kind
+    else:
+        raise DataError(f"column {name!r} has a codec that is not petastorm's own.")
+    words = dtype.args[0] if isinstance(dtype, _Dtype) else None
+    if not isinstance(words, str):
+        raise DataError(f"column {name!r} has the type {dtype!r}, which is none of numpy's.")
+    sizes = tuple(shape or ())
+    if not all(one is None or (isinstance(one, int) and one >= 0) for one in sizes):
+        raise DataError(f"column {name!r} has the shape {shape!r}.")
+    dtype_name = words if words in ("decimal", "str") else numpy.dtype(words).name
+    return SchemaField(str(name), dtype_name, sizes, kind)

@@ -1,0 +1,112 @@
+"""From the batches in which rows come, by way of the user's functions, to the columns that fields are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow
+
+from spark_estimator.data.decoding import Decoder, lists_of
+from spark_estimator.data.fields import Array, Field
+from spark_estimator.data.numbers import numbers_of, without_nulls
+from spark_estimator.data.transformation import Transformation
+
+# A batch on its way into the spool is no larger, but for rows that are.
+_BATCH_BYTES = 16 << 20
+_MOST_BATCH_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is done to rows where they are read: on a rank, or in the task that feeds one. It travels there.
+
+    First bytes are decoded, then the transformation is called, then nulls are looked after.
+
+    Attributes:
+        columns: [c0, c1, ...] the names, in the batches that come, of what fields call so.
+        marker: the column that marks rows for validation; None: no row is.
+        nulls: as in `columns.selected`.
+        decoders: by the column's name in the batches that come.
+        transformation: None: there is none.
+        given: the columns that the transformation is given; empty: `columns` and `marker`.
+    """
+
+    columns: tuple[str, ...]
+    marker: str | None = None
+    nulls: str | float = "error"
+    decoders: Mapping[str, Decoder] = field(default_factory=dict)
+    transformation: Transformation | None = None
+    given: tuple[str, ...] = ()
+
+    @property
+    def read(self) -> list[str]:
+        """The columns of the batches that come; none twice."""
+        return list(dict.fromkeys(self.given or self._wanted))
+
+    @property
+    def _wanted(self) -> list[str]:
+        return list(dict.fromkeys([*self.columns, *([] if self.marker is None else [self.marker])]))
+
+    def batches(
+        self, batches: Iterable[pyarrow.RecordBatch], dtypes: Sequence[str], most_rows: int
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """The rows as ``c0``, ``c1`` and so on, and ``marker``.
+
+        Args:
+            dtypes: [columns] of the tensors that they are for.
+            most_rows: that are worked on at a time.
+
+        Raises:
+            DataError: a function failed, or its result cannot be used.
+        """
+        row = 0
+        for batch in batches:
+            for start in range(0, batch.num_rows, most_rows):  # without a row there is nothing to give to a function
+                piece = batch.slice(start, most_rows)
+                yield self.batch(piece, dtypes, row)
+                row += piece.num_rows
+
+    def batch(self, batch: pyarrow.RecordBatch, dtypes: Sequence[str], row: int = 0) -> pyarrow.RecordBatch:
+        """One batch; `row` is the number of its first row, for messages."""
+        _, found = self.passed(batch, row)
+        columns = [numbers_of(found[name]) for name in self.columns]
+        names = [f"c{number}" for number in range(len(columns))]
+        if self.marker is not None:
+            columns.append(found[self.marker].cast(pyarrow.bool_()))
+            names.append("marker")
+        return without_nulls(pyarrow.RecordBatch.from_arrays(columns, names=names), self.nulls, dtypes)
+
+    def passed(self, batch: pyarrow.RecordBatch, row: int = 0) -> tuple[Preparation, dict[str, pyarrow.Array]]:
+        """What the functions make of a batch.
+
+        Returns:
+            The preparation, with what these rows have shown of the functions' results, and the columns by name.
+        """
+        columns: dict[str, pyarrow.Array] = {name: batch.column(name) for name in self.read}
+        decoders = dict(self.decoders)
+        decoded: dict[str, Array] = {}
+        for name, decoder in self.decoders.items():
+            decoders[name], decoded[name] = decoder.arrays(columns[name], row)
+        if self.transformation is None:
+            arrays = {name: lists_of(values, columns[name].is_valid()) for name, values in decoded.items()}
+            return replace(self, decoders=decoders), {**columns, **arrays}
+        frames = {name: _or_none(values, columns[name]) for name, values in decoded.items()}
+        transformation, found = self.transformation.apply({**columns, **frames}, self._wanted, row)
+        return replace(self, decoders=decoders, transformation=transformation), found
+
+
+def _or_none(values: Array, bytes_of_them: pyarrow.Array) -> list[Array | None]:
+    """[rows] what was decoded, and None where there was nothing."""
+    return [one if valid else None for one, valid in zip(values, bytes_of_them.is_valid().to_pylist(), strict=True)]
+
+
+def dtypes_of(fields: Sequence[Field]) -> list[str]:
+    """[columns] the types of the tensors that ``c0``, ``c1`` and so on are for."""
+    known = {column: one.dtype for one in fields for column in one.columns}
+    return [known[f"c{number}"] for number in range(len(known))]
+
+
+def batch_rows_of(fields: Sequence[Field]) -> int:
+    """So many rows of these fields are worked on at a time."""
+    return max(1, min(_MOST_BATCH_ROWS, _BATCH_BYTES // max(1, sum(one.row_bytes for one in fields))))

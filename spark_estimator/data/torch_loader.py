@@ -1,0 +1,243 @@
+"""`make_torch_dataloader`: a rank's equal share of Parquet files as batches of tensors, in another order each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy
+import torch
+
+from spark_estimator.collectives import context
+from spark_estimator.collectives.objects import broadcast_object
+from spark_estimator.data.columns import Readable
+from spark_estimator.data.decoding import Decoder
+from spark_estimator.data.fields import Field, widths_of
+from spark_estimator.data.first_rows import decoded
+from spark_estimator.data.joined import Joined
+from spark_estimator.data.materialize import MANIFEST, prepared
+from spark_estimator.data.numbers import readable_in
+from spark_estimator.data.parquet import DataFiles, FileRows, files_at, local_form, store_for
+from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.rank_rows import RankRows, balanced
+from spark_estimator.data.shares import Batches
+from spark_estimator.data.widths import Ragged
+from spark_estimator.env import Settings
+from spark_estimator.errors import DataError
+
+_SAMPLE_ROWS = 100
+
+
+def make_torch_dataloader(
+    data: str | Sequence[str] | DataFiles,
+    batch_size: int,
+    *,
+    columns: Sequence[str] | None = None,
+    feature_cols: Sequence[str] | None = None,
+    label_cols: Sequence[str] | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    nulls: str | float = "error",
+    padding: float | Mapping[str, float] | None = None,
+    decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> TorchLoader:
+    """Reads this rank's equal share of Parquet files, once, into its host's spool, and makes batches of it.
+
+    On ranks it is a collective: after ``init()``, every rank calls it, with the same arguments. In a process that is no
+    rank it reads all rows.
+
+    Args:
+        data: a folder, files, or what `files_of` has made of a DataFrame on the driver.
+        batch_size: the most rows of a batch; batches of an epoch differ by one row.
+        columns: batches are dicts with these, a tensor each; None, with `feature_cols` as well: all columns.
+        feature_cols: batches are tuples (features, label, ...): the features side by side in one matrix, ...
+        label_cols: ... and a tensor for each of these.
+        shuffle: the rows of the share are read in another order in each epoch.
+        seed: names the orders.
+        nulls: "error" refuses them, "drop" drops their rows, a number takes their place.
+        padding: fills up arrays that are shorter than the longest one of their column, at the end; a number for all
+            columns, or one for each by name. It costs rank 0 a look at all rows. None: they are refused.
+        decoders: by the name of a column of bytes, a function from these to an array, the same shape in all rows.
+        storage_options: for fsspec.
+
+    Returns:
+        What gives one epoch each time that it is iterated; ``len()`` is the number of its batches.
+
+    Raises:
+        DataError: files or columns that cannot be read; the text names them.
+        ValueError: both `columns` and `feature_cols` were given, or `batch_size` is less than 1.
+    """
+    if columns is not None and (feature_cols is not None or label_cols is not None):
+        raise ValueError("columns makes dicts, feature_cols and label_cols tuples: give the one or the others.")
+    if label_cols is not None and feature_cols is None:
+        raise ValueError("label_cols was given without feature_cols.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size is at least 1; it was {batch_size}.")
+    files = _agreed(data, storage_options)
+    as_dict = feature_cols is None
+    names = (
+        list(files.kinds) if as_dict and columns is None else [*(columns or feature_cols or []), *(label_cols or [])]
+    )
+    files.check(names)
+    known = {name: Decoder(name, function) for name, function in (decoders or {}).items()}
+    strange = next((name for name in known if name not in names), None)
+    if strange is not None:
+        raise DataError(f"decoders names {strange!r}, which is no column that is read: {', '.join(names)}.")
+    rows, columns_of = _looked_at(files, names, Preparation(tuple(names), nulls=nulls, decoders=known), padding)
+    joined = 0 if as_dict else len(feature_cols or ())
+    fields = [_field(columns_of[place : place + 1], place) for place in range(joined, len(names))]
+    if joined:
+        fields.insert(0, _field(columns_of[:joined], 0))
+    is_rank = context.is_initialized()
+    rank, size = (context.rank(), context.size()) if is_rank else (0, 1)
+    stored = Joined.of(fields)
+    spool, _ = rows.read(stored.stored, rank, size)
+    own = balanced(spool, "a loader") if is_rank else _all_of(spool.matrices, spool.rows)
+    return TorchLoader(own, stored, names if as_dict else None, batch_size, seed if shuffle else None)
+
+
+class TorchLoader:
+    """One epoch of batches each time that it is iterated. Made by `make_torch_dataloader`.
+
+    All ranks get as many batches; one that has run out of rows (there are fewer than batches) gets a row again.
+    Tensors are copies: write to them as you like.
+    """
+
+    def __init__(
+        self, rows: RankRows, joined: Joined, names: Sequence[str] | None, batch_size: int, seed: int | None
+    ) -> None:
+        self._rows = rows
+        self._joined = joined
+        self._names = names
+        self._batch_size = batch_size
+        self._seed = seed
+        self._epoch = 0
+
+    @property
+    def total_rows(self) -> int:
+        """Rows of all ranks together."""
+        return self._rows.total
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is that epoch, counted from 0: for a training that goes on from a checkpoint."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return Batches(self._rows.counts, self._batch_size).steps
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor] | tuple[torch.Tensor, ...]]:
+        order = None if self._seed is None else (self._seed, self._epoch)
+        self._epoch += 1
+        for batch in self._rows.batches(self._batch_size, None, order):
+            tensors = [torch.from_numpy(array) for array in self._joined.split(batch.matrices)]
+            yield tuple(tensors) if self._names is None else dict(zip(self._names, tensors, strict=True))
+
+
+def _agreed(data: Any, storage_options: Mapping[str, Any] | None) -> DataFiles:
+    """The files as rank 0 finds them: listings at different moments may differ. A collective."""
+    if isinstance(data, DataFiles):
+        return data
+    if hasattr(data, "sparkSession"):
+        raise DataError(
+            "a DataFrame stays on the driver: call spark_estimator.data.files_of(df) there, and give what it returns "
+            "to the function that the ranks run."
+        )
+    found: DataFiles | str = ""
+    if not context.is_initialized():
+        return _found(data, storage_options)
+    if context.rank() == 0:
+        try:
+            found = _found(data, storage_options)
+        except Exception as error:
+            found = f"{type(error).__name__}: {error}" if not isinstance(error, DataError) else str(error)
+    found = broadcast_object(found, 0, "files of a loader")
+    if isinstance(found, str):
+        raise DataError(found)
+    return found
+
+
+def _found(data: str | Sequence[str], storage_options: Mapping[str, Any] | None) -> DataFiles:
+    if isinstance(data, str):
+        store = store_for(local_form(data), storage_options)
+        folder = store.get_full_path(local_form(data))
+        if store.exists(f"{folder}/{MANIFEST}"):
+            return prepared(store, folder)
+    return files_at(data, storage_options=storage_options)
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One column.
+
+    Attributes:
+        read: how it is read.
+        width: values a row.
+        padding: what shorter arrays are filled up with; None: there are none.
+    """
+
+    read: Readable
+    width: int
+    padding: float | None
+
+
+def _looked_at(
+    files: DataFiles, names: Sequence[str], wanted: Preparation, padding: float | Mapping[str, float] | None
+) -> tuple[FileRows, list[_Column]]:
+    """What the first rows show, and of arrays that are filled up all rows. A collective where `padding` says so."""
+    found = [readable_in(files.kinds, name, name in wanted.decoders) for name in names]
+    folder = Settings.read().spool_folder or None
+    bare = FileRows(files, replace(wanted, decoders={}), folder)
+    dtypes = [one.dtype for one in found]
+    first = bare.first_rows(dtypes, _SAMPLE_ROWS)
+    if not first.num_rows:
+        raise DataError("there are no rows" + (" without nulls." if wanted.nulls == "drop" else "."))
+    in_arrow = [f"c{number}" for number in range(len(names))]
+    first, preparation, found = decoded(first, found, wanted, in_arrow)
+    ragged = Ragged(padding)
+    fillings = ragged.paddings(found)
+
+    def longest(places: Sequence[int]) -> list[int]:
+        lengths: list[int] | DataError = []
+        if not context.is_initialized() or context.rank() == 0:
+            try:
+                # Of rows that are dropped nothing counts, so that there all columns have to be read.
+                read = list(range(len(names))) if wanted.nulls == "drop" else list(places)
+                chosen = FileRows(files, Preparation(tuple(names[one] for one in read), nulls=wanted.nulls))
+                lengths = chosen.longest([dtypes[one] for one in read], [in_arrow[read.index(one)] for one in places])
+            except DataError as error:
+                lengths = error
+        if context.is_initialized():
+            lengths = broadcast_object(lengths, 0, "lengths of a loader's arrays")
+        if isinstance(lengths, DataError):
+            raise lengths
+        return lengths
+
+    widths = ragged.widths(widths_of(first, in_arrow), found, fillings, len(found), longest)
+    columns = [_Column(*each) for each in zip(found, widths, fillings, strict=True)]
+    return FileRows(files, preparation, folder), columns
+
+
+def _field(columns: Sequence[_Column], place: int) -> Field:
+    alone = len(columns) == 1
+    first = columns[0].read
+    dtype = (first.kept or first.dtype) if alone else "float32"
+    if any(one.read.dtype == "float64" for one in columns):
+        dtype = "float64"  # seconds since 1970: in float32 they would be rounded to minutes
+    shape: tuple[int, ...] = (sum(one.width for one in columns),)
+    if alone and (first.shape is not None or not first.is_array):
+        shape = first.shape or ()
+    fillings = tuple(one.padding for one in columns)
+    return Field(
+        names=tuple(one.read.name for one in columns),
+        columns=tuple(f"c{number}" for number in range(place, place + len(columns))),
+        widths=tuple(one.width for one in columns),
+        dtype=dtype,
+        shape=shape,
+        padding=fillings if any(one is not None for one in fillings) else (),
+    )
+
+
+def _all_of(matrices: Sequence[Any], rows: int) -> RankRows:
+    return RankRows(tuple([matrix] for matrix in matrices), numpy.arange(rows), (rows,))

@@ -1,0 +1,243 @@
+"""`transformation_fn`: a function of the user's that changes batches of rows, as pandas, on their way to the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import pyarrow
+import pyarrow.compute
+
+from spark_estimator.data.columns import did_you_mean
+from spark_estimator.data.decoding import kept_dtype, lists_of, told
+from spark_estimator.data.fields import Array
+from spark_estimator.data.numbers import kind_of, numbers_of
+from spark_estimator.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas
+
+_NAME = "transformation_fn"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the first rows have shown of a column that the function returned.
+
+    Attributes:
+        kind: of its values; of those inside, where they are arrays.
+        is_array: they are.
+        shape: of each row's, where arrays have more extents than one, or none.
+    """
+
+    kind: pyarrow.DataType
+    is_array: bool
+    shape: tuple[int, ...] | None
+
+    @property
+    def words(self) -> str:
+        """In Spark's words, as ``simpleString`` has them."""
+        return f"array<{kind_of(self.kind)}>" if self.is_array else kind_of(self.kind)
+
+    @property
+    def is_bytes(self) -> bool:
+        """It holds arrays of small whole numbers: pixels."""
+        return self.is_array and bool(pyarrow.types.is_uint8(self.kind))
+
+
+@dataclass(frozen=True)
+class Transformation:
+    """The function, and what is known of its result. It travels to the ranks.
+
+    Attributes:
+        function: takes a pandas.DataFrame and returns one, with as many rows as it likes.
+        edited: what it is said to change or make: (name, numpy type, shape, whether null is allowed).
+        removed: columns that it takes and does not return.
+        shown: by column, once the first rows have been seen.
+    """
+
+    function: Callable[[Any], Any]
+    edited: tuple[tuple[str, str, tuple[int | None, ...], bool], ...] = ()
+    removed: tuple[str, ...] = ()
+    shown: Mapping[str, Shown] = field(default_factory=dict)
+
+    def apply(
+        self, columns: Mapping[str, pyarrow.Array | list[Array | None]], names: Sequence[str], row: int = 0
+    ) -> tuple[Transformation, dict[str, pyarrow.Array]]:
+        """Calls the function for some rows.
+
+        Args:
+            columns: by name; [rows] of numpy's arrays where a decoder made them.
+            names: the columns that are wanted of its result.
+            row: the number of the first one, for messages.
+
+        Returns:
+            The transformation with what these rows have shown, and the columns.
+
+        Raises:
+            DataError: it failed, or its result cannot be used.
+        """
+        import pandas
+
+        frame = pandas.DataFrame({name: _series(column) for name, column in columns.items()})
+        count = len(frame)
+        try:
+            result = self.function(frame)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, and tell nobody
+            raise DataError(
+                f"{_NAME} failed on {count} rows, from row {row} of this rank's rows on: {told(error)}"
+            ) from (error)
+        if not isinstance(result, pandas.DataFrame):
+            raise DataError(f"{_NAME} returns a pandas.DataFrame; it returned {type(result).__name__}.")
+        lacking = next((name for name in names if name not in result.columns), None)
+        if lacking is not None:
+            raise DataError(
+                f"{_NAME} returned no column {lacking!r}: it has {', '.join(map(repr, result.columns))}."
+                + did_you_mean(lacking, result.columns)
+            )
+        twice = next((name for name in names if isinstance(result[name], pandas.DataFrame)), None)
+        if twice is not None:
+            raise DataError(f"{_NAME} returned {result[twice].shape[1]} columns named {twice!r}: return one.")
+        if not self.shown and not len(result):
+            raise DataError(
+                f"{_NAME} returned no row for the first {count} rows, so that nothing is known of its columns."
+            )
+        shown = dict(self.shown)
+        found = {}
+        for name in names:
+            try:
+                shown[name], found[name] = _column(result[name], name, self.shown.get(name), row)
+            except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
+                known = f", which was {shown[name].words} in the first rows" if name in shown else ""
+                raise DataError(f"column {name!r} of what {_NAME} returned{known}: {error}") from error
+        if not self.shown:
+            self._check(result)
+        return replace(self, shown=shown), found
+
+    def _check(self, result: pandas.DataFrame) -> None:
+        """Holds the result to what was said of it."""
+        there = next((name for name in self.removed if name in result.columns), None)
+        if there is not None:
+            raise DataError(f"transformation_removed_fields says that {_NAME} removes {there!r}, but it returns it.")
+        for name, dtype, shape, _ in self.edited:
+            if name not in result.columns:
+                raise DataError(f"transformation_edit_fields names {name!r}, which {_NAME} does not return.")
+            values = [one for one in result[name] if one is not None]
+            first = numpy.asarray(values[0] if values else 0)
+            said = numpy.dtype(dtype)
+            if (
+                first.dtype.kind in "biuf"
+                and said.kind in "biuf"
+                and not numpy.can_cast(first.dtype, said, "same_kind")
+            ):
+                raise DataError(
+                    f"transformation_edit_fields says that {name!r} is of {dtype}; {_NAME} returned {first.dtype}."
+                )
+            fits = len(shape) == first.ndim and all(
+                extent in (None, own) for extent, own in zip(shape, first.shape, strict=True)
+            )
+            if values and not fits:
+                raise DataError(
+                    f"transformation_edit_fields says that {name!r} has the shape {list(shape)}; {_NAME} returned "
+                    f"{list(first.shape)}."
+                )
+
+
+def _series(column: pyarrow.Array | list[Array | None]) -> Any:
+    """A column as the function gets it: arrays as numpy arrays, vectors too, decimals as floats."""
+    if isinstance(column, list):
+        return column
+    kind = column.type
+    if pyarrow.types.is_decimal(kind) or (pyarrow.types.is_struct(kind) and kind_of(kind) == "vector"):
+        column = numbers_of(column)
+    return column.to_pandas()
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (list, tuple, numpy.ndarray)) or (hasattr(value, "__array__") and numpy.ndim(value) > 0)
+
+
+def _column(values: pandas.Series, name: str, shown: Shown | None, row: int) -> tuple[Shown, pyarrow.Array]:
+    """A column of the result as Arrow's, of the type that the first rows have shown.
+
+    Args:
+        row: the number of the first row that the function was given, for messages.
+    """
+    if (values.dtype == object and any(map(_is_array, values))) if shown is None else shown.is_array:
+        return _arrays(values, name, shown)
+    # From what it holds, and then into the type: of Decimals, for example, Arrow makes no floats by itself.
+    array = pyarrow.array(values, from_pandas=True)
+    if isinstance(array, pyarrow.ChunkedArray):
+        array = array.combine_chunks()
+    if pyarrow.types.is_decimal(array.type):
+        array = array.cast(pyarrow.float64())
+    if shown is None:
+        kind = array.type
+        if pyarrow.types.is_null(kind):
+            raise DataError(f"column {name!r} of what {_NAME} returned holds null alone in the first rows.")
+        if pyarrow.types.is_integer(kind):
+            kind = pyarrow.int64()
+        elif pyarrow.types.is_float16(kind):
+            kind = pyarrow.float32()
+        shown = Shown(kind, False, None)
+    if array.null_count < len(array) and _family(array.type) != _family(shown.kind):
+        place = int(numpy.asarray(array.is_valid()).argmax())
+        raise DataError(
+            f"{_NAME} returned {array[place].as_py()!r} in column {name!r}, in row {place} of its result for the rows "
+            f"from row {row} of this rank's rows on; the first rows held {shown.words}. Return one type for all rows."
+        )
+    return shown, array.cast(shown.kind)
+
+
+def _family(kind: pyarrow.DataType) -> str:
+    """Types of one family are cast to one another; Arrow casts others, too: it reads numbers out of texts."""
+    if pyarrow.types.is_dictionary(kind):
+        return _family(kind.value_type)
+    if pyarrow.types.is_boolean(kind) or pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind):
+        return "number"
+    if pyarrow.types.is_date(kind) or pyarrow.types.is_timestamp(kind):
+        return "time"
+    return kind_of(kind)
+
+
+def _arrays(values: pandas.Series, name: str, shown: Shown | None) -> tuple[Shown, pyarrow.Array]:
+    what = f"{_NAME}, in column {name!r},"
+    plain = next((one for one in values if not _is_array(one) and one is not None and one == one), None)  # NaN is null
+    if plain is not None:
+        raise DataError(f"{what} returned {plain!r} where other rows have arrays.")
+    found = [numpy.asarray(one) if _is_array(one) else None for one in values]
+    there = [one for one in found if one is not None]
+    if shown is None:
+        full = [one for one in there if one.size]
+        if not full:
+            raise DataError(f"{what} returned empty arrays alone for the first rows.")
+        dtype = kept_dtype(numpy.result_type(*{one.dtype for one in full}), what)
+        shape = full[0].shape if full[0].ndim > 1 else None
+        shown = Shown(pyarrow.from_numpy_dtype(numpy.dtype(dtype)), True, shape)
+    dtype = str(numpy.dtype(shown.kind.to_pandas_dtype()))
+    wrong = next((one for one in there if one.size and not numpy.can_cast(one.dtype, dtype, "same_kind")), None)
+    if wrong is not None:
+        raise DataError(f"{what} returned an array of {wrong.dtype}, and of {dtype} in the first rows.")
+    strange = next((one for one in there if one.shape != shown.shape and (shown.shape or one.ndim != 1)), None)
+    if strange is not None:
+        raise DataError(
+            f"{what} returned an array of shape {list(strange.shape)}, and {list(shown.shape or (-1,))} in the first "
+            "rows: all rows need one."
+        )
+    valid = pyarrow.array([one is not None for one in found], pyarrow.bool_())
+    if shown.shape is not None:
+        matrix = numpy.zeros((len(found), *shown.shape), dtype)
+        for place, one in enumerate(found):
+            if one is not None:
+                matrix[place] = one
+        return shown, lists_of(matrix, valid)
+    offsets = numpy.cumsum([0, *(0 if one is None else len(one) for one in found)])
+    flat = numpy.concatenate([numpy.empty(0, dtype), *(one.astype(dtype, copy=False) for one in there)])
+    lists = pyarrow.LargeListArray.from_arrays(pyarrow.array(offsets, pyarrow.int64()), pyarrow.array(flat))
+    if len(there) == len(found):
+        return shown, lists
+    return shown, pyarrow.compute.if_else(valid, lists, pyarrow.scalar(None, lists.type))

@@ -1,0 +1,253 @@
+"""``python -m spark_estimator doctor``: looks at what a job will need here, and says how to mend what is missing.
+
+Nothing is believed that can be tried: the engine is loaded, a shared segment made and mapped, sockets are connected,
+two ranks meet and reduce a tensor. A Spark session costs ten seconds, so it is started only on request (``--spark``).
+With ``--cluster`` the same is tried on every executor of a session, and between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, NoReturn
+
+from spark_estimator.doctor import machine
+from spark_estimator.doctor.findings import Finding, State, attempt
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Finding", "State", "attempt", "cluster", "examine", "main"]
+
+ALL_BUT_SPARK = (
+    "All that a job needs is here, as far as can be seen without starting Spark; `doctor --spark` runs a rank in it."
+)
+# How long all slots of a session may be waited for; jobs that hold them may take any time.
+CLUSTER_SECONDS = 180.0
+# For a session that the command line has made to end.
+_STOPPING = timedelta(seconds=10)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints the report; returns 0 when a job could run here and 1 when something that it needs is missing."""
+    parser = argparse.ArgumentParser(
+        prog="python -m spark_estimator doctor", description="Check everything that a job will need."
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    spark = parser.add_mutually_exclusive_group()
+    spark.add_argument("--spark", action="store_true", help="also start (or find) a Spark session and run a rank in it")
+    spark.add_argument("--without-spark", action="store_true", help="Spark and Java are not needed here (horovodrun)")
+    spark.add_argument("--cluster", action="store_true", help="check every executor of a Spark session instead")
+    where = parser.add_argument_group("with --cluster")
+    address = where.add_mutually_exclusive_group()
+    address.add_argument(
+        "--master", help="start a session there: spark://host:7077, yarn, local-cluster[2,1,1024], ..."
+    )
+    address.add_argument("--remote", help="use this Spark Connect server: sc://host:15002")
+    where.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of that session")
+    where.add_argument(
+        "--timeout",
+        type=float,
+        default=CLUSTER_SECONDS,
+        metavar="SECONDS",
+        help="to make the session in, and then for all slots to be free at once (default: %(default)g)",
+    )
+    arguments = parser.parse_args(argv)
+    if (arguments.master or arguments.remote or arguments.conf) and not arguments.cluster:
+        parser.error("--master, --remote and --conf are for --cluster")
+    if arguments.cluster:
+        return _main_of_cluster(arguments)
+    shown = []
+    for finding in examine(with_spark=not arguments.without_spark, start_spark=arguments.spark):
+        shown.append(finding)
+        if not arguments.json:
+            print(finding, flush=True)
+    missing = [finding.name for finding in shown if finding.state is State.MISSING]
+    if arguments.json:
+        _print_json(shown)
+    elif missing:
+        print(f"\nMissing: {', '.join(missing)}.")
+    else:
+        print("\nAll that a job needs is here." if arguments.spark or arguments.without_spark else ALL_BUT_SPARK)
+    return int(bool(missing))
+
+
+def cluster(spark: SparkSession | None = None, *, timeout: float = CLUSTER_SECONDS) -> list[Finding]:
+    """Checks every executor of a session, and every pair of them, for what a job needs.
+
+    Args:
+        spark: classic or Connect; None: the session that there is, else a new one on this machine.
+        timeout: seconds in which all slots of the session have to be free at the same time.
+
+    Returns:
+        What holds for the session (`executor` is ''), then a finding for each executor and check.
+
+    Raises:
+        PreflightError: there is no session, and none can be made.
+    """
+    from spark_estimator.doctor.survey import examine_cluster
+
+    if spark is None:
+        from spark_estimator.launch.spark_session import session_for
+
+        spark = session_for(0)
+    return list(examine_cluster(spark, timedelta(seconds=timeout)))
+
+
+def _main_of_cluster(arguments: argparse.Namespace) -> int:
+    from spark_estimator.doctor.table import table_of
+
+    found = []
+    for finding in _examine_cluster_at(arguments):
+        found.append(finding)
+        if not (arguments.json or finding.executor):
+            print(finding, flush=True)
+    if arguments.json:
+        _print_json(found)
+    else:
+        print(table_of(found))
+    status = int(any(finding.state is State.MISSING for finding in found))
+    if any(thread.is_alive() for thread in _given_up):
+        _leave(status)
+    return status
+
+
+# Threads that wait for a Spark that does not answer.
+_given_up: list[threading.Thread] = []
+
+
+def _ended_within(time: timedelta, function: Callable[[], object], name: str) -> bool:
+    """Whether `function`, in a thread of its own, which is given up else, has ended in time."""
+    thread = threading.Thread(target=function, name=f"spark_estimator {name}", daemon=True)
+    thread.start()
+    thread.join(time.total_seconds())
+    if thread.is_alive():
+        _given_up.append(thread)
+    return not thread.is_alive()
+
+
+def _leave(status: int) -> NoReturn:
+    """Ends the program at once: what PySpark does at its end asks the server again, which would never end."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(status)
+
+
+def _examine_cluster_at(arguments: argparse.Namespace) -> Iterator[Finding]:
+    """As `cluster`, in the session that the command line asks for; yields the findings as they are made."""
+    from spark_estimator.doctor.survey import examine_cluster
+    from spark_estimator.launch.spark_session import session_for
+
+    timeout = timedelta(seconds=arguments.timeout)
+    if not (arguments.master or arguments.remote or arguments.conf):
+        yield from examine_cluster(session_for(0), timeout)
+        return
+    session = _session_at(arguments.master, arguments.remote, arguments.conf, timeout)
+    if isinstance(session, Finding):
+        yield session
+        return
+    try:
+        yield from examine_cluster(session, timeout)
+    finally:
+        _ended_within(_STOPPING, session.stop, "session's end")
+
+
+def _session_at(
+    master: str | None, remote: str | None, settings: Sequence[str], timeout: timedelta
+) -> SparkSession | Finding:
+    """The session that was asked for, or what is in its way.
+
+    Args:
+        timeout: in which it has to be there; it is made in a thread of its own, which is given up then.
+    """
+    from spark_estimator.doctor.address import silence
+    from spark_estimator.launch.spark_errors import telling_line
+
+    where = f"at {master or remote}" if master or remote else "with these settings"
+    if nobody := silence(master or remote or ""):
+        return Finding("session", State.MISSING, nobody, "start it there, or correct the address")
+    made: list[SparkSession | Exception] = []
+
+    def make() -> None:
+        try:
+            made.append(_new_session(master, remote, settings))
+        except Exception as error:
+            made.append(error)
+
+    if not _ended_within(timeout, make, "session"):
+        text = f"none {where} within {timeout.total_seconds():g} seconds (--timeout)"
+        return Finding("session", State.MISSING, text, "see what Spark says above, and the log of who was asked")
+    if isinstance(made[0], Exception):
+        fix = "check the address and the settings; Spark's own lines above tell more"
+        return Finding("session", State.MISSING, f"none {where}: {telling_line(made[0])}", fix)
+    return made[0]
+
+
+def _new_session(master: str | None, remote: str | None, settings: Sequence[str]) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    from spark_estimator.launch.java import java_environment
+
+    builder = SparkSession.builder.appName("spark_estimator doctor")
+    for setting in settings:
+        builder = builder.config(*setting.split("=", 1))
+    if remote:
+        return builder.remote(remote).getOrCreate()
+    os.environ.update(java_environment())
+    return (builder.master(master) if master else builder).getOrCreate()
+
+
+def _print_json(found: Sequence[Finding]) -> None:
+    rows = [{**dataclasses.asdict(finding), "state": finding.state.name.lower()} for finding in found]
+    ok = not any(finding.state is State.MISSING for finding in found)
+    print(json.dumps({"ok": ok, "findings": rows}, indent=2))
+
+
+def examine(*, with_spark: bool = True, start_spark: bool = False) -> Iterator[Finding]:
+    """Yields the findings as they are made.
+
+    Args:
+        with_spark: whether Spark, PyArrow and Java count as needed.
+        start_spark: start a Spark session and run one rank in it.
+    """
+    needed = State.MISSING if with_spark else State.NOTE
+    yield machine.python()
+    yield machine.package()
+    yield machine.distribution("numpy")
+    yield machine.distribution("cloudpickle")
+    yield machine.distribution("torch", needed_for="spark_estimator.torch")
+    yield machine.distribution("pyspark", state=needed, needed_for="HorovodRunner")
+    yield machine.distribution("pyarrow", state=needed, needed_for="HorovodRunner")
+    yield machine.distribution("pandas", state=needed, needed_for="HorovodRunner", requirement='"pandas<3"')
+    if with_spark and importlib.util.find_spec("pyspark"):
+        yield attempt("spark with arrow", machine.spark_with_arrow, fix="pip install --upgrade pyarrow 'pandas<3'")
+        yield machine.workers_python()
+    yield machine.distribution("lightning", state=State.NOTE)
+    yield machine.tensorflow()
+    yield attempt("engine", machine.engine, fix="make build, or install the package again")
+    yield attempt(
+        "shared memory", machine.shared_memory, state=State.NOTE,
+        fix="jobs run without it, over TCP, and slower; give the container more memory (tmpfs counts as memory)",
+    )  # fmt: skip
+    yield attempt("sockets", machine.sockets, fix="bring the loopback interface up: ip link set lo up")
+    yield attempt(
+        "two local ranks", machine.two_local_ranks, fix="mend what is missing above; else report this with the text"
+    )
+    yield attempt("java", machine.java, state=needed)
+    if start_spark:
+        yield attempt("slots", machine.spark_session, fix="see the lines that Spark wrote above")
+    else:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        yield Finding(
+            "slots", State.NOTE, f"{cores} cores here; `doctor --spark` starts a session and counts its slots"
+        )
+    yield machine.gpus()
+    yield machine.old_names()

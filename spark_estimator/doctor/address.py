@@ -1,0 +1,74 @@
+"""Whether anybody answers at a Spark address: Spark's own clients retry for minutes without a word."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import urllib.request
+from collections.abc import Sequence
+
+_CONNECT_PORT = 15002
+_SECONDS = 5.0
+# gRPC goes through a proxy where one of them is set.
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+
+
+def silence(address: str) -> str:
+    """Why nobody can be reached at an address, a sentence without its full stop; '' when somebody answers.
+
+    Args:
+        address: ``spark://host:port,host:port`` (one of them is enough) or ``sc://host:port/...``; of others ('yarn',
+            'local[2]'), and of what is no address at all, nothing is known, so the answer is ''.
+    """
+    ends = _ends(address)
+    if not ends:
+        return ""
+    refusals = []
+    for host, port in ends:
+        why = _refusal(host, port)
+        if not why:
+            return ""
+        refusals.append(f"{host} port {port}: {why}")
+    return f"nobody answers at {address} ({'; '.join(refusals)})"
+
+
+def _ends(address: str) -> Sequence[tuple[str, int]]:
+    """The hosts and ports of an address; none where it has no such form, or is reached through a proxy."""
+    scheme, _, rest = address.partition("://")
+    if scheme == "spark":
+        ends = [_end(one, 0) for one in rest.split(",")]
+    elif scheme == "sc":
+        ends = [_end(rest.partition("/")[0], _CONNECT_PORT)]
+        if ends[0] is not None and _by_proxy(ends[0][0]):
+            return ()
+    else:
+        return ()
+    return [end for end in ends if end is not None] if all(ends) else ()
+
+
+def _end(text: str, default: int) -> tuple[str, int] | None:
+    """Host and port of ``host:port``, ``[::1]:port``, or ``host`` with the default port; None when it is neither."""
+    host, port = text.strip(), default
+    with contextlib.suppress(ValueError):
+        before, colon, after = host.rpartition(":")
+        if colon and not (host.startswith("[") and host.endswith("]")):
+            host, port = before, int(after)
+    host = host.strip("[]")
+    return (host, port) if host and 0 < port < 1 << 16 else None
+
+
+def _by_proxy(host: str) -> bool:
+    names = {name.lower() for name, value in os.environ.items() if value}
+    return not names.isdisjoint(_PROXIES) and not urllib.request.proxy_bypass(host)
+
+
+def _refusal(host: str, port: int) -> str:
+    """Why a connection cannot be made; '' when it can."""
+    try:
+        socket.create_connection((host, port), _SECONDS).close()
+    except TimeoutError:
+        return f"no answer within {_SECONDS:g} seconds"
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

@@ -1,0 +1,51 @@
+"""What a check says: how something stands, what was found, and what to do about it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spark_estimator.errors import SparkEstimatorError
+
+
+class State(enum.Enum):
+    """What was found: in order, of no consequence, or in the way of a job."""
+
+    OK = "ok"
+    NOTE = "note"
+    MISSING = "MISSING"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        name: what was looked at.
+        state: how it stands.
+        text: what was found.
+        fix: what to do about it; only where there is something to do.
+        executor: of a cluster, the one that was looked at; '' for the session as a whole, and on this machine.
+    """
+
+    name: str
+    state: State
+    text: str
+    fix: str = ""
+    executor: str = ""
+
+    def __str__(self) -> str:
+        fix = f"\n{'':27}-> {self.fix}" if self.fix else ""
+        return f"{self.state.value:>8}  {self.name:<16} {self.text}{fix}"
+
+
+def attempt(name: str, look: Callable[[], str], *, state: State = State.MISSING, fix: str = "") -> Finding:
+    """Runs one check; what it raises becomes the finding."""
+    try:
+        return Finding(name, State.OK, look())
+    except SparkEstimatorError as error:
+        # Ours tell the remedy themselves.
+        return Finding(name, state, f"{error}")
+    except Exception as error:
+        return Finding(name, state, f"{type(error).__name__}: {error}", fix)

@@ -1,0 +1,181 @@
+"""Executors of a cluster try one another: connections between all pairs of them, memory between two tasks of a host.
+
+It is done as a job does it: a socket at an ephemeral port of the executor's address, an abstract Unix socket beside it,
+and the challenge that opens every connection. One task stands for each executor; each of these connects to each other
+one, as either may be the lower rank in a job. Of each host two tasks, of different executors where there are such, try
+to share a segment.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from spark_estimator import authentication
+from spark_estimator.collectives.rendezvous import Endpoint, host_id
+from spark_estimator.collectives.segments import close_descriptor, create_segment, receive_descriptor
+
+_MAX_THREADS = 16
+_HELLO, _MEMORY = b"hello", b"memory"
+_MARK_BYTES = 16
+
+Facts = dict[str, Any]
+
+
+def callers(everyone: Sequence[Facts]) -> dict[str, int]:
+    """The partition that stands for each executor: its lowest that can listen.
+
+    Args:
+        everyone: [partitions] what each task has told; those without a port cannot listen.
+    """
+    chosen: dict[str, int] = {}
+    for partition, facts in enumerate(everyone):
+        if facts.get("port"):
+            chosen.setdefault(facts["executor"], partition)
+    return chosen
+
+
+def sharers(everyone: Sequence[Facts]) -> list[tuple[int, int]]:
+    """Two partitions of each host that has two, (who gives a segment, who takes it): of two executors if possible."""
+    hosts: dict[str, list[int]] = {}
+    for partition, facts in enumerate(everyone):
+        if facts.get("local_name"):
+            hosts.setdefault(facts["host_id"], []).append(partition)
+    pairs = []
+    for first, *others in hosts.values():
+        elsewhere = [other for other in others if everyone[other]["executor"] != everyone[first]["executor"]]
+        if others:
+            pairs.append((first, (elsewhere or others)[0]))
+    return pairs
+
+
+class Meeting:
+    """One task's part in it.
+
+    Args:
+        address: of the executor, as Spark tells it: host:port.
+        key: that all tasks hold.
+        seconds: for each connection.
+
+    Attributes:
+        facts: what the others must know; JSON.
+
+    Raises:
+        OSError, ValueError: nothing can listen at that address.
+    """
+
+    def __init__(self, address: str, key: bytes, seconds: float) -> None:
+        endpoint = Endpoint.open(address.rpartition(":")[0].strip("[]") or address)
+        self._key = key
+        self._timeout = timedelta(seconds=seconds)
+        self.facts: Facts = {
+            "executor": address,
+            "host_id": host_id(),
+            "address": endpoint.address,
+            "port": endpoint.port,
+            "local_name": endpoint.local_name,
+        }
+        listeners = [sock for sock in (endpoint.tcp, endpoint.local) if sock is not None]
+        self._doorkeeper = authentication.Doorkeeper(listeners, key, self._admit, name="doctor")
+
+    def meet(self, everyone: Sequence[Facts], partition: int) -> Facts:
+        """Tries all that this task is to try.
+
+        Returns:
+            reached: executors that this one has connected to; unreached: {executor: why not}, both empty for a task
+            that stands for no executor; shared: whether memory could be shared, None where this task does not try;
+            sharing_trouble: why not.
+        """
+        chosen = callers(everyone)
+        found: Facts = {"reached": [], "unreached": {}, "shared": None, "sharing_trouble": ""}
+        if chosen.get(self.facts["executor"]) == partition:
+            waiting = [other for executor, other in chosen.items() if executor != self.facts["executor"]]
+            found |= self._connect_to([everyone[other] for other in waiting])
+        for giver, taker in sharers(everyone):
+            if taker == partition:
+                try:
+                    self._take_segment(everyone[giver]["local_name"])
+                    found["shared"] = True
+                except Exception as error:
+                    found |= {"shared": False, "sharing_trouble": f"{type(error).__name__}: {error}"}
+        return found
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._doorkeeper.close()
+
+    def _connect_to(self, others: list[Facts]) -> Facts:
+        reached: list[str] = []
+        unreached: dict[str, str] = {}
+
+        def work() -> None:
+            while True:
+                try:
+                    other = others.pop()
+                except IndexError:
+                    return
+                where = (other["address"], other["port"])
+                try:
+                    with socket.create_connection(where, timeout=self._timeout.total_seconds()) as sock:
+                        authentication.connect(sock, self._key, _HELLO, timeout=self._timeout)
+                    reached.append(other["executor"])
+                except Exception as error:
+                    unreached[other["executor"]] = f"{where[0]} port {where[1]}: {error}"
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(min(len(others), _MAX_THREADS))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return {"reached": sorted(reached), "unreached": unreached}
+
+    def _take_segment(self, local_name: str) -> None:
+        """Maps another task's segment and writes a mark into it, which the other then reads from its own mapping."""
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(self._timeout.total_seconds())
+            sock.connect(b"\0" + local_name.encode())
+            authentication.require_same_user(sock)
+            authentication.connect(sock, self._key, _MEMORY, timeout=self._timeout)
+            sock.settimeout(self._timeout.total_seconds())
+            segment = receive_descriptor(sock)
+            if segment < 0:
+                raise OSError("the other task has no segment to share; its log tells why")
+            try:
+                mark = secrets.token_bytes(_MARK_BYTES)
+                with mmap.mmap(segment, os.fstat(segment).st_size) as mapped:
+                    mapped[-_MARK_BYTES:] = mark
+                    sock.sendall(mark)
+                    if sock.recv(1) != b"\1":
+                        raise OSError("one mapping of a segment does not show what the other wrote")
+            finally:
+                close_descriptor(segment)
+
+    def _admit(self, sock: socket.socket, context: bytes, _origin: str) -> None:
+        """Serves one connection, in its own thread."""
+        with sock:
+            if context != _MEMORY:
+                return
+            sock.settimeout(self._timeout.total_seconds())
+            try:
+                segment = create_segment(2)
+            except Exception as error:
+                sock.sendall(b"\0")
+                raise OSError(f"no segment: {error}") from error
+            try:
+                socket.send_fds(sock, [b"\1"], [segment])
+                mark = b""
+                while len(mark) < _MARK_BYTES:
+                    part = sock.recv(_MARK_BYTES - len(mark))
+                    if not part:
+                        return
+                    mark += part
+                with mmap.mmap(segment, os.fstat(segment).st_size) as mapped:
+                    sock.sendall(b"\1" if mapped[-_MARK_BYTES:] == mark else b"\0")
+            finally:
+                close_descriptor(segment)

@@ -1,0 +1,237 @@
+"""What a task of ``doctor --cluster`` finds out about its executor.
+
+This module travels to the executors whole, since our package may be missing there, or be another version: it imports
+nothing of ours but inside of a check, and says what became of that.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+SCHEMA = "partition int, report string"
+PACKAGES = ("torch", "numpy", "cloudpickle", "pyarrow", "pandas")
+# Loading a library of some MB from a slow disk, in a fresh interpreter.
+ENGINE_SECONDS = 60
+NVIDIA_SMI_SECONDS = 20
+# In a stage that is no barrier stage: every slot is taken once, and no task runs where another has been.
+HOLD_SECONDS = 2.0
+# What a native library that is built for another processor does must end this process, not Spark's worker.
+ENGINE = (
+    "from spark_estimator import _native; library = _native.library(); "
+    "print(library.se_abi_version(), library.se_build_info().decode(), sep='; ')"
+)
+
+
+def task_of(order: dict[str, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """What Spark runs in each task: yields one row of `SCHEMA`, whose report is a JSON object.
+
+    Args:
+        order: barrier (whether it is a barrier stage), channel (host, port, token in hex and job id of the driver's
+            server; None: there is none), key (in hex, for connections between executors), seconds (for each of these).
+    """
+
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow
+
+        for _ in batches:
+            pass
+        report = examine(order)
+        columns = [pyarrow.array([report["partition"]], pyarrow.int32()), pyarrow.array([json.dumps(report)])]
+        yield pyarrow.RecordBatch.from_arrays(columns, names=["partition", "report"])
+
+    return task
+
+
+def examine(order: dict[str, Any]) -> dict[str, Any]:
+    """Runs every check. One that raises leaves ``{"error": text}`` under its name."""
+    from pyspark import BarrierTaskContext, TaskContext
+
+    began = time.monotonic()
+    context: Any = BarrierTaskContext.get() if order["barrier"] else TaskContext.get()
+    partition = context.partitionId()
+    report: dict[str, Any] = {"partition": partition, "host": socket.gethostname(), "pid": os.getpid()}
+    address = context.getTaskInfos()[partition].address if order["barrier"] else ""
+    # Spark forks its Python workers from a daemon, of which each executor has one.
+    report["executor"] = address or f"{report['host']}/{os.getppid()}"
+    report["task_cpus"] = context.cpus()
+    checks: dict[str, Callable[[], Any]] = {
+        "python": python,
+        "package": package,
+        "packages": packages,
+        "engine": engine,
+        "driver": lambda: driver(order, partition),
+        "disk": disk,
+        "memory": memory,
+        "cores": cores,
+        "gpus": lambda: gpus(context),
+    }
+    if order["barrier"]:
+        checks["meeting"] = lambda: meeting(context, order, address)
+    for name, check in checks.items():
+        try:
+            report[name] = check()
+        except Exception as error:
+            report[name] = {"error": f"{type(error).__name__}: {error}"}
+    if not order["barrier"]:
+        time.sleep(max(0.0, HOLD_SECONDS - (time.monotonic() - began)))
+    return report
+
+
+def python() -> dict[str, str]:
+    """The interpreter."""
+    return {"version": platform.python_version(), "executable": sys.executable}
+
+
+def package() -> dict[str, str]:
+    """Our package, by importing it."""
+    import spark_estimator
+
+    return {"version": spark_estimator.__version__, "path": os.path.dirname(spark_estimator.__file__)}
+
+
+def packages() -> dict[str, str]:
+    """Versions of those that a job uses; '' for what is not installed."""
+    import pyspark
+
+    found = {"pyspark": pyspark.__version__}  # which comes with Spark, and is not installed on most clusters
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+def engine() -> dict[str, str]:
+    """Loads the native library, in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    answer = subprocess.run(
+        [sys.executable, "-c", ENGINE], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=ENGINE_SECONDS, check=False,
+    )  # fmt: skip
+    if answer.returncode:
+        said = (answer.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        status = f"status {answer.returncode}" if answer.returncode > 0 else f"signal {-answer.returncode}"
+        raise RuntimeError(f"loading it ended with {status}: {said}")
+    return {"build": answer.stdout.strip()}
+
+
+def driver(order: dict[str, Any], partition: int) -> dict[str, Any]:
+    """Connects to the driver as a job would; how far this host's clock is before the driver's, in seconds."""
+    where = order["channel"]
+    if where is None:
+        return {"error": "the driver has no address at which it could listen"}
+    address = (where["host"], where["port"])
+    try:
+        from spark_estimator.observe import channel, frames
+    except ImportError:
+        socket.create_connection(address, timeout=order["seconds"]).close()
+        return {"address": f"{address[0]}:{address[1]}", "unproved": True}
+    connected = channel.SupervisorChannel.connect(
+        address, bytes.fromhex(where["token"]), where["job_id"], partition, lambda reason: None
+    )
+    try:
+        before = time.time()
+        connected.send(frames.FACTS, facts="what time is it?")
+        answer = connected.answer()
+        after = time.time()
+    finally:
+        connected.close()
+    if answer is None:
+        raise ConnectionError("the driver did not answer")
+    theirs = float(json.loads(answer["facts"][0]))
+    return {
+        "address": f"{address[0]}:{address[1]}",
+        "clock": (before + after) / 2 - theirs,
+        "clock_within": (after - before) / 2,
+    }
+
+
+def disk() -> dict[str, Any]:
+    """Room where temporary files go, in bytes; a file is written to it."""
+    folder = tempfile.gettempdir()
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"\0" * 4096)
+        file.flush()
+    return {"folder": folder, "free": shutil.disk_usage(folder).free}
+
+
+def memory() -> dict[str, int]:
+    """Bytes that programs here could still get: of the host's memory, or within the control group's limit."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    try:
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as limit:
+            most = limit.read().strip()
+        with open("/sys/fs/cgroup/memory.current", encoding="ascii") as current:
+            used = int(current.read())
+        if most != "max":
+            free = min(free, int(most) - used)
+    except OSError:
+        pass  # no control group of version 2
+    return {"free": free}
+
+
+def cores() -> dict[str, int]:
+    """Cores that this process may use."""
+    try:
+        from spark_estimator.collectives.cores import available_cores
+
+        return {"usable": available_cores()}
+    except ImportError:
+        return {"usable": len(os.sched_getaffinity(0))}
+
+
+def gpus(context: Any) -> dict[str, Any]:
+    """What is there, what Spark gave to this task, and what CUDA_VISIBLE_DEVICES says of it."""
+    given = context.resources().get("gpu")
+    found: dict[str, Any] = {
+        "given": list(given.addresses) if given is not None else [],
+        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "there": [],
+    }
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return found
+    query = [program, "--query-gpu=index,uuid,name", "--format=csv,noheader"]
+    answer = subprocess.run(
+        query, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False
+    )
+    if answer.returncode:
+        return {**found, "trouble": " ".join((answer.stdout + answer.stderr).split())[:200]}
+    rows = [[cell.strip() for cell in line.split(",", 2)] for line in answer.stdout.splitlines()]
+    return {**found, "there": [row for row in rows if len(row) == 3]}
+
+
+def meeting(context: Any, order: dict[str, Any], address: str) -> dict[str, Any]:
+    """Meets the other tasks of the stage, see ``doctor.meeting``. A task that cannot still takes part in the barriers:
+    the others would wait for it."""
+    try:
+        from spark_estimator.doctor.meeting import Meeting
+
+        meets: Any = Meeting(address, bytes.fromhex(order["key"]), order["seconds"])
+        facts, trouble = meets.facts, ""
+    except Exception as error:
+        meets, facts, trouble = None, {"executor": address}, f"{type(error).__name__}: {error}"
+    everyone = [json.loads(text) for text in context.allGather(json.dumps(facts))]
+    found: dict[str, Any] = {"error": trouble}
+    try:
+        if meets is not None:
+            found = meets.meet(everyone, context.partitionId())
+    finally:
+        context.barrier()  # nobody stops listening before all have tried
+        if meets is not None:
+            meets.close()
+    return found

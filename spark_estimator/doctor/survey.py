@@ -1,0 +1,190 @@
+"""Sends ``doctor.probe`` to every slot of a Spark session, and hands what comes back to ``doctor.verdicts``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import secrets
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+from spark_estimator import __version__
+from spark_estimator.authentication import KEY_BYTES
+from spark_estimator.collectives.rendezvous import new_job_id
+from spark_estimator.doctor import probe
+from spark_estimator.doctor.findings import Finding, State, attempt
+from spark_estimator.doctor.verdicts import DriverSide, findings_of
+from spark_estimator.errors import NotEnoughSlotsError, PreflightError
+from spark_estimator.launch import spark_errors
+from spark_estimator.launch.job_tag import JobTag
+from spark_estimator.launch.session_thread import session_thread
+from spark_estimator.launch.slots import (
+    Configuration,
+    all_slots,
+    check_encryption,
+    check_session,
+    count_slots,
+    default_size,
+)
+from spark_estimator.launch.spark_start import TaskReports
+from spark_estimator.observe import frames
+from spark_estimator.observe.channel import DriverServer
+from spark_estimator.observe.driver_address import driver_address
+
+# For one connection, between executors or to the driver. A firewall that drops packets keeps it so long.
+_CONNECTION = timedelta(seconds=5)
+_CANCELLED = timedelta(seconds=10)
+
+
+def examine_cluster(spark: SparkSession, timeout: timedelta) -> Iterator[Finding]:
+    """Yields what ``doctor.cluster`` returns, as it is found.
+
+    Args:
+        timeout: in which all slots of the session have to be free at the same time, and the checks to end.
+    """
+    conf = Configuration(spark)
+    yield attempt("session", lambda: f"Spark {spark.version} at {conf.master or 'a remote server'}")
+    refused = attempt("barrier stages", lambda: _passed(check_session, spark, "Spark can start ranks together"))
+    yield refused
+    yield attempt("encryption", lambda: _passed(check_encryption, spark, "no setting forbids jobs"))
+    try:
+        size = all_slots(spark)
+        yield Finding("slots", State.OK, f"{size}: {count_slots(spark).arithmetic}")
+    except NotEnoughSlotsError as error:
+        size = _guess(spark)
+        text = f"their number is not known ({error}); {size} tasks are tried"
+        yield Finding("slots", State.NOTE if size else State.MISSING, text)
+    if not size or (refused.state is State.MISSING and conf.is_local):
+        return
+    barrier = refused.state is State.OK
+    try:
+        reports = _Survey(spark, size, barrier=barrier).run(timeout)
+    except Exception as error:
+        explained = spark_errors.explain(str(error)) or error
+        ours = isinstance(explained, PreflightError)
+        text = str(explained) if ours else f"Spark could not run the checks: {spark_errors.telling_line(error)}"
+        yield Finding("executors", State.MISSING, text, "" if ours else "see the executors' logs")
+        return
+    here = DriverSide(
+        python=platform.python_version(),
+        package=__version__,
+        packages=probe.packages(),
+        barrier=barrier,
+        gpus_per_task=conf.number("spark.task.resource.gpu.amount") or 0.0,
+        is_local=conf.is_local,
+    )
+    yield from findings_of(here, reports)
+
+
+def _passed(check: Callable[[SparkSession], None], spark: SparkSession, text: str) -> str:
+    check(spark)
+    return text
+
+
+def _guess(spark: SparkSession) -> int:
+    """How many tasks to try where Spark does not say how many slots it has."""
+    with contextlib.suppress(NotEnoughSlotsError):
+        return default_size(spark)
+    return 0
+
+
+class _Survey:
+    """One stage of probes.
+
+    Args:
+        size: number of tasks.
+        barrier: whether they start together; else they cannot meet.
+    """
+
+    def __init__(self, spark: SparkSession, size: int, *, barrier: bool) -> None:
+        self._spark = spark
+        self._size = size
+        self._barrier = barrier
+        self._job_id = new_job_id()
+        self._tag = JobTag(spark, f"spark_estimator-doctor-{self._job_id}")
+        self._rows: list[Any] = []
+        self._error: BaseException | None = None
+
+    def run(self, timeout: timedelta) -> list[dict[str, Any]]:
+        """Returns the tasks' reports, by partition.
+
+        Raises:
+            PreflightError: they did not all come in time.
+            Exception: what Spark says.
+        """
+        server = self._listen()
+        order = {
+            "barrier": self._barrier,
+            "channel": server
+            and {"host": server.address, "port": server.port, "token": server.token.hex(), "job_id": self._job_id},
+            "key": secrets.token_bytes(KEY_BYTES).hex(),
+            "seconds": _CONNECTION.total_seconds(),
+        }
+        try:
+            thread = session_thread(self._spark, lambda: self._collect(order))
+            thread.start()
+            thread.join(timeout.total_seconds())
+            if thread.is_alive():
+                holders = TaskReports(self._spark, self._tag.text).holders()
+                self._tag.cancel()
+                thread.join(_CANCELLED.total_seconds())
+                raise PreflightError(
+                    f"the checks did not end within {timeout.total_seconds():g} seconds: they need all {self._size} "
+                    f"slots at the same time; {holders}. Try again when they are free, or give it longer (--timeout)."
+                )
+        except KeyboardInterrupt:
+            self._tag.cancel()
+            raise
+        finally:
+            if server is not None:
+                server.close()
+        if self._error is not None:
+            raise self._error
+        return [json.loads(row.report) for row in sorted(self._rows, key=lambda row: int(row.partition))]
+
+    def _listen(self) -> DriverServer | None:
+        """The driver's server, as a job has it. Who sends facts is told the time."""
+        listening = threading.Event()
+
+        def receive(partition: int, frame: dict[str, Any]) -> None:
+            if frame["kind"] == frames.FACTS and listening.wait(_CONNECTION.total_seconds()):
+                server.send(partition, frames.EVERYONE, {"facts": [json.dumps(time.time())]})
+
+        try:
+            address = driver_address(Configuration(self._spark).get("spark.driver.host") or "")
+            server = DriverServer(address, self._job_id, self._size, receive)
+        except OSError:
+            return None
+        listening.set()
+        return server
+
+    def _collect(self, order: dict[str, Any]) -> None:
+        """Runs the stage; in a thread of its own, so that it can be given up."""
+        try:
+            self._tag.add(f"doctor's checks in {self._size} tasks")
+            with warnings.catch_warnings(), _travelling_whole():
+                # PySpark tells at each call which pandas it would rather have.
+                warnings.filterwarnings("ignore", message=".*PySpark does not yet fully support pandas")
+                numbers = self._spark.range(0, self._size, 1, self._size)
+                frame = numbers.mapInArrow(probe.task_of(order), probe.SCHEMA, barrier=self._barrier)
+                self._rows = frame.collect()
+        except BaseException as error:
+            self._error = error
+
+
+@contextlib.contextmanager
+def _travelling_whole() -> Iterator[None]:
+    """The probe is pickled by value: executors need not have it."""
+    cloudpickle.register_pickle_by_value(probe)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(probe)

@@ -1,0 +1,52 @@
+"""What was found on a cluster's executors: a matrix of them and the checks, and below it what is not in order, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spark_estimator.doctor.findings import Finding, State
+
+# More of them would hide what was found on them.
+_MOST_NAMED = 4
+
+
+def table_of(found: Sequence[Finding]) -> str:
+    """The report of ``doctor.cluster`` for people, below the lines on the session as a whole."""
+    lines: list[str] = []
+    on_executors = [finding for finding in found if finding.executor]
+    if on_executors:
+        lines = ["", *_matrix(on_executors), "", *_details(on_executors)]
+    missing = list(dict.fromkeys(finding.name for finding in found if finding.state is State.MISSING))
+    if missing:
+        lines += ["", f"Missing: {', '.join(missing)}."]
+    else:
+        count = len({one.executor for one in on_executors})
+        lines += ["", f"All that a job needs is on {count} executor{'s' * (count != 1)}."]
+    return "\n".join(lines)
+
+
+def _matrix(found: Sequence[Finding]) -> list[str]:
+    names = list(dict.fromkeys(finding.name for finding in found))
+    rows: dict[str, dict[str, str]] = {}
+    for finding in found:
+        rows.setdefault(finding.executor, {})[finding.name] = finding.state.value
+    cells = [["executor", *names], *([executor, *map(row.__getitem__, names)] for executor, row in rows.items())]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def _details(found: Sequence[Finding]) -> list[str]:
+    """What is not in order first, then the rest; what was found alike on several executors stands once."""
+    alike: dict[tuple[str, State, str, str], list[str]] = {}
+    for finding in sorted(found, key=lambda finding: list(State).index(finding.state), reverse=True):
+        alike.setdefault((finding.name, finding.state, finding.text, finding.fix), []).append(finding.executor)
+    everywhere = len({finding.executor for finding in found})
+    lines = []
+    for (name, state, text, fix), executors in alike.items():
+        if state is State.OK:
+            continue
+        named = ", ".join(executors[:_MOST_NAMED])
+        more = f" and {len(executors) - _MOST_NAMED} more" if len(executors) > _MOST_NAMED else ""
+        where = "everywhere" if len(executors) == everywhere > 1 else f"{named}{more}"
+        lines.append(str(Finding(name, state, f"{where}: {text}", fix)))
+    return lines

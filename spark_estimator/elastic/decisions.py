@@ -1,0 +1,108 @@
+"""What the user asks of an elastic job, and what a `RoundPlanner` decides about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the user asked for.
+
+    Attributes:
+        size: number of ranks to begin with.
+        min_size: the least to go on with, 1 <= min_size <= size.
+        replace: new processes come as far as there is room: in place of those that were lost, and more, up to
+            `max_size`.
+        max_size: the most ranks that there may come to be, if `replace`; None: `size`.
+        reset_limit: how many rounds may follow the first; None: any number, as long as there is progress (see
+            `FRUITLESS_ROUNDS`).
+        timeout: how long to wait for the members of a new round, and for newcomers without whom there are too few.
+    """
+
+    size: int
+    min_size: int
+    replace: bool = False
+    reset_limit: int | None = None
+    timeout: timedelta = timedelta(seconds=600)
+    max_size: int | None = None
+
+    @property
+    def most(self) -> int:
+        """The most ranks that there may come to be."""
+        return self.size if self.max_size is None else self.max_size
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_size <= self.size:
+            raise ValueError(
+                f"min_size={self.min_size}: the least to go on with is at least 1 and at most the {self.size} ranks "
+                "that the job begins with."
+            )
+        if self.most < self.size:
+            raise ValueError(f"max_size={self.max_size} is less than the {self.size} ranks that the job begins with.")
+        if self.reset_limit is not None and self.reset_limit < 0:
+            raise ValueError(f"reset_limit={self.reset_limit}: a number of rounds cannot be negative.")
+        if self.timeout <= timedelta(0):
+            raise ValueError(f"timeout={self.timeout}: there must be some time to come together.")
+
+
+# --- Decisions --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Tell these, which all wait, that they are the next round. A process's position is its rank."""
+
+    processes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Tell these that a newcomer waits, or that one of them is to go, so that they leave at the next commit."""
+
+    processes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Dissolve:
+    """Tell these that their round has lost somebody: if they are still connecting, they need not wait for others."""
+
+    processes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start so many newcomers."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End this process; it does no more good. `why` stands behind "was stopped"."""
+
+    process: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Release:
+    """End these: there is no place for them any more. It is no failure, and nobody misses them."""
+
+    processes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Fail:
+    """End the job: it cannot go on. `why` is a sentence."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Finish:
+    """All members have ended, and enough of them well. What newcomers there are is to be ended."""
+
+
+Decision = Begin | Announce | Dissolve | Start | Kill | Release | Fail | Finish

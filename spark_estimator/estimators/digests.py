@@ -1,0 +1,53 @@
+"""SHA-256 of files, by which damage is found before it is read: a bit that a disk or a copy has turned, a lost end.
+
+They protect from accidents alone: whoever may write a file may write its digest too. What is read without running code,
+and what needs trust, is the same with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from pathlib import Path
+
+_LINE = b"\nsha256:%s\n"
+_LINE_BYTES = len(_LINE % (b"0" * 64))
+_PIECE_BYTES = 1 << 20
+
+
+def sealed(stream: io.BytesIO) -> bytes:
+    """What the stream holds, and a line with its digest at the end; ``torch.load`` reads over that."""
+    with stream.getbuffer() as view:
+        digest = hashlib.sha256(view).hexdigest()
+    stream.seek(0, io.SEEK_END)
+    stream.write(_LINE % digest.encode())
+    return stream.getvalue()
+
+
+def flaw_of(content: bytes) -> str:
+    """How this differs from what `sealed` has made, in words that follow the file's name; empty: in nothing."""
+    line = content[-_LINE_BYTES:]
+    if not re.fullmatch(rb"\nsha256:[0-9a-f]{64}\n", line):
+        return (
+            f"of its {len(content)} bytes the last are not its SHA-256, so its end is lost or damaged, or another "
+            "program or version has written it"
+        )
+    with memoryview(content) as view:
+        found = hashlib.sha256(view[:-_LINE_BYTES]).hexdigest()
+    if line != _LINE % found.encode():
+        return f"it is damaged, as its {len(content)} bytes are not those that were written (by their SHA-256)"
+    return ""
+
+
+def digest_of(file: Path) -> str:
+    """A file's SHA-256; of a large one only a piece is in memory.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while piece := stream.read(_PIECE_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()

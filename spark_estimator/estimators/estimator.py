@@ -1,0 +1,244 @@
+"""What all estimators share, whatever their framework: ``fit(df)`` and ``fit_on_parquet()``, on processes of Spark's.
+
+What differs is a framework's `Training`: it checks the parameters, tries the model, trains on the ranks, and makes the
+model of what they bring back.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+from pyspark.ml import Estimator
+from pyspark.ml.param import Param
+from pyspark.ml.util import MLReadable, MLWritable
+
+from spark_estimator.data.fields import Field
+from spark_estimator.data.materialize import prepared
+from spark_estimator.estimators import mlflow_log, params, way_back
+from spark_estimator.estimators.checkpoint import discard_partials
+from spark_estimator.estimators.fitting import Trial, fitting_fields
+from spark_estimator.estimators.folders import Reader, Writer
+from spark_estimator.estimators.model import TableModel
+from spark_estimator.estimators.params import TableParams
+from spark_estimator.estimators.prediction_columns import Meaning
+from spark_estimator.estimators.sampling import Columns, Wanted, look_at, look_at_files
+from spark_estimator.estimators.supply import Supply, supply_from, supply_of
+from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
+from spark_estimator.launch.attempts import Limits
+from spark_estimator.launch.in_session import run_in_session
+from spark_estimator.launch.slots import default_size
+from spark_estimator.store import FilesystemStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame
+
+# The trained model passes through the memory of an executor and of the driver.
+_MOST_RESULT_BYTES = 1 << 30
+_Model = TypeVar("_Model", bound=TableModel)
+
+
+class Training(Protocol):
+    """A framework's side of one training, on the driver; made of checked parameters, before anything starts.
+
+    Attributes:
+        labels: the label columns.
+        state_bytes: how many the model's numbers are.
+        meanings: [labels] what each output is, as `prediction_columns` has them.
+        trial: tries the model on the first rows.
+        train: what every rank runs; travels by pickle.
+        framework: `TrainSpec.framework`.
+    """
+
+    labels: list[str]
+    state_bytes: int
+    meanings: Sequence[Meaning]
+    trial: Trial
+    train: Callable[[TrainSpec], TrainResult | None]
+    framework: Any
+
+    def trained(self, state: bytes) -> Any:
+        """The framework's model with the numbers that rank 0 has brought back; the user's own stays as it is."""
+
+
+class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["TableEstimator[Any]"]):
+    """Trains a model on the rows of a DataFrame: a subclass is a framework's, and decorated with `with_params`."""
+
+    #: Begins the run_id of a training that is given none.
+    _prefix: ClassVar[str]
+    _model_kind: type[_Model]
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__()
+        self._setDefault(**{row.name: row.default for row in self._rows})
+        self._take(kwargs)
+
+    @abstractmethod
+    def _training(self) -> Training:
+        """The framework's side, of the parameters as they are now.
+
+        Raises:
+            TypeError, ValueError: one cannot be used.
+        """
+
+    @abstractmethod
+    def _write_files(self, folder: Path) -> None:
+        """Puts the estimator's files into a new folder."""
+
+    def fit_on_parquet(self, params: Mapping[Param[Any], Any] | None = None, dataset_idx: int | None = None) -> _Model:
+        """Trains on Parquet files that stand ready at the store's paths for training data and for validation.
+
+        What `fit` with ``materialize=True`` has written is that, and what Spark has
+        (``df.write.parquet(store.get_train_data_path())``). Where `validation` is given and there is data at the path
+        for it, that is what is validated on; else a share, or the column that marks them, is of the training data.
+
+        Args:
+            params: parameters for this training alone, as in ``fit``.
+            dataset_idx: of the data set in the store; None: the one without a number.
+
+        Raises:
+            ValueError: there is no store.
+            DataError: there is no data, or it is torn.
+        """
+        if params:
+            return self.copy(dict(params)).fit_on_parquet(None, dataset_idx)
+        if self._value("mlflow"):
+            mlflow_log.client()  # that it is missing is said before the training
+        training = self._training()
+        size = self._size()
+        store, value = self._data_store("fit_on_parquet()"), self._value
+        files = prepared(store, store.get_train_data_path(dataset_idx))
+        held, marker = None, value("validation")
+        if marker is not None and store.exists(store.get_val_data_path(dataset_idx)):
+            held, marker = prepared(store, store.get_val_data_path(dataset_idx)), None
+        marker = marker if isinstance(marker, str) else None
+        columns = look_at_files(files, Wanted.of(value, marker))
+        return self._trained(training, size, columns, lambda fields: supply_from(files, held, columns))
+
+    def _fit(self, dataset: DataFrame) -> _Model:
+        if self._value("mlflow"):
+            mlflow_log.client()  # that it is missing is said before the training
+        training = self._training()
+        size = self._size()
+        value = self._value
+        marker = value("validation") if isinstance(value("validation"), str) else None
+        columns = look_at(dataset, Wanted.of(value, marker))
+        store = self._data_store("materialize=True") if value("materialize") else None
+        way_back.check_room(dataset.sparkSession, training.state_bytes, value("store"))
+
+        def supply(fields: Sequence[Field]) -> Supply:
+            directly = value("read_files")
+            return supply_of(dataset, columns, fields, directly=directly, store=store, size=size)
+
+        return self._trained(training, size, columns, supply)
+
+    def _trained(
+        self,
+        training: Training,
+        size: Any,
+        columns: Columns,
+        supplied: Callable[[Sequence[Field]], Supply],
+    ) -> _Model:
+        """Trains on the rows that `supplied`, given the fields, says."""
+        value = self._value
+        fields = fitting_fields(columns, training.trial, value("input_shapes"))
+        seed, validation = value("random_seed"), value("validation")
+        run_id = value("run_id") or f"{self._prefix}_{int(time.time())}_{secrets.token_hex(3)}"
+        supply = supplied(fields.all)
+        spec = TrainSpec(
+            inputs=fields.inputs,
+            labels=fields.labels,
+            weight=fields.weight,
+            held_share=validation if isinstance(validation, float) and supply.held_source is None else 0.0,
+            seed=secrets.randbelow(1 << 31) if seed is None else seed,
+            batch_size=value("batch_size"),
+            val_batch_size=value("val_batch_size") or value("batch_size"),
+            epochs=value("epochs"),
+            shuffle=value("shuffle"),
+            verbose=value("verbose"),
+            backward_passes_per_step=value("backward_passes_per_step"),
+            use_gpu=value("use_gpu"),
+            train_steps=value("train_steps_per_epoch"),
+            validation_steps=value("validation_steps_per_epoch"),
+            patience=value("early_stopping_patience"),
+            restore_best=value("restore_best"),
+            store=value("store"),
+            checkpoint_steps=value("checkpoint_every_steps"),
+            run_id=run_id,
+            large=way_back.LARGE,
+            source=supply.source,
+            held_source=supply.held_source,
+            repeatable=seed is not None or value("store") is not None,
+            framework=training.framework,
+        )
+        try:
+            result = run_in_session(
+                training.train,
+                size,
+                caller=f"{type(self).__name__}.fit",
+                args=(spec,),
+                rows=supply.rows,
+                max_result_bytes=_MOST_RESULT_BYTES,
+                limits=Limits.checked(value("max_restarts"), None),
+            )[0]
+        except BaseException:
+            discard_partials(spec)
+            raise
+        state = result.state
+        if result.file is not None:
+            assert spec.store is not None
+            state = way_back.taken(spec.store, *result.file)
+        fitted = self._model_kind(
+            model=training.trained(state),
+            history=result.history,
+            inputs=fields.inputs,
+            outputs=fields.outputs,
+            label_types=["array<float>" if one.kind == "binary" else one.kind for one in columns.labels],
+            meanings=training.meanings,
+            feature_columns=[one.name for one in columns.features],
+            label_columns=training.labels,
+            run_id=run_id,
+            decoders=value("decoders"),
+            **{row.name: value(row.name) for row in params.PREDICTING},
+        )
+        if value("mlflow"):
+            mlflow_log.log(self, fitted)
+        return fitted
+
+    def write(self) -> Writer:
+        """Spark ML's way to save: ``write().overwrite().save(path)``; not the store and the backend."""
+        return Writer(self._write_files)
+
+    @classmethod
+    def read(cls) -> Reader:
+        """Spark ML's way to load: ``read().load(path)``."""
+        return Reader(cls.load)
+
+    def _data_store(self, what: str) -> FilesystemStore:
+        store = self._value("store")
+        if not isinstance(store, FilesystemStore):
+            raise ValueError(
+                f"{what} needs a store whose folders are known here, for example store=Store.create('/path'); it was "
+                f"{store!r}."
+            )
+        return store
+
+    def _size(self) -> Any:
+        backend, size = self._value("backend"), self._value("num_proc")
+        if backend is None:
+            return size or default_size
+        if size is not None:
+            raise ValueError("num_proc and backend were both given: the backend has its own num_proc.")
+        from spark_estimator.spark import SparkBackend
+
+        if not isinstance(backend, SparkBackend):
+            raise ValueError(
+                f"backend={backend!r}: rows go from Spark's tasks to the ranks that these start, so only a "
+                "SparkBackend can train on them. For few rows on this machine: df.toPandas() and spark_estimator.run."
+            )
+        return backend.num_processes()

@@ -1,0 +1,115 @@
+"""The epochs of a training, as a list that also shows itself: as a pandas frame, a picture, a table in a notebook."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from spark_estimator.errors import PythonEnvironmentError
+
+if TYPE_CHECKING:
+    import pandas
+
+_LONGEST_TEXT = 200
+
+
+class History(list[dict[str, Any]]):
+    """One entry for each epoch: ``{"epoch": 0, "train": {"loss": 0.5, "all_metrics": [[0.9]]}, "validation": {...}}``.
+
+    ``all_metrics`` is [labels][metrics]. Losses and metrics are means over the rows of all ranks. What a
+    LightningModule logs is in ``logged``, by its names.
+    """
+
+    def rows(self) -> list[dict[str, float]]:
+        """[epochs] flat: epoch, train_loss, train_metric_0, validation_loss, ...
+
+        Metrics of several labels are called by label and metric: train_metric_1_0.
+        """
+        return [_flat(entry) for entry in self]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A frame with the columns of `rows`, one row for each epoch."""
+        import pandas
+
+        return pandas.DataFrame(self.rows())
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draws the losses over the epochs.
+
+        Args:
+            axes: of matplotlib; None: new ones.
+
+        Returns:
+            The axes.
+
+        Raises:
+            PythonEnvironmentError: there is no matplotlib.
+        """
+        if axes is None:
+            try:
+                from matplotlib import pyplot
+            except ModuleNotFoundError as error:
+                raise PythonEnvironmentError(
+                    "plot() draws with matplotlib, which is not there: pip install matplotlib, or use to_pandas()."
+                ) from error
+            axes = pyplot.subplots()[1]
+        rows = self.rows()
+        for name in ("train_loss", "validation_loss"):
+            points = [(row["epoch"], row[name]) for row in rows if name in row]
+            if points:
+                axes.plot(*zip(*points, strict=True), marker="o", label=name.replace("_", " "))
+        axes.set_xlabel("epoch")
+        axes.legend()
+        return axes
+
+    def _repr_html_(self) -> str:
+        """A table, for notebooks."""
+        rows = self.rows()
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        return table(names, [[_short(row.get(name)) for name in names] for row in rows])
+
+
+def history_of(name: str, value: Any) -> History:
+    """What a model is given as its history.
+
+    Raises:
+        TypeError: it is no list of entries.
+    """
+    if value is None:
+        return History()
+    if not isinstance(value, (list, tuple)) or not all(isinstance(one, Mapping) for one in value):
+        raise TypeError(f"{name} is a list with an entry for each epoch; it was {value!r}.")
+    return History(dict(one) for one in value)
+
+
+def table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """An HTML table. Whatever is in it shows as text: nothing of it is HTML."""
+
+    def cells(tag: str, values: Sequence[Any]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{_escaped(value)}</{tag}>" for value in values) + "</tr>"
+
+    return f"<table>{cells('th', names)}{''.join(cells('td', row) for row in rows)}</table>"
+
+
+def _escaped(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return html.escape(text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + " ...")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, (int, float)) else ""
+
+
+def _flat(entry: Mapping[str, Any]) -> dict[str, float]:
+    flat = {"epoch": entry["epoch"]} if "epoch" in entry else {}
+    for part in ("train", "validation"):
+        told = entry.get(part)
+        if not told:
+            continue
+        flat[f"{part}_loss"] = told["loss"]
+        groups = told.get("all_metrics", [])
+        for label, group in enumerate(groups):
+            for number, value in enumerate(group):
+                flat[f"{part}_metric_{number}" if len(groups) == 1 else f"{part}_metric_{label}_{number}"] = value
+    return {**flat, **{name: value for name, value in entry.get("logged", {}).items() if name not in flat}}

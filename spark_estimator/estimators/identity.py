@@ -1,0 +1,48 @@
+"""What tells one training from another, in words that can be compared: whose checkpoint is this?"""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import Any
+
+from spark_estimator.estimators.train_spec import TrainSpec
+
+#: What a training is made of -> lines that are the same for the same training.
+Identity = dict[str, list[str]]
+
+
+def of_rows_and_parameters(spec: TrainSpec, checksums: list[int]) -> Identity:
+    """What does not depend on the framework.
+
+    Not among them are those that a run may be resumed with: more epochs, patience, another number of ranks. The seed is
+    not, either: a run goes on with the one that it began with.
+
+    Args:
+        checksums: [fields] of all ranks' rows.
+    """
+    return {
+        "rows": [*(repr(one) for one in spec.fields), f"checksums {checksums}"],
+        "parameters": [
+            f"validation={spec.held_share}",
+            f"batch_size={spec.batch_size}",
+            f"shuffle={spec.shuffle}",
+            f"backward_passes_per_step={spec.backward_passes_per_step}",
+            f"train_steps_per_epoch={spec.train_steps}",
+        ],
+    }
+
+
+def differences(theirs: Identity, ours: Identity) -> list[str]:
+    """A line for each thing in which a checkpoint is another training's; none where it is the same one's."""
+    found = []
+    for what in {**ours, **theirs}:
+        pairs = zip_longest(theirs.get(what, []), ours.get(what, []), fillvalue="nothing")
+        other = next(((there, here) for there, here in pairs if there != here), None)
+        if other is not None:
+            found.append(f"{what}: {other[0]} there, {other[1]} here")
+    return found
+
+
+def name_of(one: Any) -> str:
+    """A function's name, or that of a thing's class, wherever it was defined."""
+    return str(getattr(one, "__qualname__", type(one).__qualname__)) if one is not None else "none"

@@ -1,0 +1,100 @@
+"""Arrays of rows as a Keras model takes them: in its inputs' shapes and structure, and labels in its outputs'."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from spark_estimator.data.fields import Array, Field
+from spark_estimator.errors import DataError
+
+Shape = tuple[int | None, ...]
+
+
+def input_shapes(model: Any) -> list[Shape] | None:
+    """[inputs] their shapes without the rows; None where the model has not said."""
+    try:
+        inputs = model.inputs
+    except (AttributeError, ValueError):  # a Sequential that is not built
+        return None
+    return [tuple(one.shape[1:]) for one in inputs] if inputs else None
+
+
+def arrays_of(matrices: Sequence[Array], fields: Sequence[Field]) -> list[Array]:
+    """[fields] each [rows, *field.shape], of matrices [rows, width]."""
+    found = []
+    for matrix, field in zip(matrices, fields, strict=True):
+        array = matrix.reshape(len(matrix), *field.shape)
+        found.append(array.astype(field.dtype) if field.stored else array)
+    return found
+
+
+def as_inputs(model: Any, arrays: Sequence[Array], fields: Sequence[Field]) -> Any:
+    """What the model is called with: one array, a list, or a dict by the names of its inputs.
+
+    An input whose shape is known gets its rows in that shape. A dict's inputs are columns of the same names, where
+    there are such; else they are the columns in order.
+
+    Raises:
+        DataError: a column has not as many values a row as its input.
+    """
+    struct = getattr(model, "_inputs_struct", None)
+    keys = list(struct) if isinstance(struct, dict) else None
+    order = list(range(len(arrays)))
+    if keys is not None:
+        by_name = {field.name: place for place, field in enumerate(fields)}
+        if set(keys) == set(by_name):
+            order = [by_name[key] for key in keys]
+    shapes = input_shapes(model)
+    if keys is not None and struct is not None:
+        shapes = [tuple(struct[key].shape[1:]) for key in keys]
+    if shapes is None or len(shapes) != len(arrays):
+        shapes = [(None,)] * len(arrays)
+    shaped = [
+        _shaped(arrays[place], shape, fields[place], number)
+        for number, (place, shape) in enumerate(zip(order, shapes, strict=True))
+    ]
+    if keys is not None:
+        return dict(zip(keys, shaped, strict=True))
+    return shaped[0] if len(shaped) == 1 else shaped
+
+
+def _shaped(array: Array, shape: Shape, field: Field, number: int) -> Array:
+    if None in shape:
+        return array
+    if math.prod(one or 0 for one in shape) != field.width:
+        raise DataError(
+            f"{field.name}: {field.width} values a row, and input {number + 1} of the model takes the shape "
+            f"{[-1, *shape]}, which has {math.prod(one or 0 for one in shape)}: choose other columns in feature_cols, "
+            "or make the model with keras.Input of their shape."
+        )
+    return array.reshape(len(array), *(one or 0 for one in shape))
+
+
+def outputs_of(returned: Any) -> list[Any]:
+    """[outputs] what a model has returned, in Keras' order."""
+    if isinstance(returned, dict):
+        return list(returned.values())
+    return list(returned) if isinstance(returned, (list, tuple)) else [returned]
+
+
+def as_labels(returned: Any, arrays: Sequence[Array], said: Sequence[Sequence[int]] | None) -> Any:
+    """Labels in the structure of what the model returns for them, and in its shapes where they have as many values.
+
+    Args:
+        returned: by the model, for as many rows or others.
+        said: label_shapes.
+    """
+    outputs = outputs_of(returned)
+    shaped = []
+    for place, (array, output) in enumerate(zip(arrays, outputs, strict=True)):
+        shape = tuple(said[place][1:]) if said is not None else tuple(int(one) for one in output.shape[1:])
+        rows = len(array)
+        fits = said is not None or array.size == rows * math.prod(shape)
+        shaped.append(array.reshape(rows, *shape) if fits else array)
+    if isinstance(returned, dict):
+        return dict(zip(returned, shaped, strict=True))
+    if isinstance(returned, (list, tuple)):
+        return shaped
+    return shaped[0]

@@ -1,0 +1,68 @@
+"""The files of Keras' checkpoints: arrays in NumPy's own format and JSON, which no reading of could run code."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import numpy
+
+_TOLD = "told"
+_ARRAY = "__array__"
+
+
+class KerasForm:
+    """See `checkpoint.Form`: an ``.npz`` file with the arrays, and JSON that says where each belongs."""
+
+    def stream(self, content: dict[str, Any]) -> io.BytesIO:
+        """See `checkpoint.Form.stream`."""
+        arrays: dict[str, Any] = {}
+        told = json.dumps(_without_arrays(content, arrays)).encode()
+        stream = io.BytesIO()
+        arrays[_TOLD] = numpy.frombuffer(told, numpy.uint8)
+        numpy.savez(stream, **arrays)
+        stream.seek(0, io.SEEK_END)
+        return stream
+
+    def unpacked(self, content: bytes) -> dict[str, Any]:
+        """See `checkpoint.Form.unpacked`."""
+        with numpy.load(io.BytesIO(content), allow_pickle=False) as file:
+            told: dict[str, Any] = _with_arrays(json.loads(file[_TOLD].tobytes()), file)
+        return told
+
+    def why(self, error: Exception) -> str:
+        """See `checkpoint.Form.why`."""
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _without_arrays(content: Any, arrays: dict[str, Any]) -> Any:
+    if isinstance(content, numpy.ndarray):
+        name = f"a{len(arrays)}"
+        # as bytes: NumPy's files know no bfloat16
+        arrays[name] = numpy.frombuffer(content.tobytes(), numpy.uint8)
+        return {_ARRAY: name, "dtype": content.dtype.name, "shape": list(content.shape)}
+    if isinstance(content, dict):
+        return {str(name): _without_arrays(value, arrays) for name, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_without_arrays(value, arrays) for value in content]
+    return content.item() if isinstance(content, numpy.generic) else content
+
+
+def _with_arrays(told: Any, file: Any) -> Any:
+    if isinstance(told, dict):
+        if _ARRAY in told:
+            values = numpy.frombuffer(file[told[_ARRAY]].tobytes(), _dtype(told["dtype"]))
+            return values.reshape(told["shape"]).copy()
+        return {name: _with_arrays(value, file) for name, value in told.items()}
+    return [_with_arrays(value, file) for value in told] if isinstance(told, list) else told
+
+
+def _dtype(name: str) -> Any:
+    try:
+        return numpy.dtype(name)
+    except TypeError:
+        import ml_dtypes  # which Keras brings
+
+        return numpy.dtype(getattr(ml_dtypes, name))

@@ -1,0 +1,100 @@
+"""The epochs of a Keras training, as Keras gives them: a dict from each metric's name to its values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from spark_estimator.errors import PythonEnvironmentError
+from spark_estimator.estimators.history import table
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class KerasHistory(dict[str, list[Any]]):
+    """``{"loss": [0.5, 0.2], "accuracy": [...], "val_loss": [...]}``: means over the rows of all ranks."""
+
+    def rows(self) -> list[dict[str, float]]:
+        """[epochs] flat: epoch, loss, accuracy, val_loss, ..."""
+        epochs = max(map(len, self.values()), default=0)
+        return [
+            {"epoch": epoch, **{name: values[epoch] for name, values in self.items() if _is_there(values, epoch)}}
+            for epoch in range(epochs)
+        ]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A frame with the columns of `rows`, one row for each epoch."""
+        import pandas
+
+        return pandas.DataFrame(self.rows())
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draws the losses over the epochs.
+
+        Args:
+            axes: of matplotlib; None: new ones.
+
+        Returns:
+            The axes.
+
+        Raises:
+            PythonEnvironmentError: there is no matplotlib.
+        """
+        if axes is None:
+            try:
+                from matplotlib import pyplot
+            except ModuleNotFoundError as error:
+                raise PythonEnvironmentError(
+                    "plot() draws with matplotlib, which is not there: pip install matplotlib, or use to_pandas()."
+                ) from error
+            axes = pyplot.subplots()[1]
+        for name in ("loss", "val_loss"):
+            if name in self:
+                axes.plot(range(len(self[name])), self[name], marker="o", label=name)
+        axes.set_xlabel("epoch")
+        axes.legend()
+        return axes
+
+    def _repr_html_(self) -> str:
+        """A table, for notebooks."""
+        rows = self.rows()
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        return table(names, [[_short(row.get(name)) for name in names] for row in rows])
+
+
+def history_of(name: str, value: Any) -> KerasHistory:
+    """What a model is given as its history: Keras' dict, or a training's entries, one for each epoch.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if value is None:
+        return KerasHistory()
+    if isinstance(value, Mapping):
+        return KerasHistory({str(key): list(values) for key, values in value.items()})
+    if not isinstance(value, Sequence) or not all(isinstance(one, Mapping) for one in value):
+        raise TypeError(f"{name} is a dict from each metric's name to its values; it was {value!r}.")
+    flat = [flattened(entry) for entry in value]
+    names = dict.fromkeys(key for entry in flat for key in entry)
+    return KerasHistory({key: [entry.get(key) for entry in flat] for key in names})
+
+
+def flattened(entry: Mapping[str, Any]) -> dict[str, float]:
+    """An epoch's entry in Keras' words: loss, val_loss."""
+    validation = entry.get("validation") or {}
+    return {**entry["train"], **{f"val_{name}": value for name, value in validation.items()}, **entry.get("more", {})}
+
+
+def line_of(entry: Mapping[str, Any], epochs: int) -> str:
+    """An epoch in one line."""
+    told = [f"{name} {_short(value)}" for name, value in flattened(entry).items()]
+    return ", ".join([f"epoch {entry['epoch'] + 1}/{epochs}", *told])
+
+
+def _is_there(values: Sequence[Any], epoch: int) -> bool:
+    return epoch < len(values) and values[epoch] is not None
+
+
+def _short(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, (int, float)) else str(value)

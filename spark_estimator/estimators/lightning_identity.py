@@ -1,0 +1,49 @@
+"""What tells one training of Lightning's from another, in `identity`'s words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spark_estimator.estimators import torch_identity
+from spark_estimator.estimators.identity import Identity, name_of, of_rows_and_parameters
+from spark_estimator.estimators.lightning_parts import Parts
+from spark_estimator.estimators.train_spec import TrainSpec
+
+#: Arguments of a Trainer on which no number depends, or that a run may be resumed with.
+_FREE = ("max_epochs", "max_steps", "max_time", "logger", "log_every_n_steps", "profiler", "default_root_dir")
+
+
+def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
+    """Of a training: its rows, its module with its hyperparameters, and the parameters that steer it.
+
+    Args:
+        checksums: [fields] of all ranks' rows.
+    """
+    parts: Parts = spec.framework
+    arguments = parts.trainer_args or {}
+    steering = [
+        f"{name}={given!r}" if isinstance(given, (bool, int, float, str)) else f"{name}={name_of(given)}"
+        for name, given in sorted(arguments.items())
+        if name not in _FREE and not name.startswith("enable_")
+    ]
+    if parts.plain is not None:
+        of_torch = torch_identity.identity_of(replace(spec, framework=parts.plain), checksums)
+        return {**of_torch, "trainer_args": steering}
+    modules, numbers = parts.model.named_modules(), parts.model.state_dict().items()
+    chosen = dict(getattr(parts.model, "hparams", {}))
+    return {
+        **of_rows_and_parameters(spec, checksums),
+        "model": [f"{name or 'the model'} of class {name_of(module)}" for name, module in modules],
+        "model's numbers": [
+            f"{name} {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+            for name, value in numbers
+            if hasattr(value, "shape")
+        ],
+        "model's hyperparameters": [
+            f"{name}={given!r}"
+            for name, given in sorted(chosen.items())
+            if isinstance(given, (bool, int, float, str, type(None)))
+        ],
+        "steps": [f"gradient_compression={name_of(parts.compression)}", f"data_module={name_of(parts.data_module)}"],
+        "trainer_args": steering,
+    }

@@ -1,0 +1,257 @@
+"""What all trained models share, whatever their framework: they predict on DataFrames, arrays and pandas frames."""
+
+from __future__ import annotations
+
+import html
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow
+import pyarrow.compute
+from pyspark.ml import Model
+from pyspark.ml.util import MLReadable, MLWritable
+
+from spark_estimator.data.columns import raw, readable
+from spark_estimator.data.decoding import Decoder
+from spark_estimator.data.fields import Field
+from spark_estimator.estimators import checks, params
+from spark_estimator.estimators.folders import Reader, Writer
+from spark_estimator.estimators.history import History, history_of, table
+from spark_estimator.estimators.params import Row, TableParams
+from spark_estimator.estimators.prediction_columns import (
+    Meaning,
+    in_label_type,
+    prediction,
+    probability,
+    raw_prediction,
+)
+from spark_estimator.estimators.predictor import Predictor, matrices_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_Self = TypeVar("_Self", bound="TableModel")
+
+#: The params of every model; what differs is how the history looks.
+ROWS = (
+    Row("history", History(), history_of, "one entry for each epoch: epoch, train, validation"),
+    Row("feature_columns", None, checks.names, "the columns to predict from, in the order of fit()"),
+    Row("label_columns", None, checks.names, "the columns that were learnt"),
+    Row("run_id", None, checks.text, "names the training"),
+    Row("batch_size", 1024, checks.whole(1), "rows that go through the model at a time"),
+    params.DECODERS,
+    *params.PREDICTING,
+)
+
+
+class TableModel(Model, TableParams, MLWritable, MLReadable["TableModel"]):
+    """What an estimator's ``fit`` returns. ``transform(df)`` adds a column of predictions for each label.
+
+    A prediction of one value is of the label's type, rounded where that is a whole number; one of several values is a
+    vector (``output_type`` changes that). A row with a null in a feature column gets null.
+
+    Args:
+        model: the trained one; kept as it is.
+        inputs: [inputs] the fields that it was trained with.
+        outputs: [labels] values a row that it returns.
+        label_types: [labels] Spark types, as ``simpleString`` has them.
+        meanings: [labels] what each output is, as `prediction_columns` has them: it decides what is 1, or true, where
+            the label is a whole number or a boolean; None: whole numbers are rounded, and more than 0.5 is true.
+        kwargs: the params.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Any,
+        inputs: Sequence[Field],
+        outputs: Sequence[int],
+        label_types: Sequence[str],
+        meanings: Sequence[Meaning] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        self._setDefault(**{row.name: row.default for row in self._rows})
+        self._take(kwargs)
+        self._model = model
+        self._inputs = tuple(inputs)
+        self._outputs = tuple(outputs)
+        self._label_types = tuple(label_types)
+        self._meanings = tuple(meanings or [None] * len(self._outputs))
+
+    @abstractmethod
+    def _predictor(self, inputs: Sequence[Field], decoders: Mapping[str, Decoder] | None = None) -> Predictor:
+        """What predicts, with the model as it is now.
+
+        Args:
+            inputs: as the model was trained with, under the names of the columns to predict from.
+            decoders: of columns of bytes, by the names of the inputs' columns.
+        """
+
+    def setLabelColoumns(self: _Self, value: list[str]) -> _Self:  # so spelt in Horovod
+        """As setLabelColumns."""
+        return self.setParams(label_columns=value)
+
+    def _repr_html_(self) -> str:
+        """What it was made from, and how its training went, for notebooks."""
+        names = ("feature_columns", "label_columns", "run_id")
+        told = [*((name, self._value(name)) for name in names), ("model", repr(self._model))]
+        history: History = self._value("history")
+        return f"<b>{html.escape(self.uid)}</b>{table(['', ''], told)}{history._repr_html_()}"
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        from pyspark.sql import functions
+
+        temporary = f"__{self.uid}"
+        added = self._added([functions.col(f"{temporary}.o{place}") for place in range(len(self._outputs))])
+        there = {name.lower() for name in dataset.columns}  # as Spark compares them
+        taken = [name for name in added if name.lower() in there]
+        if taken:
+            raise ValueError(f"the DataFrame has a column {taken[0]!r} already: choose others with setOutputCols.")
+        inputs = self._renamed_inputs()
+        columns: list[Column] = []
+        decoders = self._decoders()
+        for field in inputs:
+            for name, own in zip(field.names, field.columns, strict=True):
+                # Where the arrays are there already, they are read as such.
+                is_bytes = own in decoders and raw(dataset.schema, name).kind == "binary"
+                columns.append(readable(dataset.schema, name, is_bytes).cast(field.dtype))
+        predictor = self._predictor(inputs, decoders)
+        struct = _udf(predictor, self._outputs, len(columns))(*columns)
+        # One column first: two that refer to the same call would have the model called twice.
+        frame = dataset.withColumn(temporary, struct)
+        for name, column in added.items():
+            frame = frame.withColumn(name, column)
+        return frame.drop(temporary)
+
+    def predict(self, features: Any) -> Any:
+        """Predicts without Spark.
+
+        Args:
+            features: a numpy array [rows, ...] for a model of one input, a list of such for several; or a pandas
+                DataFrame, or a mapping, with the feature columns. Timestamps without a zone are taken as UTC;
+                ``df.toPandas()`` gives them in the session's zone: say which, ``column.dt.tz_localize(zone)``.
+
+        Returns:
+            [rows, values] an array; a list of them where the model has several outputs.
+
+        Raises:
+            DataError: the features do not fit.
+        """
+        inputs = self._renamed_inputs()
+        matrices = matrices_of(features, inputs, self._decoders())
+        results = self._predictor(inputs).outputs_for(matrices)
+        return results[0] if len(results) == 1 else results
+
+    def write(self) -> Writer:
+        """Spark ML's way to save: ``write().overwrite().save(path)``."""
+        return Writer(self._write_files)
+
+    @classmethod
+    def read(cls) -> Reader:
+        """Spark ML's way to load: ``read().load(path)``."""
+        return Reader(cls.load)
+
+    @abstractmethod
+    def _write_files(self, folder: Path) -> None:
+        """Puts the model's files into a new folder."""
+
+    def _renamed_inputs(self) -> tuple[Field, ...]:
+        """The inputs under the names of `feature_columns`."""
+        names = self._value("feature_columns")
+        count = sum(len(field.names) for field in self._inputs)
+        if names is None:
+            return self._inputs
+        if len(names) != count:
+            raise ValueError(f"feature_columns names {len(names)} columns; the model was trained with {count}.")
+        left = iter(names)
+        return tuple(replace(field, names=tuple(next(left) for _ in field.names)) for field in self._inputs)
+
+    def _decoders(self) -> dict[str, Decoder]:
+        """By the columns' names in batches: those of the features as they were called in fit()."""
+        functions = self._value("decoders") or {}
+        return {
+            column: Decoder(name, functions[name], dtype=field.stored or None)
+            for field in self._inputs
+            for name, column in zip(field.names, field.columns, strict=True)
+            if name in functions
+        }
+
+    def _added(self, outputs: Sequence[Column]) -> dict[str, Column]:
+        """The columns that `transform` adds, by their names.
+
+        Args:
+            outputs: [labels] what the model returned.
+
+        Raises:
+            ValueError, DataError: one that is asked for cannot be had.
+        """
+        names = self._value("output_cols") or [f"{label}__output" for label in self._value("label_columns")]
+        if len(names) != len(outputs):
+            raise ValueError(f"output_cols names {len(names)} columns for {len(outputs)} outputs.")
+        wanted = self._value("output_type")
+        added = {
+            name: in_label_type(column, width, kind, wanted, meaning)
+            for name, column, width, kind, meaning in zip(
+                names, outputs, self._outputs, self._label_types, self._meanings, strict=True
+            )
+        }
+        of_evaluators = {row.name: self._value(row.name) for row in params.OF_EVALUATORS if self._value(row.name)}
+        if of_evaluators and len(outputs) > 1:
+            raise ValueError(
+                f"{', '.join(of_evaluators)}: for a model of one label; this one has {len(outputs)}: read the columns "
+                f"{', '.join(names)}."
+            )
+        column, width, meaning = outputs[0], self._outputs[0], self._meanings[0]
+        for param, name in of_evaluators.items():
+            if name in added:
+                raise ValueError(f"two columns of predictions would be named {name!r}: choose another {param}.")
+            if param == "prediction_col":
+                added[name] = prediction(column, width, self._label_types[0], meaning)
+            elif param == "raw_prediction_col":
+                added[name] = raw_prediction(column, width, meaning)
+            else:
+                added[name] = probability(column, width, meaning)
+        return added
+
+
+def _udf(predictor: Predictor, widths: Sequence[int], columns: int) -> Any:
+    """The predictor as a function of columns."""
+    from pyspark.sql import functions
+    from pyspark.sql.types import ArrayType, DoubleType, FloatType, StructField, StructType
+
+    kinds = [ArrayType(FloatType()) if width > 1 else DoubleType() for width in widths]
+    fields = StructType([StructField(f"o{place}", kind) for place, kind in enumerate(kinds)])
+    if hasattr(functions, "arrow_udf"):
+        # The types say what kind of function it is: an Arrow array for a batch of one column, a tuple of several.
+        def one(batches: Iterator[pyarrow.Array]) -> Iterator[pyarrow.Array]:
+            return predictor.arrow_batches((batch,) for batch in batches)
+
+        def several(batches: Iterator[tuple[pyarrow.Array, ...]]) -> Iterator[pyarrow.Array]:
+            return predictor.arrow_batches(batches)
+
+        return functions.arrow_udf(_hinted(one if columns == 1 else several, pyarrow.Array, pyarrow.Array), fields)
+    import pandas
+    from pyspark.sql.pandas.functions import pandas_udf  # where there are no Arrow UDFs yet
+
+    def one_series(batches: Iterator[pandas.Series]) -> Iterator[pandas.DataFrame]:
+        return predictor.pandas_batches((batch,) for batch in batches)
+
+    def several_series(batches: Iterator[tuple[pandas.Series, ...]]) -> Iterator[pandas.DataFrame]:
+        return predictor.pandas_batches(batches)
+
+    chosen = _hinted(one_series if columns == 1 else several_series, pandas.Series, pandas.DataFrame)
+    return pandas_udf(chosen, fields)  # type: ignore[call-overload]  # its stubs know no iterators of frames
+
+
+def _hinted(function: Any, taken: Any, given: Any) -> Any:
+    """The function with type hints that PySpark understands: those of this file are text."""
+    single = function.__name__.startswith("one")
+    function.__annotations__ = {
+        "batches": Iterator[taken] if single else Iterator[tuple[taken, ...]],
+        "return": Iterator[given],
+    }
+    return function

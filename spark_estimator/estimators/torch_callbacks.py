@@ -1,0 +1,60 @@
+"""What a user's own objects hear of a training, on every rank: `Callback` says when, and how they end it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+import spark_estimator.torch as hvd
+
+
+class Callback:
+    """Anything with some of these methods may be among ``callbacks=``; this class is there to be subclassed.
+
+    They run on every rank, in the process that trains, and all ranks call them at the same point: a collective inside
+    of one is met by all. Objects travel to the ranks by pickle, and what they note there does not come back.
+    What one prints goes where the ranks' lines go; `spark_estimator.log_to_driver` reaches the driver.
+    """
+
+    def on_train_begin(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Before the first epoch of this process: a training that goes on from a checkpoint begins there."""
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        """Before an epoch, counted from 0."""
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> bool | None:
+        """After an epoch, when its checkpoint is written.
+
+        Args:
+            logs: the epoch's entry in the history, the same on all ranks.
+
+        Returns:
+            True: the training ends here, on all ranks, if any of them says so.
+        """
+        return None
+
+    def on_train_end(self) -> None:
+        """After the last epoch."""
+
+
+class Callbacks:
+    """Calls the methods that there are. Without callbacks it costs nothing, and the ranks exchange nothing."""
+
+    def __init__(self, callbacks: Sequence[Any]) -> None:
+        self._callbacks = callbacks
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        """What each returned; None where it has no such method."""
+        found = [getattr(one, method, None) for one in self._callbacks]
+        return [None if one is None else one(*args) for one in found]
+
+    def ends_after(self, epoch: int, logs: dict[str, Any]) -> bool:
+        """Tells of an epoch's end. A collective: whether any callback of any rank ends the training."""
+        if not self._callbacks:
+            return False
+        said = any(answer is True for answer in self.call("on_epoch_end", epoch, logs))
+        votes = hvd.allreduce(torch.tensor([float(said)]), op=hvd.Sum, name="a callback ends the training")
+        return bool(votes.item())

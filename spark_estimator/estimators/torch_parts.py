@@ -1,0 +1,120 @@
+"""Checks those parameters of a `TorchEstimator` that are PyTorch's, and puts together what the ranks train with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from spark_estimator.estimators.torch_losses import Parts, divides_by_class, known, reduction_of
+from spark_estimator.store import Store
+
+
+def parts_of(value: Callable[[str], Any]) -> tuple[Parts, list[str]]:
+    """What the ranks train with, and the labels' names.
+
+    Args:
+        value: gives a parameter by its name.
+
+    Raises:
+        TypeError, ValueError: it is missing, or of another kind.
+    """
+    model, optimizer = value("model"), value("optimizer")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a torch.nn.Module; it was {model!r}.")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"optimizer is an optimizer of torch.optim, made with the model's parameters; it was {optimizer!r}."
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("optimizer is an LBFGS, which asks for the loss several times a step: choose another one.")
+    own = {id(parameter) for parameter in model.parameters()}
+    strange = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
+    if strange:
+        raise ValueError(
+            f"the optimizer holds {len(strange)} parameters that are not the model's: make it with model.parameters()."
+        )
+    labels = value("label_cols")
+    if not labels:
+        raise ValueError("label_cols names the columns that the model shall predict, one for each output.")
+    losses = value("loss") or []
+    constructors = value("loss_constructors") or []
+    if losses and constructors:
+        raise ValueError("loss and loss_constructors were both given: one of them makes the losses.")
+    losses = [known(loss) for loss in losses or [make() for make in constructors]]
+    if len(losses) != len(labels):
+        raise ValueError(f"{len(losses)} losses were given for {len(labels)} label columns: one for each is needed.")
+    for loss in losses:
+        reduction = reduction_of(loss)
+        if reduction not in ("mean", "batchmean"):
+            raise ValueError(
+                f"{loss!r} has reduction={reduction!r}; a loss has to be a mean over the rows of a batch, as the "
+                "ranks' batches differ in size: leave reduction='mean'."
+            )
+        if value("sample_weight_col") and divides_by_class(loss):
+            raise ValueError(
+                f"{loss!r} divides by its classes' weights and sample_weight_col by rows, so that together they "
+                "have no mean: multiply the class's weight into the column, and leave the loss without."
+            )
+    shares = value("loss_weights") or [1 / len(losses)] * len(losses)
+    if len(shares) != len(losses):
+        raise ValueError(f"{len(shares)} loss_weights were given for {len(losses)} losses.")
+    shapes = value("label_shapes")
+    if shapes is not None and len(shapes) != len(labels):
+        raise ValueError(f"label_shapes has {len(shapes)} shapes for {len(labels)} label columns.")
+    store = value("store")
+    if store is not None and not isinstance(store, Store):
+        raise TypeError(f"store is a Store, for example Store.create('/path'); it was {store!r}.")
+    if store is None and value("checkpoint_every_steps") is not None:
+        raise ValueError("checkpoint_every_steps needs a store, for example store=Store.create('/path').")
+    scheduler = value("lr_scheduler")
+    if scheduler is not None and getattr(scheduler, "optimizer", None) is not optimizer:
+        raise ValueError(f"lr_scheduler is a scheduler of the optimizer that is given; it was {scheduler!r}.")
+    rate = value("learning_rate")
+    if rate is not None and scheduler is not None:
+        raise ValueError(
+            f"learning_rate={rate} and lr_scheduler were both given: a scheduler begins with the optimizer's own."
+        )
+    if rate is not None:
+        optimizer = _with_rate(optimizer, rate)
+    metrics = _grouped(value("metrics"), len(labels))
+    minibatch, precision = value("train_minibatch_fn"), value("mixed_precision")
+    if minibatch is not None and (precision is not None or value("backward_passes_per_step") > 1):
+        raise ValueError(
+            "train_minibatch_fn does the whole step itself: leave out mixed_precision (use torch.autocast inside) "
+            "and backward_passes_per_step."
+        )
+    parts = Parts(
+        model=model,
+        optimizer=optimizer,
+        losses=losses,
+        loss_weights=shares,
+        metrics=metrics,
+        scheduler=scheduler,
+        compression=value("gradient_compression"),
+        label_shapes=shapes,
+        precision=precision,
+        callbacks=value("callbacks"),
+        minibatch=minibatch,
+    )
+    return parts, labels
+
+
+def _grouped(metrics: Sequence[Any], labels: int) -> list[list[Any]]:
+    """A list of metrics for each label."""
+    if any(isinstance(one, (list, tuple)) for one in metrics):
+        groups = [list(one) if isinstance(one, (list, tuple)) else [one] for one in metrics]
+        if len(groups) != labels:
+            raise ValueError(f"metrics has {len(groups)} lists for {labels} label columns: one for each is needed.")
+        return groups
+    return [list(metrics) for _ in range(labels)]
+
+
+def _with_rate(optimizer: torch.optim.Optimizer, rate: float) -> torch.optim.Optimizer:
+    """The optimizer with the same parameters and another learning rate; the one that is given stays as it is."""
+    other = copy.copy(optimizer)
+    other.param_groups = [{**group, "lr": rate} for group in optimizer.param_groups]
+    return other

@@ -1,0 +1,59 @@
+"""What each rank of a training has for itself, and a checkpoint therefore holds once for each: chance, sums, buffers.
+
+Parameters and the optimizer's state are the same on all ranks. Buffers are not: each rank's batch normalization counts
+its own rows, and validation is done with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import nn
+
+import spark_estimator.torch as hvd
+
+
+def gathered(model: nn.Module, device: torch.device, sums: torch.Tensor | None = None) -> list[dict[str, Any]]:
+    """[ranks] what each has. A collective.
+
+    Args:
+        device: on which it trains.
+        sums: over the rows of the epoch so far; None: there is no epoch that has begun.
+    """
+    own: dict[str, Any] = {"buffers": _other_buffers(model)}
+    if sums is not None:
+        own |= {"sums": sums, "random": torch.get_rng_state()}
+        if device.type == "cuda":
+            own["random of the GPU"] = torch.cuda.get_rng_state(device)
+    return list(hvd.allgather_object(own, name="what each rank has"))
+
+
+def take_buffers(model: nn.Module, own: dict[str, Any]) -> None:
+    """Gives a model, which has rank 0's buffers, its own."""
+    buffers = dict(model.named_buffers())
+    for name, value in own["buffers"].items():
+        buffers[name].copy_(value)
+
+
+def take_chance(device: torch.device, own: dict[str, Any]) -> None:
+    """Goes on drawing where this rank was."""
+    torch.set_rng_state(own["random"])
+    if device.type == "cuda" and "random of the GPU" in own:
+        torch.cuda.set_rng_state(own["random of the GPU"], device)
+
+
+def _other_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers in which this rank differs from rank 0, whose are in the model's state. A collective."""
+    kept = model.state_dict().keys()
+    buffers = {name: value.detach().cpu() for name, value in model.named_buffers() if name in kept}
+    if not buffers:
+        return {}
+    digests = {name: _digest(value) for name, value in buffers.items()}
+    first = hvd.broadcast_object(digests, root_rank=0, name="buffers of rank 0")
+    return {name: value for name, value in buffers.items() if digests[name] != first[name]}
+
+
+def _digest(value: torch.Tensor) -> str:
+    return hashlib.sha256(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()

@@ -1,0 +1,52 @@
+"""Files of PyTorch, read by its restricted unpickler; what it does not like is told in words, without its advice."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spark_estimator.errors import DataError
+
+
+class RefusedObjectsError(DataError):
+    """A file names classes or functions that are not known: to read it could run code."""
+
+
+def read(file: Path, known: Sequence[Any] = (), *, trust: bool = False) -> Any:
+    """What ``torch.save`` has written.
+
+    Args:
+        known: classes and functions that it may name, besides those that PyTorch itself allows.
+        trust: it may name any, and run code.
+
+    Raises:
+        RefusedObjectsError: it names others; the text says which.
+        DataError: it is none of PyTorch's files, or damaged.
+    """
+    try:
+        if not zipfile.is_zipfile(file):
+            raise DataError(
+                f"{file} is no file of PyTorch: {file.stat().st_size} bytes, which are no whole zip archive."
+            )
+        with torch.serialization.safe_globals(list(known)):
+            return torch.load(file, weights_only=not trust)
+    except DataError:
+        raise
+    except pickle.UnpicklingError as error:
+        raise RefusedObjectsError(why(error)) from error
+    except Exception as error:
+        raise DataError(f"{file} is no file of PyTorch that could be read: {why(error)}") from error
+
+
+def why(error: Exception) -> str:
+    """An error in a line. PyTorch's own words advise to take away the restriction, which is not repeated."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, pickle.UnpicklingError):
+        telling = next((line for line in lines if "GLOBAL" in line or "Unsupported" in line), type(error).__name__)
+        return telling.partition(" Please use ")[0]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

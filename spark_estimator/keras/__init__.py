@@ -1,0 +1,150 @@
+"""Horovod's API for Keras 3, on its torch, TensorFlow and JAX backends: ``import spark_estimator.keras as hvd``.
+
+Keras is imported when something of it is first used, not with this package, so that a program can still choose its
+backend (KERAS_BACKEND) after ``hvd.init()``. ``tf.keras`` is the same package since TensorFlow 2.16.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if importlib.util.find_spec("keras") is None:
+    raise ModuleNotFoundError(
+        "spark_estimator.keras (horovod.keras) needs Keras 3, No module named 'keras': pip install "
+        "'spark-estimator[keras]', on the workers, too",
+        name="keras",
+    )
+
+from spark_estimator.collectives.arrays import barrier
+from spark_estimator.collectives.context import (
+    add_process_set,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    remove_process_set,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from spark_estimator.collectives.objects import allgather_object, broadcast_object
+from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.errors import HorovodInternalError
+from spark_estimator.keras.compression import Compression
+from spark_estimator.keras.ops import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather,
+    allreduce,
+    broadcast,
+    grouped_allreduce,
+    reducescatter,
+)
+
+if TYPE_CHECKING:
+    from spark_estimator.keras import callbacks as callbacks
+    from spark_estimator.keras import elastic as elastic
+    from spark_estimator.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+    from spark_estimator.keras.saving import load_model
+    from spark_estimator.keras.starting_state import broadcast_global_variables, broadcast_variables
+
+#: What stands above this package, and needs Spark, too -> its module.
+_ABOVE = {
+    "KerasEstimator": "spark_estimator.estimators.keras_estimator",
+    "KerasModel": "spark_estimator.estimators.keras_model",
+}
+#: What needs Keras itself -> the module that has it; a module of its own where that is ''.
+_LATER = {
+    "DistributedOptimizer": "optimizer",
+    "PartialDistributedOptimizer": "optimizer",
+    "broadcast_global_variables": "starting_state",
+    "broadcast_variables": "starting_state",
+    "callbacks": "",
+    "elastic": "",
+    "load_model": "saving",
+}
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "PartialDistributedOptimizer",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "barrier",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_variables",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allreduce",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what needs Keras, or Spark, at its first use."""
+    if name not in _LATER and name not in _ABOVE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(_ABOVE.get(name) or f"{__name__}.{_LATER[name] or name}")
+    value = getattr(module, name) if name in _ABOVE or _LATER[name] else module
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER, *_ABOVE})

@@ -1,0 +1,281 @@
+"""Callbacks for ``model.fit`` on many ranks: one starting state, one set of metrics, a learning rate that warms up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from spark_estimator.collectives import context
+from spark_estimator.collectives.objects import allgather_object
+from spark_estimator.keras.importing import keras
+from spark_estimator.keras.lockstep import begin_together
+from spark_estimator.keras.starting_state import broadcast_variables, training_variables
+from spark_estimator.keras.wrapping import innermost
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+    """Gives all ranks the root's weights and optimizer state, once, before the first batch. All ranks have it.
+
+    A model that is not built by then is broadcast after its first batch. It also compares how many batches the ranks
+    have, and has all ranks stop after the same epoch; see ``keras.lockstep``.
+
+    Args:
+        root_rank: whose state counts.
+        device: without effect.
+        local_variables: variables that stay as they are on each rank.
+    """
+
+    def __init__(self, root_rank: int = 0, device: str = "", local_variables: Any = None) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.broadcast_done = False
+        self._local = {id(variable) for variable in local_variables or ()}
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Broadcasts, if there is something by now."""
+        begin_together(self.model, self.params)
+        if self.model.built:
+            optimizer = getattr(self.model, "optimizer", None)
+            if optimizer is not None and not optimizer.built:  # TensorFlow's trainer leaves that to the first batch
+                optimizer.build(self.model.trainable_variables)
+            self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcasts what the first batch has built."""
+        if not self.broadcast_done:
+            sync_jax_state(self.model)
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        if not self.broadcast_done:
+            variables = [v for v in training_variables(self.model) if id(v) not in self._local]
+            broadcast_variables(variables, self.root_rank)
+            self.broadcast_done = True
+
+
+class MetricAverageCallback(keras.callbacks.Callback):
+    """Replaces each metric of an epoch by its mean over the ranks that have it, on all ranks. All ranks have it.
+
+    Put it before callbacks that look at metrics, such as `EarlyStopping` and `ReduceLROnPlateau`. A metric that some
+    ranks lack, such as ``val_loss`` where rank 0 alone validates, is given to all.
+
+    Args:
+        device: without effect.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Has all ranks stop after the same epoch; see ``keras.lockstep``."""
+        begin_together(self.model, self.params)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Averages ``logs`` in place."""
+        if logs is None or context.size() == 1:
+            return
+        own = {key: number for key in sorted(logs) if (number := _number(logs[key])) is not None}
+        of_ranks: list[dict[str, float]] = allgather_object(own, name="keras.MetricAverageCallback")
+        for key in sorted({key for numbers in of_ranks for key in numbers}):
+            values = [numbers[key] for numbers in of_ranks if key in numbers]
+            logs[key] = math.fsum(values) / len(values) if all(map(math.isfinite, values)) else sum(values)
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):
+    """Sets the learning rate to ``initial_lr * multiplier(epoch)`` in the epochs from start to end.
+
+    With several of them one after another, such as a warm-up and then steps, a training has all of its schedule.
+
+    Args:
+        initial_lr: what the multiplier counts from.
+        multiplier: a function of the epoch, or a number, by whose power it falls from epoch to epoch.
+        start_epoch: the first epoch, counted from 0.
+        end_epoch: the first epoch after them; None: there is none.
+        staircase: the rate changes at the start of an epoch; without it with each batch, the epoch being a fraction.
+        momentum_correction: what momentum has gathered is scaled along with the rate (optimizers with ``momentum``), so
+            that a step of the past keeps its size relative to new ones.
+        steps_per_epoch: batches in an epoch; None: as ``fit`` says.
+
+    Raises:
+        ValueError: `initial_lr` is missing or no number.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: Callable[[float], float] | float,
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(initial_lr, bool) or not isinstance(initial_lr, (int, float)):
+            raise ValueError(f"initial_lr={initial_lr!r} must be a number: the rate that the schedule counts from.")
+        self.initial_lr = float(initial_lr)
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+        self._first_of_epoch = True
+        # a number for all epochs falls by its power, in steps or not as it is asked
+        self.staircase = staircase
+        self.multiplier: Callable[[float], float] = (
+            multiplier if callable(multiplier) else lambda epoch: float(multiplier) ** (epoch - start_epoch)
+        )
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Finds out how long an epoch is."""
+        settable = innermost(self.model.optimizer)
+        if isinstance(getattr(settable, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
+            raise ValueError(
+                f"{type(self).__name__}: the optimizer has a LearningRateSchedule, which nobody else can set; give it "
+                "a number as learning_rate, or leave out the callback."
+            )
+        if not self.staircase and self.steps_per_epoch is None:
+            self.steps_per_epoch = (self.params or {}).get("steps")
+            if not self.steps_per_epoch:
+                raise ValueError(f"{type(self).__name__}: the length of an epoch is not known; give steps_per_epoch=.")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes the epoch."""
+        self.current_epoch = epoch
+        self._first_of_epoch = True
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Sets the rate."""
+        first, self._first_of_epoch = self._first_of_epoch, False
+        if self.current_epoch < self.start_epoch or (
+            self.end_epoch is not None and self.current_epoch >= self.end_epoch
+        ):
+            return
+        if not self.staircase:
+            assert self.steps_per_epoch is not None
+            self._adjust(self.current_epoch + batch / self.steps_per_epoch)
+        elif first:
+            self._adjust(self.current_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Puts the rate into ``logs["lr"]``."""
+        if logs is not None:
+            logs["lr"] = self._rate()
+
+    def _rate(self) -> float:
+        return float(keras.ops.convert_to_numpy(innermost(self.model.optimizer).learning_rate))
+
+    def _adjust(self, epoch: float) -> None:
+        sync_jax_state(self.model)
+        old, new = self._rate(), self.initial_lr * self.multiplier(epoch)
+        optimizer = innermost(self.model.optimizer)
+        optimizer.learning_rate = new
+        momentum = getattr(optimizer, "momentum", None)
+        if self.momentum_correction and old > 0 and new != old and isinstance(momentum, float) and momentum > 0:
+            # Keras' velocity holds the rates of its past: scaled once, it is as if they had been the new one.
+            for velocity in getattr(optimizer, "momentums", None) or ():
+                velocity.assign(velocity * (new / old))
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from ``initial_lr / size`` to ``initial_lr`` over the first epochs, with each batch.
+
+    Args:
+        initial_lr: the rate afterwards: usually that of one rank times ``hvd.size()``.
+        warmup_epochs: how many epochs it takes.
+        momentum_correction, steps_per_epoch: as for `LearningRateScheduleCallback`.
+        verbose: 1: rank 0 prints the rate that is reached.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            size = context.size()
+            # at the end of the batch that begins at `epoch`
+            done = min(epoch + 1.0 / (self.steps_per_epoch or 1), warmup_epochs)
+            return 1.0 / size * (done * (size - 1) / warmup_epochs + 1)
+
+        if warmup_epochs <= 0:
+            raise ValueError(f"warmup_epochs={warmup_epochs!r} must be greater than 0.")
+        super().__init__(
+            initial_lr,
+            multiplier,
+            start_epoch=0,
+            end_epoch=math.ceil(warmup_epochs),
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Puts the rate into ``logs["lr"]``."""
+        super().on_epoch_end(epoch, logs)
+        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and context.rank() == 0:
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Keeps the model of the best epoch so far. Usually on rank 0 only, after `MetricAverageCallback`.
+
+    Args:
+        monitor: the metric that decides.
+        verbose, save_weights_only, mode, save_freq: as for Keras' ``ModelCheckpoint``.
+        filepath: where; else set the attribute `filepath` before training.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+        filepath: str | None = None,
+    ) -> None:
+        super().__init__(
+            filepath or ("best.weights.h5" if save_weights_only else "best.keras"),
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        self.filepath = filepath
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Raises ValueError when nobody has said where the model goes."""
+        if not self.filepath:
+            raise ValueError("BestModelCheckpoint: set its attribute filepath, or give filepath=, before training.")
+        super().on_train_begin(logs)
+
+
+def sync_jax_state(model: Any) -> None:
+    """On the JAX backend the trainer holds the variables' values while an epoch runs; this puts them back."""
+    sync = getattr(model, "jax_state_sync", None)
+    if sync is not None:
+        sync()
+
+
+def _number(value: Any) -> float | None:
+    """A metric as a number; None where it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None

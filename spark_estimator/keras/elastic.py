@@ -1,0 +1,217 @@
+"""Elastic training in Keras: ``hvd.elastic.run``, ``KerasState``, and callbacks that commit it while ``fit`` runs.
+
+::
+
+    @hvd.elastic.run
+    def train(state):
+        model.fit(
+            dataset,
+            epochs=10 - state.epoch,
+            callbacks=[
+                hvd.elastic.UpdateBatchStateCallback(state),
+                hvd.elastic.UpdateEpochStateCallback(state),
+                hvd.elastic.CommitStateCallback(state),       # last: it commits what the others have noted
+            ],
+        )
+
+    train(hvd.elastic.KerasState(model, batch=0, epoch=0))
+
+What happens when a rank is lost or comes stands in ``spark_estimator.elastic``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy
+
+from spark_estimator.collectives import context
+from spark_estimator.collectives.objects import broadcast_object
+from spark_estimator.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, rejoin, run_fn
+from spark_estimator.keras import exchange
+from spark_estimator.keras.callbacks import sync_jax_state
+from spark_estimator.keras.importing import keras
+from spark_estimator.keras.starting_state import broadcast_variables, training_variables
+
+__all__ = [
+    "CommitStateCallback",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "KerasState",
+    "ObjectState",
+    "State",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]
+
+ValueT = TypeVar("ValueT")
+
+
+def run(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
+    """Decorates ``func(state, ...)``, a training that goes on when the job loses a rank or takes one in.
+
+    Args:
+        func: gets a `State`, usually a `KerasState`, and takes up its work from there.
+
+    Returns:
+        A function that is called like `func`, after ``hvd.init()``, on all ranks, and returns what that returns.
+
+    Raises:
+        HorovodInternalError: the job is not elastic (``horovodrun --min-np`` starts one), or the same failure repeats.
+    """
+
+    @functools.wraps(func)
+    def as_it_was_raised(*args: Any, **kwargs: Any) -> ValueT:
+        # TensorFlow and JAX hand on what the engine raises inside of their graphs as an error of their own.
+        exchange.failures.clear()
+        try:
+            return func(*args, **kwargs)
+        except (HorovodInternalError, HostsUpdatedInterrupt):
+            raise
+        except Exception as error:
+            cause = next((kept for kept in exchange.failures if isinstance(kept, HorovodInternalError)), None)
+            if cause is None:
+                raise
+            raise cause from error
+        finally:
+            exchange.failures.clear()
+
+    return run_fn(as_it_was_raised, rejoin)
+
+
+class KerasState(ObjectState):
+    """The state of a training in Keras: a model's weights, its optimizer's variables, and plain objects.
+
+    Args:
+        model: built; its optimizer is built here where it is not.
+        optimizer: None: the model's.
+        kwargs: whatever else training must not lose, for example ``batch=0, epoch=0``.
+
+    Raises:
+        ValueError: the model is not built, or a name is one that the state uses itself.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        if not model.built:
+            raise ValueError(
+                f"KerasState: model {model.name!r} is not built, so that there is nothing to save: give it an Input, "
+                "or call model.build(input_shape)."
+            )
+        self.model = model
+        self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+        if self.optimizer is not None and not self.optimizer.built:
+            self.optimizer.build(model.trainable_variables)
+        super().__init__(broadcast_object, context.rank, **kwargs)
+        self._values: list[Any] = self._copies()
+
+    def save(self) -> None:
+        """Copies everything into host memory."""
+        self._values = self._copies()
+        super().save()
+
+    def restore(self) -> None:
+        """Goes back to what was saved last."""
+        for variable, value in zip(self._variables(), self._values, strict=True):
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        """Takes over all of rank 0's values, then saves them. Collective."""
+        broadcast_variables(self._variables(), root_rank=0)
+        super().sync()
+
+    def _variables(self) -> list[Any]:
+        return training_variables(self.model, self.optimizer)
+
+    def _copies(self) -> list[Any]:
+        sync_jax_state(self.model)
+        return [numpy.array(keras.ops.convert_to_numpy(variable)) for variable in self._variables()]
+
+
+class CommitStateCallback(keras.callbacks.Callback):
+    """Commits the state after so many batches, and at the end of each epoch. All ranks have it; put it last.
+
+    Args:
+        state: what is committed.
+        batches_per_commit: how often; what a commit costs is a copy of the state and a message.
+    """
+
+    def __init__(self, state: State, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        self._state = state
+        self._batches = batches_per_commit
+        self._left = batches_per_commit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Counts anew: a process that has just come must commit with the others."""
+        self._left = self._batches
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Commits, if it is time. Raises HostsUpdatedInterrupt; see ``State.commit``."""
+        self._left -= 1
+        if self._left <= 0:
+            self._left = self._batches
+            self._state.commit()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Commits. Raises HostsUpdatedInterrupt; see ``State.commit``."""
+        self._state.commit()
+
+
+class UpdateBatchStateCallback(keras.callbacks.Callback):
+    """Keeps in ``state.batch`` how many batches of the epoch are done, 0 between epochs.
+
+    Keras 3 cannot begin in the middle of an epoch: where a resumed epoch is to be shortened, let the data set that
+    ``fit`` is given begin at ``state.batch``.
+
+    Args:
+        state: has an attribute `batch`.
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self._state = state
+        self._done = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Notes where the epoch is taken up."""
+        self._done = self._state.batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Counts the batch."""
+        self._state.batch = self._done + batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Begins to count anew."""
+        self._state.batch = self._done = 0
+
+
+class UpdateEpochStateCallback(keras.callbacks.Callback):
+    """Keeps in ``state.epoch`` how many epochs are done, over all calls of ``fit``.
+
+    It serves ``fit(epochs=n - state.epoch)`` and ``fit(initial_epoch=state.epoch, epochs=n)`` alike.
+
+    Args:
+        state: has an attribute `epoch`.
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self._state = state
+        self._before: int | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Another call of ``fit``: its epochs are counted from where the state stands."""
+        self._before = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Finds out which epoch of the whole training this one is."""
+        if self._before is None:
+            self._before = self._state.epoch - epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Counts the epoch."""
+        self._state.epoch = (self._before or 0) + epoch + 1

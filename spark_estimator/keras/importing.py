@@ -1,0 +1,29 @@
+"""The one place that imports Keras, and says in a line what to install where that fails; only Keras 3 is served."""
+
+from __future__ import annotations
+
+try:
+    import keras
+except ModuleNotFoundError as error:
+    if error.name == "keras":
+        advice = "pip install 'spark-estimator[keras]', on the workers, too"
+    else:  # Keras looks for TensorFlow unless it is told otherwise
+        advice = f"pip install {error.name}, or set KERAS_BACKEND (torch, jax, tensorflow) to what is installed"
+    raise ModuleNotFoundError(f"Keras cannot be imported, {error}: {advice}.", name=error.name) from error
+
+_version = str(getattr(keras, "__version__", ""))
+if _version.partition(".")[0] in ("1", "2"):
+    raise ImportError(f"Keras {_version} is too old, Keras 3 is served: pip install -U 'keras>=3'.", name="keras")
+
+__all__ = ["backend", "keras"]
+
+
+def backend() -> str:
+    """Which backend Keras runs on: ``"torch"``, ``"tensorflow"`` or ``"jax"``. Raises ImportError for another."""
+    name = str(keras.backend.backend())
+    if name not in ("torch", "tensorflow", "jax"):
+        raise ImportError(
+            f"Keras' backend is {name!r}; gradients are exchanged on torch, tensorflow and jax: set KERAS_BACKEND to "
+            "one of them before Keras is imported."
+        )
+    return name

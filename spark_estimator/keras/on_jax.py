@@ -1,0 +1,44 @@
+"""Gradients on Keras' JAX backend: one ordered callback of the compiled step calls the engine with all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy
+from jax.experimental import io_callback, sparse
+
+from spark_estimator.keras.exchange import Exchange
+
+
+def reduced(
+    exchange: Exchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
+) -> list[Any]:
+    """See ``Exchange.reduced``. Sparse gradients (BCOO) travel as whole ones."""
+    dense = [gradient.todense() if isinstance(gradient, sparse.BCOO) else gradient for gradient in gradients]
+    sent, contexts = exchange.compressed(dense)
+    forms = tuple(jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in sent)
+
+    def on_host(*parts: Any) -> tuple[numpy.ndarray[Any, Any], ...]:
+        return tuple(exchange.on_host([numpy.asarray(part) for part in parts], variables, variables, everything))
+
+    received = io_callback(on_host, forms, *sent, ordered=True)
+    return exchange.decompressed(received, contexts)
+
+
+def all_true(exchange: Exchange, flag: Any) -> Any:
+    """Whether a truth value holds on every rank, as a tensor."""
+    form = jax.ShapeDtypeStruct((), numpy.bool_)
+    return io_callback(lambda value: numpy.bool_(exchange.all_true(value)), form, flag, ordered=True)
+
+
+def factor(exchange: Exchange) -> Any:
+    """``exchange.factor`` as it is when the step runs."""
+    form = jax.ShapeDtypeStruct((), numpy.float32)
+    return io_callback(lambda: numpy.float32(exchange.factor), form, ordered=True)
+
+
+def only_when(condition: Any, run: Any, values: Sequence[Any]) -> list[Any]:
+    """``run()`` where the condition holds, else the values; a branch of the compiled step."""
+    return list(jax.lax.cond(condition, lambda: list(run()), lambda: list(values)))

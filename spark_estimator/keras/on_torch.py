@@ -1,0 +1,57 @@
+"""Gradients on Keras' torch backend: the tensors' own memory, reduced in place by the torch binding's grouped calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from spark_estimator.collectives.process_set import global_process_set
+from spark_estimator.keras.exchange import Exchange
+from spark_estimator.torch import grouped_allreduce_, grouped_allreduce_async_, synchronize
+
+
+def reduced(
+    exchange: Exchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
+) -> list[Any]:
+    """See ``Exchange.reduced``; all groups are on their way before the first is waited for."""
+    dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
+    exchange.agree(everything, variables)
+    if exchange.weighs and exchange.factor != 1.0 and exchange.accumulates == 1:
+        dense = [gradient * exchange.factor for gradient in dense]
+    sent, contexts = exchange.compressed(dense)
+    op, prescale, postscale = exchange.factors()
+    parts = exchange.parts(variables)
+    names = exchange.names(parts)
+    options: dict[str, Any] = {
+        "op": op,
+        "prescale_factor": prescale,
+        "postscale_factor": postscale,
+        "process_set": exchange.process_set or global_process_set,
+    }
+    if len(parts) == 1:  # nothing to overlap: the engine's shortest way
+        return exchange.decompressed(grouped_allreduce_(sent, name=names[0], **options), contexts)
+    handles = [
+        grouped_allreduce_async_([sent[place] for place in part], name=name, **options)
+        for name, part in zip(names, parts, strict=True)
+    ]
+    received = list(sent)
+    for handle, part in zip(handles, parts, strict=True):
+        tensors: Any = synchronize(handle)
+        for place, tensor in zip(part, tensors, strict=True):
+            received[place] = tensor
+    return exchange.decompressed(received, contexts)
+
+
+def all_true(exchange: Exchange, flag: Any) -> Any:
+    """Whether a truth value holds on every rank, as a tensor."""
+    return flag.new_tensor(exchange.all_true(flag.item()))
+
+
+def factor(exchange: Exchange) -> Any:
+    """``exchange.factor`` as it is when the step runs."""
+    return exchange.factor
+
+
+def only_when(condition: Any, run: Any, values: Sequence[Any]) -> list[Any]:
+    """``run()`` where the condition holds, else the values."""
+    return list(run()) if bool(condition) else list(values)

@@ -1,0 +1,72 @@
+"""Rank 0's variables on every rank: weights, and what an optimizer has gathered, in one broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy
+
+from spark_estimator.collectives import arrays, context
+from spark_estimator.collectives.likeness import agree
+from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.keras.importing import keras
+from spark_estimator.keras.variables import lines_of
+
+
+def broadcast_variables(
+    variables: Iterable[Any], root_rank: int = 0, process_set: ProcessSet = global_process_set
+) -> None:
+    """Gives each variable the root's value. All ranks of the set call it, with the same variables in the same order.
+
+    Args:
+        variables: Keras variables, such as ``model.weights + model.optimizer.variables``.
+        root_rank: whose values count; its number in the job.
+        process_set: whose ranks take part.
+
+    Raises:
+        MismatchError: on all ranks, when their variables differ in name, type or shape; nothing was changed.
+    """
+    given = list(variables)
+    if context.engine(process_set).size == 1:
+        return
+    agree(
+        [f"root rank {root_rank}", *lines_of(given)],
+        name="keras.broadcast_variables.agreement",
+        subject="the variables to broadcast",
+        process_set=process_set,
+    )
+    if not given:
+        return
+    # As bytes: one message for all, of whatever types, also those that the engine cannot add up.
+    values = [numpy.ascontiguousarray(keras.ops.convert_to_numpy(variable)) for variable in given]
+    packed = numpy.concatenate([value.reshape(-1).view(numpy.uint8) for value in values])
+    received = arrays.broadcast(packed, root_rank, "keras.broadcast_variables", process_set=process_set)
+    at = 0
+    for variable, value in zip(given, values, strict=True):
+        part = received[at : at + value.nbytes].view(value.dtype)
+        variable.assign(part.reshape(tuple(variable.shape)))
+        at += value.nbytes
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Refused: Keras 3 has no list of all variables.
+
+    Raises:
+        RuntimeError: always; it says what to call.
+    """
+    raise RuntimeError(
+        "broadcast_global_variables: Keras 3 keeps no list of global variables. Give model.fit the callback "
+        f"hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank!r}), or call "
+        f"hvd.broadcast_variables(model.weights + model.optimizer.variables, root_rank={root_rank!r})."
+    )
+
+
+def training_variables(model: Any, optimizer: Any = None) -> list[Any]:
+    """Weights and the optimizer's variables; not metrics, nor the seeds from which each rank draws its own dropout.
+
+    Args:
+        optimizer: None: the model's.
+    """
+    optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+    return [*model.weights, *(optimizer.variables if optimizer is not None else [])]

@@ -1,0 +1,252 @@
+"""The classes that a wrapped optimizer gets, and what Keras has to know of it when it compiles a model.
+
+An ordinary optimizer exchanges in ``apply``. One that accumulates gradients does it where Keras has gathered them and
+is about to clip them. A `LossScaleOptimizer` exchanges before it looks whether the gradients are finite, so that all
+ranks see the same; when it accumulates, it exchanges that finding, and the inner optimizer the gradients.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from spark_estimator.keras.exchange import Exchange
+from spark_estimator.keras.importing import backend, keras
+
+_MARK = "_spark_estimator_exchange"
+_BASE = "_spark_estimator_base"  # the class that it had
+
+
+def exchange_of(optimizer: object) -> Exchange | None:
+    """How an optimizer, or the one in it, exchanges gradients; None where it does not."""
+    exchange: Exchange | None = getattr(type(optimizer), _MARK, None)
+    if exchange is None and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return exchange_of(optimizer.inner_optimizer)
+    return exchange
+
+
+def innermost(optimizer: Any) -> Any:
+    """The optimizer that holds the learning rate and the momentum: inside of a `LossScaleOptimizer`, or itself."""
+    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def wrap(optimizer: Any, exchange: Exchange) -> None:
+    """Gives the optimizer a class that exchanges gradients; see above."""
+    _teach_keras()
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        mixin: type = _AtTheEndOfPasses if exchange.accumulates > 1 else _InApply
+        if mixin is _AtTheEndOfPasses and not hasattr(type(optimizer), "_clip_gradients"):
+            raise ValueError(
+                f"Keras {keras.__version__} has changed how it accumulates gradients; use an optimizer without "
+                "gradient_accumulation_steps, or another release of Keras."
+            )
+    elif exchange.accumulates > 1:
+        wrap(optimizer.inner_optimizer, exchange)
+        mixin = _AgreedFinding
+    else:
+        mixin = _BeforeTheFinding
+    _swap(optimizer, mixin, exchange)
+
+
+def _swap(optimizer: Any, mixin: type, exchange: Exchange) -> None:
+    base: Any = type(optimizer)
+
+    def from_config(cls: type, config: Any, *args: Any, **kwargs: Any) -> Any:
+        return base.from_config(config, *args, **kwargs)
+
+    def register_local_var(self: Any, var: Any) -> None:
+        """Leaves the gradients of a variable on this rank."""
+        exchange.local.add(id(var))
+
+    namespace: dict[str, Any] = {
+        _MARK: exchange,
+        _BASE: base,
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        # What is made of a wrapped optimizer's configuration, or of its pickle, is not wrapped.
+        "__reduce_ex__": _reduced_to(base),
+        "from_config": classmethod(from_config),
+        "register_local_var": register_local_var,
+    }
+    if backend() == "tensorflow":
+        from spark_estimator.keras.on_tensorflow import unconverted
+
+        for name in ("apply", "check_finite", "_backend_apply_gradients", "_clip_gradients"):
+            if hasattr(mixin, name):
+                namespace[name] = unconverted(getattr(mixin, name))
+    object.__setattr__(optimizer, "__class__", type(base.__name__, (mixin, base), namespace))
+
+
+def multiply_rate(optimizer: Any, factor: float) -> None:
+    """Has the innermost optimizer take its steps, and its weight decay, at `factor` times its learning rate.
+
+    Whoever reads or sets the rate, schedules and checkpoints sees the rate as it was given. Before `wrap`.
+    """
+    settable = innermost(optimizer)
+    base: Any = type(settable)
+    stepping: list[None] = []
+
+    def rate(self: Any) -> Any:
+        plain = base._get_current_learning_rate(self)
+        return plain * factor if stepping else plain
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        stepping.append(None)
+        try:
+            return base.apply(self, grads, trainable_variables)
+        finally:
+            stepping.pop()
+
+    def from_config(cls: type, config: Any, *args: Any, **kwargs: Any) -> Any:
+        return base.from_config(config, *args, **kwargs)
+
+    namespace = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "__reduce_ex__": _reduced_to(base),
+        "from_config": classmethod(from_config),
+        "_get_current_learning_rate": rate,
+        "apply": apply,
+    }
+    if backend() == "tensorflow":
+        from spark_estimator.keras.on_tensorflow import unconverted
+
+        namespace["apply"] = unconverted(apply)
+    object.__setattr__(settable, "__class__", type(base.__name__, (base,), namespace))
+
+
+def _reduced_to(base: Any) -> Any:
+    """A ``__reduce_ex__`` by which a copy, or a pickle, is of the class that the optimizer had."""
+
+    def reduce_ex(self: Any, protocol: Any) -> Any:
+        made, arguments, *rest = base.__reduce_ex__(self, protocol)
+        return made, tuple(base if argument is type(self) else argument for argument in arguments), *rest
+
+    return reduce_ex
+
+
+def unwrap(optimizer: Any) -> None:
+    """Takes back what `wrap` has done to this very optimizer."""
+    object.__setattr__(optimizer, "__class__", getattr(type(optimizer), _BASE))
+
+
+class _InApply:
+    _spark_estimator_exchange: Exchange
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        # the base class builds the optimizer, and refuses what does not fit
+        grads = list(grads)
+        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)  # type: ignore[attr-defined]
+        if len(grads) == len(variables) and grads:
+            everything = self._trainable_variables if self.built else variables  # type: ignore[attr-defined]
+            grads = self._spark_estimator_exchange.reduced(grads, variables, everything)
+        return super().apply(grads, trainable_variables)  # type: ignore[misc]
+
+
+class _BeforeTheFinding(_InApply):
+    """For a `LossScaleOptimizer`: scaled gradients are exchanged, so that what overflows on the way is found, too."""
+
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        # Keras' JAX trainer calls this, which leads to the inner optimizer and not to `apply`
+        variables = self._trainable_variables  # type: ignore[attr-defined]
+        grads = self._spark_estimator_exchange.reduced(list(grads), variables, variables)
+        return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
+
+
+class _AgreedFinding:
+    """For a `LossScaleOptimizer` whose inner optimizer accumulates: gradients that are not finite stop all ranks."""
+
+    _spark_estimator_exchange: Exchange
+
+    def check_finite(self, grads: Any) -> Any:
+        finite = super().check_finite(grads)  # type: ignore[misc]
+        exchange = self._spark_estimator_exchange
+        return finite if exchange.off() else _backend_module().all_true(exchange, finite)
+
+
+class _AtTheEndOfPasses:
+    """For an optimizer with ``gradient_accumulation_steps``: what the passes have gathered is exchanged, once."""
+
+    _spark_estimator_exchange: Exchange
+
+    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
+        object.__setattr__(self, "_spark_estimator_variables", list(trainable_variables))
+        exchange = self._spark_estimator_exchange
+        if exchange.weighs and not exchange.off():  # each pass has a factor of its own
+            factor = _backend_module().factor(exchange)
+            grads = [gradient * keras.ops.cast(factor, gradient.dtype) for gradient in grads]
+        return super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        exchange = self._spark_estimator_exchange
+        variables: Sequence[Any] = self._spark_estimator_variables  # type: ignore[attr-defined]
+        steps = self.gradient_accumulation_steps  # type: ignore[attr-defined]
+
+        def reduced() -> list[Any]:
+            gathered = exchange.reduced(list(grads), variables, self._trainable_variables)  # type: ignore[attr-defined]
+            return [gradient * steps for gradient in gathered] if exchange.sums_passes else gathered
+
+        if backend() == "jax":
+            # Keras has no branch there: it computes an update in each pass, and drops all but the last
+            is_last = (self._iterations + 1) % steps == 0  # type: ignore[attr-defined]
+            grads = _backend_module().only_when(is_last, reduced, list(grads))
+        else:
+            grads = reduced()
+        return super()._clip_gradients(grads)  # type: ignore[misc]
+
+
+def _backend_module() -> Any:
+    if backend() == "torch":
+        from spark_estimator.keras import on_torch as module
+    elif backend() == "tensorflow":
+        from spark_estimator.keras import on_tensorflow as module  # type: ignore[no-redef]
+    else:
+        from spark_estimator.keras import on_jax as module  # type: ignore[no-redef]
+    return module
+
+
+@functools.cache
+def _teach_keras() -> None:
+    """Two things that Keras decides by itself in ``model.compile`` it decides anew for a wrapped optimizer.
+
+    A `LossScaleOptimizer` that is put around it takes over its exchange: inside, it would be called by those ranks only
+    whose own gradients are finite. And XLA is not chosen for it on TensorFlow, from which the engine cannot be called.
+    """
+    scaler = keras.optimizers.LossScaleOptimizer
+    scaler.__init__ = _taking_over(scaler.__init__)
+    trainer = _trainer()
+    if trainer is not None and backend() == "tensorflow":
+        trainer._resolve_auto_jit_compile = _without_xla(trainer._resolve_auto_jit_compile)
+
+
+def _taking_over(initialize: Any) -> Any:
+    @functools.wraps(initialize)
+    def __init__(self: Any, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        exchange = getattr(type(inner_optimizer), _MARK, None)
+        initialize(self, inner_optimizer, *args, **kwargs)
+        if exchange is not None:
+            unwrap(inner_optimizer)
+            wrap(self, exchange)
+
+    return __init__
+
+
+def _without_xla(resolve: Any) -> Any:
+    @functools.wraps(resolve)
+    def _resolve_auto_jit_compile(self: Any) -> bool:
+        return False if exchange_of(getattr(self, "optimizer", None)) is not None else bool(resolve(self))
+
+    return _resolve_auto_jit_compile
+
+
+def _trainer() -> Any:
+    """Keras' class that decides about XLA; None where this release has another one."""
+    for base in keras.Model.__mro__:
+        if "_resolve_auto_jit_compile" in vars(base):
+            return base
+    return None

@@ -1,0 +1,49 @@
+"""The tag by which a Spark job of ours is found again and cancelled, in classic Spark and over Spark Connect alike."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+_DESCRIPTION = "spark.job.description"
+
+
+class JobTag:
+    """A tag, to be added in a thread of the job's own: with it and the description Spark's properties change.
+
+    Args:
+        text: unique among the session's jobs.
+    """
+
+    def __init__(self, spark: SparkSession, text: str) -> None:
+        self.text = text
+        self._spark = spark
+        self._is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
+
+    def add(self, description: str = "") -> None:
+        """Gives the tag to the Spark jobs that the calling thread starts from now on.
+
+        Args:
+            description: for Spark's web page, and for those who wait for the slots, where the user has not given one;
+                '' for none. Spark Connect's server makes its own.
+        """
+        if self._is_connect:
+            self._spark.addTag(self.text)
+            return
+        # A classic session's own tags do not cancel; the context's do. A job group would replace the notebook's.
+        context = self._spark.sparkContext
+        context.addJobTag(self.text)
+        if description and not context.getLocalProperty(_DESCRIPTION):
+            context.setLocalProperty(_DESCRIPTION, f"spark_estimator: {description}")
+
+    def cancel(self) -> None:
+        """Cancels all jobs that have it."""
+        with contextlib.suppress(Exception):  # the session may be gone
+            if self._is_connect:
+                self._spark.interruptTag(self.text)
+            else:
+                self._spark.sparkContext.cancelJobsWithTag(self.text)

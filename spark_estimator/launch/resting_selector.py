@@ -1,0 +1,52 @@
+"""A selector that leaves a stream alone for a moment, so that its lines gather and are read together."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
+# To be woken for every few lines would slow down a training that prints much; a person does not see the difference.
+_SECONDS = 0.04
+
+
+class RestingSelector(selectors.DefaultSelector):
+    """What is registered may be left alone with `rest`; all others are looked at as ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._resting: list[selectors.SelectorKey] = []
+        self._until = 0.0
+
+    def rest(self, *names: object) -> None:
+        """Leaves alone, for `_SECONDS` from the first one on, what was registered with these as its data."""
+        for key in [key for key in self.get_map().values() if key.data in names]:
+            self._until = self._until if self._resting else time.monotonic() + _SECONDS
+            super().unregister(key.fileobj)
+            self._resting.append(key)
+
+    def unregister(self, fileobj: FileDescriptorLike) -> selectors.SelectorKey:
+        """As ever; also of what rests."""
+        for key in self._resting:
+            if key.fileobj is fileobj:
+                self._resting.remove(key)
+                return key
+        return super().unregister(fileobj)
+
+    def resume(self) -> None:
+        """Looks at all again."""
+        while self._resting:
+            key = self._resting.pop()
+            self.register(key.fileobj, key.events, key.data)
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """As ever; [] also when the rest is over."""
+        if self._resting:
+            left = self._until - time.monotonic()
+            if left > 0:
+                return super().select(left if timeout is None else min(left, timeout))
+            self.resume()
+        return super().select(timeout)

@@ -1,0 +1,299 @@
+"""The hosts of one job: reached by ssh before it begins, or later, when an elastic job first wants a process there."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import ipaddress
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
+from spark_estimator.errors import PreflightError, PythonEnvironmentError
+from spark_estimator.launch.hosts import is_here
+from spark_estimator.launch.outcome import Outcome, Relay
+from spark_estimator.launch.place import LOOPBACK, Place, PlaceHere
+from spark_estimator.launch.spec import JobSpec
+from spark_estimator.launch.ssh.agent import address_of
+from spark_estimator.launch.ssh.command import SshOptions
+from spark_estimator.launch.ssh.connection import HostConnection
+from spark_estimator.launch.ssh.environment import exported_environment
+from spark_estimator.launch.worker_environment import host_share, path_with_own_python, worker_environment
+from spark_estimator.observe.driver_address import driver_address
+
+_Item = TypeVar("_Item")
+_Found = TypeVar("_Found")
+
+# Nobody has it: the way to it is the way to other hosts.
+_ELSEWHERE = "192.0.2.1"
+
+
+class Hosts:
+    """The hosts of one job, this one perhaps among them. A context manager: on leaving it, their agents are gone.
+
+    Args:
+        job, options, gentle: as in ``job.run_on_hosts``.
+        ranks: host -> how many ranks share its cores; these are reached at once.
+        others_may_come: ranks of this host listen where other hosts can reach them, even if there is none yet.
+
+    Raises:
+        PreflightError: some cannot be had; the text names each of them.
+    """
+
+    def __init__(
+        self,
+        job: JobSpec,
+        ranks: Mapping[str, int],
+        options: SshOptions,
+        gentle: timedelta,
+        *,
+        others_may_come: bool = False,
+    ) -> None:
+        self._job = job
+        self._gentle = gentle
+        self._options = options
+        self._others_may_come = others_may_come
+        self._connections: dict[str, HostConnection] = {}
+        self._greetings: dict[str, Mapping[str, Any]] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._joining: dict[str, Future[None]] = {}
+        self._here: dict[str, JobSpec] = {}
+        self._address = ""
+        self._closing = ExitStack()
+        # All at once: each may take some seconds to end.
+        self._closing.callback(lambda: side_by_side(HostConnection.close, list(self._connections.values())))
+        self._closing.callback(self._connect_no_more)
+        try:
+            self._reach(ranks)
+        except BaseException:
+            self._closing.close()
+            raise
+
+    def place(self, host: str, number: int, rank: int, relay: Relay, *, link: socket.socket | None = None) -> Place:
+        """A place on one of the hosts that were reached; the rest is as in `HostConnection.place`."""
+        connection = self._connections.get(host)
+        if connection is not None:
+            return connection.place(number, rank, relay, link=link)
+        return PlaceHere(self._here[host], relay, gentle=self._gentle, address=self._address, host=host, link=link)
+
+    def place_to_come(
+        self, host: str, slots: int, number: int, rank: int, relay: Relay, *, link: socket.socket | None = None
+    ) -> Place:
+        """As `place`, on a host that is reached first where that has not been done, or contact with it was lost."""
+        connection = self._connections.get(host)
+        if host in self._here or (connection is not None and connection.address and not connection.lost):
+            return self.place(host, number, rank, relay, link=link)
+        with self._lock:
+            if host not in self._joining or self._joining[host].done():
+                self._joining[host] = Future()
+                threading.Thread(target=self._join, args=(host, slots, self._joining[host]), daemon=True).start()
+            joined = self._joining[host]
+        return PlaceToCome(joined, lambda: self.place(host, number, rank, relay, link=link))
+
+    def cut(self) -> None:
+        """Ends all connections at once; the agents end their ranks."""
+        for connection in self._connections.values():
+            connection.cut()
+
+    def __enter__(self) -> Hosts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    def _join(self, host: str, slots: int, joined: Future[None]) -> None:
+        try:
+            self._disconnect(host)
+            self._reach({host: slots})
+        except BaseException as error:
+            self._disconnect(host)
+            # It is the only one that is reached now, and the last line is about it.
+            one = isinstance(error, PreflightError)
+            joined.set_exception(PreflightError(str(error).splitlines()[-1].strip()) if one else error)
+        else:
+            joined.set_result(None)
+
+    def _reach(self, ranks: Mapping[str, int]) -> None:
+        deadline = time.monotonic() + self._options.settings.start_timeout_seconds
+        names = list(ranks)
+        is_own = dict(zip(names, side_by_side(is_here, names), strict=True))
+        here = {name: self._job_here(ranks[name]) for name in names if is_own[name]}
+        connections = [self._connect(name) for name in names if not is_own[name]]
+        found = self._ask(connections, lambda connection: connection.greeting(deadline))
+        self._greetings |= {connection.name: greeting for connection, greeting in zip(connections, found, strict=True)}
+        environment = {**exported_environment(os.environ), **self._job.environment}
+        job = replace(self._job, environment=environment)
+        self._ask(
+            connections, lambda connection: connection.prepare(job, ranks[connection.name], self._gentle, deadline)
+        )
+        if here and not self._address:
+            self._address = self._own_address()
+        self._check_addresses({*self._here, *here})
+        side_by_side(lambda connection: connection.send_payload(job.payload), connections)
+        self._here |= here
+
+    def _job_here(self, ranks: int) -> JobSpec:
+        own = {"PATH": path_with_own_python(self._job.environment.get("PATH") or os.environ.get("PATH", os.defpath))}
+        said = {**self._job.environment, **own}
+        return replace(self._job, environment=worker_environment(os.environ, said, host_share(ranks)))
+
+    def _connect(self, name: str) -> HostConnection:
+        with self._lock:
+            if self._closed:
+                raise PreflightError(f"{name}: the job has ended.")
+            try:
+                self._connections[name] = connection = HostConnection(name, self._options)
+            except OSError as error:
+                raise PreflightError(f"{name}: {self._options.ssh[0]!r} cannot be started: {error}.") from error
+        return connection
+
+    def _disconnect(self, name: str) -> None:
+        connection = self._connections.pop(name, None)
+        if connection is not None:
+            connection.close()
+
+    def _connect_no_more(self) -> None:
+        with self._lock:
+            self._closed = True
+
+    def _ask(self, connections: Sequence[HostConnection], what: Callable[[HostConnection], _Found]) -> list[_Found]:
+        """What these connections say, asked side by side.
+
+        Raises:
+            PreflightError: some hosts cannot be had.
+        """
+
+        def asked(connection: HostConnection) -> _Found | PreflightError:
+            try:
+                return what(connection)
+            except PreflightError as error:
+                return error
+
+        answers = side_by_side(asked, connections)
+        found = [answer for answer in answers if not isinstance(answer, PreflightError)]
+        if len(found) == len(answers):
+            return found
+        failed = [pair for pair in zip(connections, answers, strict=True) if isinstance(pair[1], PreflightError)]
+        lines = [f"{len(failed)} of {len(connections)} other hosts cannot be had; nothing was started."]
+        lines += [f"  {connection.name}: {error}" for connection, error in failed]
+        same = all(isinstance(error, PythonEnvironmentError) for _, error in failed)
+        raise (PythonEnvironmentError if same else PreflightError)("\n".join(lines))
+
+    def _own_address(self) -> str:
+        """The address of this host at which the ranks of the others can reach its own."""
+        if not self._connections and not self._others_may_come:
+            return LOOPBACK
+        if self._options.interfaces:
+            try:
+                return address_of(self._options.interfaces, "")
+            except OSError as error:
+                raise PreflightError(f"{socket.gethostname()}: {error}.") from error
+        if not self._connections:
+            try:
+                return driver_address("", _ELSEWHERE)
+            except OSError:
+                return LOOPBACK
+        found = []
+        for greeting in self._greetings.values():
+            # As the other host saw this one come; behind a translation of addresses that is none of this host's own.
+            with suppress(OSError):
+                found.append(driver_address(greeting["launcher_address"], greeting["own_address"]))
+        if not found:
+            raise PreflightError(
+                f"no address of {socket.gethostname()} is known that {', '.join(self._connections)} can reach: name "
+                "the network interface, --network-interfaces."
+            )
+        return next((address for address in found if not _is_loopback(address)), found[0])
+
+    def _check_addresses(self, here: set[str]) -> None:
+        """Refuses a job of which some ranks would listen where those of other hosts cannot reach them."""
+        # One that is just being reached by another thread has no address yet, and is looked at there.
+        addresses = {
+            name: connection.address for name, connection in list(self._connections.items()) if connection.address
+        }
+        if addresses:
+            addresses |= dict.fromkeys(here, self._address)
+        own = [name for name, address in addresses.items() if _is_loopback(address)]
+        if own and len(own) < len(addresses):
+            raise PreflightError(
+                f"ssh reaches {', '.join(own)} at {addresses[own[0]]}, where ranks of the other hosts cannot connect: "
+                "name the network interface that they share, --network-interfaces."
+            )
+
+
+class PlaceToCome:
+    """A `Place` on a host that is just being reached.
+
+    Args:
+        joined: set once it has been reached, or cannot be.
+        make: makes the place then.
+    """
+
+    def __init__(self, joined: Future[None], make: Callable[[], Place]) -> None:
+        self._joined = joined
+        self._make = make
+        self._lock = threading.Lock()
+        self._stopped: Future[str] = Future()
+        self._place: Place | None = None
+
+    @property
+    def pid(self) -> int:
+        return 0 if self._place is None else self._place.pid
+
+    def start(self) -> PeerFacts | Outcome:
+        """As in `Place`. Raises PreflightError, too: the host cannot be had."""
+        either: list[Future[Any]] = [self._joined, self._stopped]
+        concurrent.futures.wait(either, return_when=concurrent.futures.FIRST_COMPLETED)
+        with self._lock:
+            if self._stopped.done():
+                raise InterruptedError(f"it was stopped {self._stopped.result()}")
+            self._joined.result()
+            self._place = self._make()
+        return self._place.start()
+
+    def run(self, rendezvous: Rendezvous) -> Outcome:
+        """As in `Place`."""
+        assert self._place is not None
+        return self._place.run(rendezvous)
+
+    def become(self, rank: int) -> None:
+        """As in `Place`."""
+        assert self._place is not None
+        self._place.become(rank)
+
+    def stop(self, reason: str, *, at_once: bool = False) -> None:
+        """As in `Place`."""
+        with self._lock:
+            if self._place is None:
+                if not self._stopped.done():
+                    self._stopped.set_result(reason)
+                return
+        self._place.stop(reason, at_once=at_once)
+
+    def discard(self) -> None:
+        """As in `Place`."""
+        if self._place is not None:
+            self._place.discard()
+
+
+def side_by_side(what: Callable[[_Item], _Found], items: Sequence[_Item]) -> list[_Found]:
+    """What comes of each item, each in a thread of its own; in the order of the items."""
+    if not items:
+        return []
+    pool = ThreadPoolExecutor(len(items))
+    try:
+        return list(pool.map(what, items))
+    finally:
+        pool.shutdown(wait=False)  # when this thread is interrupted: what the others wait for is about to be closed
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

@@ -1,0 +1,93 @@
+"""From what a user says of hosts to where a job runs: on this host, on several, or on those that a script names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from spark_estimator.elastic.rounds import Terms
+from spark_estimator.launch.discovery import HostScript, HostWatch, first_hosts
+from spark_estimator.launch.hosts import Host, is_here, parse_hosts, place, read_hostfile
+from spark_estimator.launch.seats import Cooldown
+from spark_estimator.launch.ssh.command import SshOptions
+from spark_estimator.launch.ssh.hosts import side_by_side
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a job runs.
+
+    Attributes:
+        hosts: None: on this one alone.
+        options: how they are reached; None where `hosts` is.
+        terms: of an elastic job, which begins with as many ranks as there are slots and it may have; None: it is none.
+        cooldown: after which a host that was put out is used again; None: never.
+        watch: tells of hosts that come and go; None: `hosts` are all that there are.
+    """
+
+    hosts: list[Host] | None = None
+    options: SshOptions | None = None
+    terms: Terms | None = None
+    cooldown: Cooldown | None = None
+    watch: HostWatch | None = None
+
+
+def find_hosts(
+    size: int,
+    read_options: Callable[[bool], SshOptions],
+    say: Callable[[str], None],
+    *,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    script: str | None = None,
+    slots_per_host: int | None = None,
+    terms: Terms | None = None,
+    cooldown: Cooldown | None = None,
+) -> Where:
+    """Where a job runs. A script is asked, and too few slots of an elastic job's are waited for.
+
+    Args:
+        size: number of ranks.
+        read_options: how hosts are reached; is given whether one has to be.
+        say: is told what is waited for.
+        hosts: ``host:slots,...``; None: not given.
+        hostfile: a path; None: not given. Without all three there is this host alone.
+        script: a command that names hosts; of an elastic job.
+        slots_per_host: of hosts that it names without a number; None: 1.
+        terms, cooldown: of an elastic job; None: it is none.
+
+    Raises:
+        ValueError: what was named cannot be used, or has too few slots; the text quotes it.
+        PreflightError: the script does not answer, or offers too few slots.
+    """
+    given = [f"{name} {value}" for name, value in (("hosts", hosts), ("hostfile", hostfile)) if value is not None]
+    given += [] if script is None else [f"host discovery script {script}"]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)}: give one of them.")
+    if script is not None:
+        if terms is None:
+            raise ValueError(f"{given[0]}: it is for elastic jobs.")
+        asked = HostScript(script, slots_per_host or 1)
+        found = first_hosts(asked, size, terms.timeout, say)
+        watch = HostWatch(asked, found)
+        return Where(found, read_options(not _all_here(found)), _begun_with(found, terms), cooldown, watch)
+    if slots_per_host is not None:
+        raise ValueError(f"slots_per_host={slots_per_host} is for hosts that a host discovery script names.")
+    if not given:
+        return Where(terms=terms)
+    found = parse_hosts(hosts) if hosts is not None else read_hostfile(str(hostfile))
+    if terms is not None:
+        terms = _begun_with(found, terms)
+    used = place(found, size if terms is None else terms.size, str(hosts if hosts is not None else hostfile))
+    if _all_here([share.host for share in used]):
+        return Where(terms=terms)
+    return Where(found, read_options(True), terms, cooldown)
+
+
+def _begun_with(hosts: list[Host], terms: Terms) -> Terms:
+    slots = sum(host.slots for host in hosts)
+    return replace(terms, size=max(terms.size, min(slots, terms.most)) if terms.replace else terms.size)
+
+
+def _all_here(hosts: list[Host]) -> bool:
+    return all(side_by_side(is_here, [host.name for host in hosts]))

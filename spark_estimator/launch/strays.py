@@ -1,0 +1,114 @@
+"""What a worker has started and what has left its process group since: known by a mark in its environment, and ended.
+
+A process inherits the environment of the one that starts it, whatever session or group it goes to and whoever becomes
+its parent. So a worker is given a mark there, `PROCESS_VARIABLE`, which no other has; Linux shows it in ``/proc``. A
+process that shall outlive the rank is started without the variable.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+
+from spark_estimator.env import PROCESS_VARIABLE
+
+_PROC = Path("/proc")
+# How long a process that is becoming another program is waited for.
+_LONGEST = timedelta(seconds=1)
+_given: set[str] = set()
+
+
+def mark(environment: MutableMapping[str, str]) -> str:
+    """Puts a new mark into a worker's environment, behind those of jobs that this one runs in; returns it."""
+    new = secrets.token_hex(8)
+    environment[PROCESS_VARIABLE] = f"{environment.get(PROCESS_VARIABLE, '')}/{new}"
+    _given.add(new)
+    return new
+
+
+def end(*marks: str) -> None:
+    """Kills every process of this user that has one of the marks. Where there is no ``/proc``, nothing is found."""
+    wanted = [one.encode() for one in marks if one]
+    deadline = time.monotonic() + _LONGEST.total_seconds()
+    killed: set[int] = set()
+    while wanted:
+        found = {pid: _marks(pid) for pid in _processes() if pid not in killed}
+        left = [pid for pid, value in found.items() if value and any(one in value for one in wanted)]
+        for pid in left:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        killed.update(left)
+        # Once more, as those that have been killed may just have started others.
+        if not left:
+            if None not in found.values() or time.monotonic() >= deadline:
+                break
+            time.sleep(0.001)
+    # Not before: a signal may have `ended_first` begin again with what is left.
+    _given.difference_update(marks)
+
+
+@contextmanager
+def ended_first() -> Iterator[None]:
+    """Has SIGHUP and SIGTERM, where they would end this process, end all that has a mark before. In the main thread.
+
+    With these PySpark's daemon ends the tasks of an executor that is gone. A worker dies with its parent, and has its
+    group do so, but not what has left it; and nothing does when the worker has just ended by itself.
+    """
+
+    def end_all(number: int, frame: object) -> None:
+        for one in caught:  # PySpark's daemon sends it twice
+            signal.signal(one, signal.SIG_IGN)
+        end(*_given)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    caught: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():
+        caught = [number for number in (signal.SIGHUP, signal.SIGTERM) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in caught:
+        signal.signal(number, end_all)
+    try:
+        yield
+    finally:
+        for number in caught:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _processes() -> list[int]:
+    with suppress(OSError):
+        return [int(entry) for entry in os.listdir(_PROC) if entry.isdecimal() and int(entry) != os.getpid()]
+    return []
+
+
+def _marks(pid: int) -> bytes | None:
+    """A process's value of `PROCESS_VARIABLE`; b"" where it has none, has ended, or is another user's.
+
+    None while it becomes another program: in the midst of ``execve`` the new environment is not there yet. It may not
+    be for a moment after `subprocess.Popen` has returned.
+    """
+    with suppress(OSError):
+        folder = _PROC / str(pid)
+        variables = (folder / "environ").read_bytes()
+        for variable in variables.split(b"\0"):
+            name, _, value = variable.partition(b"=")
+            if name == PROCESS_VARIABLE.encode():
+                return value
+        if not variables and not _has_empty_environment(folder):
+            return None
+    return b""
+
+
+def _has_empty_environment(folder: Path) -> bool:
+    """Whether that is certain. Raises OSError where there is no program: kernel threads, processes that have ended."""
+    os.readlink(folder / "exe")
+    # Counted from the state, as the name before it, in brackets, may have spaces: start_code, env_start and env_end of
+    # proc(5). In the midst of execve the last two are alike for a moment as well; start_code is set after them.
+    fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+    return fields[23] != b"0" and fields[47] == fields[48]

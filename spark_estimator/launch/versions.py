@@ -1,0 +1,64 @@
+"""The versions of Python and packages on the driver and its executors, and which differences a job can live with."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import platform
+from collections.abc import Mapping, Sequence
+
+from spark_estimator import __version__
+
+PYTHON, OURS = "python", "spark_estimator"
+# Those whose pickles, tensors or tables travel between driver and ranks.
+_COMPARED = ("torch", "numpy", "cloudpickle", "pyarrow")
+
+
+@functools.cache
+def own_versions() -> Mapping[str, str]:
+    """Name -> version here; '' for what is not installed. Nothing is imported."""
+    found = {PYTHON: platform.python_version(), OURS: __version__}
+    for name in _COMPARED:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+def refusal(driver: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """Why an executor cannot run the driver's job, as what a rank "runs"; '' when it can."""
+    if theirs[OURS] != driver.get(OURS):
+        return (
+            f"runs spark_estimator {theirs[OURS]}, but the driver runs {driver.get(OURS)}: install the same version "
+            "on both."
+        )
+    if _minor(theirs[PYTHON]) != _minor(driver.get(PYTHON, "")):
+        return (
+            f"runs Python {theirs[PYTHON]}, but the driver runs {driver.get(PYTHON)}: functions that the one has "
+            "pickled the other cannot read. Set PYSPARK_PYTHON, before the session is created, to a Python of the "
+            "driver's version."
+        )
+    return ""
+
+
+def differences(driver: Mapping[str, str], everyone: Sequence[tuple[str, Mapping[str, str]]]) -> str:
+    """What differs between driver and executors, in one line; '' for nothing.
+
+    Args:
+        everyone: [tasks] (host, versions) of each.
+    """
+    found = []
+    for name in driver:
+        hosts: dict[str, list[str]] = {}
+        for host, theirs in everyone:
+            if theirs.get(name, driver[name]) != driver[name]:
+                hosts.setdefault(theirs[name], []).append(host)
+        for version, where in hosts.items():
+            names = ", ".join(dict.fromkeys(where))
+            found.append(f"{name} {version or 'is missing'} on {names}, {driver[name] or 'none'} on the driver")
+    return f"driver and executors differ, which may do harm: {'; '.join(found)}" if found else ""
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]

@@ -1,0 +1,53 @@
+"""Horovod for Lightning 2: ``import spark_estimator.lightning``, then ``Trainer(strategy="horovod")``.
+
+Ranks are started by ``horovodrun`` or ``HorovodRunner``; a process that nobody launched is a job of one. Each has one
+device, so ``devices`` and ``num_nodes`` are left out, or 1. It serves ``lightning.pytorch`` and ``pytorch_lightning``,
+which are one library in two packages with classes of their own: this import makes the name known to each of them that
+has been imported, and to the other when it is. It imports none by itself, as the user may have no need of it.
+
+``HorovodStrategy`` takes options. It is that of the package that has been imported; with both, or none, that of
+``lightning.pytorch`` where it is installed. `strategy_class` gives the one of a package by its name.
+
+``TorchEstimator`` and ``TorchModel`` are those of ``horovod.spark.lightning``, for Spark's DataFrames, and ``legacy``
+has its ``to_lightning_module``; they need Spark, and are loaded when they are first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from spark_estimator.lightning.flavours import (
+    FLAVOURS,
+    check_installed,
+    preferred,
+    register,
+    strategy_class,
+    when_imported,
+)
+
+if TYPE_CHECKING:
+    from spark_estimator.lightning.on_lightning import HorovodStrategy
+
+__all__ = ["HorovodStrategy", "TorchEstimator", "TorchModel", "legacy", "strategy_class"]
+
+#: Names of a higher layer, as "module:attribute".
+_ABOVE = {
+    "TorchEstimator": "spark_estimator.estimators.lightning_estimator:TorchEstimator",
+    "TorchModel": "spark_estimator.estimators.lightning_model:TorchModel",
+    "legacy": "spark_estimator.estimators.lightning_legacy:",
+}
+
+check_installed()
+for _flavour in FLAVOURS:
+    when_imported(_flavour, register)
+
+
+def __getattr__(name: str) -> object:
+    if name == "HorovodStrategy":
+        return strategy_class(preferred())
+    if name in _ABOVE:
+        home, _, attribute = _ABOVE[name].partition(":")
+        module = importlib.import_module(home)
+        return getattr(module, attribute) if attribute else module
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,115 @@
+"""The two packages that Lightning comes in, each with a tree of classes of its own, and who of them is there."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+#: Package -> the module here that has its strategy.
+FLAVOURS = {
+    "lightning.pytorch": "spark_estimator.lightning.on_lightning",
+    "pytorch_lightning": "spark_estimator.lightning.on_pytorch_lightning",
+}
+#: The name by which a Trainer knows the strategy.
+STRATEGY = "horovod"
+
+
+def installed() -> list[str]:
+    """Those of `FLAVOURS` that can be imported here; imports none."""
+    return [name for name in FLAVOURS if importlib.util.find_spec(name.partition(".")[0]) is not None]
+
+
+def check_installed() -> None:
+    """Raises ModuleNotFoundError, with what to install, where there is no PyTorch or no Lightning."""
+    if importlib.util.find_spec("torch") is None or not installed():
+        missing = "PyTorch" if importlib.util.find_spec("torch") is None else "Lightning"
+        raise ModuleNotFoundError(
+            f"spark_estimator.lightning needs {missing}, which is not installed: pip install "
+            "'spark-estimator[lightning]', or pip install lightning",
+            name=missing.lower().removeprefix("py"),
+        )
+
+
+def preferred() -> str:
+    """The one that has been imported; with both or none, the first that is installed."""
+    there = [name for name in FLAVOURS if _is_there(name)]
+    return there[0] if len(there) == 1 else installed()[0]
+
+
+def strategy_class(flavour: str) -> Any:
+    """The HorovodStrategy of ``"lightning.pytorch"`` or ``"pytorch_lightning"``, which is imported for it.
+
+    Raises:
+        ValueError: there is no such package.
+        ModuleNotFoundError: it is not installed.
+    """
+    if flavour not in FLAVOURS:
+        raise ValueError(f"Lightning's packages are {' and '.join(FLAVOURS)}; there is none of name {flavour!r}.")
+    return importlib.import_module(FLAVOURS[flavour]).HorovodStrategy
+
+
+def register(flavour: str) -> None:
+    """Lets a package that has been imported know ``Trainer(strategy="horovod")``. A second call changes nothing."""
+    registry = importlib.import_module(f"{flavour}.strategies").StrategyRegistry
+    if STRATEGY not in registry:
+        # Not the class itself, whose module needs the package to its end; and not everybody will ask for it.
+        registry.register(
+            STRATEGY,
+            lambda **options: strategy_class(flavour)(**options),
+            description="averages gradients as Horovod does",
+        )
+
+
+def when_imported(flavour: str, act: Callable[[str], None]) -> None:
+    """Calls ``act(flavour)`` when the package has been imported: now, or at the end of its import."""
+    if _is_there(flavour):
+        act(flavour)
+        return
+    _awaited.setdefault(flavour, []).append(act)
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+def _is_there(flavour: str) -> bool:
+    """Whether a package has been imported, to its end."""
+    module = sys.modules.get(flavour)
+    return module is not None and not getattr(module.__spec__, "_initializing", False)
+
+
+#: Package that is not imported yet -> what is to be called then.
+_awaited: dict[str, list[Callable[[str], None]]] = {}
+
+
+class _AwaitingFinder:
+    """Finds nothing by itself: it lets the other finders find the packages, and adds to what their loaders do."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in _awaited:
+            return None
+        spec = None
+        for finder in sys.meta_path:
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    break
+        if spec is not None and spec.loader is not None:
+            own = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                own(module)
+                for act in _awaited.pop(name, []):
+                    act(name)
+
+            # In the loader itself, which others ask for the package's sources and files.
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+_finder = _AwaitingFinder()

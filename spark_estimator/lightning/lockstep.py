@@ -1,0 +1,167 @@
+"""Keeps ranks at the same batch: loaders of different lengths, and a rank that wants to stop, end it for all alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+import spark_estimator.torch as hvd
+from spark_estimator import log
+from spark_estimator.collectives import context
+
+_log = log.logger(__name__)
+
+
+def lengths_of_all_ranks(loader: object) -> list[int | None]:
+    """Each rank's number of batches, None where a loader has no length. Collective."""
+    return hvd.allgather_object(_length(loader))
+
+
+def even(loader: Any, lengths: list[int | None]) -> Any:
+    """A loader of the training that gives as many batches on all ranks; the same one if they are equally many.
+
+    Args:
+        loader: this rank's.
+        lengths: of all ranks; where one has none, the ranks ask one another before each batch.
+    """
+    if None in lengths:
+        return AsLongAsAllHave(loader)
+    if len(set(lengths)) == 1:
+        return loader
+    least = min(length for length in lengths if length is not None)
+    if context.rank() == 0:
+        _log.warning(
+            "Ranks have different numbers of batches to train on (%s): all take %d, or some would wait for the others "
+            "for ever.",
+            ", ".join(f"rank {rank}: {length}" for rank, length in enumerate(lengths)),
+            least,
+        )
+    return Cut(loader, least)
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+class _Around:
+    """A loader in the place of another one, whose attributes (its sampler, its data set) it has."""
+
+    def __init__(self, loader: Any) -> None:
+        self.__dict__["_loader"] = loader
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # while it is copied or unpickled
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._loader, name, value)
+
+
+class Cut(_Around):
+    """The first batches of a loader."""
+
+    def __init__(self, loader: Any, length: int) -> None:
+        super().__init__(loader)
+        self.__dict__["_length"] = length
+
+    def __len__(self) -> int:
+        return int(self._length)
+
+    def __iter__(self) -> Iterator[Any]:
+        # zip looks at the range first, so that no batch is made that nobody takes.
+        return (batch for _, batch in zip(range(self._length), self._loader, strict=False))
+
+
+class AsLongAsAllHave(_Around):
+    """The batches of a loader without a length, until some rank has none left. Iterating is collective."""
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self._loader)
+        nothing = object()
+        more = torch.zeros(1, dtype=torch.int32)
+        while True:
+            batch = next(batches, nothing)
+            more[0] = batch is not nothing
+            if context.size() > 1:
+                hvd.allreduce_(more, op=hvd.Min, name="lightning.more_batches")
+            if not more.item():
+                return
+            yield batch
+
+
+class Lockstep:
+    """Has the ranks agree, after each batch and each epoch, whether one of them wants to stop.
+
+    ``trainer.should_stop`` is a plain attribute that loops read: it is made the same on all ranks right before. That
+    costs an allreduce of four bytes a batch, when the ranks have just averaged gradients and none is far behind.
+
+    Args:
+        trainer: whose loops; they are as before after `release`.
+        module: its LightningModule.
+    """
+
+    def __init__(self, trainer: Any, module: Any) -> None:
+        self._trainer = trainer
+        self._flag = torch.zeros(1, dtype=torch.int32)
+        self._validated = False  # since the last batch
+        self._replaced: list[tuple[Any, str]] = []
+        fit_loop = trainer.fit_loop
+        self._around(fit_loop.epoch_loop, "on_advance_end", self._after_batch)
+        self._around(fit_loop.epoch_loop.val_loop, "run", self._note)
+        self._around(fit_loop, "on_advance_end", self._after_epoch)
+        if getattr(trainer, "_val_check_time_interval", None) is not None:
+            self._around(fit_loop.epoch_loop, "_should_check_val_fx", self._decided_by_rank_0)
+        hook = getattr(type(module), "on_train_batch_start", None)
+        if hook is not None and not str(hook.__module__).endswith(".core.hooks"):
+            self._around(module, "on_train_batch_start", self._skip_alike)
+
+    def release(self) -> None:
+        """Takes everything back."""
+        for owner, name in self._replaced:
+            owner.__dict__.pop(name, None)
+        self._replaced.clear()
+
+    def _around(self, owner: Any, name: str, act: Callable[..., Any]) -> None:
+        own = getattr(owner, name)
+
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return act(own, *args, **kwargs)
+
+        owner.__dict__[name] = replaced
+        self._replaced.append((owner, name))
+
+    def _any(self, mine: bool, name: str) -> bool:
+        self._flag[0] = mine
+        hvd.allreduce_(self._flag, op=hvd.Max, name=f"lightning.{name}")
+        return bool(self._flag.item())
+
+    def _agree_to_stop(self) -> None:
+        self._trainer.should_stop = self._any(bool(self._trainer.should_stop), "should_stop")
+
+    def _after_batch(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self._validated = False
+        self._agree_to_stop()
+        own(*args, **kwargs)
+        if self._validated:
+            self._agree_to_stop()  # hooks of the validation may have decided it
+
+    def _note(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._validated = True
+        return own(*args, **kwargs)
+
+    def _after_epoch(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        own(*args, **kwargs)
+        self._agree_to_stop()
+
+    def _decided_by_rank_0(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+        return bool(hvd.broadcast_object(bool(own(*args, **kwargs)), root_rank=0))
+
+    def _skip_alike(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        response = own(*args, **kwargs)
+        return -1 if self._any(response == -1, "skip_epoch") else response

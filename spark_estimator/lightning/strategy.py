@@ -1,0 +1,309 @@
+"""The strategy itself: which rank this is, what it trains with, and how gradients come to be averages."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import lightning_utilities.core.rank_zero as utilities_rank_zero
+import torch
+
+import spark_estimator.torch as hvd
+from spark_estimator.collectives import context
+from spark_estimator.lightning.lockstep import Lockstep, even, lengths_of_all_ranks
+from spark_estimator.lightning.metrics import SyncedMetrics
+from spark_estimator.lightning.strategy_collectives import HorovodCollectives
+from spark_estimator.torch.compression import UNCHOSEN
+from spark_estimator.torch.optimizer import DistributedMethods
+
+if TYPE_CHECKING:
+    _Base = Any
+else:
+    _Base = object
+
+
+class HorovodMethods(HorovodCollectives, _Base):
+    """Trains one model on all ranks of the job: each sees its share of the data, and steps with averaged gradients.
+
+    Gradients are averages when a backward returns: clipping, unscaling and logging are right without more ado. With
+    ``accumulate_grad_batches`` they travel in the last batch of each step only. With several optimizers and manual
+    optimization, every ``manual_backward`` ends in averages, but for those under ``toggle_model(sync_grad=False)``.
+
+    Parameters and buffers of rank 0 are every rank's start. Metrics of torchmetrics in the module are synced over the
+    ranks, ``Trainer(sync_batchnorm=True)`` makes ``hvd.SyncBatchNorm``. If one rank sets ``trainer.should_stop``, or
+    skips the rest of its epoch, all do. Ranks with different numbers of training batches take as many as the one with
+    fewest; loaders for evaluation are not cut, and what would have some rank wait in a step is refused there.
+
+    The learning rate is not scaled with the number of ranks, nor is the batch size: ``trainer.world_size`` says it.
+
+    Args:
+        compression: what gradients travel as; `hvd.Compression`.
+        gradient_predivide_factor, groups, sparse_as_dense, shard_state: as for `hvd.DistributedOptimizer`.
+        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as for Lightning's own
+            strategies; usually the Trainer sets them.
+    """
+
+    #: The package whose Trainer takes it.
+    flavour: ClassVar[str]
+    #: That package's own, which knows the rank.
+    rank_zero_only: ClassVar[Any]
+
+    strategy_name = "horovod"
+
+    if TYPE_CHECKING:
+        optimizers: list[Any]
+
+    def __init__(
+        self,
+        *,
+        compression: Any = UNCHOSEN,
+        gradient_predivide_factor: float = 1.0,
+        groups: int | None = None,
+        sparse_as_dense: bool = False,
+        shard_state: bool = False,
+        accelerator: Any = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: Any = None,
+        checkpoint_io: Any = None,
+        precision_plugin: Any = None,
+    ) -> None:
+        super().__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+        )
+        self._optimizer_options = {
+            "compression": compression,
+            "gradient_predivide_factor": gradient_predivide_factor,
+            "groups": groups,
+            "sparse_as_dense": sparse_as_dense,
+            "shard_state": shard_state,
+        }
+        self._metrics = SyncedMetrics()
+        self._lockstep: Lockstep | None = None
+        self._num_nodes = 1
+
+    def __repr__(self) -> str:
+        # Stands in the error of a Trainer of the other package, whose strategies are of other classes.
+        return (
+            f"<HorovodStrategy for {self.flavour}; for a Trainer of another package: strategy='horovod', or "
+            "spark_estimator.lightning.strategy_class>"
+        )
+
+    # --- which rank this is ---
+
+    def set_world_ranks(self) -> None:
+        """Joins the job, as the Trainer is made; all ranks make theirs. Raises ValueError for several devices."""
+        hvd.init()
+        self._check_devices()
+        self.rank_zero_only.rank = utilities_rank_zero.rank_zero_only.rank = context.rank()
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there are several ranks: Lightning gives them samplers for their own shares, then, and refuses what
+        cannot work with several, as to try batch sizes until one does not fit into memory."""
+        return self.world_size > 1
+
+    @property
+    def global_rank(self) -> int:
+        """``hvd.rank()``; 0 before the job is joined."""
+        return context.rank() if context.is_initialized() else 0
+
+    @property
+    def local_rank(self) -> int:
+        """``hvd.local_rank()``."""
+        return context.local_rank() if context.is_initialized() else 0
+
+    @property
+    def node_rank(self) -> int:
+        """``hvd.cross_rank()``."""
+        return context.cross_rank() if context.is_initialized() else 0
+
+    @property
+    def world_size(self) -> int:
+        """``hvd.size()``."""
+        return context.size() if context.is_initialized() else 1
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is rank 0."""
+        return self.global_rank == 0
+
+    @property
+    def num_nodes(self) -> int:
+        """How many hosts there are."""
+        return context.cross_size() if context.is_initialized() else self._num_nodes
+
+    @num_nodes.setter
+    def num_nodes(self, num_nodes: int) -> None:
+        hvd.init()
+        if num_nodes not in (1, context.cross_size()):
+            raise ValueError(
+                f"Trainer(num_nodes={num_nodes}): the ranks of this job are on {context.cross_size()} host(s), as "
+                "horovodrun or HorovodRunner has started them. Leave num_nodes out."
+            )
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """Which share of the data this rank reads."""
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    @property
+    def root_device(self) -> torch.device:
+        """The rank's one device: on a GPU the one of its local rank, of those that it sees."""
+        devices: list[torch.device] = self.parallel_devices or [torch.device("cpu")]
+        if devices[0].type != "cuda" or self.world_size == 1:
+            return devices[0]
+        return torch.device("cuda", self.local_rank % torch.cuda.device_count())
+
+    def _check_devices(self) -> None:
+        devices: list[torch.device] = self.parallel_devices or []
+        # What devices="auto" is on a GPU, too: there the rank takes its own.
+        all_visible = devices and devices[0].type == "cuda" and len(devices) == torch.cuda.device_count()
+        if len(devices) > 1 and not all_visible:
+            raise ValueError(
+                f"Trainer(devices={len(devices)}): with strategy 'horovod' each rank is a process with one device. "
+                f"Leave devices out, and start {len(devices)} ranks: horovodrun -np {len(devices)}, or "
+                f"HorovodRunner(np={len(devices)})."
+            )
+
+    # --- before a run, and after it ---
+
+    def setup(self, trainer: Any) -> None:
+        """Makes the model that of rank 0 on all ranks, and its optimizers distributed ones. Collective."""
+        self.uneven_lengths = ()
+        super().setup(trainer)
+        if self.world_size > 1 and getattr(trainer.state.fn, "value", trainer.state.fn) == "fit":
+            self._release()
+            self._lockstep = Lockstep(trainer, self.lightning_module)
+        self._metrics.adopt(self.lightning_module)
+
+    def model_to_device(self) -> None:
+        """Moves the model to `root_device`."""
+        self.model.to(self.root_device)
+
+    def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        if self._layer_sync is not None:
+            if type(self._layer_sync).__name__ == "TorchSyncBatchNorm":  # which needs torch.distributed
+                model = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
+            else:
+                model = self._layer_sync.apply(model)
+        if self.world_size > 1:
+            named = itertools.chain(model.named_parameters(), model.named_buffers())
+            hvd.broadcast_parameters([(name, each.detach()) for name, each in named], root_rank=0)
+        return model
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """The module's optimizers; all of them but those that it has made distributed itself become that here."""
+        super().setup_optimizers(trainer)
+        names = {id(param): name for name, param in self.lightning_module.named_parameters()}
+        for optimizer in self.optimizers:
+            if not isinstance(optimizer, DistributedMethods):
+                params = [param for group in optimizer.param_groups for param in group["params"]]
+                named = (
+                    [(names[id(param)], param) for param in params] if names.keys() >= set(map(id, params)) else None
+                )
+                hvd.DistributedOptimizer(optimizer, named, **self._optimizer_options)
+                optimizer.set_backward_passes_per_step(None)
+        self.optimizers = (
+            self.optimizers
+        )  # Lightning's own wrappers are made anew: the optimizers' classes have changed
+
+    def on_train_start(self) -> None:
+        """Metrics that hooks have made are synced, too."""
+        self._metrics.adopt(self.lightning_module)
+
+    on_validation_start = on_test_start = on_predict_start = on_train_start
+
+    def teardown(self) -> None:
+        """Leaves trainer and module as they were; the rank stays in the job. Not collective."""
+        self._release()
+        self._metrics.release()
+        super().teardown()
+
+    def _release(self) -> None:
+        if self._lockstep is not None:
+            self._lockstep.release()
+            self._lockstep = None
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """A loader for training that gives equally many batches on all ranks; others as they are. Collective.
+
+        Raises:
+            ValueError: on all ranks, when some of them have no batch at all, and the module does not allow that.
+        """
+        if self.is_alone:
+            return dataloader
+        trainer, module = self.lightning_module.trainer, self.lightning_module
+        lengths = lengths_of_all_ranks(dataloader)
+        allowed = any(
+            getattr(each, "allow_zero_length_dataloader_with_multiple_devices", False)
+            for each in (module, trainer.datamodule)
+        )
+        if 0 in lengths and any(lengths) and not (allowed and not trainer.training):
+            empty = ", ".join(str(rank) for rank, length in enumerate(lengths) if length == 0)
+            raise ValueError(
+                f"Rank(s) {empty} have no batch, and others have ({', '.join(map(str, lengths))} in rank order). Give "
+                "every rank at least one: leave the sampler to Lightning, or take smaller batches."
+            )
+        if trainer.training:
+            return even(dataloader, lengths)
+        known = tuple(length for length in lengths if length is not None)
+        if len(known) == len(lengths) and len(set(known)) > 1:
+            self.uneven_lengths = known
+        return dataloader
+
+    # --- steps ---
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """As Lightning's; see `_check_may_talk`."""
+        with self._in_evaluation_step():
+            return super().validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """As Lightning's; see `_check_may_talk`."""
+        with self._in_evaluation_step():
+            return super().test_step(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _in_evaluation_step(self) -> Iterator[None]:
+        self.in_evaluation_step = True
+        try:
+            yield
+        finally:
+            self.in_evaluation_step = False
+
+    @contextlib.contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """In it gradients add up on this rank; Lightning enters it for all batches of a step but the last."""
+        with contextlib.ExitStack() as stack:
+            for optimizer in self.optimizers:
+                stack.enter_context(optimizer.accumulating())
+            yield
+
+    # --- checkpoints ---
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """Its state; one that is divided among the ranks is brought together on rank 0, and is empty elsewhere."""
+        optimizer = getattr(optimizer, "_optimizer", optimizer)
+        if optimizer.state_is_divided:
+            optimizer.consolidate_state_dict(to=0)
+            return optimizer.state_dict() if self.is_global_zero else {}
+        return dict(optimizer.state_dict())
+
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """What the file holds, on all ranks; those that do not see it get it from rank 0. Collective."""
+        load: Callable[..., dict[str, Any]] = super().load_checkpoint
+        if self.is_alone:
+            return load(checkpoint_path, *args, **kwargs)
+        seen = "://" in str(checkpoint_path) or os.path.exists(checkpoint_path)
+        if self.reduce_boolean_decision(seen):
+            checkpoint = load(checkpoint_path, *args, **kwargs)
+            self.barrier()  # who removes it next must not do so before all have read it
+            return checkpoint
+        return dict(self.broadcast(load(checkpoint_path, *args, **kwargs) if self.is_global_zero else None))

@@ -1,0 +1,143 @@
+"""How far a rank is, told by its process once a second to its supervisor: what the launcher's status line is made of.
+
+The rank counts; a thread reads the counts once a second and writes them into a pipe that its launcher has put there.
+Without that pipe, which is the rule, there is no thread. A pipe that is full is left alone: nobody waits for a screen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, MutableMapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from spark_estimator.env import PROGRESS_FD_VARIABLE
+from spark_estimator.log import logger
+
+INTERVAL_SECONDS = 1.0
+_STOP_SECONDS = 2.0
+_FIELDS = {"at": (int, float), "steps": (int,), "calls": (int,), "waiting": (int, float), "waits_in": (str,)}
+_LONGEST_NAME = 100
+_log = logger(__name__)
+
+_steps = 0
+_descriptor: int | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one rank has done so far.
+
+    Attributes:
+        at: when, in seconds on a clock of its own host.
+        steps: that its optimizers have made.
+        calls: collectives that it has submitted.
+        waiting: for how many seconds it has waited for other ranks by now; 0: it does something else.
+        waits_in: the collective in which it waits, in words.
+    """
+
+    at: float
+    steps: int
+    calls: int
+    waiting: float = 0.0
+    waits_in: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: object) -> Progress:
+        """The inverse. Raises ValueError when it is something else."""
+        if not isinstance(fields, dict) or fields.keys() != _FIELDS.keys():
+            raise ValueError("a rank's progress with other fields")
+        for name, kinds in _FIELDS.items():
+            if not isinstance(fields[name], kinds):
+                raise ValueError(f"field {name!r} of a rank's progress is {fields[name]!r}")
+        return cls(**{**fields, "waits_in": fields["waits_in"][:_LONGEST_NAME]})
+
+
+def count_step() -> None:
+    """An optimizer of this process makes a step."""
+    global _steps
+    _steps += 1
+
+
+def named(descriptor: int) -> str:
+    """The value of `PROGRESS_FD_VARIABLE` for a pipe: its number, and by what to know it again."""
+    return f"{descriptor}:{os.fstat(descriptor).st_ino}"
+
+
+def pipe(environ: MutableMapping[str, str]) -> int | None:
+    """The pipe that the launcher has given this process; None when there is none.
+
+    A process that has inherited the variable but not the pipe may have something else open under that number.
+    """
+    number, _, inode = environ.get(PROGRESS_FD_VARIABLE, "").partition(":")
+    with suppress(ValueError, OSError):
+        found = os.fstat(int(number))
+        if stat.S_ISFIFO(found.st_mode) and found.st_ino == int(inode):
+            return int(number)
+    return None
+
+
+class ProgressTeller:
+    """A daemon thread that tells how far this process is, until `stop`.
+
+    Args:
+        look: gives (calls, seconds of waiting, in which collective); any exception ends the telling.
+    """
+
+    def __init__(self, descriptor: int, look: Callable[[], tuple[int, float, str]]) -> None:
+        self._descriptor = descriptor
+        self._look = look
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._tell, name="spark_estimator progress", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Tells no more. Idempotent."""
+        self._stopped.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_STOP_SECONDS)
+
+    def _tell(self) -> None:
+        while not self._stopped.wait(INTERVAL_SECONDS):
+            try:
+                calls, waiting, waits_in = self._look()
+                told = Progress(time.monotonic(), _steps, calls, waiting, waits_in[:_LONGEST_NAME])
+                # Shorter than PIPE_BUF, so that it goes whole or not at all.
+                os.write(self._descriptor, json.dumps(told.to_dict()).encode() + b"\n")
+            except BlockingIOError:
+                continue
+            except Exception as error:
+                _log.debug("no more progress is told: %s", error)
+                return
+
+
+def teller(look: Callable[[], tuple[int, float, str]]) -> ProgressTeller | None:
+    """A running teller, where this process was given somebody to tell; None elsewhere."""
+    global _descriptor
+    if _descriptor is None:
+        _descriptor = pipe(os.environ)
+        if _descriptor is not None:
+            os.set_inheritable(_descriptor, False)
+            os.set_blocking(_descriptor, False)
+    return None if _descriptor is None else ProgressTeller(_descriptor, look)
+
+
+def _after_fork_in_child() -> None:
+    """A child is no rank."""
+    global _descriptor
+    if _descriptor is not None:
+        with suppress(OSError):
+            os.close(_descriptor)
+        _descriptor = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

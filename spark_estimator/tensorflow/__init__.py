@@ -1,0 +1,168 @@
+"""Horovod's API for TensorFlow: ``import spark_estimator.tensorflow as hvd``.
+
+A *rank* is one of the processes that train together. A *collective* is an operation that all ranks take part in; it
+runs when each of them has called it. Start ranks with ``HorovodRunner`` or ``horovodrun``; a process that nobody
+launched is a job of one. Collectives work eagerly, in a ``tf.function`` and in graphs of TensorFlow 1.
+"""
+
+# the check must come before what would fail without TensorFlow
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if importlib.util.find_spec("tensorflow") is None:
+    raise ModuleNotFoundError(
+        "spark_estimator.tensorflow (horovod.tensorflow) needs TensorFlow, which is not installed: pip install "
+        "'spark-estimator[tensorflow]', or pip install tensorflow (tensorflow-cpu for hosts without a GPU)",
+        name="tensorflow",
+    )
+
+from spark_estimator.collectives.context import (
+    add_process_set,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    remove_process_set,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from spark_estimator.collectives.ops import barrier as _barrier
+from spark_estimator.collectives.ops import join
+from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.collectives.reductions import Adasum, Average, Max, Min, Product, Sum
+from spark_estimator.errors import HorovodInternalError
+from spark_estimator.tensorflow import elastic as elastic
+from spark_estimator.tensorflow.compression import Compression
+from spark_estimator.tensorflow.gathering import allgather, alltoall, broadcast, grouped_allgather
+from spark_estimator.tensorflow.objects import allgather_object, broadcast_object, broadcast_object_fn
+from spark_estimator.tensorflow.optimizer import DistributedOptimizer
+from spark_estimator.tensorflow.questions import (
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    size_op,
+)
+from spark_estimator.tensorflow.reducing import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
+from spark_estimator.tensorflow.starting_state import (
+    BroadcastGlobalVariablesHook,
+    broadcast_,
+    broadcast_global_variables,
+    broadcast_variables,
+)
+from spark_estimator.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+
+if TYPE_CHECKING:
+    from spark_estimator.tensorflow.sync_batch_norm import SyncBatchNormalization
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "BroadcastGlobalVariablesHook",
+    "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "PartialDistributedGradientTape",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "SyncBatchNormalization",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+    "ccl_built",
+    "check_num_rank_power_of_2",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_rank_op",
+    "local_size",
+    "local_size_op",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "process_set_included_op",
+    "rank",
+    "rank_op",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "size_op",
+    "start_timeline",
+    "stop_timeline",
+]
+
+
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
+    """Returns when every rank of the set is in it. Raises HorovodInternalError when one is lost."""
+    _barrier(process_set)
+
+
+def check_num_rank_power_of_2(num_rank: int) -> bool:
+    """Whether Adasum goes with so many ranks."""
+    return num_rank > 0 and not num_rank & (num_rank - 1)
+
+
+def __getattr__(name: str) -> Any:
+    # Keras takes a second to load, and few need this.
+    if name == "SyncBatchNormalization":
+        from spark_estimator.tensorflow.sync_batch_norm import SyncBatchNormalization
+
+        return SyncBatchNormalization
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _check_has_gpu() -> bool:
+    """Whether TensorFlow sees a GPU. Horovod's name."""
+    import tensorflow as tf
+
+    return bool(tf.config.list_physical_devices("GPU"))

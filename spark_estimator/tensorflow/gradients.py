@@ -1,0 +1,174 @@
+"""What the tape and the optimizers have in common: reducing a list of gradients over the ranks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import numbers
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from spark_estimator._native import ReduceOp
+from spark_estimator.collectives import context
+from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.collectives.reductions import Adasum, Average, Sum, where
+from spark_estimator.tensorflow.compression import Compression, checked_compressor
+from spark_estimator.tensorflow.nodes import checked_tensor
+from spark_estimator.tensorflow.questions import size_of
+from spark_estimator.tensorflow.reducing import Reduction, allreduce, allreduce_of
+
+
+def same(variable: Any) -> int:
+    """By which a variable is known: Keras has its own around TensorFlow's."""
+    inner = variable if hasattr(variable, "read_value") else getattr(variable, "value", variable)
+    return id(inner)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How gradients are reduced, as `DistributedGradientTape` and the optimizers are told; checked by `exchange_of`.
+
+    Attributes:
+        kind: whose, for errors.
+        compression: applied to each dense gradient.
+        sparse_as_dense: slices are made dense first; else they are gathered as they are.
+        op: Average, Sum or Adasum.
+        predivide: an average is split: 1/f before the sum, f/size after it.
+        groups: None; a number of nearly even groups; or lists of variables.
+        process_set: over whose ranks.
+        scale_local: gradients of local variables are divided by the number of ranks.
+    """
+
+    kind: str
+    compression: Any = Compression.none
+    sparse_as_dense: bool = False
+    op: ReduceOp = Average
+    predivide: float = 1.0
+    groups: int | tuple[tuple[int, ...], ...] | None = None
+    process_set: ProcessSet = global_process_set
+    scale_local: bool = True
+
+    def alone(self) -> bool:
+        """Whether there is nobody to exchange gradients with: one rank that no others can join, or not in the set."""
+        if self.process_set.included() is False:
+            return True
+        return context.engine(self.process_set).size == 1 and not context.settings().elastic
+
+    def reduced(self, gradients: Sequence[Any], variables: Sequence[Any], local: set[int]) -> list[Any]:
+        """The gradients, reduced over the ranks; those of local variables as they are, or scaled. Collective.
+
+        Args:
+            gradients: tensors, slices, or None.
+            variables: whose they are.
+            local: variables of this rank only, by `same`.
+        """
+        results = list(gradients)
+        if self.alone():
+            return results
+        dense: list[tuple[int, Any, Any]] = []
+        for number, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            if gradient is None:
+                continue
+            if same(variable) in local:
+                results[number] = self._scaled(gradient) if self.scale_local else gradient
+            elif isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense:
+                results[number] = allreduce(gradient, op=self.op, process_set=self.process_set)
+            else:
+                tensor = checked_tensor(gradient, self.kind)
+                dense.append((number, *self.compression.compress(tensor)))
+        how = Reduction(self.op, 1.0 / self.predivide, self.predivide, self.process_set)
+        for bucket in self._buckets(dense, variables):
+            outputs = allreduce_of([tensor for _, tensor, _ in bucket], "gradients", None, how)
+            for (number, _, ctx), output in zip(bucket, outputs, strict=True):
+                results[number] = self.compression.decompress(output, ctx)
+        return results
+
+    def _scaled(self, gradient: Any) -> Any:
+        if isinstance(gradient, tf.IndexedSlices):
+            values = gradient.values / size_of(self.process_set, gradient.values.dtype)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return gradient / size_of(self.process_set, gradient.dtype)
+
+    def _buckets(
+        self, dense: Sequence[tuple[int, Any, Any]], variables: Sequence[Any]
+    ) -> Iterator[list[tuple[int, Any, Any]]]:
+        """Gradients that are reduced as one, in an order that is the same on all ranks."""
+        if isinstance(self.groups, int):
+            least, more = divmod(len(dense), self.groups)
+            ends = [(least + 1) * min(n, more) + least * max(0, n - more) for n in range(self.groups + 1)]
+            yield from (list(dense[start:end]) for start, end in itertools.pairwise(ends) if end > start)
+            return
+        rest = list(dense)
+        for group in self.groups or ():
+            members = [entry for entry in rest if same(variables[entry[0]]) in group]
+            if members:
+                yield members
+                rest = [entry for entry in rest if same(variables[entry[0]]) not in group]
+        bucket: list[tuple[int, Any, Any]] = []
+        room = context.settings().bucket_bytes
+        # From the end: backward has the last layers' gradients first.
+        for entry in reversed(rest):
+            size = (entry[1].shape.num_elements() or 0) * entry[1].dtype.size
+            if bucket and size > room:
+                yield bucket
+                bucket, room = [], context.settings().bucket_bytes
+            bucket.append(entry)
+            room -= size
+        if bucket:
+            yield bucket
+
+
+def exchange_of(
+    kind: str,
+    compression: Any,
+    sparse_as_dense: bool,
+    op: Any,
+    gradient_predivide_factor: Any,
+    num_groups: int,
+    groups: Any,
+    process_set: ProcessSet,
+    scale_local_gradients: bool,
+) -> Exchange:
+    """How gradients are reduced, from what a user gives. Raises ValueError for what cannot be."""
+    try:
+        operation = ReduceOp(op)
+    except ValueError:
+        operation = ReduceOp.MIN
+    if isinstance(op, bool) or operation not in (Average, Sum, Adasum):
+        raise ValueError(f"{where(kind)}: op={op!r}: gradients are reduced by hvd.Average, hvd.Sum or hvd.Adasum.")
+    factor = gradient_predivide_factor
+    if not isinstance(factor, numbers.Real) or not 0 < float(factor) < math.inf:
+        raise ValueError(f"{where(kind)}: gradient_predivide_factor={factor!r} must be a number greater than 0.")
+    if factor != 1.0 and operation is not Average:
+        raise ValueError(f"{where(kind)}: gradient_predivide_factor={factor} splits an average: use op=hvd.Average.")
+    if not isinstance(process_set, ProcessSet):
+        raise ValueError(f"{where(kind)}: process_set must be a ProcessSet, not {process_set!r}.")
+    if num_groups:
+        import warnings
+
+        warnings.warn("num_groups= is deprecated; use groups=.", DeprecationWarning, stacklevel=3)
+        groups = num_groups if groups is None else groups
+    return Exchange(
+        kind,
+        checked_compressor(compression, kind),
+        bool(sparse_as_dense),
+        operation,
+        float(factor),
+        _checked_groups(groups, kind),
+        process_set,
+        bool(scale_local_gradients),
+    )
+
+
+def _checked_groups(groups: Any, kind: str) -> int | tuple[tuple[int, ...], ...] | None:
+    if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups > 0):
+        return groups
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
+        raise ValueError(f"{where(kind)}: groups={groups!r} must be an integer greater than 0, or lists of variables.")
+    members = [same(variable) for group in groups for variable in group]
+    if len(set(members)) != len(members):
+        raise ValueError(f"{where(kind)}: groups has a variable twice; each may be in one group only.")
+    return tuple(tuple(same(variable) for variable in group) for group in groups)

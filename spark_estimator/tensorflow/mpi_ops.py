@@ -1,0 +1,15 @@
+"""What old scripts import from ``horovod.tensorflow.mpi_ops``: the collectives, and some names that it kept."""
+
+from __future__ import annotations
+
+from spark_estimator.collectives.reductions import reduce_op
+from spark_estimator.tensorflow import *  # noqa: F403  whatever is offered, under the module's old name
+
+
+def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
+    """The one operation that both arguments ask for together.
+
+    Raises:
+        ValueError: both are given, or `op` is none of the constants.
+    """
+    return reduce_op(average, op)

@@ -1,0 +1,289 @@
+"""The collectives that reduce: allreduce and reducescatter, of one tensor or of several as one; differentiable.
+
+The gradient of a collective is a collective, so that all ranks must compute it, too. Names, order of arguments and
+defaults are Horovod's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from spark_estimator._native import DType, ReduceOp
+from spark_estimator.collectives import arrays, context
+from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.collectives.reductions import Adasum, Average, Sum, check_adasum, reduce_op, where
+from spark_estimator.errors import HorovodInternalError
+from spark_estimator.tensorflow import compiled
+from spark_estimator.tensorflow.compression import Compression, checked_compressor
+from spark_estimator.tensorflow.gathering import allgather_of, as_list, gradient_name
+from spark_estimator.tensorflow.nodes import Array, checked_tensor, group, perform, spec_of
+from spark_estimator.tensorflow.questions import size_of
+
+
+class Reduction(NamedTuple):
+    """How tensors are reduced.
+
+    Attributes:
+        op: the reduction.
+        prescale, postscale: factors before and after it.
+        process_set: whose ranks take part.
+    """
+
+    op: ReduceOp
+    prescale: float = 1.0
+    postscale: float = 1.0
+    process_set: ProcessSet = global_process_set
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """Reduces a tensor over all ranks into a new one of the same shape and type, with the same bits everywhere.
+
+    Args:
+        tensor: of the same shape and type on all ranks: a tensor, a variable, an array; or a ``tf.IndexedSlices``,
+            whose number of slices may differ: its values and indices are gathered.
+        average: deprecated; True is ``op=Average``, False ``op=Sum``.
+        device_dense, device_sparse: taken for Horovod's sake; collectives run in host memory.
+        compression: what to send in place of the tensor; see `Compression`.
+        op: `Average` (when None), `Sum`, `Min`, `Max`, `Product` or `Adasum`, which needs a floating-point type and a
+            power of two of ranks. Averages of integers are truncated. Slices: `Average` or `Sum`.
+        prescale_factor: multiplied before the reduction; integers are truncated after it. Not for slices.
+        postscale_factor: multiplied after the reduction; integers are truncated after it. Not for slices.
+        name: by which the ranks' calls find each other; None: by the order of the calls, or in a graph by the order in
+            which they were put there. In a name scope of a graph the scope's name stands before it.
+        process_set: whose ranks take part; by default all.
+        ignore_name_scope: True: `name` is the whole name.
+
+    The gradient is the same operation on the incoming gradient; there is none of Min, Max and Product.
+
+    Raises:
+        ValueError: `average` and `op` are both given, the tensor cannot be sent or reduced so, or this rank is not in
+            the set. Nothing was sent.
+        HorovodInternalError: eagerly: the ranks disagree about the operation, or a rank is lost. In a graph TensorFlow
+            raises its ``UnknownError`` with that text.
+    """
+    operation = reduce_op(average, op)
+    compression = checked_compressor(compression, "allreduce")
+    how = Reduction(operation, prescale_factor, postscale_factor, process_set)
+    if isinstance(tensor, tf.IndexedSlices):
+        return _allreduce_slices(tensor, name, how, ignore_name_scope)
+    compressed, ctx = compression.compress(checked_tensor(tensor, "allreduce"))
+    [reduced] = allreduce_of([compressed], "allreduce", name, how, ignore_name_scope)
+    return compression.decompress(reduced, ctx)
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Any]:
+    """Reduces tensors over all ranks as one: all of them are reduced, or none.
+
+    Args:
+        tensors: of any shapes and types; at least one, and as many on all ranks. ``tf.IndexedSlices`` go by themselves.
+        average, device_dense, device_sparse, compression, op, prescale_factor, postscale_factor, process_set: as in
+            `allreduce`.
+        ignore_name_scope, name: as in `allreduce`.
+
+    Returns:
+        A list of as many tensors.
+
+    Raises:
+        As `allreduce` does.
+    """
+    kind, operation = "grouped_allreduce", reduce_op(average, op)
+    compression = checked_compressor(compression, kind)
+    how = Reduction(operation, prescale_factor, postscale_factor, process_set)
+    members = group(tensors, kind)
+    results: list[Any] = [None] * len(members)
+    dense: list[tuple[int, Any, Any]] = []
+    for number, member in enumerate(members):
+        if isinstance(member, tf.IndexedSlices):
+            of_slices = None if name is None else f"{name}.{number}"
+            results[number] = _allreduce_slices(member, of_slices, how, ignore_name_scope)
+        else:
+            dense.append((number, *compression.compress(checked_tensor(member, kind))))
+    if dense:
+        reduced = allreduce_of([tensor for _, tensor, _ in dense], kind, name, how, ignore_name_scope)
+        for (number, _, ctx), result in zip(dense, reduced, strict=True):
+            results[number] = compression.decompress(result, ctx)
+    return results
+
+
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Reduces a tensor over all ranks and gives each rank its share of the rows, the first of them to rank 0.
+
+    Args:
+        tensor: [n, *shape], the same on all ranks. Where n is not a multiple of size, the lower ranks get a row more.
+        op: `Average` or `Sum`.
+        device_dense, compression, name, process_set, ignore_name_scope, prescale_factor, postscale_factor: as in
+            `allreduce`.
+
+    The gradient is all ranks' gradients joined; of a Sum, size times that.
+
+    Raises:
+        ValueError: the tensor has no rows; else as in `allreduce`.
+        HorovodInternalError: `op` is another one; else as in `allreduce`.
+    """
+    kind = "reducescatter"
+    compression = checked_compressor(compression, kind)
+    compressed, ctx = compression.compress(checked_tensor(tensor, kind, rows=True))
+    how = Reduction(reduce_op(None, op), prescale_factor, postscale_factor, process_set)
+    [reduced] = _reducescatter_of([compressed], kind, name, how, ignore_name_scope)
+    return compression.decompress(reduced, ctx)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Any]:
+    """As `reducescatter`, of several tensors as one: all of them are reduced, or none. Returns a list."""
+    kind = "grouped_reducescatter"
+    compression = checked_compressor(compression, kind)
+    pairs = [compression.compress(checked_tensor(tensor, kind, rows=True)) for tensor in group(tensors, kind)]
+    how = Reduction(reduce_op(None, op), prescale_factor, postscale_factor, process_set)
+    reduced = _reducescatter_of([tensor for tensor, _ in pairs], kind, name, how, ignore_name_scope)
+    return [compression.decompress(result, ctx) for result, (_, ctx) in zip(reduced, pairs, strict=True)]
+
+
+def allreduce_of(
+    tensors: Sequence[Any], kind: str, name: str | None, how: Reduction, ignore_name_scope: bool = False
+) -> list[Any]:
+    """Tensors that are reduced as one; see `allreduce`.
+
+    Args:
+        tensors: that can be sent.
+        kind: of the user's call.
+        name: the user's; None: by order.
+        how: they are reduced.
+        ignore_name_scope: as in `allreduce`.
+    """
+    if how.op is Adasum and context.is_initialized():
+        check_adasum(how.op, context.engine(how.process_set).size, kind)
+
+    def work(request: str | None, *values: Array) -> Sequence[Array]:
+        return arrays.grouped_allreduce(
+            list(values),
+            how.op,
+            request,
+            prescale=how.prescale,
+            postscale=how.postscale,
+            process_set=how.process_set,
+        )
+
+    def compiled_node(given: Sequence[Any], request: str) -> list[Any] | None:
+        dtypes = tuple(DType[tensor.dtype.name.upper()] for tensor in given)
+        return compiled.node(
+            compiled.Allreduce(request, how.op, how.prescale, how.postscale, how.process_set, dtypes), given
+        )
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
+    def reduced(*given: Any) -> tuple[Any, Any]:
+        def gradient(*incoming: Any) -> list[Any]:
+            check_has_gradient(how.op, kind)
+            return allreduce_of(incoming, kind, gradient_name(name), how, ignore_name_scope)
+
+        specs = [spec_of(tensor) for tensor in given]
+        own_node = functools.partial(compiled_node, given)
+        outputs = perform(kind, name, work, given, specs, ignore_name_scope=ignore_name_scope, compiled=own_node)
+        return outputs, gradient
+
+    return as_list(reduced(*tensors))
+
+
+def _reducescatter_of(
+    tensors: Sequence[Any], kind: str, name: str | None, how: Reduction, ignore_name_scope: bool
+) -> list[Any]:
+    if how.op not in (Average, Sum):
+        raise HorovodInternalError(
+            f"{where(kind)}: op=hvd.{how.op.name.title()} is not defined: use hvd.Average or hvd.Sum, or take this "
+            "rank's rows of an allreduce."
+        )
+
+    def work(request: str | None, *values: Array) -> Sequence[Array]:
+        return arrays.grouped_reducescatter(
+            list(values),
+            how.op,
+            request,
+            prescale=how.prescale,
+            postscale=how.postscale,
+            process_set=how.process_set,
+        )
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
+    def reduced(*given: Any) -> tuple[Any, Any]:
+        def gradient(*incoming: Any) -> list[Any]:
+            joined = allgather_of(incoming, kind, gradient_name(name), how.process_set, ignore_name_scope)
+            scaled = [each * tf.cast(how.prescale * how.postscale, each.dtype) for each in joined]
+            return [each * size_of(how.process_set, each.dtype) for each in scaled] if how.op is Sum else scaled
+
+        specs = [spec_of(tensor, rows=True) for tensor in given]
+        return perform(kind, name, work, given, specs, ignore_name_scope=ignore_name_scope), gradient
+
+    return as_list(reduced(*tensors))
+
+
+def _allreduce_slices(tensor: Any, name: str | None, how: Reduction, ignore_name_scope: bool) -> Any:
+    kind = "sparse_allreduce"
+    if how.op not in (Average, Sum):
+        raise NotImplementedError(
+            f"{where(kind)}: op=hvd.{how.op.name.title()} of tf.IndexedSlices is not defined: use hvd.Average or "
+            "hvd.Sum, or tf.convert_to_tensor() of them."
+        )
+    if how.prescale != 1.0 or how.postscale != 1.0:
+        raise NotImplementedError(
+            f"{where(kind)}: prescale_factor and postscale_factor are not for tf.IndexedSlices: multiply their values, "
+            "or use tf.convert_to_tensor() of them."
+        )
+    parts = [checked_tensor(tensor.values, kind, rows=True), checked_tensor(tensor.indices, kind, rows=True)]
+    values, indices = allgather_of(parts, kind, name, how.process_set, ignore_name_scope)
+    if how.op is Average:
+        ranks = size_of(how.process_set, values.dtype)
+        values = values / ranks if values.dtype.is_floating else tf.truncatediv(values, ranks)
+    return tf.IndexedSlices(values, indices, dense_shape=tensor.dense_shape)
+
+
+def check_has_gradient(operation: ReduceOp, kind: str) -> None:
+    """Raises NotImplementedError for a reduction that has no gradient here."""
+    if operation not in (Average, Sum, Adasum):
+        raise NotImplementedError(f"{kind} with {operation.name.title()} has no gradient here; use Average or Sum.")

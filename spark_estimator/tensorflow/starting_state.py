@@ -1,0 +1,160 @@
+"""Makes all ranks start from one rank's variables: eagerly, in a graph, or by a hook of a session.
+
+The ranks first compare what they are about to receive (names, shapes, types), so that different models end in an error
+that names the first difference; then all variables travel at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy
+import tensorflow as tf
+
+from spark_estimator._native import Op
+from spark_estimator.collectives import ops as collectives
+from spark_estimator.collectives.arrays import dtype_of
+from spark_estimator.collectives.likeness import agree
+from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.collectives.reductions import where
+from spark_estimator.tensorflow.gathering import checked_root
+from spark_estimator.tensorflow.nodes import Array, perform
+
+_KIND = "broadcast_variables"
+
+
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> Any:
+    """Copies the root's variables into those of every other rank. Collective.
+
+    Args:
+        variables: ``tf.Variable`` or Keras variables; any numeric type.
+        root_rank: whose values everyone gets; its number in the job, also for a process set.
+        process_set: whose ranks take part; by default all.
+        inplace: taken for Horovod's sake; the values are always assigned.
+
+    Returns:
+        In a graph an operation to run; eagerly None, and the variables have their values.
+
+    Raises:
+        ValueError: there is no such rank in the set, or something is no variable. Nothing was sent.
+        MismatchError: the ranks' variables differ in name, shape or type; the first difference is named.
+        HorovodInternalError: a rank is lost.
+    """
+    assigned = _broadcast(list(variables), root_rank, process_set)
+    return None if tf.executing_eagerly() else tf.group(*assigned)
+
+
+def broadcast_(
+    variables: Iterable[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """As `broadcast_variables`, but gives the variables, with the root's values.
+
+    Args:
+        variables, root_rank, process_set: as there.
+        name: taken for Horovod's sake.
+
+    Returns:
+        Eagerly the variables; in a graph a tensor of each one's new value.
+    """
+    listed = list(variables)
+    assigned = _broadcast(listed, root_rank, process_set)
+    return listed if tf.executing_eagerly() else assigned
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """An operation that copies the root's ``tf.compat.v1.global_variables()`` into those of every other rank.
+
+    Raises:
+        RuntimeError: TensorFlow executes eagerly: there are no global variables then.
+    """
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "hvd.broadcast_global_variables() is for graphs of TensorFlow 1: eagerly there is no collection of global "
+            "variables. Use hvd.broadcast_variables(model.variables, root_rank=0)."
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc,unused-ignore]
+    """Copies the root's global variables into those of all other ranks when a session has been made.
+
+    For ``MonitoredTrainingSession(hooks=[...])``: after the variables were initialised, or restored from a checkpoint
+    that only the root has.
+
+    Args:
+        root_rank: whose values everyone gets.
+        device: taken for Horovod's sake; collectives run in host memory.
+    """
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        self.root_rank = root_rank
+        self.bcast_op: Any = None
+        self.device = device
+
+    def begin(self) -> None:
+        """Puts the operation into the graph, which cannot be changed later."""
+        if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():
+            self.bcast_op = broadcast_global_variables(self.root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Runs it."""
+        session.run(self.bcast_op)
+
+
+def variable_of(value: Any, kind: str) -> Any:
+    """The ``tf.Variable`` of a variable of TensorFlow or Keras. Raises ValueError for what is none."""
+    inner = value if hasattr(value, "read_value") else getattr(value, "value", None)
+    if not hasattr(inner, "read_value") or not hasattr(inner, "assign"):
+        raise ValueError(f"{where(kind)}: a variable is needed, not a {type(value).__name__}.")
+    return inner
+
+
+def _broadcast(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[Any]:
+    """Assigns the root's values; a tensor or an operation for each assignment."""
+    root = checked_root(root_rank, process_set, _KIND)
+    inner = [variable_of(variable, _KIND) for variable in variables]
+    if not inner:
+        return []
+    # A name may be shared by several, and a number for each process is part of some.
+    forms = [f"variable {number}: shape {tuple(each.shape)}, {each.dtype.name}" for number, each in enumerate(inner)]
+
+    def work(request: str | None, *values: Array) -> list[Array]:
+        name = request or _KIND
+        agree(forms, name=f"{name}.forms", subject="the variables to broadcast", process_set=process_set)
+        return broadcast_arrays(values, root, name, process_set)
+
+    specs = [tf.TensorSpec(each.shape, each.dtype.base_dtype) for each in inner]
+    values = perform(_KIND, None, work, [each.read_value() for each in inner], specs)
+    return [each.assign(value) for each, value in zip(inner, values, strict=True)]
+
+
+def broadcast_arrays(values: Sequence[Array], root: int, name: str, process_set: ProcessSet | None) -> list[Array]:
+    """The root's arrays, on every rank: new ones, of any numeric type. All travel at once.
+
+    Args:
+        values: of the same shapes and types on all ranks.
+        root: a rank of the job.
+        name: of the requests, before their numbers.
+        process_set: whose ranks take part.
+    """
+    outputs = [numpy.array(value, order="C", copy=True) for value in values]
+    handles = []
+    for number, output in enumerate(outputs):
+        # Bytes are bytes: also those of types that the engine cannot compute with.
+        wire = output.reshape(-1).view(numpy.uint8)
+        place = wire.ctypes.data if wire.size else 0
+        tensor = collectives.Tensor(place, place, dtype_of(wire), wire.shape)
+        handles.append(
+            collectives.submit(
+                Op.BROADCAST, f"{name}.{number}", [tensor], root_rank=root, process_set=process_set, keep=output
+            )
+        )
+    for handle in handles:
+        handle.wait()
+    return outputs

@@ -1,0 +1,54 @@
+"""Batch normalisation over the joint batch of all ranks, for batches that are too small to speak for themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.collectives.reductions import where
+from spark_estimator.tensorflow.gathering import allgather_of
+
+_KIND = "sync_batch_norm"
+
+
+class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc,unused-ignore]
+    """``tf.keras.layers.BatchNormalization`` with statistics over the batches of all ranks.
+
+    Training is collective, forward and backward: all ranks of the set call it in the same order. Their batches may have
+    different sizes. Elsewhere, and on one rank, it is plain batch normalisation.
+
+    Args:
+        fused: taken for Horovod's sake; True is a ValueError.
+        process_set: over whose ranks; by default all.
+        kwargs: as for ``tf.keras.layers.BatchNormalization``.
+    """
+
+    def __init__(self, fused: bool = False, *, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
+        if fused:
+            raise ValueError(f"{where('SyncBatchNormalization')}: fused=True is not possible over several ranks.")
+        super().__init__(**kwargs)
+        self._process_set = process_set
+
+    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        """[channels] mean and biased variance of all ranks' values."""
+        mean, variance = super()._moments(inputs, mask)
+        channels = tf.size(mean)
+        values = tf.size(inputs) // tf.maximum(channels, 1)
+        count = tf.cast(values if mask is None else tf.reduce_sum(tf.cast(mask, tf.int32)), mean.dtype)
+        # An empty batch has no mean; it counts for nothing.
+        mean, variance = (tf.where(count > 0, each, tf.zeros_like(each)) for each in (mean, variance))
+        own = tf.concat([[count], tf.reshape(mean, [-1]), tf.reshape(variance, [-1])], 0)[tf.newaxis]
+        [gathered] = allgather_of([own], _KIND, None, self._process_set)
+        # Ranks' moments are put together as by Chan, Golub and LeVeque (1979): nothing is subtracted that is large.
+        counts, means, variances = tf.split(gathered, [1, channels, channels], 1)
+        total = tf.maximum(tf.reduce_sum(counts), 1)
+        joint = tf.reduce_sum(counts * means, 0) / total
+        spread = tf.reduce_sum(counts * (variances + tf.square(means - joint)), 0) / total
+        return tf.reshape(joint, tf.shape(mean)), tf.reshape(spread, tf.shape(variance))
+
+    def get_config(self) -> dict[str, Any]:
+        """As the base class's; the process set is not part of it."""
+        config: dict[str, Any] = super().get_config()
+        return config

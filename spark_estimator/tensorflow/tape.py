@@ -1,0 +1,139 @@
+"""`DistributedGradientTape`: a ``tf.GradientTape`` whose gradients are reduced over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.collectives.reductions import Average, where
+from spark_estimator.tensorflow.compression import Compression
+from spark_estimator.tensorflow.gradients import Exchange, exchange_of, same
+
+
+class _DistributedMethods:
+    """What a distributed tape has over the class of the tape that it was made of."""
+
+    _exchange: Exchange
+    _local: set[int]
+
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        """As ``tf.GradientTape.gradient``, with gradients that are reduced over all ranks. Collective."""
+        own = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
+        flat = tf.nest.flatten(sources)
+        given = tf.nest.flatten(own)
+        return tf.nest.pack_sequence_as(sources, self._exchange.reduced(given, flat, self._local))
+
+    def register_local_source(self, source: Any) -> None:
+        """Has a variable belong to this rank only: its gradient is not reduced, but divided by the number of ranks,
+
+        unless ``scale_local_gradients=False``: the sum of all ranks' losses over that number is what is minimised.
+        """
+        self._local.add(same(source))
+
+
+def DistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """A tape whose ``gradient()`` gives gradients that are reduced over all ranks; made before or after it recorded.
+
+    Args:
+        gradtape: the tape; it stays as it is.
+        device_dense, device_sparse: taken for Horovod's sake; collectives run in host memory.
+        compression: applied to each dense gradient; see `Compression`.
+        sparse_as_dense: ``tf.IndexedSlices`` are made dense; else their slices are gathered.
+        op: `Average`, `Sum` or `Adasum`.
+        gradient_predivide_factor: f splits an average: 1/f before the sum and f/size after it.
+        num_groups: deprecated; use `groups`.
+        groups: an integer: so many nearly even groups, each reduced as one; or lists of variables. None: by size.
+        process_set: over whose ranks; by default all. A rank outside keeps its gradients.
+        scale_local_gradients: see `register_local_source`.
+
+    Raises:
+        ValueError: an argument is malformed.
+        HorovodInternalError: by ``gradient()``: the ranks disagree, or one is lost; see `allreduce`.
+    """
+    kind = "DistributedGradientTape"
+    if not isinstance(gradtape, tf.GradientTape):
+        raise ValueError(f"{where(kind)}: a tf.GradientTape is needed, not a {type(gradtape).__name__}.")
+    exchange = exchange_of(
+        kind,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    base = type(gradtape)
+    made: Any = type(
+        base.__name__, (_DistributedMethods, base), {"__module__": base.__module__, "__doc__": base.__doc__}
+    )
+    tape = made.__new__(made)
+    tape.__dict__.update(gradtape.__dict__)
+    tape._exchange = exchange
+    tape._local = set()
+    return tape
+
+
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Sequence[Any] | Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """As `DistributedGradientTape`, with layers whose variables belong to each rank alone.
+
+    Args:
+        local_layers: a Keras layer or several, built; see `register_local_source`.
+    """
+    tape = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    layers: Any = local_layers if isinstance(local_layers, (list, tuple, set)) else [local_layers]
+    for layer in layers:
+        if layer is None:
+            continue
+        if not hasattr(layer, "trainable_weights"):
+            raise ValueError(f"local_layers holds Keras layers; this is none: {layer!r}.")
+        for variable in layer.trainable_weights:
+            tape.register_local_source(variable)
+    return tape

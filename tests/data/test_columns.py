@@ -1,0 +1,212 @@
+"""The table at the head of ``data/columns.py``, row by row: through Spark, and from bare Parquet files."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+import numpy
+import pyarrow
+import pytest
+
+pytest.importorskip("pyspark")
+
+from spark_estimator.data.columns import packed, readable, selected
+from spark_estimator.data.decoding import Decoder
+from spark_estimator.data.fields import Field, matrix_of
+from spark_estimator.data.numbers import readable_in
+from spark_estimator.data.parquet import DataFiles, FileRows, files_at
+from spark_estimator.data.preparation import Preparation
+from spark_estimator.errors import DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Array = numpy.ndarray[Any, Any]
+UTC = datetime.timezone.utc
+DAYS = [datetime.date(1969, 12, 31), datetime.date(1970, 1, 1), datetime.date(2024, 2, 29)]
+TIMES = [datetime.datetime(1999, 5, 4, 3, 2, 1), datetime.datetime(2024, 2, 29, 12, 0, 0, 500000)]
+TIMES += [datetime.datetime(1969, 12, 31, 23, 59, 59)]
+SECONDS = [one.replace(tzinfo=UTC).timestamp() for one in TIMES]
+#: Spark type: three values, the tensor's type, what the values are there.
+TABLE: dict[str, tuple[list[Any], str, list[float]]] = {
+    "tinyint": ([1, -128, 127], "int64", [1, -128, 127]),
+    "smallint": ([1, -(2**15), 2**15 - 1], "int64", [1, -(2**15), 2**15 - 1]),
+    "int": ([0, -(2**31), 2**31 - 1], "int64", [0, -(2**31), 2**31 - 1]),
+    "bigint": ([2**53 + 1, -(2**63), 2**63 - 1], "int64", [2**53 + 1, -(2**63), 2**63 - 1]),
+    "float": ([0.1, -2.5, 3e38], "float32", [0.1, -2.5, 3e38]),
+    "double": ([0.1, -2.5, 1e30], "float32", [0.1, -2.5, 1e30]),
+    "decimal(9,2)": (list(map(decimal.Decimal, ("0.25", "-1.75", "99.67"))), "float32", [0.25, -1.75, 99.67]),
+    "boolean": ([True, False, True], "int64", [1, 0, 1]),
+    "date": (DAYS, "int64", [-1, 0, 19782]),
+    "timestamp": ([one.replace(tzinfo=UTC) for one in TIMES], "float64", SECONDS),
+    "timestamp_ntz": (TIMES, "float64", SECONDS),
+}
+
+
+def pairs(values: list[Any]) -> list[list[Any]]:
+    return [[values[n], values[(n + 1) % 3]] for n in range(3)]
+
+
+def decode(content: bytes) -> Array:
+    return numpy.frombuffer(content, numpy.uint8).reshape(1, 2)
+
+
+def table(spark: SparkSession) -> tuple[DataFrame, dict[str, tuple[str, Array]]]:
+    """Three rows of all of it: the frame, and by name the tensor's type and its values, [3, width]."""
+    from pyspark.ml.linalg import Vectors, VectorUDT
+    from pyspark.sql.types import StructType, _parse_datatype_string
+
+    columns: dict[str, tuple[Any, list[Any]]] = {}
+    right: dict[str, tuple[str, Array]] = {}
+    for kind, (values, dtype, numbers) in TABLE.items():
+        name = kind.partition("(")[0]
+        columns[name] = (_parse_datatype_string(kind), values)
+        columns[f"{name}s"] = (_parse_datatype_string(f"array<{kind}>"), pairs(values))
+        right[name] = dtype, numpy.array(numbers, dtype).reshape(3, 1)
+        right[f"{name}s"] = dtype, numpy.array(pairs(numbers), dtype)
+    columns["a.b"] = (_parse_datatype_string("int"), [1, 2, 3])
+    columns["s"] = (_parse_datatype_string("struct<n: int, t: struct<x: double>>"), [(n, (n / 2,)) for n in range(3)])
+    columns["dense"] = VectorUDT(), [Vectors.dense([n, 0.5, -n]) for n in range(3)]
+    sparse = [Vectors.sparse(3, {1: 2.0}), Vectors.dense([1, 2, 3]), Vectors.sparse(3, {})]
+    columns["sparse"] = VectorUDT(), sparse
+    columns["image"] = _parse_datatype_string("binary"), [bytes([n, 255]) for n in range(3)]
+    right["a.b"] = "int64", numpy.array([[1], [2], [3]])
+    right["s.n"] = "int64", numpy.array([[0], [1], [2]])
+    right["s.t.x"] = "float32", numpy.array([[0], [0.5], [1]])
+    right["dense"] = "float32", numpy.array([[n, 0.5, -n] for n in range(3)])
+    right["sparse"] = "float32", numpy.array([[0, 2, 0], [1, 2, 3], [0, 0, 0]])
+    right["image"] = "float32", numpy.array([[0, 255], [1, 255], [2, 255]])
+    schema = StructType()
+    for name, (kind, _) in columns.items():
+        schema = schema.add(name, kind)
+    rows = list(zip(*(values for _, values in columns.values()), strict=True))
+    return spark.createDataFrame(rows, schema).coalesce(1), right
+
+
+def fields_of(right: dict[str, tuple[str, Array]]) -> list[Field]:
+    return [
+        Field((name,), (f"c{n}",), (values.shape[1],), dtype, (values.shape[1],), stored="uint8" * (name == "image"))
+        for n, (name, (dtype, values)) in enumerate(right.items())
+    ]
+
+
+def through_spark(frame: DataFrame, names: list[str], nulls: str | float = "error") -> pyarrow.RecordBatch:
+    found = [readable(frame.schema, name, name == "image") for name in names]
+    rows = selected(frame, found, [one.dtype for one in found], nulls).toArrow().combine_chunks().to_batches()[0]
+    cs = tuple(f"c{n}" for n in range(len(names)))
+    decoders = {c: Decoder(name, decode) for c, name in zip(cs, names, strict=True) if name == "image"}
+    return Preparation(cs, decoders=decoders).batch(rows, [one.dtype for one in found])
+
+
+def from_files(files: DataFiles, names: list[str], nulls: str | float = "error") -> pyarrow.RecordBatch:
+    found = [readable_in(files.kinds, name, name == "image") for name in names]
+    decoders = {name: Decoder(name, decode) for name in names if name == "image"}
+    rows = FileRows(files, Preparation(tuple(names), nulls=nulls, decoders=decoders))
+    return rows.first_rows([one.dtype for one in found], 100)
+
+
+def test_every_row_of_the_table(spark: SparkSession, tmp_path: Path) -> None:
+    frame, right = table(spark)
+    frame.write.parquet(str(tmp_path / "rows"))
+    files = files_at(str(tmp_path / "rows"))
+    for way in (through_spark, from_files):
+        names = [name for name in right if way is through_spark or not name.startswith("s.")]
+        schema = frame.schema if way is through_spark else files.kinds
+        rows = way(frame if way is through_spark else files, names)  # type: ignore[arg-type]
+        for field in fields_of({name: right[name] for name in names}):
+            name, (dtype, values) = field.name, right[field.name]
+            one = (readable if way is through_spark else readable_in)(schema, name, name == "image")  # type: ignore[operator]
+            assert one.dtype == dtype, (way, name)
+            matrix = matrix_of(rows, field)
+            if name.startswith("timestamp_ntz") and way is through_spark:
+                zone = ZoneInfo(str(spark.conf.get("spark.sql.session.timeZone")))
+                moved = [when.replace(tzinfo=zone).timestamp() for when in TIMES]
+                values = numpy.array(moved if values.shape[1] == 1 else pairs(moved)).reshape(values.shape)
+            assert matrix.dtype == field.stored_dtype and matrix.shape == values.shape, (way, name)
+            assert numpy.array_equal(matrix, values.astype(field.stored_dtype)), (way, name, matrix)
+
+
+def test_nulls_by_each_policy(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [(1, 0.5, [1.0], b"ab"), (None, 1.5, [2.0], b"cd"), (3, None, [3.0], b"ef"), (4, float("nan"), [4.0], b"gh")]
+    frame = spark.createDataFrame(rows, "n int, x double, v array<float>, image binary").coalesce(1)
+    frame.write.parquet(str(tmp_path / "rows"))
+    files = files_at(str(tmp_path / "rows"))
+    names = ["n", "x", "v", "image"]
+    n, x = Field(("n",), ("c0",), (1,), "int64"), Field(("x",), ("c1",), (1,), "float32")
+    for found in (
+        lambda nulls: through_spark(frame, names, nulls),
+        lambda nulls: from_files(files, names, nulls),
+    ):
+        with pytest.raises(DataError, match="column 'n' holds null in row 1 "):
+            matrix_of(found("error"), n)
+        assert found("drop").column("c0").to_pylist() == [1]
+        filled = found(7.0)
+        assert matrix_of(filled, n).ravel().tolist() == [1, 7, 3, 4]
+        assert matrix_of(filled, x).ravel().tolist()[:3] == [0.5, 1.5, 7.0]
+        assert numpy.isnan(matrix_of(filled, x)[3, 0]), "NaN is a number to Spark's fillna of nulls"
+
+
+def test_scalars_of_one_type_come_as_one_array(spark: SparkSession) -> None:
+    """And what is wrong with one of them is told of the column that it was."""
+    names = ["a", "b", "n", "v", "d", "e", "k", "m"]
+    rows = [
+        (0.5, 1.5, 2, [3.0, 4.0], 5.0, 6.0, 7.0, 8.0),
+        (10.5, 11.5, 12, [13.0, 14.0], None, 16.0, 17.0, 18.25),
+    ]
+    kinds = "a float, b double, n int, v array<float>, d float, e float, k double, m double"
+    frame = spark.createDataFrame(rows, kinds).coalesce(1)
+    columns = tuple(f"c{number}" for number in range(8))
+    x = Field(tuple(names[:6]), columns[:6], (1, 1, 1, 2, 1, 1), "float32", (7,))
+    labels = Field(("k", "m"), columns[6:], (1, 1), "int64", (2,))
+    chosen = [readable(frame.schema, name) for name in names]
+
+    def matrices(nulls: str | float) -> list[list[list[float]]]:
+        cast = selected(frame, chosen, ["float32"] * 6 + ["int64"] * 2, nulls)
+        together, fields = packed(cast, [x, labels])
+        assert together.columns == ["c0", "c3", "c4", "c6"]
+        assert fields[0].columns == ("c0", "c0", "c0", "c3", "c4", "c4") and fields[0].names == x.names
+        assert fields[1].columns == ("c6", "c6")
+        batch = together.toArrow().combine_chunks().to_batches()[0]
+        return [matrix_of(batch, field, 100).tolist() for field in fields]
+
+    with pytest.raises(DataError, match=r"column 'd' holds null in row 101 of this rank's rows\. Fill or drop"):
+        matrices("error")
+    with pytest.raises(DataError, match=r"column 'm' holds whole numbers in the first rows.* row 101 .* holds 18\.25"):
+        matrices(15.0)
+    assert matrices("drop") == [[[0.5, 1.5, 2, 3, 4, 5, 6]], [[7, 8]]]
+    frame = frame.withColumn("m", frame.m.cast("int"))  # Spark has casts of two types now: they stay apart
+    chosen = [readable(frame.schema, name) for name in names]
+    cast = selected(frame, chosen, ["float32"] * 6 + ["int64"] * 2, 15.0)
+    together, fields = packed(cast, [x, labels])
+    assert fields[1].columns == ("c6", "c7")
+    batch = together.toArrow().combine_chunks().to_batches()[0]
+    assert matrix_of(batch, fields[0])[1].tolist() == [10.5, 11.5, 12, 13, 14, 15, 16]
+    assert matrix_of(batch, fields[1])[1].tolist() == [17, 18]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("string", r"of type string, .*StringIndexer \(and OneHotEncoder\)"),
+        ("array<string>", r"of type array<string>"),
+        ("binary", r"of type binary, .*decoders=\{'column': function\}"),
+        ("map<string,int>", r"of type map<string,int>, which has no tensor type"),
+        ("interval day to second", r"of type interval day to second, which has no tensor type"),
+        ("array<array<float>>", r"of type array<array<float>>, an array of arrays. Flatten it"),
+        ("struct<a:int>", r"of type struct<a:int>, .*'column\.field'"),
+    ],
+)
+def test_what_is_no_number_is_refused(spark: SparkSession, kind: str, words: str) -> None:
+    from pyspark.sql.types import StructType, _parse_datatype_string
+
+    with pytest.raises(DataError, match=f"column 'x' is {words}"):
+        readable(StructType().add("x", _parse_datatype_string(kind)), "x")
+    with pytest.raises(DataError, match=r"column 'x' is of type"):
+        readable_in({"x": "struct" if kind.startswith("struct") else kind}, "x")
+    if kind == "string":
+        with pytest.raises(DataError, match="decoders names column 'x', which is of type string"):
+            readable_in({"x": kind}, "x", decoded=True)

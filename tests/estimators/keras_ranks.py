@@ -1,0 +1,301 @@
+"""What the ranks of `test_keras_training` do: trainings as `KerasEstimator.fit` has them run, without Spark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pyarrow
+import pyarrow.parquet
+
+ROWS, WIDTH = 41, 3
+
+
+def table() -> tuple[Any, Any, Any]:
+    """[41, 3] features, [41] labels, [41] weights."""
+    chance = numpy.random.default_rng(0)
+    rows = chance.standard_normal((ROWS, WIDTH)).astype(numpy.float32)
+    return rows, rows.sum(1), chance.integers(0, 3, ROWS).astype(numpy.float32)
+
+
+def write_table(folder: Path) -> None:
+    rows, labels, weights = table()
+    content = pyarrow.table({"x": rows.tolist(), "y": labels, "z": labels > 0, "w": weights})
+    pyarrow.parquet.write_table(content, folder / "rows.parquet")
+    pyarrow.parquet.write_table(content.slice(0, 3), folder / "few.parquet")
+
+
+def linear() -> Any:
+    import keras
+
+    kernel = keras.initializers.GlorotUniform(seed=3)
+    return keras.Sequential(
+        [keras.layers.Input((WIDTH,)), keras.layers.Dense(1, kernel_initializer=kernel, name="only")]
+    )
+
+
+def chancy() -> Any:
+    """Its training depends on chance, and its validation on what each rank has counted."""
+    import keras
+
+    def kernel() -> Any:
+        return keras.initializers.GlorotUniform(seed=3)
+
+    return keras.Sequential(
+        [
+            keras.layers.Input((WIDTH,)),
+            keras.layers.Dense(8, kernel_initializer=kernel(), name="wide"),
+            keras.layers.BatchNormalization(name="batch"),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(1, kernel_initializer=kernel(), name="last"),
+        ]
+    )
+
+
+def two_outputs() -> Any:
+    import keras
+
+    inputs = keras.Input((WIDTH,))
+    first = keras.layers.Dense(1, kernel_initializer="ones", name="first")(inputs)
+    second = keras.layers.Dense(1, kernel_initializer="ones", activation="sigmoid", name="second")(inputs)
+    return keras.Model(inputs, [first, second])
+
+
+def trained(folder: str, model: Any, **changed: Any) -> Any:
+    """What `train` comes to on this rank with rows of ``rows.parquet``."""
+    from spark_estimator import KerasEstimator
+    from spark_estimator.data.fields import Field
+    from spark_estimator.data.parquet import FileRows, files_at
+    from spark_estimator.data.preparation import Preparation
+    from spark_estimator.estimators.keras_start import train
+    from spark_estimator.estimators.train_spec import TrainSpec
+    from spark_estimator.store import Store
+
+    own = ("optimizer", "loss", "metrics", "callbacks", "checkpoint_callback", "learning_rate")
+    labels = changed.pop("label_cols", ["y"])
+    given = {"optimizer": "sgd", "loss": "mse", **{name: changed.pop(name) for name in own if name in changed}}
+    estimator = KerasEstimator(model=model, label_cols=labels, **given)
+    weighted = changed.pop("weighted", False)
+    names = ["x", *labels, *(["w"] if weighted else [])]
+    fields = [Field((name,), (f"c{place}",), (1,), "float32", ()) for place, name in enumerate(names)]
+    fields[0] = Field(("x",), ("c0",), (WIDTH,), "float32", (WIDTH,))
+    stored = changed.pop("stored", False)
+    spec = {
+        "inputs": (fields[0],),
+        "labels": tuple(fields[1 : 1 + len(labels)]),
+        "weight": fields[-1] if weighted else None,
+        **dict.fromkeys(("train_steps", "validation_steps", "patience", "held_source", "checkpoint_steps")),
+        "held_share": 0.0,
+        "seed": 5,
+        "batch_size": 4,
+        "val_batch_size": 4,
+        "epochs": 2,
+        "shuffle": True,
+        "verbose": 0,
+        "backward_passes_per_step": 1,
+        "use_gpu": False,
+        "restore_best": False,
+        "large": 1 << 40,
+        "store": Store.create(f"{folder}/store") if stored else None,
+        "run_id": "run",
+        "source": FileRows(files_at(f"{folder}/{changed.pop('rows', 'rows')}.parquet"), Preparation(tuple(names))),
+        "framework": estimator._training().framework,
+    }
+    return train(TrainSpec(**{**spec, **changed}))
+
+
+def opened(result: Any) -> Any:
+    from spark_estimator.estimators.keras_objects import loaded
+
+    return loaded(result.state, {}, compile=True)
+
+
+def alike(ones: Any, others: Any) -> bool:
+    """Bit for bit."""
+    return all(one.tobytes() == other.tobytes() for one, other in zip(ones, others, strict=True))
+
+
+def equal_to_one_process(rank: int, folder: str) -> None:
+    """One batch of everything: 41 rows on 2 ranks are 21 and 20, weighted, and clipped after the exchange."""
+    import keras
+
+    model = linear()
+    before = model.get_weights()
+    momentum = keras.optimizers.SGD(
+        keras.optimizers.schedules.ExponentialDecay(0.05, 1, 0.5), momentum=0.5, weight_decay=0.01
+    )
+    result = trained(
+        folder, model, batch_size=ROWS, epochs=3, weighted=True, optimizer=momentum, metrics=["mae"], seed=1
+    )
+    assert alike(before, model.get_weights()) and not model.compiled, "the user's model stays as it is"
+    if rank:
+        assert result is None
+        return
+    plain = linear()
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    plain.compile(keras.optimizers.SGD(schedule, momentum=0.5, weight_decay=0.01), "mse", metrics=["mae"])
+    rows, labels, weights = table()
+    history = plain.fit(rows, labels[:, None], sample_weight=weights, batch_size=ROWS, epochs=3, verbose=0)
+    found = [entry["train"] for entry in result.history]
+    for name in ("loss", "mae"):
+        assert numpy.allclose([one[name] for one in found], history.history[name], rtol=1e-5), (name, found)
+    back = opened(result)
+    for one, other in zip(back.get_weights(), plain.get_weights(), strict=True):
+        assert numpy.allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert type(back.optimizer).__module__.startswith("keras."), "no trace of this package"
+    assert int(back.optimizer.iterations) == 3
+    config = back.optimizer.get_config()["learning_rate"]["config"]
+    assert config["initial_learning_rate"] == 0.05, "the user's rate, not the multiplied one"
+
+
+def exact_sums(rank: int, folder: str) -> None:
+    """A learning rate of 0, batches of 4 of uneven rows: every average is one over known rows, AUC too."""
+    import keras
+
+    given = {"optimizer": keras.optimizers.SGD(0.0), "loss": ["mse", "binary_crossentropy"]}
+    metrics: list[Any] = [["mae"], [keras.metrics.AUC(name="auc"), "accuracy"]]
+    result = trained(folder, two_outputs(), label_cols=["y", "z"], metrics=metrics, held_share=0.25, epochs=1, **given)
+    whole = trained(folder, two_outputs(), label_cols=["y", "z"], metrics=metrics, epochs=1, **given)
+    if rank:
+        return
+    model = two_outputs()
+    model.compile(
+        keras.optimizers.SGD(0.0), given["loss"], metrics=[["mae"], [keras.metrics.AUC(name="auc"), "accuracy"]]
+    )
+    rows, labels, _ = table()
+    logs = model.evaluate(rows, [labels[:, None], (labels > 0)[:, None]], batch_size=ROWS, verbose=0, return_dict=True)
+    (entry,) = whole.history
+    assert set(entry["train"]) == set(logs), (entry, logs)
+    for name, value in logs.items():
+        assert numpy.isclose(entry["train"][name], value, rtol=1e-5), (name, entry["train"][name], value)
+    (entry,) = result.history
+    for name in ("loss", "first_loss", "first_mae", "second_accuracy"):  # 31 rows and 10
+        together = (31 * entry["train"][name] + 10 * entry["validation"][name]) / 41
+        assert numpy.isclose(together, logs[name], rtol=1e-5), name
+
+
+def few_rows(rank: int, folder: str) -> None:
+    """3 rows on 2 ranks, one at a time: in the second step one rank has none; two passes make a step."""
+    import keras
+
+    for passes in (1, 2):
+        result = trained(
+            folder,
+            linear(),
+            rows="few",
+            batch_size=1,
+            epochs=2,
+            shuffle=False,
+            backward_passes_per_step=passes,
+            optimizer=keras.optimizers.SGD(0.05),
+            metrics=["mae"],
+        )
+        if rank:
+            continue
+        rows, labels, _ = table()
+        weights = linear().get_weights()
+        losses = []
+        for _ in range(2):
+            total, gathered = 0.0, [numpy.zeros((WIDTH, 1)), numpy.zeros(1)]
+            for places in ([0, 2], [1]):  # the ranks' first rows, then what is left
+                x, y = rows[places], labels[places][:, None]
+                errors = x @ weights[0] + weights[1] - y
+                total += float((errors**2).sum())
+                gradients = [2 * x.T @ errors / len(places), 2 * errors.mean(0)]
+                gathered = [one + other for one, other in zip(gathered, gradients, strict=True)]
+                if passes == 1 or places == [1]:
+                    weights = [one - 0.1 * other for one, other in zip(weights, gathered, strict=True)]
+                    gathered = [0 * one for one in gathered]
+            losses.append(total / 3)
+        assert numpy.allclose([entry["train"]["loss"] for entry in result.history], losses, rtol=1e-4), (passes, losses)
+        assert numpy.allclose(opened(result).get_weights()[0], weights[0], rtol=1e-4, atol=1e-6), passes
+
+
+def goes_on(rank: int, folder: str) -> list[str]:
+    """Interrupted within an epoch and between two of them, and gone on with. Another's checkpoint is refused."""
+    import keras
+    import pytest
+
+    from spark_estimator.errors import DataError
+
+    class Interrupting(keras.callbacks.Callback):
+        def __init__(self, left: int) -> None:
+            super().__init__()
+            self.left = left
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.left -= 1
+            if self.left < 0:
+                raise InterruptedError
+
+    given: dict[str, Any] = {
+        "optimizer": keras.optimizers.Adam(0.01),
+        "metrics": ["mae"],
+        "held_share": 0.2,
+        "epochs": 3,
+        "backward_passes_per_step": 2,
+        "restore_best": True,
+    }
+    whole = trained(folder, chancy(), **given)
+    given |= {"stored": True, "checkpoint_steps": 2}
+    for after in (8, 4):  # of 5 batches an epoch: within the second, and the third
+        with pytest.raises(InterruptedError):
+            trained(folder, chancy(), **given, callbacks=[Interrupting(after)])
+    refused = []
+    for changed in (
+        {"optimizer": keras.optimizers.Adam(0.1)},
+        {"loss": "mae"},
+        {"batch_size": 5},
+        {"model": linear()},
+    ):
+        with pytest.raises(DataError) as refusal:
+            trained(folder, **{"model": chancy(), **given, **changed})
+        refused.append(str(refusal.value))
+    resumed = trained(folder, chancy(), **given)
+    if rank == 0 and keras.backend.backend() == "tensorflow":
+        # There a run that goes on within an epoch comes close, not to the bit: it is not known why. README says so.
+        for one, other in zip(resumed.history, whole.history, strict=True):
+            for part in ("train", "validation"):
+                assert numpy.allclose(list(one[part].values()), list(other[part].values()), rtol=0.01), (one, other)
+    elif rank == 0:
+        assert json.dumps(resumed.history) == json.dumps(whole.history), (resumed.history, whole.history)
+        assert alike(opened(resumed).get_weights(), opened(whole).get_weights())
+    return refused
+
+
+def callbacks_and_best(rank: int, folder: str) -> None:
+    """Callbacks see the losses of all ranks and end the training on all; what checkpoint_callback keeps comes back."""
+    import keras
+
+    from spark_estimator.keras.callbacks import BestModelCheckpoint
+
+    class Ending(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            from spark_estimator.collectives import context
+
+            logs["of_mine"] = 7
+            self.model.stop_training = epoch == 1 and logs["val_loss"] > 0 and context.rank() == 1
+
+    def run(epochs: int) -> Any:
+        return trained(
+            folder,
+            linear(),
+            callbacks=[Ending(), keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=1000.0)],
+            checkpoint_callback=BestModelCheckpoint(monitor="val_loss"),
+            learning_rate=0.6,  # 1.2 on two ranks: it gets worse
+            held_share=0.2,
+            epochs=epochs,
+        )
+
+    result, first = run(9), run(1)
+    if rank:
+        return
+    assert [entry["more"]["of_mine"] for entry in result.history] == [7, 7]
+    assert result.history[1]["validation"]["loss"] > result.history[0]["validation"]["loss"]
+    back = opened(result)
+    assert alike(back.get_weights(), opened(first).get_weights()), "the best epoch's"
+    rates = [entry["more"]["learning_rate"] for entry in result.history]
+    rates.append(float(keras.ops.convert_to_numpy(back.optimizer.learning_rate)))
+    assert numpy.allclose(rates, 0.6), (rates, "the user's, and not multiplied")

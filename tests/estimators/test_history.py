@@ -1,0 +1,90 @@
+"""How a training shows itself: frames, pictures, tables in notebooks."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import pytest
+from torch import nn
+
+from spark_estimator import PreflightError, TorchEstimator, TorchModel
+from spark_estimator.data.fields import Field
+from spark_estimator.estimators.history import History
+
+ENTRIES: list[dict[str, Any]] = [
+    {
+        "epoch": n,
+        "train": {"loss": 1.0 / (n + 1), "all_metrics": [[0.5]]},
+        "validation": {"loss": 2.0, "all_metrics": [[]]},
+    }
+    for n in range(3)
+]
+
+
+class Shown(nn.Linear):
+    def extra_repr(self) -> str:
+        return "<script>alert(1)</script>"
+
+
+def model() -> TorchModel:
+    field = Field(("x",), ("c0",), (1,), "float32", (1,))
+    return TorchModel(
+        model=Shown(1, 1),
+        inputs=[field],
+        outputs=[1],
+        label_types=["float"],
+        feature_columns=["x"],
+        label_columns=["<b>y</b>"],
+        history=ENTRIES,
+    )
+
+
+def test_a_history_is_a_list_and_a_frame() -> None:
+    history = model().getHistory()
+    assert history == ENTRIES
+    frame = history.to_pandas()
+    assert list(frame.columns) == ["epoch", "train_loss", "train_metric_0", "validation_loss"]
+    assert frame["train_loss"].tolist() == [1.0, 0.5, 1 / 3]
+    two = History([{"epoch": 0, "train": {"loss": 1.0, "all_metrics": [[0.1], [0.2, 0.3]]}}])
+    assert list(two.rows()[0]) == ["epoch", "train_loss", "train_metric_0_0", "train_metric_1_0", "train_metric_1_1"]
+    assert History().to_pandas().empty
+    with pytest.raises(TypeError, match="history is a list with an entry for each epoch"):
+        model().setHistory("nothing")  # type: ignore[attr-defined]
+
+
+def test_tables_show_text_as_text() -> None:
+    shown = model()._repr_html_()
+    assert "&lt;script&gt;alert(1)" in shown and "<script>" not in shown
+    assert "&lt;b&gt;y&lt;/b&gt;" in shown
+    assert "0.33333" in shown
+    estimator = TorchEstimator(feature_cols=["<i>"], loss=nn.MSELoss())
+    assert "&lt;i&gt;" in estimator._repr_html_() and "<i>" not in estimator._repr_html_()
+    assert "MSELoss()" in estimator._repr_html_() and "epochs" not in estimator._repr_html_()
+
+
+def test_a_picture_needs_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+
+    class Axes:
+        def plot(self, *points: Any, **given: Any) -> None:
+            drawn.append((*points, given["label"]))
+
+        def set_xlabel(self, text: str) -> None:
+            assert text == "epoch"
+
+        def legend(self) -> None:
+            pass
+
+    History(ENTRIES).plot(Axes())
+    assert drawn == [((0, 1, 2), (1.0, 0.5, 1 / 3), "train loss"), ((0, 1, 2), (2.0, 2.0, 2.0), "validation loss")]
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.partition(".")[0] == "matplotlib":
+            raise ModuleNotFoundError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(PreflightError, match="pip install matplotlib"):
+        History(ENTRIES).plot()

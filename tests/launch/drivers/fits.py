@@ -1,0 +1,130 @@
+"""A user's driver program: `TorchEstimator` on files, through a store with a rank that is killed, and in folds.
+
+Arguments: the master or remote address; a folder that driver and executors share. It prints what it has found out on a
+line ``RESULT {...}``.
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from spark_estimator import TorchEstimator
+from spark_estimator.store import Store
+
+where, folder = sys.argv[1:]
+ROWS = 300
+
+
+class Mortal(nn.Linear):
+    """Kills its process in the first attempt on rank 1: in the second of two epochs of 6 batches."""
+
+    def forward(self, x):
+        self.batches = getattr(self, "batches", 0) + 1
+        on_rank = os.environ.get("SPARK_ESTIMATOR_JOB") and os.environ["HOROVOD_RANK"] == "1"
+        if on_rank and os.environ["SPARK_ESTIMATOR_ATTEMPT"] == "1" and self.batches == 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x)
+
+
+class Lines(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+
+def estimator(net=None, **changed):
+    torch.manual_seed(3)
+    net = net or nn.Linear(2, 1)
+    given = {
+        "num_proc": 2,
+        "model": net,
+        "optimizer": torch.optim.SGD(net.parameters(), lr=0.1),
+        "loss": nn.MSELoss(),
+        "feature_cols": ["a", "b"],
+        "label_cols": ["y"],
+        "batch_size": 25,
+        "epochs": 2,
+        "random_seed": 7,
+        "verbose": 0,
+    }
+    return TorchEstimator(**{**given, **changed})
+
+
+def told(model):
+    return {
+        "history": model.getHistory(),
+        "weights": [value.flatten().tolist() for value in model.getModel().state_dict().values()],
+    }
+
+
+def session():
+    from pyspark.sql import SparkSession
+
+    if where.startswith("sc://"):
+        return SparkSession.builder.remote(where).getOrCreate()
+    builder = SparkSession.builder.master(where).config("spark.ui.enabled", "false")
+    builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.executor.cores", "1")
+    return builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
+
+
+def folds(frame):
+    """A grid over a pipeline of Spark ML's own stages and ours."""
+    from pyspark.ml import Pipeline
+    from pyspark.ml.evaluation import RegressionEvaluator
+    from pyspark.ml.feature import VectorAssembler
+    from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+
+    assembler = VectorAssembler(inputCols=["a", "b"], outputCol="both")
+    made = estimator(feature_cols=["both"], prediction_col="prediction", num_proc=1, epochs=8)
+    grid = ParamGridBuilder().addGrid(made.learning_rate, [0.2]).build()
+    found = CrossValidator(
+        estimator=Pipeline(stages=[assembler, made]),
+        estimatorParamMaps=grid,
+        evaluator=RegressionEvaluator(labelCol="y", metricName="rmse"),
+        numFolds=2,
+        seed=4,
+    ).fit(frame)
+    return {"errors": found.avgMetrics, "rows": found.transform(frame).filter("abs(prediction - y) < 0.2").count()}
+
+
+def main():
+    lines = Lines()
+    logging.getLogger("spark_estimator").addHandler(lines)
+    logging.getLogger("spark_estimator").setLevel(logging.INFO)
+    spark = session()
+    numbers = spark.range(0, ROWS, 1, 2).selectExpr(f"id / {ROWS} AS a", "id % 7 / 7 AS b")
+    numbers.selectExpr("*", "a * 2 - b AS y").write.parquet(f"{folder}/rows")
+    frame = spark.read.parquet(f"{folder}/rows")
+    found = {"files": told(estimator().fit(frame)), "lines": list(lines.texts)}
+    store = Store.create(f"{folder}/store")
+    kept = {"store": store, "materialize": True, "run_id": "run", "checkpoint_every_steps": 2, "max_restarts": 1}
+    torch.manual_seed(3)
+    found["killed"] = told(estimator(Mortal(2, 1), **kept).fit(frame.filter("a < 2")))
+    found["undisturbed"] = told(estimator(store=store).fit_on_parquet())
+    found["left"] = sorted(
+        str(path.relative_to(folder)) for path in Path(folder, "store", "runs").rglob("*") if path.is_file()
+    )
+    try:
+        found["folds"] = folds(frame)
+    except Exception as error:
+        traceback.print_exc()
+        found["folds"] = {"type": type(error).__name__, "text": str(error)[:1000]}
+    print("RESULT " + json.dumps(found), flush=True)
+    spark.stop()
+
+
+try:
+    main()
+except BaseException:
+    traceback.print_exc()
+    raise

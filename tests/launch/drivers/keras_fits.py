@@ -1,0 +1,168 @@
+"""A user's driver program: `KerasEstimator` with a class of its own, a rank that is killed, folders and bad input.
+
+Arguments: the backend; the master or remote address; a folder that driver and executors share. It prints what it has
+found out on a line ``RESULT {...}``.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+
+backend, where, folder = sys.argv[1:]
+os.environ["KERAS_BACKEND"] = backend
+
+import keras  # noqa: E402  # it reads KERAS_BACKEND
+import numpy  # noqa: E402  # it reads KERAS_BACKEND
+
+from spark_estimator.keras import KerasEstimator, KerasModel  # noqa: E402  # it reads KERAS_BACKEND
+from spark_estimator.store import Store  # noqa: E402  # it reads KERAS_BACKEND
+
+ROWS = 121
+
+
+class Doubling(keras.layers.Layer):
+    """A class that is in no module the ranks could import."""
+
+    def call(self, inputs):
+        return inputs * 2
+
+
+class Mortal(keras.callbacks.Callback):
+    """Kills its process in the first attempt on rank 1, in the second epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1 and os.environ["HOROVOD_RANK"] == "1" and os.environ["SPARK_ESTIMATOR_ATTEMPT"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def network():
+    """Two inputs, of which one is a matrix in an array; two outputs."""
+    inputs = [keras.Input((2, 2), name="square"), keras.Input((1,), name="one")]
+    flat = keras.layers.Flatten()(inputs[0])
+    both = Doubling()(keras.layers.Concatenate()([flat, inputs[1]]))
+
+    def kernel(seed):
+        return keras.initializers.GlorotUniform(seed=seed)
+
+    hidden = keras.layers.Dropout(0.1)(keras.layers.Dense(8, activation="tanh", kernel_initializer=kernel(1))(both))
+    number = keras.layers.Dense(1, name="number", kernel_initializer=kernel(2))(hidden)
+    kind = keras.layers.Dense(3, activation="softmax", name="kind", kernel_initializer=kernel(3))(hidden)
+    model = keras.Model(inputs, [number, kind])
+    model.compile("adam", ["mse", "sparse_categorical_crossentropy"], metrics=[["mae"], ["accuracy"]])
+    return model
+
+
+def estimator(**changed):
+    given = {
+        "num_proc": 2,
+        "model": None,
+        "feature_cols": ["square", "one"],
+        "label_cols": ["y", "k"],
+        "batch_size": 16,
+        "epochs": 3,
+        "random_seed": 7,
+        "validation": 0.2,
+        "verbose": 1,
+    }
+    given |= changed
+    return KerasEstimator(**{**given, "model": given["model"] or network()})
+
+
+def told(model):
+    weights = [numpy.asarray(one).tobytes().hex() for one in model.getModel().get_weights()]
+    return {"history": model.getHistory(), "weights": weights}
+
+
+def session():
+    from pyspark.sql import SparkSession
+
+    if where.startswith("sc://"):
+        return SparkSession.builder.remote(where).getOrCreate()
+    builder = SparkSession.builder.master(where).config("spark.ui.enabled", "false")
+    builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.executor.cores", "1")
+    return builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
+
+
+def refusals(frame):
+    """What bad input gets; nothing of it starts a rank."""
+    dense = keras.layers.Dense
+    narrow = keras.Sequential([keras.layers.Input((3,)), dense(3, activation="softmax")])
+    two = keras.Sequential([keras.layers.Input((4,)), dense(2, activation="softmax")])
+    of_two = {"feature_cols": ["square"], "label_cols": ["k"], "optimizer": "sgd"}
+    found = {}
+    for name, given in {
+        "shape": {**of_two, "model": narrow, "loss": "sparse_categorical_crossentropy"},
+        "classes": {**of_two, "model": two, "loss": "sparse_categorical_crossentropy"},
+        "outputs": {"label_cols": ["y"], "loss": "mse"},
+        "inputs": {"feature_cols": ["square", "one", "y"]},
+        "optimizer": {**of_two, "model": two, "loss": "mse", "optimizer": None},
+        "loss": {**of_two, "model": two},
+        "callbacks": {"callbacks": [print]},
+        "model": {"model": keras.layers.Dense},
+    }.items():
+        try:
+            estimator(**given).fit(frame)
+            found[name] = "nothing was refused"
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def main():
+    spark = session()
+    square = ", ".join(f"cast(sin(id * {factor}) as float)" for factor in (1, 2, 3, 5))
+    frame = spark.range(0, ROWS, 1, 2).selectExpr("id", f"array({square}) AS square", "cos(id) AS one")
+    frame = frame.selectExpr("*", "square[0] - one AS y", "cast(id % 3 as int) AS k")
+    frame.write.parquet(f"{folder}/rows")  # which the ranks read in the same order each time
+    frame = spark.read.parquet(f"{folder}/rows")
+    given = network()
+    before = [one.tobytes() for one in given.get_weights()]
+    kept = {"store": Store.create(f"{folder}/store"), "run_id": "run", "max_restarts": 1, "callbacks": [Mortal()]}
+    trained = estimator(**kept, model=given, output_type="array").fit(frame)
+    found = {"killed": told(trained), "undisturbed": told(estimator().fit(frame))}
+    found["untouched"] = [one.tobytes() for one in given.get_weights()] == before
+    rows = trained.transform(frame).orderBy("id").collect()
+    features = [numpy.array([row.square for row in rows]), numpy.array([row.one for row in rows])]
+    number, kind = trained.predict(features)
+    found["predictions"] = [
+        float(abs(number.ravel() - [row.y__output[0] for row in rows]).max()),
+        float(abs(kind - [list(row.k__output) for row in rows]).max()),
+    ]
+    trained.save(f"{folder}/model")
+    try:
+        KerasModel.load(f"{folder}/model")
+    except Exception as error:
+        found["untrusted"] = str(error)
+    again = [
+        KerasModel.load(f"{folder}/model", custom_objects={"Doubling": Doubling}),
+        KerasModel.load(f"{folder}/model", trust=True),
+    ]
+    found["again"] = [told(one) == found["killed"] and (one.predict(features)[1] == kind).all() for one in again]
+    found["again"] = [bool(one) for one in found["again"]]
+    estimator(callbacks=[], learning_rate=0.5).save(f"{folder}/estimator")
+    found["estimator"] = KerasEstimator.load(f"{folder}/estimator", trust=True).getLearningRate()
+    found["shapes"] = estimator().getModelShapes()
+    # Elsewhere, where nothing of ours can be imported: with the optimizer's state.
+    code = (
+        "import sys\n"
+        "sys.modules['spark_estimator'] = None\n"
+        "import keras\n"
+        "class Doubling(keras.layers.Layer):\n    def call(self, inputs):\n        return inputs * 2\n"
+        f"model = keras.saving.load_model({folder + '/model/model.keras'!r}, custom_objects={{'Doubling': Doubling}})\n"
+        "print(type(model.optimizer).__name__, int(model.optimizer.iterations))\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=200)
+    found["elsewhere"] = answer.stdout.strip() or answer.stderr[-2000:]
+    found["refusals"] = refusals(frame)
+    print("RESULT " + json.dumps(found), flush=True)
+    spark.stop()
+
+
+try:
+    main()
+except BaseException:
+    traceback.print_exc()
+    raise

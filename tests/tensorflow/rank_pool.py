@@ -1,0 +1,46 @@
+"""Ranks with TensorFlow that stay alive between tests: importing it takes longer than all that is tested with it.
+
+Each call is a membership of its own: the ranks join before it and leave after it, whatever came of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests import rank_pool
+
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
+class RankPool(rank_pool.RankPool):
+    """`size` ranks that call what they are given, each time as members of a new job."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(
+            size, _in_a_job, QUIET | {"KERAS_BACKEND": "tensorflow", "SPARK_ESTIMATOR_TENSORFLOW_OP": "python"}
+        )
+
+
+def choose_op(rank: int, op: str) -> None:
+    """Has the following calls reduce by this kind of node."""
+    import os
+
+    os.environ["SPARK_ESTIMATOR_TENSORFLOW_OP"] = op
+
+
+def _in_a_job(function: Callable[..., Any], rank: int, *args: Any) -> Any:
+    import tensorflow as tf
+
+    import spark_estimator.tensorflow as hvd
+
+    if not getattr(tf, "_threads_are_few", False):
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf._threads_are_few = True
+    hvd.init(process_sets="dynamic")
+    try:
+        tf.random.set_seed(1)
+        return function(rank, *args)
+    finally:
+        hvd.shutdown()

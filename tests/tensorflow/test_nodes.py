@@ -1,0 +1,194 @@
+"""Collectives in any order: eagerly, in a function and in a session, each with one thread for all nodes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.tensorflow.rank_pool import RankPool, choose_op
+
+COUNT = 50
+
+
+@pytest.fixture(
+    params=[
+        "python",
+        pytest.param("native", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here")),
+    ],
+    autouse=True,
+)
+def op(two_ranks: RankPool, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Which kind of node reduces; the first use of the native one compiles it."""
+    two_ranks.run(choose_op, request.param)
+    yield
+    if two_ranks.usable:
+        two_ranks.run(choose_op, "python")
+
+
+def right(results: list[Any]) -> bool:
+    return all(list(result) == [3.0 * number] * 3 for number, result in enumerate(results))
+
+
+def test_a_session_whose_ranks_run_in_opposite_order(two_ranks: RankPool) -> None:
+    def sums(rank: int) -> bool:
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+
+        v1 = tf.compat.v1
+        with tf.Graph().as_default():
+            made: dict[int, Any] = {}
+            before = []
+            for number in range(COUNT) if rank == 0 else reversed(range(COUNT)):
+                # One after another in what comes before, so that the order in which they become ready is given.
+                with tf.control_dependencies(before[-1:]):
+                    ready = v1.placeholder_with_default([number * (rank + 1.0)] * 3, [3]) + 0.0
+                    before.append(ready)
+                made[number] = hvd.allreduce(ready, op=hvd.Sum, name=f"of {number}")
+            config = v1.ConfigProto(inter_op_parallelism_threads=1, intra_op_parallelism_threads=1)
+            with v1.Session(config=config) as session:
+                for _ in range(3):
+                    assert right(session.run([made[number] for number in range(COUNT)]))
+        return True
+
+    assert two_ranks.run(sums) == [True, True]
+
+
+def test_a_function_whose_ranks_trace_in_opposite_order(two_ranks: RankPool) -> None:
+    def sums(rank: int) -> bool:
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+
+        @tf.function
+        def step(scale: Any) -> Any:
+            made = {}
+            for number in range(COUNT) if rank == 0 else reversed(range(COUNT)):
+                made[number] = hvd.allreduce(scale * ([float(number)] * 3), op=hvd.Sum, name=f"of {number}")
+            return [made[number] for number in range(COUNT)]
+
+        for _ in range(3):
+            assert right([result.numpy() for result in step(tf.constant(rank + 1.0))])
+        return True
+
+    assert two_ranks.run(sums) == [True, True]
+
+
+def test_threads_that_call_eagerly_in_opposite_order(two_ranks: RankPool) -> None:
+    def sums(rank: int) -> bool:
+        import threading
+
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+
+        made: dict[int, Any] = {}
+
+        def reduce(number: int) -> None:
+            value = tf.constant([number * (rank + 1.0)] * 3)
+            made[number] = hvd.allreduce(value, op=hvd.Sum, name=f"of {number}").numpy()
+
+        order = list(range(COUNT))[:: 1 if rank == 0 else -1]
+        threads = [threading.Thread(target=reduce, args=(number,)) for number in order]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        return right([made[number] for number in range(COUNT)])
+
+    assert two_ranks.run(sums) == [True, True]
+
+
+def test_branches_loops_and_functions_in_functions(two_ranks: RankPool) -> None:
+    def values(rank: int) -> Any:
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+
+        inner = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum))
+
+        @tf.function
+        def step(x: Any, steps: Any) -> Any:
+            total = hvd.allreduce(x, op=hvd.Sum)
+            # Written out: what turns Python's own loops into these needs the test's source.
+            _, total = tf.while_loop(
+                lambda number, _: number < steps,
+                lambda number, total: (number + 1, hvd.allreduce(total, op=hvd.Sum)),
+                (0, total),
+            )
+            total += tf.cond(steps > 2, lambda: hvd.allreduce(x, op=hvd.Max), lambda: hvd.allreduce(x, op=hvd.Min))
+            return total, inner(x), inner(2 * x)
+
+        return [[float(y) for y in step(tf.constant(rank + 1.0), tf.constant(n))] for n in (2, 3)]
+
+    assert two_ranks.run(values) == [[[13.0, 3.0, 6.0], [26.0, 3.0, 6.0]]] * 2
+
+
+def test_a_constant_is_reduced_each_time(two_ranks: RankPool) -> None:
+    """Nothing of it is computed when the graph is optimised, nor taken for another's result."""
+
+    def sizes(rank: int) -> list[int]:
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+
+        @tf.function
+        def counted() -> Any:
+            return hvd.allreduce(tf.constant(1), op=hvd.Sum) + hvd.allreduce(tf.constant(1), op=hvd.Sum)
+
+        got = [int(counted())]
+        hvd.shutdown()
+        hvd.init(process_sets="dynamic")
+        return [*got, int(counted())]
+
+    assert two_ranks.run(sizes) == [[4, 4], [4, 4]]
+
+
+def test_what_a_collective_raises_in_a_graph(two_ranks: RankPool) -> None:
+    def told(rank: int) -> list[str]:
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+        from spark_estimator.tensorflow.elastic import failure_of
+
+        with pytest.raises(hvd.HorovodInternalError):
+            hvd.allreduce(tf.zeros([2 + rank]), name="eager")
+        reduce = tf.function(lambda x: hvd.allreduce(x, name="graph"))
+        with pytest.raises(tf.errors.UnknownError) as caught:
+            reduce(tf.zeros([2 + rank]))
+        failure = failure_of(caught.value)
+        assert float(tf.reduce_sum(reduce(tf.ones([2])))) == 2.0
+        return [type(failure).__name__, str(failure)]
+
+    for name, text in two_ranks.run(told):
+        assert name == "MismatchError"
+        assert "allreduce.graph" in text and "Traceback" not in text
+
+
+def test_xla_is_refused_in_words(two_ranks: RankPool) -> None:
+    def texts(rank: int) -> list[str]:
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+
+        told = []
+        inner = tf.function(lambda x: hvd.allreduce(x))
+        for body in (lambda x: hvd.allreduce(x), inner):
+            with pytest.raises(ValueError, match="jit_compile=False") as caught:
+                tf.function(body, jit_compile=True)(tf.ones([2]))
+            told.append(str(caught.value))
+        return told
+
+    assert all("allreduce on rank" in text for told in two_ranks.run(texts) for text in told)
+
+
+def test_nothing_of_torch_is_loaded(two_ranks: RankPool) -> None:
+    def loaded(rank: int) -> list[str]:
+        import sys
+
+        return sorted(name for name in ("torch", "pyspark", "lightning") if name in sys.modules)
+
+    assert two_ranks.run(loaded) == [[], []]
