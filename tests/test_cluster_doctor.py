@@ -186,10 +186,7 @@ def test_executors_with_other_packages_than_the_driver(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     executors = tmp_path / "executors"
     shadow(executors)
-    with (
-        clusters.work_folder_kept_clean(),
-        clusters.driver("doctored.py", str(executors), "local-cluster[2,1,1024]", folder=tmp_path) as driver,
-    ):
+    with clusters.driver("doctored.py", str(executors), "local-cluster[2,1,1024]", folder=tmp_path) as driver:
         found: Any = driver.wait(300)
         output = driver.output()
     first = {(row["executor"], row["name"]): row for row in found["torch differs"]["rows"]}

@@ -19,7 +19,6 @@ from tests.launch import clusters
 def test_over_connect_in_executors_of_their_own(tmp_path: Path) -> None:
     memory = {"spark.executor.memory": "1g"}
     with (
-        clusters.work_folder_kept_clean(),
         clusters.connect_server(tmp_path, "local-cluster[2,1,1024]", memory) as address,
         clusters.driver("lightning_fits.py", address, str(tmp_path / "data"), folder=tmp_path) as driver,
     ):

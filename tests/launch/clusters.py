@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import stat
@@ -69,8 +68,24 @@ class Daemon:
         raise AssertionError(f"no {pattern!r} within {seconds} s in:\n{self.log.read_text(errors='replace')[-3000:]}")
 
 
+def spark_home(folder: Path) -> Path:
+    """A Spark that is the installed one, but for what its workers write beside it, which stays in `folder`.
+
+    ``local-cluster`` cannot be told of another place; executors of two applications that begin in the same second
+    would share theirs.
+    """
+    home = folder / "spark"
+    home.mkdir(exist_ok=True)
+    for path in SPARK_HOME.iterdir():
+        link = home / path.name
+        if path.name != "work" and not link.is_symlink():
+            link.symlink_to(path)
+    return home
+
+
 def _start(command: list[str], log: Path, **env: str | None) -> subprocess.Popen[str]:
     """Starts a program as the leader of its own process group, in the folder of its log."""
+    env = {"SPARK_HOME": str(spark_home(log.parent)), **env}
     with log.open("w") as file:
         return subprocess.Popen(
             command,
@@ -202,22 +217,6 @@ def driver(
         yield Driver(process, log)
     finally:
         kill_group(process)
-
-
-@contextlib.contextmanager
-def work_folder_kept_clean() -> Iterator[None]:
-    """Removes what a local-cluster session leaves in Spark's own folder; it cannot be told to use another."""
-    work = SPARK_HOME / "work"
-    before = set(work.glob("*"))
-    had_folder = work.exists()
-    try:
-        yield
-    finally:
-        for folder in set(work.glob("app-*")) - before:
-            shutil.rmtree(folder, ignore_errors=True)
-        if not had_folder:
-            with contextlib.suppress(OSError):
-                work.rmdir()
 
 
 def processes_with(text: str) -> dict[int, str]:

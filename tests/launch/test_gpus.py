@@ -186,8 +186,7 @@ def test_two_workers_of_one_host_that_number_their_gpus_alike(tmp_path: Path) ->
 @pytest.mark.timeout(400)
 def test_gpus_that_tasks_ask_for_are_counted_in_what_their_executor_sees(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
-    with clusters.work_folder_kept_clean():
-        found, _ = run_driver(tmp_path, "local-cluster")
+    found, _ = run_driver(tmp_path, "local-cluster")
     ranks = found["per task"]
     assert sorted(seen(ranks)[0].split(",")) == ["6", "7"] and len(set(seen(ranks))) == 1, ranks
     assert {rank["CUDA_DEVICE_ORDER"] for rank in ranks} == {"PCI_BUS_ID"}

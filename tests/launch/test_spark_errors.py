@@ -144,8 +144,7 @@ class TestForReal:
 
     def test_dynamic_allocation_is_refused(self, tmp_path: Path) -> None:
         settings = ("spark.dynamicAllocation.enabled=true", "spark.dynamicAllocation.maxExecutors=2")
-        with clusters.work_folder_kept_clean():
-            found = self.outcome(tmp_path, "local-cluster[1,1,1024]", *settings)
+        found = self.outcome(tmp_path, "local-cluster[1,1,1024]", *settings)
         assert found["type"] == "PreflightError", found
         assert "spark.dynamicAllocation.enabled=false" in str(found["text"])
 

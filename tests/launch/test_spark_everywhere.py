@@ -61,8 +61,7 @@ def found(request: pytest.FixtureRequest, folder: Path) -> Any:
     if request.param == "local":
         return run("local[2]")
     if request.param == "local-cluster":
-        with clusters.work_folder_kept_clean():
-            return run("local-cluster[2,1,1024]")
+        return run("local-cluster[2,1,1024]")
     if request.param == "connect":
         with clusters.connect_server(folder) as address:
             return run(address)

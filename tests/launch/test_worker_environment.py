@@ -187,10 +187,7 @@ def test_tasks_of_two_cpus_on_a_cluster(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     settings = ("spark.task.cpus=2", "spark.executorEnv.OPENBLAS_NUM_THREADS=5")
     settings += ("spark.scheduler.barrier.maxConcurrentTasksCheck.interval=1s",)
-    with (
-        clusters.work_folder_kept_clean(),
-        clusters.driver("worker_settings.py", "local-cluster[1,4,1024]", *settings, folder=tmp_path) as driver,
-    ):
+    with clusters.driver("worker_settings.py", "local-cluster[1,4,1024]", *settings, folder=tmp_path) as driver:
         found: dict[str, Any] = driver.wait()
     by_itself, as_told = found["by itself"], found["as told"]
     assert (by_itself["OMP_NUM_THREADS"], by_itself["threads"], by_itself["keeps"]) == (

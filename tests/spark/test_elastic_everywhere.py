@@ -28,7 +28,6 @@ HANGS = 300
 def test_losses_and_ends(kind: str, dies: str, end: str, tmp_path: Path) -> None:
     marker = uuid.uuid4().hex
     with contextlib.ExitStack() as stack:
-        stack.enter_context(clusters.work_folder_kept_clean())
         where = "local-cluster[2,1,1024]"
         if kind == "connect":
             where = stack.enter_context(clusters.connect_server(tmp_path))
