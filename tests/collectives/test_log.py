@@ -17,6 +17,7 @@ def _restored() -> Iterator[None]:
     root = logging.getLogger(log.ROOT)
     before = (root.level, root.handlers[:], root.propagate)
     root.handlers.clear()
+    root.propagate = True  # or pytest gives the logger a handler, which would count as the application's own
     yield
     root.level, root.handlers[:], root.propagate = before
 
