@@ -21,6 +21,7 @@ from spark_estimator.estimators.checkpoint import Checkpoint
 from spark_estimator.estimators.keras_arrays import arrays_of, as_inputs, as_labels
 from spark_estimator.estimators.keras_callbacks import Callbacks
 from spark_estimator.estimators.keras_chance import state_of_chance, take_chance
+from spark_estimator.estimators.keras_compiled import compile_step
 from spark_estimator.estimators.keras_objects import Recipe, assign, loaded, opened, values_of
 from spark_estimator.estimators.keras_spec import KerasParts
 from spark_estimator.estimators.keras_sums import Sums
@@ -73,6 +74,7 @@ class Loop:
         self.model.compute_loss(**given, training=False)
         self.model.compute_metrics(**given)
         self.model.reset_metrics()
+        compile_step(self.model, (inputs, labels, weights))
         exchange = exchange_of(self.model.optimizer)
         assert exchange is not None
         exchange.weighs = True

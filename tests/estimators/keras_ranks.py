@@ -254,12 +254,7 @@ def goes_on(rank: int, folder: str) -> list[str]:
             trained(folder, **{"model": chancy(), **given, **changed})
         refused.append(str(refusal.value))
     resumed = trained(folder, chancy(), **given)
-    if rank == 0 and keras.backend.backend() == "tensorflow":
-        # There a run that goes on within an epoch comes close, not to the bit: it is not known why. README says so.
-        for one, other in zip(resumed.history, whole.history, strict=True):
-            for part in ("train", "validation"):
-                assert numpy.allclose(list(one[part].values()), list(other[part].values()), rtol=0.01), (one, other)
-    elif rank == 0:
+    if rank == 0:
         assert json.dumps(resumed.history) == json.dumps(whole.history), (resumed.history, whole.history)
         assert alike(opened(resumed).get_weights(), opened(whole).get_weights())
     return refused

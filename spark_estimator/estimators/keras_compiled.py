@@ -1,0 +1,43 @@
+"""The step of a Keras training on TensorFlow, compiled once for batches of any number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from spark_estimator.keras.importing import backend, keras
+
+
+def compile_step(model: Any, data: tuple[Any, ...]) -> None:
+    """Gives a model the function that its ``train_on_batch`` calls. Does nothing on other backends.
+
+    Keras would compile for the first size of batch that comes, and anew, for all sizes, when another does. These
+    programs may round differently, so that a run which goes on with a short batch would not end with the bits of one
+    that has begun with a long one.
+
+    Args:
+        model: compiled and built.
+        data: (inputs, labels, weights or None) of a batch of any size.
+    """
+    if backend() != "tensorflow" or model.run_eagerly:
+        return
+    if type(model).make_train_function is not keras.Model.make_train_function:
+        return  # the model's author knows better
+    import tensorflow
+
+    def spec(array: Any) -> Any:
+        return tensorflow.TensorSpec((None, *array.shape[1:]), array.dtype)
+
+    given = tuple(one for one in data if one is not None)
+    signature = tensorflow.nest.map_structure(spec, given)
+    absent = (None,) * (len(data) - len(given))
+
+    @tensorflow.function(input_signature=signature, jit_compile=model.jit_compile)
+    @tensorflow.autograph.experimental.do_not_convert
+    def step(*arrays: Any) -> Any:
+        return model.train_step((*arrays, *absent))
+
+    def train(batches: Iterator[tuple[Any, ...]]) -> Any:
+        return step(*(one for one in next(batches) if one is not None))
+
+    model.train_function = train
