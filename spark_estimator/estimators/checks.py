@@ -11,6 +11,8 @@ from typing import Any, TypeGuard
 
 import numpy
 
+from spark_estimator.store import Store
+
 
 def _is_number(value: Any) -> TypeGuard[float]:
     """A number of Python's or NumPy's, and neither true nor false."""
@@ -201,3 +203,26 @@ def objects(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(one, str) for one in value):
         raise TypeError(f"{name} is a dict by names; it was {value!r}.")
     return dict(value)
+
+
+def labels_of(value: Callable[[str], Any]) -> list[str]:
+    """The label columns, with what has to fit them: the parameters of all frameworks that depend on one another.
+
+    Args:
+        value: gives a parameter by its name.
+
+    Raises:
+        TypeError, ValueError: there is none, or another parameter does not fit.
+    """
+    labels: list[str] = value("label_cols")
+    if not labels:
+        raise ValueError("label_cols names the columns that the model shall predict, one for each output.")
+    shapes = value("label_shapes")
+    if shapes is not None and len(shapes) != len(labels):
+        raise ValueError(f"label_shapes has {len(shapes)} shapes for {len(labels)} label columns.")
+    store = value("store")
+    if store is not None and not isinstance(store, Store):
+        raise TypeError(f"store is a Store, for example Store.create('/path'); it was {store!r}.")
+    if store is None and value("checkpoint_every_steps") is not None:
+        raise ValueError("checkpoint_every_steps needs a store, for example store=Store.create('/path').")
+    return labels

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from spark_estimator.errors import PythonEnvironmentError
 
@@ -14,19 +15,18 @@ if TYPE_CHECKING:
 _LONGEST_TEXT = 200
 
 
-class History(list[dict[str, Any]]):
-    """One entry for each epoch: ``{"epoch": 0, "train": {"loss": 0.5, "all_metrics": [[0.9]]}, "validation": {...}}``.
+class Epochs:
+    """How a history shows itself, whatever form it has.
 
-    ``all_metrics`` is [labels][metrics]. Losses and metrics are means over the rows of all ranks. What a
-    LightningModule logs is in ``logged``, by its names.
+    Attributes:
+        losses: the columns of `rows` that a picture has.
     """
 
-    def rows(self) -> list[dict[str, float]]:
-        """[epochs] flat: epoch, train_loss, train_metric_0, validation_loss, ...
+    losses: ClassVar[tuple[str, str]]
 
-        Metrics of several labels are called by label and metric: train_metric_1_0.
-        """
-        return [_flat(entry) for entry in self]
+    @abstractmethod
+    def rows(self) -> list[dict[str, float]]:
+        """[epochs] flat: epoch, and a value for each column."""
 
     def to_pandas(self) -> pandas.DataFrame:
         """A frame with the columns of `rows`, one row for each epoch."""
@@ -55,7 +55,7 @@ class History(list[dict[str, Any]]):
                 ) from error
             axes = pyplot.subplots()[1]
         rows = self.rows()
-        for name in ("train_loss", "validation_loss"):
+        for name in self.losses:
             points = [(row["epoch"], row[name]) for row in rows if name in row]
             if points:
                 axes.plot(*zip(*points, strict=True), marker="o", label=name.replace("_", " "))
@@ -67,7 +67,24 @@ class History(list[dict[str, Any]]):
         """A table, for notebooks."""
         rows = self.rows()
         names = list(dict.fromkeys(name for row in rows for name in row))
-        return table(names, [[_short(row.get(name)) for name in names] for row in rows])
+        return table(names, [[short(row[name]) if name in row else "" for name in names] for row in rows])
+
+
+class History(Epochs, list[dict[str, Any]]):
+    """One entry for each epoch: ``{"epoch": 0, "train": {"loss": 0.5, "all_metrics": [[0.9]]}, "validation": {...}}``.
+
+    ``all_metrics`` is [labels][metrics]. Losses and metrics are means over the rows of all ranks. What a
+    LightningModule logs is in ``logged``, by its names.
+    """
+
+    losses = ("train_loss", "validation_loss")
+
+    def rows(self) -> list[dict[str, float]]:
+        """[epochs] flat: epoch, train_loss, train_metric_0, validation_loss, ...
+
+        Metrics of several labels are called by label and metric: train_metric_1_0.
+        """
+        return [_flat(entry) for entry in self]
 
 
 def history_of(name: str, value: Any) -> History:
@@ -97,8 +114,9 @@ def _escaped(value: Any) -> str:
     return html.escape(text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + " ...")
 
 
-def _short(value: Any) -> str:
-    return f"{value:.5g}" if isinstance(value, (int, float)) else ""
+def short(value: Any) -> str:
+    """A loss or a metric as one reads it."""
+    return f"{value:.5g}" if isinstance(value, (int, float)) else str(value)
 
 
 def _flat(entry: Mapping[str, Any]) -> dict[str, float]:

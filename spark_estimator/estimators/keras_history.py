@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from spark_estimator.errors import PythonEnvironmentError
-from spark_estimator.estimators.history import table
-
-if TYPE_CHECKING:
-    import pandas
+from spark_estimator.estimators.history import Epochs, short
 
 
-class KerasHistory(dict[str, list[Any]]):
+class KerasHistory(Epochs, dict[str, list[Any]]):
     """``{"loss": [0.5, 0.2], "accuracy": [...], "val_loss": [...]}``: means over the rows of all ranks."""
+
+    losses = ("loss", "val_loss")
 
     def rows(self) -> list[dict[str, float]]:
         """[epochs] flat: epoch, loss, accuracy, val_loss, ..."""
@@ -22,45 +20,6 @@ class KerasHistory(dict[str, list[Any]]):
             {"epoch": epoch, **{name: values[epoch] for name, values in self.items() if _is_there(values, epoch)}}
             for epoch in range(epochs)
         ]
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """A frame with the columns of `rows`, one row for each epoch."""
-        import pandas
-
-        return pandas.DataFrame(self.rows())
-
-    def plot(self, axes: Any = None) -> Any:
-        """Draws the losses over the epochs.
-
-        Args:
-            axes: of matplotlib; None: new ones.
-
-        Returns:
-            The axes.
-
-        Raises:
-            PythonEnvironmentError: there is no matplotlib.
-        """
-        if axes is None:
-            try:
-                from matplotlib import pyplot
-            except ModuleNotFoundError as error:
-                raise PythonEnvironmentError(
-                    "plot() draws with matplotlib, which is not there: pip install matplotlib, or use to_pandas()."
-                ) from error
-            axes = pyplot.subplots()[1]
-        for name in ("loss", "val_loss"):
-            if name in self:
-                axes.plot(range(len(self[name])), self[name], marker="o", label=name)
-        axes.set_xlabel("epoch")
-        axes.legend()
-        return axes
-
-    def _repr_html_(self) -> str:
-        """A table, for notebooks."""
-        rows = self.rows()
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        return table(names, [[_short(row.get(name)) for name in names] for row in rows])
 
 
 def history_of(name: str, value: Any) -> KerasHistory:
@@ -88,13 +47,9 @@ def flattened(entry: Mapping[str, Any]) -> dict[str, float]:
 
 def line_of(entry: Mapping[str, Any], epochs: int) -> str:
     """An epoch in one line."""
-    told = [f"{name} {_short(value)}" for name, value in flattened(entry).items()]
+    told = [f"{name} {short(value)}" for name, value in flattened(entry).items()]
     return ", ".join([f"epoch {entry['epoch'] + 1}/{epochs}", *told])
 
 
 def _is_there(values: Sequence[Any], epoch: int) -> bool:
     return epoch < len(values) and values[epoch] is not None
-
-
-def _short(value: Any) -> str:
-    return f"{value:.5g}" if isinstance(value, (int, float)) else str(value)

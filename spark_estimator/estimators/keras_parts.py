@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from spark_estimator.estimators.checks import labels_of
 from spark_estimator.estimators.identity import Identity, name_of
 from spark_estimator.estimators.keras_objects import Recipe, custom_objects_of, dumped, packed, values_of
 from spark_estimator.estimators.keras_spec import KerasParts
@@ -13,7 +14,6 @@ from spark_estimator.estimators.prediction_columns import Meaning
 from spark_estimator.keras.importing import backend, keras
 from spark_estimator.keras.variables import lines_of
 from spark_estimator.keras.wrapping import exchange_of, innermost
-from spark_estimator.store import Store
 
 
 def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[Meaning], dict[str, Any]]:
@@ -29,17 +29,8 @@ def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[M
     model = value("model")
     if not isinstance(model, keras.Model):
         raise TypeError(f"model is a model of Keras 3 (keras.Model); it was {model!r}.")
-    labels = value("label_cols")
-    if not labels:
-        raise ValueError("label_cols names the columns that the model shall predict, one for each output.")
+    labels = labels_of(value)
     shapes = value("label_shapes")
-    if shapes is not None and len(shapes) != len(labels):
-        raise ValueError(f"label_shapes has {len(shapes)} shapes for {len(labels)} label columns.")
-    store = value("store")
-    if store is not None and not isinstance(store, Store):
-        raise TypeError(f"store is a Store, for example Store.create('/path'); it was {store!r}.")
-    if store is None and value("checkpoint_every_steps") is not None:
-        raise ValueError("checkpoint_every_steps needs a store, for example store=Store.create('/path').")
     callbacks = value("callbacks")
     checkpoint_callback = value("checkpoint_callback")
     for one in [*callbacks, *([checkpoint_callback] if checkpoint_callback is not None else [])]:

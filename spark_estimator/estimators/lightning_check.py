@@ -14,33 +14,26 @@ from typing import Any
 
 import torch
 
-from spark_estimator.data.fields import matrix_of
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.fitting import Fields, shown, strange
 from spark_estimator.estimators.lightning_loaders import Named, named
 from spark_estimator.estimators.lightning_parts import Parts
 from spark_estimator.estimators.sampling import Columns
-from spark_estimator.estimators.torch_check import floating_type, inputs_taken
+from spark_estimator.estimators.torch_check import ModuleTrial, first_tensors
 from spark_estimator.estimators.torch_losses import Tensors, outputs_of
-from spark_estimator.estimators.torch_training import tensor_of
 
 
-class LightningTrial:
+class LightningTrial(ModuleTrial):
     """See `fitting.Trial`."""
 
     def __init__(self, parts: Parts) -> None:
+        super().__init__(parts.model)
         self._parts = parts
-        self.floating = floating_type(parts.model)
-        self.takes = f"{type(parts.model).__name__}.forward"
-
-    def positional(self) -> tuple[int, float]:
-        """See `fitting.Trial.positional`."""
-        return inputs_taken(self._parts.model)
 
     def run(self, columns: Columns, fields: Fields) -> tuple[int, ...]:
         """See `fitting.Trial.run`."""
         rows = columns.rows
-        tensors = [tensor_of(matrix_of(rows, field).copy(), field) for field in fields.all]
+        tensors = first_tensors(columns, fields)
         batch = named(fields.inputs, fields.labels, fields.weight, tensors, self._parts.label_shapes)
         state = torch.get_rng_state()
         try:

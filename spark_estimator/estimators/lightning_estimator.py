@@ -6,13 +6,12 @@ import copy
 import io
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from spark_estimator.estimators import checks, estimator, lightning_estimator_files, params
+from spark_estimator.estimators import checks, estimator, params
 from spark_estimator.estimators.fitting import Trial
 from spark_estimator.estimators.lightning_check import LightningTrial
 from spark_estimator.estimators.lightning_model import TorchModel
@@ -21,6 +20,7 @@ from spark_estimator.estimators.lightning_training import train
 from spark_estimator.estimators.params import Row, with_params
 from spark_estimator.estimators.prediction_columns import Meaning, meaning_of
 from spark_estimator.estimators.torch_check import TorchTrial
+from spark_estimator.estimators.torch_estimator_files import TorchFiles
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ _WITHOUT_EFFECT = {
 
 
 @with_params(_ROWS)
-class TorchEstimator(estimator.TableEstimator[TorchModel]):
+class TorchEstimator(TorchFiles, estimator.TableEstimator[TorchModel]):
     """Trains a LightningModule on the rows of a DataFrame: ``model = TorchEstimator(model=..., ...).fit(df)``.
 
     Each of `num_proc` processes has a Trainer with the strategy "horovod". The module's ``training_step`` and
@@ -79,6 +79,10 @@ class TorchEstimator(estimator.TableEstimator[TorchModel]):
 
     _prefix = "lightning"
     _model_kind = TorchModel
+    _objects = (
+        *("model", "optimizer", "loss", "loss_constructors", "metrics", "gradient_compression", "callbacks", "logger"),
+        *("profiler", "data_module", "trainer_args", "decoders", "transformation_fn"),
+    )
 
     def _take(self, given: dict[str, Any]) -> None:
         for name in _WITHOUT_EFFECT.keys() & given.keys():
@@ -96,23 +100,6 @@ class TorchEstimator(estimator.TableEstimator[TorchModel]):
     def _fit(self, dataset: DataFrame) -> TorchModel:
         # With loaders of the user's the rows only tell their types.
         return super()._fit(dataset if self._value("data_module") is None else dataset.limit(100))
-
-    def _write_files(self, folder: Path) -> None:
-        lightning_estimator_files.write(self, folder)
-
-    @classmethod
-    def load(cls, path: str, *, trust: bool = False) -> TorchEstimator:
-        """Loads what `save` has written, and runs no code from it unless it is trusted.
-
-        Args:
-            path: a folder that this process sees.
-            trust: the folder comes from somebody whom you would let run code here; LightningModules need it.
-
-        Raises:
-            DataError: there is nothing, it is damaged or of another version, or what it holds could be had only by
-                running code from it.
-        """
-        return lightning_estimator_files.load(path, trust=trust)
 
 
 class _LightningTraining:

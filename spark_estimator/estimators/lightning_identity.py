@@ -29,16 +29,10 @@ def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
     if parts.plain is not None:
         of_torch = torch_identity.identity_of(replace(spec, framework=parts.plain), checksums)
         return {**of_torch, "trainer_args": steering}
-    modules, numbers = parts.model.named_modules(), parts.model.state_dict().items()
     chosen = dict(getattr(parts.model, "hparams", {}))
     return {
         **of_rows_and_parameters(spec, checksums),
-        "model": [f"{name or 'the model'} of class {name_of(module)}" for name, module in modules],
-        "model's numbers": [
-            f"{name} {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-            for name, value in numbers
-            if hasattr(value, "shape")
-        ],
+        **torch_identity.of_module(parts.model),
         "model's hyperparameters": [
             f"{name}={given!r}"
             for name, given in sorted(chosen.items())

@@ -13,8 +13,8 @@ from typing import Any
 from torch import nn
 
 from spark_estimator.estimators import torch_losses, torch_parts
+from spark_estimator.estimators.checks import labels_of, listed
 from spark_estimator.lightning.flavours import FLAVOURS, preferred
-from spark_estimator.store import Store
 
 #: Arguments of a Trainer that the job itself decides -> why.
 _REFUSED = {
@@ -65,7 +65,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[Parts, list[str]]:
     Raises:
         TypeError, ValueError: it is missing, or of another kind.
     """
-    model, labels = value("model"), value("label_cols")
+    model = value("model")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a LightningModule, or a torch.nn.Module with optimizer and loss; it was {model!r}.")
     if value("checkpoint_every_steps") is not None:
@@ -78,9 +78,8 @@ def parts_of(value: Callable[[str], Any]) -> tuple[Parts, list[str]]:
             raise ValueError("data_module gives batches of its own form, which only a LightningModule can read.")
         plain, labels = torch_parts.parts_of(lambda name: _of_torch(name, value))
     else:
+        labels = labels_of(value)
         _check_of_module(model, value)
-        if not labels:
-            raise ValueError("label_cols names the columns that the model shall predict, one for each output.")
     package = importlib.import_module(flavour)
     for one in value("callbacks"):
         if not isinstance(one, package.Callback):
@@ -102,7 +101,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[Parts, list[str]]:
             flavour=flavour,
             model=model,
             plain=plain,
-            callbacks=[*value("callbacks"), *_listed(arguments.pop("callbacks", None))],
+            callbacks=[*value("callbacks"), *listed("callbacks", arguments.pop("callbacks", None))],
             logger=value("logger"),
             profiler=value("profiler"),
             data_module=data_module,
@@ -151,12 +150,6 @@ def _check_of_module(model: Any, value: Callable[[str], Any]) -> None:
         raise ValueError(
             f"{type(model).__name__} has no forward(), which predicts: it is called with a tensor for each feature."
         )
-    shapes, labels = value("label_shapes"), value("label_cols") or []
-    if shapes is not None and len(shapes) != len(labels):
-        raise ValueError(f"label_shapes has {len(shapes)} shapes for {len(labels)} label columns.")
-    store = value("store")
-    if store is not None and not isinstance(store, Store):
-        raise TypeError(f"store is a Store, for example Store.create('/path'); it was {store!r}.")
     if value("backward_passes_per_step") > 1 and not model.automatic_optimization:
         raise ValueError(
             f"backward_passes_per_step={value('backward_passes_per_step')}: {type(model).__name__} optimizes by hand "
@@ -174,14 +167,8 @@ def _check_trainer_args(arguments: dict[str, Any], trainer: Any, flavour: str, c
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"trainer_args has {name!r}, which no Trainer of {flavour} takes.{hint}")
     package = importlib.import_module(flavour)
-    for one in _listed(arguments.get("callbacks")):
+    for one in listed("callbacks", arguments.get("callbacks")):
         if not isinstance(one, package.Callback):
             raise TypeError(f"trainer_args['callbacks'] are Callbacks of {flavour}; one was {one!r}.")
     if arguments.get("accelerator") in ("tpu", "mps"):
         raise ValueError(f"trainer_args['accelerator'] is 'cpu', 'gpu' or 'auto'; it was {arguments['accelerator']!r}.")
-
-
-def _listed(given: Any) -> list[Any]:
-    if given is None:
-        return []
-    return list(given) if isinstance(given, (list, tuple)) else [given]

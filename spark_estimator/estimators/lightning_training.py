@@ -11,22 +11,18 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import numpy
 import torch
 
 import spark_estimator.torch as hvd
-from spark_estimator.collectives import arrays
-from spark_estimator.data.rank_rows import RankRows, balanced
 from spark_estimator.errors import DataError
-from spark_estimator.estimators import way_back
-from spark_estimator.estimators.checkpoint import Checkpoint, Progress, Saver, line_of, line_of_return, load
+from spark_estimator.estimators.checkpoint import Checkpoint, Progress, Saver, line_of, line_of_return
 from spark_estimator.estimators.lightning_callbacks import Watch, callback_of, logged, strategy_of
 from spark_estimator.estimators.lightning_checkpoint import begin_after, plain_checkpoint, restore
 from spark_estimator.estimators.lightning_identity import identity_of
 from spark_estimator.estimators.lightning_legacy import adapter_class
 from spark_estimator.estimators.lightning_loaders import RowLoader
 from spark_estimator.estimators.lightning_parts import Parts
-from spark_estimator.estimators.supply import own_rows
+from spark_estimator.estimators.rank_run import Beginning, begin
 from spark_estimator.estimators.torch_checkpoint import TorchForm, packed
 from spark_estimator.estimators.torch_rank_state import gathered
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
@@ -42,19 +38,9 @@ def train(spec: TrainSpec) -> TrainResult | None:
     as one that was never interrupted.
     """
     hvd.init()
-    spool, marked = own_rows(spec)
-    rows = balanced(spool, "training", by_value=spec.by_value)
-    identity = {} if spec.store is None else identity_of(spec, rows.checksum())
-    kept = load(spec, identity, TorchForm())
-    seed = spec.seed if kept is None else kept.seed
-    held: RankRows | None = None
-    if spec.held_share:
-        rows, held = rows.split(spec.held_share, seed)
-    elif any(arrays.allgather(numpy.array([marked.rows]), "marked rows")):
-        held = balanced(marked, "validation", by_value=spec.by_value)
-    if held is not None and not held.total:
-        held = None
-    training = _Training(spec, seed, rows, held, identity)
+    beginning = begin(spec, identity_of, TorchForm())
+    training = _Training(spec, beginning)
+    kept = beginning.kept
     if kept is not None:
         training.take(kept)
         if hvd.rank() == 0 and spec.verbose:
@@ -62,25 +48,20 @@ def train(spec: TrainSpec) -> TrainResult | None:
     training.run()
     if hvd.rank() != 0:
         return None
-    state, history = packed(training.numbers()), training.progress.history
-    counts = (rows.total, held.total if held else 0)
-    if spec.store is not None and len(state) > spec.large:
-        return TrainResult(b"", history, counts, way_back.put(spec.store, spec.run_id, state))
-    return TrainResult(state, history, counts)
+    return beginning.result(spec, packed(training.numbers()), training.progress.history, "model.pt")
 
 
 class _Training:
     """The module and its Trainer."""
 
-    def __init__(
-        self, spec: TrainSpec, seed: int, rows: RankRows, held: RankRows | None, identity: dict[str, list[str]]
-    ) -> None:
+    def __init__(self, spec: TrainSpec, beginning: Beginning) -> None:
         parts: Parts = spec.framework
+        rows, held, seed = beginning.rows, beginning.held, beginning.seed
         self.progress = Progress(spec.patience, spec.restore_best)
         self._spec = spec
         self._parts = parts
         self._seed = seed
-        self._identity = identity
+        self._identity = beginning.identity
         self._kept: Checkpoint | None = None
         self._saver = Saver(spec, TorchForm())
         self._package: Any = importlib.import_module(parts.flavour)

@@ -14,26 +14,34 @@ from spark_estimator.data.fields import matrix_of
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.fitting import Fields, shown, strange
 from spark_estimator.estimators.sampling import Columns
-from spark_estimator.estimators.torch_losses import Parts, loss_of, outputs_of
+from spark_estimator.estimators.torch_losses import Parts, Tensors, loss_of, outputs_of
 from spark_estimator.estimators.torch_training import tensor_of
 
 
-class TorchTrial:
-    """See `fitting.Trial`."""
+class ModuleTrial:
+    """What of `fitting.Trial` is told by a module's class."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self.floating = floating_type(parts.model)
-        self.takes = f"{type(parts.model).__name__}.forward"
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.floating = floating_type(model)
+        self.takes = f"{type(model).__name__}.forward"
 
     def positional(self) -> tuple[int, float]:
         """See `fitting.Trial.positional`."""
-        return inputs_taken(self._parts.model)
+        return inputs_taken(self._model)
+
+
+class TorchTrial(ModuleTrial):
+    """See `fitting.Trial`."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts.model)
+        self._parts = parts
 
     def run(self, columns: Columns, fields: Fields) -> tuple[int, ...]:
         """See `fitting.Trial.run`."""
         rows = columns.rows
-        tensors = [tensor_of(matrix_of(rows, field).copy(), field) for field in fields.all]
+        tensors = first_tensors(columns, fields)
         count = len(fields.inputs)
         labels = tensors[count : count + len(fields.labels)]
         weight = tensors[-1] if fields.weight else None
@@ -73,6 +81,11 @@ class TorchTrial:
                         f"added. {shown(fields)}"
                     )
         return widths
+
+
+def first_tensors(columns: Columns, fields: Fields) -> Tensors:
+    """[fields] the first rows, as a training would get them."""
+    return [tensor_of(matrix_of(columns.rows, field).copy(), field) for field in fields.all]
 
 
 def _check_outputs(

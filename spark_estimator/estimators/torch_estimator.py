@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from spark_estimator.estimators import checks, estimator, params, torch_estimator_files
+from spark_estimator.estimators import checks, estimator, params
 from spark_estimator.estimators.fitting import Trial
 from spark_estimator.estimators.params import Row, with_params
 from spark_estimator.estimators.prediction_columns import Meaning, meaning_of
 from spark_estimator.estimators.torch_check import TorchTrial
+from spark_estimator.estimators.torch_estimator_files import TorchFiles
 from spark_estimator.estimators.torch_losses import Parts
 from spark_estimator.estimators.torch_model import TorchModel
 from spark_estimator.estimators.torch_parts import parts_of
@@ -46,7 +46,7 @@ _ROWS = (
 
 
 @with_params(_ROWS)
-class TorchEstimator(estimator.TableEstimator[TorchModel]):
+class TorchEstimator(TorchFiles, estimator.TableEstimator[TorchModel]):
     """Trains a PyTorch model on the rows of a DataFrame: ``model = TorchEstimator(...).fit(df)``.
 
     The rows are spread evenly over `num_proc` processes, which Spark starts together; each keeps its share on its
@@ -65,26 +65,13 @@ class TorchEstimator(estimator.TableEstimator[TorchModel]):
 
     _prefix = "torch"
     _model_kind = TorchModel
+    _objects = (
+        *("model", "optimizer", "loss", "loss_constructors", "metrics", "lr_scheduler", "gradient_compression"),
+        *("callbacks", "train_minibatch_fn", "decoders", "transformation_fn"),
+    )
 
     def _training(self) -> _TorchTraining:
         return _TorchTraining(*parts_of(self._value))
-
-    def _write_files(self, folder: Path) -> None:
-        torch_estimator_files.write(self, folder)
-
-    @classmethod
-    def load(cls, path: str, *, trust: bool = False) -> TorchEstimator:
-        """Loads what `save` has written, and runs no code from it unless it is trusted.
-
-        Args:
-            path: a folder that this process sees.
-            trust: the folder comes from somebody whom you would let run code here.
-
-        Raises:
-            DataError: there is nothing, it is damaged or of another version, or what it holds could be had only by
-                running code from it.
-        """
-        return torch_estimator_files.load(path, trust=trust)
 
 
 class _TorchTraining:

@@ -1,4 +1,4 @@
-"""A `TorchEstimator` in a folder: what is plain as JSON; model, optimizer, losses and functions in one file of PyTorch.
+"""An estimator of PyTorch modules in a folder: what is plain as JSON, modules, losses and functions in one other file.
 
 ``objects.pt`` is read by PyTorch's restricted unpickler, which makes objects of known classes only: modules, losses,
 optimizers and schedulers of PyTorch's own, tensors, and the losses of torch.nn.functional. Functions and classes of the
@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
 import torch
@@ -19,47 +19,51 @@ from torch import nn
 from spark_estimator.errors import DataError
 from spark_estimator.estimators import estimator_files
 from spark_estimator.estimators.folders import is_trusted
+from spark_estimator.estimators.params import TableParams
 from spark_estimator.estimators.told import Told
 from spark_estimator.estimators.torch_reading import RefusedObjectsError, read
 
 if TYPE_CHECKING:
-    from spark_estimator.estimators.torch_estimator import TorchEstimator
-
-#: What JSON does not hold. One file for all, as the optimizer and its scheduler hold the model's own parameters.
-_OBJECTS = (
-    *("model", "optimizer", "loss", "loss_constructors", "metrics", "lr_scheduler", "gradient_compression"),
-    *("callbacks", "train_minibatch_fn", "decoders", "transformation_fn"),
-)
+    from typing_extensions import Self
 
 
-def write(estimator: TorchEstimator, folder: Path) -> None:
-    """Puts an estimator's files into a new folder.
+class TorchFiles:
+    """What an estimator inherits that has its model and the like in ``objects.pt``.
 
-    Raises:
-        DataError: a parameter cannot be pickled.
+    Attributes:
+        _objects: the parameters that JSON does not hold. One file has them all, as the optimizer and its scheduler hold
+            the model's own parameters.
     """
-    estimator_files.write(estimator, folder, _OBJECTS, dump)
+
+    _objects: ClassVar[tuple[str, ...]]
+
+    def _write_files(self, folder: Path) -> None:
+        assert isinstance(self, TableParams)
+        estimator_files.write(self, folder, self._objects, _dump)
+
+    @classmethod
+    def load(cls, path: str, *, trust: bool = False) -> Self:
+        """Loads what `save` has written, and runs no code from it unless it is trusted.
+
+        Args:
+            path: a folder that this process sees.
+            trust: the folder comes from somebody whom you would let run code here; modules of your own need it.
+
+        Raises:
+            DataError: there is nothing, it is damaged or of another version, or what it holds could be had only by
+                running code from it.
+        """
+        found: Any = cls
+        loaded: Self = estimator_files.load(found, path, cls._objects, lambda told: _read(told, trust))
+        return loaded
 
 
-def load(path: str, *, trust: bool) -> TorchEstimator:
-    """See `TorchEstimator.load`."""
-    from spark_estimator.estimators.torch_estimator import TorchEstimator
-
-    return estimator_files.load(TorchEstimator, path, _OBJECTS, lambda told: read_objects(told, trust))
-
-
-def dump(objects: dict[str, Any], folder: Path) -> None:
-    """Writes an estimator's objects, by their parameters' names, into one file."""
+def _dump(objects: dict[str, Any], folder: Path) -> None:
     # cloudpickle, so that functions and classes of a notebook are in the file itself.
     torch.save(objects, folder / "objects.pt", pickle_module=cloudpickle)
 
 
-def read_objects(told: Told, trust: bool) -> Any:
-    """What `dump` has written.
-
-    Raises:
-        DataError: it needs trust, or is damaged.
-    """
+def _read(told: Told, trust: bool) -> Any:
     try:
         return read(told.file("objects.pt"), _known(), trust=is_trusted(trust))
     except RefusedObjectsError as error:

@@ -16,16 +16,10 @@ def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
         checksums: [fields] of all ranks' rows.
     """
     parts = spec.framework
-    modules, numbers = parts.model.named_modules(), parts.model.state_dict().items()
     groups = [len(group["params"]) for group in parts.optimizer.param_groups]
     return {
         **of_rows_and_parameters(spec, checksums),
-        "model": [f"{name or 'the model'} of class {name_of(module)}" for name, module in modules],
-        "model's numbers": [
-            f"{name} {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-            for name, value in numbers
-            if hasattr(value, "shape")
-        ],
+        **of_module(parts.model),
         "optimizer": [
             f"{name_of(parts.optimizer)} of {groups} parameters",
             *(f"{name}={_said(value)}" for group in parts.optimizer.param_groups for name, value in _settings(group)),
@@ -39,6 +33,18 @@ def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
             f"mixed_precision={parts.precision}",
             f"gradient_compression={name_of(parts.compression)}",
             f"train_minibatch_fn={name_of(parts.minibatch)}",
+        ],
+    }
+
+
+def of_module(model: Any) -> Identity:
+    """Of the modules that a model is made of, and the shapes of its numbers."""
+    return {
+        "model": [f"{name or 'the model'} of class {name_of(module)}" for name, module in model.named_modules()],
+        "model's numbers": [
+            f"{name} {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+            for name, value in model.state_dict().items()
+            if hasattr(value, "shape")
         ],
     }
 

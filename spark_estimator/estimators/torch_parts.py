@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from spark_estimator.estimators.checks import labels_of
 from spark_estimator.estimators.torch_losses import Parts, divides_by_class, known, reduction_of
-from spark_estimator.store import Store
 
 
 def parts_of(value: Callable[[str], Any]) -> tuple[Parts, list[str]]:
@@ -37,9 +37,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[Parts, list[str]]:
         raise ValueError(
             f"the optimizer holds {len(strange)} parameters that are not the model's: make it with model.parameters()."
         )
-    labels = value("label_cols")
-    if not labels:
-        raise ValueError("label_cols names the columns that the model shall predict, one for each output.")
+    labels = labels_of(value)
     losses = value("loss") or []
     constructors = value("loss_constructors") or []
     if losses and constructors:
@@ -62,14 +60,6 @@ def parts_of(value: Callable[[str], Any]) -> tuple[Parts, list[str]]:
     shares = value("loss_weights") or [1 / len(losses)] * len(losses)
     if len(shares) != len(losses):
         raise ValueError(f"{len(shares)} loss_weights were given for {len(losses)} losses.")
-    shapes = value("label_shapes")
-    if shapes is not None and len(shapes) != len(labels):
-        raise ValueError(f"label_shapes has {len(shapes)} shapes for {len(labels)} label columns.")
-    store = value("store")
-    if store is not None and not isinstance(store, Store):
-        raise TypeError(f"store is a Store, for example Store.create('/path'); it was {store!r}.")
-    if store is None and value("checkpoint_every_steps") is not None:
-        raise ValueError("checkpoint_every_steps needs a store, for example store=Store.create('/path').")
     scheduler = value("lr_scheduler")
     if scheduler is not None and getattr(scheduler, "optimizer", None) is not optimizer:
         raise ValueError(f"lr_scheduler is a scheduler of the optimizer that is given; it was {scheduler!r}.")
@@ -95,7 +85,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[Parts, list[str]]:
         metrics=metrics,
         scheduler=scheduler,
         compression=value("gradient_compression"),
-        label_shapes=shapes,
+        label_shapes=value("label_shapes"),
         precision=precision,
         callbacks=value("callbacks"),
         minibatch=minibatch,

@@ -9,15 +9,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy
 import torch
 
 import spark_estimator.torch as hvd
-from spark_estimator.collectives import arrays
 from spark_estimator.data.fields import Array, Field
-from spark_estimator.data.rank_rows import Batch, RankRows, balanced
+from spark_estimator.data.rank_rows import Batch, RankRows
 from spark_estimator.errors import DataError
-from spark_estimator.estimators import way_back
 from spark_estimator.estimators.checkpoint import (
     Checkpoint,
     Cursor,
@@ -25,9 +22,8 @@ from spark_estimator.estimators.checkpoint import (
     Saver,
     line_of,
     line_of_return,
-    load,
 )
-from spark_estimator.estimators.supply import own_rows
+from spark_estimator.estimators.rank_run import begin
 from spark_estimator.estimators.torch_callbacks import Callbacks
 from spark_estimator.estimators.torch_checkpoint import TorchForm, packed
 from spark_estimator.estimators.torch_identity import identity_of
@@ -45,34 +41,27 @@ def train(spec: TrainSpec) -> TrainResult | None:
     kept within one, so that such a run ends with the same numbers as one that was never interrupted.
     """
     hvd.init()
-    spool, marked = own_rows(spec)
-    rows = balanced(spool, "training", by_value=spec.by_value)
-    identity = {} if spec.store is None else identity_of(spec, rows.checksum())
-    kept = load(spec, identity, TorchForm())
-    seed = spec.seed if kept is None else kept.seed
-    held: RankRows | None = None
-    if spec.held_share:
-        rows, held = rows.split(spec.held_share, seed)
-    elif any(arrays.allgather(numpy.array([marked.rows]), "marked rows")):
-        held = balanced(marked, "validation", by_value=spec.by_value)
+    beginning = begin(spec, identity_of, TorchForm())
+    rows, held, seed, kept = beginning.rows, beginning.held, beginning.seed, beginning.kept
     training = _Training(spec, seed)
     progress = Progress(spec.patience, spec.restore_best)
     spread = rows.spread() if spec.checkpoint_steps or (kept is not None and kept.cursor is not None) else []
-    begin: Cursor | None = None
+    cursor: Cursor | None = None
     if kept is not None:
         again = kept.cursor is not None and kept.cursor.spread != spread
-        begin = None if again else kept.cursor
-        training.take(kept, within=begin is not None)
+        cursor = None if again else kept.cursor
+        training.take(kept, within=cursor is not None)
         progress.history = kept.history
         progress.best = kept.best
         if hvd.rank() == 0 and spec.verbose:
             log_to_driver(line_of_return(spec.run_id, kept, again))
     saver = Saver(spec, TorchForm())
 
-    def save(ranks: list[dict[str, Any]], cursor: Cursor | None = None) -> None:
+    def save(ranks: list[dict[str, Any]], place: Cursor | None = None) -> None:
         if hvd.rank() == 0:
+            state = training.state()
             saver.save(
-                Checkpoint(identity, seed, training.state(), progress.history, progress.best, ranks, cursor=cursor)
+                Checkpoint(beginning.identity, seed, state, progress.history, progress.best, ranks, cursor=place)
             )
 
     def save_within(steps: int, done: int, ranks: list[dict[str, Any]]) -> None:
@@ -84,9 +73,9 @@ def train(spec: TrainSpec) -> TrainResult | None:
     while len(progress.history) < spec.epochs and not progress.is_over and not ended:
         epoch = len(progress.history)
         callbacks.call("on_epoch_begin", epoch)
-        steps, begin = 0 if begin is None else begin.steps, None
+        steps, cursor = 0 if cursor is None else cursor.steps, None
         entry: dict[str, Any] = {"epoch": epoch, "train": training.train(rows, epoch, steps, save_within)}
-        if held is not None and held.total:
+        if held is not None:
             entry["validation"] = training.evaluate(held)
         progress.add(entry, lambda: copy.deepcopy(training.model.state_dict()))
         training.schedule(progress.watched(entry))
@@ -99,10 +88,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
     if hvd.rank() != 0:
         return None
     state = packed(progress.best or training.model.state_dict())
-    counts = (rows.total, held.total if held else 0)
-    if spec.store is not None and len(state) > spec.large:
-        return TrainResult(b"", progress.history, counts, way_back.put(spec.store, spec.run_id, state))
-    return TrainResult(state, progress.history, counts)
+    return beginning.result(spec, state, progress.history, "model.pt")
 
 
 class _Training:

@@ -58,7 +58,7 @@ def parsed_memory(text: str) -> int | None:
     return None if found is None else int(found[1]) << _UNITS[found[2]]
 
 
-def put(store: Store, run_id: str, content: bytes, name: str = "model.pt") -> tuple[str, str]:
+def put(store: Store, run_id: str, content: bytes, name: str) -> tuple[str, str]:
     """On rank 0: writes the model into the store, whole or not at all.
 
     Args:

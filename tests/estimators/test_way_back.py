@@ -56,7 +56,7 @@ def test_a_model_comes_back_through_the_store(
 
 def test_what_the_store_has_is_what_was_written(tmp_path: Path) -> None:
     store = Store.create(str(tmp_path))
-    path, digest = way_back.put(store, "run", b"numbers")
+    path, digest = way_back.put(store, "run", b"numbers", "model.pt")
     assert way_back.taken(store, path, digest) == b"numbers"
     store.write(path, b"others")
     with pytest.raises(DataError, match="holds something else than rank 0 has written"):

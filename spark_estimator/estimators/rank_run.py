@@ -1,0 +1,71 @@
+"""How a training begins and ends on a rank, whatever the framework: its rows, its checkpoint, what it brings back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from spark_estimator.collectives import arrays
+from spark_estimator.data.rank_rows import RankRows, balanced
+from spark_estimator.estimators import way_back
+from spark_estimator.estimators.checkpoint import Checkpoint, Form, load
+from spark_estimator.estimators.identity import Identity
+from spark_estimator.estimators.supply import own_rows
+from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a rank begins with.
+
+    Attributes:
+        rows: to train on; all ranks have equal numbers of them, or nearly.
+        held: for validation; None: there are none, on any rank.
+        seed: of the run, which is its checkpoint's if it goes on from one.
+        identity: of the training; empty without a store.
+        kept: the checkpoint to go on from; None: it begins anew.
+    """
+
+    rows: RankRows
+    held: RankRows | None
+    seed: int
+    identity: Identity
+    kept: Checkpoint | None
+
+    def result(self, spec: TrainSpec, state: bytes, history: list[dict[str, Any]], name: str) -> TrainResult:
+        """On rank 0, at the end: what it brings back, a large model by way of the store.
+
+        Args:
+            state: of the trained model.
+            name: of the model's file.
+        """
+        counts = (self.rows.total, self.held.total if self.held else 0)
+        if spec.store is not None and len(state) > spec.large:
+            return TrainResult(b"", history, counts, way_back.put(spec.store, spec.run_id, state, name))
+        return TrainResult(state, history, counts)
+
+
+def begin(spec: TrainSpec, identity_of: Callable[[TrainSpec, list[int]], Identity], form: Form) -> Beginning:
+    """Rows, evened out between the ranks, and the run's checkpoint. A collective.
+
+    Args:
+        identity_of: (spec, checksums of all rows) tells the training from others.
+        form: of the framework's checkpoints.
+
+    Raises:
+        DataError: something is wrong with rows or checkpoint, or the checkpoint is another training's.
+    """
+    own, marked = own_rows(spec)
+    rows = balanced(own, "training", by_value=spec.by_value)
+    identity = {} if spec.store is None else identity_of(spec, rows.checksum())
+    kept = load(spec, identity, form)
+    seed = spec.seed if kept is None else kept.seed
+    held = None
+    if spec.held_share:
+        rows, held = rows.split(spec.held_share, seed)
+    elif any(arrays.allgather(numpy.array([marked.rows]), "marked rows")):
+        held = balanced(marked, "validation", by_value=spec.by_value)
+    return Beginning(rows, held if held is not None and held.total else None, seed, identity, kept)
