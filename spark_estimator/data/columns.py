@@ -61,9 +61,12 @@ class Readable:
 
     @property
     def marks(self) -> Column:
-        """True and false, under the name ``marker``."""
+        """True and false, under the name ``marker``; null where there is another number than 0 and 1."""
+        from pyspark.sql import functions
+
         assert self.expression is not None, self.name
-        return self.expression.cast("boolean").alias("marker")
+        known = functions.when(self.expression.isin(0, 1), self.expression)
+        return known.cast("boolean").alias("marker")
 
     @property
     def stored(self) -> Column:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow
+import pyarrow.compute
 
 from spark_estimator.data.decoding import Decoder, lists_of
 from spark_estimator.data.fields import Array, Field
@@ -73,7 +74,7 @@ class Preparation:
         columns = [numbers_of(found[name]) for name in self.columns]
         names = [f"c{number}" for number in range(len(columns))]
         if self.marker is not None:
-            columns.append(found[self.marker].cast(pyarrow.bool_()))
+            columns.append(_marks(found[self.marker]))
             names.append("marker")
         return without_nulls(pyarrow.RecordBatch.from_arrays(columns, names=names), self.nulls, dtypes)
 
@@ -94,6 +95,13 @@ class Preparation:
         frames = {name: _or_none(values, columns[name]) for name, values in decoded.items()}
         transformation, found = self.transformation.apply({**columns, **frames}, self._wanted, row)
         return replace(self, decoders=decoders, transformation=transformation), found
+
+
+def _marks(column: pyarrow.Array) -> pyarrow.Array:
+    """As `columns.Readable.marks`."""
+    marks = column.cast(pyarrow.bool_())
+    known = pyarrow.compute.equal(marks.cast(pyarrow.int8()), column.cast(pyarrow.int64()))
+    return pyarrow.compute.if_else(known, marks, pyarrow.scalar(None, pyarrow.bool_()))
 
 
 def _or_none(values: Array, bytes_of_them: pyarrow.Array) -> list[Array | None]:

@@ -164,7 +164,10 @@ def balanced(spool: Spool, what: str, *, by_value: bool = False) -> RankRows:
     gathered = arrays.allgather(numpy.array([spool.rows], numpy.int64), f"rows of {what}")
     counts = [int(count) for count in gathered]
     if not sum(counts):
-        raise DataError(f"there are no rows for {what}: the DataFrame is empty, or all of its rows were dropped.")
+        raise DataError(
+            f"there are no rows for {what}: the DataFrame is empty, all of its rows were dropped, or the column that "
+            "validation names marks them all."
+        )
     plan = shares.moves(counts)
     kept = counts[rank] - sum(move.rows for move in plan if move.source == rank)
     splits = [sum(move.rows for move in plan if (move.source, move.target) == (rank, other)) for other in range(size)]

@@ -30,6 +30,8 @@ from spark_estimator.data.preparation import Preparation, batch_rows_of, dtypes_
 from spark_estimator.errors import DataError
 
 _MESSAGE_BYTES = 1 << 16
+# Of a failure's text, which may hold what a user's function has raised; in JSON a character has 12 bytes at most.
+_FAILURE_LETTERS = 4000
 _MOST_FILES = 200  # a message of a Unix socket carries 253 descriptors
 
 
@@ -86,9 +88,11 @@ class SpoolFeed:
                 return
             _send(worker, {"rows": [train.rows, held.rows]}, [*train.descriptors, *held.descriptors])
         except BaseException as error:  # whatever it is, it ends this thread, and the worker waits for rows
-            _send(
-                worker, {"failure": str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"}
-            )
+            text = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+            if len(text) > _FAILURE_LETTERS:
+                half = _FAILURE_LETTERS // 2
+                text = f"{text[:half]} ... ({len(text) - 2 * half} characters) ... {text[-half:]}"
+            _send(worker, {"failure": text})
 
 
 class Writer:
@@ -150,8 +154,8 @@ def spooled(
         mask = batch.column(marker)
         if mask.null_count:
             raise DataError(
-                "the column of validation marks holds null, which is neither 0 (to train on) nor 1 (to validate with): "
-                "fill it, or drop such rows."
+                "the column of validation marks holds null, or a number that is neither 0 (to train on) nor 1 (to "
+                "validate with): fill it, drop such rows, or make it of what marks them, as in (df.fold == 3)."
             )
         train.append(batch.filter(pyarrow.compute.invert(mask)))
         held.append(batch.filter(mask))
@@ -233,7 +237,7 @@ def _write_all(descriptor: int, matrix: Array) -> None:
 
 
 def _send(worker: socket.socket, told: dict[str, object], descriptors: Sequence[int] = ()) -> None:
-    text = json.dumps(told).encode()[:_MESSAGE_BYTES]
+    text = json.dumps(told).encode()
     try:
         socket.send_fds(worker, [text], descriptors)
     except OSError:

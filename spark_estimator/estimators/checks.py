@@ -73,6 +73,8 @@ def weights(name: str, value: Any) -> list[float] | None:
     """A list of numbers, or None."""
     if value is None:
         return None
+    if isinstance(value, (str, bytes)) or not all(_is_number(one) for one in value):
+        raise TypeError(f"{name} is a list of numbers; it was {value!r}.")
     return [float(one) for one in value]
 
 
@@ -223,6 +225,8 @@ def labels_of(value: Callable[[str], Any]) -> list[str]:
     store = value("store")
     if store is not None and not isinstance(store, Store):
         raise TypeError(f"store is a Store, for example Store.create('/path'); it was {store!r}.")
+    if store is not None and value("run_id"):
+        store.get_run_path(value("run_id"))  # which refuses what names no folder of its own
     if store is None and value("checkpoint_every_steps") is not None:
         raise ValueError("checkpoint_every_steps needs a store, for example store=Store.create('/path').")
     return labels

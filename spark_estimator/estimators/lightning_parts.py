@@ -138,6 +138,7 @@ def _check_of_module(model: Any, value: Callable[[str], Any]) -> None:
             "configure_optimizers and training_step.",
             stacklevel=2,
         )
+    torch_parts.check_numbers(model)
     kind: Any = type(model)
     base = next(one for one in kind.__mro__ if one.__name__ == "LightningModule")
     for method, why in (

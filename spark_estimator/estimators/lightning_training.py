@@ -9,6 +9,7 @@ import math
 import os
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from spark_estimator.estimators.lightning_parts import Parts
 from spark_estimator.estimators.rank_run import Beginning, begin
 from spark_estimator.estimators.torch_checkpoint import TorchForm, packed
 from spark_estimator.estimators.torch_rank_state import gathered
+from spark_estimator.estimators.torch_training import leaving_out
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
 from spark_estimator.store import FilesystemStore
@@ -94,6 +96,7 @@ class _Training:
         else:
             weight = None if spec.weight is None else spec.weight.names[0]
             labels = [field.names[0] for field in spec.labels]
+            plain = replace(plain, leaving_out=leaving_out(plain, spec, beginning))
             self.module = adapter_class(parts.flavour)(plain, spec.inputs, labels, weight)
             self.module.counted = lambda: self._watch.counted
             self.module.scaled = True

@@ -53,12 +53,12 @@ def in_label_type(column: Column, width: int, kind: str, wanted: str, meaning: M
     from pyspark.sql import functions
 
     if wanted == "array":
-        return column if width > 1 else functions.array(column.cast("float"))
+        return column if width > 1 else _alone(column, column.cast("float"))
     if wanted == "vector" or width > 1 or kind == "vector":
         values = column if width > 1 else functions.array(column)
         return functions.when(column.isNotNull(), array_to_vector(values.cast("array<double>")))
     if kind.startswith("array"):
-        return functions.array(column).cast(kind)
+        return _alone(column, in_label_type(column, width, kind[len("array<") : -1], "label", meaning))
     threshold = THRESHOLDS.get(meaning or "")
     known = functions.when(~functions.isnan(column), column)  # Spark holds NaN for larger than any number
     if kind == "boolean":
@@ -67,14 +67,29 @@ def in_label_type(column: Column, width: int, kind: str, wanted: str, meaning: M
         if threshold is not None:
             return (known > threshold).cast(kind)
         limit = float(_LIMITS[kind])  # beyond its limits Spark would end the job
-        return functions.greatest(
+        within = functions.greatest(
             functions.least(functions.rint(known), functions.lit(limit)), functions.lit(-limit - 1)
-        ).cast(kind)
+        )
+        return functions.when(known.isNotNull(), within).cast(kind)  # greatest and least leave nulls out
     if kind == "date":
-        return functions.date_from_unix_date(functions.round(column).cast("int"))
+        return functions.date_from_unix_date(_cast(functions.round(column), "int"))
     if kind.startswith("timestamp"):
         return functions.timestamp_seconds(column).cast(kind)
-    return column.cast(kind)
+    return _cast(column, kind)
+
+
+def _alone(source: Column, value: Column) -> Column:
+    """An array of one value; null where the model returned nothing."""
+    from pyspark.sql import functions
+
+    return functions.when(source.isNotNull(), functions.array(value))
+
+
+def _cast(column: Column, kind: str) -> Column:
+    """In another type; null where that has no such number: Spark's own cast would end the job."""
+    if hasattr(column, "try_cast"):
+        return column.try_cast(kind)
+    return column.cast(kind)  # before Spark 4, whose default this is
 
 
 def prediction(column: Column, width: int, kind: str, meaning: Meaning) -> Column:

@@ -172,6 +172,8 @@ def matrices_of(features: Any, inputs: Sequence[Field], decoders: Mapping[str, D
     Raises:
         DataError: it does not fit; the text names the column, or the input.
     """
+    if hasattr(features, "sparkSession"):
+        raise DataError("predict() works without Spark; of a DataFrame of Spark's, transform(df) predicts.")
     if hasattr(features, "columns") or isinstance(features, Mapping):
         arrays = []
         for field in inputs:
@@ -198,6 +200,10 @@ def matrices_of(features: Any, inputs: Sequence[Field], decoders: Mapping[str, D
         text = next((one for one in values if isinstance(one, (str, bytes))), None)
         if text is not None:  # numpy would read numbers out of it
             raise DataError(f"the array that is given for {field.name} holds {str(text)!r}: a model reads numbers.")
+        if found.dtype.kind == "c":
+            raise DataError(
+                f"the array that is given for {field.name} is of {found.dtype}: a model reads real numbers."
+            )
         matrix = numpy.ascontiguousarray(found, field.dtype)
         if matrix.dtype.kind == "i" and found.dtype.kind == "f" and (matrix != array).any():
             raise DataError(f"{field.name} was trained with whole numbers; the array that is given has others.")

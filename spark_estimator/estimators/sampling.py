@@ -175,8 +175,10 @@ def _looked(source: Source, wanted: Wanted) -> Columns:
 
 
 def _check_fillings(fed: Sequence[Readable], wanted: Wanted) -> None:
-    """Refuses fractions that shall stand among whole numbers."""
-    if isinstance(wanted.nulls, str) or float(wanted.nulls).is_integer():
+    """Refuses fractions, and numbers beyond 64 bits, that shall stand among whole numbers."""
+    if isinstance(wanted.nulls, str):
+        return
+    if float(wanted.nulls).is_integer() and abs(wanted.nulls) < 1 << 63:
         return
     for one in fed:
         if one.dtype == "int64" and not one.is_array:

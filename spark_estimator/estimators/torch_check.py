@@ -51,7 +51,11 @@ class TorchTrial(ModuleTrial):
             model.train()
             if rows.num_rows == 1:
                 model.eval()  # batch norm has nothing to say about a single row
-            loss, outputs, shaped = loss_of(self._parts, model, tensors[:count], labels, weight, rows.num_rows)
+            try:
+                loss, outputs, shaped = loss_of(self._parts, model, tensors[:count], labels, weight, rows.num_rows)
+            except RuntimeError as error:
+                _check_types(model, error)
+                raise
             if loss.numel() != 1:
                 raise DataError(
                     f"the loss has the shape {list(loss.shape)}; it has to be one number (reduction='mean')."
@@ -81,6 +85,17 @@ class TorchTrial(ModuleTrial):
                         f"added. {shown(fields)}"
                     )
         return widths
+
+
+def _check_types(model: nn.Module, error: Exception) -> None:
+    """Raises what says more than an error of the model's, where its numbers are of another type than its inputs."""
+    for name, parameter in model.named_parameters():
+        if parameter.dtype in (torch.bfloat16, torch.float16):
+            raise DataError(
+                f"the model's {name} is of {str(parameter.dtype).removeprefix('torch.')}, and rows come as float32: "
+                "leave the model in float32 and say mixed_precision='bf16', or let forward() convert its inputs. "
+                f"({error})"
+            ) from error
 
 
 def first_tensors(columns: Columns, fields: Fields) -> Tensors:

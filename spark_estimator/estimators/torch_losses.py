@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from spark_estimator.data.fields import Array
 from spark_estimator.errors import DataError
 
 Tensors = list[torch.Tensor]
@@ -25,6 +26,8 @@ _OF_CLASSES: dict[Any, type[nn.Module]] = {
     nn.functional.cross_entropy: nn.CrossEntropyLoss,
     nn.functional.nll_loss: nn.NLLLoss,
 }
+# The class that torch's losses leave out unless they are told another one.
+_LEFT_OUT = -100
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Parts:
         precision: "bf16": the model's forward pass runs under autocast; None: in its own types.
         callbacks: as `torch_callbacks` tells.
         minibatch: the user's own step, as Horovod calls it; None: ours.
+        leaving_out: the numbers of those labels in which some rows have the class that their loss leaves out, so that
+            it divides by the others.
     """
 
     model: nn.Module
@@ -55,6 +60,7 @@ class Parts:
     precision: str | None = None
     callbacks: Sequence[Any] = ()
     minibatch: Callable[..., Any] | None = None
+    leaving_out: frozenset[int] = frozenset()
 
 
 def loss_of(
@@ -77,7 +83,15 @@ def loss_of(
         DataError: the model returns something else than a tensor for each label.
     """
     with torch.autocast(inputs[0].device.type, torch.bfloat16, enabled=parts.precision is not None):
-        outputs = outputs_of(model, inputs)
+        try:
+            outputs = outputs_of(model, inputs)
+        except ValueError as error:
+            if len(inputs[0]) > 1 or "more than 1 value per channel" not in str(error):
+                raise
+            raise DataError(
+                "a rank's batch has a single row, with which a batch normalization can do nothing: take fewer "
+                f"processes (num_proc), a larger batch_size, or more rows. ({error})"
+            ) from error
     if parts.precision is not None:  # losses and metrics are computed in full
         outputs = [output.float() if output.dtype == torch.bfloat16 else output for output in outputs]
     labels = shaped(parts, outputs, labels)
@@ -107,7 +121,7 @@ def joint_loss(
     by_class = {
         place: _class_weights(loss, label)
         for place, (loss, label) in enumerate(zip(parts.losses, labels, strict=True))
-        if weights is None and divides_by_class(loss) and not label.is_floating_point()
+        if weights is None and (divides_by_class(loss) or place in parts.leaving_out) and not label.is_floating_point()
     }
     scales: dict[int, float] = {}
     if by_class:
@@ -132,7 +146,9 @@ def joint_loss(
 
 
 def known(loss: Any) -> Any:
-    """The loss; a `functools.partial` of a function whose mean is one over classes as the module that does the same."""
+    """The loss; as a module where it is a function, or a `functools.partial` of one, whose mean is one over classes."""
+    if inspect.isfunction(loss) and loss in _OF_CLASSES:
+        return _OF_CLASSES[loss]()
     if isinstance(loss, functools.partial) and not loss.args and loss.func in _OF_CLASSES:
         given = {name: value for name, value in loss.keywords.items() if name not in ("size_average", "reduce")}
         return _OF_CLASSES[loss.func](**given)
@@ -146,9 +162,26 @@ def reduction_of(loss: Any) -> Any:
 
 
 def divides_by_class(loss: Any) -> bool:
-    """Whether the mean of a loss is one over its classes' weights and not over rows."""
-    of_classes = isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
-    return of_classes and (loss.weight is not None or loss.ignore_index != -100)
+    """Whether the mean of a loss is one over its classes' weights and not over rows, whatever the labels are."""
+    return _is_of_classes(loss) and (loss.weight is not None or loss.ignore_index != _LEFT_OUT)
+
+
+def leaves_out(loss: Any, pieces: Iterable[tuple[Array, Array | None]]) -> bool:
+    """Whether some labels that count are of the class that a loss leaves out.
+
+    Args:
+        pieces: labels [rows, width] and their rows' weights [rows, 1]; None: there are no weights.
+    """
+    if not _is_of_classes(loss):
+        return False
+    return any(
+        bool(((labels == loss.ignore_index) & (True if weights is None else weights != 0)).any())
+        for labels, weights in pieces
+    )
+
+
+def _is_of_classes(loss: Any) -> bool:
+    return isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
 
 
 def _class_weights(loss: Any, label: torch.Tensor) -> float:

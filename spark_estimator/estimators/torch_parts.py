@@ -13,6 +13,22 @@ from spark_estimator.estimators.checks import labels_of
 from spark_estimator.estimators.torch_losses import Parts, divides_by_class, known, reduction_of
 
 
+def check_numbers(model: nn.Module) -> None:
+    """Refuses a model whose numbers do not stand yet, or are such that nothing here trains.
+
+    Raises:
+        ValueError: a parameter is lazy, or complex.
+    """
+    for name, number in [*model.named_parameters(), *model.named_buffers()]:
+        if torch.nn.parameter.is_lazy(number):
+            raise ValueError(
+                f"the model's {name} has no shape yet, as its layer is a lazy one: call the model with a batch once, "
+                "before you make the optimizer, so that all processes begin with the same numbers."
+            )
+        if number.is_complex():
+            raise ValueError(f"the model's {name} is of {number.dtype}; complex numbers are not trained here.")
+
+
 def parts_of(value: Callable[[str], Any]) -> tuple[Parts, list[str]]:
     """What the ranks train with, and the labels' names.
 
@@ -25,6 +41,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[Parts, list[str]]:
     model, optimizer = value("model"), value("optimizer")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a torch.nn.Module; it was {model!r}.")
+    check_numbers(model)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"optimizer is an optimizer of torch.optim, made with the model's parameters; it was {optimizer!r}."

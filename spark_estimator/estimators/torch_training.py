@@ -7,11 +7,14 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy
 import torch
 
 import spark_estimator.torch as hvd
+from spark_estimator.collectives import arrays
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.rank_rows import Batch, RankRows
 from spark_estimator.errors import DataError
@@ -23,11 +26,11 @@ from spark_estimator.estimators.checkpoint import (
     line_of,
     line_of_return,
 )
-from spark_estimator.estimators.rank_run import begin
+from spark_estimator.estimators.rank_run import Beginning, begin
 from spark_estimator.estimators.torch_callbacks import Callbacks
 from spark_estimator.estimators.torch_checkpoint import TorchForm, packed
 from spark_estimator.estimators.torch_identity import identity_of
-from spark_estimator.estimators.torch_losses import Parts, Tensors, joint_loss, loss_of, shaped
+from spark_estimator.estimators.torch_losses import Parts, Tensors, joint_loss, leaves_out, loss_of, shaped
 from spark_estimator.estimators.torch_rank_state import gathered, take_buffers, take_chance
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
@@ -43,7 +46,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
     hvd.init()
     beginning = begin(spec, identity_of, TorchForm())
     rows, held, seed, kept = beginning.rows, beginning.held, beginning.seed, beginning.kept
-    training = _Training(spec, seed)
+    training = _Training(spec, seed, leaving_out(spec.framework, spec, beginning))
     progress = Progress(spec.patience, spec.restore_best)
     spread = rows.spread() if spec.checkpoint_steps or (kept is not None and kept.cursor is not None) else []
     cursor: Cursor | None = None
@@ -91,14 +94,39 @@ def train(spec: TrainSpec) -> TrainResult | None:
     return beginning.result(spec, state, progress.history, "model.pt")
 
 
+def leaving_out(parts: Parts, spec: TrainSpec, beginning: Beginning) -> frozenset[int]:
+    """`Parts.leaving_out`, of the rows of all ranks. A collective.
+
+    Raises:
+        DataError: rows have weights, too: the mean of what is left would be neither by rows nor by weights.
+    """
+    own = []
+    for loss, place in zip(parts.losses, range(len(spec.inputs), len(spec.fields)), strict=False):
+        pieces = [
+            (labels, one.matrices[-1][number] if spec.weight else None)
+            for one in (beginning.rows, beginning.held)
+            if one is not None
+            for number, labels in enumerate(one.matrices[place])
+        ]
+        own.append(leaves_out(loss, pieces))
+    found = numpy.flatnonzero(arrays.allgather(numpy.array([own], numpy.uint8), "labels that losses leave out").any(0))
+    if spec.weight and len(found):
+        label, loss = spec.labels[found[0]].name, parts.losses[found[0]]
+        raise DataError(
+            f"column {label!r} holds {loss.ignore_index}, and {loss!r} leaves such rows out, in rows whose weight "
+            f"({spec.weight.name!r}) is not 0: give them the weight 0, or drop them."
+        )
+    return frozenset(found.tolist())
+
+
 class _Training:
     """The model, the optimizer and the sums of one training."""
 
-    def __init__(self, spec: TrainSpec, seed: int) -> None:
+    def __init__(self, spec: TrainSpec, seed: int, leaving: frozenset[int]) -> None:
         self._spec = spec
         self._seed = seed
         self._within: dict[str, Any] | None = None
-        self._parts: Parts = spec.framework
+        self._parts: Parts = replace(spec.framework, leaving_out=leaving)
         use_gpu = spec.use_gpu and torch.cuda.is_available()
         self._device = (
             torch.device("cuda", hvd.local_rank() % torch.cuda.device_count()) if use_gpu else torch.device("cpu")

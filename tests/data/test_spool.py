@@ -126,6 +126,15 @@ def test_a_bad_value_is_told_to_the_worker(tmp_path: Path) -> None:
         through(SpoolFeed((LABEL,), folder=str(tmp_path)), iter([batch(c2=pyarrow.array([None], pyarrow.int64()))]))
 
 
+def test_a_long_failure_is_told_with_its_beginning_and_its_end(tmp_path: Path) -> None:
+    def broken() -> Iterator[pyarrow.RecordBatch]:
+        yield batch(c2=[1])
+        raise ValueError("the first" + "\N{GRINNING FACE}" * 100_000 + "the last")
+
+    with pytest.raises(DataError, match=r"^ValueError: the first(?s:.*)characters(?s:.*)the last$"):
+        through(SpoolFeed((LABEL,), folder=str(tmp_path)), broken())
+
+
 def test_spark_s_own_failure_is_told_to_the_worker(tmp_path: Path) -> None:
     def broken() -> Iterator[pyarrow.RecordBatch]:
         yield batch(c2=[1])

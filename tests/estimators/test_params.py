@@ -10,6 +10,7 @@ import torch
 
 from spark_estimator import TorchEstimator
 from spark_estimator.estimators.params import WITHOUT_EFFECT
+from spark_estimator.store import Store
 
 
 def test_setters_chain_and_getters_give_back() -> None:
@@ -57,6 +58,7 @@ def test_explain_params_tells_each() -> None:
         ({"nulls": "ignore"}, ValueError, "nulls is 'error', 'drop', or a number"),
         ({"padding": {"x": "0"}}, TypeError, "padding is a number that fills shorter arrays up, or a dict"),
         ({"decoders": {"x": 1}}, TypeError, "decoders is a dict with a function for each of some columns"),
+        ({"loss_weights": "1"}, TypeError, "loss_weights is a list of numbers; it was '1'"),
         ({"transformation_fn": "f"}, TypeError, "transformation_fn is a function; it was 'f'"),
         ({"transformation_edit_fields": [("x", "no type")]}, ValueError, "is a list of .name, numpy type, shape"),
         ({"shuffle": "yes"}, TypeError, "shuffle is True or False"),
@@ -93,6 +95,13 @@ NET = torch.nn.Linear(2, 1)
         ({"label_cols": None}, ValueError, "label_cols names the columns"),
         ({"label_cols": ["a", "b"]}, ValueError, "1 losses were given for 2 label columns"),
         ({"loss_weights": [1, 2]}, ValueError, "2 loss_weights were given for 1 losses"),
+        (
+            {"model": torch.nn.LazyLinear(1)},
+            ValueError,
+            "model's weight has no shape yet.* call the model",
+        ),
+        ({"model": torch.nn.Linear(2, 1, dtype=torch.complex64)}, ValueError, "weight is of torch.complex64"),
+        ({"store": Store.create("/tmp"), "run_id": "../other"}, ValueError, "run_id names a folder; it was '../other'"),
         ({"metrics": [[], []]}, ValueError, "metrics has 2 lists for 1 label columns"),
         ({"backend": object(), "num_proc": 2}, ValueError, "num_proc and backend were both given"),
         ({"backend": object()}, ValueError, "only a SparkBackend can train on them"),

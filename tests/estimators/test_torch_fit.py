@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -62,6 +64,28 @@ def test_one_batch_of_everything_is_one_process_on_the_joint_batch(line: DataFra
         losses.append(loss.item())
         optimizer.step()
     assert numpy.allclose([entry["train"]["loss"] for entry in model.getHistory()], losses, rtol=1e-5)
+    assert numpy.allclose(weights(model)[:3], net.weight.detach().ravel(), rtol=1e-4, atol=1e-6)
+
+
+def test_rows_of_a_class_that_the_loss_leaves_out_count_on_no_rank(spark: SparkSession, estimator: Make) -> None:
+    """torch's losses leave -100 out by themselves, and divide by the other rows."""
+    rows = [(number / 40 - 0.5, -100 if number < 30 else number % 3) for number in range(40)]
+    torch.manual_seed(0)
+    net = nn.Linear(1, 3)
+    model = estimator(
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.05),
+        loss=nn.functional.cross_entropy,
+        feature_cols=["x"],
+        batch_size=20,
+        epochs=1,
+    ).fit(spark.createDataFrame(rows, "x double, y int").repartition(3, "x"))
+    features, labels = torch.tensor([[x] for x, _ in rows]), torch.tensor([y for _, y in rows])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05 * 2)
+    loss = nn.functional.cross_entropy(net(features), labels)
+    loss.backward()
+    optimizer.step()
+    assert model.getHistory()[0]["train"]["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert numpy.allclose(weights(model)[:3], net.weight.detach().ravel(), rtol=1e-4, atol=1e-6)
 
 
@@ -211,6 +235,50 @@ def test_a_bad_row_beyond_the_first_ones_is_named(spark: SparkSession, estimator
     assert "df.dropna" in str(caught.value.__cause__ or caught.value)
     model = estimator(nulls="drop", epochs=1).fit(frame)
     assert len(model.getHistory()) == 1
+
+
+def test_such_rows_have_no_weights_besides(spark: SparkSession, estimator: Make) -> None:
+    rows = [(number / 40 - 0.5, -100 if number < 30 else number % 3, float(number >= 30)) for number in range(40)]
+    net = nn.Linear(1, 3)
+    make = functools.partial(
+        estimator,
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.05),
+        loss=nn.CrossEntropyLoss(),
+        feature_cols=["x"],
+        sample_weight_col="w",
+        epochs=1,
+    )
+    with pytest.raises(Exception, match=r"'y' holds -100.*'w'\) is not 0: give them the weight 0"):
+        make().fit(
+            spark.createDataFrame(rows, "x double, y int, w float").selectExpr("x", "y", "cast(1 as float) AS w")
+        )
+    found = make().fit(spark.createDataFrame(rows, "x double, y int, w float")).getHistory()[0]["train"]["loss"]
+    assert 0 < found < 3
+
+
+def test_a_batch_of_one_row_and_a_batch_normalization(spark: SparkSession, estimator: Make) -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    rows = [([1.0, 2.0, float(number)], 1.0) for number in range(3)]
+    with pytest.raises(Exception, match=r"batch has a single row.*fewer processes \(num_proc\)"):
+        estimator(model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), batch_size=2).fit(
+            spark.createDataFrame(rows, "features array<float>, y float")
+        )
+
+
+@pytest.mark.parametrize("read_files", [True, False])
+def test_marks_are_0_and_1(spark: SparkSession, estimator: Make, tmp_path: Path, read_files: bool) -> None:
+    """The number of a fold, or another code, would put most rows aside."""
+    rows = [([1.0, 2.0, 3.0], 1.0, number % 3) for number in range(30)]
+    path = str(tmp_path / "rows")
+    spark.createDataFrame(rows, "features array<float>, y float, fold int").coalesce(1).write.parquet(path)
+    frame = spark.read.parquet(path)
+    with pytest.raises(Exception, match="validation marks holds null, or a number that is neither 0"):
+        estimator(num_proc=1, validation="fold", read_files=read_files).fit(frame)
+    right = frame.withColumn("fold", (frame.fold == 1).cast("int"))
+    right.write.parquet(path + "_right")
+    model = estimator(num_proc=1, validation="fold", read_files=read_files).fit(spark.read.parquet(path + "_right"))
+    assert "validation" in model.getHistory()[0]
 
 
 def test_a_loss_that_becomes_nan_is_an_error(line: DataFrame, estimator: Make) -> None:

@@ -52,6 +52,7 @@ def test_functions_with_settings_are_known_as_the_modules_that_do_the_same() -> 
     assert divides_by_class(loss) and divides_by_class(known(functools.partial(functional.nll_loss, ignore_index=1)))
     assert reduction_of(functools.partial(functional.mse_loss, reduction="sum")) == "sum"
     assert known(functional.mse_loss) is functional.mse_loss
+    assert isinstance(known(functional.cross_entropy), nn.CrossEntropyLoss)
 
 
 def test_a_class_that_is_left_out_counts_on_no_rank() -> None:

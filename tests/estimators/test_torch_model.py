@@ -7,6 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,37 @@ def test_rows_with_null_get_null(spark: SparkSession) -> None:
     rows = {row.n: row.y__output for row in model_of(nn.Linear(3, 2), 2).transform(frame).collect()}
     assert rows[2] is None
     assert len(rows[1]) == len(rows[3]) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "output_type", "right"),
+    [
+        ("float", "label", [1.0, None, float("nan"), float("inf")]),
+        ("int", "label", [1, None, None, 2**31 - 1]),
+        ("bigint", "label", [1, None, None, 2**63 - 1]),
+        ("boolean", "label", [True, None, None, True]),
+        ("decimal(5,2)", "label", [1, None, None, None]),
+        ("date", "label", [datetime.date(1970, 1, 2), None, None, None]),
+        ("array<int>", "label", [[1], None, [None], [2**31 - 1]]),
+        ("array<decimal(5,2)>", "label", [[1], None, [None], [None]]),
+        ("int", "array", [[1.0], None, [float("nan")], [float("inf")]]),
+    ],
+)
+def test_an_output_that_its_type_has_not(spark: SparkSession, kind: str, output_type: str, right: list[Any]) -> None:
+    """Neither another number in its place nor a job that ends: null, or the largest whole number."""
+    net = nn.Linear(3, 1, bias=False)
+    net.weight.data.fill_(0.6)
+    frame = spark.createDataFrame(
+        [([one, 0.0, 0.0] if one is not None else None,) for one in (1.0, None, float("nan"), float("inf"))],
+        "features array<float>",
+    ).coalesce(1)
+    found = [row.y__output for row in model_of(net, kind=kind, output_type=output_type).transform(frame).collect()]
+    if kind == "float" or output_type == "array":
+        right[0] = pytest.approx(0.6 if output_type == "label" else [0.6])
+    if kind.startswith(("decimal", "array<decimal")):
+        right[0] = Decimal("0.60") if kind.startswith("decimal") else [Decimal("0.60")]
+    assert repr(found[1:]) == repr(right[1:])
+    assert found[0] == right[0]
 
 
 def test_a_vector_of_another_length_is_named(spark: SparkSession) -> None:
