@@ -3,6 +3,7 @@ PYTHON ?= python3
 TESTS ?=
 JOBS ?= 1
 SECONDS ?= 60
+TIMEOUT ?= 600
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -74,7 +75,7 @@ test-native-sanitized: $(VENV)/.tools
 	  $(BIN)/cmake -S native -B build/$$sanitizer -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN))/ninja" \
 	    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSPARK_ESTIMATOR_BUILD_TESTS=ON -DSPARK_ESTIMATOR_SANITIZER=$$sanitizer; \
 	  $(BIN)/cmake --build build/$$sanitizer; \
-	  $(BIN)/ctest --test-dir build/$$sanitizer --output-on-failure --timeout 600; \
+	  $(BIN)/ctest --test-dir build/$$sanitizer --output-on-failure --timeout $(TIMEOUT); \
 	done
 
 # What was found to be interesting is kept in build/fuzz/corpus and is where the next run starts.
