@@ -1,0 +1,86 @@
+"""A user's driver program: `KerasEstimator` among Spark ML's own stages, and a model that comes back through a store.
+
+Argument: a folder. It prints what it has found out on a line ``RESULT {...}``.
+"""
+
+import json
+import os
+import sys
+
+(folder,) = sys.argv[1:]
+os.environ["KERAS_BACKEND"] = "torch"
+
+import keras  # noqa: E402  # it reads KERAS_BACKEND
+import numpy  # noqa: E402  # it reads KERAS_BACKEND
+from pyspark.ml import Pipeline, PipelineModel  # noqa: E402  # it reads KERAS_BACKEND
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator  # noqa: E402
+from pyspark.ml.feature import StringIndexer, VectorAssembler  # noqa: E402
+from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder  # noqa: E402
+from pyspark.sql import SparkSession  # noqa: E402
+
+from spark_estimator.estimators import way_back  # noqa: E402
+from spark_estimator.keras import KerasEstimator  # noqa: E402
+from spark_estimator.store import Store  # noqa: E402
+
+
+def wrong() -> keras.Model:
+    """Always takes the other class, until it is trained."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, activation="softmax")])
+    model.set_weights([numpy.array([[-1.0, 1.0], [1.0, -1.0]]), numpy.zeros(2)])
+    return model
+
+
+def main() -> None:
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
+    numbers = numpy.random.default_rng(2).standard_normal((90, 2))
+    rows = [(float(a), float(b), "a" if a > b else "b") for a, b in numbers]
+    frame = spark.createDataFrame(rows, "a double, b double, kind string").cache()
+    made = KerasEstimator(
+        num_proc=1,
+        model=wrong(),
+        optimizer=keras.optimizers.SGD(1e-9),
+        loss="sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        feature_cols=["assembled"],
+        label_cols=["label"],
+        prediction_col="prediction",
+        probability_col="probability",
+        batch_size=16,
+        epochs=8,
+        verbose=0,
+    )
+    stages = [
+        StringIndexer(inputCol="kind", outputCol="label", stringOrderType="alphabetAsc"),
+        VectorAssembler(inputCols=["a", "b"], outputCol="assembled"),
+        made,
+    ]
+    grid = ParamGridBuilder().addGrid(made.learning_rate, [1e-9, 0.5]).build()
+    evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
+    tuned = CrossValidator(
+        estimator=Pipeline(stages=stages), estimatorParamMaps=grid, evaluator=evaluator, numFolds=3, seed=4
+    ).fit(frame)
+    found = {"folds": tuned.avgMetrics, "tuned": evaluator.evaluate(tuned.transform(frame))}
+    tuned.bestModel.write().overwrite().save(f"{folder}/pipeline")
+    loaded = PipelineModel.load(f"{folder}/pipeline")
+    found["loaded"] = evaluator.evaluate(loaded.transform(frame))
+    found["history"] = sorted(loaded.stages[-1].getHistory())
+    tuned.write().overwrite().save(f"{folder}/tuned")
+    again = CrossValidatorModel.load(f"{folder}/tuned")
+    found["again"] = evaluator.evaluate(again.transform(frame))
+    found["grid"] = [list(one.values()) for one in again.getEstimatorParamMaps()]
+    shares = loaded.transform(frame).select("probability").collect()
+    found["shares"] = max(abs(sum(row.probability) - 1) for row in shares)
+
+    way_back.LARGE = 0
+    store = Store.create(f"{folder}/store")
+    whole = Pipeline(stages=stages[:2]).fit(frame).transform(frame)
+    trained = made.copy({made.learning_rate: 0.5, made.store: store, made.run_id: "run"}).fit(whole)
+    kept = keras.saving.load_model(f"{folder}/store/runs/run/model.keras")
+    pairs = zip(trained.getModel().get_weights(), kept.get_weights(), strict=True)
+    found["by the store"] = all(bool((one == other).all()) for one, other in pairs)
+    print("RESULT " + json.dumps(found), flush=True)
+    spark.stop()
+
+
+main()
