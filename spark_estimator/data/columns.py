@@ -20,6 +20,7 @@ string, map, others           refused, with the name of what turns them into num
 
 from __future__ import annotations
 
+import difflib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -209,12 +210,16 @@ def _find(schema: StructType, name: str) -> tuple[DataType, str]:
 
 
 def did_you_mean(name: str, there: Iterable[Any]) -> str:
-    """A sentence on the names that differ from this one in capital letters alone; empty where none does.
+    """A sentence on the names that were meant, perhaps; empty where none is near.
 
     Spark does not mind, by default, which letters are capital; files, pandas and this package do.
     """
-    others = [one for one in there if str(one).lower() == name.lower()]
-    return f" Did you mean {' or '.join(map(repr, others))}? Capital letters count." if others else ""
+    names = [str(one) for one in there]
+    others = [one for one in names if one.lower() == name.lower()]
+    if others:
+        return f" Did you mean {' or '.join(map(repr, others))}? Capital letters count."
+    near = difflib.get_close_matches(name, names, 1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def _dtype(type_name: str, name: str, words: str) -> str:
@@ -270,7 +275,7 @@ def remedy(type_name: str) -> str:
     if type_name in ("string", "varchar", "char"):
         return (
             "and a model reads numbers. Encode it first: pyspark.ml.feature.StringIndexer (and OneHotEncoder) for "
-            "categories, or a tokenizer of your own for text; or leave it out of feature_cols."
+            "categories, or a tokenizer of your own for text; or leave it out."
         )
     if type_name == "binary":
         return (
@@ -281,4 +286,4 @@ def remedy(type_name: str) -> str:
         return "and a model reads numbers. Name the fields that it shall read: 'column.field'."
     if type_name == "array":
         return "an array of arrays. Flatten it (functions.flatten) and say input_shapes."
-    return "which has no tensor type. Convert it to numbers, or leave it out of feature_cols."
+    return "which has no tensor type. Convert it to numbers, or leave it out."

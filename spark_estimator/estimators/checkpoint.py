@@ -237,12 +237,15 @@ def discard_partials(spec: TrainSpec) -> None:
             spec.store.discard_partials(spec.store.get_run_path(spec.run_id))
 
 
-def line_of_return(run_id: str, kept: Checkpoint, again: bool) -> str:
+def line_of_return(run_id: str, kept: Checkpoint, epochs: int, *, again: bool) -> str:
     """That a run goes on, in one line.
 
     Args:
+        epochs: it shall have.
         again: the epoch within which the checkpoint was taken is begun anew.
     """
+    if len(kept.history) >= epochs:
+        return f"run {run_id!r} has had its {len(kept.history)} epochs already: the model is its checkpoint's"
     line = f"run {run_id!r} goes on from its checkpoint, after epoch {len(kept.history)}"
     if kept.cursor is None:
         return line
@@ -259,6 +262,8 @@ def line_of(entry: dict[str, Any], epochs: int) -> str:
     parts = [f"epoch {entry['epoch'] + 1}/{epochs}"]
     for name in ("train", "validation"):
         if name in entry:
+            parts.append(f"{name} loss {entry[name]['loss']:.4g}")
             metrics = [f"{value:.4g}" for group in entry[name]["all_metrics"] for value in group]
-            parts.append(f"{name} loss {entry[name]['loss']:.4g}" + (f" ({', '.join(metrics)})" if metrics else ""))
+            if metrics:
+                parts.append(f"metrics {' '.join(metrics)}")
     return ", ".join(parts)

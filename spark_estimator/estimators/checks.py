@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 import numpy
 
+from spark_estimator.errors import PreflightError
 from spark_estimator.store import Store
 
 
@@ -205,6 +206,30 @@ def objects(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(one, str) for one in value):
         raise TypeError(f"{name} is a dict by names; it was {value!r}.")
     return dict(value)
+
+
+def spark_frame(what: str, frame: Any) -> None:
+    """Refuses what is no DataFrame of Spark's, or one whose session has ended.
+
+    Raises:
+        TypeError: it is something else; the text says what to do with pandas and NumPy.
+        PreflightError: its session has been stopped.
+    """
+    if not all(hasattr(frame, name) for name in ("sparkSession", "schema", "selectExpr")):
+        kind = f"{type(frame).__module__}.{type(frame).__qualname__}"
+        raise TypeError(
+            f"{what} takes a DataFrame of Spark's, as spark.createDataFrame(...) makes one of pandas' or NumPy's; it "
+            f"was {frame!r:.100} of type {kind}."
+        )
+    session = frame.sparkSession
+    context = getattr(session, "_sc", None)
+    if getattr(session, "is_stopped", False) or (context is not None and getattr(context, "_jsc", None) is None):
+        raise PreflightError(f"{what}: the DataFrame's Spark session has been stopped; make it with a new one.")
+
+
+def stored(name: str, value: Any) -> Any:
+    """A store; of a path, the store there."""
+    return Store.create(value) if isinstance(value, str) else value
 
 
 def labels_of(value: Callable[[str], Any]) -> list[str]:

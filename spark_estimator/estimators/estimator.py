@@ -73,7 +73,12 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
     _prefix: ClassVar[str]
     _model_kind: type[_Model]
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if args:
+            name = type(self).__name__
+            raise TypeError(
+                f"{name} takes its parameters by name, as in {name}(model=...); it was given {args[0]!r:.100}."
+            )
         super().__init__()
         self._setDefault(**{row.name: row.default for row in self._rows})
         self._take(kwargs)

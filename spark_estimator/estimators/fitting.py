@@ -101,16 +101,34 @@ def fitting_fields(columns: Columns, trial: Trial, input_shapes: Sequence[Sequen
     tried = Fields(tuple(natural), tuple(choice for choice in label_choices[0]), weight)
     raise DataError(
         f"the model and the losses do not fit the columns: a batch of the first rows failed on the driver with "
-        f"{type(first_error).__name__}: {first_error}. {shown(tried)}"
+        f"{type(first_error).__name__}: {str(first_error).rstrip('.')}. {shown(tried)}"
     ) from first_error
+
+
+def class_error(column: str, found: int, classes: int) -> DataError:
+    """A label's number is not among those of the classes."""
+    return DataError(
+        f"column {column!r} holds the class {found}, and the model's output has {classes} classes, which are numbered "
+        "from 0: give it as many outputs as there are classes, or number them anew (pyspark.ml.feature.StringIndexer)."
+    )
 
 
 def strange(columns: Columns, fields: Fields) -> str:
     for field in fields.all:
         for row in matrix_of(columns.rows, field):
             if row.dtype.kind == "f" and not all(map(math.isfinite, row.tolist())):
-                return f"column {field.name!r} holds {row.tolist()}"
+                return _strange_value(field, row.tolist())
     return ""
+
+
+def _strange_value(field: Field, row: list[float]) -> str:
+    """Names the column of a row's first number that is not finite."""
+    place = next(place for place, value in enumerate(row) if not math.isfinite(value))
+    for name, width in zip(field.names, field.widths, strict=True):
+        if place < width:
+            return f"column {name!r} holds {row[place]}" + (f" at place {place} of an array" if width > 1 else "")
+        place -= width
+    raise AssertionError(field)
 
 
 def _inputs(

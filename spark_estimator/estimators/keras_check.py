@@ -10,7 +10,7 @@ import numpy
 
 from spark_estimator.data.fields import matrix_of
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.fitting import Fields, shown, strange
+from spark_estimator.estimators.fitting import Fields, class_error, shown, strange
 from spark_estimator.estimators.keras_arrays import (
     arrays_of,
     as_inputs,
@@ -95,7 +95,4 @@ def _check_classes(loss: Any, outputs: list[Any], labels: list[Any], fields: Fie
         classes = int(output.shape[-1])
         wrong = label[(label < 0) | (label >= classes)]
         if wrong.size:
-            raise DataError(
-                f"column {field.name!r} holds the class {wrong.reshape(-1)[0]}, and the model's output has {classes} "
-                "classes, which are numbered from 0: give it as many outputs as there are classes, or number them anew."
-            )
+            raise class_error(field.name, int(wrong.reshape(-1)[0]), classes)

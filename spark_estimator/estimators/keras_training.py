@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy
-
 from spark_estimator.collectives import context
-from spark_estimator.errors import DataError
 from spark_estimator.estimators.checkpoint import Checkpoint, Cursor, Progress, Saver, line_of_return
 from spark_estimator.estimators.identity import Identity, of_rows_and_parameters
 from spark_estimator.estimators.keras_callbacks import Callbacks
@@ -16,7 +13,7 @@ from spark_estimator.estimators.keras_history import flattened, line_of
 from spark_estimator.estimators.keras_loop import Loop
 from spark_estimator.estimators.keras_objects import assign, dumped, values_of
 from spark_estimator.estimators.keras_spec import KerasParts
-from spark_estimator.estimators.rank_run import begin
+from spark_estimator.estimators.rank_run import begin, check_loss
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
 
@@ -44,7 +41,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
         progress.best = kept.best
         callbacks.take(kept.state["callback"])
         if context.rank() == 0 and spec.verbose:
-            log_to_driver(line_of_return(spec.run_id, kept, again))
+            log_to_driver(line_of_return(spec.run_id, kept, spec.epochs, again=again))
     saver = Saver(spec, KerasForm())
 
     def save(place: Cursor | None = None) -> None:
@@ -64,7 +61,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
         callbacks.on_epoch_begin(epoch)
         steps, cursor = 0 if cursor is None else cursor.steps, None
         entry: dict[str, Any] = {"epoch": epoch, "train": loop.train(rows, epoch, steps, callbacks, save_within)}
-        _check(entry["train"], epoch)
+        check_loss(entry["train"].get("loss", 0.0), epoch)
         if held is not None:
             entry["validation"] = loop.evaluate(held, callbacks)
         callbacks.on_epoch_end(epoch, entry)
@@ -86,12 +83,3 @@ def train(spec: TrainSpec) -> TrainResult | None:
 def _identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
     parts: KerasParts = spec.framework
     return {**of_rows_and_parameters(spec, checksums), **parts.identity}
-
-
-def _check(found: dict[str, Any], epoch: int) -> None:
-    loss = found.get("loss")
-    if isinstance(loss, float) and not numpy.isfinite(loss):
-        raise DataError(
-            f"the loss of epoch {epoch} was {loss}: a column holds NaN, infinity or huge numbers, or the learning rate "
-            "is too high (it is multiplied with the number of processes)."
-        )

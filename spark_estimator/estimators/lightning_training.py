@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 import spark_estimator.torch as hvd
-from spark_estimator.errors import DataError
 from spark_estimator.estimators.checkpoint import Checkpoint, Progress, Saver, line_of, line_of_return
 from spark_estimator.estimators.lightning_callbacks import Watch, callback_of, logged, strategy_of
 from spark_estimator.estimators.lightning_checkpoint import begin_after, plain_checkpoint, restore
@@ -23,7 +22,7 @@ from spark_estimator.estimators.lightning_identity import identity_of
 from spark_estimator.estimators.lightning_legacy import adapter_class
 from spark_estimator.estimators.lightning_loaders import RowLoader
 from spark_estimator.estimators.lightning_parts import Parts
-from spark_estimator.estimators.rank_run import Beginning, begin
+from spark_estimator.estimators.rank_run import Beginning, begin, check_loss
 from spark_estimator.estimators.torch_checkpoint import TorchForm, packed
 from spark_estimator.estimators.torch_rank_state import gathered
 from spark_estimator.estimators.torch_training import leaving_out
@@ -46,7 +45,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
     if kept is not None:
         training.take(kept)
         if hvd.rank() == 0 and spec.verbose:
-            log_to_driver(line_of_return(spec.run_id, kept, again=False))
+            log_to_driver(line_of_return(spec.run_id, kept, spec.epochs, again=False))
     training.run()
     if hvd.rank() != 0:
         return None
@@ -181,12 +180,8 @@ class _Training:
                 entry[part] = {"loss": means[0], "all_metrics": self._grouped(means[1:])}
         entry.setdefault("train", {"loss": math.nan, "all_metrics": []})
         loss = entry["train"]["loss"]
-        if not math.isfinite(loss) and self.module.automatic_optimization:
-            raise DataError(
-                f"the loss of epoch {entry['epoch']} was {loss}: a column holds NaN, infinity or huge numbers, or the "
-                "learning rate is too high"
-                + (" (it is multiplied with the number of processes)." if self._parts.plain is not None else ".")
-            )
+        if self.module.automatic_optimization:
+            check_loss(loss, entry["epoch"], multiplied=self._parts.plain is not None)
         if self._parts.plain is None and found:
             entry["logged"] = found
         return entry

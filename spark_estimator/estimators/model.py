@@ -105,6 +105,7 @@ class TableModel(Model, TableParams, MLWritable, MLReadable["TableModel"]):
     def _transform(self, dataset: DataFrame) -> DataFrame:
         from pyspark.sql import functions
 
+        checks.spark_frame("transform()", dataset)
         temporary = f"__{self.uid}"
         added = self._added([functions.col(f"{temporary}.o{place}") for place in range(len(self._outputs))])
         there = {name.lower() for name in dataset.columns}  # as Spark compares them

@@ -6,10 +6,11 @@ Each is a Spark ML `Param`, so `copy`, `ParamMap`, `Pipeline` and `CrossValidato
 
 from __future__ import annotations
 
+import difflib
 import html
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from spark_estimator.estimators.checks import (
     paddings,
     shapes,
     share_or_column,
+    stored,
     text,
     truth,
     weights,
@@ -72,7 +74,12 @@ SHARED = (
     Row("num_proc", None, whole(1), "processes that train; None: as many as spark.default.parallelism and slots allow"),
     Row("model", None, anything, "the model; required"),
     Row("backend", None, anything, "where to train: a SparkBackend; together with num_proc it is refused"),
-    Row("store", None, anything, "where a checkpoint of each epoch is kept, and prepared data; None: nothing is"),
+    Row(
+        "store",
+        None,
+        stored,
+        "where a checkpoint of each epoch is kept, and prepared data: a Store, or its path; None: nothing is",
+    ),
     Row("optimizer", None, anything, "the optimizer; required"),
     Row("loss", None, listed, "one loss, or a list with one for each label"),
     Row("loss_weights", None, weights, "a weight for each loss; None: equal ones that add up to 1"),
@@ -216,14 +223,17 @@ class TableParams(Params):
             ValueError: a wrong value.
         """
         known = {row.name: row for row in self._rows}
+        without = {name: WITHOUT_EFFECT[name] for name in given if name in WITHOUT_EFFECT}
+        if without:
+            told = "; ".join(f"{name} has no effect: {why}" for name, why in without.items())
+            warnings.warn(f"{told}.", stacklevel=4)
         for name, value in given.items():
             if name in WITHOUT_EFFECT:
-                warnings.warn(f"{name} has no effect: {WITHOUT_EFFECT[name]}.", stacklevel=4)
-            elif name not in known:
+                continue
+            if name not in known:
                 has = ", ".join(row.name for row in self._rows)
-                raise TypeError(f"{type(self).__name__} has no parameter {name!r}; it has {has}.")
-            else:
-                self._set(**{name: value})
+                raise TypeError(f"{type(self).__name__} has no parameter {name!r}{_near(name, known)}; it has {has}.")
+            self._set(**{name: value})
 
     def setParams(self: _Self, **kwargs: Any) -> _Self:  # Spark ML's name
         """Sets any of the parameters; returns self."""
@@ -237,6 +247,14 @@ class TableParams(Params):
 
     def _value(self, name: str) -> Any:
         return self.getOrDefault(self.getParam(name))
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    """A question after the parameter that was meant: one that is spelt nearly so, or whose words begin with these."""
+    names = list(known)
+    meant = [one for one in names if "".join(word[0] for word in one.split("_")) == name.lower()]
+    meant = meant or difflib.get_close_matches(name, names, 1)
+    return f" (did you mean {meant[0]!r}?)" if meant else ""
 
 
 def with_params(rows: Sequence[Row]) -> Callable[[type[_Self]], type[_Self]]:

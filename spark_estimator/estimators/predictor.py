@@ -193,6 +193,8 @@ def matrices_of(features: Any, inputs: Sequence[Field], decoders: Mapping[str, D
     given = list(features) if isinstance(features, (list, tuple)) and len(inputs) > 1 else [features]
     if len(given) != len(inputs):
         raise DataError(f"{len(given)} arrays were given for {len(inputs)} inputs.")
+    if any(one is None for one in given):
+        raise DataError("predict() was given None: it takes an array for each input, or a frame with their columns.")
     matrices = []
     for array, field in zip(given, inputs, strict=True):
         found = numpy.asarray(array)

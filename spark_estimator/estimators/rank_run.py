@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import numpy
 
 from spark_estimator.collectives import arrays
 from spark_estimator.data.rank_rows import RankRows, balanced
+from spark_estimator.errors import DataError
 from spark_estimator.estimators import way_back
 from spark_estimator.estimators.checkpoint import Checkpoint, Form, load
 from spark_estimator.estimators.identity import Identity
@@ -69,3 +71,20 @@ def begin(spec: TrainSpec, identity_of: Callable[[TrainSpec, list[int]], Identit
     elif any(arrays.allgather(numpy.array([marked.rows]), "marked rows")):
         held = balanced(marked, "validation", by_value=spec.by_value)
     return Beginning(rows, held if held is not None and held.total else None, seed, identity, kept)
+
+
+def check_loss(loss: float, epoch: int, *, multiplied: bool = True) -> None:
+    """Ends a training whose numbers are lost.
+
+    Args:
+        epoch: from 0.
+        multiplied: the learning rate is, with the number of ranks.
+
+    Raises:
+        DataError: the loss is not finite.
+    """
+    if not math.isfinite(loss):
+        raise DataError(
+            f"the loss of epoch {epoch + 1} was {loss}: a column holds NaN, infinity or huge numbers, or the learning "
+            "rate is too high" + (" (it is multiplied with the number of processes)." if multiplied else ".")
+        )

@@ -17,6 +17,7 @@ from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.transformation import Transformation
 from spark_estimator.data.widths import Ragged
 from spark_estimator.errors import DataError
+from spark_estimator.estimators.checks import spark_frame
 from spark_estimator.estimators.sources import FileSource, FrameSource, Source, TransformedSource
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def look_at(frame: DataFrame, wanted: Wanted) -> Columns:
     Raises:
         DataError: a column is missing, cannot be trained on, or holds no rows that could be.
     """
+    spark_frame("fit()", frame)
     if frame.isStreaming:
         raise DataError("the DataFrame is a stream, which has no last row: fit() in foreachBatch, or on a table.")
     return _looked(FrameSource(frame, wanted.decoders), wanted)
@@ -137,7 +139,14 @@ def _looked(source: Source, wanted: Wanted) -> Columns:
     preparation = Preparation(tuple(names), wanted.marker, wanted.nulls, wanted.decoders, wanted.transformation)
     if wanted.transformation is not None:
         source = TransformedSource(source, preparation)
-    fed = [source.read(name) for name in names]
+    try:
+        fed = [source.read(name) for name in names]
+    except DataError as error:
+        if wanted.features is not None:
+            raise
+        raise DataError(
+            f"{error} (feature_cols is not given: all columns but labels and weights are features.)"
+        ) from error
     marking = source.read(wanted.marker) if wanted.marker else None
     if marking is not None and (
         marking.is_array or marking.kind not in ("boolean", "int", "bigint", "tinyint", "smallint")

@@ -6,6 +6,7 @@ import copy
 import inspect
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -45,7 +46,7 @@ class TorchTrial(ModuleTrial):
         count = len(fields.inputs)
         labels = tensors[count : count + len(fields.labels)]
         weight = tensors[-1] if fields.weight else None
-        model = copy.deepcopy(self._parts.model).cpu()
+        model = _copied(self._parts.model).cpu()
         state = torch.get_rng_state()
         try:
             model.train()
@@ -64,7 +65,7 @@ class TorchTrial(ModuleTrial):
             loss.backward()
             for group, output, label in zip(self._parts.metrics, outputs, shaped, strict=True):
                 for metric in group:
-                    float(torch.as_tensor(metric(output.detach(), label)))
+                    _try_metric(metric, output.detach(), label)
         finally:
             torch.set_rng_state(state)
         if not math.isfinite(loss.item()):
@@ -98,6 +99,39 @@ def _check_types(model: nn.Module, error: Exception) -> None:
             ) from error
 
 
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        for path, module in model.named_modules():
+            for name, value in vars(module).items():
+                try:
+                    copy.deepcopy(value if name not in ("_modules", "_parameters", "_buffers") else None)
+                except Exception:
+                    at = ".".join(filter(None, (path, name)))
+                    raise DataError(
+                        f"the model cannot be copied, as the processes' models are: {type(error).__name__}: {error}. "
+                        f"It is its attribute {at}, {value!r}: make that where it is used, or leave it out of the "
+                        "model's state (__getstate__)."
+                    ) from error
+        raise
+
+
+def _try_metric(metric: Any, output: torch.Tensor, label: torch.Tensor) -> None:
+    name = getattr(metric, "__name__", type(metric).__name__)
+    try:
+        value = metric(output, label)
+    except Exception as error:
+        raise DataError(
+            f"the metric {name} raised {type(error).__name__}: {error}. It was called with the model's output "
+            f"{list(output.shape)} and the labels {list(label.shape)} of {label.dtype}."
+        ) from error
+    try:
+        float(torch.as_tensor(value))
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise DataError(f"the metric {name} returned {value!r:.60}, and not one number.") from error
+
+
 def first_tensors(columns: Columns, fields: Fields) -> Tensors:
     """[fields] the first rows, as a training would get them."""
     return [tensor_of(matrix_of(columns.rows, field).copy(), field) for field in fields.all]
@@ -123,7 +157,9 @@ def _check_outputs(
 def inputs_taken(model: nn.Module) -> tuple[int, float]:
     """The least and the most positional arguments of ``forward``."""
     try:
-        parameters = inspect.signature(model.forward).parameters.values()
+        # torch.compile's wrapper takes whatever comes.
+        forward = getattr(model, "_orig_mod", model).forward
+        parameters = inspect.signature(forward).parameters.values()
     except (TypeError, ValueError):
         return 1, math.inf
     named = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]

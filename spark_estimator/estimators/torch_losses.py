@@ -18,6 +18,7 @@ from torch import nn
 
 from spark_estimator.data.fields import Array
 from spark_estimator.errors import DataError
+from spark_estimator.estimators.fitting import class_error
 
 Tensors = list[torch.Tensor]
 #: Adds up numbers over all ranks, place by place.
@@ -45,6 +46,7 @@ class Parts:
         precision: "bf16": the model's forward pass runs under autocast; None: in its own types.
         callbacks: as `torch_callbacks` tells.
         minibatch: the user's own step, as Horovod calls it; None: ours.
+        labels: their columns' names, for messages.
         leaving_out: the numbers of those labels in which some rows have the class that their loss leaves out, so that
             it divides by the others.
     """
@@ -60,6 +62,7 @@ class Parts:
     precision: str | None = None
     callbacks: Sequence[Any] = ()
     minibatch: Callable[..., Any] | None = None
+    labels: Sequence[str] = ()
     leaving_out: frozenset[int] = frozenset()
 
 
@@ -98,6 +101,18 @@ def loss_of(
     return joint_loss(parts, outputs, labels, weights, rows, total), outputs, labels
 
 
+def _check_classes(parts: Parts, outputs: Tensors, labels: Tensors, error: Exception) -> None:
+    """Raises what says more than "Target 7 is out of bounds", where that is it."""
+    losses: Sequence[Any] = parts.losses
+    for loss, output, label, name in zip(losses, outputs, labels, parts.labels, strict=False):
+        if not _is_of_classes(loss) or output.dim() < 2 or label.is_floating_point():
+            continue
+        classes = output.shape[1]
+        wrong = label[((label < 0) | (label >= classes)) & (label != loss.ignore_index)]
+        if wrong.numel():
+            raise class_error(name, int(wrong.reshape(-1)[0]), classes) from error
+
+
 def shaped(parts: Parts, outputs: Tensors, labels: Tensors) -> Tensors:
     """[labels] in the shapes in which their losses want them.
 
@@ -117,7 +132,21 @@ def shaped(parts: Parts, outputs: Tensors, labels: Tensors) -> Tensors:
 def joint_loss(
     parts: Parts, outputs: Tensors, labels: Tensors, weights: torch.Tensor | None, rows: int, total: Total
 ) -> torch.Tensor:
-    """The weighted sum of the losses, so that over ranks the mean by rows is the loss of all rows together."""
+    """The weighted sum of the losses, so that over ranks the mean by rows is the loss of all rows together.
+
+    Raises:
+        DataError: a label is no class of the model's.
+    """
+    try:
+        return _joint_loss(parts, outputs, labels, weights, rows, total)
+    except IndexError as error:
+        _check_classes(parts, outputs, labels, error)
+        raise
+
+
+def _joint_loss(
+    parts: Parts, outputs: Tensors, labels: Tensors, weights: torch.Tensor | None, rows: int, total: Total
+) -> torch.Tensor:
     by_class = {
         place: _class_weights(loss, label)
         for place, (loss, label) in enumerate(zip(parts.losses, labels, strict=True))

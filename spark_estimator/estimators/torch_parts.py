@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,18 @@ from torch import nn
 
 from spark_estimator.estimators.checks import labels_of
 from spark_estimator.estimators.torch_losses import Parts, divides_by_class, known, reduction_of
+
+
+def check_callable(name: str, one: Any) -> None:
+    """Refuses what cannot be called with (output, label).
+
+    Raises:
+        TypeError: it is a class, a text, or the like.
+    """
+    if isinstance(one, type):
+        raise TypeError(f"{name} has the class {one.__name__}, and needs an object: {one.__name__}(), with brackets.")
+    if not callable(one):
+        raise TypeError(f"{name} has functions of (output, label), or modules of torch.nn; one was {one!r}.")
 
 
 def check_numbers(model: nn.Module) -> None:
@@ -60,8 +73,14 @@ def parts_of(value: Callable[[str], Any]) -> tuple[Parts, list[str]]:
     if losses and constructors:
         raise ValueError("loss and loss_constructors were both given: one of them makes the losses.")
     losses = [known(loss) for loss in losses or [make() for make in constructors]]
+    if not losses:
+        raise ValueError(
+            "loss says what the model is trained for, one for each label column: loss=torch.nn.MSELoss(), for example."
+        )
+    for loss in losses:
+        check_callable("loss", loss)
     if len(losses) != len(labels):
-        raise ValueError(f"{len(losses)} losses were given for {len(labels)} label columns: one for each is needed.")
+        raise ValueError(f"losses: {len(losses)} for {len(labels)} label columns; one for each is needed.")
     for loss in losses:
         reduction = reduction_of(loss)
         if reduction not in ("mean", "batchmean"):
@@ -88,6 +107,8 @@ def parts_of(value: Callable[[str], Any]) -> tuple[Parts, list[str]]:
     if rate is not None:
         optimizer = _with_rate(optimizer, rate)
     metrics = _grouped(value("metrics"), len(labels))
+    for metric in itertools.chain.from_iterable(metrics):
+        check_callable("metrics", metric)
     minibatch, precision = value("train_minibatch_fn"), value("mixed_precision")
     if minibatch is not None and (precision is not None or value("backward_passes_per_step") > 1):
         raise ValueError(
@@ -103,6 +124,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[Parts, list[str]]:
         scheduler=scheduler,
         compression=value("gradient_compression"),
         label_shapes=value("label_shapes"),
+        labels=labels,
         precision=precision,
         callbacks=value("callbacks"),
         minibatch=minibatch,

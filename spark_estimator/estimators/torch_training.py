@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,7 +25,7 @@ from spark_estimator.estimators.checkpoint import (
     line_of,
     line_of_return,
 )
-from spark_estimator.estimators.rank_run import Beginning, begin
+from spark_estimator.estimators.rank_run import Beginning, begin, check_loss
 from spark_estimator.estimators.torch_callbacks import Callbacks
 from spark_estimator.estimators.torch_checkpoint import TorchForm, packed
 from spark_estimator.estimators.torch_identity import identity_of
@@ -57,7 +56,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
         progress.history = kept.history
         progress.best = kept.best
         if hvd.rank() == 0 and spec.verbose:
-            log_to_driver(line_of_return(spec.run_id, kept, again))
+            log_to_driver(line_of_return(spec.run_id, kept, spec.epochs, again=again))
     saver = Saver(spec, TorchForm())
 
     def save(ranks: list[dict[str, Any]], place: Cursor | None = None) -> None:
@@ -232,11 +231,7 @@ class _Training:
         if pending:
             self.step()
         found = sums.averages()
-        if not math.isfinite(found["loss"]):
-            raise DataError(
-                f"the loss of epoch {epoch} was {found['loss']}: a column holds NaN, infinity or huge numbers, or the "
-                "learning rate is too high (it is multiplied with the number of processes)."
-            )
+        check_loss(found["loss"], epoch)
         return found
 
     def evaluate(self, rows: RankRows) -> dict[str, Any]:

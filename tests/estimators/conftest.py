@@ -67,7 +67,8 @@ def estimator() -> Callable[..., TorchEstimator]:
     """Makes an estimator for `line`; keywords change it."""
 
     def make(**changed: Any) -> TorchEstimator:
-        net = changed.pop("model", None) or linear()
+        net = changed.pop("model", None)
+        net = linear() if net is None else net  # a compiled one is neither true nor false
         given = {
             "num_proc": 2,
             "model": net,

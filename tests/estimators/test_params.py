@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 import numpy
 import pytest
@@ -62,7 +63,12 @@ def test_explain_params_tells_each() -> None:
         ({"transformation_fn": "f"}, TypeError, "transformation_fn is a function; it was 'f'"),
         ({"transformation_edit_fields": [("x", "no type")]}, ValueError, "is a list of .name, numpy type, shape"),
         ({"shuffle": "yes"}, TypeError, "shuffle is True or False"),
-        ({"epoch": 3}, TypeError, "TorchEstimator has no parameter 'epoch'; it has .*epochs"),
+        (
+            {"epoch": 3},
+            TypeError,
+            r"has no parameter 'epoch' \(did you mean 'epochs'\?\); it has .*epochs",
+        ),
+        ({"lr": 0.1}, TypeError, r"no parameter 'lr' \(did you mean 'learning_rate'\?\)"),
     ],
 )
 def test_bad_values_are_refused_at_once(given: dict[str, object], error: type[Exception], words: str) -> None:
@@ -75,6 +81,20 @@ def test_numbers_of_numpy_are_numbers() -> None:
     estimator = TorchEstimator(**given, validation=numpy.float32(0.25), shuffle=numpy.bool_(False))
     assert (estimator.getNulls(), estimator.getPadding(), estimator.getLearningRate()) == (0.0, 0.5, 0.1)
     assert (estimator.getValidation(), estimator.getShuffle()) == (0.25, False)
+
+
+def test_parameters_are_named_and_a_store_may_be_a_path(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"takes its parameters by name, as in TorchEstimator\(model=...\)"):
+        TorchEstimator(NET)
+    store = TorchEstimator(store=str(tmp_path)).getStore()
+    assert isinstance(store, Store) and store.get_runs_path() == str(tmp_path / "runs")
+
+
+def test_what_has_no_effect_is_said_at_once() -> None:
+    names = sorted(WITHOUT_EFFECT)[:3]
+    with pytest.warns(UserWarning) as caught:
+        TorchEstimator(**dict.fromkeys(names, 1))
+    assert len(caught) == 1 and all(f"{name} has no effect: " in str(caught[0].message) for name in names)
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
@@ -93,7 +113,10 @@ NET = torch.nn.Linear(2, 1)
         ({"optimizer": torch.optim.SGD}, TypeError, "optimizer is an optimizer of torch.optim, made with the model's"),
         ({"optimizer": torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1)}, ValueError, "not the model's"),
         ({"label_cols": None}, ValueError, "label_cols names the columns"),
-        ({"label_cols": ["a", "b"]}, ValueError, "1 losses were given for 2 label columns"),
+        ({"label_cols": ["a", "b"]}, ValueError, "losses: 1 for 2 label columns"),
+        ({"loss": None}, ValueError, "loss says what the model is trained for"),
+        ({"loss": torch.nn.MSELoss}, TypeError, r"loss has the class MSELoss, and needs an object: MSELoss\(\)"),
+        ({"metrics": ["accuracy"]}, TypeError, "metrics has functions of .*; one was 'accuracy'"),
         ({"loss_weights": [1, 2]}, ValueError, "2 loss_weights were given for 1 losses"),
         (
             {"model": torch.nn.LazyLinear(1)},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,18 @@ class Adding(nn.Module):
 
     def forward(self, whole: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return self.factor * (whole + x)
+
+
+class Locked(nn.Linear):
+    """Has what cannot travel."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.own = threading.Lock()
+
+
+def no_metric(output: torch.Tensor, label: torch.Tensor) -> float:
+    raise ValueError(f"not with {list(output.shape)}")
 
 
 def weights(model: TorchModel) -> list[float]:
@@ -184,14 +197,22 @@ def test_doubles_that_are_classes_and_several_outputs(spark: SparkSession, estim
         ({"feature_cols": ["ragged"]}, "column 'ragged' holds arrays of different lengths.*padding=0"),
         ({"feature_cols": ["features"], "padding": {"x0": 0}}, "padding names 'x0', which is no feature and no label"),
         ({"feature_cols": ["x0"], "padding": {"x0": 0}}, "padding names 'x0', which is of type float and holds no arr"),
-        ({"feature_cols": ["endless"]}, r"the loss of the first 100 rows is (inf|nan): column 'endless' holds \[inf\]"),
+        ({"feature_cols": ["endless"]}, r"the loss of the first 100 rows is (inf|nan): column 'endless' holds inf"),
         ({"feature_cols": ["x0", "x1"]}, r"do not fit the columns.*RuntimeError.*float32\[-1, 2\]"),
         ({"feature_cols": ["features"], "input_shapes": [[-1, 4]]}, "has 3 values a row, not 4"),
         ({"loss": nn.CrossEntropyLoss()}, "CrossEntropyLoss compares several outputs, one for each class.*'y' has one"),
         (
             {"loss": nn.CrossEntropyLoss(), "label_cols": ["class"], "model": nn.Linear(3, 2)},
-            "Target 4 is out of bounds",
+            r"^column 'class' holds the class 4, and the model's output has 2 classes, which are numbered from 0",
         ),
+        ({"feature_cols": ["featrues"]}, "Did you mean 'features'"),
+        ({"feature_cols": None}, "'name' is of type string.*feature_cols is not given: all columns but labels"),
+        (
+            {"metrics": [no_metric]},
+            r"metric no_metric raised ValueError: not with \[100, 1\].*the labels \[100, 1\]",
+        ),
+        ({"metrics": [nn.L1Loss(reduction="none")]}, "(?s)the metric L1Loss returned tensor.*not one number"),
+        ({"model": Locked()}, r"the model cannot be copied.*It is its attribute own, <unlocked _thread.lock"),
         ({"validation": "y"}, "validation='y': a column of type float; it has to be boolean"),
         ({"loss": lambda output, label: (output - label) ** 2}, r"the loss has the shape \[100, 1\]"),
         ({"feature_cols": ["whole", "x0"], "model": Adding()}, "it mixes rows"),
@@ -235,6 +256,42 @@ def test_a_bad_row_beyond_the_first_ones_is_named(spark: SparkSession, estimator
     assert "df.dropna" in str(caught.value.__cause__ or caught.value)
     model = estimator(nulls="drop", epochs=1).fit(frame)
     assert len(model.getHistory()) == 1
+
+
+def test_a_class_beyond_the_first_rows_is_named(spark: SparkSession, estimator: Make) -> None:
+    rows = [([1.0, 2.0, float(n)], 7 if n == 180 else n % 2) for n in range(200)]
+    frame = spark.createDataFrame(rows, "features array<float>, y int")
+    net = nn.Linear(3, 2)
+    for loss in (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(weight=torch.ones(2))):
+        with pytest.raises(Exception, match="column 'y' holds the class 7, and the model's output has 2 classes"):
+            estimator(model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.01), loss=loss).fit(frame)
+
+
+def test_a_compiled_model_takes_columns_side_by_side(line: DataFrame, estimator: Make) -> None:
+    net = torch.compile(linear(), backend="eager")
+    model = estimator(
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.05),  # type: ignore[attr-defined]
+        feature_cols=["x0", "x1", "x2"],
+        epochs=2,
+    ).fit(line)
+    plain = estimator(feature_cols=["x0", "x1", "x2"], epochs=2).fit(line)
+    assert [entry["train"]["loss"] for entry in model.getHistory()] == [
+        entry["train"]["loss"] for entry in plain.getHistory()
+    ]
+
+
+def test_what_is_no_frame_of_spark_s(line: DataFrame, estimator: Make) -> None:
+    for given in (line.toPandas(), numpy.ones((2, 3)), None):
+        with pytest.raises(TypeError, match=r"fit\(\) takes a DataFrame of Spark's, as spark.createDataFrame"):
+            estimator().fit(given)
+    model = estimator(epochs=1, num_proc=1).fit(line)
+    with pytest.raises(TypeError, match=r"transform\(\) takes a DataFrame of Spark's"):
+        model.transform(line.toPandas())
+    with pytest.raises(DataError, match=r"of a DataFrame of Spark's, transform\(df\) predicts"):
+        model.predict(line)
+    with pytest.raises(DataError, match=r"predict\(\) was given None"):
+        model.predict(None)
 
 
 def test_such_rows_have_no_weights_besides(spark: SparkSession, estimator: Make) -> None:
