@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 
 import torch
+from sessions import session
 from torch import nn
 
 from spark_estimator import TorchEstimator
@@ -67,16 +68,6 @@ def told(model):
     }
 
 
-def session():
-    from pyspark.sql import SparkSession
-
-    if where.startswith("sc://"):
-        return SparkSession.builder.remote(where).getOrCreate()
-    builder = SparkSession.builder.master(where).config("spark.ui.enabled", "false")
-    builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.executor.cores", "1")
-    return builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
-
-
 def folds(frame):
     """A grid over a pipeline of Spark ML's own stages and ours."""
     from pyspark.ml import Pipeline
@@ -101,7 +92,7 @@ def main():
     lines = Lines()
     logging.getLogger("spark_estimator").addHandler(lines)
     logging.getLogger("spark_estimator").setLevel(logging.INFO)
-    spark = session()
+    spark = session(where)
     numbers = spark.range(0, ROWS, 1, 2).selectExpr(f"id / {ROWS} AS a", "id % 7 / 7 AS b")
     numbers.selectExpr("*", "a * 2 - b AS y").write.parquet(f"{folder}/rows")
     frame = spark.read.parquet(f"{folder}/rows")

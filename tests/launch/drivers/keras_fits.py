@@ -16,6 +16,7 @@ os.environ["KERAS_BACKEND"] = backend
 
 import keras  # noqa: E402  # it reads KERAS_BACKEND
 import numpy  # noqa: E402  # it reads KERAS_BACKEND
+from sessions import session  # noqa: E402  # beside this program
 
 from spark_estimator.keras import KerasEstimator, KerasModel  # noqa: E402  # it reads KERAS_BACKEND
 from spark_estimator.store import Store  # noqa: E402  # it reads KERAS_BACKEND
@@ -76,16 +77,6 @@ def told(model):
     return {"history": model.getHistory(), "weights": weights}
 
 
-def session():
-    from pyspark.sql import SparkSession
-
-    if where.startswith("sc://"):
-        return SparkSession.builder.remote(where).getOrCreate()
-    builder = SparkSession.builder.master(where).config("spark.ui.enabled", "false")
-    builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.executor.cores", "1")
-    return builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
-
-
 def refusals(frame):
     """What bad input gets; nothing of it starts a rank."""
     dense = keras.layers.Dense
@@ -112,7 +103,7 @@ def refusals(frame):
 
 
 def main():
-    spark = session()
+    spark = session(where)
     square = ", ".join(f"cast(sin(id * {factor}) as float)" for factor in (1, 2, 3, 5))
     frame = spark.range(0, ROWS, 1, 2).selectExpr("id", f"array({square}) AS square", "cos(id) AS one")
     frame = frame.selectExpr("*", "square[0] - one AS y", "cast(id % 3 as int) AS k")

@@ -16,7 +16,7 @@ from pyspark.ml import Pipeline, PipelineModel  # noqa: E402  # it reads KERAS_B
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator  # noqa: E402
 from pyspark.ml.feature import StringIndexer, VectorAssembler  # noqa: E402
 from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder  # noqa: E402
-from pyspark.sql import SparkSession  # noqa: E402
+from sessions import session  # noqa: E402
 
 from spark_estimator.estimators import way_back  # noqa: E402
 from spark_estimator.keras import KerasEstimator  # noqa: E402
@@ -31,8 +31,7 @@ def wrong() -> keras.Model:
 
 
 def main() -> None:
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
+    spark = session("local[2]")
     numbers = numpy.random.default_rng(2).standard_normal((90, 2))
     rows = [(float(a), float(b), "a" if a > b else "b") for a, b in numbers]
     frame = spark.createDataFrame(rows, "a double, b double, kind string").cache()

@@ -10,6 +10,7 @@ import traceback
 
 import lightning.pytorch as pl
 import torch
+from sessions import session
 from torch import nn
 
 from spark_estimator.lightning import TorchEstimator
@@ -41,17 +42,8 @@ class Ending(pl.Callback):
             trainer.should_stop = True
 
 
-def session():
-    from pyspark.sql import SparkSession
-
-    if where.startswith("sc://"):
-        return SparkSession.builder.remote(where).getOrCreate()
-    builder = SparkSession.builder.master(where).config("spark.ui.enabled", "false")
-    return builder.config("spark.driver.host", "127.0.0.1").config("spark.sql.shuffle.partitions", "2").getOrCreate()
-
-
 def main():
-    spark = session()
+    spark = session(where)
     numbers = spark.range(0, 300, 1, 2).selectExpr("array(id / 300, id % 7 / 7) AS point")
     frame = numbers.selectExpr("*", "point[0] * 2 - point[1] AS y")
     torch.manual_seed(3)
