@@ -15,10 +15,11 @@ def lines_of(variables: Iterable[Any]) -> list[str]:
 def plain_name(variable: Any) -> str:
     """A variable's path without Keras' own numbers: ``dense_3/kernel`` is ``dense/kernel``.
 
-    They depend on how many layers that process has made before, which may be another number on each rank.
+    They depend on how many layers that process has made before, which may be another number on each rank. The variables
+    of an optimizer have them within: ``adam/sequential_1_dense_3_kernel_momentum``.
     """
     path = str(getattr(variable, "path", None) or getattr(variable, "name", "variable"))
-    return re.sub(r"_\d+(?=/|$)", "", path)
+    return re.sub(r"_\d+(?=[_/]|$)", "", path)
 
 
 def _dtype(variable: Any) -> str:

@@ -142,6 +142,27 @@ def test_a_model_that_its_first_batch_builds(two_ranks: RankPool) -> None:
     two_ranks.run(check)
 
 
+def test_a_rank_may_have_made_more_layers_before(two_ranks: RankPool) -> None:
+    """Keras numbers layers by process, and an optimizer's variables have the number within their names."""
+
+    def check(rank: int) -> None:
+        import keras
+
+        import spark_estimator.keras as hvd
+        from tests.keras.training import close, model, share, weights
+
+        if rank == 1:
+            model()
+        trained = model(seed=rank)
+        trained.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+        rows, targets = share(rank, 2, 4)
+        begin = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        trained.fit(rows, targets, batch_size=4, verbose=0, callbacks=begin)
+        assert all(close(weights(trained), theirs) for theirs in hvd.allgather_object(weights(trained)))
+
+    two_ranks.run(check)
+
+
 def test_a_metric_of_one_rank_is_given_to_all(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         import spark_estimator.keras as hvd
