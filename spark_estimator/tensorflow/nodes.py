@@ -8,10 +8,14 @@ for each node that takes an element out of a data set, and it goes on with other
 
 from __future__ import annotations
 
+import functools
+import inspect
+import re
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy
@@ -28,10 +32,12 @@ Work = Callable[..., Sequence[Array]]
 
 _SENDABLE = frozenset(dtype.name.lower() for dtype in DType)
 
-# How many collectives without a name each graph has, by kind.
+# How many collectives without a name each traced function's graph has, by kind.
 _unnamed: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
 
 
+# AutoGraph is for what the user writes: it would convert this and all that it calls, and warn of what it cannot.
+@tf.autograph.experimental.do_not_convert
 def perform(
     kind: str,
     name: str | None,
@@ -46,8 +52,9 @@ def perform(
 
     Args:
         kind: of the user's call: names of different kinds are different names.
-        name: by which ranks' calls meet. None: eagerly by the order of calls, in a graph by the order in which they
-            were put there.
+        name: by which ranks' calls meet. None: eagerly by the order of calls, in a graph by the function that is
+            traced (its name and line) and the order in which they were put there. Functions that are made by the same
+            lines and call one another have to give names.
         work: does it.
         tensors: whose values `work` gets.
         results: a ``tf.TensorSpec`` for each array that `work` gives.
@@ -135,25 +142,52 @@ def _is_for_xla(graph: Any) -> bool:
     context = graph._get_control_flow_context()
     if context is not None and context.IsXLAContext():
         return True
-    # A tf.function tells nobody but itself; it is being traced, so it is one of our callers.
-    frame = sys._getframe(1).f_back
+    return any(getattr(function, "_jit_compile", None) is True for function, _ in _traced())
+
+
+def _traced() -> Iterator[tuple[Any, Any]]:
+    """The tf.functions that are being traced, the innermost first, each with its graph.
+
+    They tell nobody but themselves; but as they are being traced, they are among our callers.
+    """
+    graph = None
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__", "").endswith(".polymorphic_function"):
+        if frame.f_code.co_name == "func_graph_from_py_func":  # also of the branches and bodies inside of it
+            graph = frame.f_locals.get("func_graph", graph)
+        if frame.f_globals.get("__name__", "").endswith(".polymorphic_function") and graph is not None:
             function = frame.f_locals.get("self")
-            if getattr(function, "_jit_compile", None) is True:
-                return True
+            if hasattr(function, "_python_function"):
+                yield function, graph
+                graph = None
         frame = frame.f_back
-    return False
 
 
 def _unnamed_request(kind: str, graph: Any) -> str:
-    # Branches and bodies have graphs of their own: they count in that which they belong to.
-    root = graph
-    while getattr(root, "outer_graph", None) is not None and root.outer_graph.building_function:
-        root = root.outer_graph
+    """The name of a collective that the user gave none: the same on ranks that trace the same functions.
+
+    A function that calls another one may run its own collectives beside the other's: their names differ by the
+    function. How often, in which order and inside of what a rank has traced them makes no difference.
+    """
+    function, root = next(_traced(), (None, None))
+    if root is None:
+        root = graph
+        # Branches and bodies have graphs of their own: they count in that which they belong to.
+        while getattr(root, "outer_graph", None) is not None and root.outer_graph.building_function:
+            root = root.outer_graph
     counts = _unnamed.setdefault(root, Counter())
     counts[kind] += 1
-    return f"{kind}.node.{counts[kind] - 1}"
+    return ".".join([kind, "node", *([] if function is None else [_place_of(function)]), str(counts[kind] - 1)])
+
+
+def _place_of(function: Any) -> str:
+    """The name and the line of what a tf.function was made of, as they are on every rank."""
+    python = inspect.unwrap(function._python_function)
+    while isinstance(python, functools.partial):
+        python = inspect.unwrap(python.func)
+    code = getattr(python, "__code__", None)
+    name = getattr(python, "__qualname__", type(python).__qualname__)
+    return re.sub(r"[^\w.]", "", f"{name}.{getattr(code, 'co_firstlineno', 0)}")
 
 
 def _let_run(graph: Any, *nodes: Any) -> None:

@@ -127,6 +127,39 @@ def test_branches_loops_and_functions_in_functions(two_ranks: RankPool) -> None:
     assert two_ranks.run(values) == [[[13.0, 3.0, 6.0], [26.0, 3.0, 6.0]]] * 2
 
 
+def test_collectives_without_a_name_beside_those_of_a_function_that_is_called(two_ranks: RankPool) -> None:
+    """Both run at once. The function was traced before on one rank alone, and again for another shape."""
+
+    def values(rank: int) -> Any:
+        import logging
+
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+
+        inner = tf.function(lambda value: hvd.allreduce(value, op=hvd.Sum))
+        first = inner.get_concrete_function(tf.TensorSpec([])) if rank == 0 else None
+        warnings: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+        tf.get_logger().addHandler(handler)
+
+        @tf.function
+        def outer(one: Any, other: Any) -> Any:
+            before = hvd.allreduce(other, op=hvd.Sum)
+            called, again = inner(one), inner(tf.stack([one, one]))
+            return before, called, again[1], hvd.allreduce(other + 1, op=hvd.Sum)
+
+        results = [[float(one) for one in outer(tf.constant(1.0), tf.constant(100.0))] for _ in range(30)]
+        tf.get_logger().removeHandler(handler)
+        assert first is None or first.graph is not None
+        return [one for one in results if one != [200, 2, 2, 202]], [
+            one for one in warnings if "values.<locals>" not in one
+        ]
+
+    assert two_ranks.run(values) == [([], [])] * 2
+
+
 def test_a_constant_is_reduced_each_time(two_ranks: RankPool) -> None:
     """Nothing of it is computed when the graph is optimised, nor taken for another's result."""
 
