@@ -23,6 +23,8 @@ _REFUSED = {
     "num_nodes": "Spark says where ranks run; num_proc says how many there are",
     "barebones": "it leaves out the callbacks by which the estimator knows how the training goes",
 }
+#: Hooks of Lightning 1.
+_GONE = ("training_epoch_end", "validation_epoch_end", "test_epoch_end")
 _OF_PLAIN = ("optimizer", "loss", "loss_constructors", "loss_weights", "metrics")
 
 
@@ -147,6 +149,12 @@ def _check_of_module(model: Any, value: Callable[[str], Any]) -> None:
     ):
         if getattr(kind, method) is getattr(base, method):
             raise ValueError(f"{type(model).__name__} has no {method}(), which says {why}.")
+    gone = next((name for name in _GONE if callable(getattr(kind, name, None))), None)
+    if gone is not None:
+        raise ValueError(
+            f"{type(model).__name__} has {gone}(), which Lightning 2 no longer calls: keep the steps' outputs in a "
+            f"list of the module's, and use them in on_{gone}()."
+        )
     if kind.forward in (base.forward, nn.Module.forward):
         raise ValueError(
             f"{type(model).__name__} has no forward(), which predicts: it is called with a tensor for each feature."

@@ -114,10 +114,11 @@ class FailureReport:
 
 def shorten(text: str, limit: int = MAX_TRACEBACK_CHARACTERS) -> str:
     """`text`, without its middle when it is longer than `limit` characters."""
-    if len(text) <= limit:
-        return text
     half = limit // 2
-    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+    note = f"\n... {len(text) - 2 * half} characters left out ...\n"
+    if len(text) <= limit + len(note):  # it would be no shorter
+        return text
+    return text[:half] + note + text[-half:]
 
 
 def first_failure(reports: Sequence[FailureReport]) -> FailureReport | None:

@@ -224,6 +224,13 @@ class Named(Line):
         return {"y": self.net(x)}
 
 
+class Old(Line):
+    """Has a hook of Lightning 1."""
+
+    def validation_epoch_end(self, outputs: Any) -> None:
+        raise AssertionError("nothing calls it")
+
+
 @pytest.mark.parametrize(
     ("changed", "error", "words"),
     [
@@ -258,7 +265,12 @@ class Named(Line):
         ({"model": NoTensor()}, DataError, r"training_step returned .* of type float: return the loss"),
         ({"model": Named()}, DataError, "the model returned a dict of 'y'|do not fit the columns"),
         ({"feature_cols": ["x0", "x1"]}, DataError, "asked its batch for 'features': it is a dict of 'x0', 'x1', 'y'"),
-        ({"store": "here"}, TypeError, "store is a Store"),
+        ({"store": 5}, TypeError, "store is a Store"),
+        (
+            {"model": Old()},
+            ValueError,
+            r"has validation_epoch_end\(\), which Lightning 2 no longer calls.*on_validation_epoch",
+        ),
     ],
 )
 def test_refused_before_any_rank_starts(

@@ -194,7 +194,7 @@ def test_ranks_killed_in_each_phase_change_nothing(
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ({"store": "/tmp/x"}, TypeError, r"store is a Store, for example Store\.create"),
+        ({"store": 5}, TypeError, r"store is a Store, for example Store\.create"),
         ({"checkpoint_every_steps": 5}, ValueError, "checkpoint_every_steps needs a store"),
         (
             {"lr_scheduler": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(linear().parameters(), 0.1), 1)},
