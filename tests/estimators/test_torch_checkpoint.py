@@ -171,11 +171,11 @@ def test_ranks_killed_in_each_phase_change_nothing(
     kept = {"store": store, "run_id": "run", "checkpoint_every_steps": 2, "callbacks": [Callback()]}
     with_store = estimator(model=Dying(*deaths), epochs=5, max_restarts=4, verbose=1, **kept).fit(line)
     lines = "".join(capfd.readouterr())
-    places = re.findall(r"goes on from its checkpoint, (after .*)", lines)
+    places = re.findall(r"run 'run' (?:goes on from its checkpoint, )?((?:after|has had) .*)", lines)
     assert places == [
         "after epoch 2 and 4 steps (119 rows) of the next",
         "after epoch 2 and 6 steps (175 rows) of the next",  # the one after that epoch was torn
-        "after epoch 5",
+        "has had its 5 epochs already: the model is its checkpoint's",
     ], lines
     without = estimator(
         model=Dying((1, "next_batch", IN_THE_THIRD_EPOCH), (0, "on_train_end", 1)),
