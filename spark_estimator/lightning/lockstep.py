@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import IterableDataset
 
 import spark_estimator.torch as hvd
 from spark_estimator import log
@@ -14,28 +15,46 @@ from spark_estimator.collectives import context
 _log = log.logger(__name__)
 
 
-def lengths_of_all_ranks(loader: object) -> list[int | None]:
-    """Each rank's number of batches, None where a loader has no length. Collective."""
-    return hvd.allgather_object(_length(loader))
+class Lengths(NamedTuple):
+    """How many batches the ranks' loaders have.
+
+    Attributes:
+        of_ranks: in rank order; None where a loader has no length.
+        are_estimates: whether some rank's may be wrong, as PyTorch has it for every `IterableDataset`.
+    """
+
+    of_ranks: list[int | None]
+    are_estimates: bool
 
 
-def even(loader: Any, lengths: list[int | None]) -> Any:
+def lengths_of_all_ranks(loader: object) -> Lengths:
+    """What the ranks' loaders say of their lengths; the same on all ranks. Collective."""
+    estimated = any(isinstance(each, IterableDataset) for each in (loader, getattr(loader, "dataset", None)))
+    # One rank must not ask the others before each batch while they do not: what any of them has counts for all.
+    said: list[tuple[int | None, bool]] = hvd.allgather_object((_length(loader), estimated))
+    return Lengths([length for length, _ in said], any(each for _, each in said))
+
+
+def even(loader: Any, lengths: Lengths) -> Any:
     """A loader of the training that gives as many batches on all ranks; the same one if they are equally many.
 
     Args:
         loader: this rank's.
-        lengths: of all ranks; where one has none, the ranks ask one another before each batch.
+        lengths: of all ranks; where one has none, or only an estimate, the ranks ask one another before each batch.
     """
-    if None in lengths:
+    of_ranks = [length for length in lengths.of_ranks if length is not None]
+    if len(of_ranks) < len(lengths.of_ranks):
         return AsLongAsAllHave(loader)
-    if len(set(lengths)) == 1:
+    least = min(of_ranks)
+    if lengths.are_estimates:
+        return AsLongAsAllHaveOf(loader, least)
+    if len(set(of_ranks)) == 1:
         return loader
-    least = min(length for length in lengths if length is not None)
     if context.rank() == 0:
         _log.warning(
             "Ranks have different numbers of batches to train on (%s): all take %d, or some would wait for the others "
             "for ever.",
-            ", ".join(f"rank {rank}: {length}" for rank, length in enumerate(lengths)),
+            ", ".join(f"rank {rank}: {length}" for rank, length in enumerate(of_ranks)),
             least,
         )
     return Cut(loader, least)
@@ -53,6 +72,10 @@ class _Around:
 
     def __init__(self, loader: Any) -> None:
         self.__dict__["_loader"] = loader
+        # Python 3.12 looks for a protocol's methods without asking __getattr__: Lightning would keep no state of it.
+        for name in ("state_dict", "load_state_dict"):
+            if hasattr(loader, name):
+                self.__dict__[name] = getattr(loader, name)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # while it is copied or unpickled
@@ -93,6 +116,34 @@ class AsLongAsAllHave(_Around):
             if not more.item():
                 return
             yield batch
+
+
+class AsLongAsAllHaveOf(AsLongAsAllHave):
+    """The same of a loader whose length is an estimate, which Lightning plans with: the least of the ranks'."""
+
+    def __init__(self, loader: Any, length: int) -> None:
+        super().__init__(loader)
+        self.__dict__["_length"] = length
+        self.__dict__["_told"] = False
+
+    def __len__(self) -> int:
+        return int(self._length)
+
+    def __iter__(self) -> Iterator[Any]:
+        given = 0
+        for batch in super().__iter__():
+            given += 1
+            yield batch
+        if given < self._length and not self._told:
+            self.__dict__["_told"] = True
+            if context.rank() == 0:
+                _log.warning(
+                    "A rank's data have ended after %d batches, and their __len__ says at least %d: all ranks end the "
+                    "epoch here. Lightning counts on what __len__ says, and may leave out the validation of this "
+                    "epoch: give the IterableDataset the right length, or none.",
+                    given,
+                    self._length,
+                )
 
 
 class Lockstep:

@@ -35,7 +35,8 @@ class HorovodMethods(HorovodCollectives, _Base):
     Parameters and buffers of rank 0 are every rank's start. Metrics of torchmetrics in the module are synced over the
     ranks, ``Trainer(sync_batchnorm=True)`` makes ``hvd.SyncBatchNorm``. If one rank sets ``trainer.should_stop``, or
     skips the rest of its epoch, all do. Ranks with different numbers of training batches take as many as the one with
-    fewest; loaders for evaluation are not cut, and what would have some rank wait in a step is refused there.
+    fewest, whatever an `IterableDataset` says of its length; loaders for evaluation are not cut, and what would have
+    some rank wait in a step is refused there.
 
     The learning rate is not scaled with the number of ranks, nor is the batch size: ``trainer.world_size`` says it.
 
@@ -240,7 +241,8 @@ class HorovodMethods(HorovodCollectives, _Base):
         if self.is_alone:
             return dataloader
         trainer, module = self.lightning_module.trainer, self.lightning_module
-        lengths = lengths_of_all_ranks(dataloader)
+        found = lengths_of_all_ranks(dataloader)
+        lengths = found.of_ranks
         allowed = any(
             getattr(each, "allow_zero_length_dataloader_with_multiple_devices", False)
             for each in (module, trainer.datamodule)
@@ -252,13 +254,31 @@ class HorovodMethods(HorovodCollectives, _Base):
                 "every rank at least one: leave the sampler to Lightning, or take smaller batches."
             )
         if trainer.training:
-            return even(dataloader, lengths)
+            return even(dataloader, found)
         known = tuple(length for length in lengths if length is not None)
         if len(known) == len(lengths) and len(set(known)) > 1:
             self.uneven_lengths = known
         return dataloader
 
     # --- steps ---
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """As Lightning's.
+
+        Raises:
+            RuntimeError: when it gives no loss, which skips the step on one process: the other ranks would wait for
+                this one's gradients.
+        """
+        output = super().training_step(*args, **kwargs)
+        module = self.lightning_module
+        if output is None and self.world_size > 1 and module.automatic_optimization:
+            raise RuntimeError(
+                f"{type(module).__name__}.training_step on rank {self.global_rank} has returned None for batch "
+                f"{module.trainer.fit_loop.batch_idx} of epoch {module.trainer.current_epoch}. That skips a step on "
+                "one process only: of several ranks, the others would wait for its gradients. Return loss * 0 for a "
+                "batch that must not count, and leave rows whose loss is not finite out of the data."
+            )
+        return output
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """As Lightning's; see `_check_may_talk`."""

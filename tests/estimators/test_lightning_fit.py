@@ -17,6 +17,7 @@ pytest.importorskip("lightning", reason="the extra 'lightning' is not installed"
 
 import lightning.pytorch as pl
 
+import spark_estimator.torch as hvd
 from spark_estimator import DataError
 from spark_estimator.env import ATTEMPT_VARIABLE, JOB_VARIABLE
 from spark_estimator.lightning import TorchEstimator, TorchModel, legacy
@@ -117,6 +118,16 @@ def test_a_module_learns_survives_a_lost_rank_and_is_saved(
     filled = TorchModel.load(str(tmp_path / "model"), model=Line())
     assert isinstance(filled, TorchModel)
     assert numpy.array_equal(filled.predict(features), model.predict(features))
+
+
+def test_gradients_travel_as_it_is_said(line: DataFrame) -> None:
+    """In 16 bits, which round them: the weights are near those of whole gradients, and not the same."""
+    whole, rounded = (
+        estimator(epochs=1, gradient_compression=one).fit(line).getModel().net.weight.detach()  # type: ignore[union-attr]
+        for one in (None, hvd.Compression.fp16)
+    )
+    assert not torch.equal(whole, rounded)
+    assert torch.allclose(whole, rounded, atol=1e-2)
 
 
 def test_a_plain_module_is_trained_as_by_torch_estimator(line: DataFrame, tmp_path: Path) -> None:

@@ -207,7 +207,8 @@ def in_two_ranks(rank: int, folder: str) -> dict[str, Any]:
     arguments = {"limit_train_batches": 3, "precision": "bf16-mixed", "gradient_clip_val": 0.1, "max_epochs": 2}
     trained(folder, limited, {}, trainer_args=arguments)
     found["limited"] = limited.batches
-    logger = pl.loggers.CSVLogger(f"{folder}/logs")
+    # Each rank's would write to another folder.
+    logger = pl.loggers.CSVLogger(f"{folder}/logs", name=f"rank{rank}")
     trained(folder, module(), {"epochs": 1}, logger=logger, log_every_n_steps=2)
 
     # Loaders of the user's; optimization by hand.
@@ -313,7 +314,8 @@ def test_who_ends_early_ends_it_for_all(found: list[dict[str, Any]]) -> None:
 
 def test_arguments_of_the_trainer(found: list[dict[str, Any]], folder: Path) -> None:
     assert [one["limited"] for one in found] == [2 * 3] * 2
-    (metrics,) = folder.glob("logs/lightning_logs/version_*/metrics.csv")
+    assert [path.name for path in folder.glob("logs/*")] == ["rank0"], "one log, of rank 0"
+    (metrics,) = folder.glob("logs/rank0/version_*/metrics.csv")
     assert "own_loss" in metrics.read_text()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -37,6 +38,100 @@ def test_ranks_with_fewer_batches(two_ranks: RankPool) -> None:
     first, second = two_ranks.run(check)
     assert first == second
     assert first[0] == [8, 6, 4]
+
+
+class Estimated(IterableDataset[list[torch.Tensor]]):
+    """So many rows, and what it says of their number."""
+
+    def __init__(self, count: int, said: int) -> None:
+        self.count, self.said = count, said
+
+    def __len__(self) -> int:
+        return self.said
+
+    def __iter__(self) -> Iterator[list[torch.Tensor]]:
+        return iter([[row, row[:3]] for row in torch.randn(self.count, 6)])
+
+
+def test_data_with_fewer_rows_than_they_say(two_ranks: RankPool) -> None:
+    """On rank 1 alone; as the loader's data, as the loader itself, and beside one that is as long as it says."""
+
+    def check(rank: int) -> list[Any]:
+        told: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+        logger = logging.getLogger("spark_estimator.lightning")
+        logger.addHandler(handler)
+        short = Estimated(12 if rank == 1 else 20, 20)
+        module, taken = module_of(), []
+        for data in (DataLoader(short, batch_size=4), short):
+            trainer = trainer_of(max_epochs=2)
+            trainer.fit(module, data)
+            taken.append(trainer.global_step)
+        logger.removeHandler(handler)
+        assert [line.partition(" at least")[0] for line in told] == [
+            f"A rank's data have ended after {count} batches, and their __len__ says" for count in (3, 12)
+        ][: 0 if rank else 2]
+
+        def training_step(self: Any, batch: Any, number: int) -> torch.Tensor:
+            first, second = (nn.functional.mse_loss(self(rows), targets) for rows, targets in batch)
+            return first + second
+
+        both = module_of(training_step=training_step)
+        trainer = trainer_of(max_epochs=2)
+        trainer.fit(both, [DataLoader(short, batch_size=4), loader(64)])
+        return [*taken, trainer.global_step, weights(module), weights(both)]
+
+    first, second = two_ranks.run(check)
+    assert first == second
+    assert first[:3] == [6, 24, 16]
+
+
+def test_data_of_an_estimated_length_are_planned_with(two_ranks: RankPool) -> None:
+    """With the least that a rank says: shares of an epoch, the steps that are to come, and when validation is."""
+
+    def check(rank: int) -> list[Any]:
+        from lightning.fabric.utilities.types import _Stateful
+
+        class WithState(DataLoader[Any]):
+            def state_dict(self) -> dict[str, Any]:
+                return {}
+
+            def load_state_dict(self, state: dict[str, Any]) -> None:
+                pass
+
+        planned: list[Any] = []
+        validated: list[int] = []
+
+        def on_train_start(self: Any) -> None:
+            planned.extend([self.trainer.num_training_batches, self.trainer.estimated_stepping_batches])
+
+        def on_validation_epoch_end(self: Any) -> None:
+            if not self.trainer.sanity_checking:
+                validated.append(self.trainer.global_step)
+
+        def validation_step(self: Any, batch: Any, number: int) -> None:
+            self.log("value", 1.0, sync_dist=True, batch_size=1)
+
+        methods = {
+            "on_train_start": on_train_start,
+            "on_validation_epoch_end": on_validation_epoch_end,
+            "validation_step": validation_step,
+        }
+        steps = []
+        for count, arguments in (
+            (40, {"val_check_interval": 0.5}),
+            (40, {"limit_train_batches": 0.5}),
+            (40 + 16 * rank, {"max_epochs": 2}),  # each rank says what it has
+        ):
+            trainer = trainer_of(**arguments)
+            trainer.fit(module_of(**methods), WithState(Estimated(count, count), batch_size=4), loader(8))
+            assert trainer.train_dataloader.num_workers == 0
+            assert isinstance(trainer.train_dataloader, _Stateful)
+            steps.append(trainer.global_step)
+        return [steps, planned, validated]
+
+    assert two_ranks.run(check) == [[[10, 5, 20], [10, 10, 5, 5, 10, 20], [5, 10, 5, 10, 20]]] * 2
 
 
 def test_a_rank_without_any_batch_is_told_on_all(two_ranks: RankPool) -> None:
@@ -197,6 +292,40 @@ def test_a_state_that_is_divided_is_whole_in_the_file(two_ranks: RankPool, tmp_p
 
     first, second = two_ranks.run(check)
     assert first == second and first[0] == pytest.approx(first[1], abs=1e-6)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_rank_that_skips_a_step_is_told_at_once(two_ranks: RankPool, accumulated: int) -> None:
+    def check(rank: int) -> None:
+        def training_step(self: Any, batch: Any, number: int) -> torch.Tensor | None:
+            loss = nn.functional.mse_loss(self(batch[0]), batch[1])
+            return None if rank == 1 and number == 2 else loss
+
+        trainer_of(accumulate_grad_batches=accumulated).fit(module_of(training_step=training_step), loader())
+
+    first, second = two_ranks.outcomes(check)
+    assert isinstance(second.error, RuntimeError)
+    assert "rank 1 has returned None for batch 2 of epoch 0" in str(second.error)
+    assert "loss * 0" in str(second.error)
+    assert isinstance(first.error, HorovodInternalError)
+    two_ranks.run(lambda rank: hvd.barrier())
+
+
+def test_steps_without_a_loss_where_they_are_no_skips(two_ranks: RankPool) -> None:
+    """With optimization by hand."""
+
+    def check(rank: int) -> int:
+        def training_step(self: Any, batch: Any, number: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(nn.functional.mse_loss(self(batch[0]), batch[1]))
+            optimizer.step()
+
+        trainer = trainer_of()
+        trainer.fit(module_of(training_step=training_step, automatic_optimization=False), loader())
+        return int(trainer.global_step)
+
+    assert two_ranks.run(check) == [8, 8]
 
 
 def test_a_rank_that_raises_ends_all(two_ranks: RankPool, tmp_path: Path) -> None:
