@@ -9,7 +9,7 @@ from typing import Any
 from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import allgather_object
 from spark_estimator.keras.importing import keras
-from spark_estimator.keras.lockstep import begin_together
+from spark_estimator.keras.lockstep import begin_together, end_epoch_together
 from spark_estimator.keras.starting_state import broadcast_variables, training_variables
 from spark_estimator.keras.wrapping import innermost
 
@@ -55,6 +55,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             sync_jax_state(self.model)
             self._broadcast()
 
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Compares how many batches the ranks had; see ``keras.lockstep``."""
+        end_epoch_together(self.model, epoch)
+
     def _broadcast(self) -> None:
         if not self.broadcast_done:
             variables = [v for v in training_variables(self.model) if id(v) not in self._local]
@@ -80,7 +84,8 @@ class MetricAverageCallback(keras.callbacks.Callback):
         begin_together(self.model, self.params)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Averages ``logs`` in place."""
+        """Averages ``logs`` in place, where the ranks had equally many batches."""
+        end_epoch_together(self.model, epoch)
         if logs is None or context.size() == 1:
             return
         own = {key: number for key in sorted(logs) if (number := _number(logs[key])) is not None}

@@ -1,12 +1,13 @@
 """Ranks train equally many batches and stop after the same epoch, whichever of them decides to.
 
-A rank that leaves ``fit`` before the others would have them wait for its gradients. `EarlyStopping` on a metric of its
-own does that, as does a data set that is one batch shorter.
+A rank that leaves ``fit``, or an epoch, before the others would have them wait for its gradients. `EarlyStopping` on a
+metric of its own does that, as do `TerminateOnNaN` and a data set that is one batch shorter.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -14,17 +15,99 @@ import numpy
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.likeness import agree
-from spark_estimator.keras.wrapping import exchange_of
+from spark_estimator.keras.importing import keras
+from spark_estimator.keras.wrapping import exchange_of, innermost
 from spark_estimator.log import logger
 
 _log = logger(__name__)
+
+
+class Lockstep:
+    """What one rank has done in the epoch that runs, until all ranks have met at its end.
+
+    Args:
+        history: the `History` of ``fit``, which Keras calls after the user's callbacks; it calls this from now on.
+        model: what ``fit`` trains; asking `history` for it would have JAX' state copied into it after each batch.
+    """
+
+    def __init__(self, history: Any, model: Any) -> None:
+        self.model = model
+        self._wants_to_stop = False
+        self._runs = False
+        self._batches = 0
+        self._steps_before = 0
+        for name, then in (
+            ("on_epoch_begin", self._begin),
+            ("on_train_batch_end", self._hold),
+            ("on_epoch_end", self._agree_to_stop),
+        ):
+            setattr(history, name, _followed(getattr(history, name), then))
+
+    def meet(self, epoch: int) -> None:
+        """Compares how many batches the ranks had in the epoch that has ended; once in each. Collective.
+
+        A rank that comes before the others has joined: they go on without its gradients, where they would wait for
+        them, until their epoch ends, too.
+
+        Raises:
+            MismatchError: on all ranks, they had unequal numbers of batches.
+        """
+        if not self._runs:
+            return
+        self._runs = False
+        if self._wants_to_stop:
+            self.model.stop_training = True
+        if exchange_of(getattr(self.model, "optimizer", None)) is None:
+            return
+        arrays.join()
+        # Where one execution has several steps, the last one may have had fewer batches than it says.
+        steps = self._steps() - self._steps_before
+        agree(
+            [f"{self._batches} batches in epoch {epoch + 1}", f"{steps} steps of the optimizer in epoch {epoch + 1}"],
+            name="keras.epoch.agreement",
+            subject="how much there was to train (give model.fit a steps_per_epoch= that the data of all ranks last "
+            "for, or all ranks equally many batches)",
+        )
+
+    def _begin(self, epoch: int, logs: Any = None) -> None:
+        self._runs = context.size() > 1
+        self._wants_to_stop = False
+        self._batches = 0
+        self._steps_before = self._steps()
+
+    def _hold(self, batch: int, logs: Any = None) -> None:
+        # Keras would leave the epoch at once, in which the other ranks go on
+        self._batches = max(self._batches, batch + 1)
+        if self._runs and self.model.stop_training:
+            self._wants_to_stop = True
+            self.model.stop_training = False
+
+    def _agree_to_stop(self, epoch: int, logs: Any = None) -> None:
+        self.meet(epoch)
+        stop_together(self.model, epoch)
+
+    def _steps(self) -> int:
+        optimizer = getattr(self.model, "optimizer", None)
+        if exchange_of(optimizer) is None:
+            return 0
+        return int(keras.ops.convert_to_numpy(innermost(optimizer)._iterations))  # passes that are gathered count, too
+
+
+def _followed(method: Callable[..., None], then: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(method)
+    def both(number: int, logs: Any = None) -> None:
+        method(number, logs)
+        then(number, logs)
+
+    return both
 
 
 def begin_together(model: Any, params: dict[str, Any] | None) -> None:
     """At the start of ``fit``: compares the number of batches, and has all ranks stop when one does. All ranks call it.
 
     After an epoch's last callback the ranks tell one another whether ``model.stop_training`` is set, and set it when
-    any rank has. `History` is what Keras calls after the user's callbacks, so that is where they meet.
+    any rank has. Set within an epoch it is held back until then. Ranks whose epochs turn out to be unequally long,
+    which nobody knows before of a generator, are told at the end of the longest.
 
     Raises:
         MismatchError: the ranks have unequal numbers of batches or epochs.
@@ -37,17 +120,29 @@ def begin_together(model: Any, params: dict[str, Any] | None) -> None:
         subject = "how much there is to train (give model.fit the same steps_per_epoch= and epochs= on all ranks)"
         agree(lines, name="keras.fit.agreement", subject=subject)
     history = getattr(model, "history", None)
-    if history is None or getattr(history, "_spark_estimator_agrees", False):
+    if history is None:
         return
-    history._spark_estimator_agrees = True
-    on_epoch_end = history.on_epoch_end
+    lockstep = _lockstep(model)
+    if lockstep is None:
+        history._spark_estimator_lockstep = Lockstep(history, model)
+    else:  # a History of the user's, which may have seen another model
+        lockstep.model = model
 
-    @functools.wraps(on_epoch_end)
-    def then_agree(epoch: int, logs: Any = None) -> None:
-        on_epoch_end(epoch, logs)
-        stop_together(model, epoch)
 
-    history.on_epoch_end = then_agree
+def end_epoch_together(model: Any, epoch: int) -> None:
+    """Compares how many batches the ranks had, before anything else is exchanged at the epoch's end. Collective.
+
+    Raises:
+        MismatchError: on all ranks, they had unequal numbers of batches.
+    """
+    lockstep = _lockstep(model)
+    if lockstep is not None:
+        lockstep.meet(epoch)
+
+
+def _lockstep(model: Any) -> Lockstep | None:
+    lockstep: Lockstep | None = getattr(getattr(model, "history", None), "_spark_estimator_lockstep", None)
+    return lockstep
 
 
 def stop_together(model: Any, epoch: int) -> None:
