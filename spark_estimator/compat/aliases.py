@@ -46,11 +46,24 @@ PACKAGES: dict[str, dict[str, str]] = {
         "KerasEstimator": "spark_estimator.estimators.keras_estimator:KerasEstimator",
         "KerasModel": "spark_estimator.estimators.keras_model:KerasModel",
     },
+    "horovod.spark.keras.estimator": {
+        "KerasEstimator": "spark_estimator.estimators.keras_estimator:KerasEstimator",
+        "KerasModel": "spark_estimator.estimators.keras_model:KerasModel",
+    },
     "horovod.spark.lightning": {
         "TorchEstimator": "spark_estimator.estimators.lightning_estimator:TorchEstimator",
         "TorchModel": "spark_estimator.estimators.lightning_model:TorchModel",
     },
+    "horovod.spark.lightning.estimator": {
+        "MIN_PL_VERSION": "spark_estimator.lightning.flavours:MIN_PL_VERSION",
+        "TorchEstimator": "spark_estimator.estimators.lightning_estimator:TorchEstimator",
+        "TorchModel": "spark_estimator.estimators.lightning_model:TorchModel",
+    },
     "horovod.spark.torch": {
+        "TorchEstimator": "spark_estimator.estimators.torch_estimator:TorchEstimator",
+        "TorchModel": "spark_estimator.estimators.torch_model:TorchModel",
+    },
+    "horovod.spark.torch.estimator": {
         "TorchEstimator": "spark_estimator.estimators.torch_estimator:TorchEstimator",
         "TorchModel": "spark_estimator.estimators.torch_model:TorchModel",
     },

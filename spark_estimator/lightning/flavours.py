@@ -15,6 +15,8 @@ FLAVOURS = {
     "lightning.pytorch": "spark_estimator.lightning.on_lightning",
     "pytorch_lightning": "spark_estimator.lightning.on_pytorch_lightning",
 }
+#: The oldest release that is supported: scripts for Horovod leave off where theirs is older. Under Horovod's name.
+MIN_PL_VERSION = "2.4"
 #: The name by which a Trainer knows the strategy.
 STRATEGY = "horovod"
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from spark_estimator import compat
 from spark_estimator.compat.aliases import INSTEAD, MODULES, PACKAGES, ROOTS, advice
 
 
@@ -26,7 +28,29 @@ def test_modules_exist(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_names_exist(old: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, _, name = target.partition(":")
     choose_a_backend(module, monkeypatch)
-    assert getattr(importlib.import_module(module), name).__name__ == name
+    found = getattr(importlib.import_module(module), name)
+    assert isinstance(found, str) or found.__name__ == name
+
+
+@pytest.mark.parametrize("binding", ["keras", "lightning", "torch"])
+def test_estimators_are_served_by_their_modules_too(binding: str) -> None:
+    names = PACKAGES[f"horovod.spark.{binding}"]
+    assert len(names) == 2
+    assert names.items() <= PACKAGES[f"horovod.spark.{binding}.estimator"].items()
+
+
+def test_scripts_can_compare_the_version_of_lightning() -> None:
+    pytest.importorskip("lightning")
+    from packaging.version import Version
+
+    compat.install()
+    try:
+        found = importlib.import_module("horovod.spark.lightning.estimator").MIN_PL_VERSION
+    finally:
+        compat.uninstall()
+    assert Version("1.9") < Version(found) <= Version(version("lightning"))
+    project = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
+    assert f'"lightning>={found}"' in project and f'"pytorch-lightning>={found}"' in project
 
 
 def choose_a_backend(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
