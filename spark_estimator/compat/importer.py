@@ -106,7 +106,8 @@ def install(*, force: bool = False, lightning: bool = False, tensorflow_v1: bool
     Args:
         force: serve the old names even where a real Horovod or sparkdl is installed. Without it, those are left alone.
         lightning: have Lightning's Trainers take ``accelerator="horovod"``, ``distributed_backend="horovod"`` and
-            ``gpus=`` as those of Lightning 1 did, with a DeprecationWarning.
+            ``gpus=`` as those of Lightning 1 did, and what they called e.g. ``checkpoint_callback``, with a
+            DeprecationWarning.
         tensorflow_v1: have ``import tensorflow as tf`` give TensorFlow 1's names and behaviour, for scripts of its
             time; see `tensorflow_v1`. Call it before anything has been computed with TensorFlow.
 

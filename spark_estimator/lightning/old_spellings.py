@@ -1,5 +1,7 @@
 """What Trainers of Lightning 1 took for Horovod, ``accelerator="horovod"`` and its like, for the Trainers of today.
 
+Also those arguments that scripts of that time have beside it, and that Lightning 2 has under another name.
+
 Switched on by ``spark_estimator.compat.install(lightning=True)`` alone: it replaces ``Trainer.__init__`` of each
 package that is imported, now or later.
 """
@@ -16,6 +18,13 @@ from spark_estimator.lightning.flavours import FLAVOURS, STRATEGY, register, whe
 
 _ours = "_spark_estimator_original"
 _on = False
+#: Arguments that had nothing to do with Horovod, but stood beside it -> their names of today.
+_RENAMED = {
+    "progress_bar_refresh_rate": "enable_progress_bar",
+    "checkpoint_callback": "enable_checkpointing",
+    "weights_summary": "enable_model_summary",
+    "resume_from_checkpoint": "",
+}
 
 
 def install() -> None:
@@ -41,23 +50,67 @@ def uninstall() -> None:
 def translated(arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Arguments of a Trainer of today for those of one of Lightning 1, and what to write instead.
 
-    Others come back as they are, with an empty text: only those that ask for Horovod are old for certain.
+    Others come back as they are, with an empty text. `gpus` is among them unless Horovod is asked for: what it becomes
+    depends on the strategy.
 
     Raises:
-        ValueError: Horovod and another strategy are asked for.
+        ValueError: Horovod and another strategy are asked for, or one thing in both spellings, or something that is
+            said elsewhere today.
     """
+    new = dict(arguments)
+    old: dict[str, Any] = {}
+    instead: dict[str, Any] = {}
     asked = [name for name in ("accelerator", "distributed_backend") if arguments.get(name) == STRATEGY]
-    if not asked and not (arguments.get("strategy") == STRATEGY and "gpus" in arguments):
+    if asked or (arguments.get("strategy") == STRATEGY and "gpus" in arguments):
+        old |= {name: new.pop(name) for name in (*asked, "gpus") if name in new}
+        if new.get("strategy", STRATEGY) not in (STRATEGY, None, "auto"):
+            raise ValueError(f"Trainer({asked[0]}='horovod', strategy={new['strategy']!r}): choose one of the two.")
+        new["strategy"] = STRATEGY
+        # Without `gpus` those Trainers used none; with it each rank had one, whatever the number meant.
+        new.setdefault("accelerator", "gpu" if arguments.get("gpus") else "cpu")
+        instead |= {name: new[name] for name in ("strategy", "accelerator")}
+    left_out = []
+    for name in [name for name in _RENAMED if name in new]:
+        old[name] = new.pop(name)
+        today, value = _renamed(name, old[name])
+        if value is None:
+            left_out.append(name)
+        elif today in new:
+            raise ValueError(f"Trainer({name}={old[name]!r}, {today}={new[today]!r}): choose one of the two.")
+        else:
+            new[today] = instead[today] = value
+    if not old:
         return arguments, ""
-    new = {name: value for name, value in arguments.items() if name not in asked and name != "gpus"}
-    if new.get("strategy", STRATEGY) not in (STRATEGY, None, "auto"):
-        raise ValueError(f"Trainer({asked[0]}='horovod', strategy={new['strategy']!r}): choose one of the two.")
-    new["strategy"] = STRATEGY
-    # Without `gpus` those Trainers used none; with it each rank had one, whatever the number meant.
-    new.setdefault("accelerator", "gpu" if arguments.get("gpus") else "cpu")
-    old = ", ".join(f"{name}={arguments[name]!r}" for name in (*asked, "gpus") if name in arguments)
-    instead = ", ".join(f"{name}={new[name]!r}" for name in ("strategy", "accelerator"))
-    return new, f"Trainer({old}) is a spelling of Lightning 1; write Trainer({instead})."
+    advice = [f"write Trainer({_written(instead)})"] * bool(instead)
+    advice += [f"leave {', '.join(left_out)} out"] * bool(left_out)
+    return new, f"Trainer({_written(old)}) is a spelling of Lightning 1; {' and '.join(advice)}."
+
+
+def _renamed(name: str, value: Any) -> tuple[str, bool | None]:
+    """What one of `_RENAMED` is called today, and its value there; None where that is Lightning's own choice."""
+    if name == "resume_from_checkpoint" and value is not None:
+        raise ValueError(f"Trainer({name}={value!r}): say it to fit() instead, fit(module, ckpt_path={str(value)!r}).")
+    if name == "checkpoint_callback" and value is not None:
+        if not isinstance(value, bool):
+            raise ValueError(f"Trainer({name}=...) takes True or False: put the callback itself into callbacks=[...].")
+        return _RENAMED[name], value
+    off = (name == "progress_bar_refresh_rate" and value == 0) or (name == "weights_summary" and value is None)
+    return _RENAMED[name], False if off else None
+
+
+def _written(arguments: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+
+
+def _check_gpu(flavour: str, arguments: dict[str, Any], new: dict[str, Any]) -> None:
+    """Says that there is no GPU for `gpus`, where Lightning would only say that it knows no "backend"."""
+    if "gpus" in new or not arguments.get("gpus") or new.get("accelerator") != "gpu":
+        return
+    kinds = importlib.import_module(f"{flavour}.accelerators")
+    if not kinds.CUDAAccelerator.is_available() and not kinds.MPSAccelerator.is_available():
+        raise RuntimeError(
+            f"gpus={arguments['gpus']!r} was asked for, and this process sees no GPU: leave gpus out to train on CPU."
+        )
 
 
 def _patch(flavour: str) -> None:
@@ -72,6 +125,7 @@ def _patch(flavour: str) -> None:
         new, advice = translated(kwargs)
         if advice:
             warnings.warn(advice, DeprecationWarning, stacklevel=2)
+        _check_gpu(flavour, kwargs, new)
         own(self, *args, **new)
 
     setattr(init, _ours, own)

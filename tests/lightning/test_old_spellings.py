@@ -57,6 +57,63 @@ def test_what_they_become(old: dict[str, Any], new: dict[str, Any]) -> None:
     assert translated(old)[0] == new
 
 
+@pytest.mark.parametrize("flavour", ["lightning.pytorch", "pytorch_lightning"])
+def test_a_gpu_that_is_not_there(installed: None, flavour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    if torch.cuda.is_available() or torch.backends.mps.is_available():
+        pytest.skip("this machine's GPU cannot be hidden from a process that runs")
+    trainer_class = package(flavour).Trainer
+    with (
+        pytest.warns(DeprecationWarning, match="spelling of Lightning 1"),
+        pytest.raises(RuntimeError, match=r"^gpus=1 was asked for, and this process sees no GPU: leave gpus out"),
+    ):
+        trainer_class(accelerator="horovod", gpus=1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "advice"),
+    [
+        ({"progress_bar_refresh_rate": 0}, {"enable_progress_bar": False}, "write Trainer(enable_progress_bar=False)"),
+        ({"progress_bar_refresh_rate": 20}, {}, "leave progress_bar_refresh_rate out"),
+        ({"checkpoint_callback": True}, {"enable_checkpointing": True}, "write Trainer(enable_checkpointing=True)"),
+        ({"checkpoint_callback": False}, {"enable_checkpointing": False}, "write Trainer(enable_checkpointing=False)"),
+        ({"weights_summary": None}, {"enable_model_summary": False}, "write Trainer(enable_model_summary=False)"),
+        ({"weights_summary": "top"}, {}, "leave weights_summary out"),
+        ({"resume_from_checkpoint": None}, {}, "leave resume_from_checkpoint out"),
+        ({"accelerator": "horovod", "weights_summary": "top", "checkpoint_callback": False},
+         {"strategy": "horovod", "accelerator": "cpu", "enable_checkpointing": False},
+         "write Trainer(strategy='horovod', accelerator='cpu', enable_checkpointing=False) and "
+         "leave weights_summary out"),
+    ],
+)  # fmt: skip
+def test_what_stands_beside_it(old: dict[str, Any], new: dict[str, Any], advice: str) -> None:
+    became, text = translated({"max_epochs": 2, **old})
+    assert became == {"max_epochs": 2, **new}
+    assert text.endswith(f" is a spelling of Lightning 1; {advice}.")
+
+
+def test_a_trainer_takes_what_stands_beside_it(installed: None) -> None:
+    old = {"progress_bar_refresh_rate": 0, "checkpoint_callback": False, "weights_summary": None}
+    trainer_class = package().Trainer
+    with pytest.warns(DeprecationWarning, match="enable_progress_bar=False"):
+        trainer = trainer_class(accelerator="horovod", logger=False, **old)
+    assert trainer.progress_bar_callback is None and trainer.checkpoint_callback is None
+    assert not [callback for callback in trainer.callbacks if "Summary" in type(callback).__name__]
+
+
+@pytest.mark.parametrize(
+    ("old", "text"),
+    [
+        ({"resume_from_checkpoint": "a.ckpt"}, r"fit\(module, ckpt_path='a.ckpt'\)"),
+        ({"checkpoint_callback": object()}, r"into callbacks="),
+        ({"checkpoint_callback": True, "enable_checkpointing": False}, "choose one of the two"),
+    ],
+)
+def test_what_is_said_elsewhere_today(old: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        translated(old)
+
+
 def test_two_strategies_at_once() -> None:
     with pytest.raises(ValueError, match=r"strategy='ddp'\): choose one"):
         translated({"accelerator": "horovod", "strategy": "ddp"})
