@@ -3,6 +3,9 @@
 TensorFlow 2 still has them all, as ``tensorflow.compat.v1``. While this is installed, the files of the program itself
 find that behind ``tensorflow``; those of installed packages, TensorFlow's and Keras' own among them, find TensorFlow 2
 as ever, because the same name means different things in the two (``tf.Variable``, ``tf.summary.scalar``).
+
+What TensorFlow has removed since stays away, and says so: of ``tf.estimator`` only ``ModeKeys`` is served, and
+``tf.layers`` needs Keras 2.
 """
 
 from __future__ import annotations
@@ -20,6 +23,49 @@ _NAME = "tensorflow"
 # What the import system itself, and whoever looks at modules, must find unchanged.
 _OWN = frozenset({"compat", "python", "core", "keras"})
 
+_CONTRIB = (
+    "TensorFlow removed tf.contrib in 2.0: use what TensorFlow itself has of it, such as tf.layers, tf.data and "
+    "tf.metrics"
+)
+_ESTIMATOR = (
+    "TensorFlow removed tf.estimator in 2.16, and ModeKeys alone is served: call the model function yourself and run "
+    "what it returns in a tf.train.MonitoredTrainingSession, or train a Keras model"
+)
+
+
+class _Estimator(ModuleType):
+    """What there is of ``tf.estimator`` where TensorFlow has none: the names that model functions ask for."""
+
+    class ModeKeys:
+        """What a model function is called for."""
+
+        TRAIN = "train"
+        EVAL = "eval"
+        PREDICT = "infer"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}: {_ESTIMATOR}.")
+
+
+class _Layers(ModuleType):
+    """``tf.layers``, which says what it needs where it cannot be used."""
+
+    def __init__(self, real: Any, version: str) -> None:
+        super().__init__("tensorflow.layers")
+        self._real = real
+        self._version = ".".join(version.split(".")[:2])
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return getattr(self._real, name)
+        except AttributeError as error:
+            if "Keras 3" not in str(error):
+                raise
+            raise AttributeError(
+                f"tf.layers.{name} works with Keras 2 alone: pip install 'tf_keras=={self._version}.*', and set "
+                "TF_USE_LEGACY_KERAS=1 before TensorFlow is imported."
+            ) from None
+
 
 class _Finder:
     """Stands before all other finders until TensorFlow has been imported."""
@@ -27,6 +73,8 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if name == f"{_NAME}.contrib":
+            raise ModuleNotFoundError(f"No module named {name!r}: {_CONTRIB}.")
         if name != _NAME:
             return None
         for finder in sys.meta_path:
@@ -87,22 +135,32 @@ def _turn(module: ModuleType) -> None:
     v1 = module.compat.v1
     v1.disable_v2_behavior()
     base = type(module)
+    estimator = _Estimator(f"{_NAME}.estimator")
+    layers = _Layers(v1.layers, module.__version__)
 
     def lookup(self: ModuleType, name: str) -> Any:
         if name.startswith("_") or name in _OWN or not _is_the_programs(sys._getframe(1)):
             return base.__getattribute__(self, name)
+        if name == "layers":
+            return layers
         try:
             return getattr(v1, name)
         except AttributeError:
             return base.__getattribute__(self, name)
 
     def missing(self: ModuleType, name: str) -> Any:
-        # TensorFlow 2's own way to find what is loaded late.
-        return base.__getattr__(self, name)
+        # TensorFlow 2's own way to find what is loaded late comes first, where it has one.
+        late = getattr(base, "__getattr__", base.__getattribute__)
+        try:
+            return late(self, name)
+        except AttributeError as error:
+            if name not in ("contrib", "estimator") or not _is_the_programs(sys._getframe(1)):
+                raise
+            if name == "contrib":
+                raise AttributeError(f"{error}: {_CONTRIB}.") from None
+            return estimator
 
-    methods: dict[str, Any] = {"__getattribute__": lookup}
-    if hasattr(base, "__getattr__"):
-        methods["__getattr__"] = missing
+    methods: dict[str, Any] = {"__getattribute__": lookup, "__getattr__": missing}
     _classes[id(module)] = base
     module.__class__ = type(base.__name__, (base,), methods)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,25 +37,64 @@ print("done")
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed here")
-def test_a_script_as_it_was_written(tmp_path: Path) -> None:
-    text = SCRIPT.read_text().replace("tensorflow.compat.v1", "tensorflow")
-    text = text.replace("spark_estimator.tensorflow", "horovod.tensorflow")
-    assert "import tensorflow as tf" in text and "import horovod.tensorflow as hvd" in text
-    script = tmp_path / "script.py"
-    script.write_text(BEFORE + text + AFTER)
+REMOVED = """
+import tensorflow as tf
+
+def told(ask):
+    try:
+        ask()
+    except (AttributeError, ImportError) as error:
+        return f"{type(error).__name__}: {error}"
+
+modes = tf.estimator.ModeKeys
+print([modes.TRAIN, modes.EVAL, modes.PREDICT])
+print(told(lambda: tf.estimator.Estimator))
+print(told(lambda: tf.contrib.layers))
+print(told(lambda: __import__("tensorflow.contrib.slim")))
+print(told(lambda: tf.layers.conv2d))
+print(told(lambda: tf.nothing))
+compat.uninstall()
+assert not hasattr(tf, "estimator")
+"""
+
+
+def run(folder: Path, text: str) -> list[str]:
+    """The lines that a program prints, in a process of its own."""
+    script = folder / "script.py"
+    script.write_text(text)
     environ = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [sys.executable, str(script)],
-        env=os.environ | environ,
-        cwd=tmp_path,
+        env={key: value for key, value in os.environ.items() if key != "TF_USE_LEGACY_KERAS"} | environ,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=110,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    trained, last = done.stdout.strip().splitlines()
+    return done.stdout.strip().splitlines()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed here")
+def test_what_tensorflow_has_removed(tmp_path: Path) -> None:
+    modes, estimator, contrib, imported, layers, nothing = run(tmp_path, BEFORE + REMOVED)
+    assert modes == "['train', 'eval', 'infer']"
+    assert estimator.startswith("AttributeError: module 'tensorflow.estimator' has no attribute 'Estimator': ")
+    assert "removed tf.estimator in 2.16" in estimator
+    assert contrib.startswith("AttributeError: module 'tensorflow' has no attribute 'contrib': ")
+    assert imported.startswith("ModuleNotFoundError: No module named 'tensorflow.contrib': ")
+    assert "removed tf.contrib in 2.0" in contrib and "removed tf.contrib in 2.0" in imported
+    assert re.search(r"pip install 'tf_keras==2\.\d+\.\*', and set TF_USE_LEGACY_KERAS=1 before", layers)
+    assert nothing == "AttributeError: module 'tensorflow' has no attribute 'nothing'"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed here")
+def test_a_script_as_it_was_written(tmp_path: Path) -> None:
+    text = SCRIPT.read_text().replace("tensorflow.compat.v1", "tensorflow")
+    text = text.replace("spark_estimator.tensorflow", "horovod.tensorflow")
+    assert "import tensorflow as tf" in text and "import horovod.tensorflow as hvd" in text
+    trained, last = run(tmp_path, BEFORE + text + AFTER)
     assert last == "done"
     weights, step = eval(trained)
     assert 199 <= step <= 200 and [round(weight, 1) for weight in weights] == [2.0, -1.0]
