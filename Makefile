@@ -71,12 +71,12 @@ test-native: build
 	$(BIN)/ctest --test-dir $(TREE) --output-on-failure --timeout 300
 
 test-native-sanitized: $(VENV)/.tools
-	@set -e; for sanitizer in address thread; do \
+	@set -e; found=0; for sanitizer in address thread; do \
 	  $(BIN)/cmake -S native -B build/$$sanitizer -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN))/ninja" \
 	    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSPARK_ESTIMATOR_BUILD_TESTS=ON -DSPARK_ESTIMATOR_SANITIZER=$$sanitizer; \
 	  $(BIN)/cmake --build build/$$sanitizer; \
-	  $(BIN)/ctest --test-dir build/$$sanitizer --output-on-failure --timeout $(TIMEOUT); \
-	done
+	  $(BIN)/ctest --test-dir build/$$sanitizer --output-on-failure --timeout $(TIMEOUT) || found=1; \
+	done; exit $$found
 
 # What was found to be interesting is kept in build/fuzz/corpus and is where the next run starts.
 fuzz: $(VENV)/.tools
