@@ -157,7 +157,9 @@ def _quiet() -> Iterator[None]:
 def warm_workers(spark: Any, size: int) -> None:
     """Has `size` Python workers of the session pass rows on, all at once."""
     rows = spark.range(0, size, 1, size)
-    if rows.mapInArrow(_passed_on, rows.schema, barrier=True).count() != size:
+    # Collected, not counted: Spark waits for executors that are on their way before a stage that gives results, but
+    # gives up at once where the barrier stage is another one.
+    if len(rows.mapInArrow(_passed_on, rows.schema, barrier=True).collect()) != size:
         raise BenchmarkError(f"a job of Spark's own lost some of {size} rows")
 
 
@@ -176,6 +178,7 @@ def session(master: str) -> Iterator[Any]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
         .config("spark.driver.host", "127.0.0.1")
+        .config("spark.scheduler.barrier.maxConcurrentTasksCheck.interval", "1s")
         .config("spark.executorEnv.PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         .getOrCreate()
     )
