@@ -31,7 +31,7 @@ from spark_estimator.errors import DataError
 
 _MESSAGE_BYTES = 1 << 16
 # Of a failure's text, which may hold what a user's function has raised; in JSON a character has 12 bytes at most.
-_FAILURE_LETTERS = 4000
+_FAILURE_CHARACTERS = 4000
 _MOST_FILES = 200  # a message of a Unix socket carries 253 descriptors
 
 
@@ -89,8 +89,8 @@ class SpoolFeed:
             _send(worker, {"rows": [train.rows, held.rows]}, [*train.descriptors, *held.descriptors])
         except BaseException as error:  # whatever it is, it ends this thread, and the worker waits for rows
             text = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
-            if len(text) > _FAILURE_LETTERS:
-                half = _FAILURE_LETTERS // 2
+            if len(text) > _FAILURE_CHARACTERS:
+                half = _FAILURE_CHARACTERS // 2
                 text = f"{text[:half]} ... ({len(text) - 2 * half} characters) ... {text[-half:]}"
             _send(worker, {"failure": text})
 

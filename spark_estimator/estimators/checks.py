@@ -215,7 +215,8 @@ def spark_frame(what: str, frame: Any) -> None:
         TypeError: it is something else; the text says what to do with pandas and NumPy.
         PreflightError: its session has been stopped.
     """
-    if not all(hasattr(frame, name) for name in ("sparkSession", "schema", "selectExpr")):
+    # Of the class: to have a schema may ask a session that is gone.
+    if not all(hasattr(type(frame), name) for name in ("sparkSession", "schema", "selectExpr")):
         kind = f"{type(frame).__module__}.{type(frame).__qualname__}"
         raise TypeError(
             f"{what} takes a DataFrame of Spark's, as spark.createDataFrame(...) makes one of pandas' or NumPy's; it "

@@ -139,14 +139,7 @@ def _looked(source: Source, wanted: Wanted) -> Columns:
     preparation = Preparation(tuple(names), wanted.marker, wanted.nulls, wanted.decoders, wanted.transformation)
     if wanted.transformation is not None:
         source = TransformedSource(source, preparation)
-    try:
-        fed = [source.read(name) for name in names]
-    except DataError as error:
-        if wanted.features is not None:
-            raise
-        raise DataError(
-            f"{error} (feature_cols is not given: all columns but labels and weights are features.)"
-        ) from error
+    fed = [_read(source, name, chosen=wanted.features is None and name in others) for name in names]
     marking = source.read(wanted.marker) if wanted.marker else None
     if marking is not None and (
         marking.is_array or marking.kind not in ("boolean", "int", "bigint", "tinyint", "smallint")
@@ -181,6 +174,18 @@ def _looked(source: Source, wanted: Wanted) -> Columns:
         preparation,
         tuple(source.given) or (*fed, *([marking] if marking else [])),
     )
+
+
+def _read(source: Source, name: str, *, chosen: bool) -> Readable:
+    """A column; `chosen`: not by the user, who is told so where it cannot be trained on."""
+    try:
+        return source.read(name)
+    except DataError as error:
+        if not chosen:
+            raise
+        raise DataError(
+            f"{error} (feature_cols is not given: all columns but labels and weights are features.)"
+        ) from error
 
 
 def _check_fillings(fed: Sequence[Readable], wanted: Wanted) -> None:

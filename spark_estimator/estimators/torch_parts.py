@@ -30,7 +30,7 @@ def check_numbers(model: nn.Module) -> None:
     """Refuses a model whose numbers do not stand yet, or are such that nothing here trains.
 
     Raises:
-        ValueError: a parameter is lazy, or complex.
+        ValueError: a parameter is lazy, or what travels from rank to rank is complex.
     """
     for name, number in [*model.named_parameters(), *model.named_buffers()]:
         if torch.nn.parameter.is_lazy(number):
@@ -38,7 +38,8 @@ def check_numbers(model: nn.Module) -> None:
                 f"the model's {name} has no shape yet, as its layer is a lazy one: call the model with a batch once, "
                 "before you make the optimizer, so that all processes begin with the same numbers."
             )
-        if number.is_complex():
+    for name, number in model.state_dict().items():  # buffers outside of it (rotary embeddings) stay where they are
+        if isinstance(number, torch.Tensor) and number.is_complex():
             raise ValueError(f"the model's {name} is of {number.dtype}; complex numbers are not trained here.")
 
 

@@ -28,3 +28,4 @@ def test_folds_over_a_pipeline_and_the_way_back_through_a_store(tmp_path: Path) 
     assert found["grid"] == [[1e-9], [0.5]]
     assert found["shares"] < 1e-6
     assert found["by the store"]
+    assert found["stopped"].startswith("PreflightError: fit(): the DataFrame's Spark session has been stopped"), found

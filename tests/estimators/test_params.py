@@ -11,6 +11,7 @@ import torch
 
 from spark_estimator import TorchEstimator
 from spark_estimator.estimators.params import WITHOUT_EFFECT
+from spark_estimator.estimators.torch_parts import check_numbers
 from spark_estimator.store import Store
 
 
@@ -81,6 +82,15 @@ def test_numbers_of_numpy_are_numbers() -> None:
     estimator = TorchEstimator(**given, validation=numpy.float32(0.25), shuffle=numpy.bool_(False))
     assert (estimator.getNulls(), estimator.getPadding(), estimator.getLearningRate()) == (0.0, 0.5, 0.1)
     assert (estimator.getValidation(), estimator.getShuffle()) == (0.25, False)
+
+
+def test_a_complex_buffer_that_does_not_travel_is_none_of_our_business() -> None:
+    model = torch.nn.Linear(2, 1)
+    model.register_buffer("turns", torch.ones(2, dtype=torch.complex64), persistent=False)
+    check_numbers(model)
+    model.register_buffer("kept", torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(ValueError, match=r"the model's kept is of torch\.complex64"):
+        check_numbers(model)
 
 
 def test_parameters_are_named_and_a_store_may_be_a_path(tmp_path: Path) -> None:
