@@ -109,12 +109,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         columns, ratios = (*columns, *_TENSORFLOW, *_OF_TENSORFLOW), (*ratios, *_TENSORFLOW_RATIOS)
     try:
         with ended_by_signals(), contextlib.ExitStack() as groups:
-            group = groups.enter_context(_group(options))
-            subjects = [Subject(name, group, name) for name in ("none", "ours", "ddp")]
-            if options.lightning:
-                # Without torch.distributed, over which a Trainer that finds it asks in each step for signals.
-                apart = groups.enter_context(_group(options, gloo=False))
-                subjects += [Subject(name, group if name.endswith("ddp") else apart, name) for name in _LIGHTNING]
+            # Without torch.distributed, over which a Trainer that finds it asks in each step for signals.
+            group = groups.enter_context(_group(options, gloo=False))
+            with_gloo = groups.enter_context(_group(options))
+            names = ["none", "ours", "ddp", *(_LIGHTNING if options.lightning else ())]
+            subjects = [Subject(name, with_gloo if name.endswith("ddp") else group, name) for name in names]
             others = []
             if options.tensorflow and "resnet50" in options.model:
                 native, python, mwms = (groups.enter_context(_tensorflow_group(options, op)) for op in _OPS)

@@ -17,7 +17,7 @@ from spark_estimator.lightning.lockstep import Lockstep, even, lengths_of_all_ra
 from spark_estimator.lightning.metrics import SyncedMetrics
 from spark_estimator.lightning.strategy_collectives import HorovodCollectives
 from spark_estimator.torch.compression import UNCHOSEN
-from spark_estimator.torch.optimizer import DistributedMethods
+from spark_estimator.torch.optimizer import DistributedMethods, unwrap
 
 if TYPE_CHECKING:
     _Base = Any
@@ -87,6 +87,7 @@ class HorovodMethods(HorovodCollectives, _Base):
         }
         self._metrics = SyncedMetrics()
         self._lockstep: Lockstep | None = None
+        self._made_distributed: list[torch.optim.Optimizer] = []
         self._num_nodes = 1
 
     def __repr__(self) -> str:
@@ -210,6 +211,7 @@ class HorovodMethods(HorovodCollectives, _Base):
                     [(names[id(param)], param) for param in params] if names.keys() >= set(map(id, params)) else None
                 )
                 hvd.DistributedOptimizer(optimizer, named, **self._optimizer_options)
+                self._made_distributed.append(optimizer)
                 optimizer.set_backward_passes_per_step(None)
         self.optimizers = (
             self.optimizers
@@ -222,8 +224,16 @@ class HorovodMethods(HorovodCollectives, _Base):
     on_validation_start = on_test_start = on_predict_start = on_train_start
 
     def teardown(self) -> None:
-        """Leaves trainer and module as they were; the rank stays in the job. Not collective."""
+        """Leaves trainer, module and optimizers as they were; the rank stays in the job. Not collective.
+
+        A backward after it is this rank's own. Only optimizers whose state is divided stay distributed: a checkpoint
+        that is saved now brings it together.
+        """
         self._release()
+        for optimizer in self._made_distributed:
+            if not optimizer.state_is_divided:
+                unwrap(optimizer)
+        self._made_distributed.clear()
         self._metrics.release()
         super().teardown()
 
@@ -311,7 +321,7 @@ class HorovodMethods(HorovodCollectives, _Base):
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """Its state; one that is divided among the ranks is brought together on rank 0, and is empty elsewhere."""
         optimizer = getattr(optimizer, "_optimizer", optimizer)
-        if optimizer.state_is_divided:
+        if getattr(optimizer, "state_is_divided", False):
             optimizer.consolidate_state_dict(to=0)
             return optimizer.state_dict() if self.is_global_zero else {}
         return dict(optimizer.state_dict())

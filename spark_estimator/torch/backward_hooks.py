@@ -128,8 +128,11 @@ class ParameterHooks:
             self.remove(key)
 
     def __del__(self) -> None:
-        for _, handle, _ in self._handles.values():
-            handle.remove()
+        for param, handle, _ in self._handles.values():
+            # Not handle.remove(): where a cycle of objects is collected, the handle does not know its hooks any more.
+            hooks = param._post_accumulate_grad_hooks
+            if hooks is not None:
+                hooks.pop(handle.id, None)
 
 
 _numbers = itertools.count()

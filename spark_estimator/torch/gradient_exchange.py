@@ -388,7 +388,7 @@ class GradientExchange:
             gradient = slot.before = slot.param.grad
             if gradient is not None and gradient.layout is torch.strided:
                 there.append(gradient)
-        if not there:
+        if not there or (len(there) == 1 and self._is_new(there[0], first)):
             return
         own = {id(slot.param) for slot in self._slots}
         exchanges = [other for reference in _in_order if (other := reference()) is not None and other is not self]
@@ -406,6 +406,18 @@ class GradientExchange:
                 storage = gradient.untyped_storage().data_ptr()
                 if all(old is gradient or old.untyped_storage().data_ptr() != storage for old in there):
                     slot.before = None
+
+    def _is_new(self, gradient: torch.Tensor, first: int | None) -> bool:
+        """Whether a gradient is the one that the pass has just made, in memory of its own: nearly every pass has that
+        one alone, and looks at no other optimizer's parameters."""
+        param = next((slot.param for slot in self._slots if id(slot.param) == first), None)
+        # Memory that PyTorch has not allocated, as an array's, cannot be resized.
+        return (
+            param is not None
+            and param.grad is gradient
+            and is_alone(gradient)
+            and gradient.untyped_storage().resizable()
+        )
 
     def _plan(self, sparse_dims: dict[int, int]) -> None:
         """Makes the buckets.

@@ -148,7 +148,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
                 "steps on its own there."
             )
 
-    _unwrap(optimizer)
+    unwrap(optimizer)
     distributed = _Distributed(options, backward_passes_per_step, None, [])
     if size > 1 or (over is None and context.settings().elastic):  # an elastic job may come to have more ranks
         distributed.hooks = [optimizer.register_step_pre_hook(_before_step), _first_after_step(optimizer)]
@@ -365,8 +365,8 @@ def _own_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
 _distributed_classes: dict[type[torch.optim.Optimizer], type[torch.optim.Optimizer]] = {}
 
 
-def _unwrap(optimizer: torch.optim.Optimizer) -> None:
-    """Takes back an earlier wrapping, as when a notebook cell is run twice."""
+def unwrap(optimizer: torch.optim.Optimizer) -> None:
+    """Takes back an earlier wrapping, as when a notebook cell is run twice; backward passes are the rank's own then."""
     if isinstance(optimizer, DistributedMethods):
         distributed = optimizer._distributed
         for hook in distributed.hooks:

@@ -15,6 +15,7 @@ from tests.lightning.training import (
     loader,
     module_of,
     package,
+    rows,
     trained_alone,
     trainer_of,
     weights,
@@ -42,6 +43,38 @@ def test_two_ranks_are_one_process_with_twice_the_batch(two_ranks: RankPool, fla
     first, second = two_ranks.run(check)
     assert first == second
     assert first == pytest.approx(trained_alone([[numbers] for numbers in JOINT]), abs=1e-5)
+
+
+@pytest.mark.parametrize("shard_state", [False, True])
+def test_after_a_run_a_backward_is_the_rank_s_own(two_ranks: RankPool, tmp_path: Path, shard_state: bool) -> None:
+    def check(rank: int) -> list[float]:
+        from spark_estimator.lightning import HorovodStrategy
+
+        kept: list[Any] = []
+
+        def configure_optimizers(self: Any) -> Any:
+            kept.append(kept[0] if kept else torch.optim.Adam(self.parameters(), lr=0.01))
+            return kept[0]
+
+        module = module_of(configure_optimizers=configure_optimizers)
+        for run in range(2):  # with the same optimizer
+            trainer = trainer_of(strategy=HorovodStrategy(shard_state=shard_state), gradient_clip_val=0.05)
+            trainer.fit(module, loader())
+            trainer.save_checkpoint(tmp_path / f"{run}.ckpt")
+        ended = weights(module)
+        if not shard_state:
+            assert type(kept[0]) is torch.optim.Adam
+            if rank == 0:  # which looks at gradients of its own, and takes a step
+                module.zero_grad()
+                module(rows(4).tensors[0]).sum().backward()
+                kept[0].step()
+        hvd.barrier()
+        found = torch.load(tmp_path / "1.ckpt", weights_only=False)["optimizer_states"][0]["state"]
+        assert len(found) == 4 and all(float(each["step"]) == 16 for each in found.values())
+        return ended
+
+    first, second = two_ranks.run(check)
+    assert first == second
 
 
 def clip_norm(params: list[nn.Parameter]) -> None:

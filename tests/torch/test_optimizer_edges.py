@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -75,6 +77,43 @@ def test_a_new_optimizer_around_the_same_parameters(two_ranks: RankPool) -> None
         step(newest)
         step(older)
         assert param.tolist() == [-15.0 - 6.0] * 3
+
+    two_ranks.run(check)
+
+
+def test_an_optimizer_that_is_collected_with_what_refers_to_it_leaves_no_hooks(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        param = nn.Parameter(torch.zeros(3))
+
+        class Trainer:
+            def __init__(self) -> None:
+                self.optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=1.0))
+                self.callback = self.step  # a cycle
+
+            def step(self) -> None:
+                param.sum().backward()
+                self.optimizer.step()
+
+        for _ in range(3):
+            Trainer().step()
+            gc.collect()
+            assert not param._post_accumulate_grad_hooks
+
+    two_ranks.run(check)
+
+
+def test_a_gradient_in_an_array_that_another_optimizer_has_a_gradient_in(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        params = [nn.Parameter(torch.zeros(3)) for _ in range(2)]
+        optimizers = [hvd.DistributedOptimizer(torch.optim.SGD([param], lr=1.0), op=hvd.Sum) for param in params]
+        array = numpy.zeros(3, numpy.float32)
+        for param in params:
+            param.grad = torch.from_numpy(array)
+        # Autograd adds both gradients to the one array: the first must not travel before the second is there.
+        (params[0] * (rank + 1.0) + params[1] * 10.0).sum().backward()
+        for optimizer, param in zip(optimizers, params, strict=True):
+            optimizer.step()
+            assert param.grad is not None and param.grad.tolist() == [23.0] * 3
 
     two_ranks.run(check)
 
