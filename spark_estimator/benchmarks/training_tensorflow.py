@@ -5,7 +5,7 @@ Variants: ``tf_none``, every rank for itself, ``tf_ours``, with our tape, ``tf_m
 Keras' ``train_on_batch``. Each step is compiled by ``tf.function``.
 
 The model has ResNet-50's parameters and next to no computation, as ``training_rank.GradientShapes`` has: the loss is
-``(mean(x) * sum of all parameters) ** 2``, so that one number says what each parameter has to be.
+``(mean(x) * weighted sum of all parameters) ** 2``, so that one number says what each parameter has to be.
 """
 
 from __future__ import annotations
@@ -66,10 +66,17 @@ def _variables() -> list[Any]:
     return [tf.Variable(tf.fill(shape, tf.constant(_START))) for shape in resnet50_shapes()]
 
 
+def _weights() -> list[float]:
+    """Of each parameter in the sum: without them all gradients of one shape are equal, and TensorFlow, which sees that,
+    computes one of them only."""
+    count = len(resnet50_shapes())
+    return [1.0 + number / count for number in range(count)]
+
+
 def _loss(inputs: Any, variables: list[Any]) -> Any:
     import tensorflow as tf
 
-    total = tf.add_n([tf.reduce_sum(variable) for variable in variables])
+    total = tf.add_n([weight * tf.reduce_sum(each) for weight, each in zip(_weights(), variables, strict=True)])
     return tf.square(tf.reduce_mean(inputs) * total)
 
 
@@ -145,7 +152,7 @@ def _keras(variant: str) -> Made:
             self.all = [self.add_weight(shape=shape, initializer=start) for shape in resnet50_shapes()]
 
         def call(self, inputs: Any) -> Any:
-            total = sum(keras.ops.sum(weight) for weight in self.all)
+            total = sum(weight * keras.ops.sum(each) for weight, each in zip(_weights(), self.all, strict=True))
             return keras.ops.reshape(keras.ops.mean(inputs) * total, (1, 1))
 
     model = Model()
@@ -166,12 +173,14 @@ def _check(variant: str, name: str) -> str:
     training = Training(variant)
     for step in range(CHECKED_STEPS):
         training.step(inputs_of(context.rank(), step))
-    count = sum(math.prod(shape) for shape in resnet50_shapes())
-    value = _START
+    weights = numpy.array(_weights())
+    counts = numpy.array([math.prod(shape) for shape in resnet50_shapes()])
+    values = numpy.full(len(counts), _START)
     for step in range(CHECKED_STEPS):
         means = [float(inputs_of(rank, step).mean()) for rank in range(context.size())]
-        value -= _LEARNING_RATE * sum(2 * mean**2 * value * count for mean in means) / context.size()
-    for number, found in enumerate(training.values()):
+        total = (weights * counts * values).sum()
+        values -= _LEARNING_RATE * sum(2 * mean**2 * total for mean in means) / context.size() * weights
+    for number, (found, value) in enumerate(zip(training.values(), values, strict=True)):
         if not numpy.allclose(found, value, rtol=TOLERANCE, atol=TOLERANCE * abs(value)):
             return f"wrong numbers on rank {context.rank()}, parameter {number}: {found.flat[0]} for {value}"
     return "ok"

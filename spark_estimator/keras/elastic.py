@@ -32,7 +32,7 @@ from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, rejoin, run_fn
 from spark_estimator.keras import exchange
 from spark_estimator.keras.callbacks import sync_jax_state
-from spark_estimator.keras.importing import keras
+from spark_estimator.keras.importing import backend, keras
 from spark_estimator.keras.starting_state import broadcast_variables, training_variables
 
 __all__ = [
@@ -73,6 +73,10 @@ def run(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
             raise
         except Exception as error:
             cause = next((kept for kept in exchange.failures if isinstance(kept, HorovodInternalError)), None)
+            if cause is None and backend() == "tensorflow":
+                from spark_estimator.tensorflow.elastic import failure_of
+
+                cause = failure_of(error)
             if cause is None:
                 raise
             raise cause from error

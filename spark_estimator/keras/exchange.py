@@ -6,9 +6,10 @@ a step where ranks wait for one another, whatever order a compiled graph runs it
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,17 +80,24 @@ class Exchange:
         engine = context.engine(self.process_set)
         if self._agreed is not None and self._agreed() is engine:
             return
+        subject = f"the variables of optimizer {self.label!r}"
+        lines = self._lines(variables, wanted)
+        agree(lines, name="keras.DistributedOptimizer.agreement", subject=subject, process_set=self.process_set)
+        self._name = f"DistributedOptimizer.{self.digest(variables, wanted)}"
+        self._agreed = weakref.ref(engine)
+
+    def digest(self, variables: Sequence[Any], wanted: Sequence[Any]) -> str:
+        """Of what `agree` compares; equal on ranks that agree."""
+        return hashlib.sha256("\n".join(self._lines(variables, wanted)).encode()).hexdigest()[:12]
+
+    def _lines(self, variables: Sequence[Any], wanted: Sequence[Any]) -> list[str]:
         travels = {id(variable) for variable in wanted}
         lines = [f"op={self.op.name}, gradient_predivide_factor={self.predivide}, {self.accumulates} passes"]
         lines += [
             line + ("" if id(variable) in travels else ", without a gradient to exchange")
             for variable, line in zip(variables, lines_of(variables), strict=True)
         ]
-        subject = f"the variables of optimizer {self.label!r}"
-        agree(lines, name="keras.DistributedOptimizer.agreement", subject=subject, process_set=self.process_set)
-        digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
-        self._name = f"DistributedOptimizer.{digest}"
-        self._agreed = weakref.ref(engine)
+        return lines
 
     def parts(self, variables: Sequence[Any]) -> list[list[int]]:
         """Which of the gradients, by their places, travel in one request each."""
@@ -107,62 +115,49 @@ class Exchange:
 
     def names(self, parts: Sequence[object]) -> list[str]:
         """Of the requests; known when the ranks have agreed."""
-        return [self._name if len(parts) == 1 else f"{self._name}.{number}" for number in range(len(parts))]
+        return self.numbered(self._name, parts)
+
+    def numbered(self, name: str, parts: Sequence[object]) -> list[str]:
+        """The names of so many requests of one exchange."""
+        return [name if len(parts) == 1 else f"{name}.{number}" for number in range(len(parts))]
+
+    @contextlib.contextmanager
+    def keeping_failures(self) -> Iterator[None]:
+        """What is raised in it is kept in `failures`, too: TensorFlow and JAX hand it on as an error of their own."""
+        try:
+            yield
+        except BaseException as error:
+            failures.append(error)
+            raise
 
     def factors(self) -> tuple[ReduceOp, float, float]:
         """The reduction, and the factors before and after it."""
-        if self.op is ReduceOp.AVERAGE and self.predivide != 1.0:
-            size = context.engine(self.process_set).size
-            return ReduceOp.SUM, 1.0 / self.predivide, self.predivide / size
-        return self.op, 1.0, 1.0
+        return self.op, 1.0 / self.predivide, self.predivide
 
     def on_host(
-        self,
-        gradients: Sequence[numpy.ndarray[Any, Any]],
-        owners: Sequence[Any],
-        wanted: Sequence[Any],
-        everything: Sequence[Any],
+        self, gradients: Sequence[numpy.ndarray[Any, Any]], variables: Sequence[Any], everything: Sequence[Any]
     ) -> list[numpy.ndarray[Any, Any]]:
-        """Reduces arrays over the ranks into new ones. Collective. What it raises is kept in `failures`, too.
+        """Reduces arrays over the ranks into new ones. Collective.
 
         Args:
             gradients: [n]
-            owners: [n], their variables.
-            wanted, everything: as `variables` and `everything` of `reduced`, for the agreement.
+            variables, everything: as those of `reduced`.
         """
-        try:
-            self.agree(everything, wanted)
+        with self.keeping_failures():
+            self.agree(everything, variables)
             op, prescale, postscale = self.factors()
-            parts = self.parts(owners)
+            parts = self.parts(variables)
             reduced: list[Any] = [None] * len(gradients)
             for name, part in zip(self.names(parts), parts, strict=True):
-                sent = [self.weighed(numpy.asarray(gradients[place])) for place in part]
+                sent = [self._weighed(numpy.asarray(gradients[place])) for place in part]
                 received = arrays.grouped_allreduce(
                     sent, op, name, prescale=prescale, postscale=postscale, process_set=self.process_set
                 )
                 for place, array in zip(part, received, strict=True):
                     reduced[place] = array
-        except BaseException as error:
-            failures.append(error)
-            raise
         return reduced
 
-    def rows_on_host(
-        self, values: numpy.ndarray[Any, Any], indices: numpy.ndarray[Any, Any], place: int
-    ) -> list[numpy.ndarray[Any, Any]]:
-        """All ranks' rows of one sparse gradient: values, divided for an average, and their indices. Collective."""
-        try:
-            name = f"{self._name}.rows.{place}"
-            own = [self.weighed(values), indices]
-            gathered, where = arrays.grouped_allgather(own, name, process_set=self.process_set)
-            if self.op is ReduceOp.AVERAGE:
-                gathered = (gathered / context.engine(self.process_set).size).astype(values.dtype)
-        except BaseException as error:
-            failures.append(error)
-            raise
-        return [gathered, where]
-
-    def weighed(self, gradient: Any) -> Any:
+    def _weighed(self, gradient: Any) -> Any:
         """A gradient, multiplied where that is this rank's part; with several passes each pass has done that before."""
         if not self.weighs or self.factor == 1.0 or self.accumulates > 1:
             return gradient
@@ -170,13 +165,10 @@ class Exchange:
 
     def all_true(self, flag: Any) -> bool:
         """Whether a truth value holds on every rank. Collective."""
-        try:
+        with self.keeping_failures():
             sent = numpy.asarray(flag, numpy.uint8).reshape(())
             name = "keras.DistributedOptimizer.finite"
             return bool(arrays.allreduce(sent, ReduceOp.MIN, name, process_set=self.process_set))
-        except BaseException as error:
-            failures.append(error)
-            raise
 
     def reduced(self, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]) -> list[Any]:
         """The gradients of all ranks in the place of this rank's. Collective, in the graph that is being made, if any.

@@ -21,7 +21,7 @@ def reduced(
     forms = tuple(jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in sent)
 
     def on_host(*parts: Any) -> tuple[numpy.ndarray[Any, Any], ...]:
-        return tuple(exchange.on_host([numpy.asarray(part) for part in parts], variables, variables, everything))
+        return tuple(exchange.on_host([numpy.asarray(part) for part in parts], variables, everything))
 
     received = io_callback(on_host, forms, *sent, ordered=True)
     return exchange.decompressed(received, contexts)

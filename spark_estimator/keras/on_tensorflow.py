@@ -1,6 +1,7 @@
-"""Gradients on Keras' TensorFlow backend: one operation of a step calls the engine with all gradients.
+"""Gradients on Keras' TensorFlow backend: a step reduces them as the tape of ``spark_estimator.tensorflow`` does.
 
-One operation, as TensorFlow would run several in another order on each rank, each waiting for its peers.
+What waits for other ranks in a graph of TensorFlow, which runs its operations in another order on each rank, is either
+one operation that all of a step's others come after (the agreement), or a node that keeps no thread while it waits.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from typing import Any
 import numpy
 import tensorflow as tf
 
+from spark_estimator._native import ReduceOp
+from spark_estimator.collectives import context
+from spark_estimator.collectives.process_set import global_process_set
 from spark_estimator.keras.exchange import Exchange
+from spark_estimator.tensorflow.gathering import allgather_of
+from spark_estimator.tensorflow.reducing import Reduction, allreduce_of
+
+_KIND = "DistributedOptimizer"
 
 
 def reduced(
@@ -26,35 +34,47 @@ def reduced(
     if exchange.sparse_as_dense:
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
     dense = [place for place, gradient in enumerate(gradients) if not isinstance(gradient, tf.IndexedSlices)]
-    rows = [place for place in range(len(gradients)) if place not in dense]
-    sent, contexts = exchange.compressed([gradients[place] for place in dense])
-    owners = [variables[place] for place in dense]
-
-    def on_host(*parts: numpy.ndarray[Any, Any]) -> list[numpy.ndarray[Any, Any]]:
-        # parts that are sparse come after the dense ones, each as values and indices
-        results = exchange.on_host(parts[: len(dense)], owners, variables, everything)
-        for number, place in enumerate(rows):
-            values, indices = parts[len(dense) + 2 * number :][:2]
-            results += exchange.rows_on_host(values, indices, place)
-        return results
-
-    inputs = [*sent]
-    for place in rows:
-        inputs += [gradients[place].values, gradients[place].indices]
-    outputs = tf.numpy_function(on_host, inputs, [tensor.dtype for tensor in inputs])
-    if not isinstance(outputs, (list, tuple)):  # one tensor comes back without its list
-        outputs = [outputs]
+    name = exchange.digest(everything, variables)
+    over = exchange.process_set or global_process_set
+    how = Reduction(*exchange.factors(), over)
     result: list[Any] = list(gradients)
-    for tensor, like in zip(outputs, sent, strict=False):
-        tensor.set_shape(like.shape)
-    for place, tensor in zip(dense, exchange.decompressed(outputs[: len(dense)], contexts), strict=True):
-        result[place] = tensor
-    for number, place in enumerate(rows):
-        values, indices = outputs[len(dense) + 2 * number :][:2]
-        values.set_shape([None, *gradients[place].values.shape[1:]])
-        indices.set_shape([None])
-        result[place] = tf.IndexedSlices(values, indices, gradients[place].dense_shape)
+    with tf.control_dependencies(_agreed(exchange, variables, everything)):
+        weight = factor(exchange) if exchange.weighs and exchange.accumulates == 1 else None
+        sent, contexts = exchange.compressed([gradients[place] for place in dense])
+        parts = exchange.parts([variables[place] for place in dense])
+        received: list[Any] = list(sent)
+        for part, request in zip(parts, exchange.numbered(name, parts), strict=True):
+            own = [_weighed(sent[number], weight) for number in part]
+            for number, tensor in zip(part, allreduce_of(own, _KIND, request, how, True), strict=True):
+                received[number] = tensor
+        for place, tensor in zip(dense, exchange.decompressed(received, contexts), strict=True):
+            result[place] = tensor
+        for place, slices in enumerate(gradients):
+            if isinstance(slices, tf.IndexedSlices) and not exchange.sparse_as_dense:
+                own = [_weighed(slices.values, weight), slices.indices]
+                values, indices = allgather_of(own, _KIND, f"{name}.rows.{place}", exchange.process_set, True)
+                if exchange.op is ReduceOp.AVERAGE:
+                    values = values / tf.cast(context.engine(exchange.process_set).size, values.dtype)
+                result[place] = tf.IndexedSlices(values, indices, slices.dense_shape)
     return result
+
+
+def _agreed(exchange: Exchange, variables: Sequence[Any], everything: Sequence[Any]) -> list[Any]:
+    """Has the ranks agree before what depends on the result, now or as a part of the graph that is being made."""
+    if tf.executing_eagerly():
+        exchange.agree(everything, variables)
+        return []
+
+    def agree() -> numpy.ndarray[Any, Any]:
+        with exchange.keeping_failures():
+            exchange.agree(everything, variables)
+        return numpy.zeros(0, numpy.float32)
+
+    return [tf.numpy_function(agree, [], tf.float32)]
+
+
+def _weighed(tensor: Any, weight: Any) -> Any:
+    return tensor if weight is None else tensor * tf.cast(weight, tensor.dtype)
 
 
 def all_true(exchange: Exchange, flag: Any) -> Any:
