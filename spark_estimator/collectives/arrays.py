@@ -41,6 +41,10 @@ Array = NDArray[Any]
 _addressof = ctypes.addressof
 _from_buffer = ctypes.c_char.from_buffer
 
+#: Where TensorFlow and JAX want a tensor's memory to begin: they take such an array as it is, and copy others.
+_ALIGNMENT = 64
+_WORTH_ALIGNING = 4096
+
 _NAMES = {
     "uint8": DType.UINT8,
     "int8": DType.INT8,
@@ -337,14 +341,14 @@ def _reduced(
     if kind.endswith("allreduce"):
         code = Op.ALLREDUCE
         sources = [_contiguous(array) for array in arrays]
-        outputs = [numpy.empty_like(source) for source in sources]
+        outputs = [_empty(source.shape, source.dtype) for source in sources]
     else:
         code = Op.REDUCESCATTER
         sources = [_source(array, kind) for array in arrays]
         engine = context.engine(process_set)
         shares = [_share(source.shape[0], engine.rank, engine.size) for source in sources]
         outputs = [
-            numpy.empty((share, *source.shape[1:]), source.dtype) for share, source in zip(shares, sources, strict=True)
+            _empty((share, *source.shape[1:]), source.dtype) for share, source in zip(shares, sources, strict=True)
         ]
     name, unnamed = _name(kind, name)
     run(
@@ -359,6 +363,16 @@ def _reduced(
         unnamed=unnamed,
     )
     return outputs
+
+
+def _empty(shape: tuple[int, ...], dtype: numpy.dtype[Any]) -> Array:
+    """A new array, aligned."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < _WORTH_ALIGNING:
+        return numpy.empty(shape, dtype)
+    room = numpy.empty(size + _ALIGNMENT, numpy.uint8)
+    start = -room.ctypes.data % _ALIGNMENT
+    return room[start : start + size].view(dtype).reshape(shape)
 
 
 def _gathered(kind: str, arrays: Sequence[Array], name: str | None, process_set: ProcessSet | None) -> list[Array]:
