@@ -12,7 +12,8 @@ own DDP over gloo. A Trainer's step is all that it does from one batch to the ne
 
 ``--tensorflow`` adds the resnet50 step by TensorFlow: without communication, with ``DistributedGradientTape`` (by its
 compiled node, and ``python``, without it), with ``MultiWorkerMirroredStrategy`` over its ring (``mwms``); and by Keras'
-``train_on_batch`` on TensorFlow, alone and with ``DistributedOptimizer``.
+``train_on_batch`` on TensorFlow, alone and with ``DistributedOptimizer``. What they cannot fall below, and why, stands in
+``spark_estimator/README.md``.
 
 Ranks have the environment that launchers give to workers (``launch/worker_environment.py``): they keep freed memory, or
 else half of a CPU step is the system mapping gradients in again; --default-malloc leaves that out, for all alike.

@@ -148,7 +148,7 @@ def allreduce(
         HorovodInternalError: the collective failed otherwise; see ``Handle.wait``.
     """
     source = _contiguous(array)
-    output = numpy.empty_like(source)
+    output = _empty(source.shape, source.dtype)
     run(
         Op.ALLREDUCE,
         kind_of_unnamed("allreduce") if name is None else name,

@@ -52,6 +52,26 @@ def test_groups_of_mixed_types(n: int, shared: str) -> None:
     run_ranks(n, groups, environ={"SPARK_ESTIMATOR_SHARED_MEMORY": shared})
 
 
+def test_results_begin_where_frameworks_take_them_without_a_copy() -> None:
+    def reduce(rank: int) -> None:
+        import numpy
+
+        from spark_estimator.collectives import arrays, context
+
+        context.init()
+        for form in ("uint8", "int16", "float32", "float64", "bool"):
+            for count in (4096, 5001, 70001):
+                given = numpy.ones(count, form)
+                whole = arrays.allreduce(given, arrays.ReduceOp.MAX)
+                share = arrays.reducescatter(given, arrays.ReduceOp.SUM)
+                assert whole.tolist() == given.tolist() and len(share) in (count // 2, count - count // 2)
+                for result in (whole, share):
+                    if result.nbytes >= 4096:
+                        assert result.ctypes.data % 64 == 0 and result.flags.c_contiguous and result.flags.writeable
+
+    run_ranks(2, reduce)
+
+
 @both_channels
 def test_memory_of_large_results_is_used_again_once_nobody_holds_them(shared: str) -> None:
     def gather(rank: int) -> None:

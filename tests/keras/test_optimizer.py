@@ -141,6 +141,65 @@ def test_gradients_travel_in_half_precision(two_ranks: RankPool) -> None:
     two_ranks.run(check)
 
 
+def test_gradients_of_a_graph_of_tensorflow(two_ranks: RankPool) -> None:
+    """In compiled steps, by either node, with rows, groups and shares of the mean: the same bits."""
+    if two_ranks.backend != "tensorflow":
+        pytest.skip("what TensorFlow's graphs are made of")
+
+    def check(rank: int) -> list[list[float]]:
+        import os
+
+        import keras
+        import numpy
+        import tensorflow as tf
+
+        import spark_estimator.keras as hvd
+        from spark_estimator.collectives import context
+        from spark_estimator.keras.wrapping import exchange_of
+
+        def results(groups: Any, predivide: float, factor: float | None) -> list[float]:
+            start = [numpy.zeros((4, 2), "float32"), numpy.zeros(2000, "float32"), numpy.zeros(3, "float32")]
+            variables = [keras.Variable(each) for each in start]
+            optimizer = hvd.DistributedOptimizer(
+                keras.optimizers.SGD(1.0), groups=groups, gradient_predivide_factor=predivide
+            )
+            if factor is not None:
+                exchange = exchange_of(optimizer)
+                assert exchange is not None
+                exchange.weighs, exchange.factor = True, factor
+
+            @tf.function
+            def step(scale: Any) -> None:
+                rows = tf.IndexedSlices(tf.ones((2, 2)) * scale, tf.constant([rank, 3]), tf.constant([4, 2]))
+                optimizer.apply([rows, tf.fill([2000], scale), tf.fill([3], 3.0 * scale)], variables)
+
+            for number in (1.0, 2.0):
+                step(tf.constant((1.0 + rank) * number))
+            kinds = {node.type for node in step.get_concrete_function(tf.constant(1.0)).graph.get_operations()}
+            native = os.environ["SPARK_ESTIMATOR_TENSORFLOW_OP"] == "native"
+            assert ("SparkEstimatorAllreduce" in kinds) == native, kinds
+            first, second, third = (keras.ops.convert_to_numpy(variable) for variable in variables)
+            assert (second == second[0]).all()
+            return [*first.flatten().tolist(), float(second[0]), *third.tolist()]
+
+        found = []
+        for op in ("native", "python"):
+            os.environ["SPARK_ESTIMATOR_TENSORFLOW_OP"] = op
+            context.shutdown()
+            hvd.init()
+            for arguments in ((None, 1.0, None), (2, 2.0, None), (None, 1.0, 2.0 * (1 - rank))):
+                found.append(results(*arguments))
+        os.environ["SPARK_ESTIMATOR_TENSORFLOW_OP"] = "auto"
+        return found
+
+    first, second = two_ranks.run(check)
+    assert first == second
+    assert first[:3] == first[3:]
+    # Ranks give 1 and 2, then twice that: their averages' sum is 4.5. The rows 0 and 1 are one rank's each.
+    assert first[0] == first[1] == [-1.5, -1.5, -3.0, -3.0, 0.0, 0.0, -4.5, -4.5, -4.5, *[-13.5] * 3]
+    assert first[2] == [-3.0, -3.0, 0.0, 0.0, 0.0, 0.0, -3.0, -3.0, -3.0, *[-9.0] * 3]
+
+
 def test_variables_that_differ_are_named(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         import keras

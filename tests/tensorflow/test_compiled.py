@@ -51,6 +51,40 @@ def test_the_same_bits_and_ranks_that_differ(two_ranks: RankPool) -> None:
     assert two_ranks.run(differences, timeout=110) == [[], []]
 
 
+def test_a_tape_s_gradients_go_as_one_on_one_host_and_in_buckets_between_hosts(two_ranks: RankPool) -> None:
+    def nodes(rank: int) -> list[int]:
+        import os
+        from unittest import mock
+
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+        from spark_estimator.collectives import context
+
+        os.environ.update(SPARK_ESTIMATOR_BUCKET_BYTES="800", SPARK_ESTIMATOR_TENSORFLOW_OP="native")
+        hvd.shutdown()
+        hvd.init()
+        os.environ["SPARK_ESTIMATOR_TENSORFLOW_OP"] = "python"
+        del os.environ["SPARK_ESTIMATOR_BUCKET_BYTES"]
+        variables = [tf.Variable(tf.ones(100)) for _ in range(6)]
+        found = []
+        for hosts in (1, 2):  # the ranks are on one host; the graph is made as if they were not
+
+            @tf.function
+            def step() -> Any:
+                with tf.GradientTape() as tape:
+                    loss = tf.add_n([tf.reduce_sum(each * (rank + 1.0)) for each in variables])
+                return hvd.DistributedGradientTape(tape).gradient(loss, variables)
+
+            with mock.patch.object(context, "cross_size", lambda hosts=hosts: hosts):
+                operations = step.get_concrete_function().graph.get_operations()
+            assert all((gradient.numpy() == 1.5).all() for gradient in step())
+            found.append([node.type for node in operations].count("SparkEstimatorAllreduce"))
+        return found
+
+    assert two_ranks.run(nodes) == [[1, 3], [1, 3]]
+
+
 def test_what_others_could_write_is_not_loaded(two_ranks: RankPool, tmp_path: Path) -> None:
     def told(rank: int, folder: str) -> list[str]:
         import os
