@@ -12,7 +12,7 @@ own DDP over gloo. A Trainer's step is all that it does from one batch to the ne
 
 ``--tensorflow`` adds the resnet50 step by TensorFlow: without communication, with ``DistributedGradientTape`` (by its
 compiled node, and ``python``, without it), with ``MultiWorkerMirroredStrategy`` over its ring (``mwms``); and by Keras'
-``train_on_batch`` on TensorFlow, alone and with ``DistributedOptimizer``. What they cannot fall below, and why, stands in
+``train_on_batch`` on TensorFlow, alone and with ``DistributedOptimizer``. What they cannot fall below stands in
 ``spark_estimator/README.md``.
 
 Ranks have the environment that launchers give to workers (``launch/worker_environment.py``): they keep freed memory, or
