@@ -231,7 +231,7 @@ class HorovodMethods(HorovodCollectives, _Base):
         """
         self._release()
         for optimizer in self._made_distributed:
-            if not optimizer.state_is_divided:
+            if not getattr(optimizer, "state_is_divided", False):
                 unwrap(optimizer)
         self._made_distributed.clear()
         self._metrics.release()
