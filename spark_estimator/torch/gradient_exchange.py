@@ -30,18 +30,15 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._compile import _disable_dynamo
 
-from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import context
-from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.errors import HorovodInternalError, MismatchError
-from spark_estimator.torch.agreement import agree
 from spark_estimator.torch.backward_hooks import (
     EndOfBackward,
     InnerPass,
@@ -51,11 +48,9 @@ from spark_estimator.torch.backward_hooks import (
     enclosing_node,
     inside_backward,
 )
-from spark_estimator.torch.buckets import Gradient, description, plan
-from spark_estimator.torch.compression import BucketCompression, wire_dtype
-from spark_estimator.torch.gradient_bucket import Bucket, Options, Slot
-from spark_estimator.torch.memory import described, element_type, is_alone, overlapping
-from spark_estimator.torch.sparse_bucket import SparseBucket
+from spark_estimator.torch.gradient_bucket import Options, Slot
+from spark_estimator.torch.gradient_plan import GradientPlan
+from spark_estimator.torch.memory import is_alone, overlapping
 
 
 class GradientExchange:
@@ -101,10 +96,7 @@ class GradientExchange:
         self._sent_before = False  # by an earlier try of this pass, whose backward raised
         # One parameter with the average that it was given last: gone when the user has cleared the gradients.
         self._averaged: tuple[torch.Tensor, weakref.ref[torch.Tensor]] | None = None
-        self._slots: list[Slot] = []
-        self._buckets: list[Bucket] = []
-        self._bucket_of: dict[int, Bucket] = {}
-        self._agreed = False  # the ranks have compared their plans
+        self._plan = GradientPlan("", [], options, passes)
         self._join_job()
         _in_order.append(weakref.ref(self))
         for param in self._trainable():
@@ -122,7 +114,7 @@ class GradientExchange:
     @property
     def bytes_given(self) -> int:
         """Bytes that this rank handed to the engine in the last exchange; 0 before the first."""
-        return sum(bucket.bytes_given for bucket in self._buckets)
+        return sum(bucket.bytes_given for bucket in self._plan.buckets)
 
     def synchronize(self) -> None:
         """Exchanges what has not been exchanged in this step; returns when all gradients are averages. Collective."""
@@ -175,19 +167,19 @@ class GradientExchange:
                 if not self._armed:
                     self._begin_pass(key)
             if self._hooks.counting[0]:
-                missing = self._bucket_of[key].missing
+                missing = self._plan.bucket_of[key].missing
                 if key not in missing:
                     self.gradient_again(key)
                     return
                 missing.discard(key)
         if self._hooks.counting[0]:
-            bucket = self._bucket_of[key]
-            if not bucket.missing and self._agreed and not (self._repeats or self._held_back):
+            bucket = self._plan.bucket_of[key]
+            if not bucket.missing and self._plan.agreed and not (self._repeats or self._held_back):
                 bucket.submit()
 
     def gradient_again(self, key: int) -> None:
         """A gradient that was complete in this pass has got more; see ``backward_hooks.Listener``."""
-        bucket = self._bucket_of[key]
+        bucket = self._plan.bucket_of[key]
         if not bucket.submitted:
             self._repeats = True
         elif not self._sent_before:  # else the earlier try of this step, whose backward raised, is what counts
@@ -208,7 +200,7 @@ class GradientExchange:
             self._inner = InnerPass(outer)
             # If the outer one raises from here on, nobody tells: what adds to these gradients when it is tried again
             # must not find the memory that the engine works on.
-            for bucket in self._buckets:
+            for bucket in self._plan.buckets:
                 if bucket.submitted:
                     bucket.let_go_of_memory()
             call_after(outer, self._resume)
@@ -220,8 +212,8 @@ class GradientExchange:
         # Every optimizer that this pass has reached has submitted before one waits: another rank's pass may have
         # reached some of them only, and that rank waits for those first.
         call_at_the_end(self._end_of_last_pass)
-        if self._agreed:
-            for bucket in self._buckets:
+        if self._plan.agreed:
+            for bucket in self._plan.buckets:
                 bucket.submit()
 
     def _end_of_last_pass(self) -> None:
@@ -231,8 +223,8 @@ class GradientExchange:
     def backward_raised(self) -> None:
         """The pass died. What has been submitted counts, as the other ranks count on it; the rest never happened."""
         self._armed = self._open = self._hooks.counting[0] = False
-        self._cut_short_by = next((bucket.torn for bucket in self._buckets if bucket.torn), self._cut_short_by)
-        for bucket in self._buckets:
+        self._cut_short_by = next((bucket.torn for bucket in self._plan.buckets if bucket.torn), self._cut_short_by)
+        for bucket in self._plan.buckets:
             if bucket.submitted:
                 self._sent_before = True
                 bucket.let_go_of_memory()
@@ -278,30 +270,29 @@ class GradientExchange:
     @torch.no_grad()
     def _exchange(self) -> None:
         try:
-            if not self._agreed:
-                self._agree()
-            for bucket in self._buckets:
+            if not self._plan.agreed and self._plan.agree():
+                self._listen()
+            for bucket in self._plan.buckets:
                 bucket.submit()
-            for bucket in self._buckets:
+            for bucket in self._plan.buckets:
                 bucket.proceed()
-            for bucket in self._buckets:
+            for bucket in self._plan.buckets:
                 bucket.finish()
             self._done = True
             self.exchanges += 1
             self._remember_an_average()
         except MismatchError:
-            self._agreed = False
+            self._plan.agreed = False
             raise
         except HorovodInternalError:
             raise  # as every later exchange will
         except BaseException as error:  # Ctrl-C while it waited, for one
-            if any(bucket.submitted for bucket in self._buckets):
+            if self._plan.in_flight:
                 self._cut_short_by = type(error).__name__
             raise
         finally:
             self._open = self._sent_before = False
-            for bucket in self._buckets:
-                bucket.forget()
+            self._plan.forget()
 
     def _remember_an_average(self) -> None:
         self._averaged = next(
@@ -324,13 +315,12 @@ class GradientExchange:
         """Takes a name in the present job: after another `init()` all ranks number their optimizers anew."""
         self._engine: Engine = self._options.engine()
         self.name = self._options.next_name()
-        self._agreed = False
+        self._plan.agreed = False
         self._joins = self._engine.joins
         self._seen = {}
         self.exchanges = 0
         self._cut_short_by = ""  # what ended an exchange on this rank that the other ranks may have completed
-        for bucket in self._buckets:  # sent to an engine that is gone
-            bucket.forget()
+        self._plan.forget()  # what was sent to an engine that is gone
         self._signature: list[tuple[int, torch.dtype, torch.Size]] | None = None
 
     def _trainable(self) -> list[torch.Tensor]:
@@ -355,19 +345,25 @@ class GradientExchange:
         if self._joins != self._engine.joins:
             # All ranks have left a join together. One may have had no batch yet, and have agreed to nothing.
             self._joins = self._engine.joins
-            self._agreed = False
+            self._plan.agreed = False
         params = self._hooks.not_newer(self._trainable())
         signature = [(id(param), param.dtype, param.shape) for param in params]
-        if signature == self._signature or any(bucket.submitted for bucket in self._buckets):
+        if signature == self._signature or self._plan.in_flight:
             return  # what has been submitted belongs to the old plan: a new one begins with the next step
-        self._slots = [Slot(param, self._name(param)) for param in params]
+        slots = [Slot(param, self._name(param)) for param in params]
         self._signature = None
-        self._agreed = False
         self._repeats = False
         for param in params:
             self._hooks.add(param)
-        self._plan({})
+        self._plan = GradientPlan(self.name, slots, self._options, self.passes_per_step)
+        self._listen()
         self._signature = signature  # last: a plan that Ctrl-C has left half made is made again
+
+    def _listen(self) -> None:
+        """Has the hooks count the gradients that each bucket of the plan misses."""
+        self._hooks.keep_only(set(self._plan.bucket_of))
+        for key, bucket in self._plan.bucket_of.items():
+            self._hooks.count_in(key, bucket.missing)
 
     def _newer(self) -> list[GradientExchange]:
         """Those of optimizers that were made later and exchange parameters of this one, too."""
@@ -384,18 +380,18 @@ class GradientExchange:
             first: id of the parameter that the pass under way has reached already.
         """
         there = []
-        for slot in self._slots:
+        for slot in self._plan.slots:
             gradient = slot.before = slot.param.grad
             if gradient is not None and gradient.layout is torch.strided:
                 there.append(gradient)
         if not there or (len(there) == 1 and self._is_new(there[0], first)):
             return
-        own = {id(slot.param) for slot in self._slots}
+        own = {id(slot.param) for slot in self._plan.slots}
         exchanges = [other for reference in _in_order if (other := reference()) is not None and other is not self]
         others = [param for other in exchanges for param in other._trainable() if id(param) not in own]
         gradients = [param.grad for param in others if param.grad is not None and param.grad.layout is torch.strided]
         overlaps = overlapping([*there, *gradients])
-        for slot in self._slots:
+        for slot in self._plan.slots:
             slot.overlapped = id(slot.before) in overlaps
             self._held_back |= slot.overlapped
             gradient = slot.before
@@ -410,7 +406,7 @@ class GradientExchange:
     def _is_new(self, gradient: torch.Tensor, first: int | None) -> bool:
         """Whether a gradient is the one that the pass has just made, in memory of its own: nearly every pass has that
         one alone, and looks at no other optimizer's parameters."""
-        param = next((slot.param for slot in self._slots if id(slot.param) == first), None)
+        param = next((slot.param for slot in self._plan.slots if id(slot.param) == first), None)
         # Memory that PyTorch has not allocated, as an array's, cannot be resized.
         return (
             param is not None
@@ -418,107 +414,6 @@ class GradientExchange:
             and is_alone(gradient)
             and gradient.untyped_storage().resizable()
         )
-
-    def _plan(self, sparse_dims: dict[int, int]) -> None:
-        """Makes the buckets.
-
-        Args:
-            sparse_dims: position of a parameter whose gradients are sparse -> how many of its dimensions are.
-        """
-        params = [slot.param for slot in self._slots]
-        gradients = [self._planned(slot) for slot in self._slots]
-        dense = [position for position in range(len(params)) if position not in sparse_dims]
-        groups = self._group_positions([params[position] for position in dense])
-        planned = [
-            [dense[number] for number in numbers]
-            for numbers in plan([gradients[position] for position in dense], context.settings().bucket_bytes, groups)
-        ]
-        self._buckets = [
-            self._options.bucket(f"{self.name}.bucket.{number}", [self._slots[position] for position in positions])
-            for number, positions in enumerate(planned)
-        ]
-        for position, dims in sparse_dims.items():
-            name = f"{self.name}.sparse.{position}"
-            self._buckets.append(SparseBucket(name, self._slots[position], self._options, dims))
-        self._bucket_of = {id(slot.param): bucket for bucket in self._buckets for slot in bucket.slots}
-        self._hooks.keep_only(set(self._bucket_of))
-        for key, bucket in self._bucket_of.items():
-            self._hooks.count_in(key, bucket.missing)
-        op, prescale, postscale = self._options.scaled_op()
-        header = (
-            f"{len(params)} parameters, {op.name.lower()}, scales {prescale} and {postscale}, "
-            f"sparse gradients {'as dense ones' if self._options.sparse_as_dense else 'by their rows'}"
-        )
-        if self.passes_per_step > 1:
-            header += f", {self.passes_per_step} backward passes a step"
-        if self._options.shard_state:
-            header += ", state in shares"
-        if isinstance(self._options.compression, BucketCompression):
-            header += f", {self._options.compression!r}"
-        self._description = description(gradients, [*planned, *([position] for position in sparse_dims)], header)
-
-    def _planned(self, slot: Slot) -> Gradient:
-        element_type(slot.dtype)
-        wire_type = wire_dtype(self._options.compression, slot.dtype)
-        return Gradient(
-            name=slot.name,
-            shape=tuple(slot.param.shape),
-            order=slot.order,
-            dtype=str(slot.dtype).removeprefix("torch."),
-            wire_dtype="" if wire_type is None else str(wire_type).removeprefix("torch."),
-            wire_bytes=slot.param.numel() * (slot.dtype if wire_type is None else wire_type).itemsize,
-        )
-
-    def _group_positions(self, params: Sequence[torch.Tensor]) -> int | list[list[int]] | None:
-        groups = self._options.groups
-        if groups is None or isinstance(groups, int):
-            return groups
-        position = {id(param): number for number, param in enumerate(params)}
-        found = [[position[id(param)] for param in group if id(param) in position] for group in groups]
-        return [group for group in found if group]
-
-    def _agree(self) -> None:
-        """Compares plans with the other ranks, before the first bucket of a plan travels."""
-        # Under the first bucket's own name: a rank that holds to the old plan submits that, and all get an error.
-        name, detail = f"{self.name}.bucket.0", f"{self.name}.plan"
-        process_set = self._options.process_set
-        subject = "the parameters of DistributedOptimizer"
-        try:
-            agree(self._description, name=name, subject=subject, detail_name=detail, process_set=process_set)
-        except MismatchError as error:
-            if str(error).startswith("The ranks disagree"):
-                raise
-            raise MismatchError(
-                f"Rank {context.rank()} is about to exchange other gradients than before, and another rank is not: "
-                "add_param_group, requires_grad_ or a change of type must happen on all ranks between the same two "
-                f"steps. ({error})"
-            ) from error
-        self._agreed = True
-        if not self._options.sparse_as_dense:
-            self._find_sparse()
-
-    def _find_sparse(self) -> None:
-        """Plans sparse buckets for parameters whose gradient is sparse on some rank, now that all have a gradient."""
-        # Sums, in which a rank that has joined takes part with zeros: of ranks with a sparse one, of its dimensions.
-        seen = torch.zeros((2, len(self._slots)), dtype=torch.int64)
-        for position, slot in enumerate(self._slots):
-            gradient = slot.param.grad
-            if gradient is not None and gradient.layout is torch.sparse_coo:
-                seen[:, position] = torch.tensor([1, gradient.sparse_dim()])
-        name, process_set = f"{self.name}.sparse", self._options.process_set
-        collectives.run(
-            Op.ALLREDUCE,
-            name,
-            [described(seen)],
-            reduce_op=ReduceOp.SUM,
-            process_set=process_set,
-            keep=seen,
-            repeats=False,
-        )
-        ranks, dims = seen.tolist()
-        found = {at: of // count for at, (count, of) in enumerate(zip(ranks, dims, strict=True)) if count}
-        if found:
-            self._plan(found)
 
     def _name(self, param: torch.Tensor) -> str:
         name = self._names.get(id(param))
