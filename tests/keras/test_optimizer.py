@@ -200,6 +200,32 @@ def test_gradients_of_a_graph_of_tensorflow(two_ranks: RankPool) -> None:
     assert first[2] == [-3.0, -3.0, 0.0, 0.0, 0.0, 0.0, -3.0, -3.0, -3.0, *[-9.0] * 3]
 
 
+def test_over_some_of_the_ranks(two_ranks: RankPool) -> None:
+    def check(rank: int) -> list[float]:
+        import keras
+        import numpy
+
+        import spark_estimator.keras as hvd
+
+        hvd.shutdown()
+        one, both = hvd.ProcessSet([1]), hvd.ProcessSet([1, 0])
+        hvd.init(process_sets=[one])
+        found = []
+        for over in (one, hvd.global_process_set):
+            variable = keras.Variable(numpy.zeros(1, "float32"))
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=over)
+            for _ in range(2):
+                optimizer.apply([keras.ops.convert_to_tensor(numpy.array([rank + 1.0], "float32"))], [variable])
+            found.append(float(keras.ops.convert_to_numpy(variable)[0]))
+        with pytest.raises(ValueError, match="add_process_set"):
+            hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=both).apply(
+                [keras.ops.convert_to_tensor(numpy.ones(1, "float32"))], [keras.Variable(numpy.zeros(1, "float32"))]
+            )
+        return found
+
+    assert two_ranks.run(check) == [[-2.0, -3.0], [-4.0, -3.0]]
+
+
 def test_variables_that_differ_are_named(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         import keras
