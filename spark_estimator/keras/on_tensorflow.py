@@ -13,10 +13,10 @@ import numpy
 import tensorflow as tf
 
 from spark_estimator._native import ReduceOp
-from spark_estimator.collectives import context
 from spark_estimator.collectives.process_set import global_process_set
 from spark_estimator.keras.exchange import Exchange
 from spark_estimator.tensorflow.gathering import allgather_of
+from spark_estimator.tensorflow.questions import size_of
 from spark_estimator.tensorflow.reducing import Reduction, allreduce_of
 
 _KIND = "DistributedOptimizer"
@@ -45,16 +45,16 @@ def reduced(
         received: list[Any] = list(sent)
         for part, request in zip(parts, exchange.numbered(name, parts), strict=True):
             own = [_weighed(sent[number], weight) for number in part]
-            for number, tensor in zip(part, allreduce_of(own, _KIND, request, how, True), strict=True):
+            for number, tensor in zip(part, allreduce_of(own, *_named(request), how, True), strict=True):
                 received[number] = tensor
         for place, tensor in zip(dense, exchange.decompressed(received, contexts), strict=True):
             result[place] = tensor
         for place, slices in enumerate(gradients):
             if isinstance(slices, tf.IndexedSlices) and not exchange.sparse_as_dense:
                 own = [_weighed(slices.values, weight), slices.indices]
-                values, indices = allgather_of(own, _KIND, f"{name}.rows.{place}", exchange.process_set, True)
+                values, indices = allgather_of(own, *_named(f"{name}.rows.{place}"), exchange.process_set, True)
                 if exchange.op is ReduceOp.AVERAGE:
-                    values = values / tf.cast(context.engine(exchange.process_set).size, values.dtype)
+                    values = values / size_of(over, values.dtype)
                 result[place] = tf.IndexedSlices(values, indices, slices.dense_shape)
     return result
 
@@ -71,6 +71,13 @@ def _agreed(exchange: Exchange, variables: Sequence[Any], everything: Sequence[A
         return numpy.zeros(0, numpy.float32)
 
     return [tf.numpy_function(agree, [], tf.float32)]
+
+
+def _named(request: str) -> tuple[str, str | None]:
+    """Kind and name of a request: in a graph several optimizers of like variables may have one in flight."""
+    if tf.executing_eagerly():
+        return _KIND, request
+    return f"{_KIND}.{request}", None  # and its function's name and its number among those of this kind
 
 
 def _weighed(tensor: Any, weight: Any) -> Any:

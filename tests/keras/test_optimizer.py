@@ -200,6 +200,45 @@ def test_gradients_of_a_graph_of_tensorflow(two_ranks: RankPool) -> None:
     assert first[2] == [-3.0, -3.0, 0.0, 0.0, 0.0, 0.0, -3.0, -3.0, -3.0, *[-9.0] * 3]
 
 
+def test_two_optimizers_of_like_variables_in_one_graph(two_ranks: RankPool) -> None:
+    """As of twin critics: what they exchange looks alike, and is in flight at the same time."""
+    if two_ranks.backend != "tensorflow":
+        pytest.skip("what TensorFlow's graphs are made of")
+
+    def check(rank: int) -> list[float]:
+        import os
+
+        import keras
+        import numpy
+        import tensorflow as tf
+
+        import spark_estimator.keras as hvd
+
+        def trained() -> list[float]:
+            variables = [keras.Variable(numpy.zeros(3, "float32"), name="w") for _ in range(4)]
+            optimizers = [hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)) for _ in variables]
+
+            @tf.function
+            def step(scale: Any) -> None:
+                for number, (optimizer, variable) in enumerate(zip(optimizers, variables, strict=True)):
+                    optimizer.apply([tf.fill([3], scale * (10.0**number))], [variable])
+
+            for _ in range(20):
+                step(tf.constant(rank + 1.0))
+            return [float(variable.numpy()[0]) for variable in variables]
+
+        found = []
+        for op in ("native", "python"):
+            os.environ["SPARK_ESTIMATOR_TENSORFLOW_OP"] = op
+            hvd.shutdown()
+            hvd.init()
+            found += trained()
+        os.environ["SPARK_ESTIMATOR_TENSORFLOW_OP"] = "auto"
+        return found
+
+    assert two_ranks.run(check) == [[-30.0, -300.0, -3000.0, -30000.0] * 2] * 2
+
+
 def test_over_some_of_the_ranks(two_ranks: RankPool) -> None:
     def check(rank: int) -> list[float]:
         import keras
