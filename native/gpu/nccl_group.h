@@ -1,0 +1,173 @@
+// Collectives on GPU tensors by NCCL: one rank's part of one group of ranks, each with a device of its own.
+//
+// A group has one NCCL communicator and one stream. Its operations run on that stream, in the order in which they are
+// called, which must be the same on all ranks. An operation is a chain on the device:
+//
+//   the caller's stream:   ... writes inputs | record `ready`              wait `done` | reads outputs ...
+//   the group's stream:                            wait `ready` | NCCL | record `done`
+//
+// The CPU only hands it over: it never waits for a stream. It does wait until NCCL has launched what it was given
+// (ncclInProgress: the first operations connect the ranks, which needs the other ranks' first operations), because an
+// event that is recorded before that would say "done" too early. So calls of one group come from one thread, or one
+// after the other, and no rank waits in another group's call meanwhile.
+//
+// Waiting of the CPU, in Connect, in an operation and in the destructor, ends by what comes first: NCCL is through, it
+// reports an error, `abandoned` says that a peer is gone, Abort was called, the deadline has passed.
+//
+// What fails how. A call that makes no sense (an op that is not offered, a root that does not exist) returns
+// SE_INVALID_ARGUMENT and leaves the group as it was. Any other failure is the group's: the communicator is aborted,
+// which ends the kernels that wait for peers; the events behind them come, with nonsense in the outputs. So whoever
+// has seen `done` asks AsyncError() before believing the data. The first failure is kept, and every later call returns
+// it.
+//
+// NCCL is called by one thread at a time, which its communicators demand, and never for long: they are non-blocking.
+#ifndef SPARK_ESTIMATOR_GPU_NCCL_GROUP_H_
+#define SPARK_ESTIMATOR_GPU_NCCL_GROUP_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "gpu/cuda_api.h"
+#include "gpu/events.h"
+#include "gpu/nccl_api.h"
+#include "gpu/nccl_reduce.h"
+
+namespace spark_estimator {
+
+// One tensor of an allreduce.
+struct ReduceTensor {
+  const void* input = nullptr;  // null: this rank has joined and takes part with zeros
+  void* output = nullptr;       // may be the input; null with a null input: nobody wants the result here
+  size_t count = 0;             // elements, the same on all ranks
+};
+
+// One tensor of a broadcast.
+struct BroadcastTensor {
+  const void* input = nullptr;  // read on the root; may be the output
+  void* output = nullptr;
+  size_t bytes = 0;
+};
+
+// One tensor of an allgather.
+struct GatherTensor {
+  const void* input = nullptr;  // bytes_of[rank]; may be where it belongs in the output
+  void* output = nullptr;       // bytes_of[0] of rank 0, then those of rank 1, ...
+  std::span<const size_t> bytes_of;
+};
+
+// One tensor of a reducescatter.
+struct ScatterTensor {
+  const void* input = nullptr;  // count_of[0] elements for rank 0, then those for rank 1, ...; null: zeros
+  void* output = nullptr;       // count_of[rank] elements; may be this rank's part of the input; null as above
+  std::span<const size_t> count_of;
+};
+
+class NcclGroup {
+ public:
+  struct Options {
+    int rank = 0;
+    int size = 1;
+    int device = 0;
+    NcclUniqueId id;                    // of rank 0's MakeId
+    Seconds deadline{60};               // for each wait of the CPU
+    Seconds farewell{5};                // for the destructor's, at most
+    std::function<Status()> abandoned;  // other than SE_OK: stop waiting, for this reason. Called often while waiting,
+                                        // from the waiting thread. May be empty
+  };
+
+  // What names a group that is about to be: rank 0 makes it, and somebody else carries it to all of them.
+  static Status MakeId(const NcclApi& nccl, NcclUniqueId* id);
+
+  // Constructor and Connect. `nccl` and `cuda` must outlive the group.
+  static Status Create(const NcclApi& nccl, const CudaApi& cuda, Options options, std::unique_ptr<NcclGroup>* group);
+
+  NcclGroup(const NcclApi& nccl, const CudaApi& cuda, Options options);
+  // Says goodbye to a healthy group: waits for its operations on all ranks, so all ranks must be leaving; a broken one
+  // is aborted. Neither takes longer than the farewell.
+  ~NcclGroup();
+  NcclGroup(const NcclGroup&) = delete;
+  NcclGroup& operator=(const NcclGroup&) = delete;
+
+  // Joins the communicator. All ranks call it; waits for all of them. Once, and before any operation.
+  Status Connect();
+
+  // `ready`: an event that the caller's stream has recorded behind the inputs; null: they are there. `done`: recorded
+  // when the outputs are there; null: nobody asks. Both may be used for something else once `ready` has been waited
+  // for by this call, and `done` by whoever is to wait for it.
+  Status Allreduce(std::span<const ReduceTensor> tensors, const Reduction& reduction, CudaEvent ready, CudaEvent done);
+  Status Broadcast(std::span<const BroadcastTensor> tensors, int root, CudaEvent ready, CudaEvent done);
+  Status Allgather(std::span<const GatherTensor> tensors, CudaEvent ready, CudaEvent done);
+  Status Reducescatter(std::span<const ScatterTensor> tensors, const Reduction& reduction, CudaEvent ready,
+                       CudaEvent done);
+  // `input` holds send_bytes[0] bytes for rank 0, then those for rank 1, ...; `output` receives receive_bytes[0] bytes
+  // of rank 0, ... They do not overlap.
+  Status Alltoall(const void* input, std::span<const size_t> send_bytes, void* output,
+                  std::span<const size_t> receive_bytes, CudaEvent ready, CudaEvent done);
+  // `done` comes when all ranks' `ready` has come.
+  Status Barrier(CudaEvent ready, CudaEvent done);
+
+  // What NCCL has noticed since: for the heartbeat and for whoever has seen `done`. From any thread.
+  Status AsyncError();
+
+  // Breaks the group for a reason that its later calls give. From any thread, also while another one is in Connect or
+  // in an operation, but not in the destructor; a second time it does nothing.
+  void Abort(const Status& why);
+
+  EventPool& events() { return events_; }
+  int rank() const { return options_.rank; }
+  int size() const { return options_.size; }
+
+ private:
+  struct Factor {
+    NcclType type;
+    double factor;
+    int op;
+  };
+
+  Status OpenStream();
+  // One operation, from waiting for `ready` to recording `done`; `prepare` enqueues what comes before NCCL's part on
+  // the stream, `call` makes NCCL's calls, within a group, and returns the first result that is none of success and
+  // "in progress".
+  Status Run(const char* what, CudaEvent ready, CudaEvent done, const std::function<Status()>& prepare,
+             const std::function<int(NcclComm)>& call);
+  // Gives up the communicator's lock between looks.
+  Status AwaitNccl(const std::string& what, Seconds limit);
+  Status Reduced(const Reduction& reduction, int* op, NcclType* type);
+  // Device memory that the stream's operations use one after the other.
+  Status Scratch(size_t bytes, void** data);
+  // Breaks the group, if it is not broken yet; returns why it is.
+  Status Fail(const Status& why);
+  // The same for NCCL's `result`: its words are asked for before it goes. Under comm_mutex_.
+  Status Explained(const std::string& what, int result) const;
+  std::string Who() const;
+  Status Refused(const std::string& what) const;
+  Status Healthy();
+  void SayGoodbye();
+
+  const NcclApi& nccl_;
+  const CudaApi& cuda_;
+  const Options options_;
+  EventPool events_;
+
+  std::mutex operation_mutex_;  // one operation after the other; what follows is its
+  CudaStream stream_ = nullptr;
+  std::vector<Factor> factors_;
+  std::vector<void*> scratch_;  // the last one is in use; freeing one would wait for the whole device
+  size_t scratch_bytes_ = 0;
+
+  std::mutex comm_mutex_;  // held for single calls of NCCL, or a group of them, and never while waiting
+  NcclComm comm_ = nullptr;
+  Status failure_;
+};
+
+}  // namespace spark_estimator
+
+#endif  // SPARK_ESTIMATOR_GPU_NCCL_GROUP_H_

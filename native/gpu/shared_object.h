@@ -1,0 +1,40 @@
+// A shared library that is opened while the program runs, so that building needs none of it and machines without it
+// lose nothing but what it does.
+#ifndef SPARK_ESTIMATOR_GPU_SHARED_OBJECT_H_
+#define SPARK_ESTIMATOR_GPU_SHARED_OBJECT_H_
+
+#include <string>
+
+#include "base/status.h"
+
+namespace spark_estimator {
+
+// Opened for good: CUDA and NCCL leave threads and handlers behind that would outlive a dlclose.
+class SharedObject {
+ public:
+  // `name` is a path, or a soname that the dynamic linker looks for (a copy that the process has loaded already is
+  // found first: the one that a framework brought along). Its symbols stay private to this handle.
+  static Status Open(const std::string& name, SharedObject* object);
+
+  // What is resolved is called by its real type: the caller gives a pointer of that.
+  template <typename Function>
+  Status Resolve(const char* symbol, Function** function) const {
+    void* address = nullptr;
+    SE_RETURN_IF_ERROR(Find(symbol, &address));
+    *function = reinterpret_cast<Function*>(address);
+    return Status::Ok();
+  }
+
+  // Where it was found, for messages and `doctor`.
+  const std::string& path() const { return path_; }
+
+ private:
+  Status Find(const char* symbol, void** address) const;
+
+  void* handle_ = nullptr;
+  std::string path_;
+};
+
+}  // namespace spark_estimator
+
+#endif  // SPARK_ESTIMATOR_GPU_SHARED_OBJECT_H_
