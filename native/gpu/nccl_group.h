@@ -100,8 +100,8 @@ class NcclGroup {
   Status Connect();
 
   // `ready`: an event that the caller's stream has recorded behind the inputs; null: they are there. `done`: recorded
-  // when the outputs are there; null: nobody asks. Both may be used for something else once `ready` has been waited
-  // for by this call, and `done` by whoever is to wait for it.
+  // when the outputs are there; null: nobody asks. `ready` may be recorded anew as soon as the call returns, and `done`
+  // as soon as whoever looks at it has been told to wait for it.
   Status Allreduce(std::span<const ReduceTensor> tensors, const Reduction& reduction, CudaEvent ready, CudaEvent done);
   Status Broadcast(std::span<const BroadcastTensor> tensors, int root, CudaEvent ready, CudaEvent done);
   Status Allgather(std::span<const GatherTensor> tensors, CudaEvent ready, CudaEvent done);
@@ -126,31 +126,40 @@ class NcclGroup {
   int size() const { return options_.size; }
 
  private:
+  // An operator that the communicator has made.
   struct Factor {
     NcclType type;
     double factor;
     int op;
   };
 
-  Status OpenStream();
-  // One operation, from waiting for `ready` to recording `done`; `prepare` enqueues what comes before NCCL's part on
-  // the stream, `call` makes NCCL's calls, within a group, and returns the first result that is none of success and
-  // "in progress".
+  // One operation, from waiting for `ready` to recording `done`. `prepare` enqueues what goes before NCCL's part;
+  // `call` makes NCCL's calls, inside one group, and returns the first result that is neither success nor "in
+  // progress", if there is one. Either may be empty.
   Status Run(const char* what, CudaEvent ready, CudaEvent done, const std::function<Status()>& prepare,
              const std::function<int(NcclComm)>& call);
-  // Gives up the communicator's lock between looks.
+  // One look at the communicator's state; an error fails the group.
+  Status Look(const std::string& what, bool* in_progress);
+  // Until NCCL is through with what it has taken on; fails the group when that does not come.
   Status AwaitNccl(const std::string& what, Seconds limit);
-  Status Reduced(const Reduction& reduction, int* op, NcclType* type);
+  void SayGoodbye();
+
+  Status OpenStream();
+  Status OperatorFor(const Reduction& reduction, int* op, NcclType* type);
   // Device memory that the stream's operations use one after the other.
   Status Scratch(size_t bytes, void** data);
+  Status Clear(void* data, size_t bytes);
+
   // Breaks the group, if it is not broken yet; returns why it is.
   Status Fail(const Status& why);
-  // The same for NCCL's `result`: its words are asked for before it goes. Under comm_mutex_.
-  Status Explained(const std::string& what, int result) const;
-  std::string Who() const;
-  Status Refused(const std::string& what) const;
   Status Healthy();
-  void SayGoodbye();
+  // Sentences. Explained is called under comm_mutex_: NCCL's words go with the communicator.
+  Status Explained(const std::string& what, int result) const;
+  Status TookTooLong(const std::string& what, Seconds limit);
+  Status NotConnected() const;
+  Status NotOffered(int32_t op, const Reduction& reduction) const;
+  Status Refused(const std::string& what) const;
+  std::string Who() const;
 
   const NcclApi& nccl_;
   const CudaApi& cuda_;

@@ -1,0 +1,28 @@
+#include "gpu/events.h"
+
+namespace spark_estimator {
+
+EventPool::~EventPool() {
+  for (const CudaEvent event : free_) cuda_.EventDestroy(event);
+}
+
+Status EventPool::Take(CudaEvent* event) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!free_.empty()) {
+      *event = free_.back();
+      free_.pop_back();
+      return Status::Ok();
+    }
+  }
+  const CudaDeviceScope device(cuda_, device_);
+  SE_RETURN_IF_ERROR(device.status());
+  return cuda_.Check(cuda_.EventCreateWithFlags(event, kCudaEventDisableTiming), "making an event");
+}
+
+void EventPool::Give(CudaEvent event) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  free_.push_back(event);
+}
+
+}  // namespace spark_estimator
