@@ -1,0 +1,424 @@
+// A CUDA runtime without a GPU, for tests: device memory is the host's, a stream is a thread with a queue. So what does
+// not wait for a stream is a race that a test, or ThreadSanitizer, can see.
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "fake_cuda.h"
+
+namespace {
+
+constexpr int kSuccess = 0;
+constexpr int kInvalidValue = 1;
+constexpr int kMemoryAllocation = 2;
+constexpr int kInsufficientDriver = 35;
+constexpr int kNoDevice = 100;
+constexpr int kInvalidDevice = 101;
+constexpr int kInvalidHandle = 400;
+constexpr int kNotReady = 600;
+
+// An event counts: how often it was recorded, and up to which record streams have come.
+struct Event {
+  std::mutex mutex;
+  std::condition_variable changed;
+  uint64_t recorded = 0;
+  uint64_t reached = 0;
+
+  void Reach(uint64_t record) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (record > reached) reached = record;
+    changed.notify_all();
+  }
+  void Await(uint64_t record) {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return reached >= record; });
+  }
+};
+
+// Outlives its destruction as long as something is queued, as CUDA's does: the thread owns it, too.
+struct Stream {
+  explicit Stream(int on_device) : device(on_device) {}
+
+  const int device;
+  std::atomic<bool> capturing{false};
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> queue;
+  bool busy = false;
+  bool closing = false;
+
+  void Push(std::function<void()> task) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    queue.push_back(std::move(task));
+    changed.notify_all();
+  }
+  bool Idle() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return queue.empty() && !busy;
+  }
+  void AwaitIdle() {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return queue.empty() && !busy; });
+  }
+  void Work() {
+    std::unique_lock<std::mutex> lock(mutex);
+    for (;;) {
+      changed.wait(lock, [&] { return !queue.empty() || closing; });
+      if (queue.empty()) return;
+      const std::function<void()> task = std::move(queue.front());
+      queue.pop_front();
+      busy = true;
+      lock.unlock();
+      task();
+      lock.lock();
+      busy = false;
+      changed.notify_all();
+    }
+  }
+};
+
+struct Machine {
+  std::atomic<int> devices{8};
+  std::atomic<int> driver{12080};
+  std::atomic<int> runtime{12040};
+  std::atomic<int> device_failure{0};
+  std::atomic<int> events_made{0};
+  std::mutex mutex;
+  std::map<void*, std::shared_ptr<Stream>> streams;
+  std::map<void*, std::shared_ptr<Event>> events;
+  std::set<void*> allocations;
+  std::map<int, std::shared_ptr<Stream>> null_streams;  // by device
+};
+
+// Never destroyed: streams' threads may outlive main.
+Machine& TheMachine() {
+  static Machine* const machine = [] {
+    auto* made = new Machine;
+    if (const char* devices = std::getenv("FAKE_CUDA_DEVICES")) made->devices = std::atoi(devices);
+    if (const char* driver = std::getenv("FAKE_CUDA_DRIVER")) made->driver = std::atoi(driver);
+    return made;
+  }();
+  return *machine;
+}
+
+thread_local int current_device = 0;
+thread_local int last_error = kSuccess;
+
+int Failed(int code) {
+  if (code != kSuccess && code != kNotReady) last_error = code;
+  return code;
+}
+
+std::shared_ptr<Stream> MakeStream(int device) {
+  auto stream = std::make_shared<Stream>(device);
+  std::thread([stream] { stream->Work(); }).detach();
+  return stream;
+}
+
+// Null, 1 and 2 are CUDA's own streams; one for all of them here.
+std::shared_ptr<Stream> StreamOf(void* handle) {
+  Machine& machine = TheMachine();
+  const std::lock_guard<std::mutex> lock(machine.mutex);
+  if (reinterpret_cast<uintptr_t>(handle) <= 2) {
+    auto& stream = machine.null_streams[current_device];
+    if (!stream) stream = MakeStream(current_device);
+    return stream;
+  }
+  const auto found = machine.streams.find(handle);
+  return found == machine.streams.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<Event> EventOf(void* handle) {
+  Machine& machine = TheMachine();
+  const std::lock_guard<std::mutex> lock(machine.mutex);
+  const auto found = machine.events.find(handle);
+  return found == machine.events.end() ? nullptr : found->second;
+}
+
+}  // namespace
+
+extern "C" {
+
+FAKE_API int cudaRuntimeGetVersion(int* version) {
+  *version = TheMachine().runtime;
+  return kSuccess;
+}
+
+FAKE_API int cudaDriverGetVersion(int* version) {
+  *version = TheMachine().driver;
+  return kSuccess;
+}
+
+FAKE_API int cudaGetDeviceCount(int* count) {
+  const Machine& machine = TheMachine();
+  *count = 0;
+  if (machine.device_failure != 0) return Failed(machine.device_failure);
+  // Of one major version, an older driver does.
+  if (machine.driver / 1000 < machine.runtime / 1000) return Failed(kInsufficientDriver);
+  if (machine.devices == 0) return Failed(kNoDevice);
+  *count = machine.devices;
+  return kSuccess;
+}
+
+FAKE_API int cudaSetDevice(int device) {
+  if (device < 0 || device >= TheMachine().devices) return Failed(kInvalidDevice);
+  current_device = device;
+  return kSuccess;
+}
+
+FAKE_API int cudaGetDevice(int* device) {
+  *device = current_device;
+  return kSuccess;
+}
+
+FAKE_API int cudaDeviceGetPCIBusId(char* text, int capacity, int device) {
+  if (device < 0 || device >= TheMachine().devices) return Failed(kInvalidDevice);
+  std::snprintf(text, static_cast<size_t>(capacity), "0000:%02x:00.0", device + 1);
+  return kSuccess;
+}
+
+FAKE_API int cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  const int devices = TheMachine().devices;
+  if (device < 0 || device >= devices || peer < 0 || peer >= devices) return Failed(kInvalidDevice);
+  *can = device != peer;
+  return kSuccess;
+}
+
+FAKE_API int cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return kSuccess;
+}
+
+FAKE_API int cudaStreamCreateWithPriority(void** stream, unsigned int, int) {
+  auto made = MakeStream(current_device);
+  Machine& machine = TheMachine();
+  const std::lock_guard<std::mutex> lock(machine.mutex);
+  *stream = made.get();
+  machine.streams[made.get()] = std::move(made);
+  return kSuccess;
+}
+
+FAKE_API int cudaStreamDestroy(void* handle) {
+  Machine& machine = TheMachine();
+  std::shared_ptr<Stream> stream;
+  {
+    const std::lock_guard<std::mutex> lock(machine.mutex);
+    const auto found = machine.streams.find(handle);
+    if (found == machine.streams.end()) return Failed(kInvalidHandle);
+    stream = found->second;
+    machine.streams.erase(found);
+  }
+  const std::lock_guard<std::mutex> lock(stream->mutex);
+  stream->closing = true;
+  stream->changed.notify_all();
+  return kSuccess;
+}
+
+FAKE_API int cudaStreamWaitEvent(void* handle, void* event_handle, unsigned int) {
+  const auto stream = StreamOf(handle);
+  const auto event = EventOf(event_handle);
+  if (!stream || !event) return Failed(kInvalidHandle);
+  uint64_t record = 0;
+  {
+    const std::lock_guard<std::mutex> lock(event->mutex);
+    record = event->recorded;
+  }
+  stream->Push([event, record] { event->Await(record); });
+  return kSuccess;
+}
+
+FAKE_API int cudaStreamQuery(void* handle) {
+  const auto stream = StreamOf(handle);
+  if (!stream) return Failed(kInvalidHandle);
+  return stream->Idle() ? kSuccess : kNotReady;
+}
+
+FAKE_API int cudaStreamIsCapturing(void* handle, int* status) {
+  const auto stream = StreamOf(handle);
+  if (!stream) return Failed(kInvalidHandle);
+  *status = stream->capturing ? 1 : 0;
+  return kSuccess;
+}
+
+FAKE_API int cudaEventCreateWithFlags(void** event, unsigned int) {
+  auto made = std::make_shared<Event>();
+  Machine& machine = TheMachine();
+  ++machine.events_made;
+  const std::lock_guard<std::mutex> lock(machine.mutex);
+  *event = made.get();
+  machine.events[made.get()] = std::move(made);
+  return kSuccess;
+}
+
+FAKE_API int cudaEventRecord(void* event_handle, void* handle) {
+  const auto stream = StreamOf(handle);
+  const auto event = EventOf(event_handle);
+  if (!stream || !event) return Failed(kInvalidHandle);
+  uint64_t record = 0;
+  {
+    const std::lock_guard<std::mutex> lock(event->mutex);
+    record = ++event->recorded;
+  }
+  stream->Push([event, record] { event->Reach(record); });
+  return kSuccess;
+}
+
+FAKE_API int cudaEventQuery(void* handle) {
+  const auto event = EventOf(handle);
+  if (!event) return Failed(kInvalidHandle);
+  const std::lock_guard<std::mutex> lock(event->mutex);
+  return event->reached >= event->recorded ? kSuccess : kNotReady;
+}
+
+FAKE_API int cudaEventSynchronize(void* handle) {
+  const auto event = EventOf(handle);
+  if (!event) return Failed(kInvalidHandle);
+  uint64_t record = 0;
+  {
+    const std::lock_guard<std::mutex> lock(event->mutex);
+    record = event->recorded;
+  }
+  event->Await(record);
+  return kSuccess;
+}
+
+FAKE_API int cudaEventDestroy(void* handle) {
+  Machine& machine = TheMachine();
+  const std::lock_guard<std::mutex> lock(machine.mutex);
+  return machine.events.erase(handle) == 1 ? kSuccess : Failed(kInvalidHandle);
+}
+
+FAKE_API int cudaMalloc(void** data, size_t bytes) {
+  *data = bytes < size_t{1} << 40 ? std::malloc(bytes) : nullptr;
+  if (*data == nullptr) return Failed(kMemoryAllocation);
+  std::memset(*data, 0xCD, bytes);
+  Machine& machine = TheMachine();
+  const std::lock_guard<std::mutex> lock(machine.mutex);
+  machine.allocations.insert(*data);
+  return kSuccess;
+}
+
+// Waits for the device, as CUDA's does.
+FAKE_API int cudaFree(void* data) {
+  if (data == nullptr) return kSuccess;
+  Machine& machine = TheMachine();
+  std::deque<std::shared_ptr<Stream>> streams;
+  {
+    const std::lock_guard<std::mutex> lock(machine.mutex);
+    if (machine.allocations.erase(data) == 0) return Failed(kInvalidValue);
+    for (const auto& [handle, stream] : machine.streams) {
+      if (stream->device == current_device) streams.push_back(stream);
+    }
+  }
+  for (const auto& stream : streams) stream->AwaitIdle();
+  std::free(data);
+  return kSuccess;
+}
+
+FAKE_API int cudaHostAlloc(void** data, size_t bytes, unsigned int) { return cudaMalloc(data, bytes); }
+FAKE_API int cudaFreeHost(void* data) { return cudaFree(data); }
+
+FAKE_API int cudaMemcpyAsync(void* to, const void* from, size_t bytes, int, void* handle) {
+  const auto stream = StreamOf(handle);
+  if (!stream) return Failed(kInvalidHandle);
+  stream->Push([=] { std::memcpy(to, from, bytes); });
+  return kSuccess;
+}
+
+FAKE_API int cudaMemsetAsync(void* data, int value, size_t bytes, void* handle) {
+  const auto stream = StreamOf(handle);
+  if (!stream) return Failed(kInvalidHandle);
+  stream->Push([=] { std::memset(data, value, bytes); });
+  return kSuccess;
+}
+
+FAKE_API const char* cudaGetErrorName(int code) {
+  switch (code) {
+    case kSuccess:
+      return "cudaSuccess";
+    case kMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case kInvalidDevice:
+      return "cudaErrorInvalidDevice";
+    case kInvalidHandle:
+      return "cudaErrorInvalidResourceHandle";
+    default:
+      return "cudaErrorFake";
+  }
+}
+
+FAKE_API const char* cudaGetErrorString(int code) {
+  switch (code) {
+    case kMemoryAllocation:
+      return "out of memory";
+    case kInvalidDevice:
+      return "invalid device ordinal";
+    case kInvalidHandle:
+      return "invalid resource handle";
+    default:
+      return "a fake error";
+  }
+}
+
+FAKE_API int cudaGetLastError() { return std::exchange(last_error, kSuccess); }
+
+void fake_cuda_set_devices(int devices) { TheMachine().devices = devices; }
+void fake_cuda_set_driver(int version) { TheMachine().driver = version; }
+void fake_cuda_set_runtime(int version) { TheMachine().runtime = version; }
+void fake_cuda_fail_devices(int code) { TheMachine().device_failure = code; }
+
+void fake_cuda_enqueue(void* stream, void (*run)(void*), void* argument) {
+  const auto found = StreamOf(stream);
+  if (!found) {
+    std::fputs("fake CUDA: a kernel on a stream that does not exist\n", stderr);
+    std::abort();
+  }
+  found->Push([=] { run(argument); });
+}
+
+void fake_cuda_delay(void* stream, int microseconds) {
+  if (const auto found = StreamOf(stream)) {
+    found->Push([=] { std::this_thread::sleep_for(std::chrono::microseconds(microseconds)); });
+  }
+}
+
+void fake_cuda_capture(void* stream, int on) {
+  if (const auto found = StreamOf(stream)) found->capturing = on != 0;
+}
+
+void* fake_cuda_stream_create() {
+  void* stream = nullptr;
+  cudaStreamCreateWithPriority(&stream, 1, 0);
+  return stream;
+}
+
+int fake_cuda_live_streams() {
+  const std::lock_guard<std::mutex> lock(TheMachine().mutex);
+  return static_cast<int>(TheMachine().streams.size());
+}
+
+int fake_cuda_live_events() {
+  const std::lock_guard<std::mutex> lock(TheMachine().mutex);
+  return static_cast<int>(TheMachine().events.size());
+}
+
+int fake_cuda_live_allocations() {
+  const std::lock_guard<std::mutex> lock(TheMachine().mutex);
+  return static_cast<int>(TheMachine().allocations.size());
+}
+
+int fake_cuda_events_made() { return TheMachine().events_made; }
+
+}  // extern "C"
