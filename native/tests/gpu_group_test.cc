@@ -1,1 +1,612 @@
-int main() { return 0; }
+// Every operation of a group on every type, against float64, on tensors that are filled late and read at once; what
+// NCCL is asked for, and in which order.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <deque>
+#include <filesystem>
+#include <numeric>
+#include <random>
+
+#include "base/rows.h"
+#include "gpu_ranks.h"
+
+namespace {
+
+using namespace spark_estimator;
+using namespace spark_estimator::testing;
+
+constexpr int32_t kDtypes[] = {SE_UINT8,    SE_INT8,    SE_INT32,   SE_INT64, SE_FLOAT16,
+                               SE_BFLOAT16, SE_FLOAT32, SE_FLOAT64, SE_BOOL};
+
+// Values that a dtype can hold, and whose sums and products over four ranks it can hold as well.
+std::vector<double> RandomValues(int32_t dtype, int32_t reduce_op, size_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<double> values(count);
+  int low = -20;
+  int high = 20;
+  if (reduce_op == SE_PRODUCT) low = -2, high = 2;
+  if (dtype == SE_UINT8) low = 0;
+  if (dtype == SE_BOOL) low = 0, high = 1;
+  std::uniform_int_distribution<int> whole(low, high);
+  for (double& value : values) value = whole(random) * (IsFloatingPoint(dtype) ? 0.125 : 1);
+  return values;
+}
+
+double Reduced(int32_t dtype, int32_t reduce_op, double a, double b) {
+  switch (reduce_op) {
+    case SE_MIN:
+      return std::min(a, b);
+    case SE_MAX:
+      return std::max(a, b);
+    case SE_PRODUCT:
+      return a * b;
+    default:
+      return dtype == SE_BOOL ? std::max(a, b) : a + b;
+  }
+}
+
+double Tolerance(int32_t dtype) {
+  switch (dtype) {
+    case SE_FLOAT16:
+      return 2e-3;
+    case SE_BFLOAT16:
+      return 2e-2;
+    case SE_FLOAT32:
+      return 1e-6;
+    case SE_FLOAT64:
+      return 1e-14;
+    default:
+      return 0;
+  }
+}
+
+void CheckValues(int32_t dtype, const std::vector<uint8_t>& bytes, const std::vector<double>& expected,
+                 const std::string& what) {
+  const std::vector<double> values = ToDoubles(dtype, bytes);
+  CHECK_EQ(values.size(), expected.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (std::fabs(values[i] - expected[i]) <= Tolerance(dtype) * (1 + std::fabs(expected[i]))) continue;
+    Fail(__FILE__, __LINE__,
+         what + ", element " + std::to_string(i) + ": " + std::to_string(values[i]) + " is not " +
+             std::to_string(expected[i]));
+  }
+}
+
+std::vector<double> ReduceOf(const Reduction& reduction, int size, size_t count, uint32_t seed, int joined = -1) {
+  std::vector<double> expected;
+  for (int rank = 0; rank < size; ++rank) {
+    std::vector<double> values = RandomValues(reduction.dtype, reduction.reduce_op, count, seed + At(rank));
+    if (rank == joined) values.assign(count, 0);
+    for (size_t i = 0; i < count; ++i) {
+      if (rank == 0) expected.push_back(values[i]);
+      if (rank > 0) expected[i] = Reduced(reduction.dtype, reduction.reduce_op, expected[i], values[i]);
+    }
+  }
+  const double factor = reduction.prescale * reduction.postscale / (reduction.reduce_op == SE_AVERAGE ? size : 1);
+  for (double& value : expected) value *= factor;
+  return expected;
+}
+
+// What one operation needs for as long as the caller's stream may touch it.
+struct Work {
+  std::vector<uint8_t> input;
+  std::vector<uint8_t> output;
+  std::vector<double> expected;
+  int32_t dtype = 0;
+  std::string what;
+  std::deque<DeviceMemory> memory;
+
+  void Check() const { CheckValues(dtype, output, expected, what); }
+};
+
+std::string Describe(const char* op, const Reduction& reduction, size_t count) {
+  return std::string(op) + " " + DtypeName(reduction.dtype) + " " + ReduceOpName(reduction.reduce_op) + " of " +
+         std::to_string(count);
+}
+
+// The input comes late, the output is wanted at once.
+void StartAllreduce(Member& me, Caller& caller, Work& work, const Reduction& reduction, size_t count, uint32_t seed,
+                    bool in_place) {
+  work.dtype = reduction.dtype;
+  work.what = Describe("allreduce", reduction, count);
+  work.input = ToBytes(reduction.dtype, RandomValues(reduction.dtype, reduction.reduce_op, count, seed + At(me.rank)));
+  work.output.assign(work.input.size(), 0);
+  work.expected = ReduceOf(reduction, me.size, count, seed);
+  void* input = work.memory.emplace_back(work.input.size()).get();
+  void* output = in_place ? input : work.memory.emplace_back(work.input.size()).get();
+  caller.Delay(100);
+  caller.Upload(work.input, input);
+  CHECK_OK(caller.Order(*me.group, [&](CudaEvent ready, CudaEvent done) {
+    const ReduceTensor tensor{input, output, count};
+    return me.group->Allreduce({&tensor, 1}, reduction, ready, done);
+  }));
+  caller.Download(output, &work.output);
+}
+
+void AllreduceOfEveryTypeAndOp() {
+  const uint32_t fresh = std::random_device{}();
+  for (const int size : {1, 2, 3, 4}) {
+    RunGroup(size, [&](Member& me) {
+      Caller caller;
+      uint32_t seed = fresh;
+      for (const int32_t dtype : kDtypes) {
+        for (const int32_t reduce_op : {SE_SUM, SE_AVERAGE, SE_MIN, SE_MAX, SE_PRODUCT}) {
+          for (const size_t count : {size_t{1}, size_t{7}, size_t{1000}, size_t{20000}}) {
+            if (count == 20000 && (size != 3 || reduce_op != SE_SUM)) continue;  // more than the fake sends at once
+            const Reduction reduction{dtype, reduce_op, 1, 1};
+            if (!Offers(SE_ALLREDUCE, reduction, size)) continue;
+            Work work;
+            StartAllreduce(me, caller, work, reduction, count, seed += 16, count == 7);
+            caller.Synchronize();
+            work.Check();
+          }
+        }
+      }
+    });
+    CheckNothingLeft();
+  }
+}
+
+void FactorsAreOneOperatorEach() {
+  const uint32_t fresh = std::random_device{}();
+  RunGroup(2, [&](Member& me) {
+    Caller caller;
+    uint32_t seed = fresh;
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      for (const int32_t dtype : {SE_FLOAT16, SE_BFLOAT16, SE_FLOAT32, SE_FLOAT64}) {
+        for (const int32_t reduce_op : {SE_SUM, SE_AVERAGE}) {
+          for (const auto& [prescale, postscale] : {std::pair{0.5, 1.0}, std::pair{1.0, 3.0}, std::pair{-4.0, 0.75}}) {
+            Work work;
+            StartAllreduce(me, caller, work, {dtype, reduce_op, prescale, postscale}, 100, seed += 16, false);
+            caller.Synchronize();
+            work.Check();
+          }
+        }
+      }
+    }
+    // 0.5, 3, -3, 0.25, 1.5, -1.5 of four types, on each rank.
+    CHECK_OK(caller.Order(*me.group, [&](auto ready, auto done) { return me.group->Barrier(ready, done); }));
+    caller.Synchronize();
+    CHECK_EQ(Fake().fake_nccl_live_operators(), 48);
+    CHECK_OK(caller.Order(*me.group, [&](auto ready, auto done) { return me.group->Barrier(ready, done); }));
+    caller.Synchronize();
+    // A factor that changes all the time does not pile operators up.
+    for (int i = 0; i < 100; ++i) {
+      Work work;
+      StartAllreduce(me, caller, work, {SE_FLOAT64, SE_SUM, 2.0 + i, 1}, 3, seed += 16, false);
+      caller.Synchronize();
+      work.Check();
+    }
+    CHECK(Fake().fake_nccl_live_operators() <= 128);
+  });
+  CheckNothingLeft();
+}
+
+void AJoinedRankTakesPartWithZeros() {
+  const uint32_t seed = std::random_device{}();
+  for (const bool with_output : {true, false}) {
+    for (const int32_t reduce_op : {SE_SUM, SE_AVERAGE, SE_MIN, SE_MAX}) {
+      RunGroup(3, [&](Member& me) {
+        const Reduction reduction{SE_FLOAT32, reduce_op, 1, 1};
+        const bool joined = me.rank == 1;
+        Caller caller;
+        constexpr size_t kCounts[] = {5, 3000};
+        std::vector<Work> works(2);
+        std::vector<ReduceTensor> tensors;
+        for (size_t i = 0; i < works.size(); ++i) {
+          Work& work = works[i];
+          const size_t count = kCounts[i];
+          work.dtype = SE_FLOAT32;
+          work.what = Describe("with a joined rank:", reduction, count);
+          work.input = ToBytes(SE_FLOAT32, RandomValues(SE_FLOAT32, reduce_op, count, seed + At(me.rank)));
+          work.output.assign(work.input.size(), 0);
+          work.expected = ReduceOf(reduction, 3, count, seed, 1);
+          void* input = joined ? nullptr : work.memory.emplace_back(work.input.size()).get();
+          void* output = joined && !with_output ? nullptr : work.memory.emplace_back(work.input.size()).get();
+          if (input != nullptr) caller.Upload(work.input, input);
+          tensors.push_back({input, output, count});
+        }
+        CHECK_OK(caller.Order(*me.group, [&](CudaEvent ready, CudaEvent done) {
+          return me.group->Allreduce(tensors, reduction, ready, done);
+        }));
+        for (size_t i = 0; i < works.size(); ++i) {
+          if (tensors[i].output != nullptr) caller.Download(tensors[i].output, &works[i].output);
+        }
+        caller.Synchronize();
+        for (size_t i = 0; i < works.size(); ++i) {
+          if (tensors[i].output != nullptr) works[i].Check();
+        }
+      });
+    }
+  }
+  CheckNothingLeft();
+}
+
+void StartBroadcast(Member& me, Caller& caller, Work& work, int32_t dtype, size_t count, int root, uint32_t seed,
+                    bool in_place) {
+  work.dtype = dtype;
+  work.what = "broadcast " + DtypeName(dtype);
+  work.input = ToBytes(dtype, RandomValues(dtype, SE_SUM, count, seed + At(me.rank)));
+  work.output.assign(work.input.size(), 0);
+  work.expected = RandomValues(dtype, SE_SUM, count, seed + At(root));
+  void* input = work.memory.emplace_back(work.input.size()).get();
+  void* output = in_place ? input : work.memory.emplace_back(work.input.size()).get();
+  caller.Delay(100);
+  caller.Upload(work.input, input);
+  CHECK_OK(caller.Order(*me.group, [&](CudaEvent ready, CudaEvent done) {
+    const BroadcastTensor tensor{me.rank == root || in_place ? input : nullptr, output, work.input.size()};
+    return me.group->Broadcast({&tensor, 1}, root, ready, done);
+  }));
+  caller.Download(output, &work.output);
+}
+
+void BroadcastFromEveryRoot() {
+  const uint32_t fresh = std::random_device{}();
+  RunGroup(3, [&](Member& me) {
+    Caller caller;
+    uint32_t seed = fresh;
+    for (const int32_t dtype : {SE_INT16, SE_BOOL, SE_FLOAT16, SE_INT64, SE_FLOAT32}) {
+      for (int root = 0; root < me.size; ++root) {
+        for (const bool in_place : {false, true}) {
+          Work work;
+          StartBroadcast(me, caller, work, dtype, in_place ? 1 : 9000, root, seed += 16, in_place);
+          caller.Synchronize();
+          work.Check();
+        }
+      }
+    }
+  });
+  CheckNothingLeft();
+}
+
+// `rows` of each rank, of three elements.
+void StartAllgather(Member& me, Caller& caller, Work& work, int32_t dtype, const std::vector<size_t>& rows,
+                    uint32_t seed, bool in_place) {
+  const size_t row = 3;
+  work.dtype = dtype;
+  work.what = "allgather " + DtypeName(dtype);
+  auto bytes_of = std::vector<size_t>();
+  size_t before = 0;
+  size_t total = 0;
+  for (int rank = 0; rank < me.size; ++rank) {
+    const std::vector<double> values = RandomValues(dtype, SE_SUM, rows[At(rank)] * row, seed + At(rank));
+    if (rank == me.rank) work.input = ToBytes(dtype, values);
+    work.expected.insert(work.expected.end(), values.begin(), values.end());
+    bytes_of.push_back(values.size() * DtypeBytes(dtype));
+    if (rank < me.rank) before += bytes_of.back();
+    total += bytes_of.back();
+  }
+  work.output.assign(total, 0);
+  auto* output = static_cast<uint8_t*>(work.memory.emplace_back(total).get());
+  void* input = in_place && total > 0 ? output + before : work.memory.emplace_back(work.input.size()).get();
+  caller.Delay(100);
+  caller.Upload(work.input, input);
+  CHECK_OK(caller.Order(*me.group, [&](CudaEvent ready, CudaEvent done) {
+    const GatherTensor tensor{input, output, bytes_of};
+    return me.group->Allgather({&tensor, 1}, ready, done);
+  }));
+  caller.Download(output, &work.output);
+}
+
+void AllgatherOfEqualAndRaggedRows() {
+  const uint32_t fresh = std::random_device{}();
+  RunGroup(3, [&](Member& me) {
+    Caller caller;
+    uint32_t seed = fresh;
+    for (const int32_t dtype : {SE_INT16, SE_BOOL, SE_BFLOAT16, SE_FLOAT64}) {
+      for (const auto& rows : {std::vector<size_t>{4, 4, 4}, {1, 0, 2}, {0, 0, 5}, {0, 0, 0}, {3000, 1, 4000}}) {
+        for (const bool in_place : {false, true}) {
+          Work work;
+          StartAllgather(me, caller, work, dtype, rows, seed += 16, in_place);
+          caller.Synchronize();
+          work.Check();
+        }
+      }
+    }
+  });
+  CheckNothingLeft();
+}
+
+void StartReducescatter(Member& me, Caller& caller, Work& work, const Reduction& reduction, int64_t rows, size_t row,
+                        uint32_t seed, bool in_place) {
+  work.dtype = reduction.dtype;
+  work.what = Describe("reducescatter", reduction, static_cast<size_t>(rows) * row);
+  std::vector<size_t> count_of;
+  size_t before = 0;
+  for (int rank = 0; rank < me.size; ++rank) {
+    count_of.push_back(static_cast<size_t>(RowsOf(rows, rank, me.size)) * row);
+    if (rank < me.rank) before += count_of.back();
+  }
+  const size_t count = static_cast<size_t>(rows) * row;
+  const size_t own = count_of[At(me.rank)];
+  const size_t element = DtypeBytes(reduction.dtype);
+  work.input = ToBytes(reduction.dtype, RandomValues(reduction.dtype, reduction.reduce_op, count, seed + At(me.rank)));
+  work.output.assign(own * element, 0);
+  const std::vector<double> all = ReduceOf(reduction, me.size, count, seed);
+  const auto begin = all.begin() + static_cast<std::ptrdiff_t>(before);
+  work.expected.assign(begin, begin + static_cast<std::ptrdiff_t>(own));
+  auto* input = static_cast<uint8_t*>(work.memory.emplace_back(work.input.size()).get());
+  void* output = in_place && own > 0 ? input + before * element : work.memory.emplace_back(own * element).get();
+  caller.Delay(100);
+  caller.Upload(work.input, input);
+  CHECK_OK(caller.Order(*me.group, [&](CudaEvent ready, CudaEvent done) {
+    const ScatterTensor tensor{input, output, count_of};
+    return me.group->Reducescatter({&tensor, 1}, reduction, ready, done);
+  }));
+  caller.Download(output, &work.output);
+}
+
+void ReducescatterOfEqualAndRaggedRows() {
+  const uint32_t fresh = std::random_device{}();
+  RunGroup(3, [&](Member& me) {
+    Caller caller;
+    uint32_t seed = fresh;
+    for (const int32_t dtype : kDtypes) {
+      for (const int32_t reduce_op : {SE_SUM, SE_AVERAGE}) {
+        const Reduction reduction{dtype, reduce_op, 1, 1};
+        if (!Offers(SE_REDUCESCATTER, reduction, me.size)) continue;
+        for (const int64_t rows : {6, 7, 2, 0, 900}) {
+          for (const bool in_place : {false, true}) {
+            Work work;
+            StartReducescatter(me, caller, work, reduction, rows, 5, seed += 16, in_place);
+            caller.Synchronize();
+            work.Check();
+          }
+        }
+      }
+    }
+  });
+  CheckNothingLeft();
+}
+
+void StartAlltoall(Member& me, Caller& caller, Work& work, int32_t dtype, uint32_t seed, bool even) {
+  // All ranks know the whole table of rows.
+  std::mt19937 random(seed);
+  std::vector<std::vector<size_t>> rows(At(me.size), std::vector<size_t>(At(me.size), 4));
+  for (auto& from : rows) {
+    for (size_t& to : from) to = even ? 4 : random() % 3 == 0 ? 0 : random() % 700;
+  }
+  work.dtype = dtype;
+  work.what = "alltoall " + DtypeName(dtype);
+  std::vector<size_t> send_bytes;
+  std::vector<size_t> receive_bytes;
+  for (int peer = 0; peer < me.size; ++peer) {
+    send_bytes.push_back(rows[At(me.rank)][At(peer)] * DtypeBytes(dtype));
+    receive_bytes.push_back(rows[At(peer)][At(me.rank)] * DtypeBytes(dtype));
+    const std::vector<size_t>& theirs = rows[At(peer)];
+    const size_t total = std::accumulate(theirs.begin(), theirs.end(), size_t{0});
+    const std::vector<double> values = RandomValues(dtype, SE_SUM, total, seed + At(peer));
+    if (peer == me.rank) work.input = ToBytes(dtype, values);
+    const auto begin = values.begin() + static_cast<std::ptrdiff_t>(
+                                            std::accumulate(theirs.begin(), theirs.begin() + me.rank, size_t{0}));
+    work.expected.insert(work.expected.end(), begin, begin + static_cast<std::ptrdiff_t>(theirs[At(me.rank)]));
+  }
+  work.output.assign(work.expected.size() * DtypeBytes(dtype), 0);
+  void* input = work.memory.emplace_back(work.input.size()).get();
+  void* output = work.memory.emplace_back(work.output.size()).get();
+  caller.Delay(100);
+  caller.Upload(work.input, input);
+  CHECK_OK(caller.Order(*me.group, [&](CudaEvent ready, CudaEvent done) {
+    return me.group->Alltoall(input, send_bytes, output, receive_bytes, ready, done);
+  }));
+  caller.Download(output, &work.output);
+}
+
+void AlltoallWithSplits() {
+  const uint32_t fresh = std::random_device{}();
+  for (const int size : {1, 2, 4}) {
+    RunGroup(size, [&](Member& me) {
+      Caller caller;
+      for (uint32_t round = 0; round < 12; ++round) {
+        Work work;
+        const int32_t dtype = round % 3 == 0 ? SE_INT16 : round % 3 == 1 ? SE_FLOAT32 : SE_BOOL;
+        StartAlltoall(me, caller, work, dtype, fresh + 16 * round, round < 3);
+        caller.Synchronize();
+        work.Check();
+      }
+    });
+  }
+  CheckNothingLeft();
+}
+
+// `done` of a barrier comes when the last rank's stream has come to it.
+void ABarrierWaitsForAllStreams() {
+  std::atomic<int> arrived{0};
+  struct Arrival {
+    static void Run(void* count) { ++*static_cast<std::atomic<int>*>(count); }
+  };
+  decltype(::fake_cuda_enqueue)* enqueue = nullptr;
+  CHECK_OK(Fake().cuda.library.Resolve("fake_cuda_enqueue", &enqueue));
+  RunGroup(4, [&](Member& me) {
+    Caller caller;
+    for (int round = 1; round <= 10; ++round) {
+      caller.Delay(me.rank * 1000);
+      enqueue(caller.stream(), Arrival::Run, &arrived);
+      CHECK_OK(caller.Order(*me.group, [&](auto ready, auto done) { return me.group->Barrier(ready, done); }));
+      caller.Synchronize();
+      CHECK(arrived >= 4 * round);
+    }
+  });
+  CheckNothingLeft();
+}
+
+void OneRequestIsOneGroupOfCalls() {
+  const std::vector<size_t> equal = {8, 8};
+  const std::vector<size_t> ragged = {4, 8};
+  const std::vector<size_t> counts = {2, 1};
+  RunGroup(2, [&](Member& me) {
+    const DeviceMemory memory(4096);
+    auto* data = static_cast<uint8_t*>(memory.get());
+    NcclGroup& group = *me.group;
+    const std::vector<ReduceTensor> three = {
+        {data, data, 10}, {data + 512, data + 512, 0}, {data + 1024, data + 1024, 20}};
+    CHECK_OK(group.Allreduce(three, {SE_FLOAT32, SE_SUM, 1, 1}, nullptr, nullptr));
+    CHECK_OK(group.Allreduce(three, {SE_FLOAT16, SE_AVERAGE, 1, 0.5}, nullptr, nullptr));
+    CHECK_OK(group.Allreduce(three, {SE_BOOL, SE_SUM, 1, 1}, nullptr, nullptr));
+    const std::vector<BroadcastTensor> two = {{data, data, 100}, {data + 512, data + 512, 50}};
+    CHECK_OK(group.Broadcast(two, 1, nullptr, nullptr));
+    const std::vector<GatherTensor> gathers = {{data + 8 * me.rank, data, equal}, {data + 512, data + 1024, ragged}};
+    CHECK_OK(group.Allgather(gathers, nullptr, nullptr));
+    const std::vector<ScatterTensor> scatters = {{data, data + 2048, counts}};
+    CHECK_OK(group.Reducescatter(scatters, {SE_INT32, SE_MAX, 1, 1}, nullptr, nullptr));
+    CHECK_OK(group.Alltoall(data, me.rank == 0 ? ragged : equal, data + 1024,
+                            me.rank == 0 ? std::vector<size_t>{4, 8} : std::vector<size_t>{8, 8}, nullptr, nullptr));
+    CHECK_OK(group.Barrier(nullptr, nullptr));
+    // Nothing to do is no call.
+    CHECK_OK(group.Allreduce({}, {SE_FLOAT32, SE_SUM, 1, 1}, nullptr, nullptr));
+    CudaEvent done = nullptr;
+    CHECK_OK(group.events().Take(&done));
+    CHECK_OK(group.Barrier(nullptr, done));
+    CHECK_EQ(Fake().cuda.EventSynchronize(done), 0);
+    group.events().Give(done);
+  });
+  const std::string barrier = "GroupStart AllReduce(uint8,1,max) GroupEnd";
+  CHECK_EQ(std::string(Fake().fake_nccl_calls(0)),
+           "GroupStart AllReduce(float32,10,sum) AllReduce(float32,20,sum) GroupEnd "
+           "GroupStart AllReduce(float16,10,premulsum(0.25)) AllReduce(float16,20,premulsum(0.25)) GroupEnd "
+           "GroupStart AllReduce(uint8,10,max) AllReduce(uint8,20,max) GroupEnd "
+           "GroupStart Broadcast(uint8,100,root 1) Broadcast(uint8,50,root 1) GroupEnd "
+           "GroupStart AllGather(uint8,8) Broadcast(uint8,4,root 0) Broadcast(uint8,8,root 1) GroupEnd "
+           "GroupStart Reduce(int32,2,max,root 0) Reduce(int32,1,max,root 1) GroupEnd "
+           "GroupStart Send(uint8,4,to 0) Recv(uint8,4,from 0) Send(uint8,8,to 1) Recv(uint8,8,from 1) GroupEnd " +
+               barrier + " " + barrier);
+  CheckNothingLeft();
+}
+
+// Two caller streams a rank, late inputs, and nobody waits until the end.
+void ManyOperationsOnTwoStreams() {
+  const uint32_t fresh = std::random_device{}();
+  std::cout << "seed " << fresh << std::endl;
+  const int made = Fake().fake_cuda_events_made();
+  RunGroup(3, [&](Member& me) {
+    Caller callers[2];
+    std::mt19937 common(fresh);                          // all ranks draw the same operations
+    std::mt19937 own(fresh + 7919 * (1 + At(me.rank)));  // and each its own stream for them
+    std::deque<Work> works;
+    for (int i = 0; i < 200; ++i) {
+      Work& work = works.emplace_back();
+      Caller& caller = callers[own() % 2];
+      const int32_t dtype = kDtypes[common() % std::size(kDtypes)];
+      const uint32_t seed = common();
+      const size_t count = common() % 800;
+      const bool in_place = common() % 2 == 0;
+      const Reduction sum{dtype, SE_SUM, 1, 1};
+      switch (common() % 6) {
+        case 0:
+          StartBroadcast(me, caller, work, dtype, count, static_cast<int>(common() % 3), seed, in_place);
+          break;
+        case 1:
+          StartAllgather(me, caller, work, dtype, {count % 50, count % 7, count % 90}, seed, in_place);
+          break;
+        case 2:
+          StartReducescatter(me, caller, work, sum, static_cast<int64_t>(count % 40), 4, seed, in_place);
+          break;
+        case 3:
+          StartAlltoall(me, caller, work, dtype, seed, in_place);
+          break;
+        case 4:
+          StartAllreduce(me, caller, work, {dtype, SE_MAX, 1, 1}, count, seed, in_place);
+          break;
+        default:
+          StartAllreduce(me, caller, work, IsFloatingPoint(dtype) ? Reduction{dtype, SE_AVERAGE, 0.5, 4} : sum, count,
+                         seed, in_place);
+          break;
+      }
+    }
+    for (Caller& caller : callers) caller.Synchronize();
+    for (const Work& work : works) work.Check();
+  });
+  // Each rank's pool holds the two of one operation; five more are of the synchronisations (and of the callers' ends).
+  CHECK(Fake().fake_cuda_events_made() - made <= 3 * (2 + 4));
+  CheckNothingLeft();
+}
+
+void GroupsFollowOneAnotherAndStandSideBySide() {
+  RunThreads(2, [&](int rank) {
+    static const NcclUniqueId ids[3] = {MakeId(), MakeId(), MakeId()};
+    std::unique_ptr<NcclGroup> first;
+    std::unique_ptr<NcclGroup> second;
+    CHECK_OK(NcclGroup::Create(Fake().nccl, Fake().cuda, OptionsOf(rank, 2, ids[0]), &first));
+    CHECK_OK(NcclGroup::Create(Fake().nccl, Fake().cuda, OptionsOf(rank, 2, ids[1]), &second));
+    for (NcclGroup* group : {first.get(), second.get(), first.get()}) {
+      Caller caller;
+      Member me{rank, 2, group};
+      Work work;
+      StartAllreduce(me, caller, work, {SE_INT64, SE_SUM, 1, 1}, 100, 5, false);
+      caller.Synchronize();
+      work.Check();
+    }
+    first.reset();
+    CHECK_OK(NcclGroup::Create(Fake().nccl, Fake().cuda, OptionsOf(rank, 2, ids[2]), &first));
+    CHECK_OK(first->Barrier(nullptr, nullptr));
+    CHECK_OK(second->Barrier(nullptr, nullptr));
+    second.reset();
+  });
+  CheckNothingLeft();
+}
+
+// Before any thread runs: the fakes' meeting place serves processes.
+void RanksMayBeProcesses() {
+  const NcclUniqueId id = MakeId();
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < 3; ++rank) {
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child != 0) {
+      children.push_back(child);
+      continue;
+    }
+    alarm(100);
+    {
+      CHECK_EQ(Fake().cuda.SetDevice(rank), 0);
+      std::unique_ptr<NcclGroup> group;
+      CHECK_OK(NcclGroup::Create(Fake().nccl, Fake().cuda, OptionsOf(rank, 3, id), &group));
+      Member me{rank, 3, group.get()};
+      Caller caller;
+      for (uint32_t seed = 0; seed < 320; seed += 16) {
+        Work reduced;
+        Work gathered;
+        StartAllreduce(me, caller, reduced, {SE_FLOAT32, SE_AVERAGE, 1, 1}, 5000, seed, false);
+        StartAllgather(me, caller, gathered, SE_INT64, {100, 0, 3000}, seed, false);
+        caller.Synchronize();
+        reduced.Check();
+        gathered.Check();
+      }
+    }
+    _exit(0);
+  }
+  for (const pid_t child : children) {
+    int status = -1;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+  }
+}
+
+// The fakes' files are gone with the last rank.
+void NoFilesStay(const std::string& folder) { CHECK(std::filesystem::is_empty(folder)); }
+
+}  // namespace
+
+int main() {
+  char folder[] = "/tmp/gpu_group_test.XXXXXX";
+  CHECK(mkdtemp(folder) != nullptr);
+  CHECK_EQ(setenv("TMPDIR", folder, 1), 0);
+  const int result =
+      RunTests({{"ranks may be processes", RanksMayBeProcesses},
+                {"allreduce of every type and op", AllreduceOfEveryTypeAndOp},
+                {"factors are one operator each", FactorsAreOneOperatorEach},
+                {"a joined rank takes part with zeros", AJoinedRankTakesPartWithZeros},
+                {"broadcast from every root", BroadcastFromEveryRoot},
+                {"allgather of equal and ragged rows", AllgatherOfEqualAndRaggedRows},
+                {"reducescatter of equal and ragged rows", ReducescatterOfEqualAndRaggedRows},
+                {"alltoall with splits", AlltoallWithSplits},
+                {"a barrier waits for all streams", ABarrierWaitsForAllStreams},
+                {"one request is one group of calls", OneRequestIsOneGroupOfCalls},
+                {"many operations on two streams", ManyOperationsOnTwoStreams},
+                {"groups follow one another and stand side by side", GroupsFollowOneAnotherAndStandSideBySide},
+                {"no files stay", [&] { NoFilesStay(folder); }}});
+  std::filesystem::remove_all(folder);
+  return result;
+}

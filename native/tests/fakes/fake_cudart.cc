@@ -28,21 +28,34 @@ constexpr int kInvalidDevice = 101;
 constexpr int kInvalidHandle = 400;
 constexpr int kNotReady = 600;
 
-// An event counts: how often it was recorded, and up to which record streams have come.
-struct Event {
+// One record of an event. Who waits for it keeps waiting for it when the event is recorded anew, on whatever stream.
+struct Mark {
   std::mutex mutex;
   std::condition_variable changed;
-  uint64_t recorded = 0;
-  uint64_t reached = 0;
+  bool reached = false;
 
-  void Reach(uint64_t record) {
+  void Reach() {
     const std::lock_guard<std::mutex> lock(mutex);
-    if (record > reached) reached = record;
+    reached = true;
     changed.notify_all();
   }
-  void Await(uint64_t record) {
+  void Await() {
     std::unique_lock<std::mutex> lock(mutex);
-    changed.wait(lock, [&] { return reached >= record; });
+    changed.wait(lock, [&] { return reached; });
+  }
+  bool Reached() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return reached;
+  }
+};
+
+struct Event {
+  std::mutex mutex;
+  std::shared_ptr<Mark> last;  // null: never recorded, so nothing to wait for
+
+  std::shared_ptr<Mark> Last() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return last;
   }
 };
 
@@ -230,12 +243,7 @@ FAKE_API int cudaStreamWaitEvent(void* handle, void* event_handle, unsigned int)
   const auto stream = StreamOf(handle);
   const auto event = EventOf(event_handle);
   if (!stream || !event) return Failed(kInvalidHandle);
-  uint64_t record = 0;
-  {
-    const std::lock_guard<std::mutex> lock(event->mutex);
-    record = event->recorded;
-  }
-  stream->Push([event, record] { event->Await(record); });
+  if (const auto mark = event->Last()) stream->Push([mark] { mark->Await(); });
   return kSuccess;
 }
 
@@ -266,31 +274,26 @@ FAKE_API int cudaEventRecord(void* event_handle, void* handle) {
   const auto stream = StreamOf(handle);
   const auto event = EventOf(event_handle);
   if (!stream || !event) return Failed(kInvalidHandle);
-  uint64_t record = 0;
+  const auto mark = std::make_shared<Mark>();
   {
     const std::lock_guard<std::mutex> lock(event->mutex);
-    record = ++event->recorded;
+    event->last = mark;
   }
-  stream->Push([event, record] { event->Reach(record); });
+  stream->Push([mark] { mark->Reach(); });
   return kSuccess;
 }
 
 FAKE_API int cudaEventQuery(void* handle) {
   const auto event = EventOf(handle);
   if (!event) return Failed(kInvalidHandle);
-  const std::lock_guard<std::mutex> lock(event->mutex);
-  return event->reached >= event->recorded ? kSuccess : kNotReady;
+  const auto mark = event->Last();
+  return !mark || mark->Reached() ? kSuccess : kNotReady;
 }
 
 FAKE_API int cudaEventSynchronize(void* handle) {
   const auto event = EventOf(handle);
   if (!event) return Failed(kInvalidHandle);
-  uint64_t record = 0;
-  {
-    const std::lock_guard<std::mutex> lock(event->mutex);
-    record = event->recorded;
-  }
-  event->Await(record);
+  if (const auto mark = event->Last()) mark->Await();
   return kSuccess;
 }
 
