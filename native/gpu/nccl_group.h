@@ -91,7 +91,8 @@ class NcclGroup {
 
   NcclGroup(const NcclApi& nccl, const CudaApi& cuda, Options options);
   // Says goodbye to a healthy group: waits for its operations on all ranks, so all ranks must be leaving; a broken one
-  // is aborted. Neither takes longer than the farewell.
+  // is aborted. Neither takes longer than the farewell, twice; but freeing memory, NCCL's own too, makes CUDA wait for
+  // whatever else the device computes.
   ~NcclGroup();
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
@@ -146,6 +147,9 @@ class NcclGroup {
 
   Status OpenStream();
   Status OperatorFor(const Reduction& reduction, int* op, NcclType* type);
+  // Tensors in the scratch lie as far apart as cudaMalloc's do.
+  static constexpr size_t kAlignment = 256;
+  static constexpr size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
   // Device memory that the stream's operations use one after the other.
   Status Scratch(size_t bytes, void** data);
   Status Clear(void* data, size_t bytes);
