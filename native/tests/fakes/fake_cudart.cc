@@ -336,14 +336,14 @@ FAKE_API int cudaFreeHost(void* data) { return cudaFree(data); }
 FAKE_API int cudaMemcpyAsync(void* to, const void* from, size_t bytes, int, void* handle) {
   const auto stream = StreamOf(handle);
   if (!stream) return Failed(kInvalidHandle);
-  stream->Push([=] { std::memcpy(to, from, bytes); });
+  if (bytes > 0) stream->Push([=] { std::memcpy(to, from, bytes); });
   return kSuccess;
 }
 
 FAKE_API int cudaMemsetAsync(void* data, int value, size_t bytes, void* handle) {
   const auto stream = StreamOf(handle);
   if (!stream) return Failed(kInvalidHandle);
-  stream->Push([=] { std::memset(data, value, bytes); });
+  if (bytes > 0) stream->Push([=] { std::memset(data, value, bytes); });
   return kSuccess;
 }
 
