@@ -227,7 +227,8 @@ Status NcclGroup::OperatorFor(const Reduction& reduction, int* op, NcclType* typ
   }
   NcclScalar scalar = NcclScalarOf(wanted.factor, wanted.type);
   const int result = nccl_.RedOpCreatePreMulSum(op, scalar.bytes, wanted.type, kNcclScalarHostImmediate, comm_);
-  if (!NcclHasTaken(result)) return Explained("making an operator for a factor", result);
+  if (!NcclHasTaken(result))
+    return Status(CodeOf(result), "making an operator for a factor: " + nccl_.Explain(result, comm_) + kHint);
   factors_.push_back({wanted.type, wanted.factor, *op});
   return Status::Ok();
 }

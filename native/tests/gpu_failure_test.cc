@@ -67,7 +67,6 @@ void AnAbortEndsInit() {
   Fake().fake_nccl_hang_init(0);
   const NcclUniqueId id = MakeId();
   NcclGroup group(Fake().nccl, Fake().cuda, OptionsOf(0, 2, id));
-  std::atomic<bool> waiting{false};
   std::thread other([&] {
     Await([&] { return Fake().fake_nccl_live_comms() == 1; }, "a communicator");
     group.Abort(Status(SE_SHUT_DOWN, "the job is over"));
@@ -174,7 +173,9 @@ void ACallThatNcclRefusesBreaksTheGroup() {
     // The thread's group of calls is closed all the same: another communicator works in it.
     std::unique_ptr<NcclGroup> alone;
     CHECK_OK(NcclGroup::Create(Fake().nccl, Fake().cuda, OptionsOf(0, 1, MakeId()), &alone));
+    Fake().fake_nccl_forget();
     CHECK_OK(alone->Barrier(nullptr, nullptr));
+    CHECK_EQ(std::string(Fake().fake_nccl_calls(0)), "GroupStart AllReduce(uint8,1,max) GroupEnd");
   });
   CheckNothingLeft();
 }

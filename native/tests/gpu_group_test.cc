@@ -189,7 +189,7 @@ void AJoinedRankTakesPartWithZeros() {
   for (const bool with_output : {true, false}) {
     for (const int32_t reduce_op : {SE_SUM, SE_AVERAGE, SE_MIN, SE_MAX}) {
       RunGroup(3, [&](Member& me) {
-        const Reduction reduction{SE_FLOAT32, reduce_op, 1, 1};
+        const Reduction reduction{reduce_op == SE_AVERAGE ? SE_FLOAT32 : SE_INT32, reduce_op, 1, 1};
         const bool joined = me.rank == 1;
         Caller caller;
         constexpr size_t kCounts[] = {5, 3000};
@@ -198,9 +198,9 @@ void AJoinedRankTakesPartWithZeros() {
         for (size_t i = 0; i < works.size(); ++i) {
           Work& work = works[i];
           const size_t count = kCounts[i];
-          work.dtype = SE_FLOAT32;
+          work.dtype = reduction.dtype;
           work.what = Describe("with a joined rank:", reduction, count);
-          work.input = ToBytes(SE_FLOAT32, RandomValues(SE_FLOAT32, reduce_op, count, seed + At(me.rank)));
+          work.input = ToBytes(reduction.dtype, RandomValues(reduction.dtype, reduce_op, count, seed + At(me.rank)));
           work.output.assign(work.input.size(), 0);
           work.expected = ReduceOf(reduction, 3, count, seed, 1);
           void* input = joined ? nullptr : work.memory.emplace_back(work.input.size()).get();
@@ -220,6 +220,48 @@ void AJoinedRankTakesPartWithZeros() {
         }
       });
     }
+  }
+  CheckNothingLeft();
+}
+
+// The same for a reducescatter of equal and one of ragged rows, with its output and without.
+void AJoinedRankScattersZeros() {
+  const uint32_t seed = std::random_device{}();
+  const Reduction reduction{SE_INT64, SE_SUM, 1, 1};
+  const std::vector<size_t> shares[] = {{4, 4, 4}, {500, 300, 0}};
+  for (const bool with_output : {true, false}) {
+    RunGroup(3, [&](Member& me) {
+      const bool joined = me.rank == 1;
+      Caller caller;
+      std::deque<Work> works;
+      std::vector<ScatterTensor> tensors;
+      for (const std::vector<size_t>& count_of : shares) {
+        Work& work = works.emplace_back();
+        const size_t count = std::accumulate(count_of.begin(), count_of.end(), size_t{0});
+        const auto before = std::accumulate(count_of.begin(), count_of.begin() + me.rank, std::ptrdiff_t{0});
+        const size_t own = count_of[At(me.rank)];
+        const std::vector<double> all = ReduceOf(reduction, 3, count, seed, 1);
+        work.dtype = SE_INT64;
+        work.what = "reducescatter with a joined rank";
+        work.input = ToBytes(SE_INT64, RandomValues(SE_INT64, SE_SUM, count, seed + At(me.rank)));
+        work.expected.assign(all.begin() + before, all.begin() + before + static_cast<std::ptrdiff_t>(own));
+        work.output.assign(own * 8, 0);
+        void* input = joined ? nullptr : work.memory.emplace_back(work.input.size()).get();
+        void* output = joined && !with_output ? nullptr : work.memory.emplace_back(work.output.size()).get();
+        if (input != nullptr) caller.Upload(work.input, input);
+        tensors.push_back({input, output, count_of});
+      }
+      CHECK_OK(caller.Order(*me.group, [&](CudaEvent ready, CudaEvent done) {
+        return me.group->Reducescatter(tensors, reduction, ready, done);
+      }));
+      for (size_t i = 0; i < works.size(); ++i) {
+        if (tensors[i].output != nullptr) caller.Download(tensors[i].output, &works[i].output);
+      }
+      caller.Synchronize();
+      for (size_t i = 0; i < works.size(); ++i) {
+        if (tensors[i].output != nullptr) works[i].Check();
+      }
+    });
   }
   CheckNothingLeft();
 }
@@ -598,6 +640,7 @@ int main() {
                 {"allreduce of every type and op", AllreduceOfEveryTypeAndOp},
                 {"factors are one operator each", FactorsAreOneOperatorEach},
                 {"a joined rank takes part with zeros", AJoinedRankTakesPartWithZeros},
+                {"a joined rank scatters zeros", AJoinedRankScattersZeros},
                 {"broadcast from every root", BroadcastFromEveryRoot},
                 {"allgather of equal and ragged rows", AllgatherOfEqualAndRaggedRows},
                 {"reducescatter of equal and ragged rows", ReducescatterOfEqualAndRaggedRows},

@@ -550,12 +550,40 @@ void Record(int rank, const std::string& text) {
   calls += (calls.empty() ? "" : " ") + text;
 }
 
+// Calls of one group run at once: what one of them writes, no other one may read or write.
+void CheckApart(const std::vector<std::pair<std::shared_ptr<Comm>, Call>>& calls) {
+  struct Range {
+    const uint8_t* begin = nullptr;
+    const uint8_t* end = nullptr;
+    bool Meets(const Range& other) const { return begin < other.end && other.begin < end; }
+  };
+  std::vector<std::pair<Range, Range>> memory;  // read and written
+  for (const auto& [comm, call] : calls) {
+    const auto all = static_cast<size_t>(comm->size) * call.bytes();
+    const bool root = call.root == comm->rank;
+    const bool reads = call.kind != Kind::kRecv && (call.kind != Kind::kBroadcast || root);
+    const bool writes = call.kind != Kind::kSend && (call.kind != Kind::kReduce || root);
+    const size_t read = call.kind == Kind::kReduceScatter ? all : call.bytes();
+    const size_t written = call.kind == Kind::kAllGather ? all : call.bytes();
+    memory.emplace_back(reads ? Range{call.input, call.input + read} : Range(),
+                        writes ? Range{call.output, call.output + written} : Range());
+  }
+  for (size_t i = 0; i < memory.size(); ++i) {
+    for (size_t j = 0; j < memory.size(); ++j) {
+      if (i == j || !(memory[i].second.Meets(memory[j].first) || memory[i].second.Meets(memory[j].second))) continue;
+      std::fputs("fake NCCL: two calls of one group share memory that one of them writes\n", stderr);
+      std::abort();
+    }
+  }
+}
+
 // The thread's calls become its communicators': they are launched once these were looked at.
 int Hand(bool as_group) {
   std::vector<std::pair<std::shared_ptr<Comm>, Call>> calls = std::exchange(group.calls, {});
   const int result = std::exchange(group.result, kSuccess);
   if (result != kSuccess) return result;
   if (calls.empty()) return kSuccess;
+  CheckApart(calls);
   std::map<Comm*, std::string> texts;
   for (const auto& [comm, call] : calls) {
     std::string& text = texts[comm.get()];
