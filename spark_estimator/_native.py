@@ -189,6 +189,8 @@ _SIGNATURES: dict[str, tuple[type | None, list[object]]] = {
     "se_abi_version": (c_int32, []),
     "se_last_error": (c_char_p, []),
     "se_build_info": (c_char_p, []),
+    "se_cuda_probe": (c_int32, [c_char_p, POINTER(c_int32), POINTER(c_int32), POINTER(c_int32)]),
+    "se_nccl_probe": (c_int32, [c_char_p, POINTER(c_int32)]),
     "se_dtype_bytes": (c_int64, [c_int32]),
     "se_rows_of": (c_int64, [c_int64, c_int32, c_int32]),
     "se_segment_create": (c_int32, [c_int32, POINTER(c_int32)]),

@@ -113,6 +113,12 @@ def _folder(text: str) -> str:
     return text
 
 
+def _file(text: str) -> str:
+    if text and not text.startswith("/"):
+        raise ValueError("a file by its whole path")
+    return text
+
+
 def _malloc(text: str) -> str:
     if text.lower() not in MALLOCS:
         raise ValueError("one of " + ", ".join(MALLOCS))
@@ -258,6 +264,14 @@ class Settings:
         "SPARK_ESTIMATOR_TENSORFLOW_OP", "auto", _tensorflow_op, unit="kind",
         effect="what reduces in TensorFlow's graphs: native: a node that is compiled on first use; python: none of "
         "that; auto: native where there is a compiler",
+    )  # fmt: skip
+    cuda_library: str = _variable(
+        "SPARK_ESTIMATOR_CUDA_LIBRARY", "", _file, unit="path",
+        effect="of the CUDA runtime (libcudart.so); by default PyTorch's own, else the system's",
+    )  # fmt: skip
+    nccl_library: str = _variable(
+        "SPARK_ESTIMATOR_NCCL_LIBRARY", "", _file, unit="path",
+        effect="of NCCL (libnccl.so); by default PyTorch's own, else the system's",
     )  # fmt: skip
     driver_channel: bool = _variable(
         "SPARK_ESTIMATOR_DRIVER_CHANNEL", True, _boolean, unit="1 or 0",

@@ -250,4 +250,5 @@ def examine(*, with_spark: bool = True, start_spark: bool = False) -> Iterator[F
             "slots", State.NOTE, f"{cores} cores here; `doctor --spark` starts a session and counts its slots"
         )
     yield machine.gpus()
+    yield machine.gpu_collectives()
     yield machine.old_names()

@@ -249,6 +249,26 @@ def gpus() -> Finding:
     return Finding("gpus", State.OK, f"{len(lines)}: " + "; ".join(sorted(set(lines))) if lines else "none")
 
 
+def gpu_collectives() -> Finding:
+    """By which way tensors on GPUs travel, and what is there for a faster one."""
+    from spark_estimator.collectives import gpu_libraries as found
+    from spark_estimator.env import Settings
+
+    name = "gpu collectives"
+    paths = found.gpu_libraries(Settings.read())
+    cuda, nccl = found.cuda_facts(paths.cuda), found.nccl_facts(paths.nccl)
+    there = []
+    if cuda.runtime:
+        there.append(f"CUDA {found.cuda_name(cuda.runtime)} ({paths.cuda or 'by the linker'})")
+    if cuda.driver:
+        there.append(f"a driver for CUDA {found.cuda_name(cuda.driver)}")
+    if nccl.version:
+        there.append(f"NCCL {found.nccl_name(nccl.version)} ({paths.nccl or 'by the linker'})")
+    text = "through host memory; there are " + (", ".join(there) or "neither CUDA nor NCCL")
+    trouble = cuda.trouble or nccl.trouble
+    return Finding(name, State.NOTE, f"{text}; {trouble}" if trouble and there else text)
+
+
 def old_names() -> Finding:
     """Whether ``import horovod`` and ``import sparkdl`` lead here."""
     from spark_estimator.compat import real_horovod_present

@@ -1,0 +1,115 @@
+"""Where the CUDA runtime and NCCL are that the engine opens, and what it says of them; imports no framework.
+
+Looked for in this order: the path that the user gives, what this process has loaded already (PyTorch's own, as soon as
+it is imported), the wheels that PyTorch with CUDA brings, and last what the system's linker finds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterable
+from ctypes import byref, c_int32
+from pathlib import Path
+from typing import NamedTuple
+
+from spark_estimator import _native
+from spark_estimator.env import Settings
+
+#: In the folders of the namespace package ``nvidia``, as its wheels lay them out: CUDA 13's, then CUDA 12's.
+_CUDA_IN_WHEELS = ("cu13/lib/libcudart.so.13", "cuda_runtime/lib/libcudart.so.12")
+_NCCL_IN_WHEELS = ("nccl/lib/libnccl.so.2",)
+
+
+class GpuLibraries(NamedTuple):
+    """Paths of the two libraries; "" leaves it to the system's linker."""
+
+    cuda: str
+    nccl: str
+
+
+class CudaFacts(NamedTuple):
+    """What the CUDA runtime says of itself.
+
+    Attributes:
+        runtime, driver: versions, as 12090 for 12.9; 0: not found. The driver's is the newest CUDA that it serves.
+        devices: that this process sees.
+        trouble: why it cannot be used; "" where it can.
+    """
+
+    runtime: int
+    driver: int
+    devices: int
+    trouble: str
+
+
+class NcclFacts(NamedTuple):
+    """What NCCL says of itself.
+
+    Attributes:
+        version: as 22703 for 2.27.3; 0: not found.
+        trouble: why it cannot be used; "" where it can.
+    """
+
+    version: int
+    trouble: str
+
+
+def gpu_libraries(settings: Settings, maps: Path = Path("/proc/self/maps")) -> GpuLibraries:
+    """The libraries to open.
+
+    Args:
+        settings: may name them.
+        maps: what this process has loaded.
+    """
+    loaded = _loaded(maps)
+    return GpuLibraries(
+        settings.cuda_library or _first(r"libcudart\.so\.\d+", loaded, _CUDA_IN_WHEELS),
+        settings.nccl_library or _first(r"libnccl\.so\.\d+", loaded, _NCCL_IN_WHEELS),
+    )
+
+
+def cuda_facts(path: str) -> CudaFacts:
+    """Opens the CUDA runtime and asks it. Raises nothing: what is wrong is among the facts."""
+    runtime, driver, devices = c_int32(), c_int32(), c_int32()
+    library = _native.library()
+    status = library.se_cuda_probe(path.encode(), byref(runtime), byref(driver), byref(devices))
+    return CudaFacts(runtime.value, driver.value, devices.value, _trouble(status))
+
+
+def nccl_facts(path: str) -> NcclFacts:
+    """Opens NCCL and asks it. Raises nothing: what is wrong is among the facts."""
+    version = c_int32()
+    status = _native.library().se_nccl_probe(path.encode(), byref(version))
+    return NcclFacts(version.value, _trouble(status))
+
+
+def cuda_name(version: int) -> str:
+    """ "12.9" for 12090."""
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def nccl_name(version: int) -> str:
+    """ "2.27.3" for 22703."""
+    return f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
+
+
+def _trouble(status: int) -> str:
+    return "" if status == _native.Status.OK else _native.last_error()
+
+
+def _loaded(maps: Path) -> list[str]:
+    try:
+        lines = maps.read_text(errors="replace").splitlines()
+    except OSError:  # not on Linux, or not allowed
+        return []
+    return [line.split(maxsplit=5)[-1] for line in lines if ".so" in line]
+
+
+def _first(name: str, loaded: Iterable[str], in_wheels: Iterable[str]) -> str:
+    for one in loaded:
+        if re.fullmatch(name, Path(one).name):
+            return one
+    spec = importlib.util.find_spec("nvidia")
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    return next((str(path) for below in in_wheels for folder in folders if (path := Path(folder, below)).exists()), "")
