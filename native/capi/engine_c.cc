@@ -17,6 +17,8 @@
 #include "base/rows.h"
 #include "capi/read_request.h"
 #include "engine/engine.h"
+#include "gpu/cuda_api.h"
+#include "gpu/nccl_api.h"
 #include "spark_estimator/engine.h"
 #include "transport/segment.h"
 
@@ -166,6 +168,30 @@ const char* se_build_info(void) {
   static const std::string info =
       std::string("compiler ") + __VERSION__ + ", kernels " + spark_estimator::GetKernels().instruction_set;
   return info.c_str();
+}
+
+int32_t se_cuda_probe(const char* path, int32_t* runtime_version, int32_t* driver_version, int32_t* devices) {
+  *runtime_version = *driver_version = *devices = 0;
+  return Guarded([&]() -> Status {
+    spark_estimator::CudaApi cuda;
+    SE_RETURN_IF_ERROR(spark_estimator::CudaApi::Open(path, &cuda));
+    spark_estimator::CudaMachine machine;
+    const Status status = cuda.Probe(&machine);
+    *runtime_version = machine.runtime_version;
+    *driver_version = machine.driver_version;
+    *devices = machine.devices;
+    return status;
+  });
+}
+
+int32_t se_nccl_probe(const char* path, int32_t* version) {
+  *version = 0;
+  return Guarded([&]() -> Status {
+    spark_estimator::NcclApi nccl;
+    SE_RETURN_IF_ERROR(spark_estimator::NcclApi::Open(path, &nccl));
+    *version = nccl.version;
+    return Status::Ok();
+  });
 }
 
 int64_t se_dtype_bytes(int32_t dtype) { return static_cast<int64_t>(spark_estimator::DtypeBytes(dtype)); }

@@ -163,6 +163,12 @@ SE_API int32_t se_abi_version(void);
 SE_API const char* se_last_error(void);
 /* Build facts for `doctor`: compiler, instruction sets in use. Static storage. */
 SE_API const char* se_build_info(void);
+/* Opens the CUDA runtime at `path` ("": what the process has loaded, else what the linker finds), asks it and its
+ * driver for their versions (12090 is 12.9) and how many devices this process sees, and closes it. What was not found
+ * is 0, and the status is not SE_OK; then se_last_error says what to do. */
+SE_API int32_t se_cuda_probe(const char* path, int32_t* runtime_version, int32_t* driver_version, int32_t* devices);
+/* The same of NCCL (22703 is 2.27.3). It needs no driver and no device. */
+SE_API int32_t se_nccl_probe(const char* path, int32_t* version);
 SE_API int64_t se_dtype_bytes(int32_t dtype); /* 0 for an unknown code */
 /* Rows of a first dimension of `rows` that `rank` of `size` gets from a reducescatter, or gives to an even alltoall:
  * lower ranks get one more. */

@@ -1,0 +1,80 @@
+"""Where CUDA and NCCL are looked for, and what the engine says of them; on any machine, with libraries made here."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_estimator.collectives.gpu_libraries import cuda_facts, cuda_name, gpu_libraries, nccl_facts, nccl_name
+from spark_estimator.env import Settings
+
+FAKES = Path(__file__).parents[2] / "native/tests/fakes"
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
+    """Lays a file of a wheel of NVIDIA's down; its path comes back."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    known = sys.modules.pop("nvidia", None)
+
+    def add(name: str) -> str:
+        path = tmp_path / "nvidia" / name
+        path.parent.mkdir(parents=True)
+        path.touch()
+        importlib.invalidate_caches()
+        return str(path)
+
+    yield add
+    if known is not None:
+        sys.modules["nvidia"] = known
+
+
+def test_the_user_s_path_then_what_is_loaded_then_wheels(tmp_path: Path, wheels: Callable[[str], str]) -> None:
+    maps = tmp_path / "maps"
+    assert gpu_libraries(Settings(), maps) == ("", "")  # there is no such file
+    maps.write_text("7f0-7f1 r-xp 00000000 08:01 7  /usr/lib/libc.so.6\n7f0-7f1 rw-p 00000000 00:00 0\n")
+    older, nccl = wheels("cuda_runtime/lib/libcudart.so.12"), wheels("nccl/lib/libnccl.so.2")
+    assert gpu_libraries(Settings(), maps) == (older, nccl)
+    newer = wheels("cu13/lib/libcudart.so.13")
+    assert gpu_libraries(Settings(), maps) == (newer, nccl)
+    loaded = "/opt/with space/libcudart.so.12"
+    maps.write_text(f"7f0-7f1 r--p 00000000 08:01 9  {loaded}\n7f0-7f1 r-xp 0 08:01 9  /opt/libnccl.so.2.27\n")
+    assert gpu_libraries(Settings(), maps) == (loaded, nccl)
+    said = Settings.read({"SPARK_ESTIMATOR_CUDA_LIBRARY": "/a/cuda.so", "SPARK_ESTIMATOR_NCCL_LIBRARY": "/a/nccl.so"})
+    assert gpu_libraries(said, maps) == ("/a/cuda.so", "/a/nccl.so")
+    with pytest.raises(ValueError, match="whole path"):
+        Settings.read({"SPARK_ESTIMATOR_NCCL_LIBRARY": "libnccl.so"})
+
+
+def test_what_is_not_there_is_told_with_its_package() -> None:
+    cuda, nccl = cuda_facts("/nowhere/libcudart.so.12"), nccl_facts("/nowhere/libnccl.so.2")
+    assert cuda[:3] == (0, 0, 0) and "/nowhere/libcudart.so.12" in cuda.trouble
+    assert "nvidia-cuda-runtime" in cuda.trouble
+    assert nccl.version == 0 and "/nowhere/libnccl.so.2" in nccl.trouble and "nvidia-nccl" in nccl.trouble
+    here = cuda_facts(sys.executable)
+    assert here.runtime == 0 and here.trouble
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here")
+def test_what_is_there_is_asked(tmp_path: Path) -> None:
+    made = {}
+    for name in ("cudart", "nccl"):
+        made[name] = tmp_path / f"lib{name}.so"
+        command = ["g++", "-std=c++20", "-O0", "-shared", "-fPIC", "-I", FAKES.parents[1], "-I", FAKES.parents[1]]
+        subprocess.run(
+            [*command, FAKES / f"fake_{name}.cc", "-o", made[name], "-lpthread", "-ldl"], check=True, timeout=120
+        )
+    cuda, nccl = cuda_facts(str(made["cudart"])), nccl_facts(str(made["nccl"]))
+    assert cuda.trouble == "" and cuda.runtime >= 12000 and cuda.driver >= cuda.runtime and cuda.devices > 0
+    assert nccl.trouble == "" and nccl.version >= 21400
+    assert cuda_facts(str(made["nccl"])).trouble and nccl_facts(str(made["cudart"])).trouble
+
+
+def test_names_of_versions() -> None:
+    assert (cuda_name(12090), cuda_name(13000), nccl_name(22703)) == ("12.9", "13.0", "2.27.3")
