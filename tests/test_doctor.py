@@ -48,8 +48,8 @@ def test_a_machine_that_has_everything() -> None:
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "MISSING" not in answer.stdout
     assert doctor.ALL_BUT_SPARK in answer.stdout
-    for name in ("python", "torch", "pyspark", "pyarrow", "engine", "shared memory", "two local ranks", "java", "gpus",
-        "gpu collectives"):
+    checks = ("python", "torch", "pyspark", "pyarrow", "engine", "shared memory", "two local ranks", "java", "gpus")
+    for name in (*checks, "gpu collectives"):
         assert f"  {name:<16} " in answer.stdout, name
     assert "met and summed 1 MiB through shared memory" in answer.stdout
 
