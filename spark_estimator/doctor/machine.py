@@ -253,10 +253,14 @@ def gpu_collectives() -> Finding:
     """By which way tensors on GPUs travel, and what is there for a faster one."""
     from spark_estimator.collectives import gpu_libraries as found
     from spark_estimator.env import Settings
+    from spark_estimator.errors import NativeLibraryError
 
     name = "gpu collectives"
-    paths = found.gpu_libraries(Settings.read())
-    cuda, nccl = found.cuda_facts(paths.cuda), found.nccl_facts(paths.nccl)
+    try:
+        paths = found.gpu_libraries(Settings.read())
+        cuda, nccl = found.cuda_facts(paths.cuda), found.nccl_facts(paths.nccl)
+    except (NativeLibraryError, ValueError) as error:  # no engine, or a setting that cannot be
+        return Finding(name, State.NOTE, f"not looked at: {error}")
     there = []
     if cuda.runtime:
         there.append(f"CUDA {found.cuda_name(cuda.runtime)} ({paths.cuda or 'by the linker'})")
