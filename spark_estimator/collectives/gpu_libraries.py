@@ -70,7 +70,11 @@ def gpu_libraries(settings: Settings, maps: Path = Path("/proc/self/maps")) -> G
 
 
 def cuda_facts(path: str) -> CudaFacts:
-    """Opens the CUDA runtime and asks it. Raises nothing: what is wrong is among the facts."""
+    """Opens the CUDA runtime at `path` and asks it; what is wrong with it is among the facts.
+
+    Raises:
+        NativeLibraryError: the engine, which does it, cannot be loaded.
+    """
     runtime, driver, devices = c_int32(), c_int32(), c_int32()
     library = _native.library()
     status = library.se_cuda_probe(path.encode(), byref(runtime), byref(driver), byref(devices))
@@ -78,7 +82,7 @@ def cuda_facts(path: str) -> CudaFacts:
 
 
 def nccl_facts(path: str) -> NcclFacts:
-    """Opens NCCL and asks it. Raises nothing: what is wrong is among the facts."""
+    """Opens NCCL at `path` and asks it; the rest as for `cuda_facts`."""
     version = c_int32()
     status = _native.library().se_nccl_probe(path.encode(), byref(version))
     return NcclFacts(version.value, _trouble(status))
