@@ -17,7 +17,7 @@ from spark_estimator.errors import (
     ShutDownError,
 )
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 LIBRARY_NAME = "libspark_estimator_engine.so"
 
 
@@ -94,6 +94,22 @@ _ITEMSIZES = {
 }
 
 
+class Place(enum.IntEnum):
+    """``se_place``: where the tensors of a request lie."""
+
+    HOST = 0
+    GPU = 1
+
+
+class GpuOperations(enum.IntEnum):
+    """``se_gpu_operations``: how GPU tensors travel."""
+
+    AUTO = 0
+    NCCL = 1
+    SHARED = 2
+    STAGED = 3
+
+
 class Peer(Structure):
     """``se_peer``: one other rank, as the engine is told of it."""
 
@@ -135,6 +151,10 @@ class Config(Structure):
         ("silence_seconds", c_double),
         ("name", c_char_p),
         ("autotune_log", c_char_p),
+        ("gpu_operations", c_int32),
+        ("cuda_library", c_char_p),
+        ("nccl_library", c_char_p),
+        ("nvrtc_library", c_char_p),
     ]
 
 
@@ -166,6 +186,9 @@ class Request(Structure):
         ("prescale", c_double),
         ("postscale", c_double),
         ("unnamed", c_int32),
+        ("place", c_int32),
+        ("device", c_int32),
+        ("stream", c_void_p),
     ]
 
 
@@ -178,6 +201,7 @@ class Result(Structure):
         ("rows", POINTER(c_int64)),
         ("last_joined", c_int32),
         ("owned", c_int32),
+        ("place", c_int32),
     ]
 
 
@@ -202,10 +226,12 @@ _SIGNATURES: dict[str, tuple[type | None, list[object]]] = {
     "se_get_result": (c_int32, [c_void_p, c_int64, c_int32, POINTER(Result)]),
     "se_take_result_data": (c_int32, [c_void_p, c_int64, c_int32, POINTER(c_void_p)]),
     "se_free": (None, [c_void_p]),
+    "se_await_on_stream": (c_int32, [c_void_p, c_int64, c_void_p]),
+    "se_copy_result": (c_int32, [c_void_p, c_int64, c_int32, c_void_p, c_void_p]),
     "se_release": (None, [c_void_p, c_int64]),
     "se_plan_create": (c_int32, [c_void_p, POINTER(Request), POINTER(c_void_p)]),
-    "se_plan_submit": (c_int32, [c_void_p, c_void_p, c_void_p, c_int32, c_void_p]),
-    "se_plan_run": (c_int32, [c_void_p, c_void_p, c_void_p, c_double, c_void_p]),
+    "se_plan_submit": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p, c_int32, c_void_p]),
+    "se_plan_run": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p, c_double, c_void_p]),
     "se_plan_destroy": (None, [c_void_p]),
     "se_shared_allocate": (c_int32, [c_void_p, c_int64, POINTER(c_void_p)]),
     "se_shared_free": (None, [c_void_p, c_void_p]),

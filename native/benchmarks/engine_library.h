@@ -203,7 +203,7 @@ class EngineLibrary {
     int64_t handle = 0;
     int32_t status = SE_OK;
     if (ready->plan != nullptr) {
-      status = se_plan_run(ready->plan, &ready->tensor.input, &ready->tensor.output, kHangSeconds, &handle);
+      status = se_plan_run(ready->plan, &ready->tensor.input, &ready->tensor.output, nullptr, kHangSeconds, &handle);
     } else if (Is(form, "run")) {
       status = se_run(engine_, &ready->request, kHangSeconds, &handle);
     } else {
@@ -227,7 +227,7 @@ class EngineLibrary {
 
   const char* Barrier() {
     int64_t handle = 0;
-    const int32_t status = se_plan_run(barrier_, nullptr, nullptr, kHangSeconds, &handle);
+    const int32_t status = se_plan_run(barrier_, nullptr, nullptr, nullptr, kHangSeconds, &handle);
     if (status != SE_OK) return status == SE_IN_PROGRESS ? "the barrier between samples hangs" : se_last_error();
     if (handle != 0) se_release(engine_, handle);
     return nullptr;

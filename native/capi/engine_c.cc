@@ -293,15 +293,16 @@ int32_t se_plan_create(se_engine* engine, const se_request* request, se_plan** p
   });
 }
 
-int32_t se_plan_submit(se_plan* plan, const void* const* inputs, void* const* outputs, int32_t flags, int64_t* handle) {
+int32_t se_plan_submit(se_plan* plan, const void* const* inputs, void* const* outputs, void* stream, int32_t flags,
+                       int64_t* handle) {
   return Guarded([&]() -> Status {
     SE_RETURN_IF_ERROR(CheckPlan(plan, inputs, outputs));
     return plan->engine->engine->SubmitPlan(plan->plan, inputs, outputs, (flags & SE_DEFER) != 0, handle);
   });
 }
 
-int32_t se_plan_run(se_plan* plan, const void* const* inputs, void* const* outputs, double timeout_seconds,
-                    int64_t* handle) {
+int32_t se_plan_run(se_plan* plan, const void* const* inputs, void* const* outputs, void* stream,
+                    double timeout_seconds, int64_t* handle) {
   return Guarded([&]() -> Status {
     *handle = 0;
     SE_RETURN_IF_ERROR(CheckPlan(plan, inputs, outputs));

@@ -18,9 +18,13 @@ uint8_t* At(void* data, size_t bytes) { return static_cast<uint8_t*>(data) + byt
 
 }  // namespace
 
+bool NcclGroup::Offers(int32_t op, const Reduction& reduction) const {
+  return NcclOffers(op, reduction, options_.size);
+}
+
 Status NcclGroup::Allreduce(std::span<const ReduceTensor> tensors, const Reduction& reduction, CudaEvent ready,
                             CudaEvent done) {
-  if (!Offers(SE_ALLREDUCE, reduction, options_.size)) return NotOffered(SE_ALLREDUCE, reduction);
+  if (!Offers(SE_ALLREDUCE, reduction)) return NotOffered(SE_ALLREDUCE, reduction);
   const size_t element = DtypeBytes(reduction.dtype);
   std::vector<ReduceTensor> filled;
   size_t nowhere = 0;  // bytes of the tensors that have no memory here
@@ -107,7 +111,7 @@ Status NcclGroup::Allgather(std::span<const GatherTensor> tensors, CudaEvent rea
 
 Status NcclGroup::Reducescatter(std::span<const ScatterTensor> tensors, const Reduction& reduction, CudaEvent ready,
                                 CudaEvent done) {
-  if (!Offers(SE_REDUCESCATTER, reduction, options_.size)) return NotOffered(SE_REDUCESCATTER, reduction);
+  if (!Offers(SE_REDUCESCATTER, reduction)) return NotOffered(SE_REDUCESCATTER, reduction);
   const size_t element = DtypeBytes(reduction.dtype);
   const auto own = static_cast<size_t>(options_.rank);
   std::vector<ScatterTensor> filled;

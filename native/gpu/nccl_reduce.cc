@@ -45,7 +45,7 @@ bool OffersReduction(const Reduction& reduction, int size) {
 
 }  // namespace
 
-bool Offers(int32_t op, const Reduction& reduction, int size) {
+bool NcclOffers(int32_t op, const Reduction& reduction, int size) {
   switch (op) {
     case SE_ALLREDUCE:
     case SE_REDUCESCATTER:

@@ -6,23 +6,16 @@
 #include <cstdint>
 #include <optional>
 
+#include "gpu/gpu_group.h"
 #include "gpu/nccl_api.h"
 
 namespace spark_estimator {
-
-// What an allreduce or reducescatter does to its elements, in the words of the C ABI.
-struct Reduction {
-  int32_t dtype = 0;
-  int32_t reduce_op = 0;
-  double prescale = 1;
-  double postscale = 1;
-};
 
 // Whether a group of `size` ranks can do this with the result that the engine's own algorithms promise. Not offered:
 // integers' averages and factors (the engine's truncate, NCCL's cannot), factors around a minimum, maximum or product,
 // int16 (NCCL has none), Adasum, and a factor that is zero, subnormal or infinite in the tensor's own type, in which
 // NCCL multiplies. `reduction` is looked at for allreduce and reducescatter; the others move bytes of any type.
-bool Offers(int32_t op, const Reduction& reduction, int size);
+bool NcclOffers(int32_t op, const Reduction& reduction, int size);
 
 // The type to reduce as: bool is uint8 (its "or" is a maximum, its "and" a minimum). None for int16.
 std::optional<NcclType> NcclTypeOf(int32_t dtype);

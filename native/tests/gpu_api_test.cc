@@ -205,22 +205,22 @@ void WhatIsOffered() {
     for (size_t i = 0; i < std::size(kReduceOps); ++i) {
       const int32_t reduce_op = kReduceOps[i];
       for (const int32_t op : {SE_ALLREDUCE, SE_REDUCESCATTER}) {
-        CHECK_EQ(Offers(op, {row.dtype, reduce_op, 1, 1}, 4), row.plain[i] == 'y');
-        CHECK_EQ(Offers(op, {row.dtype, reduce_op, 0.5, 1}, 4), row.scaled[i] == 'y');
-        CHECK_EQ(Offers(op, {row.dtype, reduce_op, 1, 0.5}, 4), row.scaled[i] == 'y');
+        CHECK_EQ(NcclOffers(op, {row.dtype, reduce_op, 1, 1}, 4), row.plain[i] == 'y');
+        CHECK_EQ(NcclOffers(op, {row.dtype, reduce_op, 0.5, 1}, 4), row.scaled[i] == 'y');
+        CHECK_EQ(NcclOffers(op, {row.dtype, reduce_op, 1, 0.5}, 4), row.scaled[i] == 'y');
       }
     }
-    for (const int32_t op : {SE_BROADCAST, SE_ALLGATHER, SE_ALLTOALL}) CHECK(Offers(op, {row.dtype, SE_SUM, 1, 1}, 4));
+    for (const int32_t op : {SE_BROADCAST, SE_ALLGATHER, SE_ALLTOALL}) CHECK(NcclOffers(op, {row.dtype, SE_SUM, 1, 1}, 4));
   }
-  CHECK(Offers(SE_BARRIER, {}, 4));
-  CHECK(!Offers(SE_JOIN, {}, 4));
-  CHECK(!Offers(SE_ALLREDUCE, {SE_FLOAT32, 17, 1, 1}, 4));
-  CHECK(!Offers(SE_ALLREDUCE, {42, SE_SUM, 1, 1}, 4));
+  CHECK(NcclOffers(SE_BARRIER, {}, 4));
+  CHECK(!NcclOffers(SE_JOIN, {}, 4));
+  CHECK(!NcclOffers(SE_ALLREDUCE, {SE_FLOAT32, 17, 1, 1}, 4));
+  CHECK(!NcclOffers(SE_ALLREDUCE, {42, SE_SUM, 1, 1}, 4));
 }
 
 // NCCL multiplies in the tensor's type: a factor that is nothing, or too much, in it is not for NCCL.
 void FactorsMustFitTheType() {
-  const auto offers = [](int32_t dtype, double factor) { return Offers(SE_ALLREDUCE, {dtype, SE_SUM, factor, 1}, 2); };
+  const auto offers = [](int32_t dtype, double factor) { return NcclOffers(SE_ALLREDUCE, {dtype, SE_SUM, factor, 1}, 2); };
   CHECK(offers(SE_FLOAT16, 0x1p-14) && !offers(SE_FLOAT16, 0x1p-15));
   CHECK(offers(SE_FLOAT16, 65504) && !offers(SE_FLOAT16, 65536));
   CHECK(offers(SE_BFLOAT16, 1e-8) && !offers(SE_BFLOAT16, 1e-39) && !offers(SE_BFLOAT16, 3.4e38));
@@ -231,7 +231,7 @@ void FactorsMustFitTheType() {
     CHECK(!offers(dtype, std::numeric_limits<double>::quiet_NaN()));
   }
   // The average of so many ranks is too small a factor.
-  CHECK(!Offers(SE_ALLREDUCE, {SE_FLOAT16, SE_AVERAGE, 1, 1}, 20000));
+  CHECK(!NcclOffers(SE_ALLREDUCE, {SE_FLOAT16, SE_AVERAGE, 1, 1}, 20000));
 }
 
 void WhatNcclIsAskedFor() {

@@ -136,7 +136,7 @@ void AllreduceOfEveryTypeAndOp() {
           for (const size_t count : {size_t{1}, size_t{7}, size_t{1000}, size_t{20000}}) {
             if (count == 20000 && (size != 3 || reduce_op != SE_SUM)) continue;  // more than the fake sends at once
             const Reduction reduction{dtype, reduce_op, 1, 1};
-            if (!Offers(SE_ALLREDUCE, reduction, size)) continue;
+            if (!NcclOffers(SE_ALLREDUCE, reduction, size)) continue;
             Work work;
             StartAllreduce(me, caller, work, reduction, count, seed += 16, count == 7);
             caller.Synchronize();
@@ -388,7 +388,7 @@ void ReducescatterOfEqualAndRaggedRows() {
     for (const int32_t dtype : kDtypes) {
       for (const int32_t reduce_op : {SE_SUM, SE_AVERAGE}) {
         const Reduction reduction{dtype, reduce_op, 1, 1};
-        if (!Offers(SE_REDUCESCATTER, reduction, me.size)) continue;
+        if (!NcclOffers(SE_REDUCESCATTER, reduction, me.size)) continue;
         for (const int64_t rows : {6, 7, 2, 0, 900}) {
           for (const bool in_place : {false, true}) {
             Work work;

@@ -226,10 +226,10 @@ void Plans() {
       std::vector<float> a(3000, 1), b(5, 2), c(70000, static_cast<float>(me.rank));
       void* outputs[] = {a.data(), b.data(), c.data()};
       int64_t pending = 0;
-      CHECK_EQ(se_plan_submit(bucket.plan, outputs, outputs, SE_DEFER, &pending), SE_OK);
+      CHECK_EQ(se_plan_submit(bucket.plan, outputs, outputs, nullptr, SE_DEFER, &pending), SE_OK);
       void* one[] = {&x};
       int64_t handle = 0;
-      CHECK_EQ(se_plan_run(scalar.plan, one, one, 60, &handle), SE_OK);
+      CHECK_EQ(se_plan_run(scalar.plan, one, one, nullptr, 60, &handle), SE_OK);
       CHECK_EQ(handle, 0);
       CHECK_EQ(x, static_cast<float>(me.size));
       me.WaitOk({SE_OK, pending});
@@ -244,17 +244,17 @@ void Plans() {
     int64_t handle = 0;
     if (me.rank == 0 && me.size > 1) {
       int64_t pending = 0;
-      CHECK_EQ(se_plan_submit(scalar.plan, memory, memory, 0, &pending), SE_OK);
-      CHECK_EQ(se_plan_submit(scalar.plan, memory, memory, 0, &handle), SE_DUPLICATE_NAME);
+      CHECK_EQ(se_plan_submit(scalar.plan, memory, memory, nullptr, 0, &pending), SE_OK);
+      CHECK_EQ(se_plan_submit(scalar.plan, memory, memory, nullptr, 0, &handle), SE_DUPLICATE_NAME);
       CHECK_EQ(me.Run(Asked("scalar", SE_BARRIER)), SE_DUPLICATE_NAME);
       me.RunOk(Asked("go", SE_BARRIER));
       me.WaitOk({SE_OK, pending});
     } else {
       me.RunOk(Asked("go", SE_BARRIER));
-      CHECK_EQ(se_plan_run(scalar.plan, memory, memory, 60, &handle), SE_OK);
+      CHECK_EQ(se_plan_run(scalar.plan, memory, memory, nullptr, 60, &handle), SE_OK);
     }
     void* none[] = {nullptr};
-    CHECK_EQ(se_plan_run(scalar.plan, none, none, 60, &handle), SE_INVALID_ARGUMENT);
+    CHECK_EQ(se_plan_run(scalar.plan, none, none, nullptr, 60, &handle), SE_INVALID_ARGUMENT);
   });
 }
 
@@ -267,14 +267,14 @@ void DeferredRequestsAreNotForgotten() {
       std::vector<float> x(100, 1);
       void* memory[] = {x.data()};
       int64_t handle = 0;
-      CHECK_EQ(se_plan_run(plan.plan, memory, memory, 60, &handle), SE_OK);
+      CHECK_EQ(se_plan_run(plan.plan, memory, memory, nullptr, 60, &handle), SE_OK);
       if (me.rank == 0) {
-        CHECK_EQ(se_plan_submit(plan.plan, memory, memory, SE_DEFER, &handle), SE_OK);
+        CHECK_EQ(se_plan_submit(plan.plan, memory, memory, nullptr, SE_DEFER, &handle), SE_OK);
         while (!done) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // never waits for it
         CHECK_EQ(se_poll(me.engine, handle), SE_OK);
       } else {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        CHECK_EQ(se_plan_run(plan.plan, memory, memory, 60, &handle), SE_OK);
+        CHECK_EQ(se_plan_run(plan.plan, memory, memory, nullptr, 60, &handle), SE_OK);
         done = true;
       }
       CHECK_EQ(x[99], 4.0f);

@@ -300,12 +300,12 @@ void UnnamedPlans() {
       std::vector<float> a(3000, 1), b(3000, 2);
       void* outputs[] = {a.data()};
       int64_t pending = 0;
-      CHECK_EQ(se_plan_submit(bucket.plan, outputs, outputs, SE_DEFER, &pending), SE_OK);
+      CHECK_EQ(se_plan_submit(bucket.plan, outputs, outputs, nullptr, SE_DEFER, &pending), SE_OK);
       const Submitted behind = me.Submit(UnnamedSum(b.data(), 3000));
       float x = static_cast<float>(i);
       void* one[] = {&x};
       int64_t handle = 0;
-      CHECK_EQ(se_plan_run(scalar.plan, one, one, 60, &handle), SE_OK);
+      CHECK_EQ(se_plan_run(scalar.plan, one, one, nullptr, 60, &handle), SE_OK);
       CHECK_EQ(x, static_cast<float>(i * me.size));
       // Whoever waits for the youngest has the older ones done as well.
       CHECK_EQ(se_poll(me.engine, pending), SE_OK);
@@ -331,8 +331,8 @@ void UnnamedBehindADeferredOneIsDone() {
       std::vector<float> x(100, 1), y(100, 1);
       void* memory[] = {x.data()};
       int64_t handle = 0;
-      for (int i = 0; i < 2; ++i) CHECK_EQ(se_plan_run(plan.plan, memory, memory, 60, &handle), SE_OK);
-      CHECK_EQ(se_plan_submit(plan.plan, memory, memory, SE_DEFER, &handle), SE_OK);
+      for (int i = 0; i < 2; ++i) CHECK_EQ(se_plan_run(plan.plan, memory, memory, nullptr, 60, &handle), SE_OK);
+      CHECK_EQ(se_plan_submit(plan.plan, memory, memory, nullptr, SE_DEFER, &handle), SE_OK);
       const Submitted behind = me.Submit(UnnamedSum(y.data(), 100));
       const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
       while (se_poll(me.engine, behind.handle) == SE_IN_PROGRESS) {

@@ -220,7 +220,7 @@ class Plan:
         keep = (self, keep)
         try:
             inputs_at, outputs_at, number_at = self._places
-            status = self._native.library.se_plan_submit(self._pointer, inputs_at, outputs_at, flags, number_at)
+            status = self._native.library.se_plan_submit(self._pointer, inputs_at, outputs_at, None, flags, number_at)
             _native.check(status, engine.global_rank)
             return Handle(engine, self._number.value, self.call.name, self.call.op, len(self.forms), keep)
         except BaseException:
@@ -236,7 +236,7 @@ class Plan:
         engine = self._ready(inputs, outputs)
         try:
             inputs_at, outputs_at, number_at = self._places
-            status = self._run(self._pointer, inputs_at, outputs_at, WAIT_SLICE_SECONDS, number_at)
+            status = self._run(self._pointer, inputs_at, outputs_at, None, WAIT_SLICE_SECONDS, number_at)
             if status == 0 and not self._number.value:
                 return None
             engine.check_run(status, self._number)

@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /* Raised by one whenever a struct or the meaning of a function changes; the Python side refuses another number. */
-#define SE_ABI_VERSION 3
+#define SE_ABI_VERSION 4
 
 typedef enum se_status {
   SE_OK = 0,
@@ -73,6 +73,19 @@ typedef enum se_dtype {
   SE_BOOL = 9 /* one byte, 0 or 1; sum and max are "or", product and min are "and"; average is refused */
 } se_dtype;
 
+typedef enum se_place {
+  SE_HOST = 0,
+  SE_GPU = 1
+} se_place;
+
+/* How GPU tensors travel. Found out at the first of them, by all ranks together; se_describe("gpu") tells. */
+typedef enum se_gpu_operations {
+  SE_GPU_AUTO = 0,  /* what is fastest of the following */
+  SE_GPU_NCCL = 1,  /* NCCL, each rank with a GPU of its own; it fails where that cannot be */
+  SE_GPU_SHARED = 2, /* kernels of ours on the one GPU that all ranks share; it fails where that cannot be */
+  SE_GPU_STAGED = 3 /* through pinned host memory and the host's algorithms, which works everywhere */
+} se_gpu_operations;
+
 /* What the engine is told of one other rank. Descriptors are owned by the engine from the moment se_engine_create is
  * called, also when it fails. */
 typedef struct se_peer {
@@ -113,6 +126,11 @@ typedef struct se_config {
   double silence_seconds;        /* a peer that gave none for so long is lost */
   const char* name;              /* this rank's "host (pid 123)", for messages; copied */
   const char* autotune_log;      /* CSV file that rank 0 writes, or NULL; copied */
+  int32_t gpu_operations;        /* se_gpu_operations, the same on all ranks */
+  const char* cuda_library;      /* path of libcudart.so; NULL or "": what the process has loaded, else what the linker
+                                    finds. It is opened at the first GPU tensor, as are the next two; copied */
+  const char* nccl_library;      /* the same of libnccl.so */
+  const char* nvrtc_library;     /* the same of libnvrtc.so, for ranks that share a GPU */
 } se_config;
 
 /* One tensor of a request. 0-dimensional tensors have one element. */
@@ -143,6 +161,11 @@ typedef struct se_request {
                        find each other by their order: the n-th of this rank meets the n-th of every other. Any number
                        may be in flight. The engine calls them "<kind>.<n>", counting from 0, and anew when all ranks
                        have joined; such a name is refused where a request has one of its own */
+  int32_t place;    /* se_place: where all its tensors lie. Ranks whose tensors lie here and there disagree */
+  int32_t device;   /* SE_GPU: on which one, as this process counts them (cudaSetDevice); a rank uses one GPU in a group */
+  void* stream;     /* SE_GPU: a cudaStream_t of it (NULL is CUDA's default stream): what has been enqueued there so far
+                       is done before the tensors are read or written. One that is being captured into a graph is
+                       refused */
 } se_request;
 
 /* What an allgather or alltoall made of one tensor, or a join. */
@@ -153,6 +176,7 @@ typedef struct se_result {
   const int64_t* rows; /* [size]: the first dimension that each rank gave; owned by the handle */
   int32_t last_joined; /* join: the rank (in this group) that joined last; else -1 */
   int32_t owned;       /* 1: data is the handle's memory; 0: it is the tensor's output */
+  int32_t place;       /* se_place: SE_GPU: data lies on the request's GPU; when it is there says se_await_on_stream */
 } se_result;
 
 typedef struct se_engine se_engine;
@@ -188,7 +212,7 @@ SE_API int32_t se_engine_create(const se_config* config, const se_peer* peers, s
 SE_API int32_t se_submit(se_engine* engine, const se_request* request, int64_t* handle);
 /* Submits and waits, in the caller's thread where that is fastest: SE_OK when done (then *handle is 0 and there is
  * nothing to release, unless the op has a result), SE_IN_PROGRESS when timeout_seconds passed first (go on with
- * se_wait), else what became of it. */
+ * se_wait), else what became of it. With SE_OK the request's stream has been told to wait, as by se_await_on_stream. */
 SE_API int32_t se_run(se_engine* engine, const se_request* request, double timeout_seconds, int64_t* handle);
 /* SE_OK when done well, SE_IN_PROGRESS when not done, else what became of it. */
 SE_API int32_t se_poll(se_engine* engine, int64_t handle);
@@ -199,6 +223,13 @@ SE_API int32_t se_get_result(se_engine* engine, int64_t handle, int32_t tensor, 
 /* Moves the memory of a result out of the handle; to be freed by se_free. */
 SE_API int32_t se_take_result_data(se_engine* engine, int64_t handle, int32_t tensor, void** data);
 SE_API void se_free(void* data);
+/* GPU requests are done (se_poll, se_wait) as soon as all that they need has been handed to the GPU. These two say when
+ * results may be read, for a handle that is done well, and before it is released; they do not block, except where a
+ * result is copied to memory that CUDA does not know. */
+/* What is enqueued on `stream` from now on finds the request's outputs written. */
+SE_API int32_t se_await_on_stream(se_engine* engine, int64_t handle, void* stream);
+/* The same, and then copies the result of an allgather or alltoall that the handle owns to `output`, on the stream. */
+SE_API int32_t se_copy_result(se_engine* engine, int64_t handle, int32_t tensor, void* output, void* stream);
 /* Forgets a handle. One that is not done is only detached: its memory stays in use until the engine is through. */
 SE_API void se_release(se_engine* engine, int64_t handle);
 
@@ -207,12 +238,13 @@ SE_API void se_release(se_engine* engine, int64_t handle);
  * not looked at; its output_bytes are the room at the outputs of every submission. */
 SE_API int32_t se_plan_create(se_engine* engine, const se_request* request, se_plan** plan);
 #define SE_DEFER 1 /* nobody needs the result before the next se_wait of this rank; see se_config.overlap */
-/* `inputs`, `outputs`: [num_tensors] addresses in the order of the request's tensors; copied. */
-SE_API int32_t se_plan_submit(se_plan* plan, const void* const* inputs, void* const* outputs, int32_t flags,
-                              int64_t* handle);
+/* `inputs`, `outputs`: [num_tensors] addresses in the order of the request's tensors; copied. `stream` stands for the
+ * request's where it is of SE_GPU. */
+SE_API int32_t se_plan_submit(se_plan* plan, const void* const* inputs, void* const* outputs, void* stream,
+                              int32_t flags, int64_t* handle);
 /* As se_run. */
-SE_API int32_t se_plan_run(se_plan* plan, const void* const* inputs, void* const* outputs, double timeout_seconds,
-                           int64_t* handle);
+SE_API int32_t se_plan_run(se_plan* plan, const void* const* inputs, void* const* outputs, void* stream,
+                           double timeout_seconds, int64_t* handle);
 SE_API void se_plan_destroy(se_plan* plan);
 
 /* Memory of this rank that all ranks of its host see: an allreduce whose tensors all lie in such memory on all ranks
@@ -225,8 +257,8 @@ SE_API void se_shared_free(se_engine* engine, void* data);
 SE_API int64_t se_counter(se_engine* engine, const char* name);
 SE_API const char* se_counter_names(void);
 
-/* What the engine knows of itself as text: "flight_recorder" (the last 1,000 ops, one a line, newest last) or
- * "algorithms" (which one for which size). Copies up to `capacity` bytes with a closing NUL; *bytes gets the length
+/* What the engine knows of itself as text: "flight_recorder" (the last 1,000 ops, one a line, newest last),
+ * "algorithms" (which one for which size) or "gpu" (how GPU tensors travel, and why; empty before the first). Copies up to `capacity` bytes with a closing NUL; *bytes gets the length
  * that the whole text has. */
 SE_API int32_t se_describe(se_engine* engine, const char* what, char* text, int64_t capacity, int64_t* bytes);
 
