@@ -35,8 +35,10 @@ struct se_plan {
 namespace {
 
 using spark_estimator::CheckMemory;
+using spark_estimator::CudaStream;
 using spark_estimator::Engine;
 using spark_estimator::EngineConfig;
+using spark_estimator::GpuPlace;
 using spark_estimator::NeedsOutput;
 using spark_estimator::PeerConfig;
 using spark_estimator::ReadRequest;
@@ -102,6 +104,10 @@ Status CheckPlan(const se_plan* plan, const void* const* inputs, void* const* ou
   return Status::Ok();
 }
 
+CudaStream StreamOf(void* stream) { return static_cast<CudaStream>(stream); }
+
+GpuPlace PlaceOf(const se_request& request) { return {request.device, StreamOf(request.stream)}; }
+
 Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* own, std::vector<PeerConfig>* others) {
   if (config == nullptr || config->struct_bytes != sizeof(se_config)) return Invalid("se_config has a wrong size");
   if (config->size < 1 || config->rank < 0 || config->rank >= config->size) {
@@ -130,6 +136,13 @@ Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* o
   own->stall_shutdown_seconds = config->stall_shutdown_seconds;
   own->spin_microseconds = config->spin_microseconds;
   own->name = config->name != nullptr ? config->name : "";
+  if (config->gpu_operations < SE_GPU_AUTO || config->gpu_operations > SE_GPU_STAGED) {
+    return Invalid("gpu_operations " + std::to_string(config->gpu_operations) + " cannot be");
+  }
+  own->gpu_operations = config->gpu_operations;
+  own->gpu_libraries.cuda = config->cuda_library != nullptr ? config->cuda_library : "";
+  own->gpu_libraries.nccl = config->nccl_library != nullptr ? config->nccl_library : "";
+  own->gpu_libraries.nvrtc = config->nvrtc_library != nullptr ? config->nvrtc_library : "";
   if (config->size > 1 && peers == nullptr) return Invalid("a job of several ranks needs its peers");
   // All descriptors are taken over before anything can fail, as the interface says.
   for (int32_t i = 0; i + 1 < config->size; ++i) {
@@ -227,7 +240,7 @@ int32_t se_submit(se_engine* engine, const se_request* request, int64_t* handle)
     auto signature = std::make_shared<Signature>();
     std::vector<TensorMemory> memory;
     SE_RETURN_IF_ERROR(ReadRequest(*engine->engine, request, signature.get(), &memory));
-    return engine->engine->Submit(std::move(signature), std::move(memory), handle);
+    return engine->engine->Submit(std::move(signature), std::move(memory), PlaceOf(*request), handle);
   });
 }
 
@@ -238,7 +251,8 @@ int32_t se_run(se_engine* engine, const se_request* request, double timeout_seco
     auto signature = std::make_shared<Signature>();
     std::vector<TensorMemory> memory;
     SE_RETURN_IF_ERROR(ReadRequest(*engine->engine, request, signature.get(), &memory));
-    return engine->engine->Run(std::move(signature), std::move(memory), Seconds(timeout_seconds), handle);
+    return engine->engine->Run(std::move(signature), std::move(memory), PlaceOf(*request), Seconds(timeout_seconds),
+                               handle);
   });
 }
 
@@ -270,6 +284,20 @@ int32_t se_take_result_data(se_engine* engine, int64_t handle, int32_t tensor, v
   });
 }
 
+int32_t se_await_on_stream(se_engine* engine, int64_t handle, void* stream) {
+  return Guarded([&]() -> Status {
+    SE_RETURN_IF_ERROR(Usable(engine));
+    return engine->engine->AwaitOnStream(handle, StreamOf(stream));
+  });
+}
+
+int32_t se_copy_result(se_engine* engine, int64_t handle, int32_t tensor, void* output, void* stream) {
+  return Guarded([&]() -> Status {
+    SE_RETURN_IF_ERROR(Usable(engine));
+    return engine->engine->CopyResult(handle, tensor, output, StreamOf(stream));
+  });
+}
+
 void se_free(void* data) { spark_estimator::FreeMemory(data); }
 
 void se_release(se_engine* engine, int64_t handle) {
@@ -287,6 +315,7 @@ int32_t se_plan_create(se_engine* engine, const se_request* request, se_plan** p
     for (int32_t i = 0; i < request->num_tensors; ++i) {
       made->plan.output_bytes.push_back(request->tensors[i].output_bytes);
     }
+    made->plan.device = request->device;
     made->plan.signature = std::move(signature);
     *plan = made.release();
     return Status::Ok();
@@ -297,7 +326,8 @@ int32_t se_plan_submit(se_plan* plan, const void* const* inputs, void* const* ou
                        int64_t* handle) {
   return Guarded([&]() -> Status {
     SE_RETURN_IF_ERROR(CheckPlan(plan, inputs, outputs));
-    return plan->engine->engine->SubmitPlan(plan->plan, inputs, outputs, (flags & SE_DEFER) != 0, handle);
+    return plan->engine->engine->SubmitPlan(plan->plan, inputs, outputs, StreamOf(stream), (flags & SE_DEFER) != 0,
+                                            handle);
   });
 }
 
@@ -306,7 +336,8 @@ int32_t se_plan_run(se_plan* plan, const void* const* inputs, void* const* outpu
   return Guarded([&]() -> Status {
     *handle = 0;
     SE_RETURN_IF_ERROR(CheckPlan(plan, inputs, outputs));
-    return plan->engine->engine->RunPlan(plan->plan, inputs, outputs, Seconds(timeout_seconds), handle);
+    return plan->engine->engine->RunPlan(plan->plan, inputs, outputs, StreamOf(stream), Seconds(timeout_seconds),
+                                         handle);
   });
 }
 

@@ -101,7 +101,14 @@ Status ReadSignature(const se_request* request, int size, Signature* signature) 
   if (!CountFits(op, request->num_tensors) || (request->num_tensors > 0 && request->tensors == nullptr)) {
     return Invalid(label + std::to_string(request->num_tensors) + " tensors do not fit the op " + OpName(op));
   }
+  if (request->place != SE_HOST && (request->place != SE_GPU || op == SE_JOIN)) {
+    return Invalid(label + "there is no place " + std::to_string(request->place) + " for the op " + OpName(op));
+  }
+  if (request->place == SE_GPU && request->device < 0) {
+    return Invalid(label + "there is no CUDA device " + std::to_string(request->device));
+  }
   signature->op = op;
+  signature->place = request->place;
   signature->reduce_op = reduces ? request->reduce_op : SE_SUM;
   signature->root_rank = op == SE_BROADCAST ? request->root_rank : 0;
   signature->prescale = reduces ? request->prescale : 1.0;

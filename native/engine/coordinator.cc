@@ -79,8 +79,9 @@ bool CanFuse(const Signature& a, const Signature& b) {
   const auto one_dtype = [&](const Signature& s) {
     return std::all_of(s.parts.begin(), s.parts.end(), [&](const Part& p) { return p.dtype == a.parts[0].dtype; });
   };
-  return a.op == SE_ALLREDUCE && b.op == SE_ALLREDUCE && a.reduce_op == b.reduce_op && a.reduce_op != SE_ADASUM &&
-         a.prescale == b.prescale && a.postscale == b.postscale && one_dtype(a) && one_dtype(b);
+  return a.op == SE_ALLREDUCE && b.op == SE_ALLREDUCE && a.place == b.place && a.reduce_op == b.reduce_op &&
+         a.reduce_op != SE_ADASUM && a.prescale == b.prescale && a.postscale == b.postscale && one_dtype(a) &&
+         one_dtype(b);
 }
 
 Coordinator::Coordinator(std::vector<int> global_ranks, int64_t fusion_threshold_bytes)
@@ -161,6 +162,7 @@ Coordinator::Ready Coordinator::Conclude(const Meeting& meeting) const {
     const std::string text = Differences(meeting, [](const Signature& s) { return OpName(s.op); });
     if (!text.empty()) ready.error = "Mismatched operations: " + text;
   }
+  differ("places", [](const Signature& s) { return std::string(s.place == SE_GPU ? "a GPU tensor" : "a CPU tensor"); });
   differ("tensor counts", [](const Signature& s) { return std::to_string(s.parts.size()) + " tensors"; });
   if (first.op == SE_ALLREDUCE || first.op == SE_REDUCESCATTER) {
     differ("reduce ops", [](const Signature& s) { return ReduceOpName(s.reduce_op); });

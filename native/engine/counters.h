@@ -10,6 +10,8 @@ namespace spark_estimator {
 struct Counters {
   std::atomic<int64_t> requests{0};           // submitted
   std::atomic<int64_t> operations{0};         // executed; several requests may run as one
+  std::atomic<int64_t> gpu_operations{0};     // of them, on GPUs alone
+  std::atomic<int64_t> staged_operations{0};  // of them, of GPU tensors that went through host memory
   std::atomic<int64_t> fused_requests{0};     // executed together with others
   std::atomic<int64_t> inline_operations{0};  // whose data came along with the proposal
   std::atomic<int64_t> rounds{0};             // positions gone through

@@ -29,6 +29,8 @@ struct CounterRow {
 constexpr CounterRow kCounters[] = {
     {"requests", &Counters::requests},
     {"operations", &Counters::operations},
+    {"gpu_operations", &Counters::gpu_operations},
+    {"staged_operations", &Counters::staged_operations},
     {"fused_requests", &Counters::fused_requests},
     {"inline_operations", &Counters::inline_operations},
     {"rounds", &Counters::rounds},
@@ -79,6 +81,11 @@ Status Engine::Enqueue(const RequestPtr& request, bool wants_handle) {
   return Status::Ok();
 }
 
+Status Engine::Accept(const Signature& signature, GpuPlace place, GpuWork* work) {
+  if (signature.place == SE_HOST) return Status::Ok();
+  return gpu_->Accept(place.device, place.stream, work).Within(LabelOf(signature, signature.number));
+}
+
 // Gives a request without a name its number.
 void Engine::Count(Request& request) {
   Plan* plan = request.plan;
@@ -101,8 +108,10 @@ bool Engine::IsInFlight(const Request& request) {
   return false;
 }
 
-Status Engine::Submit(std::shared_ptr<const Signature> signature, std::vector<TensorMemory> memory, int64_t* handle) {
+Status Engine::Submit(std::shared_ptr<const Signature> signature, std::vector<TensorMemory> memory, GpuPlace place,
+                      int64_t* handle) {
   const RequestPtr request = MakeRequest(std::move(signature), std::move(memory));
+  SE_RETURN_IF_ERROR(Accept(*request->signature, place, &request->gpu));
   {
     Lock lock(mutex_);
     SE_RETURN_IF_ERROR(Enqueue(request, true));
@@ -112,9 +121,10 @@ Status Engine::Submit(std::shared_ptr<const Signature> signature, std::vector<Te
   return Status::Ok();
 }
 
-Status Engine::Run(std::shared_ptr<const Signature> signature, std::vector<TensorMemory> memory, Seconds timeout,
-                   int64_t* handle) {
+Status Engine::Run(std::shared_ptr<const Signature> signature, std::vector<TensorMemory> memory, GpuPlace place,
+                   Seconds timeout, int64_t* handle) {
   const RequestPtr request = MakeRequest(std::move(signature), std::move(memory));
+  SE_RETURN_IF_ERROR(Accept(*request->signature, place, &request->gpu));
   // Results are asked for by handle.
   const bool has_result = !request->signature->parts.empty() &&
                           (request->signature->op == SE_ALLGATHER || request->signature->op == SE_ALLTOALL);
@@ -126,7 +136,8 @@ Status Engine::Run(std::shared_ptr<const Signature> signature, std::vector<Tenso
     handles_[request->handle] = request;
   }
   *handle = request->handle;
-  return status;
+  lock.unlock();
+  return Concluded(status, *request);
 }
 
 RequestPtr Engine::RequestOf(Plan& plan, const void* const* inputs, void* const* outputs, bool deferred) {
@@ -149,6 +160,7 @@ RequestPtr Engine::RequestOf(Plan& plan, const void* const* inputs, void* const*
     request.memory[i] = {inputs[i], outputs != nullptr ? outputs[i] : nullptr, plan.output_bytes[i]};
   }
   request.gathered.clear();
+  request.gpu = GpuWork();
   request.outcome = Status::Ok();
   request.done = false;
   request.deferred = deferred;
@@ -157,14 +169,19 @@ RequestPtr Engine::RequestOf(Plan& plan, const void* const* inputs, void* const*
   return plan.request;
 }
 
-Status Engine::SubmitPlan(Plan& plan, const void* const* inputs, void* const* outputs, bool deferred, int64_t* handle) {
-  deferred = deferred && !config_.overlap;
+Status Engine::SubmitPlan(Plan& plan, const void* const* inputs, void* const* outputs, CudaStream stream, bool deferred,
+                          int64_t* handle) {
+  // A GPU works beside the CPU's computing without taking cores from it.
+  deferred = deferred && !config_.overlap && plan.signature->place == SE_HOST;
+  GpuWork work;
+  SE_RETURN_IF_ERROR(Accept(*plan.signature, {plan.device, stream}, &work));
   {
     Lock lock(mutex_);
     if (plan.request && plan.request->plan == &plan && !plan.request->done) {
       return Status(SE_DUPLICATE_NAME, "the plan '" + plan.signature->name + "' is still in flight on this rank");
     }
     const RequestPtr request = RequestOf(plan, inputs, outputs, deferred);
+    request->gpu = std::move(work);
     if (const Status status = Enqueue(request, true); !status.ok()) {
       request->done = true;
       return status;
@@ -175,12 +192,16 @@ Status Engine::SubmitPlan(Plan& plan, const void* const* inputs, void* const* ou
   return Status::Ok();
 }
 
-Status Engine::RunPlan(Plan& plan, const void* const* inputs, void* const* outputs, Seconds timeout, int64_t* handle) {
+Status Engine::RunPlan(Plan& plan, const void* const* inputs, void* const* outputs, CudaStream stream, Seconds timeout,
+                       int64_t* handle) {
+  GpuWork work;
+  SE_RETURN_IF_ERROR(Accept(*plan.signature, {plan.device, stream}, &work));
   Lock lock(mutex_);
   if (plan.request && plan.request->plan == &plan && !plan.request->done) {
     return Status(SE_DUPLICATE_NAME, "the plan '" + plan.signature->name + "' is still in flight on this rank");
   }
   const RequestPtr request = RequestOf(plan, inputs, outputs, false);
+  request->gpu = std::move(work);
   const int32_t op = plan.signature->op;
   if (const Status status = Enqueue(request, op == SE_ALLGATHER || op == SE_ALLTOALL || op == SE_JOIN); !status.ok()) {
     request->done = true;
@@ -192,7 +213,13 @@ Status Engine::RunPlan(Plan& plan, const void* const* inputs, void* const* outpu
     handles_[request->handle] = request;
   }
   *handle = request->handle;
-  return status;
+  lock.unlock();
+  return Concluded(status, *request);
+}
+
+Status Engine::Concluded(const Status& outcome, const Request& request) {
+  if (!outcome.ok() || !request.gpu.done) return outcome;
+  return gpu_->AwaitOn(request, request.gpu.stream).Within(LabelOf(request));
 }
 
 void Engine::Retire(Plan& plan) {
@@ -287,7 +314,7 @@ Status Engine::GetResult(int64_t handle, int tensor, se_result* result) {
     return Status(SE_INVALID_ARGUMENT, "handle " + std::to_string(handle) + " has no result (yet)");
   }
   const Request& request = *entry->second;
-  *result = se_result{nullptr, 0, nullptr, request.last_joined, 0};
+  *result = se_result{nullptr, 0, nullptr, request.last_joined, 0, request.signature->place};
   if (request.gathered.empty()) return Status::Ok();
   if (tensor < 0 || static_cast<size_t>(tensor) >= request.gathered.size()) {
     return Status(SE_INVALID_ARGUMENT, "handle " + std::to_string(handle) + " has no tensor " + std::to_string(tensor));
@@ -296,7 +323,7 @@ Status Engine::GetResult(int64_t handle, int tensor, se_result* result) {
   result->data = gathered.data;
   result->bytes = gathered.bytes;
   result->rows = gathered.rows.data();
-  result->owned = gathered.owned ? 1 : 0;
+  result->owned = gathered.owned || gathered.on_gpu ? 1 : 0;
   return Status::Ok();
 }
 
@@ -311,9 +338,40 @@ Status Engine::TakeResultData(int64_t handle, int tensor, void** data) {
   return Status::Ok();
 }
 
-void Engine::Release(int64_t handle) {
+Status Engine::AwaitOnStream(int64_t handle, CudaStream stream) {
+  RequestPtr request;
+  SE_RETURN_IF_ERROR(FindDone(handle, &request));
+  return gpu_->AwaitOn(*request, stream).Within(LabelOf(*request));
+}
+
+Status Engine::CopyResult(int64_t handle, int tensor, void* output, CudaStream stream) {
+  RequestPtr request;
+  SE_RETURN_IF_ERROR(FindDone(handle, &request));
+  if (tensor < 0 || static_cast<size_t>(tensor) >= request->gathered.size()) {
+    return Status(SE_INVALID_ARGUMENT, "handle " + std::to_string(handle) + " has no tensor " + std::to_string(tensor));
+  }
+  return gpu_->CopyResult(*request, static_cast<size_t>(tensor), output, stream).Within(LabelOf(*request));
+}
+
+// A request of GPU tensors that is done well. Nobody writes to it any more.
+Status Engine::FindDone(int64_t handle, RequestPtr* request) {
   Lock lock(mutex_);
-  handles_.erase(handle);
+  const auto entry = handles_.find(handle);
+  if (entry == handles_.end()) return Unknown(handle);
+  *request = entry->second;
+  if ((*request)->done && (*request)->outcome.ok() && (*request)->signature->place == SE_GPU) return Status::Ok();
+  return Status(SE_INVALID_ARGUMENT,
+                LabelOf(**request) + " has no results on a GPU" + ((*request)->done ? "" : " yet: wait for it first"));
+}
+
+void Engine::Release(int64_t handle) {
+  RequestPtr request;  // what it holds on a GPU is given back without the lock
+  Lock lock(mutex_);
+  const auto entry = handles_.find(handle);
+  if (entry == handles_.end()) return;
+  request = std::move(entry->second);
+  handles_.erase(entry);
+  lock.unlock();
 }
 
 Status Engine::AllocateShared(size_t bytes, void** data) {
@@ -370,8 +428,12 @@ Status Engine::Describe(const std::string& what, std::string* text) const {
     *text = executor_->DescribeChoices();
     return Status::Ok();
   }
+  if (what == "gpu") {
+    *text = gpu_->Describe();
+    return Status::Ok();
+  }
   return Status(SE_INVALID_ARGUMENT,
-                "there is no description of '" + what + "'; ask for flight_recorder or algorithms");
+                "there is no description of '" + what + "'; ask for flight_recorder, algorithms or gpu");
 }
 
 Status Engine::StartTimeline(const std::string& path, bool mark_cycles) {
@@ -389,6 +451,7 @@ void Engine::Shutdown() {
   }
   Wake();
   thread_.join();
+  gpu_->Leave();
   timeline_.Stop();
 }
 

@@ -33,6 +33,7 @@
 #include "engine/counters.h"
 #include "engine/executor.h"
 #include "engine/flight_recorder.h"
+#include "engine/gpu_executor.h"
 #include "engine/heartbeat.h"
 #include "engine/message.h"
 #include "engine/proposal.h"
@@ -84,6 +85,14 @@ struct EngineConfig {
   double silence_seconds = 6;
   std::string name;
   std::string autotune_log;
+  int32_t gpu_operations = 0;
+  GpuLibraries gpu_libraries;
+};
+
+// Where a request's tensors lie, when that is on a GPU, and behind what.
+struct GpuPlace {
+  int device = -1;
+  CudaStream stream = nullptr;
 };
 
 // A request that is made once; see se_plan. The engine's lock guards what changes.
@@ -91,6 +100,7 @@ struct Plan {
   std::shared_ptr<const Signature> signature;
   int64_t bytes = 0;
   std::vector<int64_t> output_bytes;  // [parts], room at the outputs of an allgather or alltoall
+  int device = -1;                    // on which the tensors of all submissions lie
   RequestPtr request;                 // the last one, used again when nobody else holds it
   Unnamed* unnamed = nullptr;         // once it has been submitted
   int32_t cache_id = -1;
@@ -103,15 +113,20 @@ class Engine : private Liveness {
   ~Engine() override;
 
   // The functions of the C ABI; see there.
-  Status Submit(std::shared_ptr<const Signature> signature, std::vector<TensorMemory> memory, int64_t* handle);
-  Status Run(std::shared_ptr<const Signature> signature, std::vector<TensorMemory> memory, Seconds timeout,
-             int64_t* handle);
-  Status SubmitPlan(Plan& plan, const void* const* inputs, void* const* outputs, bool deferred, int64_t* handle);
-  Status RunPlan(Plan& plan, const void* const* inputs, void* const* outputs, Seconds timeout, int64_t* handle);
+  Status Submit(std::shared_ptr<const Signature> signature, std::vector<TensorMemory> memory, GpuPlace place,
+                int64_t* handle);
+  Status Run(std::shared_ptr<const Signature> signature, std::vector<TensorMemory> memory, GpuPlace place,
+             Seconds timeout, int64_t* handle);
+  Status SubmitPlan(Plan& plan, const void* const* inputs, void* const* outputs, CudaStream stream, bool deferred,
+                    int64_t* handle);
+  Status RunPlan(Plan& plan, const void* const* inputs, void* const* outputs, CudaStream stream, Seconds timeout,
+                 int64_t* handle);
   Status Poll(int64_t handle);
   Status Wait(int64_t handle, Seconds timeout);
   Status GetResult(int64_t handle, int tensor, se_result* result);
   Status TakeResultData(int64_t handle, int tensor, void** data);
+  Status AwaitOnStream(int64_t handle, CudaStream stream);
+  Status CopyResult(int64_t handle, int tensor, void* output, CudaStream stream);
   void Release(int64_t handle);
   Status AllocateShared(size_t bytes, void** data);
   Status FreeShared(void* data) { return arena_->Free(data); }
@@ -119,7 +134,7 @@ class Engine : private Liveness {
   static const char* CounterNames();
   Status AwaitQuestion(Seconds timeout, int64_t* question);
   void Answer(int64_t question, std::string text);
-  // "flight_recorder" or "algorithms".
+  // "flight_recorder", "algorithms" or "gpu".
   Status Describe(const std::string& what, std::string* text) const;
   Status StartTimeline(const std::string& path, bool mark_cycles);
   void StopTimeline() { timeline_.Stop(); }
@@ -154,9 +169,14 @@ class Engine : private Liveness {
 
   // --- callers, holding the lock
   Status Enqueue(const RequestPtr& request, bool wants_handle);
+  // Without the lock, before a request of GPU tensors is enqueued.
+  Status Accept(const Signature& signature, GpuPlace place, GpuWork* work);
   bool IsInFlight(const Request& request);
   void Count(Request& request);
   RequestPtr RequestOf(Plan& plan, const void* const* inputs, void* const* outputs, bool deferred);
+  // For a caller that waits for what it submits: its stream waits as well.
+  Status Concluded(const Status& outcome, const Request& request);
+  Status FindDone(int64_t handle, RequestPtr* request);
   Status WaitFor(Lock& lock, const RequestPtr& request, Time deadline);
   bool TakeDriving(Lock& lock);
   void LeaveDriving(Lock& lock);
@@ -292,6 +312,7 @@ class Engine : private Liveness {
   std::unique_ptr<Arena> arena_ = std::make_unique<Arena>();
   std::atomic<bool> arena_used_{false};
   std::unique_ptr<Executor> executor_;
+  std::unique_ptr<GpuExecutor> gpu_;
   std::unique_ptr<Coordinator> coordinator_;  // on rank 0
   std::optional<Heartbeat> heartbeat_;        // none: nobody is taken for frozen
   std::unique_ptr<ResponseCache> cache_;

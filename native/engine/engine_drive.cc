@@ -232,7 +232,7 @@ void Engine::PostSlow() {
 // Bytes of the largest share that any rank brings along; the same on all ranks. Too many for what never comes along.
 size_t Engine::InlineBytes(const Request& request) const {
   const Signature& signature = *request.signature;
-  if (!InlineOp(signature.op) || config_.size == 1) return SIZE_MAX;
+  if (!InlineOp(signature.op) || config_.size == 1 || signature.place != SE_HOST) return SIZE_MAX;
   if (signature.op == SE_ALLGATHER) {
     if (signature.parts.size() != 1) return SIZE_MAX;
     const Part& part = signature.parts[0];
@@ -273,7 +273,7 @@ void Engine::WriteInline(const Request& request, uint8_t* place) const {
 int64_t Engine::ArenaOffset(const Request& request) const {
   const Signature& signature = *request.signature;
   if (!all_share_ || !arena_used_.load(std::memory_order_relaxed) || signature.op != SE_ALLREDUCE ||
-      request.memory.size() != 1) {
+      signature.place != SE_HOST || request.memory.size() != 1) {
     return -1;
   }
   const TensorMemory& memory = request.memory[0];
@@ -445,15 +445,16 @@ void Engine::Note(const Request& request, int num_requests, const char* algorith
 Status Engine::Execute(const std::vector<RequestPtr>& requests, const std::vector<int64_t>& rows, bool fast) {
   const Time began = Clock::now();
   executing_ = true;
-  const Status status = executor_->Run(requests, rows);
+  const bool on_gpu = requests[0]->signature->place == SE_GPU;
+  const Status status = on_gpu ? gpu_->Run(requests, rows) : executor_->Run(requests, rows);
+  const char* algorithm = on_gpu ? gpu_->algorithm() : executor_->algorithm();
   if (!status.ok()) {
     // They have left the places where Break looks for what to fail.
     for (const RequestPtr& request : requests) {
       unknown_.push_back(request);
       request->recorded = true;
     }
-    Note(*requests[0], static_cast<int>(requests.size()), executor_->algorithm(), began, Clock::now(), status.code(),
-         fast);
+    Note(*requests[0], static_cast<int>(requests.size()), algorithm, began, Clock::now(), status.code(), fast);
     return status;
   }
   executing_ = false;
@@ -464,7 +465,7 @@ Status Engine::Execute(const std::vector<RequestPtr>& requests, const std::vecto
   // One line in the flight recorder, but each tensor has its row in the timeline.
   auto told = static_cast<int>(requests.size());
   for (const RequestPtr& request : requests) {
-    Note(*request, std::exchange(told, 0), executor_->algorithm(), began, ended, SE_OK, fast);
+    Note(*request, std::exchange(told, 0), algorithm, began, ended, SE_OK, fast);
   }
   if (autotune_) Tune(requests);
   Complete(requests, Status::Ok());
@@ -484,6 +485,7 @@ void Engine::CompleteLocked(Request& request, const Status& outcome) {
       std::erase(plans_in_flight_, &request);
     }
   }
+  request.gpu.ready.reset();  // its event is used again
   request.outcome = outcome;
   request.done = true;
   if (waiting_ > 0) changed_.notify_all();

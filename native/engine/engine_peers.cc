@@ -122,6 +122,8 @@ Status Engine::TickHeartbeat() {
   if (!heartbeat_) return Status::Ok();
   const Time now = Clock::now();
   if (heartbeat_->DueToSend(now)) {
+    // Nobody asks a GPU that works by itself.
+    if (!is_broken_) SE_RETURN_IF_ERROR(gpu_->Check());
     for (const int rank : heartbeat_->watched()) {
       Peer& peer = peers_[static_cast<size_t>(rank)];
       if (peer.control && peer.control->open() && !peer.goodbye) peer.control->Send(FrameType::kHeartbeat, "");

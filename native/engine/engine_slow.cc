@@ -198,6 +198,10 @@ Status Engine::RunResponse(const Response& response) {
     request->number = response.signatures[i].number;
     request->bytes = request->signature->Bytes();
     for (const Part& part : request->signature->parts) {
+      if (request->signature->place == SE_GPU) {
+        request->memory.push_back({});
+        continue;
+      }
       zeros.emplace_back(std::calloc(static_cast<size_t>(part.Bytes()) + 1, 1));
       if (!zeros.back()) {
         return Status(SE_NO_MEMORY, "could not allocate " + std::to_string(part.Bytes()) + " bytes of zeros for '" +

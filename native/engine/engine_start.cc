@@ -41,6 +41,9 @@ enum Setting : size_t {
   kNumSettings
 };
 
+// How long GPUs may take at least to come together: many of them need more than a process does.
+constexpr Seconds kGpuDeadline{1};
+
 // Of a rank's own account of its host and process, in bytes.
 constexpr size_t kLongestName = 512;
 
@@ -176,6 +179,14 @@ void Engine::MakeRounds() {
   pending_ids_ = IdSet(capacity);
   executor_ =
       std::make_unique<Executor>(streams_.get(), local_.get(), &hosts_, &parameters_.tuning, cores_, &counters_);
+  GpuExecutor::Options on_gpu;
+  on_gpu.rank = config_.rank;
+  on_gpu.size = config_.size;
+  on_gpu.operations = config_.gpu_operations;
+  on_gpu.libraries = config_.gpu_libraries;
+  on_gpu.deadline = std::max(kGpuDeadline, Seconds(config_.start_timeout_seconds));
+  Liveness* liveness = this;  // a private base
+  gpu_ = std::make_unique<GpuExecutor>(std::move(on_gpu), executor_.get(), liveness, &counters_);
   if (config_.rank == 0) {
     coordinator_ = std::make_unique<Coordinator>(global_ranks_, parameters_.fusion_threshold_bytes);
     if (config_.autotune && config_.size > 1) {

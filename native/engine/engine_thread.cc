@@ -143,6 +143,7 @@ void Engine::Break(const Status& error) {
   }
   changed_.notify_all();
   lock.unlock();
+  gpu_->Abort(why);
   Wake();
 }
 

@@ -23,6 +23,7 @@ void Write(ByteWriter& writer, const Signature& signature) {
   writer.Number(signature.op);
   writer.Number(signature.reduce_op);
   writer.Number(signature.root_rank);
+  writer.Number(signature.place);
   writer.Number(signature.prescale);
   writer.Number(signature.postscale);
   writer.Number(static_cast<uint32_t>(signature.parts.size()));
@@ -40,6 +41,7 @@ Signature ReadSignature(ByteReader& reader, size_t bytes) {
   signature.op = reader.Number<int32_t>();
   signature.reduce_op = reader.Number<int32_t>();
   signature.root_rank = reader.Number<int32_t>();
+  signature.place = reader.Number<int32_t>();
   signature.prescale = reader.Number<double>();
   signature.postscale = reader.Number<double>();
   const uint32_t parts = Count(reader, bytes);

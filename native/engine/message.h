@@ -26,6 +26,7 @@ struct Signature {
   int32_t op = 0;
   int32_t reduce_op = 0;
   int32_t root_rank = 0;
+  int32_t place = 0;  // se_place: where its tensors lie
   double prescale = 1.0;
   double postscale = 1.0;
   std::vector<Part> parts;

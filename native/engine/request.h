@@ -12,6 +12,7 @@
 #include "base/kept_memory.h"
 #include "base/status.h"
 #include "engine/message.h"
+#include "gpu/device.h"
 
 namespace spark_estimator {
 
@@ -24,10 +25,19 @@ struct TensorMemory {
 
 // What an allgather or alltoall made of one tensor.
 struct Gathered {
-  Memory owned;  // for se_free; empty when it was put into the tensor's output
+  Memory owned;      // for se_free; empty when it was put into the tensor's output
+  GpuMemory on_gpu;  // the same of GPU tensors
   void* data = nullptr;
   int64_t bytes = 0;
   std::vector<int64_t> rows;  // [size]
+};
+
+// What a request whose tensors lie on a GPU has beside.
+struct GpuWork {
+  int device = -1;
+  CudaStream stream = nullptr;  // the caller's
+  GpuMarkPtr ready;             // behind what the caller had enqueued there when it submitted
+  GpuMarkPtr done;              // behind the outputs; there is one when the request is done well
 };
 
 struct Plan;
@@ -36,8 +46,9 @@ struct Unnamed;
 struct Request {
   int64_t handle = 0;  // 0: nobody has asked for one
   std::shared_ptr<const Signature> signature;
-  int64_t bytes = 0;                   // of all tensors
-  std::vector<TensorMemory> memory;    // [parts]
+  int64_t bytes = 0;                 // of all tensors
+  std::vector<TensorMemory> memory;  // [parts]
+  GpuWork gpu;
   int32_t cache_id = -1;               // once it is known to be cached
   Plan* plan = nullptr;                // of which it is the submission
   Unnamed* unnamed = nullptr;          // its kind, when it has no name

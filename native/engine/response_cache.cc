@@ -18,6 +18,7 @@ void Write(ByteWriter& writer, const Signature& signature, size_t first_dim) {
   writer.Number(signature.op);
   writer.Number(signature.reduce_op);
   writer.Number(signature.root_rank);
+  writer.Number(signature.place);
   writer.Number(Canonical(signature.prescale));
   writer.Number(Canonical(signature.postscale));
   writer.Number(static_cast<uint32_t>(signature.parts.size()));

@@ -99,7 +99,8 @@ std::string WhyImpossible(const Signature& signature, int size) {
 
 bool IsPossible(const Signature& signature, int size) {
   if (!IsBetween(signature.op, SE_ALLREDUCE, SE_JOIN) || !IsBetween(signature.reduce_op, SE_AVERAGE, SE_PRODUCT) ||
-      signature.name.empty() || signature.number < Signature::kNamed || !PartsFit(signature)) {
+      !IsBetween(signature.place, SE_HOST, SE_GPU) || signature.name.empty() || signature.number < Signature::kNamed ||
+      !PartsFit(signature)) {
     return false;
   }
   int64_t total = 0;

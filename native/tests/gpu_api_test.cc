@@ -210,7 +210,8 @@ void WhatIsOffered() {
         CHECK_EQ(NcclOffers(op, {row.dtype, reduce_op, 1, 0.5}, 4), row.scaled[i] == 'y');
       }
     }
-    for (const int32_t op : {SE_BROADCAST, SE_ALLGATHER, SE_ALLTOALL}) CHECK(NcclOffers(op, {row.dtype, SE_SUM, 1, 1}, 4));
+    for (const int32_t op : {SE_BROADCAST, SE_ALLGATHER, SE_ALLTOALL})
+      CHECK(NcclOffers(op, {row.dtype, SE_SUM, 1, 1}, 4));
   }
   CHECK(NcclOffers(SE_BARRIER, {}, 4));
   CHECK(!NcclOffers(SE_JOIN, {}, 4));
@@ -220,7 +221,9 @@ void WhatIsOffered() {
 
 // NCCL multiplies in the tensor's type: a factor that is nothing, or too much, in it is not for NCCL.
 void FactorsMustFitTheType() {
-  const auto offers = [](int32_t dtype, double factor) { return NcclOffers(SE_ALLREDUCE, {dtype, SE_SUM, factor, 1}, 2); };
+  const auto offers = [](int32_t dtype, double factor) {
+    return NcclOffers(SE_ALLREDUCE, {dtype, SE_SUM, factor, 1}, 2);
+  };
   CHECK(offers(SE_FLOAT16, 0x1p-14) && !offers(SE_FLOAT16, 0x1p-15));
   CHECK(offers(SE_FLOAT16, 65504) && !offers(SE_FLOAT16, 65536));
   CHECK(offers(SE_BFLOAT16, 1e-8) && !offers(SE_BFLOAT16, 1e-39) && !offers(SE_BFLOAT16, 3.4e38));

@@ -80,10 +80,10 @@ typedef enum se_place {
 
 /* How GPU tensors travel. Found out at the first of them, by all ranks together; se_describe("gpu") tells. */
 typedef enum se_gpu_operations {
-  SE_GPU_AUTO = 0,  /* what is fastest of the following */
-  SE_GPU_NCCL = 1,  /* NCCL, each rank with a GPU of its own; it fails where that cannot be */
+  SE_GPU_AUTO = 0,   /* what is fastest of the following */
+  SE_GPU_NCCL = 1,   /* NCCL, each rank with a GPU of its own; it fails where that cannot be */
   SE_GPU_SHARED = 2, /* kernels of ours on the one GPU that all ranks share; it fails where that cannot be */
-  SE_GPU_STAGED = 3 /* through pinned host memory and the host's algorithms, which works everywhere */
+  SE_GPU_STAGED = 3  /* through pinned host memory and the host's algorithms, which works everywhere */
 } se_gpu_operations;
 
 /* What the engine is told of one other rank. Descriptors are owned by the engine from the moment se_engine_create is
@@ -162,7 +162,7 @@ typedef struct se_request {
                        may be in flight. The engine calls them "<kind>.<n>", counting from 0, and anew when all ranks
                        have joined; such a name is refused where a request has one of its own */
   int32_t place;    /* se_place: where all its tensors lie. Ranks whose tensors lie here and there disagree */
-  int32_t device;   /* SE_GPU: on which one, as this process counts them (cudaSetDevice); a rank uses one GPU in a group */
+  int32_t device;   /* SE_GPU: on which one, as this process counts them (cudaSetDevice). A rank uses one in a group */
   void* stream;     /* SE_GPU: a cudaStream_t of it (NULL is CUDA's default stream): what has been enqueued there so far
                        is done before the tensors are read or written. One that is being captured into a graph is
                        refused */
@@ -258,8 +258,8 @@ SE_API int64_t se_counter(se_engine* engine, const char* name);
 SE_API const char* se_counter_names(void);
 
 /* What the engine knows of itself as text: "flight_recorder" (the last 1,000 ops, one a line, newest last),
- * "algorithms" (which one for which size) or "gpu" (how GPU tensors travel, and why; empty before the first). Copies up to `capacity` bytes with a closing NUL; *bytes gets the length
- * that the whole text has. */
+ * "algorithms" (which one for which size) or "gpu" (how GPU tensors travel, and why; empty before the first). Copies up
+ * to `capacity` bytes with a closing NUL; *bytes gets the length that the whole text has. */
 SE_API int32_t se_describe(se_engine* engine, const char* what, char* text, int64_t capacity, int64_t* bytes);
 
 /* Starts writing a Chrome trace of this rank's ops to `path` (created or overwritten); SE_INVALID_ARGUMENT when one is

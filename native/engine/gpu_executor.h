@@ -1,0 +1,112 @@
+// Carries out agreed operations on GPU tensors, in the way that fits what the ranks have.
+//
+// CUDA is opened when this rank's first GPU tensor is submitted. At the first GPU operation of the group all ranks tell
+// one another, through the host, which GPU each has and what it found there, and come to the same way for all that
+// follows:
+//
+//   NCCL     each rank has a GPU of its own and NCCL
+//   SHARED   all ranks have the same GPU, and its memory can be passed between processes
+//   STAGED   through pinned host memory (gpu_staging.h): everything else, and whatever the others do not offer
+//   LOCAL    one rank: copies on the device
+//
+// An operation is done when all of it has been handed to the device. Its results may be read behind `gpu.done`, on the
+// device's own time; a caller's stream is told to wait for that, the CPU never is, except that STAGED works with the
+// CPU and is through when `gpu.done` is recorded.
+//
+// What fails how. What Accept refuses was not submitted. A failure of Run is the group's end, as any executor's is: the
+// engine breaks, and Abort ends what still runs on the device, so that no kernel waits for a lost peer.
+#ifndef SPARK_ESTIMATOR_ENGINE_GPU_EXECUTOR_H_
+#define SPARK_ESTIMATOR_ENGINE_GPU_EXECUTOR_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "engine/counters.h"
+#include "engine/executor.h"
+#include "engine/gpu_meeting.h"
+#include "engine/gpu_staging.h"
+#include "engine/request.h"
+#include "gpu/device.h"
+#include "gpu/gpu_group.h"
+#include "gpu/nccl_api.h"
+#include "transport/liveness.h"
+
+namespace spark_estimator {
+
+class GpuExecutor {
+ public:
+  struct Options {
+    int rank = 0;
+    int size = 1;
+    int32_t operations = 0;  // se_gpu_operations; rank 0's holds for all
+    GpuLibraries libraries;
+    Seconds deadline{60};  // for joining a group, and for launching an operation
+  };
+
+  // `host`, `liveness` and `counters` outlive it.
+  GpuExecutor(Options options, Executor* host, Liveness* liveness, Counters* counters);
+  ~GpuExecutor();
+
+  // --- the callers' side, from any thread
+
+  // Takes note of where a request that is about to be submitted comes from. SE_INVALID_ARGUMENT when its tensors cannot
+  // be used: there is no CUDA, another GPU was used before, the stream is being captured.
+  Status Accept(int device, CudaStream stream, GpuWork* work);
+  // For a request that is done well: what is enqueued on the stream from now on finds its outputs written.
+  Status AwaitOn(const Request& request, CudaStream stream);
+  // And copies a result that the request owns.
+  Status CopyResult(Request& request, size_t part, void* output, CudaStream stream);
+  // How GPU tensors travel, and why; empty before the first operation.
+  std::string Describe() const;
+
+  // --- whoever drives the engine
+
+  // As Executor::Run.
+  Status Run(const std::vector<RequestPtr>& requests, const std::vector<int64_t>& rows);
+  // The name of the way that the last Run went. Static storage.
+  const char* algorithm() const { return algorithm_; }
+  // What has gone wrong on the device since.
+  Status Check();
+  // Nothing on the device waits for peers any more.
+  void Abort(const Status& why);
+  // This rank leaves in good order: waits a moment for the others to be through as well.
+  void Leave() { group_.reset(); }
+
+ private:
+  // Agrees with the other ranks on the way. It stays open while a rank that has joined has shown no GPU.
+  Status Meet();
+  Status MakeGroup(const GpuDecision& decision, const std::vector<GpuFacts>& facts);
+  std::shared_ptr<GpuDevice> device() const;
+  bool Offered(const std::vector<RequestPtr>& requests) const;
+  Status RunOnGroup(const std::vector<RequestPtr>& requests, const std::vector<int64_t>& rows);
+  Status Reduce(const std::vector<RequestPtr>& requests);
+  Status GatherOnGroup(Request& request, const std::vector<int64_t>& rows);
+  Status ExchangeOnGroup(Request& request, const std::vector<int64_t>& rows);
+  Status RunAlone(Request& request, const std::vector<int64_t>& rows);
+
+  const Options options_;
+  Executor* const host_;
+  Liveness* const liveness_;
+  Counters* const counters_;
+
+  mutable std::mutex mutex_;  // of what follows
+  std::shared_ptr<GpuDevice> device_;
+  std::string description_;
+
+  // Of whoever drives.
+  const char* algorithm_ = "";
+  GpuWay way_ = GpuWay::kOpen;
+  std::unique_ptr<NcclApi> nccl_;
+  std::unique_ptr<GpuGroup> group_;
+  std::unique_ptr<GpuStaging> staging_;
+  CudaStream alone_ = nullptr;  // the stream of a group of one
+};
+
+}  // namespace spark_estimator
+
+#endif  // SPARK_ESTIMATOR_ENGINE_GPU_EXECUTOR_H_

@@ -1,0 +1,108 @@
+#include "engine/gpu_meeting.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "gpu/nccl_group.h"
+#include "spark_estimator/engine.h"
+
+namespace spark_estimator {
+namespace {
+
+template <size_t kBytes>
+void Put(std::string_view text, std::array<char, kBytes>* place) {
+  const size_t bytes = std::min(text.size(), kBytes - 1);
+  std::copy_n(text.data(), bytes, place->data());
+  (*place)[bytes] = '\0';
+}
+
+template <size_t kBytes>
+std::string Get(const std::array<char, kBytes>& place) {
+  return std::string(place.data(), std::find(place.begin(), place.end(), '\0'));
+}
+
+// Why the ranks cannot use NCCL together; empty when they can.
+std::string NcclTrouble(const std::vector<GpuFacts>& facts, const std::vector<std::string>& names) {
+  for (size_t rank = 0; rank < facts.size(); ++rank) {
+    if (facts[rank].nccl_version == 0) return names[rank] + " has no NCCL: " + Get(facts[rank].nccl_trouble);
+  }
+  for (size_t rank = 0; rank < facts.size(); ++rank) {
+    for (size_t other = 0; other < rank; ++other) {
+      if (facts[rank].gpu != facts[other].gpu) continue;
+      return names[other] + " and " + names[rank] + " share one GPU (" + Get(facts[rank].gpu) +
+             "), which NCCL does not do";
+    }
+  }
+  return "";
+}
+
+// Why the ranks cannot meet on one GPU; empty when they can.
+std::string ShareTrouble(const std::vector<GpuFacts>& facts, const std::vector<std::string>& names) {
+  for (size_t rank = 1; rank < facts.size(); ++rank) {
+    if (facts[rank].gpu != facts[0].gpu) return names[0] + " and " + names[rank] + " have different GPUs";
+  }
+  for (size_t rank = 0; rank < facts.size(); ++rank) {
+    if (facts[rank].can_share == 0) {
+      return names[rank] + " cannot pass its GPU's memory to other processes: " + Get(facts[rank].share_trouble);
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+GpuFacts LookAtGpu(const std::shared_ptr<GpuDevice>& device, const GpuLibraries& libraries, int32_t operations,
+                   int rank, NcclApi* nccl) {
+  GpuFacts facts;
+  facts.operations = operations;
+  if (!device) return facts;
+  facts.device = device->number();
+  Put(device->Identity(), &facts.gpu);
+  Status found = NcclApi::Open(libraries.nccl, nccl);
+  if (found.ok() && rank == 0) found = NcclGroup::MakeId(*nccl, &facts.id);
+  if (found.ok()) {
+    facts.nccl_version = nccl->version;
+  } else {
+    Put(found.message(), &facts.nccl_trouble);
+  }
+  Put("not built", &facts.share_trouble);
+  return facts;
+}
+
+Status Decide(const std::vector<GpuFacts>& facts, const std::vector<std::string>& names, GpuDecision* decision) {
+  const int32_t wanted = facts[0].operations;
+  for (size_t rank = 0; rank < facts.size(); ++rank) {
+    if (facts[rank].device >= 0) continue;
+    *decision = {GpuWay::kOpen,
+                 "GPU tensors go through host memory, as " + names[rank] + " has joined and has shown no GPU"};
+    return Status::Ok();
+  }
+  if (facts.size() == 1) {
+    *decision = {GpuWay::kAlone, "GPU tensors stay on the GPU of the only rank"};
+    return Status::Ok();
+  }
+  if (wanted == SE_GPU_STAGED) {
+    *decision = {GpuWay::kStaged, "GPU tensors go through pinned host memory, as was asked for"};
+    return Status::Ok();
+  }
+  const std::string no_nccl = NcclTrouble(facts, names);
+  const std::string no_share = ShareTrouble(facts, names);
+  const std::string remedy = "; mend that, or leave the way to us (HOROVOD_GPU_OPERATIONS=auto)";
+  if (wanted == SE_GPU_NCCL && !no_nccl.empty()) {
+    return Status(SE_INVALID_ARGUMENT, "NCCL was asked for, and cannot be used: " + no_nccl + remedy);
+  }
+  if (wanted == SE_GPU_SHARED && !no_share.empty()) {
+    return Status(SE_INVALID_ARGUMENT, "kernels on a shared GPU were asked for, and cannot be: " + no_share + remedy);
+  }
+  if (no_nccl.empty() && wanted != SE_GPU_SHARED) {
+    *decision = {GpuWay::kNccl, "GPU tensors go through NCCL " + NcclVersionName(facts[0].nccl_version)};
+  } else if (no_share.empty()) {
+    *decision = {GpuWay::kShared, "GPU tensors meet on the GPU that all ranks share (" + Get(facts[0].gpu) + ")"};
+  } else {
+    *decision = {GpuWay::kStaged, "GPU tensors go through pinned host memory: " + no_nccl + "; " + no_share};
+  }
+  return Status::Ok();
+}
+
+}  // namespace spark_estimator

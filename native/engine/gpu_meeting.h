@@ -1,0 +1,65 @@
+// What ranks tell one another about their GPUs, and the way that all of them conclude from it.
+#ifndef SPARK_ESTIMATOR_ENGINE_GPU_MEETING_H_
+#define SPARK_ESTIMATOR_ENGINE_GPU_MEETING_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "base/status.h"
+#include "gpu/device.h"
+#include "gpu/nccl_api.h"
+
+namespace spark_estimator {
+
+// Paths; empty: what the process has loaded, else what the linker finds.
+struct GpuLibraries {
+  std::string cuda;
+  std::string nccl;
+  std::string nvrtc;
+};
+
+enum class GpuWay {
+  kOpen,   // not agreed on yet
+  kAlone,  // one rank
+  kNccl,   // see gpu_executor.h
+  kShared,
+  kStaged,
+};
+
+// One rank's account of itself, as it travels: all ranks run the same build.
+struct GpuFacts {
+  static constexpr size_t kTextBytes = 320;
+  using Text = std::array<char, kTextBytes>;  // ends in a NUL
+
+  int32_t device = -1;         // -1: it has joined, and shown none
+  int32_t operations = 0;      // se_gpu_operations that it was told to use
+  int32_t nccl_version = 0;    // 0: it cannot use NCCL
+  int32_t can_share = 0;       // 1: it can pass device memory to other processes
+  std::array<char, 64> gpu{};  // the same for two ranks when theirs is the same GPU; ends in a NUL
+  Text nccl_trouble{};
+  Text share_trouble{};
+  NcclUniqueId id;  // of rank 0
+};
+static_assert(std::is_trivially_copyable_v<GpuFacts>);
+
+// What this rank has. `device` is null for one that has joined. Opens NCCL into `nccl` where that is there and wanted.
+GpuFacts LookAtGpu(const std::shared_ptr<GpuDevice>& device, const GpuLibraries& libraries, int32_t operations,
+                   int rank, NcclApi* nccl);
+
+struct GpuDecision {
+  GpuWay way = GpuWay::kStaged;
+  std::string text;  // for people: which way, and why not a faster one
+};
+
+// Pure: the same on all ranks. An error when a way was demanded that these ranks cannot go; it names one of them.
+// `names`: what to call the ranks.
+Status Decide(const std::vector<GpuFacts>& facts, const std::vector<std::string>& names, GpuDecision* decision);
+
+}  // namespace spark_estimator
+
+#endif  // SPARK_ESTIMATOR_ENGINE_GPU_MEETING_H_
