@@ -42,6 +42,8 @@ class Coordinator {
   std::vector<Stall> TakeStalled(double age_seconds, Time now);
   // Turns names that wait longer than `age` into error responses.
   void FailStalled(double age_seconds, Time now);
+  // What TakeReady would give.
+  bool has_ready() const { return !ready_.empty() || all_joined_; }
   bool has_waiting() const { return !waiting_.empty() || !joined_.empty(); }
   void set_fusion_threshold_bytes(int64_t bytes) { fusion_threshold_bytes_ = bytes; }
 

@@ -213,6 +213,7 @@ class Engine : private Liveness {
   void CompleteLocked(Request& request, const Status& outcome);
   // The end of all things: nothing can be submitted any more, everything that waits fails.
   void Break(const Status& why);
+  bool GpusEndByThemselves(const Status& why) const;
   bool RoundsEndHere() const;
 
   // --- negotiation in full, by the engine thread

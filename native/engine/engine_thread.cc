@@ -93,7 +93,10 @@ Time Engine::NextWake() const {
   const bool unsent =
       std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.control && p.control->has_unsent(); });
   if (unsent) next = std::min(next, After(kUnsentRetry));
-  return !fast_ && !agreed_.empty() ? Clock::now() : next;
+  if (fast_) return next;
+  // Requests also come in while an operation waits for its peers.
+  const bool has_more = !agreed_.empty() || (coordinator_ && coordinator_->has_ready());
+  return has_more ? Clock::now() : next;
 }
 
 void Engine::AwaitWork(Time until) {
@@ -143,8 +146,15 @@ void Engine::Break(const Status& error) {
   }
   changed_.notify_all();
   lock.unlock();
-  gpu_->Abort(why);
+  if (!GpusEndByThemselves(why)) gpu_->Abort(why);
   Wake();
+}
+
+// Whether what has been handed to the GPU comes to its end without those who have left: they have handed theirs over.
+bool Engine::GpusEndByThemselves(const Status& why) const {
+  return why.code() == SE_SHUT_DOWN && std::ranges::all_of(peers_, [&](const Peer& peer) {
+           return !peer.goodbye || peer.goodbye->executed >= executed_;
+         });
 }
 
 // The thread's last act, when the engine is broken or this rank leaves.

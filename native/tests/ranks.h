@@ -39,6 +39,10 @@ struct JobOptions {
   const char* autotune_log = nullptr;
   double heartbeat_seconds = 1;
   double silence_seconds = 6;
+  double start_timeout_seconds = 20;
+  int32_t gpu_operations = SE_GPU_AUTO;
+  const char* cuda_library = nullptr;
+  const char* nccl_library = nullptr;
 };
 
 struct Submitted {
@@ -205,10 +209,13 @@ inline Wiring Wire(int size, const JobOptions& options) {
     config.silence_seconds = options.silence_seconds;
     config.own_segment_fd = segments[static_cast<size_t>(rank)] >= 0 ? Dup(segments[static_cast<size_t>(rank)]) : -1;
     config.fusion_threshold_bytes = options.fusion_threshold_bytes;
-    config.start_timeout_seconds = 20;
+    config.start_timeout_seconds = options.start_timeout_seconds;
     config.stall_warning_seconds = options.stall_warning_seconds;
     config.stall_shutdown_seconds = options.stall_shutdown_seconds;
     config.name = "testhost";
+    config.gpu_operations = options.gpu_operations;
+    config.cuda_library = options.cuda_library;
+    config.nccl_library = options.nccl_library;
     wiring.configs.push_back(config);
   }
   for (int a = 0; a < size; ++a) {
