@@ -185,8 +185,13 @@ void Engine::MakeRounds() {
   on_gpu.operations = config_.gpu_operations;
   on_gpu.libraries = config_.gpu_libraries;
   on_gpu.deadline = std::max(kGpuDeadline, Seconds(config_.start_timeout_seconds));
-  Liveness* liveness = this;  // a private base
-  gpu_ = std::make_unique<GpuExecutor>(std::move(on_gpu), executor_.get(), liveness, &counters_);
+  GpuExecutor::Host host;
+  host.executor = executor_.get();
+  host.liveness = this;
+  host.counters = &counters_;
+  host.arena = arena_.get();
+  host.shared = all_share_ ? local_.get() : nullptr;
+  gpu_ = std::make_unique<GpuExecutor>(std::move(on_gpu), host);
   if (config_.rank == 0) {
     coordinator_ = std::make_unique<Coordinator>(global_ranks_, parameters_.fusion_threshold_bytes);
     if (config_.autotune && config_.size > 1) {

@@ -39,8 +39,7 @@ size_t Sum(const std::vector<size_t>& bytes) { return std::accumulate(bytes.begi
 
 }  // namespace
 
-GpuExecutor::GpuExecutor(Options options, Executor* host, Liveness* liveness, Counters* counters)
-    : options_(std::move(options)), host_(host), liveness_(liveness), counters_(counters) {}
+GpuExecutor::GpuExecutor(Options options, Host host) : options_(std::move(options)), host_(host) {}
 
 GpuExecutor::~GpuExecutor() {
   if (alone_ == nullptr) return;
@@ -109,17 +108,9 @@ Status GpuExecutor::Meet() {
   const auto size = static_cast<size_t>(options_.size);
   const GpuFacts own = LookAtGpu(device(), options_.libraries, options_.operations, options_.rank, nccl.get());
   std::vector<GpuFacts> facts(size);
-  auto signature = std::make_shared<Signature>();
-  signature->name = "GPUs";
-  signature->op = SE_ALLGATHER;
-  signature->parts = {Part{SE_UINT8, {sizeof(GpuFacts)}}};
-  auto exchange = std::make_shared<Request>();
-  exchange->signature = std::move(signature);
-  exchange->bytes = sizeof(GpuFacts);
-  exchange->memory = {{&own, facts.data(), static_cast<int64_t>(size * sizeof(GpuFacts))}};
-  SE_RETURN_IF_ERROR(host_->Run({exchange}, std::vector<int64_t>(size, sizeof(GpuFacts))));
+  SE_RETURN_IF_ERROR(Exchange(&own, sizeof(own), facts.data()));
   std::vector<std::string> names;
-  for (int rank = 0; rank < options_.size; ++rank) names.push_back(liveness_->NameOf(rank));
+  for (int rank = 0; rank < options_.size; ++rank) names.push_back(host_.liveness->NameOf(rank));
   GpuDecision decision;
   SE_RETURN_IF_ERROR(Decide(facts, names, &decision));
   nccl_ = std::move(nccl);
@@ -130,9 +121,34 @@ Status GpuExecutor::Meet() {
   return Status::Ok();
 }
 
+Status GpuExecutor::Exchange(const void* mine, size_t bytes, void* all) {
+  const auto size = static_cast<size_t>(options_.size);
+  auto signature = std::make_shared<Signature>();
+  signature->name = "GPUs";
+  auto request = std::make_shared<Request>();
+  request->bytes = static_cast<int64_t>(bytes);
+  std::vector<int64_t> rows;
+  if (bytes == 0) {
+    signature->op = SE_BARRIER;
+  } else {
+    signature->op = SE_ALLGATHER;
+    signature->parts = {Part{SE_UINT8, {request->bytes}}};
+    request->memory = {{mine, all, static_cast<int64_t>(size * bytes)}};
+    rows.assign(size, request->bytes);
+  }
+  request->signature = std::move(signature);
+  return host_.executor->Run({request}, rows);
+}
+
 Status GpuExecutor::MakeGroup(const GpuDecision& decision, const std::vector<GpuFacts>& facts) {
-  if (decision.way != GpuWay::kNccl) return Status::Ok();
   const std::shared_ptr<GpuDevice> used = device();
+  if (decision.way == GpuWay::kStaged) {
+    staging_ = std::make_unique<GpuStaging>(used, host_.executor, host_.liveness, options_.rank, options_.size);
+    return staging_->ShareSlots(host_.arena, host_.shared, [this](const void* mine, size_t bytes, void* all) {
+      return Exchange(mine, bytes, all);
+    });
+  }
+  if (decision.way != GpuWay::kNccl) return Status::Ok();
   NcclGroup::Options options;
   options.rank = options_.rank;
   options.size = options_.size;
@@ -140,7 +156,7 @@ Status GpuExecutor::MakeGroup(const GpuDecision& decision, const std::vector<Gpu
   options.id = facts[0].id;
   options.deadline = options_.deadline;
   options.farewell = kFarewell;
-  options.abandoned = [this] { return liveness_->Check(); };
+  options.abandoned = [this] { return host_.liveness->Check(); };
   std::unique_ptr<NcclGroup> group;
   SE_RETURN_IF_ERROR(NcclGroup::Create(*nccl_, used->cuda(), std::move(options), &group)
                          .Within("making a group of GPUs by NCCL (HOROVOD_GPU_OPERATIONS=staged does without it)"));
@@ -155,9 +171,9 @@ Status GpuExecutor::Run(const std::vector<RequestPtr>& requests, const std::vect
   const Signature& signature = *requests[0]->signature;
   const bool scales = signature.prescale != 1.0 || signature.postscale != 1.0;
   if (group_ ? Offered(requests) : way_ == GpuWay::kAlone && !scales) {
-    Increase(counters_->operations);
-    Increase(counters_->gpu_operations);
-    if (requests.size() > 1) Increase(counters_->fused_requests, static_cast<int64_t>(requests.size()));
+    Increase(host_.counters->operations);
+    Increase(host_.counters->gpu_operations);
+    if (requests.size() > 1) Increase(host_.counters->fused_requests, static_cast<int64_t>(requests.size()));
     if (group_) {
       algorithm_ = group_->name();
       return RunOnGroup(requests, rows);
@@ -167,10 +183,10 @@ Status GpuExecutor::Run(const std::vector<RequestPtr>& requests, const std::vect
     return Status::Ok();
   }
   if (!staging_ || (!staging_->has_device() && device())) {
-    staging_ = std::make_unique<GpuStaging>(device(), host_, liveness_, options_.rank, options_.size);
+    staging_ = std::make_unique<GpuStaging>(device(), host_.executor, host_.liveness, options_.rank, options_.size);
   }
   algorithm_ = "STAGED";
-  Increase(counters_->staged_operations);
+  Increase(host_.counters->staged_operations);
   return staging_->Run(requests, rows);
 }
 

@@ -48,8 +48,16 @@ class GpuExecutor {
     Seconds deadline{60};  // for joining a group, and for launching an operation
   };
 
-  // `host`, `liveness` and `counters` outlive it.
-  GpuExecutor(Options options, Executor* host, Liveness* liveness, Counters* counters);
+  // What it has of the host's engine; all outlive it.
+  struct Host {
+    Executor* executor = nullptr;
+    Liveness* liveness = nullptr;
+    Counters* counters = nullptr;
+    Arena* arena = nullptr;
+    SharedGroup* shared = nullptr;  // all ranks; null where they do not share memory
+  };
+
+  GpuExecutor(Options options, Host host);
   ~GpuExecutor();
 
   // --- the callers' side, from any thread
@@ -80,6 +88,7 @@ class GpuExecutor {
  private:
   // Agrees with the other ranks on the way. It stays open while a rank that has joined has shown no GPU.
   Status Meet();
+  Status Exchange(const void* mine, size_t bytes, void* all);
   Status MakeGroup(const GpuDecision& decision, const std::vector<GpuFacts>& facts);
   std::shared_ptr<GpuDevice> device() const;
   bool Offered(const std::vector<RequestPtr>& requests) const;
@@ -90,9 +99,7 @@ class GpuExecutor {
   Status RunAlone(Request& request, const std::vector<int64_t>& rows);
 
   const Options options_;
-  Executor* const host_;
-  Liveness* const liveness_;
-  Counters* const counters_;
+  const Host host_;
 
   mutable std::mutex mutex_;  // of what follows
   std::shared_ptr<GpuDevice> device_;

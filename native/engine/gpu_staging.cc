@@ -42,6 +42,7 @@ GpuStaging::~GpuStaging() {
   Unpin(&whole_);
   if (!device_) return;
   const CudaDeviceScope scope(device_->cuda(), device_->number());
+  UnshareSlots();
   for (const CudaStream stream : {in_, out_}) {
     if (stream != nullptr) device_->cuda().StreamDestroy(stream);
   }
@@ -73,6 +74,50 @@ Status GpuStaging::Run(const std::vector<RequestPtr>& requests, const std::vecto
     for (Gathered& gathered : request->gathered) gathered.on_gpu.BusyUntil(done);
   }
   return Status::Ok();
+}
+
+Status GpuStaging::ShareSlots(Arena* arena, SharedGroup* shared, const HostExchange& exchange) {
+  if (shared == nullptr || !device_) return Status::Ok();  // as on all ranks
+  const CudaApi& cuda = device_->cuda();
+  const CudaDeviceScope scope(cuda, device_->number());
+  constexpr size_t kBytes = kSlots * kSlotBytes;
+  uint64_t offset = 0;
+  int64_t own = -1;
+  if (arena->Allocate(kBytes, &shared_).ok()) {
+    arena_ = arena;
+    // Memory that CUDA does not know it copies piece by piece, through pinned memory of its own.
+    if (cuda.HostRegister(shared_, kBytes, 0) != kCudaSuccess) {
+      cuda.GetLastError();
+      static_cast<void>(arena_->Free(std::exchange(shared_, nullptr)));
+    } else if (arena->Find(shared_, kBytes, &offset)) {
+      own = static_cast<int64_t>(offset);
+    }
+  }
+  std::vector<int64_t> offsets(static_cast<size_t>(size_));
+  SE_RETURN_IF_ERROR(exchange(&own, sizeof(own), offsets.data()));
+  if (std::ranges::any_of(offsets, [](int64_t one) { return one < 0; })) {
+    UnshareSlots();
+    return Status::Ok();
+  }
+  for (int rank = 0; rank < size_; ++rank) {
+    of_.push_back(shared->of(rank).arena() + offsets[static_cast<size_t>(rank)]);
+  }
+  for (size_t i = 0; i < kSlots; ++i) {
+    slots_[i].data = static_cast<uint8_t*>(shared_) + i * kSlotBytes;
+    slots_[i].bytes = kSlotBytes;
+    slots_[i].is_shared = true;
+  }
+  return Status::Ok();
+}
+
+void GpuStaging::UnshareSlots() {
+  if (shared_ == nullptr) return;
+  // What still comes from there or goes there must be over before the memory is the system's again.
+  for (const Pinned& slot : slots_) {
+    if (slot.is_shared && slot.busy_until) device_->cuda().EventSynchronize(slot.busy_until->event());
+  }
+  device_->cuda().HostUnregister(shared_);
+  static_cast<void>(arena_->Free(std::exchange(shared_, nullptr)));
 }
 
 // Both directions come behind what the callers had enqueued: memory for outputs may be in use until then as well.
@@ -194,6 +239,14 @@ Status GpuStaging::RunOnHost(const Signature& like, int32_t dtype, size_t count,
   request->bytes = signature->Bytes();
   request->signature = std::move(signature);
   request->memory = {{data, data, 0}};
+  // What is widened or scaled first is not reduced where it lies.
+  const bool widens = like.reduce_op == SE_AVERAGE && IsInteger(dtype) && dtype != SE_INT64;
+  if (!of_.empty() && like.op == SE_ALLREDUCE && like.prescale == 1.0 && !widens) {
+    std::vector<uint8_t*> data_of;
+    const ptrdiff_t offset = static_cast<uint8_t*>(data) - static_cast<uint8_t*>(shared_);
+    for (uint8_t* memory : of_) data_of.push_back(memory + offset);
+    host_->UseArenas(std::move(data_of));
+  }
   return host_->Run({request}, {});
 }
 
@@ -304,7 +357,7 @@ Status GpuStaging::Pin(size_t bytes, Pinned* memory) {
 }
 
 void GpuStaging::Unpin(Pinned* memory) {
-  if (memory->data == nullptr) return;
+  if (memory->data == nullptr || memory->is_shared) return;
   if (memory->by_cuda) {
     const CudaDeviceScope scope(device_->cuda(), device_->number());
     device_->cuda().FreeHost(memory->data);  // waits until nothing works on it

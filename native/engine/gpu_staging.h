@@ -1,8 +1,9 @@
 // Collectives on GPU tensors through pinned host memory: copied there, reduced by the host's algorithms, copied back.
 //
 // Reductions and broadcasts go in pieces, so that the next piece comes from the device, one is worked on, and the last
-// goes back at the same time. The others go as a whole. The CPU waits here for the caller's stream, which has to bring
-// the tensors first: this way is for where no other is.
+// goes back at the same time. Where all ranks are on one host, the pieces lie in memory that all of them see, and an
+// allreduce copies nothing but from and to the devices. The others go as a whole. The CPU waits here for the caller's
+// stream, which has to bring the tensors first: this way is for where no other is.
 #ifndef SPARK_ESTIMATOR_ENGINE_GPU_STAGING_H_
 #define SPARK_ESTIMATOR_ENGINE_GPU_STAGING_H_
 
@@ -18,7 +19,9 @@
 #include "engine/executor.h"
 #include "engine/request.h"
 #include "gpu/device.h"
+#include "transport/arena.h"
 #include "transport/liveness.h"
+#include "transport/shared_group.h"
 
 namespace spark_estimator {
 
@@ -26,10 +29,17 @@ namespace spark_estimator {
 // request has from now on, for work on `stream`. `output` is null for a result without bytes.
 Status PlaceOnGpu(GpuDevice& device, Request& request, size_t part, size_t bytes, CudaStream stream, void** output);
 
+// Tells every rank's `bytes` bytes to every rank, through the host: [size][bytes] come to `all`. All ranks call it.
+// With no bytes it is a barrier.
+using HostExchange = std::function<Status(const void* mine, size_t bytes, void* all)>;
+
 class GpuStaging {
  public:
   // All outlive it. `device`: null for a rank that has joined before it used any; it takes part with zeros.
   GpuStaging(std::shared_ptr<GpuDevice> device, Executor* host, Liveness* liveness, int rank, int size);
+  // Puts the pieces where all ranks see them, if every rank can. All ranks call it, before the first Run. `shared` is
+  // all ranks, and `arena` this one's part of it.
+  Status ShareSlots(Arena* arena, SharedGroup* shared, const HostExchange& exchange);
   ~GpuStaging();
   GpuStaging(const GpuStaging&) = delete;
   GpuStaging& operator=(const GpuStaging&) = delete;
@@ -52,7 +62,8 @@ class GpuStaging {
     void* data = nullptr;
     size_t bytes = 0;
     bool by_cuda = false;
-    GpuMarkPtr busy_until;  // the device still reads it
+    bool is_shared = false;  // part of what all ranks see
+    GpuMarkPtr busy_until;   // the device still reads it
   };
   // What is done with a chunk in host memory; in place.
   using Work = std::function<Status(void* data, size_t bytes)>;
@@ -65,6 +76,7 @@ class GpuStaging {
   Status BringIn(const Chunk& chunk, Pinned& slot, GpuMarkPtr* there);
   Status TakeOut(const Chunk& chunk, Pinned& slot);
   Status RunOnHost(const Signature& like, int32_t dtype, size_t count, void* data);
+  void UnshareSlots();
   size_t OutputBytes(const Request& request, size_t part, const std::vector<int64_t>& rows) const;
   Status Pin(size_t bytes, Pinned* memory);
   void Unpin(Pinned* memory);
@@ -85,6 +97,9 @@ class GpuStaging {
   CudaStream out_ = nullptr;  // host to device
   std::array<Pinned, kSlots> slots_;
   size_t next_slot_ = 0;
+  Arena* arena_ = nullptr;    // whose memory the slots are; null: they are allocated one by one
+  void* shared_ = nullptr;    // that memory
+  std::vector<uint8_t*> of_;  // [size] it, by rank, as this process sees it
   Pinned whole_;
 };
 

@@ -44,6 +44,8 @@ Status ResolveAll(CudaApi* api) {
   find("cudaFree", &api->Free);
   find("cudaHostAlloc", &api->HostAlloc);
   find("cudaFreeHost", &api->FreeHost);
+  find("cudaHostRegister", &api->HostRegister);
+  find("cudaHostUnregister", &api->HostUnregister);
   find("cudaMemcpyAsync", &api->MemcpyAsync);
   find("cudaMemsetAsync", &api->MemsetAsync);
   find("cudaGetErrorName", &api->GetErrorName);

@@ -64,6 +64,8 @@ struct CudaApi {
   int (*Free)(void* data) = nullptr;
   int (*HostAlloc)(void** data, size_t bytes, unsigned int flags) = nullptr;
   int (*FreeHost)(void* data) = nullptr;
+  int (*HostRegister)(void* data, size_t bytes, unsigned int flags) = nullptr;
+  int (*HostUnregister)(void* data) = nullptr;
   int (*MemcpyAsync)(void* to, const void* from, size_t bytes, int kind, CudaStream stream) = nullptr;
   int (*MemsetAsync)(void* data, int value, size_t bytes, CudaStream stream) = nullptr;
   const char* (*GetErrorName)(int code) = nullptr;

@@ -1,5 +1,6 @@
 // Engines whose ranks, as threads, give GPU tensors of the fake CUDA: every op by every way, against what the same
 // engines make of the same values in host memory.
+#include <barrier>
 #include <random>
 
 #include "gpu_ranks.h"
@@ -270,6 +271,34 @@ void SequencesStaged() {
 
 void SequencesAlone() { RunSequence(1, Channel::kShared, SE_GPU_AUTO, 60); }
 
+// More than one piece holds, cut in the middle of tensors.
+void LargeTensorsGoInPieces() {
+  for (const Channel channel : {Channel::kShared, Channel::kStream}) {
+    const uint64_t seed = std::random_device{}();
+    RunRanks(2, OnGpu(channel, SE_GPU_STAGED), [&](Rank& me) {
+      GpuRank gpu(me, seed + static_cast<uint64_t>(me.rank));
+      Draw draw;
+      draw.op = SE_ALLREDUCE;
+      draw.dtypes = {SE_FLOAT32, SE_INT8, SE_FLOAT32, SE_FLOAT16};
+      draw.columns = {600'001, 5'000'003, 1'500'000, 100'001};
+      draw.rows = {{2, 1, 1, 1}, {2, 1, 1, 1}};
+      for (const int32_t reduce_op : {SE_SUM, SE_AVERAGE}) {
+        draw.reduce_op = reduce_op;
+        draw.in_place = reduce_op == SE_AVERAGE;
+        Twins twins = SubmitBoth(gpu, draw, reduce_op);
+        CheckBoth(gpu, twins, true);
+      }
+      draw.op = SE_BROADCAST;
+      draw.root = 1;
+      draw.dtypes = {SE_FLOAT64};
+      draw.columns = {600'003};
+      Twins twins = SubmitBoth(gpu, draw, 9);
+      CheckBoth(gpu, twins, true);
+    });
+    CheckNothingLeft();
+  }
+}
+
 // One float32 tensor of 1000 elements on a rank's device, all of them `value`.
 struct Plain {
   std::vector<uint8_t> input;
@@ -500,6 +529,7 @@ void AnInitThatHangsIsGivenUp() {
 // A kernel that waits for a peer that never comes holds the stream, and whoever waits for it, for ever.
 void ALostPeersKernelsEnd() {
   Wiring wiring = Wire(2, OnGpu(Channel::kStream, SE_GPU_NCCL));
+  std::barrier<> both_have_it(2);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
@@ -517,6 +547,7 @@ void ALostPeersKernelsEnd() {
         }
         const Submitted last = me.Submit(plain.Sum(gpu, "y"));
         CHECK_EQ(me.Wait(last), SE_OK);
+        both_have_it.arrive_and_wait();
         CHECK_EQ(se_await_on_stream(me.engine, last.handle, gpu.caller.stream()), SE_OK);
         if (rank == 1) shutdown(control, SHUT_RDWR);
         gpu.caller.Synchronize();  // comes to its end on both
@@ -538,6 +569,7 @@ int main() {
   return RunTests({{"sequences by NCCL", SequencesByNccl},
                    {"sequences through host memory", SequencesStaged},
                    {"sequences of one rank", SequencesAlone},
+                   {"large tensors go in pieces", LargeTensorsGoInPieces},
                    {"places must be the same", PlacesMustBeTheSame},
                    {"plans and runs order the caller's stream", PlansAndRunsOrderTheCallersStream},
                    {"a joined rank takes part", AJoinedRankTakesPart},

@@ -333,6 +333,18 @@ FAKE_API int cudaFree(void* data) {
 FAKE_API int cudaHostAlloc(void** data, size_t bytes, unsigned int) { return cudaMalloc(data, bytes); }
 FAKE_API int cudaFreeHost(void* data) { return cudaFree(data); }
 
+// Pinned until it is unregistered, and counted as an allocation until then.
+FAKE_API int cudaHostRegister(void* data, size_t, unsigned int) {
+  Machine& machine = TheMachine();
+  const std::lock_guard<std::mutex> lock(machine.mutex);
+  return machine.allocations.insert(data).second ? kSuccess : Failed(kInvalidValue);
+}
+FAKE_API int cudaHostUnregister(void* data) {
+  Machine& machine = TheMachine();
+  const std::lock_guard<std::mutex> lock(machine.mutex);
+  return machine.allocations.erase(data) == 1 ? kSuccess : Failed(kInvalidValue);
+}
+
 FAKE_API int cudaMemcpyAsync(void* to, const void* from, size_t bytes, int, void* handle) {
   const auto stream = StreamOf(handle);
   if (!stream) return Failed(kInvalidHandle);
