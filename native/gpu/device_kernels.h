@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -20,6 +21,9 @@
 
 namespace spark_estimator {
 
+// What is compiled at a time: a dtype's reductions, or the kernels that belong to none.
+inline constexpr int32_t kNoDtype = -1;
+
 class DeviceKernels {
  public:
   // `driver` and `nvrtc` must outlive it.
@@ -27,13 +31,16 @@ class DeviceKernels {
   DeviceKernels(const DeviceKernels&) = delete;
   DeviceKernels& operator=(const DeviceKernels&) = delete;
 
-  // The kernel of that name in the device's primary context, which must be the thread's current one. The first kernel
-  // of a unit is compiled, which takes about a second; another thread that wants one waits for that. From any thread.
-  Status Find(int device, const std::string& unit, const std::string& name, CudaFunction* function);
+  // The kernel in the device's primary context, which must be the thread's current one. Of each dtype the first is
+  // compiled, which takes up to a second; whoever wants one meanwhile waits for that. From any thread.
+  Status Find(int device, int32_t dtype, const std::string& name, CudaFunction* function);
 
-  // One unit of device_code.h for a processor (90 is compute capability 9.0): machine code, or, where NVRTC is older
-  // than the processor, PTX for the driver to translate. No GPU is needed.
-  static Status Compile(const NvrtcApi& nvrtc, const std::string& unit, int processor, std::vector<char>* image);
+  // A dtype's kernels for a processor (90 is compute capability 9.0): machine code, or, where NVRTC is older than the
+  // processor, PTX for the driver to translate. Needs no GPU.
+  static Status Compile(const NvrtcApi& nvrtc, int32_t dtype, int processor, std::vector<char>* image);
+
+  // The name of the kernel for a reduction; empty when there is none.
+  static std::string NameOf(int32_t dtype, int32_t reduce_op);
 
   const DriverApi& driver() const { return driver_; }
 
@@ -43,12 +50,12 @@ class DeviceKernels {
     std::map<std::string, CudaFunction> functions;
   };
 
-  Status Load(int device, const std::string& unit, Module* module);
+  Status Load(int device, int32_t dtype, CudaModule* module) const;
 
   const DriverApi& driver_;
   const NvrtcApi& nvrtc_;
   std::mutex mutex_;
-  std::map<std::pair<int, std::string>, Module> modules_;  // by device and unit; never unloaded
+  std::map<std::pair<int, int32_t>, Module> modules_;  // by device and dtype; they stay until the process ends
 };
 
 }  // namespace spark_estimator

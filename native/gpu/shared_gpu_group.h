@@ -21,7 +21,6 @@
 #ifndef SPARK_ESTIMATOR_GPU_SHARED_GPU_GROUP_H_
 #define SPARK_ESTIMATOR_GPU_SHARED_GPU_GROUP_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -37,6 +36,7 @@
 #include "gpu/device_kernels.h"
 #include "gpu/driver_api.h"
 #include "gpu/events.h"
+#include "gpu/exchange_buffer.h"
 #include "gpu/gpu_group.h"
 
 namespace spark_estimator {
@@ -103,11 +103,56 @@ class SharedGpuGroup : public GpuGroup {
   int size() const { return options_.size; }
 
  private:
+  // An operation as chunks see it.
+  struct Plan;
+  class Chunks;
+
+  Status Prepare();
+  Status OpenOthers(std::span<const CudaMemoryHandle> handles);
+  Status Trial();
+  // Everybody's status to everybody: the first failure, with its rank, on all of them.
+  Status Agree(const Status& mine);
+  Status Exchange(const std::string& what, const void* mine, size_t bytes, void* all);
+
+  // One operation, from waiting for `ready` to recording `done`. Under operation_mutex_.
+  Status Run(const char* what, const Plan& plan, CudaEvent ready, CudaEvent done);
+  Status Enqueue(const Plan& plan, CudaEvent ready, CudaEvent done);
+  Status Reduce(const char* what, Plan* plan, const Reduction& reduction, CudaEvent ready, CudaEvent done);
+  // Until the stream is through with what it has; fails the group when that does not come.
+  Status AwaitStream(const std::string& what, Seconds limit);
+  // Whether the exchange buffer may be freed.
+  bool SayGoodbye();
+
+  // Breaks the group, if it is not broken yet; returns why it is.
+  Status Fail(const Status& why);
+  Status Healthy();
+  Status Refused(const std::string& what) const;
+  Status NotOffered(int32_t op, const Reduction& reduction) const;
+  // A rank's status, with its name before it.
+  Status Of(int rank, const Status& status) const;
+  std::string Who(int rank) const;
+  std::string Who() const { return Who(options_.rank); }
+  bool alone() const { return options_.size == 1; }
+
   const CudaApi& cuda_;
   DeviceKernels& kernels_;
   const Options options_;
   EventPool events_;
+
+  std::mutex operation_mutex_;  // one operation after the other; what follows is its
+  CudaContext context_ = nullptr;
   CudaStream stream_ = nullptr;
+  CudaStream release_stream_ = nullptr;  // for Break, which overtakes what waits
+  ExchangeBuffer buffer_;
+  bool offered_ = false;  // others may have mapped the buffer
+  CudaFunction copy_ = nullptr;
+  CudaFunction tell_ = nullptr;
+  uint64_t chunks_done_ = 0;  // of all operations so far; the same on all ranks
+
+  std::mutex state_mutex_;
+  Status failure_;
+  bool connected_ = false;
+  bool breakable_ = false;  // there is something to release
 };
 
 }  // namespace spark_estimator
