@@ -1,5 +1,5 @@
-// What the fake CUDA runtime offers beside CUDA's own functions: to tests, and to the fake NCCL, whose kernels are
-// tasks on its streams.
+// What the fake CUDA runtime offers beside CUDA's own functions: to tests, and to the fake NCCL and the fake driver,
+// whose kernels are tasks on its streams.
 #ifndef SPARK_ESTIMATOR_TESTS_FAKES_FAKE_CUDA_H_
 #define SPARK_ESTIMATOR_TESTS_FAKES_FAKE_CUDA_H_
 
@@ -28,6 +28,13 @@ FAKE_API int fake_cuda_live_streams(void);
 FAKE_API int fake_cuda_live_events(void);
 FAKE_API int fake_cuda_live_allocations(void);
 FAKE_API int fake_cuda_events_made(void);
+// Of other processes' memory, or of other ranks' in this process.
+FAKE_API int fake_cuda_live_mappings(void);
+
+// What offering memory to other processes (cudaIpcGetMemHandle) fails with, 0 unless it is said; FAKE_CUDA_FAIL_EXPORT
+// in the environment says it too. And how many of the next attempts to map such memory are refused.
+FAKE_API void fake_cuda_fail_export(int code);
+FAKE_API void fake_cuda_refuse_open(int times);
 
 }  // extern "C"
 

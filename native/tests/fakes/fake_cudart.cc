@@ -1,5 +1,5 @@
-// A CUDA runtime without a GPU, for tests: device memory is the host's, a stream is a thread with a queue. So what does
-// not wait for a stream is a race that a test, or ThreadSanitizer, can see.
+// A CUDA runtime without a GPU, for tests: device memory is the host's (fake_memory.h), a stream is a thread with a
+// queue. So what does not wait for a stream is a race that a test, or ThreadSanitizer, can see.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -11,11 +11,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <utility>
 
 #include "fake_cuda.h"
+#include "fake_memory.h"
 
 namespace {
 
@@ -106,11 +106,12 @@ struct Machine {
   std::atomic<int> driver{12080};
   std::atomic<int> runtime{12040};
   std::atomic<int> device_failure{0};
+  std::atomic<int> export_failure{0};
+  std::atomic<int> opens_refused{0};
   std::atomic<int> events_made{0};
   std::mutex mutex;
   std::map<void*, std::shared_ptr<Stream>> streams;
   std::map<void*, std::shared_ptr<Event>> events;
-  std::set<void*> allocations;
   std::map<int, std::shared_ptr<Stream>> null_streams;  // by device
 };
 
@@ -120,6 +121,7 @@ Machine& TheMachine() {
     auto* made = new Machine;
     if (const char* devices = std::getenv("FAKE_CUDA_DEVICES")) made->devices = std::atoi(devices);
     if (const char* driver = std::getenv("FAKE_CUDA_DRIVER")) made->driver = std::atoi(driver);
+    if (const char* failure = std::getenv("FAKE_CUDA_FAIL_EXPORT")) made->export_failure = std::atoi(failure);
     return made;
   }();
   return *machine;
@@ -304,31 +306,39 @@ FAKE_API int cudaEventDestroy(void* handle) {
 }
 
 FAKE_API int cudaMalloc(void** data, size_t bytes) {
-  *data = bytes < size_t{1} << 40 ? std::malloc(bytes) : nullptr;
-  if (*data == nullptr) return Failed(kMemoryAllocation);
-  std::memset(*data, 0xCD, bytes);
-  Machine& machine = TheMachine();
-  const std::lock_guard<std::mutex> lock(machine.mutex);
-  machine.allocations.insert(*data);
-  return kSuccess;
+  *data = fake_memory::Allocate(bytes);
+  return *data != nullptr ? kSuccess : Failed(kMemoryAllocation);
 }
 
 // Waits for the device, as CUDA's does.
 FAKE_API int cudaFree(void* data) {
   if (data == nullptr) return kSuccess;
+  if (!fake_memory::Owns(data)) return Failed(kInvalidValue);
   Machine& machine = TheMachine();
   std::deque<std::shared_ptr<Stream>> streams;
   {
     const std::lock_guard<std::mutex> lock(machine.mutex);
-    if (machine.allocations.erase(data) == 0) return Failed(kInvalidValue);
     for (const auto& [handle, stream] : machine.streams) {
       if (stream->device == current_device) streams.push_back(stream);
     }
   }
   for (const auto& stream : streams) stream->AwaitIdle();
-  std::free(data);
+  fake_memory::Free(data);
   return kSuccess;
 }
+
+FAKE_API int cudaIpcGetMemHandle(fake_memory::Handle* handle, void* data) {
+  if (const int failure = TheMachine().export_failure; failure != 0) return Failed(failure);
+  return fake_memory::Export(data, handle) ? kSuccess : Failed(kInvalidValue);
+}
+
+FAKE_API int cudaIpcOpenMemHandle(void** data, fake_memory::Handle handle, unsigned int flags) {
+  if (flags != 1 || TheMachine().opens_refused.fetch_sub(1) > 0) return Failed(kInvalidValue);
+  *data = fake_memory::Open(handle);
+  return *data != nullptr ? kSuccess : Failed(kInvalidHandle);
+}
+
+FAKE_API int cudaIpcCloseMemHandle(void* data) { return fake_memory::Close(data) ? kSuccess : Failed(kInvalidValue); }
 
 FAKE_API int cudaHostAlloc(void** data, size_t bytes, unsigned int) { return cudaMalloc(data, bytes); }
 FAKE_API int cudaFreeHost(void* data) { return cudaFree(data); }
@@ -355,7 +365,7 @@ FAKE_API int cudaMemcpyAsync(void* to, const void* from, size_t bytes, int, void
 FAKE_API int cudaMemsetAsync(void* data, int value, size_t bytes, void* handle) {
   const auto stream = StreamOf(handle);
   if (!stream) return Failed(kInvalidHandle);
-  if (bytes > 0) stream->Push([=] { std::memset(data, value, bytes); });
+  if (bytes > 0) stream->Push([=] { fake_memory::Set(data, value, bytes); });
   return kSuccess;
 }
 
@@ -429,10 +439,10 @@ int fake_cuda_live_events() {
   return static_cast<int>(TheMachine().events.size());
 }
 
-int fake_cuda_live_allocations() {
-  const std::lock_guard<std::mutex> lock(TheMachine().mutex);
-  return static_cast<int>(TheMachine().allocations.size());
-}
+int fake_cuda_live_allocations() { return fake_memory::LiveAllocations(); }
+int fake_cuda_live_mappings() { return fake_memory::LiveMappings(); }
+void fake_cuda_fail_export(int code) { TheMachine().export_failure = code; }
+void fake_cuda_refuse_open(int times) { TheMachine().opens_refused = times; }
 
 int fake_cuda_events_made() { return TheMachine().events_made; }
 
