@@ -108,6 +108,12 @@ CudaStream StreamOf(void* stream) { return static_cast<CudaStream>(stream); }
 
 GpuPlace PlaceOf(const se_request& request) { return {request.device, StreamOf(request.stream)}; }
 
+// Kernels stay loaded on their GPUs until the process ends, for whatever engines there are.
+spark_estimator::KernelStore& TheKernelStore() {
+  static auto* const store = new spark_estimator::KernelStore;
+  return *store;
+}
+
 Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* own, std::vector<PeerConfig>* others) {
   if (config == nullptr || config->struct_bytes != sizeof(se_config)) return Invalid("se_config has a wrong size");
   if (config->size < 1 || config->rank < 0 || config->rank >= config->size) {
@@ -140,6 +146,7 @@ Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* o
     return Invalid("gpu_operations " + std::to_string(config->gpu_operations) + " cannot be");
   }
   own->gpu_operations = config->gpu_operations;
+  own->kernel_store = &TheKernelStore();
   own->gpu_libraries.cuda = config->cuda_library != nullptr ? config->cuda_library : "";
   own->gpu_libraries.nccl = config->nccl_library != nullptr ? config->nccl_library : "";
   own->gpu_libraries.nvrtc = config->nvrtc_library != nullptr ? config->nvrtc_library : "";

@@ -87,6 +87,7 @@ struct EngineConfig {
   std::string autotune_log;
   int32_t gpu_operations = 0;
   GpuLibraries gpu_libraries;
+  KernelStore* kernel_store = nullptr;  // outlives the engine
 };
 
 // Where a request's tensors lie, when that is on a GPU, and behind what.

@@ -190,6 +190,7 @@ void Engine::MakeRounds() {
   host.liveness = this;
   host.counters = &counters_;
   host.arena = arena_.get();
+  host.store = config_.kernel_store;
   host.shared = all_share_ ? local_.get() : nullptr;
   gpu_ = std::make_unique<GpuExecutor>(std::move(on_gpu), host);
   if (config_.rank == 0) {

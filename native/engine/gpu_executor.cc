@@ -8,6 +8,8 @@
 #include "base/dtype.h"
 #include "base/rows.h"
 #include "gpu/nccl_group.h"
+#include "gpu/shared_gpu_group.h"
+#include "spark_estimator/engine.h"
 
 namespace spark_estimator {
 namespace {
@@ -106,15 +108,20 @@ std::string GpuExecutor::Describe() const {
 Status GpuExecutor::Meet() {
   auto nccl = std::make_unique<NcclApi>();
   const auto size = static_cast<size_t>(options_.size);
-  const GpuFacts own = LookAtGpu(device(), options_.libraries, options_.operations, options_.rank, nccl.get());
+  GpuFacts own = LookAtGpu(device(), options_.libraries, options_.operations, options_.rank, *host_.store, nccl.get());
   std::vector<GpuFacts> facts(size);
   SE_RETURN_IF_ERROR(Exchange(&own, sizeof(own), facts.data()));
+  DeviceKernels* kernels = nullptr;
+  if (MayShare(facts)) {
+    LookAtSharing(*device(), options_.libraries, options_.size, *host_.store, &own, &kernels);
+    SE_RETURN_IF_ERROR(Exchange(&own, sizeof(own), facts.data()));
+  }
   std::vector<std::string> names;
   for (int rank = 0; rank < options_.size; ++rank) names.push_back(host_.liveness->NameOf(rank));
   GpuDecision decision;
   SE_RETURN_IF_ERROR(Decide(facts, names, &decision));
   nccl_ = std::move(nccl);
-  SE_RETURN_IF_ERROR(MakeGroup(decision, facts));
+  SE_RETURN_IF_ERROR(MakeGroup(facts, kernels, &decision));
   way_ = decision.way;
   const std::lock_guard<std::mutex> lock(mutex_);
   description_ = std::move(decision.text);
@@ -140,26 +147,57 @@ Status GpuExecutor::Exchange(const void* mine, size_t bytes, void* all) {
   return host_.executor->Run({request}, rows);
 }
 
-Status GpuExecutor::MakeGroup(const GpuDecision& decision, const std::vector<GpuFacts>& facts) {
-  const std::shared_ptr<GpuDevice> used = device();
-  if (decision.way == GpuWay::kStaged) {
-    staging_ = std::make_unique<GpuStaging>(used, host_.executor, host_.liveness, options_.rank, options_.size);
-    return staging_->ShareSlots(host_.arena, host_.shared, [this](const void* mine, size_t bytes, void* all) {
-      return Exchange(mine, bytes, all);
-    });
+Status GpuExecutor::MakeGroup(const std::vector<GpuFacts>& facts, DeviceKernels* kernels, GpuDecision* decision) {
+  if (decision->way == GpuWay::kNccl) return MakeNcclGroup(facts[0].id);
+  if (decision->way == GpuWay::kShared) {
+    const Status made = MakeSharedGroup(*kernels);
+    // It fails on all ranks or on none. A lost peer is another matter.
+    if (made.ok() || facts[0].operations == SE_GPU_SHARED || !host_.liveness->Check().ok()) return made;
+    *decision = {GpuWay::kStaged,
+                 "GPU tensors go through pinned host memory, as the ranks cannot meet on the GPU that "
+                 "they share: " +
+                     made.message()};
   }
-  if (decision.way != GpuWay::kNccl) return Status::Ok();
+  if (decision->way != GpuWay::kStaged) return Status::Ok();
+  staging_ = std::make_unique<GpuStaging>(device(), host_.executor, host_.liveness, options_.rank, options_.size);
+  return staging_->ShareSlots(host_.arena, host_.shared,
+                              [this](const void* mine, size_t bytes, void* all) { return Exchange(mine, bytes, all); });
+}
+
+Status GpuExecutor::MakeNcclGroup(const NcclUniqueId& id) {
+  const std::shared_ptr<GpuDevice> used = device();
   NcclGroup::Options options;
   options.rank = options_.rank;
   options.size = options_.size;
   options.device = used->number();
-  options.id = facts[0].id;
+  options.id = id;
   options.deadline = options_.deadline;
   options.farewell = kFarewell;
   options.abandoned = [this] { return host_.liveness->Check(); };
   std::unique_ptr<NcclGroup> group;
   SE_RETURN_IF_ERROR(NcclGroup::Create(*nccl_, used->cuda(), std::move(options), &group)
                          .Within("making a group of GPUs by NCCL (HOROVOD_GPU_OPERATIONS=staged does without it)"));
+  group_ = std::move(group);
+  return Status::Ok();
+}
+
+Status GpuExecutor::MakeSharedGroup(DeviceKernels& kernels) {
+  const std::shared_ptr<GpuDevice> used = device();
+  SharedGpuGroup::Options options;
+  options.rank = options_.rank;
+  options.size = options_.size;
+  options.device = used->number();
+  options.deadline = options_.deadline;
+  options.farewell = kFarewell;
+  options.abandoned = [this] { return host_.liveness->Check(); };
+  options.exchange = [this](const void* mine, size_t bytes, void* all) {
+    // The others may have left before, or stay: nobody is there to meet.
+    if (has_left_) return Status(SE_SHUT_DOWN, "this rank has left the job");
+    return Exchange(mine, bytes, all);
+  };
+  std::unique_ptr<SharedGpuGroup> group;
+  SE_RETURN_IF_ERROR(SharedGpuGroup::Create(used->cuda(), kernels, std::move(options), &group)
+                         .Within("making a group of ranks that share a GPU"));
   group_ = std::move(group);
   return Status::Ok();
 }
@@ -325,6 +363,11 @@ Status GpuExecutor::RunAlone(Request& request, const std::vector<int64_t>& rows)
 // --- health
 
 Status GpuExecutor::Check() { return group_ ? group_->AsyncError() : Status::Ok(); }
+
+void GpuExecutor::Leave() {
+  has_left_ = true;
+  group_.reset();
+}
 
 void GpuExecutor::Abort(const Status& why) {
   if (group_) group_->Abort(why);

@@ -55,6 +55,7 @@ class GpuExecutor {
     Counters* counters = nullptr;
     Arena* arena = nullptr;
     SharedGroup* shared = nullptr;  // all ranks; null where they do not share memory
+    KernelStore* store = nullptr;
   };
 
   GpuExecutor(Options options, Host host);
@@ -82,14 +83,16 @@ class GpuExecutor {
   Status Check();
   // Nothing on the device waits for peers any more.
   void Abort(const Status& why);
-  // This rank leaves in good order: waits a moment for the others to be through as well.
-  void Leave() { group_.reset(); }
+  // This rank has left the job: waits a moment for the device to be through with what it was given.
+  void Leave();
 
  private:
   // Agrees with the other ranks on the way. It stays open while a rank that has joined has shown no GPU.
   Status Meet();
   Status Exchange(const void* mine, size_t bytes, void* all);
-  Status MakeGroup(const GpuDecision& decision, const std::vector<GpuFacts>& facts);
+  Status MakeGroup(const std::vector<GpuFacts>& facts, DeviceKernels* kernels, GpuDecision* decision);
+  Status MakeNcclGroup(const NcclUniqueId& id);
+  Status MakeSharedGroup(DeviceKernels& kernels);
   std::shared_ptr<GpuDevice> device() const;
   bool Offered(const std::vector<RequestPtr>& requests) const;
   Status RunOnGroup(const std::vector<RequestPtr>& requests, const std::vector<int64_t>& rows);
@@ -110,6 +113,7 @@ class GpuExecutor {
   GpuWay way_ = GpuWay::kOpen;
   std::unique_ptr<NcclApi> nccl_;
   std::unique_ptr<GpuGroup> group_;
+  bool has_left_ = false;
   std::unique_ptr<GpuStaging> staging_;
   CudaStream alone_ = nullptr;  // the stream of a group of one
 };

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "gpu/nccl_group.h"
+#include "gpu/shared_gpu_group.h"
 #include "spark_estimator/engine.h"
 
 namespace spark_estimator {
@@ -53,12 +54,14 @@ std::string ShareTrouble(const std::vector<GpuFacts>& facts, const std::vector<s
 }  // namespace
 
 GpuFacts LookAtGpu(const std::shared_ptr<GpuDevice>& device, const GpuLibraries& libraries, int32_t operations,
-                   int rank, NcclApi* nccl) {
+                   int rank, KernelStore& store, NcclApi* nccl) {
   GpuFacts facts;
   facts.operations = operations;
   if (!device) return facts;
   facts.device = device->number();
-  Put(device->Identity(), &facts.gpu);
+  const DriverApi* driver = nullptr;
+  static_cast<void>(store.Driver(&driver));  // without it the bus has to do
+  Put(device->Identity(driver), &facts.gpu);
   Status found = NcclApi::Open(libraries.nccl, nccl);
   if (found.ok() && rank == 0) found = NcclGroup::MakeId(*nccl, &facts.id);
   if (found.ok()) {
@@ -66,8 +69,21 @@ GpuFacts LookAtGpu(const std::shared_ptr<GpuDevice>& device, const GpuLibraries&
   } else {
     Put(found.message(), &facts.nccl_trouble);
   }
-  Put("not built", &facts.share_trouble);
   return facts;
+}
+
+bool MayShare(const std::vector<GpuFacts>& facts) {
+  const int32_t wanted = facts[0].operations;
+  return facts.size() > 1 && (wanted == SE_GPU_AUTO || wanted == SE_GPU_SHARED) &&
+         std::ranges::all_of(facts, [&](const GpuFacts& one) { return one.device >= 0 && one.gpu == facts[0].gpu; });
+}
+
+void LookAtSharing(const GpuDevice& device, const GpuLibraries& libraries, int size, KernelStore& store,
+                   GpuFacts* facts, DeviceKernels** kernels) {
+  Status status = store.Kernels(libraries.nvrtc, kernels);
+  if (status.ok()) status = SharedGpuGroup::Usable(device.cuda(), (*kernels)->driver(), device.number(), size);
+  facts->can_share = status.ok() ? 1 : 0;
+  if (!status.ok()) Put(status.message(), &facts->share_trouble);
 }
 
 Status Decide(const std::vector<GpuFacts>& facts, const std::vector<std::string>& names, GpuDecision* decision) {

@@ -12,6 +12,7 @@
 
 #include "base/status.h"
 #include "gpu/device.h"
+#include "gpu/kernel_store.h"
 #include "gpu/nccl_api.h"
 
 namespace spark_estimator {
@@ -47,9 +48,15 @@ struct GpuFacts {
 };
 static_assert(std::is_trivially_copyable_v<GpuFacts>);
 
-// What this rank has. `device` is null for one that has joined. Opens NCCL into `nccl` where that is there and wanted.
+// What this rank has, but for sharing. `device` is null for one that has joined. Opens NCCL into `nccl` if it is there.
 GpuFacts LookAtGpu(const std::shared_ptr<GpuDevice>& device, const GpuLibraries& libraries, int32_t operations,
-                   int rank, NcclApi* nccl);
+                   int rank, KernelStore& store, NcclApi* nccl);
+
+// Whether it is worth finding out if the ranks can meet on one GPU; the same on all of them.
+bool MayShare(const std::vector<GpuFacts>& facts);
+// Finds that out as far as this rank goes, and gives the kernels where it can.
+void LookAtSharing(const GpuDevice& device, const GpuLibraries& libraries, int size, KernelStore& store,
+                   GpuFacts* facts, DeviceKernels** kernels);
 
 struct GpuDecision {
   GpuWay way = GpuWay::kStaged;

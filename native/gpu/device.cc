@@ -50,7 +50,9 @@ GpuDevice::~GpuDevice() {
   for (Kept& piece : kept_) cuda().Free(piece.data);
 }
 
-std::string GpuDevice::Identity() const {
+std::string GpuDevice::Identity(const DriverApi* driver) const {
+  std::string uuid;
+  if (driver != nullptr && DeviceUuid(*driver, number_, &uuid).ok()) return "GPU-" + uuid;
   std::array<char, 32> bus{};
   if (cuda().DeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), number_) != kCudaSuccess) {
     cuda().GetLastError();

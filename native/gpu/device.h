@@ -15,6 +15,7 @@
 
 #include "base/status.h"
 #include "gpu/cuda_api.h"
+#include "gpu/driver_api.h"
 #include "gpu/events.h"
 
 namespace spark_estimator {
@@ -82,8 +83,9 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   const CudaApi& cuda() const { return opened_->cuda; }
   int number() const { return number_; }
 
-  // The same text for whoever has this very GPU, on whatever process of whatever machine.
-  std::string Identity() const;
+  // The same text for whoever has this very GPU, or slice of one, in whatever process of whatever machine. Without a
+  // driver that names them (`driver` may be null) slices of one GPU look the same.
+  std::string Identity(const DriverApi* driver) const;
 
   // An event to be recorded.
   Status Mark(GpuMarkPtr* mark);

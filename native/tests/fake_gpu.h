@@ -28,6 +28,7 @@ struct FakeGpu {
   FAKE_FUNCTION(fake_cuda_fail_devices);
   FAKE_FUNCTION(fake_cuda_delay);
   FAKE_FUNCTION(fake_cuda_capture);
+  FAKE_FUNCTION(fake_cuda_slow_copies);
   FAKE_FUNCTION(fake_cuda_stream_create);
   FAKE_FUNCTION(fake_cuda_live_streams);
   FAKE_FUNCTION(fake_cuda_live_events);
@@ -54,6 +55,7 @@ struct FakeGpu {
     FAKE_FUNCTION(cuda, fake_cuda_fail_devices);
     FAKE_FUNCTION(cuda, fake_cuda_delay);
     FAKE_FUNCTION(cuda, fake_cuda_capture);
+    FAKE_FUNCTION(cuda, fake_cuda_slow_copies);
     FAKE_FUNCTION(cuda, fake_cuda_stream_create);
     FAKE_FUNCTION(cuda, fake_cuda_live_streams);
     FAKE_FUNCTION(cuda, fake_cuda_live_events);

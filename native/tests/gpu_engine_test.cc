@@ -1,5 +1,7 @@
 // Engines whose ranks, as threads, give GPU tensors of the fake CUDA: every op by every way, against what the same
 // engines make of the same values in host memory.
+#include <dlfcn.h>
+
 #include <barrier>
 #include <random>
 
@@ -16,6 +18,7 @@ JobOptions OnGpu(Channel channel, int32_t operations) {
   options.gpu_operations = operations;
   options.cuda_library = FAKE_CUDART;
   options.nccl_library = FAKE_NCCL;
+  options.nvrtc_library = FAKE_NVRTC;
   return options;
 }
 
@@ -25,6 +28,7 @@ struct TwoFold {
   std::vector<int64_t> dims;
   std::vector<uint8_t> input;
   std::vector<uint8_t> output;  // of the host's request
+  std::vector<uint8_t> before;  // of the device's result
   DeviceMemory on_gpu;
   DeviceMemory result;
 
@@ -33,6 +37,7 @@ struct TwoFold {
         dims(std::move(dims_in)),
         input(std::move(values)),
         output(output_bytes, 0xEE),
+        before(output_bytes, 0x11),
         on_gpu(input.size()),
         result(output_bytes) {}
 };
@@ -169,6 +174,8 @@ Twins SubmitBoth(GpuRank& gpu, const Draw& draw, int number) {
     TwoFold& tensor = twins.tensors.back();
     gpu.caller.Delay(static_cast<int>(gpu.random() % 300));
     if (!tensor.input.empty()) gpu.caller.Upload(tensor.input, tensor.on_gpu.get());
+    // What the caller's stream still does to the output comes first as well.
+    if (!tensor.before.empty()) gpu.caller.Upload(tensor.before, tensor.result.get());
     const bool in_place = draw.in_place && (draw.op == SE_ALLREDUCE || draw.op == SE_BROADCAST);
     host.With(tensor.input.data(), makes_result ? nullptr : tensor.output.data(), dims, dtype);
     device.With(tensor.on_gpu.get(), makes_result ? nullptr : (in_place ? tensor.on_gpu : tensor.result).get(), dims,
@@ -234,12 +241,12 @@ void CheckBoth(GpuRank& gpu, Twins& twins, bool exactly) {
   se_release(gpu.me.engine, twins.on_gpu.handle);
 }
 
-void RunSequence(int size, Channel channel, int32_t operations, int count) {
+void RunSequence(int size, Channel channel, int32_t operations, int count, int device = -1) {
   const uint64_t seed = std::random_device{}();
   JobOptions options = OnGpu(channel, operations);
   options.heartbeat_seconds = 0;  // a wake-up that is forgotten is not made up for by the next sign of life
   RunRanks(size, options, [&](Rank& me) {
-    GpuRank gpu(me, seed * 31 + static_cast<uint64_t>(me.rank));
+    GpuRank gpu(me, seed * 31 + static_cast<uint64_t>(me.rank), device);
     std::mt19937_64 common(seed);
     std::vector<Twins> open;
     for (int i = 0; i < count; ++i) {
@@ -253,7 +260,8 @@ void RunSequence(int size, Channel channel, int32_t operations, int count) {
     const int64_t on_gpu = se_counter(me.engine, "gpu_operations");
     const int64_t staged = se_counter(me.engine, "staged_operations");
     CHECK(operations == SE_GPU_STAGED && size > 1 ? on_gpu == 0 : on_gpu > 0);
-    CHECK(staged > 0 || count < 50);  // what the way does not offer
+    CHECK(staged > 0 || size == 3 || count < 50);  // what the way does not offer
+    if (size > 1 && device == 0) CHECK_CONTAINS(gpu.Way(), "on the GPU that all ranks share");
   });
   CheckNothingLeft();
 }
@@ -267,6 +275,12 @@ void SequencesByNccl() {
 void SequencesStaged() {
   RunSequence(2, Channel::kShared, SE_GPU_STAGED, 60);
   RunSequence(3, Channel::kStream, SE_GPU_STAGED, 60);
+}
+
+// All ranks on device 0, which the driver says is one GPU.
+void SequencesOnOneGpu() {
+  for (const int size : {2, 3}) RunSequence(size, Channel::kShared, SE_GPU_SHARED, 60, 0);
+  RunSequence(2, Channel::kStream, SE_GPU_AUTO, 60, 0);
 }
 
 void SequencesAlone() { RunSequence(1, Channel::kShared, SE_GPU_AUTO, 60); }
@@ -294,6 +308,58 @@ void LargeTensorsGoInPieces() {
       draw.columns = {600'003};
       Twins twins = SubmitBoth(gpu, draw, 9);
       CheckBoth(gpu, twins, true);
+    });
+    CheckNothingLeft();
+  }
+}
+
+// A piece's memory is used again while an earlier piece is still on its way back to the device.
+void SlowCopiesAreWaitedFor() {
+  Fake().fake_cuda_slow_copies(20'000);
+  RunRanks(2, OnGpu(Channel::kShared, SE_GPU_STAGED), [](Rank& me) {
+    GpuRank gpu(me, 7 + static_cast<uint64_t>(me.rank));
+    Draw draw;
+    draw.op = SE_ALLREDUCE;
+    // So that what goes back has many small copies before it, and what comes is one.
+    draw.dtypes = std::vector<int32_t>(12, SE_INT32);
+    draw.columns = std::vector<int64_t>(11, 1000);
+    draw.columns.push_back(5'300'000);
+    draw.rows = {std::vector<int64_t>(12, 1), std::vector<int64_t>(12, 1)};
+    draw.in_place = true;
+    Twins twins = SubmitBoth(gpu, draw, 0);
+    CheckBoth(gpu, twins, true);
+  });
+  Fake().fake_cuda_slow_copies(0);
+  CheckNothingLeft();
+}
+
+// The memory of a result that is still being copied from is not another one's.
+void ResultsAreNotOverwritten() {
+  for (const int32_t operations : {SE_GPU_NCCL, SE_GPU_STAGED}) {
+    RunRanks(2, OnGpu(Channel::kShared, operations), [](Rank& me) {
+      GpuRank gpu(me);
+      Caller late;
+      std::vector<std::unique_ptr<DeviceMemory>> copies;
+      std::vector<std::vector<uint8_t>> inputs;
+      std::vector<std::unique_ptr<DeviceMemory>> given;
+      inputs.reserve(6);
+      for (uint8_t number = 0; number < 6; ++number) {
+        inputs.emplace_back(1000, static_cast<uint8_t>(number + 1));
+        given.push_back(std::make_unique<DeviceMemory>(1000));
+        gpu.caller.Upload(inputs.back(), given.back()->get());
+        Asked asked("gather" + std::to_string(number), SE_ALLGATHER);
+        asked.With(given.back()->get(), nullptr, {1000}, SE_UINT8);
+        const Submitted gathered = me.Submit(gpu.OnDevice(std::move(asked)));
+        CHECK_EQ(me.Wait(gathered), SE_OK);
+        copies.push_back(std::make_unique<DeviceMemory>(2000));
+        late.Delay(3000);
+        CHECK_EQ(se_copy_result(me.engine, gathered.handle, 0, copies.back()->get(), late.stream()), SE_OK);
+        se_release(me.engine, gathered.handle);
+      }
+      late.Synchronize();
+      for (uint8_t number = 0; number < 6; ++number) {
+        CHECK(gpu.Read(copies[number]->get(), 2000) == std::vector<uint8_t>(2000, static_cast<uint8_t>(number + 1)));
+      }
     });
     CheckNothingLeft();
   }
@@ -530,6 +596,7 @@ void AnInitThatHangsIsGivenUp() {
 void ALostPeersKernelsEnd() {
   Wiring wiring = Wire(2, OnGpu(Channel::kStream, SE_GPU_NCCL));
   std::barrier<> both_have_it(2);
+  CudaStream late = nullptr;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
@@ -542,15 +609,17 @@ void ALostPeersKernelsEnd() {
         plain.CheckIs(gpu, 3);
         me.RunOk(Asked("all here", SE_BARRIER));
         if (rank == 1) {
-          // Its kernel comes behind what never ends, as far as the others can see; then it is gone.
-          gpu.caller.Delay(1500 * 1000);
+          // Its kernel comes behind what takes long; meanwhile it is gone.
+          gpu.caller.Delay(3'000'000);
+          late = gpu.caller.stream();
         }
         const Submitted last = me.Submit(plain.Sum(gpu, "y"));
         CHECK_EQ(me.Wait(last), SE_OK);
         both_have_it.arrive_and_wait();
         CHECK_EQ(se_await_on_stream(me.engine, last.handle, gpu.caller.stream()), SE_OK);
         if (rank == 1) shutdown(control, SHUT_RDWR);
-        gpu.caller.Synchronize();  // comes to its end on both
+        gpu.caller.Synchronize();                                               // comes to its end on both
+        if (rank == 0) CHECK_EQ(Fake().cuda.StreamQuery(late), kCudaNotReady);  // without the other's kernel
         CHECK_CONTAINS(ErrorOf(me, me.Run(plain.Sum(gpu, "z"))), "is lost");
       }
       close(control);
@@ -565,11 +634,16 @@ void ALostPeersKernelsEnd() {
 }  // namespace spark_estimator::testing
 
 int main() {
+  // By the name that the engine asks the linker for, from now on.
+  CHECK(dlopen(FAKE_CUDA_DRIVER, RTLD_NOW) != nullptr);
   using namespace spark_estimator::testing;
   return RunTests({{"sequences by NCCL", SequencesByNccl},
                    {"sequences through host memory", SequencesStaged},
+                   {"sequences on one GPU", SequencesOnOneGpu},
                    {"sequences of one rank", SequencesAlone},
                    {"large tensors go in pieces", LargeTensorsGoInPieces},
+                   {"slow copies are waited for", SlowCopiesAreWaitedFor},
+                   {"results are not overwritten", ResultsAreNotOverwritten},
                    {"places must be the same", PlacesMustBeTheSame},
                    {"plans and runs order the caller's stream", PlansAndRunsOrderTheCallersStream},
                    {"a joined rank takes part", AJoinedRankTakesPart},

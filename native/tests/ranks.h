@@ -43,6 +43,7 @@ struct JobOptions {
   int32_t gpu_operations = SE_GPU_AUTO;
   const char* cuda_library = nullptr;
   const char* nccl_library = nullptr;
+  const char* nvrtc_library = nullptr;
 };
 
 struct Submitted {
@@ -216,6 +217,7 @@ inline Wiring Wire(int size, const JobOptions& options) {
     config.gpu_operations = options.gpu_operations;
     config.cuda_library = options.cuda_library;
     config.nccl_library = options.nccl_library;
+    config.nvrtc_library = options.nvrtc_library;
     wiring.configs.push_back(config);
   }
   for (int a = 0; a < size; ++a) {

@@ -20,6 +20,8 @@ FAKE_API void fake_cuda_enqueue(void* stream, void (*run)(void*), void* argument
 FAKE_API void fake_cuda_delay(void* stream, int microseconds);
 // From now on, or no longer, the stream is being captured into a graph.
 FAKE_API void fake_cuda_capture(void* stream, int on);
+// From now on each copy takes so much longer.
+FAKE_API void fake_cuda_slow_copies(int microseconds);
 // A stream of the current device that blocks nothing.
 FAKE_API void* fake_cuda_stream_create(void);
 

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -109,9 +110,11 @@ struct Machine {
   std::atomic<int> export_failure{0};
   std::atomic<int> opens_refused{0};
   std::atomic<int> events_made{0};
+  std::atomic<int> copy_pause{0};  // microseconds before each copy
   std::mutex mutex;
   std::map<void*, std::shared_ptr<Stream>> streams;
   std::map<void*, std::shared_ptr<Event>> events;
+  std::set<void*> registered;                           // host memory
   std::map<int, std::shared_ptr<Stream>> null_streams;  // by device
 };
 
@@ -347,18 +350,25 @@ FAKE_API int cudaFreeHost(void* data) { return cudaFree(data); }
 FAKE_API int cudaHostRegister(void* data, size_t, unsigned int) {
   Machine& machine = TheMachine();
   const std::lock_guard<std::mutex> lock(machine.mutex);
-  return machine.allocations.insert(data).second ? kSuccess : Failed(kInvalidValue);
+  return machine.registered.insert(data).second ? kSuccess : Failed(kInvalidValue);
 }
 FAKE_API int cudaHostUnregister(void* data) {
   Machine& machine = TheMachine();
   const std::lock_guard<std::mutex> lock(machine.mutex);
-  return machine.allocations.erase(data) == 1 ? kSuccess : Failed(kInvalidValue);
+  return machine.registered.erase(data) == 1 ? kSuccess : Failed(kInvalidValue);
 }
 
 FAKE_API int cudaMemcpyAsync(void* to, const void* from, size_t bytes, int, void* handle) {
   const auto stream = StreamOf(handle);
   if (!stream) return Failed(kInvalidHandle);
-  if (bytes > 0) stream->Push([=] { std::memcpy(to, from, bytes); });
+  if (bytes > 0) {
+    stream->Push([=] {
+      if (const int pause = TheMachine().copy_pause; pause > 0) {
+        std::this_thread::sleep_for(std::chrono::microseconds(pause));
+      }
+      std::memcpy(to, from, bytes);
+    });
+  }
   return kSuccess;
 }
 
@@ -439,7 +449,11 @@ int fake_cuda_live_events() {
   return static_cast<int>(TheMachine().events.size());
 }
 
-int fake_cuda_live_allocations() { return fake_memory::LiveAllocations(); }
+int fake_cuda_live_allocations() {
+  const std::lock_guard<std::mutex> lock(TheMachine().mutex);
+  return fake_memory::LiveAllocations() + static_cast<int>(TheMachine().registered.size());
+}
+void fake_cuda_slow_copies(int microseconds) { TheMachine().copy_pause = microseconds; }
 int fake_cuda_live_mappings() { return fake_memory::LiveMappings(); }
 void fake_cuda_fail_export(int code) { TheMachine().export_failure = code; }
 void fake_cuda_refuse_open(int times) { TheMachine().opens_refused = times; }
