@@ -38,6 +38,21 @@ std::string NcclTrouble(const std::vector<GpuFacts>& facts, const std::vector<st
   return "";
 }
 
+// Ranks that each see several GPUs and use the same one, as they all do who leave it at the first; empty: there are
+// none.
+std::string Carelessness(const std::vector<GpuFacts>& facts, const std::vector<std::string>& names) {
+  for (size_t rank = 0; rank < facts.size(); ++rank) {
+    for (size_t other = 0; other < rank; ++other) {
+      if (facts[rank].gpu != facts[other].gpu || facts[rank].visible < 2 || facts[other].visible < 2) continue;
+      return names[other] + " and " + names[rank] + " use the same GPU (" + Get(facts[rank].gpu) +
+             "), and each of them sees " + std::to_string(facts[rank].visible) +
+             ": call torch.cuda.set_device(hvd.local_rank()) before the first tensor is put on one. If they are to "
+             "share it, set HOROVOD_GPU_OPERATIONS to shared, where all ranks share one, or else to staged";
+    }
+  }
+  return "";
+}
+
 // Why the ranks cannot meet on one GPU; empty when they can.
 std::string ShareTrouble(const std::vector<GpuFacts>& facts, const std::vector<std::string>& names) {
   for (size_t rank = 1; rank < facts.size(); ++rank) {
@@ -59,6 +74,7 @@ GpuFacts LookAtGpu(const std::shared_ptr<GpuDevice>& device, const GpuLibraries&
   facts.operations = operations;
   if (!device) return facts;
   facts.device = device->number();
+  facts.visible = device->visible();
   const DriverApi* driver = nullptr;
   static_cast<void>(store.Driver(&driver));  // without it the bus has to do
   Put(device->Identity(driver), &facts.gpu);
@@ -101,6 +117,10 @@ Status Decide(const std::vector<GpuFacts>& facts, const std::vector<std::string>
   if (wanted == SE_GPU_STAGED) {
     *decision = {GpuWay::kStaged, "GPU tensors go through pinned host memory, as was asked for"};
     return Status::Ok();
+  }
+  if (wanted == SE_GPU_AUTO) {
+    const std::string careless = Carelessness(facts, names);
+    if (!careless.empty()) return Status(SE_INVALID_ARGUMENT, careless);
   }
   const std::string no_nccl = NcclTrouble(facts, names);
   const std::string no_share = ShareTrouble(facts, names);

@@ -37,6 +37,7 @@ struct GpuFacts {
   static constexpr size_t kTextBytes = 320;
   using Text = std::array<char, kTextBytes>;  // ends in a NUL
 
+  int32_t visible = 0;         // how many GPUs its process sees
   int32_t device = -1;         // -1: it has joined, and shown none
   int32_t operations = 0;      // se_gpu_operations that it was told to use
   int32_t nccl_version = 0;    // 0: it cannot use NCCL

@@ -41,7 +41,7 @@ Status GpuDevice::Open(const std::string& cuda_library, int number, std::shared_
     return Status(SE_INVALID_ARGUMENT, "there is no CUDA device " + std::to_string(number) + "; this process sees " +
                                            std::to_string(machine.devices));
   }
-  device->reset(new GpuDevice(std::move(cuda), number));
+  device->reset(new GpuDevice(std::move(cuda), number, machine.devices));
   return Status::Ok();
 }
 

@@ -82,6 +82,7 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
 
   const CudaApi& cuda() const { return opened_->cuda; }
   int number() const { return number_; }
+  int visible() const { return visible_; }  // devices that this process sees
 
   // The same text for whoever has this very GPU, or slice of one, in whatever process of whatever machine. Without a
   // driver that names them (`driver` may be null) slices of one GPU look the same.
@@ -108,12 +109,13 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   // Freeing makes CUDA wait for the whole device, so a few pieces are kept instead.
   static constexpr size_t kMostKept = 8;
 
-  GpuDevice(CudaApi cuda, int number)
-      : opened_(std::make_shared<OpenedCuda>(std::move(cuda), number)), number_(number) {}
+  GpuDevice(CudaApi cuda, int number, int visible)
+      : opened_(std::make_shared<OpenedCuda>(std::move(cuda), number)), number_(number), visible_(visible) {}
   void Keep(Kept piece);
 
   const std::shared_ptr<OpenedCuda> opened_;
   const int number_;
+  const int visible_;
   std::mutex mutex_;
   std::vector<Kept> kept_;  // the one that came last at the end
 };
