@@ -120,10 +120,7 @@ bool SharedGpuGroup::SayGoodbye() {
 Status SharedGpuGroup::Connect() {
   const std::lock_guard<std::mutex> operation(operation_mutex_);
   if (context_ != nullptr) return Status(SE_INTERNAL, Who() + " connects a second time");
-  {
-    const std::lock_guard<std::mutex> lock(state_mutex_);
-    if (!failure_.ok()) return failure_;
-  }
+  SE_RETURN_IF_ERROR(Failure());
   Card mine;
   Status prepared = Prepare();
   // Here the context may be missing, and nothing of the device is touched then.
@@ -244,7 +241,7 @@ Status SharedGpuGroup::Agree(const Status& mine) {
     const Verdict& theirs = verdicts[static_cast<size_t>(rank)];
     if (!theirs.ok()) return Fail(Of(rank, theirs.ToStatus()));
   }
-  return Healthy();
+  return Failure();
 }
 
 Status SharedGpuGroup::Exchange(const std::string& what, const void* mine, size_t bytes, void* all) {
@@ -274,10 +271,7 @@ Status SharedGpuGroup::AwaitStream(const std::string& what, Seconds limit) {
   GrowingPause pause;
   for (;;) {
     const int state = cuda_.StreamQuery(stream_);
-    {
-      const std::lock_guard<std::mutex> lock(state_mutex_);
-      if (!failure_.ok()) return failure_;
-    }
+    SE_RETURN_IF_ERROR(Failure());
     if (state == kCudaSuccess) return Status::Ok();
     if (state != kCudaNotReady) return Fail(cuda_.Check(state, what).Within(Who()));
     if (options_.abandoned) {
@@ -314,6 +308,11 @@ Status SharedGpuGroup::Fail(const Status& why) {
     if (scope.status().ok()) (void)buffer_.Break(release_stream_);
   }
   return why;
+}
+
+Status SharedGpuGroup::Failure() {
+  const std::lock_guard<std::mutex> lock(state_mutex_);
+  return failure_;
 }
 
 Status SharedGpuGroup::Healthy() {

@@ -125,7 +125,8 @@ class SharedGpuGroup : public GpuGroup {
 
   // Breaks the group, if it is not broken yet; returns why it is.
   Status Fail(const Status& why);
-  Status Healthy();
+  Status Failure();
+  Status Healthy();  // connected, and not broken
   Status Refused(const std::string& what) const;
   Status NotOffered(int32_t op, const Reduction& reduction) const;
   // A rank's status, with its name before it.

@@ -1,6 +1,8 @@
 // Engines whose ranks, as threads, give GPU tensors of the fake CUDA: every op by every way, against what the same
 // engines make of the same values in host memory.
 #include <dlfcn.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <barrier>
 #include <random>
@@ -241,11 +243,51 @@ void CheckBoth(GpuRank& gpu, Twins& twins, bool exactly) {
   se_release(gpu.me.engine, twins.on_gpu.handle);
 }
 
+// As RunRanks, with ranks that are processes. To be called before this one uses CUDA or has threads.
+void RunProcesses(int size, const JobOptions& options, const std::function<void(Rank&)>& body) {
+  Wiring wiring = Wire(size, options);
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < size; ++rank) {
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child > 0) {
+      children.push_back(child);
+      continue;
+    }
+    // The others' ends are theirs: who dies must be seen to.
+    for (int other = 0; other < size; ++other) {
+      if (other == rank) continue;
+      for (const se_peer& peer : wiring.peers[At(other)]) {
+        for (const int fd : {peer.control_fd, peer.data_fd, peer.segment_fd}) close(fd);
+      }
+      close(wiring.configs[At(other)].own_segment_fd);
+    }
+    CHECK(dlopen(FAKE_CUDA_DRIVER, RTLD_NOW) != nullptr);
+    {
+      Rank me(rank, size, Join(wiring, rank));
+      body(me);
+      se_engine_destroy(me.engine);
+    }
+    std::_Exit(0);
+  }
+  for (int rank = 0; rank < size; ++rank) {
+    for (const se_peer& peer : wiring.peers[At(rank)]) {
+      for (const int fd : {peer.control_fd, peer.data_fd, peer.segment_fd}) close(fd);
+    }
+    close(wiring.configs[At(rank)].own_segment_fd);
+  }
+  for (const pid_t child : children) {
+    int status = 0;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+  }
+}
+
 void RunSequence(int size, Channel channel, int32_t operations, int count, int device = -1) {
   const uint64_t seed = std::random_device{}();
   JobOptions options = OnGpu(channel, operations);
   options.heartbeat_seconds = 0;  // a wake-up that is forgotten is not made up for by the next sign of life
-  RunRanks(size, options, [&](Rank& me) {
+  const auto body = [&](Rank& me) {
     GpuRank gpu(me, seed * 31 + static_cast<uint64_t>(me.rank), device);
     std::mt19937_64 common(seed);
     std::vector<Twins> open;
@@ -262,7 +304,9 @@ void RunSequence(int size, Channel channel, int32_t operations, int count, int d
     CHECK(operations == SE_GPU_STAGED && size > 1 ? on_gpu == 0 : on_gpu > 0);
     CHECK(staged > 0 || size == 3 || count < 50);  // what the way does not offer
     if (size > 1 && device == 0) CHECK_CONTAINS(gpu.Way(), "on the GPU that all ranks share");
-  });
+  };
+  if (device == 0) return RunProcesses(size, options, body);
+  RunRanks(size, options, body);
   CheckNothingLeft();
 }
 
@@ -278,12 +322,16 @@ void SequencesStaged() {
 }
 
 // All ranks on device 0, which the driver says is one GPU.
-[[maybe_unused]] void SequencesOnOneGpu() {
+void SequencesOnOneGpu() {
   for (const int size : {2, 3}) RunSequence(size, Channel::kShared, SE_GPU_SHARED, 60, 0);
-  Fake().fake_cuda_set_devices(1);
+  // All that each of them sees.
+  CHECK_EQ(setenv("FAKE_CUDA_DEVICES", "1", 1), 0);
   RunSequence(2, Channel::kStream, SE_GPU_AUTO, 60, 0);
-  Fake().fake_cuda_set_devices(8);
+  CHECK_EQ(unsetenv("FAKE_CUDA_DEVICES"), 0);
 }
+
+// By the name by which the engine asks the linker for it, from now on.
+void OpenTheDriver() { CHECK(dlopen(FAKE_CUDA_DRIVER, RTLD_NOW) != nullptr); }
 
 void SequencesAlone() { RunSequence(1, Channel::kShared, SE_GPU_AUTO, 60); }
 
@@ -648,12 +696,11 @@ void ALostPeersKernelsEnd() {
 }  // namespace spark_estimator::testing
 
 int main() {
-  // By the name that the engine asks the linker for, from now on.
-  CHECK(dlopen(FAKE_CUDA_DRIVER, RTLD_NOW) != nullptr);
   using namespace spark_estimator::testing;
-  return RunTests({{"sequences by NCCL", SequencesByNccl},
+  return RunTests({{"sequences on one GPU", SequencesOnOneGpu},
+                   {"open the driver", OpenTheDriver},
+                   {"sequences by NCCL", SequencesByNccl},
                    {"sequences through host memory", SequencesStaged},
-                   // {"sequences on one GPU", SequencesOnOneGpu},
                    {"sequences of one rank", SequencesAlone},
                    {"large tensors go in pieces", LargeTensorsGoInPieces},
                    {"slow copies are waited for", SlowCopiesAreWaitedFor},

@@ -25,6 +25,10 @@ FAKE_API void fake_cuda_slow_copies(int microseconds);
 // A stream of the current device that blocks nothing.
 FAKE_API void* fake_cuda_stream_create(void);
 
+// This thread is of that process, 0 unless it is said: freeing memory waits for a process's own streams, and ranks that
+// are threads would wait for one another's.
+FAKE_API void fake_cuda_pretend_process(int process);
+
 // What has been made and not been destroyed: whether a test, or a group, leaves something behind.
 FAKE_API int fake_cuda_live_streams(void);
 FAKE_API int fake_cuda_live_events(void);

@@ -62,9 +62,10 @@ struct Event {
 
 // Outlives its destruction as long as something is queued, as CUDA's does: the thread owns it, too.
 struct Stream {
-  explicit Stream(int on_device) : device(on_device) {}
+  Stream(int on_device, int of_process) : device(on_device), process(of_process) {}
 
   const int device;
+  const int process;
   std::atomic<bool> capturing{false};
   std::mutex mutex;
   std::condition_variable changed;
@@ -131,6 +132,7 @@ Machine& TheMachine() {
 }
 
 thread_local int current_device = 0;
+thread_local int pretended_process = 0;
 thread_local int last_error = kSuccess;
 
 int Failed(int code) {
@@ -139,7 +141,7 @@ int Failed(int code) {
 }
 
 std::shared_ptr<Stream> MakeStream(int device) {
-  auto stream = std::make_shared<Stream>(device);
+  auto stream = std::make_shared<Stream>(device, pretended_process);
   std::thread([stream] { stream->Work(); }).detach();
   return stream;
 }
@@ -322,7 +324,10 @@ FAKE_API int cudaFree(void* data) {
   {
     const std::lock_guard<std::mutex> lock(machine.mutex);
     for (const auto& [handle, stream] : machine.streams) {
-      if (stream->device == current_device) streams.push_back(stream);
+      if (stream->device == current_device && stream->process == pretended_process) streams.push_back(stream);
+    }
+    if (const auto found = machine.null_streams.find(current_device); found != machine.null_streams.end()) {
+      streams.push_back(found->second);
     }
   }
   for (const auto& stream : streams) stream->AwaitIdle();
@@ -438,6 +443,8 @@ void* fake_cuda_stream_create() {
   cudaStreamCreateWithPriority(&stream, 1, 0);
   return stream;
 }
+
+void fake_cuda_pretend_process(int process) { pretended_process = process; }
 
 int fake_cuda_live_streams() {
   const std::lock_guard<std::mutex> lock(TheMachine().mutex);
