@@ -41,8 +41,8 @@ enum Setting : size_t {
   kNumSettings
 };
 
-// How long GPUs may take at least to come together: many of them need more than a process does.
-constexpr Seconds kGpuDeadline{1};
+// How much longer GPUs may take to come together than processes.
+constexpr double kGpusTake = 4;
 
 // Of a rank's own account of its host and process, in bytes.
 constexpr size_t kLongestName = 512;
@@ -184,7 +184,7 @@ void Engine::MakeRounds() {
   on_gpu.size = config_.size;
   on_gpu.operations = config_.gpu_operations;
   on_gpu.libraries = config_.gpu_libraries;
-  on_gpu.deadline = std::max(kGpuDeadline, Seconds(config_.start_timeout_seconds));
+  on_gpu.deadline = Seconds(kGpusTake * config_.start_timeout_seconds);
   GpuExecutor::Host host;
   host.executor = executor_.get();
   host.liveness = this;

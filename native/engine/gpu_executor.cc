@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <thread>  // for sleep_for
 #include <utility>
 
 #include "base/dtype.h"
@@ -96,6 +97,21 @@ Status GpuExecutor::CopyResult(Request& request, size_t part, void* output, Cuda
   SE_RETURN_IF_ERROR(used->MarkBehind(stream, &copied));
   gathered.on_gpu.BusyUntil(std::move(copied));
   return Status::Ok();
+}
+
+void GpuExecutor::AwaitEnd(const std::function<bool()>& give_up) const {
+  constexpr std::chrono::microseconds kPause{200};
+  GpuMarkPtr last;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    last = last_;
+  }
+  if (!last) return;
+  const CudaApi& cuda = device()->cuda();
+  const Time deadline = After(options_.deadline);
+  while (cuda.EventQuery(last->event()) == kCudaNotReady && !give_up() && Clock::now() < deadline) {
+    std::this_thread::sleep_for(kPause);
+  }
 }
 
 std::string GpuExecutor::Describe() const {
@@ -266,6 +282,8 @@ Status GpuExecutor::RunOnGroup(const std::vector<RequestPtr>& requests, const st
     request->gpu.done = done;
     for (Gathered& gathered : request->gathered) gathered.on_gpu.BusyUntil(done);
   }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  last_ = std::move(done);
   return Status::Ok();
 }
 

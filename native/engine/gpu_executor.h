@@ -19,6 +19,7 @@
 #define SPARK_ESTIMATOR_ENGINE_GPU_EXECUTOR_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -70,6 +71,9 @@ class GpuExecutor {
   Status AwaitOn(const Request& request, CudaStream stream);
   // And copies a result that the request owns.
   Status CopyResult(Request& request, size_t part, void* output, CudaStream stream);
+  // Until the GPU is through with what it shares with other ranks: they need this one until then. Ends as well when
+  // `give_up` says so, or with the deadline.
+  void AwaitEnd(const std::function<bool()>& give_up) const;
   // How GPU tensors travel, and why; empty before the first operation.
   std::string Describe() const;
 
@@ -107,6 +111,7 @@ class GpuExecutor {
   mutable std::mutex mutex_;  // of what follows
   std::shared_ptr<GpuDevice> device_;
   std::string description_;
+  GpuMarkPtr last_;  // behind the last operation of the group
 
   // Of whoever drives.
   const char* algorithm_ = "";

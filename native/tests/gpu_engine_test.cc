@@ -642,7 +642,7 @@ void AnAsyncErrorEndsTheGroup() {
 void AnInitThatHangsIsGivenUp() {
   Fake().fake_nccl_hang_init(1);
   JobOptions options = OnGpu(Channel::kShared, SE_GPU_NCCL);
-  options.start_timeout_seconds = 1;
+  options.start_timeout_seconds = 0.5;
   RunRanks(2, options, [](Rank& me) {
     GpuRank gpu(me);
     Plain plain(gpu, me.rank + 1);
@@ -651,6 +651,21 @@ void AnInitThatHangsIsGivenUp() {
     gpu.caller.Synchronize();
   });
   Fake().fake_nccl_hang_init(-1);
+  CheckNothingLeft();
+}
+
+// Who is through early does not take from the others what their GPUs have yet to come to.
+void WhoLeavesWaitsForItsGpu() {
+  RunRanks(2, OnGpu(Channel::kShared, SE_GPU_NCCL), [](Rank& me) {
+    GpuRank gpu(me);
+    Plain plain(gpu, me.rank + 1);
+    if (me.rank == 1) gpu.caller.Delay(3'000'000);  // longer than the group's own farewell
+    const Submitted last = me.Submit(plain.Sum(gpu, "x"));
+    CHECK_EQ(me.Wait(last), SE_OK);
+    CHECK_EQ(se_await_on_stream(me.engine, last.handle, gpu.caller.stream()), SE_OK);
+    CHECK_EQ(se_engine_shutdown(me.engine), SE_OK);
+    plain.CheckIs(gpu, 3);
+  });
   CheckNothingLeft();
 }
 
@@ -714,5 +729,6 @@ int main() {
                    {"NCCL is not for ranks that share a GPU", NcclIsNotForRanksThatShareAGpu},
                    {"an async error ends the group", AnAsyncErrorEndsTheGroup},
                    {"an init that hangs is given up", AnInitThatHangsIsGivenUp},
+                   {"who leaves waits for its GPU", WhoLeavesWaitsForItsGpu},
                    {"a lost peer's kernels end", ALostPeersKernelsEnd}});
 }

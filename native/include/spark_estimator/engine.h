@@ -274,7 +274,8 @@ SE_API int32_t se_await_question(se_engine* engine, double timeout_seconds, int6
 SE_API int32_t se_answer(se_engine* engine, int64_t question, const char* text);
 
 /* Leaves the job: tells the peers, fails what is pending with SE_SHUT_DOWN, ends the thread. Blocks for at most about a
- * second, so that peers can read what was sent. Idempotent. */
+ * second, so that peers can read what was sent; before that until this rank's GPU is through with what was done on it,
+ * which other ranks may still compute with. Idempotent. */
 SE_API int32_t se_engine_shutdown(se_engine* engine);
 /* Frees the engine (after a shutdown, which it does if need be). Handles die with it. */
 SE_API void se_engine_destroy(se_engine* engine);
