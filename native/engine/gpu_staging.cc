@@ -279,10 +279,10 @@ Status GpuStaging::Whole(Request& request, const std::vector<int64_t>& rows) {
   on_host->bytes = request.bytes;
   auto* place = static_cast<uint8_t*>(whole_.data);
   for (size_t i = 0; i < parts; ++i) {
-    if (request.memory[i].input == nullptr) {
-      std::memset(place, 0, input_bytes[i]);
-    } else {
+    if (request.memory[i].input != nullptr) {
       SE_RETURN_IF_ERROR(device_->Copy(place, request.memory[i].input, input_bytes[i], in_));
+    } else if (input_bytes[i] > 0) {
+      std::memset(place, 0, input_bytes[i]);
     }
     uint8_t* output = place + Aligned(input_bytes[i]);
     on_host->memory.push_back({place, output, static_cast<int64_t>(output_bytes[i])});

@@ -1,0 +1,353 @@
+// What engines with GPU tensors promise their callers, and what becomes of a GPU's work when something fails.
+#include <sys/socket.h>
+
+#include <barrier>
+#include <memory>
+
+#include "gpu_engine_ranks.h"
+
+namespace spark_estimator::testing {
+namespace {
+
+// One float32 tensor of 1000 elements on a rank's device, all of them `value`.
+struct Plain {
+  std::vector<uint8_t> input;
+  DeviceMemory on_gpu;
+  DeviceMemory result;
+
+  Plain(GpuRank& gpu, double value)
+      : input(ToBytes(SE_FLOAT32, std::vector<double>(1000, value))), on_gpu(input.size()), result(input.size()) {
+    gpu.caller.Delay(500);
+    gpu.caller.Upload(input, on_gpu.get());
+  }
+  Asked Sum(GpuRank& gpu, const std::string& name) {
+    Asked asked(name, SE_ALLREDUCE);
+    asked.With(on_gpu.get(), result.get(), {1000});
+    return gpu.OnDevice(std::move(asked));
+  }
+  void CheckIs(GpuRank& gpu, double value) {
+    const std::vector<double> wanted(1000, value);
+    CHECK(ToDoubles(SE_FLOAT32, gpu.Read(result.get(), result.bytes())) == wanted);
+  }
+};
+
+// The sentence of the call that has just returned `status`.
+std::string ErrorOf(int32_t status) {
+  CHECK(status != SE_OK && status != SE_IN_PROGRESS);
+  return se_last_error();
+}
+
+// The memory of a result that is still being copied from is not another one's.
+void ResultsAreNotOverwritten() {
+  for (const int32_t operations : {SE_GPU_NCCL, SE_GPU_STAGED}) {
+    RunRanks(2, OnGpu(Channel::kShared, operations), [](Rank& me) {
+      GpuRank gpu(me);
+      Caller late;
+      std::vector<std::unique_ptr<DeviceMemory>> copies;
+      std::vector<std::vector<uint8_t>> inputs;
+      std::vector<std::unique_ptr<DeviceMemory>> given;
+      inputs.reserve(6);
+      for (uint8_t number = 0; number < 6; ++number) {
+        inputs.emplace_back(1000, static_cast<uint8_t>(number + 1));
+        given.push_back(std::make_unique<DeviceMemory>(1000));
+        gpu.caller.Upload(inputs.back(), given.back()->get());
+        Asked asked("gather" + std::to_string(number), SE_ALLGATHER);
+        asked.With(given.back()->get(), nullptr, {1000}, SE_UINT8);
+        const Submitted gathered = me.Submit(gpu.OnDevice(std::move(asked)));
+        CHECK_EQ(me.Wait(gathered), SE_OK);
+        copies.push_back(std::make_unique<DeviceMemory>(2000));
+        late.Delay(3000);
+        CHECK_EQ(se_copy_result(me.engine, gathered.handle, 0, copies.back()->get(), late.stream()), SE_OK);
+        se_release(me.engine, gathered.handle);
+      }
+      late.Synchronize();
+      for (uint8_t number = 0; number < 6; ++number) {
+        CHECK(gpu.Read(copies[number]->get(), 2000) == std::vector<uint8_t>(2000, static_cast<uint8_t>(number + 1)));
+      }
+    });
+    CheckNothingLeft();
+  }
+}
+
+void PlacesMustBeTheSame() {
+  RunRanks(2, OnGpu(Channel::kShared, SE_GPU_AUTO), [](Rank& me) {
+    GpuRank gpu(me);
+    Plain plain(gpu, 1);
+    for (const std::string name : {"x", "kind.noname"}) {
+      Asked asked = plain.Sum(gpu, name);
+      if (name != "x") asked.Unnamed();
+      if (me.rank == 1) {
+        asked.tensors[0].input = plain.input.data();
+        asked.tensors[0].output = plain.input.data();
+        asked.request.place = SE_HOST;
+      }
+      const std::string error = ErrorOf(me.Run(std::move(asked)));
+      CHECK_CONTAINS(error, "Mismatched ALLREDUCE places: rank 0 has a GPU tensor; rank 1 has a CPU tensor");
+    }
+    // The group goes on.
+    Plain other(gpu, me.rank + 1);
+    me.RunOk(other.Sum(gpu, "y"));
+    other.CheckIs(gpu, 3);
+  });
+  CheckNothingLeft();
+}
+
+void PlansAndRunsOrderTheCallersStream() {
+  for (const int32_t operations : {SE_GPU_NCCL, SE_GPU_STAGED}) {
+    RunRanks(2, OnGpu(Channel::kShared, operations), [](Rank& me) {
+      GpuRank gpu(me);
+      Plain shape(gpu, 0);
+      se_plan* plan = nullptr;
+      Asked asked = shape.Sum(gpu, "plan");
+      CHECK_EQ(se_plan_create(me.engine, asked.get(), &plan), SE_OK);
+      for (int step = 0; step < 6; ++step) {
+        Plain plain(gpu, me.rank + step);
+        const void* inputs[] = {plain.on_gpu.get()};
+        void* outputs[] = {plain.result.get()};
+        int64_t handle = 0;
+        if (step % 2 == 0) {
+          CHECK_EQ(se_plan_run(plan, inputs, outputs, gpu.caller.stream(), 60, &handle), SE_OK);
+          CHECK_EQ(handle, 0);
+        } else {
+          CHECK_EQ(se_plan_submit(plan, inputs, outputs, gpu.caller.stream(), SE_DEFER, &handle), SE_OK);
+          me.Wait({SE_OK, handle});
+          CHECK_EQ(se_await_on_stream(me.engine, handle, gpu.caller.stream()), SE_OK);
+          se_release(me.engine, handle);
+        }
+        plain.CheckIs(gpu, 2 * step + 1);
+      }
+      se_plan_destroy(plan);
+    });
+    CheckNothingLeft();
+  }
+}
+
+void AJoinedRankTakesPart() {
+  for (const int32_t operations : {SE_GPU_NCCL, SE_GPU_STAGED}) {
+    for (const bool used_before : {true, false}) {
+      RunRanks(3, OnGpu(Channel::kShared, operations), [&](Rank& me) {
+        GpuRank gpu(me);
+        if (used_before) {
+          Plain plain(gpu, 1);
+          me.RunOk(plain.Sum(gpu, "before"));
+          plain.CheckIs(gpu, 3);
+        }
+        if (me.rank < 2) {
+          Plain plain(gpu, me.rank + 1);
+          me.RunOk(plain.Sum(gpu, "after"));
+          plain.CheckIs(gpu, 3);
+        }
+        me.RunOk(Asked("join", SE_JOIN));
+        // What a rank that had shown no GPU kept open is settled now.
+        Plain plain(gpu, 1);
+        me.RunOk(plain.Sum(gpu, "all"));
+        plain.CheckIs(gpu, 3);
+        CHECK_CONTAINS(gpu.Way(), operations == SE_GPU_NCCL ? "NCCL 2.27.3" : "as was asked for");
+      });
+      CheckNothingLeft();
+    }
+  }
+}
+
+void WhatTheCallerDoesWrong() {
+  RunRanks(1, OnGpu(Channel::kShared, SE_GPU_AUTO), [](Rank& me) {
+    GpuRank gpu(me);
+    Plain plain(gpu, 1);
+    Asked nowhere = plain.Sum(gpu, "x");
+    nowhere.request.device = 8;
+    CHECK_CONTAINS(ErrorOf(me.Run(nowhere)), "there is no CUDA device 8; this process sees 8");
+    nowhere.request.device = -1;
+    CHECK_CONTAINS(ErrorOf(me.Run(nowhere)), "there is no CUDA device -1");
+    me.RunOk(plain.Sum(gpu, "x"));
+    plain.CheckIs(gpu, 1);
+    Asked elsewhere = plain.Sum(gpu, "x");
+    elsewhere.request.device = 3;
+    CHECK_CONTAINS(ErrorOf(me.Run(elsewhere)), "on CUDA device 3, and this rank has used device 0 before");
+    Fake().fake_cuda_capture(gpu.caller.stream(), 1);
+    CHECK_CONTAINS(ErrorOf(me.Run(plain.Sum(gpu, "x"))), "captured");
+    Fake().fake_cuda_capture(gpu.caller.stream(), 0);
+    const Submitted pending = me.Submit(plain.Sum(gpu, "x"));
+    CHECK_EQ(se_copy_result(me.engine, pending.handle + 1, 0, plain.result.get(), nullptr), SE_INVALID_ARGUMENT);
+    CHECK_EQ(me.Wait(pending), SE_OK);
+    CHECK_EQ(se_copy_result(me.engine, pending.handle, 0, plain.result.get(), nullptr), SE_INVALID_ARGUMENT);
+    se_release(me.engine, pending.handle);
+    const Submitted on_host = me.Barrier("b");
+    CHECK_EQ(me.Wait(on_host), SE_OK);
+    CHECK_EQ(se_await_on_stream(me.engine, on_host.handle, nullptr), SE_INVALID_ARGUMENT);
+    CHECK_CONTAINS(se_last_error(), "barrier 'b' has no results on a GPU");
+    gpu.caller.Synchronize();
+  });
+  CheckNothingLeft();
+}
+
+void WhatIsMissingIsSaid() {
+  JobOptions options = OnGpu(Channel::kShared, SE_GPU_AUTO);
+  options.cuda_library = "/nowhere/libcudart.so";
+  RunRanks(2, options, [](Rank& me) {
+    GpuRank gpu(me);
+    Plain plain(gpu, 1);
+    const std::string error = ErrorOf(me.Run(plain.Sum(gpu, "x")));
+    CHECK_CONTAINS(error, "GPU tensors cannot be used");
+    CHECK_CONTAINS(error, "nvidia-cuda-runtime");
+    gpu.caller.Synchronize();
+  });
+  options = OnGpu(Channel::kShared, SE_GPU_AUTO);
+  options.nccl_library = "/nowhere/libnccl.so";
+  RunRanks(2, options, [](Rank& me) {
+    GpuRank gpu(me);
+    Plain plain(gpu, me.rank + 1);
+    CHECK_EQ(gpu.Way(), "");
+    me.RunOk(plain.Sum(gpu, "x"));
+    plain.CheckIs(gpu, 3);
+    CHECK_CONTAINS(gpu.Way(), "through pinned host memory: rank 0 on testhost has no NCCL");
+    CHECK_CONTAINS(gpu.Way(), "pip install nvidia-nccl");
+  });
+  options.gpu_operations = SE_GPU_NCCL;
+  RunRanks(2, options, [](Rank& me) {
+    GpuRank gpu(me);
+    Plain plain(gpu, me.rank + 1);
+    const std::string error = ErrorOf(me.Run(plain.Sum(gpu, "x")));
+    CHECK_CONTAINS(error, "NCCL was asked for, and cannot be used: rank 0 on testhost has no NCCL");
+    gpu.caller.Synchronize();
+  });
+  CheckNothingLeft();
+}
+
+void RanksThatLeaveItAtTheFirstGpuAreTold() {
+  RunRanks(2, OnGpu(Channel::kShared, SE_GPU_AUTO), [](Rank& me) {
+    GpuRank gpu(me, 1, 0);
+    Plain plain(gpu, me.rank + 1);
+    const std::string error = ErrorOf(me.Run(plain.Sum(gpu, "x")));
+    CHECK_CONTAINS(error, "rank 0 on testhost and rank 1 on testhost use the same GPU");
+    CHECK_CONTAINS(error, "sees 8: call torch.cuda.set_device(hvd.local_rank())");
+    gpu.caller.Synchronize();
+  });
+  CheckNothingLeft();
+}
+
+void NcclIsNotForRanksThatShareAGpu() {
+  RunRanks(2, OnGpu(Channel::kShared, SE_GPU_NCCL), [](Rank& me) {
+    GpuRank gpu(me, 1, 0);
+    Plain plain(gpu, me.rank + 1);
+    CHECK_CONTAINS(ErrorOf(me.Run(plain.Sum(gpu, "x"))), "rank 0 on testhost and rank 1 on testhost share one GPU");
+    gpu.caller.Synchronize();
+  });
+  CheckNothingLeft();
+}
+
+// The device computes by itself: what happens there is found out without anybody asking.
+void AnAsyncErrorEndsTheGroup() {
+  JobOptions options = OnGpu(Channel::kShared, SE_GPU_NCCL);
+  options.heartbeat_seconds = 0.05;
+  RunRanks(2, options, [](Rank& me) {
+    GpuRank gpu(me);
+    Plain plain(gpu, me.rank + 1);
+    me.RunOk(plain.Sum(gpu, "x"));
+    plain.CheckIs(gpu, 3);
+    me.RunOk(Asked("all here", SE_BARRIER));
+    if (me.rank == 0) Fake().fake_nccl_fail_async(0, kNcclUnhandledCudaError);
+    // Rank 0 asks for nothing more. Rank 1 learns of it where it waits.
+    Submitted last{};
+    if (me.rank == 1) last = me.Submit(Asked("never", SE_BARRIER));
+    if (me.rank == 1) {
+      CHECK_CONTAINS(ErrorOf(me.Wait(last)), "rank 0");
+      return;
+    }
+    int32_t status = SE_OK;
+    for (int look = 0; look < 1000 && status == SE_OK; ++look) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      int64_t question = 0;
+      status = se_await_question(me.engine, 0, &question);
+      if (status == SE_IN_PROGRESS) status = me.Submit(Asked("later" + std::to_string(look), SE_BARRIER)).status;
+    }
+    CHECK_CONTAINS(ErrorOf(status), "CUDA");
+  });
+  CheckNothingLeft();
+}
+
+void AnInitThatHangsIsGivenUp() {
+  Fake().fake_nccl_hang_init(1);
+  JobOptions options = OnGpu(Channel::kShared, SE_GPU_NCCL);
+  options.start_timeout_seconds = 0.5;
+  RunRanks(2, options, [](Rank& me) {
+    GpuRank gpu(me);
+    Plain plain(gpu, me.rank + 1);
+    const std::string error = ErrorOf(me.Run(plain.Sum(gpu, "x")));
+    CHECK_CONTAINS(error, "making a group of GPUs by NCCL (HOROVOD_GPU_OPERATIONS=staged does without it)");
+    gpu.caller.Synchronize();
+  });
+  Fake().fake_nccl_hang_init(-1);
+  CheckNothingLeft();
+}
+
+// Who is through early does not take from the others what their GPUs have yet to come to.
+void WhoLeavesWaitsForItsGpu() {
+  RunRanks(2, OnGpu(Channel::kShared, SE_GPU_NCCL), [](Rank& me) {
+    GpuRank gpu(me);
+    Plain plain(gpu, me.rank + 1);
+    if (me.rank == 1) gpu.caller.Delay(3'000'000);  // longer than the group's own farewell
+    const Submitted last = me.Submit(plain.Sum(gpu, "x"));
+    CHECK_EQ(me.Wait(last), SE_OK);
+    CHECK_EQ(se_await_on_stream(me.engine, last.handle, gpu.caller.stream()), SE_OK);
+    CHECK_EQ(se_engine_shutdown(me.engine), SE_OK);
+    plain.CheckIs(gpu, 3);
+  });
+  CheckNothingLeft();
+}
+
+// A kernel that waits for a peer that never comes holds the stream, and whoever waits for it, for ever.
+void ALostPeersKernelsEnd() {
+  Wiring wiring = Wire(2, OnGpu(Channel::kStream, SE_GPU_NCCL));
+  std::barrier<> both_have_it(2);
+  CudaStream late = nullptr;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const int control = Dup(wiring.peers[At(rank)][0].control_fd);
+      Rank me(rank, 2, Join(wiring, rank));
+      {
+        GpuRank gpu(me);
+        Plain plain(gpu, rank + 1);
+        me.RunOk(plain.Sum(gpu, "x"));
+        plain.CheckIs(gpu, 3);
+        me.RunOk(Asked("all here", SE_BARRIER));
+        if (rank == 1) {
+          // Its kernel comes behind what takes long; meanwhile it is gone.
+          gpu.caller.Delay(3'000'000);
+          late = gpu.caller.stream();
+        }
+        const Submitted last = me.Submit(plain.Sum(gpu, "y"));
+        CHECK_EQ(me.Wait(last), SE_OK);
+        both_have_it.arrive_and_wait();
+        CHECK_EQ(se_await_on_stream(me.engine, last.handle, gpu.caller.stream()), SE_OK);
+        if (rank == 1) shutdown(control, SHUT_RDWR);
+        gpu.caller.Synchronize();                                               // comes to its end on both
+        if (rank == 0) CHECK_EQ(Fake().cuda.StreamQuery(late), kCudaNotReady);  // without the other's kernel
+        CHECK_CONTAINS(ErrorOf(me.Run(plain.Sum(gpu, "z"))), "is lost");
+      }
+      close(control);
+      se_engine_destroy(me.engine);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CheckNothingLeft();
+}
+
+}  // namespace
+}  // namespace spark_estimator::testing
+
+int main() {
+  using namespace spark_estimator::testing;
+  return RunTests({{"results are not overwritten", ResultsAreNotOverwritten},
+                   {"places must be the same", PlacesMustBeTheSame},
+                   {"plans and runs order the caller's stream", PlansAndRunsOrderTheCallersStream},
+                   {"a joined rank takes part", AJoinedRankTakesPart},
+                   {"what the caller does wrong", WhatTheCallerDoesWrong},
+                   {"what is missing is said", WhatIsMissingIsSaid},
+                   {"ranks that leave it at the first GPU are told", RanksThatLeaveItAtTheFirstGpuAreTold},
+                   {"NCCL is not for ranks that share a GPU", NcclIsNotForRanksThatShareAGpu},
+                   {"an async error ends the group", AnAsyncErrorEndsTheGroup},
+                   {"an init that hangs is given up", AnInitThatHangsIsGivenUp},
+                   {"who leaves waits for its GPU", WhoLeavesWaitsForItsGpu},
+                   {"a lost peer's kernels end", ALostPeersKernelsEnd}});
+}

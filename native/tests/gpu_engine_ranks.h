@@ -1,0 +1,66 @@
+// Engines whose ranks give GPU tensors of the fake CUDA: what their tests have in common.
+#ifndef SPARK_ESTIMATOR_TESTS_GPU_ENGINE_RANKS_H_
+#define SPARK_ESTIMATOR_TESTS_GPU_ENGINE_RANKS_H_
+
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gpu_ranks.h"
+#include "ranks.h"
+#include "spark_estimator/engine.h"
+
+namespace spark_estimator::testing {
+
+inline JobOptions OnGpu(Channel channel, int32_t operations) {
+  JobOptions options;
+  options.channel = channel;
+  options.gpu_operations = operations;
+  options.cuda_library = FAKE_CUDART;
+  options.nccl_library = FAKE_NCCL;
+  options.nvrtc_library = FAKE_NVRTC;
+  return options;
+}
+
+// A rank with a stream of its own on its device.
+struct GpuRank {
+  Rank& me;
+  Caller caller;
+  std::mt19937_64 random;
+  int device;
+
+  explicit GpuRank(Rank& rank, uint64_t seed = 1, int on_device = -1)
+      : me(rank), random(seed), device(on_device < 0 ? rank.rank : on_device) {
+    CHECK_EQ(Fake().cuda.SetDevice(device), 0);
+  }
+
+  Asked OnDevice(Asked asked) {
+    asked.request.place = SE_GPU;
+    asked.request.device = device;
+    asked.request.stream = caller.stream();
+    return asked;
+  }
+  std::vector<uint8_t> Values(int32_t dtype, size_t count) {
+    std::vector<double> values(count);
+    const bool is_bool = dtype == SE_BOOL;
+    for (double& value : values) value = static_cast<double>(random() % (is_bool ? 2 : 5)) + (is_bool ? 0 : 1);
+    return ToBytes(dtype, values);
+  }
+  std::vector<uint8_t> Read(const void* from, size_t bytes) {
+    std::vector<uint8_t> got(bytes);
+    if (bytes > 0) caller.Download(from, &got);
+    caller.Synchronize();
+    return got;
+  }
+  std::string Way() const {
+    char text[2048];
+    int64_t bytes = 0;
+    CHECK_EQ(se_describe(me.engine, "gpu", text, sizeof(text), &bytes), SE_OK);
+    return text;
+  }
+};
+
+}  // namespace spark_estimator::testing
+
+#endif  // SPARK_ESTIMATOR_TESTS_GPU_ENGINE_RANKS_H_
