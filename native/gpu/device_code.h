@@ -31,6 +31,9 @@ struct Plain {
   __device__ static T Store(T value) { return value; }
 };
 
+// Nothing is asked of factors.
+struct Bool : Plain<unsigned char> {};
+
 // Sums of a narrow integer may not fit although their average does.
 template <typename T>
 struct Widened {
@@ -173,6 +176,15 @@ __device__ inline float Prescaled(float value, double prescale, Float16) {
   return Float16::Load(Float16::Store(Finish(value, prescale, 1)));
 }
 
+template <typename Element>
+__device__ inline typename Element::Computed Finished(typename Element::Computed value, double factor,
+                                                      long long divisor, Element) {
+  return factor == 1.0 && divisor == 1 ? value : Finish(value, factor, divisor);
+}
+
+__device__ inline unsigned char Prescaled(unsigned char value, double, Bool) { return value; }
+__device__ inline unsigned char Finished(unsigned char value, double, long long, Bool) { return value; }
+
 // --- kernels ---------------------------------------------------------------------------------------------------------
 
 struct alignas(kPacketBytes) Packet {
@@ -197,9 +209,8 @@ struct Reduction {
     const Computed value = Element::Load(stored);
     return arguments.prescale == 1.0 ? value : Prescaled(value, arguments.prescale, Element());
   }
-  __device__ static Stored Finished(Computed value, const ReduceArguments& arguments) {
-    if (arguments.postscale == 1.0 && arguments.divisor == 1) return Element::Store(value);
-    return Element::Store(Finish(value, arguments.postscale, arguments.divisor));
+  __device__ static Stored ToStore(Computed value, const ReduceArguments& arguments) {
+    return Element::Store(Finished(value, arguments.postscale, arguments.divisor, Element()));
   }
   __device__ static const char* Source(const ReduceArguments& arguments, int source, Word offset) {
     return static_cast<const char*>(arguments.sources[source]) + offset;
@@ -220,7 +231,7 @@ struct Reduction {
       for (int i = 0; i < kElements; ++i) result[i] = Op::Apply(result[i], Scaled(values[i], arguments));
     }
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) values[i] = Finished(result[i], arguments);
+    for (int i = 0; i < kElements; ++i) values[i] = ToStore(result[i], arguments);
     memcpy(&packet, values, sizeof(packet));
     static_cast<Packet*>(piece.output)[index] = packet;
   }
@@ -239,7 +250,7 @@ struct Reduction {
         const Stored next = *reinterpret_cast<const Stored*>(Source(arguments, source, place));
         result = Op::Apply(result, Scaled(next, arguments));
       }
-      static_cast<Stored*>(piece.output)[i] = Finished(result, arguments);
+      static_cast<Stored*>(piece.output)[i] = ToStore(result, arguments);
     }
   }
 };
@@ -334,6 +345,6 @@ SE_REDUCE_KERNELS(float32, Plain<float>)
 SE_REDUCE_KERNELS(float64, Plain<double>)
 #endif
 #if SE_WANTED(9)
-SE_REDUCE_KERNEL(bool_or, Plain<unsigned char>, Or)
-SE_REDUCE_KERNEL(bool_and, Plain<unsigned char>, And)
+SE_REDUCE_KERNEL(bool_or, Bool, Or)
+SE_REDUCE_KERNEL(bool_and, Bool, And)
 #endif

@@ -58,12 +58,14 @@ Status SharedGpuGroup::Usable(const CudaApi& cuda, const DriverApi& driver, int 
                                        "(cuStreamWaitValue64), by which ranks on one GPU wait for each other");
   }
   const CudaDeviceScope scope(cuda, device);
-  SE_RETURN_IF_ERROR(scope.status());
-  ExchangeBuffer buffer(cuda, 0, 1, 1, 16);
-  Status status = buffer.Allocate(nullptr);
-  CudaMemoryHandle handle;
-  if (status.ok()) status = buffer.Export(&handle);
-  buffer.Free();
+  Status status = scope.status();
+  if (status.ok()) {
+    ExchangeBuffer buffer(cuda, 0, 1, 1, InputPacking::kAlignment);
+    status = buffer.Allocate(nullptr);
+    CudaMemoryHandle handle;
+    if (status.ok()) status = buffer.Export(&handle);
+    buffer.Free();
+  }
   if (status.ok()) return status;
   cuda.GetLastError();  // it would be found by the next who looks, and is told here
   return status.Within(which +
@@ -99,9 +101,9 @@ SharedGpuGroup::~SharedGpuGroup() {
 bool SharedGpuGroup::SayGoodbye() {
   if (!buffer_.allocated()) return false;
   const Seconds limit = std::min(options_.farewell, options_.deadline);
-  Status status = offered_ ? Healthy() : Status::Ok();
+  if (!offered_) return IdleWithin(limit);
+  Status status = Healthy();
   if (status.ok()) status = AwaitStream("leaving the group", limit);
-  if (!offered_) return status.ok();
   if (status.ok()) status = Exchange("leaving the group", nullptr, 0, nullptr);  // nobody reads any more
   if (status.ok()) {
     buffer_.CloseOthers();
@@ -109,12 +111,18 @@ bool SharedGpuGroup::SayGoodbye() {
   }
   // What waited was released, unless it waits for a caller's stream, too. Kernels that are still to come do nothing,
   // but are to find the memory that they leave alone.
-  GrowingPause pause;
-  const Time end = After(limit);
-  int state = cuda_.StreamQuery(stream_);
-  for (; state == kCudaNotReady && Clock::now() < end; state = cuda_.StreamQuery(stream_)) pause.Sleep();
-  if (state != kCudaNotReady) buffer_.CloseOthers();
+  if (IdleWithin(limit)) buffer_.CloseOthers();
   return false;
+}
+
+bool SharedGpuGroup::IdleWithin(Seconds limit) {
+  const Time end = After(limit);
+  GrowingPause pause;
+  for (;;) {
+    if (cuda_.StreamQuery(stream_) != kCudaNotReady && cuda_.StreamQuery(release_stream_) != kCudaNotReady) return true;
+    if (Clock::now() >= end) return false;
+    pause.Sleep();
+  }
 }
 
 Status SharedGpuGroup::Connect() {
@@ -132,19 +140,20 @@ Status SharedGpuGroup::Connect() {
     if (prepared.ok()) prepared = DeviceUuid(kernels_.driver(), options_.device, &uuid);
     std::memcpy(mine.uuid.data(), uuid.data(), std::min(uuid.size(), mine.uuid.size() - 1));
   }
-  mine.verdict = Verdict(prepared);
+  mine.verdict = Verdict(Named(prepared));
   mine.slot_bytes = options_.slot_bytes;
   std::vector<Card> cards(static_cast<size_t>(options_.size));
   SE_RETURN_IF_ERROR(Exchange("meeting the other ranks", &mine, sizeof(mine), cards.data()));
   std::vector<CudaMemoryHandle> handles;
-  for (int rank = 0; rank < options_.size; ++rank) {
-    const Card& card = cards[static_cast<size_t>(rank)];
-    if (!card.verdict.ok()) return Fail(Of(rank, card.verdict.ToStatus()));
+  for (size_t rank = 0; rank < cards.size(); ++rank) {
+    const Card& card = cards[rank];
+    if (!card.verdict.ok()) return Fail(card.verdict.ToStatus());
     if (card.uuid != cards[0].uuid || card.slot_bytes != cards[0].slot_bytes) {
-      return Fail(Status(SE_INTERNAL, Who(0) + " exchanges slots of " + std::to_string(cards[0].slot_bytes) +
-                                          " bytes on GPU " + cards[0].uuid.data() + ", and " + Who(rank) +
-                                          " slots of " + std::to_string(card.slot_bytes) + " bytes on GPU " +
-                                          card.uuid.data()));
+      const auto shows = [&](size_t who) {
+        return "rank " + std::to_string(who) + " exchanges slots of " + std::to_string(cards[who].slot_bytes) +
+               " bytes on GPU " + cards[who].uuid.data();
+      };
+      return Fail(Status(SE_INTERNAL, shows(0) + ", and " + shows(rank)));
     }
     handles.push_back(card.handle);
   }
@@ -184,6 +193,9 @@ Status SharedGpuGroup::Prepare() {
       "making a stream"));
   SE_RETURN_IF_ERROR(kernels_.Find(options_.device, kNoDtype, "se_copy", &copy_));
   SE_RETURN_IF_ERROR(kernels_.Find(options_.device, kNoDtype, "se_tell", &tell_));
+  // The trial's, now, while the ranks can still part without a trace.
+  CudaFunction sum = nullptr;
+  SE_RETURN_IF_ERROR(kernels_.Find(options_.device, SE_FLOAT32, DeviceKernels::NameOf(SE_FLOAT32, SE_SUM), &sum));
   SE_RETURN_IF_ERROR(buffer_.Allocate(stream_));
   {
     const std::lock_guard<std::mutex> lock(state_mutex_);
@@ -234,12 +246,13 @@ Status SharedGpuGroup::Trial() {
 }
 
 Status SharedGpuGroup::Agree(const Status& mine) {
-  const Verdict verdict(mine);
+  const Verdict verdict(Named(mine));
   std::vector<Verdict> verdicts(static_cast<size_t>(options_.size));
   SE_RETURN_IF_ERROR(Exchange("connecting", &verdict, sizeof(verdict), verdicts.data()));
-  for (int rank = 0; rank < options_.size; ++rank) {
-    const Verdict& theirs = verdicts[static_cast<size_t>(rank)];
-    if (!theirs.ok()) return Fail(Of(rank, theirs.ToStatus()));
+  for (const Verdict& theirs : verdicts) {
+    if (theirs.ok()) continue;
+    (void)Fail(theirs.ToStatus());
+    return theirs.ToStatus();  // also where this rank had failed, too
   }
   return Failure();
 }
@@ -325,12 +338,12 @@ Status SharedGpuGroup::Refused(const std::string& what) const {
   return Status(SE_INVALID_ARGUMENT, Who() + ": " + what);
 }
 
-Status SharedGpuGroup::Of(int rank, const Status& status) const {
-  return status.message().starts_with(Who(rank)) ? status : status.Within(Who(rank));
+Status SharedGpuGroup::Named(const Status& status) const {
+  return status.ok() || status.message().starts_with(Who()) ? status : status.Within(Who());
 }
 
-std::string SharedGpuGroup::Who(int rank) const {
-  return "rank " + std::to_string(rank) + " of " + std::to_string(options_.size) + " (sharing CUDA device " +
+std::string SharedGpuGroup::Who() const {
+  return "rank " + std::to_string(options_.rank) + " of " + std::to_string(options_.size) + " (sharing CUDA device " +
          std::to_string(options_.device) + ")";
 }
 

@@ -122,6 +122,7 @@ class SharedGpuGroup : public GpuGroup {
   Status AwaitStream(const std::string& what, Seconds limit);
   // Whether the exchange buffer may be freed.
   bool SayGoodbye();
+  bool IdleWithin(Seconds limit);
 
   // Breaks the group, if it is not broken yet; returns why it is.
   Status Fail(const Status& why);
@@ -129,10 +130,9 @@ class SharedGpuGroup : public GpuGroup {
   Status Healthy();  // connected, and not broken
   Status Refused(const std::string& what) const;
   Status NotOffered(int32_t op, const Reduction& reduction) const;
-  // A rank's status, with its name before it.
-  Status Of(int rank, const Status& status) const;
-  std::string Who(int rank) const;
-  std::string Who() const { return Who(options_.rank); }
+  // A failure with this rank's name before it.
+  Status Named(const Status& status) const;
+  std::string Who() const;
   bool alone() const { return options_.size == 1; }
 
   const CudaApi& cuda_;

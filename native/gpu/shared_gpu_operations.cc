@@ -41,7 +41,6 @@ Status SharedGpuGroup::Reduce(const char* what, Plan* plan, const Reduction& red
   plan->numbers.prescale = reduction.prescale;
   plan->numbers.postscale = reduction.postscale;
   plan->numbers.divisor = reduction.reduce_op == SE_AVERAGE ? options_.size : 1;
-  // bool's "or" and "and" are asked nothing of factors, as on the host.
   if (plan->bytes > 0) {
     const DriverContextScope scope(kernels_.driver(), context_);
     Status status = scope.status();

@@ -171,9 +171,8 @@ void AJoinedRankTakesPartWithZeros() {
           if (input != nullptr) caller.Upload(work.input, input);
           tensors.push_back({input, output, count});
         }
-        CHECK_OK(caller.Order(*me.group, [&](auto ready, auto done) {
-          return me.group->Allreduce(tensors, reduction, ready, done);
-        }));
+        CHECK_OK(caller.Order(
+            *me.group, [&](auto ready, auto done) { return me.group->Allreduce(tensors, reduction, ready, done); }));
         for (size_t i = 0; i < works.size(); ++i) {
           if (tensors[i].output != nullptr) caller.Download(tensors[i].output, &works[i].output);
         }
@@ -213,9 +212,8 @@ void AJoinedRankScattersZeros() {
         if (input != nullptr) caller.Upload(work.input, input);
         tensors.push_back({input, output, count_of});
       }
-      CHECK_OK(caller.Order(*me.group, [&](auto ready, auto done) {
-        return me.group->Reducescatter(tensors, reduction, ready, done);
-      }));
+      CHECK_OK(caller.Order(
+          *me.group, [&](auto ready, auto done) { return me.group->Reducescatter(tensors, reduction, ready, done); }));
       for (size_t i = 0; i < works.size(); ++i) {
         if (tensors[i].output != nullptr) caller.Download(tensors[i].output, &works[i].output);
       }

@@ -115,8 +115,8 @@ struct Machine {
   std::mutex mutex;
   std::map<void*, std::shared_ptr<Stream>> streams;
   std::map<void*, std::shared_ptr<Event>> events;
-  std::set<void*> registered;                           // host memory
-  std::map<int, std::shared_ptr<Stream>> null_streams;  // by device
+  std::set<void*> registered;                                           // host memory
+  std::map<std::pair<int, int>, std::shared_ptr<Stream>> null_streams;  // by process and device
 };
 
 // Never destroyed: streams' threads may outlive main.
@@ -151,7 +151,7 @@ std::shared_ptr<Stream> StreamOf(void* handle) {
   Machine& machine = TheMachine();
   const std::lock_guard<std::mutex> lock(machine.mutex);
   if (reinterpret_cast<uintptr_t>(handle) <= 2) {
-    auto& stream = machine.null_streams[current_device];
+    auto& stream = machine.null_streams[{pretended_process, current_device}];
     if (!stream) stream = MakeStream(current_device);
     return stream;
   }
@@ -326,9 +326,8 @@ FAKE_API int cudaFree(void* data) {
     for (const auto& [handle, stream] : machine.streams) {
       if (stream->device == current_device && stream->process == pretended_process) streams.push_back(stream);
     }
-    if (const auto found = machine.null_streams.find(current_device); found != machine.null_streams.end()) {
-      streams.push_back(found->second);
-    }
+    const auto null_stream = machine.null_streams.find({pretended_process, current_device});
+    if (null_stream != machine.null_streams.end()) streams.push_back(null_stream->second);
   }
   for (const auto& stream : streams) stream->AwaitIdle();
   fake_memory::Free(data);
