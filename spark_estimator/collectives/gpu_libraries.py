@@ -1,4 +1,4 @@
-"""Where the CUDA runtime and NCCL are that the engine opens, and what it says of them; imports no framework.
+"""Where the CUDA runtime, NCCL and NVRTC are that the engine opens, and what it says of them; imports no framework.
 
 Looked for in this order: the path that the user gives, what this process has loaded already (PyTorch's own, as soon as
 it is imported), the wheels that PyTorch with CUDA brings, and last what the system's linker finds.
@@ -7,6 +7,7 @@ it is imported), the wheels that PyTorch with CUDA brings, and last what the sys
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Iterable
 from ctypes import byref, c_int32
@@ -19,13 +20,17 @@ from spark_estimator.env import Settings
 #: In the folders of the namespace package ``nvidia``, as its wheels lay them out: CUDA 13's, then CUDA 12's.
 _CUDA_IN_WHEELS = ("cu13/lib/libcudart.so.13", "cuda_runtime/lib/libcudart.so.12")
 _NCCL_IN_WHEELS = ("nccl/lib/libnccl.so.2",)
+_NVRTC_IN_WHEELS = ("cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12")
+#: What there is on a machine with NVIDIA's driver: on Linux, in a container, on Windows' Linux.
+_TRACES_OF_A_DRIVER = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")
 
 
 class GpuLibraries(NamedTuple):
-    """Paths of the two libraries; "" leaves it to the system's linker."""
+    """Paths of the three libraries; "" leaves it to the system's linker."""
 
     cuda: str
     nccl: str
+    nvrtc: str
 
 
 class CudaFacts(NamedTuple):
@@ -63,10 +68,24 @@ def gpu_libraries(settings: Settings, maps: Path = Path("/proc/self/maps")) -> G
         maps: what this process has loaded.
     """
     loaded = _loaded(maps)
+    cuda = settings.cuda_library or _first(r"libcudart\.so\.\d+", loaded, _CUDA_IN_WHEELS)
+    # A driver need not take what a newer CUDA's compiler makes: the runtime's own first.
+    compilers = sorted(_NVRTC_IN_WHEELS, key=lambda name: _major(name) != _major(cuda))
     return GpuLibraries(
-        settings.cuda_library or _first(r"libcudart\.so\.\d+", loaded, _CUDA_IN_WHEELS),
+        cuda,
         settings.nccl_library or _first(r"libnccl\.so\.\d+", loaded, _NCCL_IN_WHEELS),
+        settings.nvrtc_library or _first(r"libnvrtc\.so\.\d+", loaded, compilers),
     )
+
+
+def libraries_for_engine(settings: Settings) -> GpuLibraries:
+    """As `gpu_libraries`; without a look at anything where this machine has no NVIDIA driver, or they are not wanted.
+
+    The user's own paths are kept in any case: who names a library wants that one to be opened, or to hear why not.
+    """
+    if settings.gpu_operations != "copy" and any(map(os.path.exists, _TRACES_OF_A_DRIVER)):
+        return gpu_libraries(settings)
+    return GpuLibraries(settings.cuda_library, settings.nccl_library, settings.nvrtc_library)
 
 
 def cuda_facts(path: str) -> CudaFacts:
@@ -100,6 +119,12 @@ def nccl_name(version: int) -> str:
 
 def _trouble(status: int) -> str:
     return "" if status == _native.Status.OK else _native.last_error()
+
+
+def _major(path: str) -> str:
+    """The "12" of ``libcudart.so.12``, and of ``libcudart.so.12.4.127``; "" where there is none."""
+    found = re.search(r"\.so\.(\d+)", path)
+    return found[1] if found else ""
 
 
 def _loaded(maps: Path) -> list[str]:

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.collectives.gpu_libraries import cuda_facts, cuda_name, gpu_libraries, nccl_facts, nccl_name
+import spark_estimator.collectives.gpu_libraries as module
+from spark_estimator.collectives.gpu_libraries import (
+    cuda_facts,
+    cuda_name,
+    gpu_libraries,
+    libraries_for_engine,
+    nccl_facts,
+    nccl_name,
+)
 from spark_estimator.env import Settings
 
 NATIVE = Path(__file__).parents[2] / "native"
@@ -26,7 +34,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
     def add(name: str) -> str:
         path = tmp_path / "nvidia" / name
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         importlib.invalidate_caches()
         return str(path)
@@ -38,19 +46,36 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
 def test_the_user_s_path_then_what_is_loaded_then_wheels(tmp_path: Path, wheels: Callable[[str], str]) -> None:
     maps = tmp_path / "maps"
-    assert gpu_libraries(Settings(), maps) == ("", "")  # there is no such file
+    assert gpu_libraries(Settings(), maps) == ("", "", "")  # there is no such file
     maps.write_text("7f0-7f1 r-xp 00000000 08:01 7  /usr/lib/libc.so.6\n7f0-7f1 rw-p 00000000 00:00 0\n")
     older, nccl = wheels("cuda_runtime/lib/libcudart.so.12"), wheels("nccl/lib/libnccl.so.2")
-    assert gpu_libraries(Settings(), maps) == (older, nccl)
+    assert gpu_libraries(Settings(), maps) == (older, nccl, "")
+    compiler = wheels("cuda_nvrtc/lib/libnvrtc.so.12")
     newer = wheels("cu13/lib/libcudart.so.13")
-    assert gpu_libraries(Settings(), maps) == (newer, nccl)
+    assert gpu_libraries(Settings(), maps) == (newer, nccl, compiler)
+    newer_compiler = wheels("cu13/lib/libnvrtc.so.13")
+    assert gpu_libraries(Settings(), maps) == (newer, nccl, newer_compiler)
     loaded = "/opt/with space/libcudart.so.12"
     maps.write_text(f"7f0-7f1 r--p 00000000 08:01 9  {loaded}\n7f0-7f1 r-xp 0 08:01 9  /opt/libnccl.so.2.27\n")
-    assert gpu_libraries(Settings(), maps) == (loaded, nccl)
-    said = Settings.read({"SPARK_ESTIMATOR_CUDA_LIBRARY": "/a/cuda.so", "SPARK_ESTIMATOR_NCCL_LIBRARY": "/a/nccl.so"})
-    assert gpu_libraries(said, maps) == ("/a/cuda.so", "/a/nccl.so")
+    assert gpu_libraries(Settings(), maps) == (loaded, nccl, compiler)  # of the runtime's own version
+    said = Settings.read({f"SPARK_ESTIMATOR_{name}_LIBRARY": f"/a/{name}.so" for name in ("CUDA", "NCCL", "NVRTC")})
+    assert gpu_libraries(said, maps) == ("/a/CUDA.so", "/a/NCCL.so", "/a/NVRTC.so")
     with pytest.raises(ValueError, match="whole path"):
         Settings.read({"SPARK_ESTIMATOR_NCCL_LIBRARY": "libnccl.so"})
+
+
+def test_nothing_is_looked_for_where_there_is_no_driver(
+    tmp_path: Path, wheels: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = wheels("cuda_nvrtc/lib/libnvrtc.so.12")
+    driver = tmp_path / "driver"
+    monkeypatch.setattr(module, "_TRACES_OF_A_DRIVER", (str(driver),))
+    assert libraries_for_engine(Settings()) == ("", "", "")
+    said = Settings(nccl_library="/a/nccl.so")
+    assert libraries_for_engine(said) == ("", "/a/nccl.so", "")
+    driver.touch()
+    assert libraries_for_engine(said)[1:] == ("/a/nccl.so", there)
+    assert libraries_for_engine(Settings(gpu_operations="copy")) == ("", "", "")
 
 
 def test_what_is_not_there_is_told_with_its_package() -> None:
