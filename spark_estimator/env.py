@@ -274,8 +274,8 @@ class Settings:
     )  # fmt: skip
     gpu_operations: str = _variable(
         "HOROVOD_GPU_OPERATIONS", "auto", _gpu_operations, unit="kind",
-        effect="how PyTorch's CUDA tensors travel: nccl: by NCCL, a GPU for each rank; shared: by kernels of ours on the "
-        "one GPU that all ranks share; staged: through pinned host memory; auto: what is fastest of these; copy: "
+        effect="how PyTorch's CUDA tensors travel: nccl: by NCCL, a GPU for each rank; shared: by kernels of ours on "
+        "the one GPU that all ranks share; staged: through pinned host memory; auto: what is fastest of these; copy: "
         "PyTorch copies them to host memory and back; the same on all ranks",
     )  # fmt: skip
     cuda_library: str = _variable(

@@ -266,8 +266,8 @@ class Engine:
         level = logging.INFO if self.rank == 0 else logging.DEBUG
         if _log.isEnabledFor(level):
             with suppress(HorovodInternalError, ValueError):
-                where = f" of process set {self.process_set}" if self.process_set else ""
-                _log.log(level, "GPU tensors%s: %s", where, self.describe("gpu").rstrip())
+                where = f"process set {self.process_set}: " if self.process_set else ""
+                _log.log(level, "%s%s", where, self.describe("gpu").rstrip())
 
     # --- shared memory -----------------------------------------------------------------------------------------------
 
