@@ -27,10 +27,12 @@ def build_fakes(folder: Path) -> dict[str, str]:
     command = ["g++", "-std=c++20", "-shared", "-fPIC", "-pthread", "-O1"]
     command += [f"-I{each}" for each in (NATIVE, NATIVE / "include", _FAKES)]
     cudart, nccl = folder / "libfake_cudart.so", folder / "libfake_nccl.so"
-    for target, others in ((cudart, []), (nccl, [NATIVE / "base/halves.cc", cudart])):
-        source = _FAKES / f"{target.stem.removeprefix('lib')}.cc"
-        parts = [source, *others, "-o", target, f"-Wl,-rpath,{folder}"]
-        subprocess.run([*command, *parts], check=True, timeout=240)
+    sources = {
+        cudart: [_FAKES / "fake_cudart.cc", _FAKES / "fake_memory.cc"],
+        nccl: [_FAKES / "fake_nccl.cc", NATIVE / "base/halves.cc", cudart],
+    }
+    for target, parts in sources.items():
+        subprocess.run([*command, *parts, "-o", target, f"-Wl,-rpath,{folder}"], check=True, timeout=240)
     return {"SPARK_ESTIMATOR_CUDA_LIBRARY": str(cudart), "SPARK_ESTIMATOR_NCCL_LIBRARY": str(nccl)}
 
 
@@ -102,3 +104,8 @@ def on_gpu(values: Any) -> Memory:
     memory = Memory(values.shape, values.dtype)
     memory.array[...] = values
     return memory
+
+
+def copy(to: Memory, of: Memory, stream: int) -> None:
+    """Enqueues a copy of device memory."""
+    assert cuda().cudaMemcpyAsync(to.address, of.address, of.array.nbytes, 4, stream) == 0

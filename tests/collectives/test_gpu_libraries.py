@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,9 +19,6 @@ from spark_estimator.collectives.gpu_libraries import (
     nccl_name,
 )
 from spark_estimator.env import Settings
-
-NATIVE = Path(__file__).parents[2] / "native"
-FAKES = NATIVE / "tests/fakes"
 
 
 @pytest.fixture
@@ -87,18 +82,12 @@ def test_what_is_not_there_is_told_with_its_package() -> None:
     assert here.runtime == 0 and here.trouble
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here")
-def test_what_is_there_is_asked(tmp_path: Path) -> None:
-    command = ["g++", "-std=c++20", "-shared", "-fPIC", "-pthread"]
-    command += [f"-I{folder}" for folder in (NATIVE, NATIVE / "include", FAKES)]
-    made = {name: tmp_path / f"libfake_{name}.so" for name in ("cudart", "nccl")}
-    for name, others in (("cudart", []), ("nccl", [NATIVE / "base/halves.cc", made["cudart"]])):
-        parts = [FAKES / f"fake_{name}.cc", *others]
-        subprocess.run([*command, *parts, "-o", made[name], f"-Wl,-rpath,{tmp_path}"], check=True, timeout=240)
-    cuda, nccl = cuda_facts(str(made["cudart"])), nccl_facts(str(made["nccl"]))
+def test_what_is_there_is_asked(fakes: dict[str, str]) -> None:
+    cuda = cuda_facts(fakes["SPARK_ESTIMATOR_CUDA_LIBRARY"])
+    nccl = nccl_facts(fakes["SPARK_ESTIMATOR_NCCL_LIBRARY"])
     assert cuda.trouble == "" and cuda.runtime >= 12000 and cuda.driver >= cuda.runtime and cuda.devices > 0
     assert nccl.trouble == "" and nccl.version >= 21400
-    assert nccl_facts(str(made["cudart"])).trouble
+    assert nccl_facts(fakes["SPARK_ESTIMATOR_CUDA_LIBRARY"]).trouble
 
 
 def test_names_of_versions() -> None:
