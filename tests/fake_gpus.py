@@ -25,15 +25,24 @@ POISON = 0xA5
 def build_fakes(folder: Path) -> dict[str, str]:
     """Compiles the fakes into a folder; their paths, as the settings' variables for ranks name them."""
     command = ["g++", "-std=c++20", "-shared", "-fPIC", "-pthread", "-O1"]
+    command += ["-ffp-contract=off", "-fno-strict-aliasing", "-w"]  # for the kernels, which GPUs compile by other rules
     command += [f"-I{each}" for each in (NATIVE, NATIVE / "include", _FAKES)]
-    cudart, nccl = folder / "libfake_cudart.so", folder / "libfake_nccl.so"
+    cudart, nccl, nvrtc = (folder / f"libfake_{name}.so" for name in ("cudart", "nccl", "nvrtc"))
     sources = {
         cudart: [_FAKES / "fake_cudart.cc", _FAKES / "fake_memory.cc"],
         nccl: [_FAKES / "fake_nccl.cc", NATIVE / "base/halves.cc", cudart],
+        nvrtc: [_FAKES / "fake_nvrtc.cc"],
+        folder / "libcuda.so.1": [_FAKES / "fake_cuda_driver.cc", cudart],
     }
     for target, parts in sources.items():
         subprocess.run([*command, *parts, "-o", target, f"-Wl,-rpath,{folder}"], check=True, timeout=240)
-    return {"SPARK_ESTIMATOR_CUDA_LIBRARY": str(cudart), "SPARK_ESTIMATOR_NCCL_LIBRARY": str(nccl)}
+    return {
+        "SPARK_ESTIMATOR_CUDA_LIBRARY": str(cudart),
+        "SPARK_ESTIMATOR_NCCL_LIBRARY": str(nccl),
+        "SPARK_ESTIMATOR_NVRTC_LIBRARY": str(nvrtc),
+        # The driver has no variable: there is one on a machine.
+        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH", "")])),
+    }
 
 
 @functools.cache

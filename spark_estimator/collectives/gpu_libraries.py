@@ -6,16 +6,21 @@ it is imported), the wheels that PyTorch with CUDA brings, and last what the sys
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import importlib.util
 import os
 import re
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from ctypes import byref, c_int32
 from pathlib import Path
 from typing import NamedTuple
 
 from spark_estimator import _native
 from spark_estimator.env import Settings
+from spark_estimator.errors import NativeLibraryError
 
 #: In the folders of the namespace package ``nvidia``, as its wheels lay them out: CUDA 13's, then CUDA 12's.
 _CUDA_IN_WHEELS = ("cu13/lib/libcudart.so.13", "cuda_runtime/lib/libcudart.so.12")
@@ -107,6 +112,53 @@ def nccl_facts(path: str) -> NcclFacts:
     return NcclFacts(version.value, _trouble(status))
 
 
+@functools.cache
+def nccl_in_use() -> int:
+    """The version of the NCCL that GPU tensors would travel by, as 22703 for 2.27.3; 0: none, or there is no GPU.
+
+    Nothing is asked of the driver, so that a process that forks afterwards may use CUDA in its children. Never raises.
+    """
+    settings = _settings()
+    if settings is None or settings.gpu_operations in ("copy", "staged", "shared") or not _may_have_gpus(settings):
+        return 0
+    try:
+        return nccl_facts(gpu_libraries(settings).nccl).version
+    except NativeLibraryError:
+        return 0
+
+
+@functools.cache
+def cuda_opens() -> bool:
+    """Whether there is a CUDA runtime that this process could load. Never raises."""
+    settings = _settings()
+    if settings is None or settings.gpu_operations == "copy":
+        return False
+    path = gpu_libraries(settings).cuda
+    for name in [path] if path else ["libcudart.so.13", "libcudart.so.12"]:
+        with suppress(OSError):
+            ctypes.CDLL(name)
+            return True
+    return False
+
+
+def _settings() -> Settings | None:
+    """What the environment asks for; None where it asks for what cannot be, as `init` will say."""
+    try:
+        return Settings.read()
+    except ValueError:
+        return None
+
+
+def _may_have_gpus(settings: Settings) -> bool:
+    """Whether this process may find GPUs, as far as can be seen without the driver."""
+    torch = sys.modules.get("torch")
+    if getattr(getattr(torch, "version", None), "cuda", "") is None:  # it is loaded, and made for CPUs or other GPUs
+        return bool(settings.cuda_library)
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return False
+    return bool(settings.cuda_library) or any(map(os.path.exists, _TRACES_OF_A_DRIVER))
+
+
 def cuda_name(version: int) -> str:
     """ "12.9" for 12090."""
     return f"{version // 1000}.{version % 1000 // 10}"
@@ -115,6 +167,24 @@ def cuda_name(version: int) -> str:
 def nccl_name(version: int) -> str:
     """ "2.27.3" for 22703."""
     return f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
+
+
+def ways(operations: str, nccl: NcclFacts) -> str:
+    """How GPU tensors travel in jobs of each kind, in words.
+
+    Args:
+        operations: of the settings, not ``copy``.
+        nccl: what was found.
+    """
+    staged = "through pinned host memory"
+    by_nccl = f"by NCCL {nccl_name(nccl.version)}" if nccl.version else staged
+    return {
+        "nccl": f"by NCCL{f' {nccl_name(nccl.version)}' if nccl.version else ', which is not there'}, or not at all",
+        "shared": "on the one GPU that all ranks share, or not at all",
+        "staged": f"all {staged}",
+    }.get(operations) or (
+        f"one rank: on its GPU; ranks with a GPU each: {by_nccl}; all on one GPU: there; else, and Adasum: {staged}"
+    )
 
 
 def _trouble(status: int) -> str:

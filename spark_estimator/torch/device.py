@@ -42,20 +42,17 @@ class Place(NamedTuple):
     Attributes:
         device: on which their wire forms lie.
         number: the same for the engine; `NO_DEVICE`: host memory.
+        torch_number: what ``get_device()`` of a tensor gives that is there.
     """
 
     device: torch.device
     number: int
+    torch_number: int
 
     @property
     def on_gpu(self) -> bool:
         """Whether it is no host memory."""
         return self.number != NO_DEVICE
-
-    @property
-    def index(self) -> int:
-        """What ``get_device()`` of a tensor gives that is there."""
-        return NO_DEVICE if self.device.index is None else self.device.index
 
     @property
     def engines_device(self) -> int | None:
@@ -74,7 +71,7 @@ class Place(NamedTuple):
         return Gpu(self.number, current_stream(self.number, kind)) if self.on_gpu else None
 
 
-IN_HOST_MEMORY = Place(HOST, NO_DEVICE)
+IN_HOST_MEMORY = Place(HOST, NO_DEVICE, NO_DEVICE)
 
 
 def place_of(tensors: Sequence[object], kind: str, process_set: ProcessSet | None) -> Place:
@@ -109,7 +106,9 @@ def place_of_all(tensors: Sequence[object], process_set: ProcessSet | None) -> P
     [number] = numbers
     first = tensors[0]
     assert isinstance(first, torch.Tensor)
-    return Place(first.device, number) if _is_used(context.engine(process_set), number) else IN_HOST_MEMORY
+    if not _is_used(context.engine(process_set), number):
+        return IN_HOST_MEMORY
+    return Place(first.device, number, first.get_device())
 
 
 def cuda_device(tensor: object) -> int:

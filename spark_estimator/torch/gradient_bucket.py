@@ -183,7 +183,6 @@ class DenseBucket(Bucket):
         # anywhere, as in a single process, so that weight decay or momentum do not move a parameter that nobody used.
         # None: a custom compressor, whose wire type, order and size are known when it has compressed.
         self._ones = None if wire_type is None else torch.ones(len(slots), dtype=wire_type, device=self.place.device)
-        self._index = self.place.index
         self._flags: torch.Tensor | None = None
         self._sent: list[torch.Tensor] = []  # all that the engine reads and writes
         self._held: list[torch.Tensor] | None = None  # all gradients, when all travel where they lie
@@ -227,7 +226,7 @@ class DenseBucket(Bucket):
         if self._options.compression is not NoneCompressor:
             return None
         dtype, strided, count, alone = self.slots[0].dtype, torch.strided, references, ALONE
-        device = self._index
+        device = self.place.torch_number
         gradients = []
         for slot, param, strides in self._direct:
             gradient = param.grad
@@ -300,7 +299,7 @@ class DenseBucket(Bucket):
     def _take(self, slot: Slot) -> None:
         gradient = slot.take()
         compression = self._options.compression
-        if gradient is not None and gradient.get_device() == self._index and slot.fits(gradient):
+        if gradient is not None and gradient.get_device() == self.place.torch_number and slot.fits(gradient):
             wire = gradient
         else:
             wire = slot.copied(self.place.device, slot.dtype)

@@ -13,7 +13,12 @@ from tests.collectives.programs import FLOATS, Step
 from tests.rank_pool import RankPool
 
 #: How GPU tensors travel, and what makes them.
-WAYS = {"nccl": {}, "staged": {"HOROVOD_GPU_OPERATIONS": "staged"}, "old NCCL": {"FAKE_NCCL_VERSION": "21300"}}
+WAYS = {
+    "nccl": {},
+    "staged": {"HOROVOD_GPU_OPERATIONS": "staged"},
+    "old NCCL": {"FAKE_NCCL_VERSION": "21300"},
+    "shared": {"HOROVOD_GPU_OPERATIONS": "shared", "FAKE_CUDA_UUIDS": "a,a,a,a"},
+}
 SIZES = [1, 2, 3, 4]
 
 
@@ -108,12 +113,14 @@ def test_every_op_of_every_type(pools: Callable[[int, str], RankPool], size: int
             assert by_group > 0
         elif way == "nccl":
             assert "NCCL 2.27.3" in told and by_group > staged > 0
+        elif way == "shared":
+            assert "the GPU that all ranks share" in told and by_group > staged
         else:
             assert "host memory" in told and by_group == 0 and staged > 0
             assert ("2.13" in told) == (way == "old NCCL"), told
 
 
-@pytest.mark.parametrize("way", ["nccl", "staged"])
+@pytest.mark.parametrize("way", ["nccl", "staged", "shared"])
 @pytest.mark.parametrize("size", [2, 3])
 def test_two_hundred_ops_in_other_orders_on_two_streams(
     pools: Callable[[int, str], RankPool], size: int, way: str
@@ -130,7 +137,7 @@ def test_two_hundred_ops_in_other_orders_on_two_streams(
     pools(size, way).run(check, timeout=120)
 
 
-@pytest.mark.parametrize("way", ["nccl", "staged"])
+@pytest.mark.parametrize("way", ["nccl", "staged", "shared"])
 def test_groups_of_ranks_have_their_own_way(pools: Callable[[int, str], RankPool], way: str) -> None:
     groups = [(0, 1, 2), (0, 2), (1, 2), (0,)]
     from tests.collectives.gpu_programs import random_step
@@ -154,7 +161,7 @@ def test_groups_of_ranks_have_their_own_way(pools: Callable[[int, str], RankPool
     pools(3, way).run(check, timeout=120)
 
 
-@pytest.mark.parametrize("way", ["nccl", "staged"])
+@pytest.mark.parametrize("way", ["nccl", "staged", "shared"])
 def test_ranks_that_have_joined_count_as_zeros(pools: Callable[[int, str], RankPool], way: str) -> None:
     def check(rank: int) -> list[list[float]]:
         import numpy

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,12 +13,14 @@ import pytest
 
 import spark_estimator.collectives.gpu_libraries as module
 from spark_estimator.collectives.gpu_libraries import (
+    NcclFacts,
     cuda_facts,
     cuda_name,
     gpu_libraries,
     libraries_for_engine,
     nccl_facts,
     nccl_name,
+    ways,
 )
 from spark_estimator.env import Settings
 
@@ -88,6 +92,37 @@ def test_what_is_there_is_asked(fakes: dict[str, str]) -> None:
     assert cuda.trouble == "" and cuda.runtime >= 12000 and cuda.driver >= cuda.runtime and cuda.devices > 0
     assert nccl.trouble == "" and nccl.version >= 21400
     assert nccl_facts(fakes["SPARK_ESTIMATOR_CUDA_LIBRARY"]).trouble
+
+
+def test_what_scripts_ask(fakes: dict[str, str]) -> None:
+    """``hvd.nccl_built()`` and ``cuda_built()``, each answer in a process of its own."""
+
+    def answers(**environ: str) -> tuple[int, bool]:
+        program = "from spark_estimator.collectives import context as c; print(c.nccl_built(), c.cuda_built())"
+        told = subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, **fakes, **environ}, capture_output=True, text=True,
+            check=True, timeout=60,
+        )  # fmt: skip
+        version, opens = told.stdout.split()
+        return int(version), opens == "True"
+
+    assert answers() == (22703, True)
+    assert answers(FAKE_NCCL_VERSION="22000") == (22000, True)
+    assert answers(CUDA_VISIBLE_DEVICES="") == (0, True)
+    assert answers(HOROVOD_GPU_OPERATIONS="copy") == (0, False)
+    assert answers(HOROVOD_GPU_OPERATIONS="staged") == (0, True)
+    assert answers(HOROVOD_GPU_OPERATIONS="nonsense") == (0, False)
+    nowhere = {"SPARK_ESTIMATOR_CUDA_LIBRARY": "/nowhere/c.so", "SPARK_ESTIMATOR_NCCL_LIBRARY": "/nowhere/n.so"}
+    assert answers(**nowhere) == (0, False)
+
+
+def test_ways_in_words() -> None:
+    found, missing = NcclFacts(22703, ""), NcclFacts(0, "not there")
+    assert "with a GPU each: by NCCL 2.27.3" in ways("auto", found)
+    assert "with a GPU each: through pinned host memory" in ways("auto", missing)
+    assert "not there" in ways("nccl", missing) and "2.27.3" in ways("nccl", found)
+    assert ways("staged", found) == "all through pinned host memory"
+    assert "all ranks share" in ways("shared", found)
 
 
 def test_names_of_versions() -> None:

@@ -18,7 +18,11 @@ from spark_estimator.collectives import context
 from spark_estimator.torch import device
 from tests.torch.rank_pool import RankPool
 
-WAYS = {"nccl": {}, "staged": {"HOROVOD_GPU_OPERATIONS": "staged"}}
+WAYS = {
+    "nccl": {},
+    "staged": {"HOROVOD_GPU_OPERATIONS": "staged"},
+    "shared": {"HOROVOD_GPU_OPERATIONS": "shared", "FAKE_CUDA_UUIDS": "a,a"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -307,7 +311,7 @@ def test_copies_can_be_asked_for(alone: Callable[..., torch.Tensor], monkeypatch
 def test_a_stream_that_is_being_captured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(ValueError, match=r"allgather: the current stream is being captured into a CUDA graph"):
-        device.Place(torch.device("cuda", 0), 0).gpu("allgather")
+        device.Place(torch.device("cuda", 0), 0, 0).gpu("allgather")
     assert device.IN_HOST_MEMORY.gpu("allgather") is None
 
 
