@@ -16,6 +16,7 @@ MOST_CACHED = 8192  # what the engine takes for its cache_capacity
 COMPRESSIONS = ("none", "fp16", "bf16")
 MALLOCS = ("keep", "system")
 TENSORFLOW_OPS = ("auto", "native", "python")
+GPU_OPERATIONS = ("auto", "nccl", "shared", "staged", "copy")
 RENDEZVOUS_FD_VARIABLE = "SPARK_ESTIMATOR_RENDEZVOUS_FD"
 JOB_VARIABLE = "SPARK_ESTIMATOR_JOB"
 FEED_FD_VARIABLE = "SPARK_ESTIMATOR_FEED_FD"
@@ -128,6 +129,12 @@ def _malloc(text: str) -> str:
 def _tensorflow_op(text: str) -> str:
     if text.lower() not in TENSORFLOW_OPS:
         raise ValueError("one of " + ", ".join(TENSORFLOW_OPS))
+    return text.lower()
+
+
+def _gpu_operations(text: str) -> str:
+    if text.lower() not in GPU_OPERATIONS:
+        raise ValueError("one of " + ", ".join(GPU_OPERATIONS))
     return text.lower()
 
 
@@ -265,6 +272,12 @@ class Settings:
         effect="what reduces in TensorFlow's graphs: native: a node that is compiled on first use; python: none of "
         "that; auto: native where there is a compiler",
     )  # fmt: skip
+    gpu_operations: str = _variable(
+        "HOROVOD_GPU_OPERATIONS", "auto", _gpu_operations, unit="kind",
+        effect="how PyTorch's CUDA tensors travel: nccl: by NCCL, a GPU for each rank; shared: by kernels of ours on "
+        "the one GPU that all ranks share; staged: through pinned host memory; auto: what is fastest of these; copy: "
+        "PyTorch copies them to host memory and back; the same on all ranks",
+    )  # fmt: skip
     cuda_library: str = _variable(
         "SPARK_ESTIMATOR_CUDA_LIBRARY", "", _file, unit="path",
         effect="of the CUDA runtime (libcudart.so); by default PyTorch's own, else the system's",
@@ -272,6 +285,11 @@ class Settings:
     nccl_library: str = _variable(
         "SPARK_ESTIMATOR_NCCL_LIBRARY", "", _file, unit="path",
         effect="of NCCL (libnccl.so); by default PyTorch's own, else the system's",
+    )  # fmt: skip
+    nvrtc_library: str = _variable(
+        "SPARK_ESTIMATOR_NVRTC_LIBRARY", "", _file, unit="path",
+        effect="of CUDA's runtime compiler (libnvrtc.so), for ranks that share a GPU; by default PyTorch's own, else "
+        "the system's",
     )  # fmt: skip
     driver_channel: bool = _variable(
         "SPARK_ESTIMATOR_DRIVER_CHANNEL", True, _boolean, unit="1 or 0",
@@ -413,9 +431,9 @@ WITHOUT_EFFECT = {
     "HOROVOD_HIERARCHICAL_ALLGATHER": "an allgather's algorithm is chosen by size and hosts",
     "HOROVOD_TORUS_ALLREDUCE": "HOROVOD_HIERARCHICAL_ALLREDUCE is the one way by hosts",
     "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": "the search compares medians and has no model of the noise",
-    "HOROVOD_NUM_NCCL_STREAMS": "collectives run in host memory",
-    "HOROVOD_BATCH_D2D_MEMCOPIES": "collectives run in host memory",
-    "HOROVOD_ENABLE_ASYNC_COMPLETION": "collectives run in host memory",
+    "HOROVOD_NUM_NCCL_STREAMS": "GPU tensors travel on one stream of the engine's own",
+    "HOROVOD_BATCH_D2D_MEMCOPIES": "tensors of a group travel from where they lie, so that nothing is copied together",
+    "HOROVOD_ENABLE_ASYNC_COMPLETION": "it is always so: the CPU waits for no GPU, streams wait for one another",
     "HOROVOD_DISABLE_NVTX_RANGES": "there are no NVTX ranges",
     "HOROVOD_ENABLE_XLA_OPS": "there are no XLA ops",
     "HOROVOD_MPI_THREADS_DISABLE": "there is no MPI",

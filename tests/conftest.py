@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests import fake_gpus
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,6 +51,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(scope="session")
+def fakes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables for ranks that are to find a CUDA and an NCCL without a GPU; see ``tests.fake_gpus``."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++ here")
+    return fake_gpus.build_fakes(tmp_path_factory.mktemp("fakes"))
 
 
 @pytest.fixture(scope="session")

@@ -203,3 +203,28 @@ def test_the_package_is_light() -> None:
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=True)
     with pytest.raises(AttributeError, match="no attribute 'HorovodRuner'"):
         spark_estimator.HorovodRuner  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("environ", "state", "expected"),
+    [
+        ({}, State.OK, "ranks with a GPU each: by NCCL 2.27.3"),
+        ({"SPARK_ESTIMATOR_NCCL_LIBRARY": "/nowhere/n.so"}, State.OK, "a GPU each: through pinned host memory"),
+        ({"HOROVOD_GPU_OPERATIONS": "copy"}, State.NOTE, "copied to host memory and back, as HOROVOD_GPU_OPERATIONS"),
+        ({"FAKE_CUDA_DRIVER": "11040"}, State.NOTE, "CPU memory is used; there are CUDA 12"),
+        ({"FAKE_CUDA_DEVICES": "0", "CUDA_VISIBLE_DEVICES": ""}, State.NOTE, "CUDA_VISIBLE_DEVICES='' hides all GPUs"),
+        ({"SPARK_ESTIMATOR_CUDA_LIBRARY": "/nowhere/c.so"}, State.NOTE, "CPU memory is used; there are NCCL 2.27"),
+        ({"HOROVOD_GPU_OPERATIONS": "all"}, State.NOTE, "not looked at: HOROVOD_GPU_OPERATIONS='all'"),
+    ],
+)
+def test_how_gpu_tensors_travel(fakes: dict[str, str], environ: dict[str, str], state: State, expected: str) -> None:
+    program = "from spark_estimator.doctor import machine; print(machine.gpu_collectives())"
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **fakes, **environ},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert expected in told.stdout and f" {state.value} " in told.stdout.lower(), told

@@ -18,6 +18,7 @@ from spark_estimator import _native, log
 from spark_estimator.collectives import descriptors, launcher_link
 from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.engine import Engine, forked_error
+from spark_estimator.collectives.gpu_libraries import cuda_opens, nccl_in_use
 from spark_estimator.collectives.membership import EngineStarter, Membership
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.rendezvous import Topology, host_id
@@ -338,13 +339,13 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """NCCL's version code; 0: collectives run on CPU memory only."""
-    return 0
+    """The version code of the NCCL by which GPU tensors would travel, as 22703 for 2.27.3; 0: none, or no GPU."""
+    return nccl_in_use()
 
 
 def cuda_built() -> bool:
-    """False: collectives run on CPU memory only."""
-    return False
+    """Whether a CUDA runtime can be loaded here."""
+    return cuda_opens()
 
 
 def rocm_built() -> bool:

@@ -99,6 +99,8 @@ class Engine:
         plans: by name, or by call and forms, what ``requests.run`` remembers of requests that come again.
         pending: by its number, each request for which a handle was made and that is not known to be done: its kind, its
             name (or kind of those without one), and when the handle was made, on the monotonic clock.
+        gpu_device: the GPU on which this rank's tensors of the group lie, as this process counts them; None: none has
+            been seen. See `claim_gpu`.
         at_end: called once after `shutdown`, then forgotten.
 
     Args:
@@ -125,7 +127,9 @@ class Engine:
         self.pending: dict[int, Pending] = {}
         self.loss_is_expected = False  # of a peer, in an elastic job
         self.at_end: Callable[[], object] | None = None
-        self._detached: deque[tuple[int, object]] = deque()
+        self.gpu_device: int | None = None
+        self._way_of_gpu_tensors_told = False
+        self._detached: deque[tuple[int, object, int | None]] = deque()
         self._sweeping = threading.Lock()
         self._unreported = threading.Lock()  # taken for good by the first failure
 
@@ -190,6 +194,20 @@ class Engine:
         _native.check(self._library.se_take_result_data(pointer, number, tensor, ctypes.byref(data)))
         return data.value or 0, result.bytes, rows
 
+    def result_rows(self, number: int, tensor: int) -> tuple[int, ...]:
+        """[size] the first dimension that each rank gave to an allgather or alltoall that is done well."""
+        result = Result()
+        _native.check(self._library.se_get_result(self._usable(), number, tensor, ctypes.byref(result)))
+        return tuple(result.rows[: self.size])
+
+    def await_on_stream(self, number: int, stream: int) -> None:
+        """Has a CUDA stream wait for the outputs of a GPU request that is done well. Raises HorovodInternalError."""
+        _native.check(self._library.se_await_on_stream(self._usable(), number, stream), self.global_rank)
+
+    def copy_result(self, number: int, tensor: int, output: int, stream: int) -> None:
+        """The same; then, on that stream, copies what an allgather or alltoall made of one of its tensors."""
+        _native.check(self._library.se_copy_result(self._usable(), number, tensor, output, stream), self.global_rank)
+
     def last_joined(self, number: int) -> int:
         """The rank, in this group, that joined last; of a join that is done well."""
         result = Result()
@@ -202,10 +220,17 @@ class Engine:
         if self.native.pointer is not None:
             self._library.se_release(self.native.pointer, number)
 
-    def detach(self, number: int, keep: object) -> None:
-        """Takes over a request that nobody waits for any more, and keeps `keep` alive until it is done."""
+    def detach(self, number: int, keep: object, stream: int | None = None) -> None:
+        """Takes over a request that nobody waits for any more, and keeps `keep` alive until it is done.
+
+        Args:
+            number: of the request.
+            keep: owners of its memory.
+            stream: of a GPU request, where its tensors were written: it waits for what the GPU does with them before
+                they are let go.
+        """
         if self.native.pointer is not None:
-            self._detached.append((number, keep))
+            self._detached.append((number, keep, stream))
 
     def _sweep(self) -> None:
         """Forgets the detached requests that are done."""
@@ -213,13 +238,36 @@ class Engine:
             return
         try:
             for _ in range(len(self._detached)):
-                number, keep = self._detached.popleft()
-                if self.native.pointer is not None and self.poll(number) is Status.IN_PROGRESS:
-                    self._detached.append((number, keep))
-                else:
-                    self.release(number)
+                number, keep, stream = self._detached.popleft()
+                status = Status.OK if self.native.pointer is None else self.poll(number)
+                if status is Status.IN_PROGRESS:
+                    self._detached.append((number, keep, stream))
+                    continue
+                if stream is not None and status is Status.OK and self.native.pointer is not None:
+                    with suppress(HorovodInternalError):  # the GPU has failed, and nobody asks any more
+                        self.await_on_stream(number, stream)
+                self.release(number)
         finally:
             self._sweeping.release()
+
+    # --- GPUs --------------------------------------------------------------------------------------------------------
+
+    def claim_gpu(self, device: int) -> bool:
+        """Whether a GPU is the one that this rank uses in the group: the first that was asked for is."""
+        if self.gpu_device is None:
+            self.gpu_device = device
+        return self.gpu_device == device
+
+    def tell_way_of_gpu_tensors(self) -> None:
+        """Logs, once, how GPU tensors travel and why: known as soon as one has."""
+        if self._way_of_gpu_tensors_told:
+            return
+        self._way_of_gpu_tensors_told = True
+        level = logging.INFO if self.rank == 0 else logging.DEBUG
+        if _log.isEnabledFor(level):
+            with suppress(HorovodInternalError, ValueError):
+                where = f"process set {self.process_set}: " if self.process_set else ""
+                _log.log(level, "%s%s", where, self.describe("gpu").rstrip())
 
     # --- shared memory -----------------------------------------------------------------------------------------------
 
@@ -246,7 +294,7 @@ class Engine:
         return {name: self.counter(name) for name in names.decode().split()}
 
     def describe(self, what: str) -> str:
-        """What the engine knows of itself: ``"flight_recorder"`` (its last ops) or ``"algorithms"``."""
+        """What the engine knows of itself: ``"flight_recorder"`` (its last ops), ``"algorithms"`` or ``"gpu"``."""
         capacity = 1 << 16
         while True:
             text = ctypes.create_string_buffer(capacity)

@@ -1,4 +1,4 @@
-"""Where the CUDA runtime and NCCL are that the engine opens, and what it says of them; imports no framework.
+"""Where the CUDA runtime, NCCL and NVRTC are that the engine opens, and what it says of them; imports no framework.
 
 Looked for in this order: the path that the user gives, what this process has loaded already (PyTorch's own, as soon as
 it is imported), the wheels that PyTorch with CUDA brings, and last what the system's linker finds.
@@ -6,26 +6,36 @@ it is imported), the wheels that PyTorch with CUDA brings, and last what the sys
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import importlib.util
+import os
 import re
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from ctypes import byref, c_int32
 from pathlib import Path
 from typing import NamedTuple
 
 from spark_estimator import _native
 from spark_estimator.env import Settings
+from spark_estimator.errors import NativeLibraryError
 
 #: In the folders of the namespace package ``nvidia``, as its wheels lay them out: CUDA 13's, then CUDA 12's.
 _CUDA_IN_WHEELS = ("cu13/lib/libcudart.so.13", "cuda_runtime/lib/libcudart.so.12")
 _NCCL_IN_WHEELS = ("nccl/lib/libnccl.so.2",)
+_NVRTC_IN_WHEELS = ("cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12")
+#: What there is on a machine with NVIDIA's driver: on Linux, in a container, on Windows' Linux.
+_TRACES_OF_A_DRIVER = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")
 
 
 class GpuLibraries(NamedTuple):
-    """Paths of the two libraries; "" leaves it to the system's linker."""
+    """Paths of the three libraries; "" leaves it to the system's linker."""
 
     cuda: str
     nccl: str
+    nvrtc: str
 
 
 class CudaFacts(NamedTuple):
@@ -63,10 +73,24 @@ def gpu_libraries(settings: Settings, maps: Path = Path("/proc/self/maps")) -> G
         maps: what this process has loaded.
     """
     loaded = _loaded(maps)
+    cuda = settings.cuda_library or _first(r"libcudart\.so\.\d+", loaded, _CUDA_IN_WHEELS)
+    # A driver need not take what a newer CUDA's compiler makes: the runtime's own first.
+    compilers = sorted(_NVRTC_IN_WHEELS, key=lambda name: _major(name) != _major(cuda))
     return GpuLibraries(
-        settings.cuda_library or _first(r"libcudart\.so\.\d+", loaded, _CUDA_IN_WHEELS),
+        cuda,
         settings.nccl_library or _first(r"libnccl\.so\.\d+", loaded, _NCCL_IN_WHEELS),
+        settings.nvrtc_library or _first(r"libnvrtc\.so\.\d+", loaded, compilers),
     )
+
+
+def libraries_for_engine(settings: Settings) -> GpuLibraries:
+    """As `gpu_libraries`; without a look at anything where this machine has no NVIDIA driver, or they are not wanted.
+
+    The user's own paths are kept in any case: who names a library wants that one to be opened, or to hear why not.
+    """
+    if settings.gpu_operations != "copy" and any(map(os.path.exists, _TRACES_OF_A_DRIVER)):
+        return gpu_libraries(settings)
+    return GpuLibraries(settings.cuda_library, settings.nccl_library, settings.nvrtc_library)
 
 
 def cuda_facts(path: str) -> CudaFacts:
@@ -88,6 +112,53 @@ def nccl_facts(path: str) -> NcclFacts:
     return NcclFacts(version.value, _trouble(status))
 
 
+@functools.cache
+def nccl_in_use() -> int:
+    """The version of the NCCL that GPU tensors would travel by, as 22703 for 2.27.3; 0: none, or there is no GPU.
+
+    Nothing is asked of the driver, so that a process that forks afterwards may use CUDA in its children. Never raises.
+    """
+    settings = _settings()
+    if settings is None or settings.gpu_operations in ("copy", "staged", "shared") or not _may_have_gpus(settings):
+        return 0
+    try:
+        return nccl_facts(gpu_libraries(settings).nccl).version
+    except NativeLibraryError:
+        return 0
+
+
+@functools.cache
+def cuda_opens() -> bool:
+    """Whether there is a CUDA runtime that this process could load. Never raises."""
+    settings = _settings()
+    if settings is None or settings.gpu_operations == "copy":
+        return False
+    path = gpu_libraries(settings).cuda
+    for name in [path] if path else ["libcudart.so.13", "libcudart.so.12"]:
+        with suppress(OSError):
+            ctypes.CDLL(name)
+            return True
+    return False
+
+
+def _settings() -> Settings | None:
+    """What the environment asks for; None where it asks for what cannot be, as `init` will say."""
+    try:
+        return Settings.read()
+    except ValueError:
+        return None
+
+
+def _may_have_gpus(settings: Settings) -> bool:
+    """Whether this process may find GPUs, as far as can be seen without the driver."""
+    torch = sys.modules.get("torch")
+    if getattr(getattr(torch, "version", None), "cuda", "") is None:  # it is loaded, and made for CPUs or other GPUs
+        return bool(settings.cuda_library)
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return False
+    return bool(settings.cuda_library) or any(map(os.path.exists, _TRACES_OF_A_DRIVER))
+
+
 def cuda_name(version: int) -> str:
     """ "12.9" for 12090."""
     return f"{version // 1000}.{version % 1000 // 10}"
@@ -98,8 +169,32 @@ def nccl_name(version: int) -> str:
     return f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
 
 
+def ways(operations: str, nccl: NcclFacts) -> str:
+    """How GPU tensors travel in jobs of each kind, in words.
+
+    Args:
+        operations: of the settings, not ``copy``.
+        nccl: what was found.
+    """
+    staged = "through pinned host memory"
+    by_nccl = f"by NCCL {nccl_name(nccl.version)}" if nccl.version else staged
+    return {
+        "nccl": f"by NCCL{f' {nccl_name(nccl.version)}' if nccl.version else ', which is not there'}, or not at all",
+        "shared": "on the one GPU that all ranks share, or not at all",
+        "staged": f"all {staged}",
+    }.get(operations) or (
+        f"one rank: on its GPU; ranks with a GPU each: {by_nccl}; all on one GPU: there; else, and Adasum: {staged}"
+    )
+
+
 def _trouble(status: int) -> str:
     return "" if status == _native.Status.OK else _native.last_error()
+
+
+def _major(path: str) -> str:
+    """The "12" of ``libcudart.so.12``, and of ``libcudart.so.12.4.127``; "" where there is none."""
+    found = re.search(r"\.so\.(\d+)", path)
+    return found[1] if found else ""
 
 
 def _loaded(maps: Path) -> list[str]:

@@ -1,4 +1,17 @@
-"""A collective that has been submitted: ask whether it is done, wait for it, take what it made."""
+"""A collective that has been submitted: ask whether it is done, wait for it, take what it made.
+
+Of tensors on a GPU a collective is *done* as soon as all that it needs has been handed to the GPU, which may be at work
+on it for long after. Nobody waits for that on the CPU. Who wants the outputs names the stream that is to read them,
+`Handle.await_on`, and what is enqueued there from then on comes after them. Until then the handle keeps the tensors:
+
+* A framework's allocator takes memory back for the stream that it was allocated for, and gives it away again in that
+  stream's order. The engine works on a stream of its own, of which the allocator knows nothing; so nothing that the
+  engine may still read or write must come back to the allocator.
+* Once a stream has been told to wait, its order protects all tensors that belong to it. Those that belong to another
+  stream are the business of who has them: PyTorch's ``Tensor.record_stream`` is for that.
+* A handle that is dropped without a word has the stream wait on which its tensors were written, when it is done, and
+  lets go of them then.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +20,17 @@ import math
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
 from spark_estimator import _native
 from spark_estimator._native import Op, Status
 from spark_estimator.collectives.engine import WAIT_SLICE_SECONDS, Engine, Pending
+from spark_estimator.errors import HorovodInternalError
+
+#: The ops that make their result themselves, in the engine's memory.
+GATHERING = (Op.ALLGATHER, Op.ALLTOALL)
 
 
 class Gathered(NamedTuple):
@@ -32,18 +50,29 @@ class Handle:
     """One submitted collective. Made by ``requests``.
 
     A handle that is dropped unfinished lets the collective run to its end; the tensors stay referenced until then.
+
+    Args:
+        engine, number: the request.
+        name, op, tensors: what it is called, its kind, and of how many tensors it is.
+        keep: what owns their memory.
+        stream: of tensors on a GPU: where they were written. None: they are in host memory.
     """
 
-    def __init__(self, engine: Engine, number: int, name: str, op: Op, tensors: int, keep: object) -> None:
+    def __init__(
+        self, engine: Engine, number: int, name: str, op: Op, tensors: int, keep: object, stream: int | None = None
+    ) -> None:
         self.name = name
         self._engine = engine
         self._number = number
         self._op = op
         self._tensors = tensors
         self._keep = keep
+        self._stream = stream
+        self._awaited_on: int | None = None  # the stream that waits for the outputs
         self._status: Status | None = None
         self._message = ""
         self._gathered: tuple[Gathered, ...] = ()
+        self._rows: tuple[tuple[int, ...], ...] = ()
         self._last_joined = -1
         self._lock = threading.Lock()
         self._pending = engine.pending[number] = Pending(op, name, time.monotonic())
@@ -56,6 +85,8 @@ class Handle:
 
     def wait(self, timeout: timedelta | None = None) -> None:
         """Blocks until the collective has ended. May be called again, with the same outcome.
+
+        Tensors on a GPU may be read only after `await_on` or `collect`.
 
         Args:
             timeout: None waits for ever: until the others submit it too, or one of them dies.
@@ -90,12 +121,88 @@ class Handle:
         Args:
             tensor: which of the request's tensors.
         """
-        if self._op not in (Op.ALLGATHER, Op.ALLTOALL):
+        self._check_gathering()
+        if self._stream is not None:
+            raise TypeError(f"{self._op.name.lower()} {self.name!r} has its result on a GPU: use rows() and collect().")
+        self.wait()
+        return self._gathered[tensor]
+
+    def await_on(self, stream: int) -> None:
+        """Waits as `wait` does; what is enqueued on `stream` from then on finds the outputs on the GPU written.
+
+        To be called once, or again with the same stream: the tensors are let go of. Raises as `wait` does.
+
+        Args:
+            stream: address of a CUDA stream of the GPU that the tensors are on; 0 is CUDA's default stream.
+        """
+        if self._stream is None:
+            raise TypeError(f"{self._op.name.lower()} {self.name!r} has its tensors in host memory: use wait().")
+        if self._op in GATHERING:
+            raise TypeError(f"{self._op.name.lower()} {self.name!r} makes its result itself: use rows() and collect().")
+        self.wait()
+        with self._lock:
+            if self._awaited_on is None:
+                self._hand_to(stream, ())
+            elif self._awaited_on != stream:
+                raise RuntimeError(
+                    f"{self._op.name.lower()} {self.name!r} has been waited for on another stream: let this one wait "
+                    "for that one."
+                )
+
+    def rows(self, tensor: int = 0) -> tuple[int, ...]:
+        """Waits for an allgather or alltoall on a GPU; [size] the first dimension of what each rank gave to this one.
+
+        Raises as `wait` does.
+
+        Args:
+            tensor: which of the request's tensors.
+        """
+        self._check_gathering()
+        if self._stream is None:
+            raise TypeError(f"{self._op.name.lower()} {self.name!r} has its result in host memory: use gathered().")
+        self.wait()
+        return self._rows[tensor]
+
+    def collect(self, outputs: Sequence[int], stream: int) -> None:
+        """Waits for an allgather or alltoall on a GPU, and has its result copied to the caller's memory. Once.
+
+        What is enqueued on `stream` from then on finds it there. Raises as `wait` does.
+
+        Args:
+            outputs: for each tensor the address of memory on the GPU for the sum of its `rows`; 0 where that is none.
+            stream: as for `await_on`; the copies run on it, so that the memory has to be its own.
+        """
+        self.rows()
+        with self._lock:
+            if self._awaited_on is not None:
+                raise RuntimeError(f"{self._op.name.lower()} {self.name!r}: its result has been collected before.")
+            self._hand_to(stream, outputs)
+
+    def _hand_to(self, stream: int, outputs: Sequence[int]) -> None:
+        """Has a stream wait, and copy; then forgets the native handle and the tensors.
+
+        Not where the stream was refused: another one may be named.
+        """
+        failure: HorovodInternalError | None = None
+        try:
+            self._engine.await_on_stream(self._number, stream)
+            for tensor, output in enumerate(outputs):
+                if output:
+                    self._engine.copy_result(self._number, tensor, output, stream)
+        except HorovodInternalError as error:  # the GPU has failed, or the engine has
+            failure = error
+        self._awaited_on = stream
+        keep, self._keep = self._keep, None
+        self._engine.release(self._number)
+        del keep  # and with it, perhaps, the plan, which must not go before the request
+        if failure is not None:
+            raise failure
+
+    def _check_gathering(self) -> None:
+        if self._op not in GATHERING:
             raise TypeError(
                 f"{self._op.name.lower()} {self.name!r} has its result in its output; no rows are gathered."
             )
-        self.wait()
-        return self._gathered[tensor]
 
     def last_joined(self) -> int:
         """Waits for a join and gives the rank of the job that joined last. Raises as `wait` does."""
@@ -121,6 +228,12 @@ class Handle:
             if status is Status.OK:
                 self._take_results()
             self._message = message
+            if status is Status.OK and self._stream is not None:
+                # The GPU may be at work yet: the tensors stay, and so does the native handle, for `await_on`.
+                self._status = status
+                self._engine.pending.pop(self._number, None)
+                self._engine.tell_way_of_gpu_tensors()
+                return
             keep, self._keep = self._keep, None
             self._status = status
             # Last: an interrupt before this line costs a little memory, not the outcome.
@@ -129,7 +242,9 @@ class Handle:
         self._engine.report_failure(status)
 
     def _take_results(self) -> None:
-        if self._op in (Op.ALLGATHER, Op.ALLTOALL):
+        if self._op in GATHERING and self._stream is not None:
+            self._rows = tuple(self._engine.result_rows(self._number, tensor) for tensor in range(self._tensors))
+        elif self._op in GATHERING:
             gathered = []
             for tensor in range(self._tensors):
                 address, count, rows = self._engine.take_result(self._number, tensor)
@@ -139,8 +254,9 @@ class Handle:
             self._last_joined = self._engine.last_joined(self._number)
 
     def __del__(self) -> None:
-        if getattr(self, "_status", Status.OK) is None:
-            self._engine.detach(self._number, self._keep)
+        status = getattr(self, "_status", Status.SHUT_DOWN)  # that of one that was never made
+        if status is None or (status is Status.OK and self._stream is not None and self._awaited_on is None):
+            self._engine.detach(self._number, self._keep, self._stream)
 
     def __repr__(self) -> str:
         state = "in progress" if self._status is None else self._status.name.lower()

@@ -16,6 +16,7 @@ from spark_estimator.collectives import pending
 from spark_estimator.collectives.connection import Group
 from spark_estimator.collectives.cores import affinity_core, available_cores, decisions
 from spark_estimator.collectives.engine import Engine
+from spark_estimator.collectives.gpu_libraries import libraries_for_engine
 from spark_estimator.collectives.process_set import ProcessSet, ProcessSets
 from spark_estimator.collectives.rendezvous import Topology, host_id
 from spark_estimator.collectives.wiring import Switchboard, Wired
@@ -193,6 +194,7 @@ def start_timeline(engine: Engine, path: str, mark_cycles: bool) -> None:
 def _config(settings: Settings, topology: Topology, group: Group, host: str, segment_fd: int) -> _native.Config:
     decided = decisions(settings, topology, available_cores())
     tunes = settings.autotune and group.number == 0  # one search a job: its log is one file
+    libraries = libraries_for_engine(settings)
     return _native.Config(
         struct_bytes=ctypes.sizeof(_native.Config),
         rank=topology.rank,
@@ -219,4 +221,10 @@ def _config(settings: Settings, topology: Topology, group: Group, host: str, seg
         # The host as its launcher knows it; the process, which only it knows for certain.
         name=f"{host} (pid {os.getpid()})".encode(),
         autotune_log=os.fsencode(settings.autotune_log) if tunes and settings.autotune_log else None,
+        gpu_operations=_native.GpuOperations.__members__.get(
+            settings.gpu_operations.upper(), _native.GpuOperations.AUTO
+        ),
+        cuda_library=os.fsencode(libraries.cuda),
+        nccl_library=os.fsencode(libraries.nccl),
+        nvrtc_library=os.fsencode(libraries.nvrtc),
     )

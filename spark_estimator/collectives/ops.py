@@ -10,10 +10,11 @@ from spark_estimator.collectives import context, requests
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.collectives.process_set import ProcessSet
-from spark_estimator.collectives.requests import Call, Form, Plan, Tensor
+from spark_estimator.collectives.requests import Call, Form, Gpu, Plan, Tensor
 
 __all__ = [
     "DType",
+    "Gpu",
     "Handle",
     "Op",
     "Plan",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 _UNNAMED = "unnamed "
+_IN_HOST_MEMORY = (None, 0)  # no device, and no stream
 
 
 def submit(
@@ -44,6 +46,7 @@ def submit(
     splits: tuple[int, ...] | None = None,
     keep: object = None,
     unnamed: bool = False,
+    gpu: Gpu | None = None,
 ) -> Handle:
     """Submits one collective and returns at once. It runs when every rank has submitted one of that name.
 
@@ -57,8 +60,10 @@ def submit(
         process_set: whose ranks take part; None: all.
         prescale, postscale: allreduce, reducescatter: factors before and after the reduction.
         splits: alltoall: rows for each rank of the set; None: even shares.
-        keep: referenced until the collective is done; put the owners of the tensors' memory here.
+        keep: referenced until the collective is done, and on a GPU until a stream waits for it; put the owners of the
+            tensors' memory here.
         unnamed: `name` is a kind, whose requests meet by their order; see `kind_of_unnamed`.
+        gpu: on which all tensors lie; None: in host memory.
 
     Raises:
         NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
@@ -67,8 +72,9 @@ def submit(
         HorovodInternalError: the job has failed or ended before.
     """
     engine = context.engine(process_set)
-    call = Call(op, name, reduce_op, prescale, postscale, _root(engine, op, root_rank), splits, unnamed)
-    return requests.submit(engine, call, tensors, keep)
+    device, stream = gpu or _IN_HOST_MEMORY
+    call = Call(op, name, reduce_op, prescale, postscale, _root(engine, op, root_rank), splits, unnamed, device)
+    return requests.submit(engine, call, tensors, keep, stream)
 
 
 def run(
@@ -85,13 +91,14 @@ def run(
     keep: object = None,
     repeats: bool = True,
     unnamed: bool = False,
+    gpu: Gpu | None = None,
 ) -> Handle | None:
     """Submits one collective and returns when it is done: faster than `submit` and ``wait``, above all for small ones.
 
     Args:
         op: the kind; the rest as for `submit`.
         repeats: whether a call of this name and form may come again; False for what is used once.
-        unnamed: as for `submit`.
+        unnamed, gpu: as for `submit`. What is enqueued on the GPU's stream afterwards finds the outputs written.
 
     Returns:
         For an op that makes its result itself (allgather, alltoall, join) the handle, done; else None.
@@ -100,8 +107,9 @@ def run(
         As `submit` and ``Handle.wait`` do.
     """
     engine = context.engine(process_set)
-    call = Call(op, name, reduce_op, prescale, postscale, _root(engine, op, root_rank), splits, unnamed)
-    return requests.run(engine, call, tensors, keep, repeats=repeats)
+    device, stream = gpu or _IN_HOST_MEMORY
+    call = Call(op, name, reduce_op, prescale, postscale, _root(engine, op, root_rank), splits, unnamed, device)
+    return requests.run(engine, call, tensors, keep, repeats=repeats, stream=stream)
 
 
 def plan(
@@ -114,15 +122,18 @@ def plan(
     process_set: ProcessSet | None = None,
     prescale: float = 1.0,
     postscale: float = 1.0,
+    device: int | None = None,
 ) -> Plan:
     """A collective to be submitted many times, with other memory each time; see `Plan`.
 
     Args:
         op: the kind; the rest as for `submit`.
         forms: element type and shape of each tensor.
+        device: the GPU on which the tensors will lie; None: in host memory.
     """
     engine = context.engine(process_set)
-    return Plan(engine, Call(op, name, reduce_op, prescale, postscale, _root(engine, op, root_rank)), forms)
+    root = _root(engine, op, root_rank)
+    return Plan(engine, Call(op, name, reduce_op, prescale, postscale, root, device=device), forms)
 
 
 def barrier(process_set: ProcessSet | None = None) -> None:

@@ -1,6 +1,9 @@
 """Turns a collective that somebody asks for into what the engine takes, and submits it: once, or again and again.
 
 Everything here is about one given engine, that is, about one group of ranks; ``ops`` finds the engine.
+
+Tensors on a GPU are handed over with the stream on which they are being written. The engine reads them behind what has
+been enqueued there so far, on a stream of its own; ``handle`` says when what it has written may be read.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from spark_estimator import _native
-from spark_estimator._native import DType, Op, ReduceOp, Request, TensorStruct
+from spark_estimator._native import DType, Op, Place, ReduceOp, Request, TensorStruct
 from spark_estimator.collectives.engine import WAIT_SLICE_SECONDS, Engine
-from spark_estimator.collectives.handle import Handle
+from spark_estimator.collectives.handle import GATHERING, Handle
 from spark_estimator.errors import ShutDownError
 
 # Requests that are remembered as plans. A job that repeats more of them than that gains nothing for the oldest.
@@ -45,6 +48,18 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
 
 
+class Gpu(NamedTuple):
+    """Where the tensors of a collective lie that are not in host memory.
+
+    Attributes:
+        device: the GPU, as this process counts them.
+        stream: address of the CUDA stream on which they are written; 0 is CUDA's default stream.
+    """
+
+    device: int
+    stream: int
+
+
 class Call(NamedTuple):
     """All of a collective but its tensors.
 
@@ -58,6 +73,7 @@ class Call(NamedTuple):
         splits: alltoall only: [size] rows for each rank; None: even shares.
         unnamed: the requests of this kind meet by order: this rank's n-th and every other's. Any number may be in
             flight. The engine calls them ``<kind>.<n>``, counted from 0, and anew when all have joined.
+        device: the GPU on which the tensors lie, as this process counts them; None: they are in host memory.
     """
 
     op: Op
@@ -68,24 +84,28 @@ class Call(NamedTuple):
     root_rank: int = 0
     splits: tuple[int, ...] | None = None
     unnamed: bool = False
+    device: int | None = None
 
 
-def submit(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object) -> Handle:
+def submit(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object, stream: int = 0) -> Handle:
     """Submits a collective and returns at once.
 
     Args:
         engine: of the group.
         call: what to do.
         tensors: one; or several that are done as one; none for a barrier and a join.
-        keep: referenced until the collective is done; put the owners of the tensors' memory here.
+        keep: referenced until the collective is done, and on a GPU until a stream waits for it; put the owners of the
+            tensors' memory here.
+        stream: of the call's device, if it has one: where the tensors are written.
 
     Raises:
         DuplicateNameError: one of that name is still in flight on this rank.
         ValueError: an argument is malformed. Nothing was sent.
         HorovodInternalError: the engine has failed or ended before.
     """
-    request = _native_request(engine, call, tensors)
-    return Handle(engine, engine.submit(request), call.name, call.op, len(tensors), keep)
+    request = _native_request(engine, call, tensors, stream)
+    of = None if call.device is None else stream
+    return Handle(engine, engine.submit(request), call.name, call.op, len(tensors), keep, of)
 
 
 def run(
@@ -96,11 +116,14 @@ def run(
     *,
     repeats: bool = True,
     timeout: timedelta | None = None,
+    stream: int = 0,
 ) -> Handle | None:
     """Submits a collective and waits for it. From its third use on, it takes the engine's shortest way.
 
+    On a GPU the stream is made to wait as well, but for an op that makes its result itself: see ``Handle.collect``.
+
     Args:
-        engine, call, tensors, keep: as in `submit`.
+        engine, call, tensors, keep, stream: as in `submit`.
         repeats: whether one of this name, or one like it without a name, may come again.
         timeout: for the wait; None: none.
 
@@ -118,18 +141,22 @@ def run(
     except TypeError as error:  # something that cannot be hashed, such as a list for a name
         raise _complaint(call) or error from None
     if type(known) is Plan and known.call == call and known.forms == forms:
-        handle = known.run([tensor[0] for tensor in tensors], [tensor[1] for tensor in tensors], keep)
+        handle = known.run([tensor[0] for tensor in tensors], [tensor[1] for tensor in tensors], keep, stream)
     else:
-        request = _native_request(engine, call, tensors)
+        request = _native_request(engine, call, tensors, stream)
         number = c_int64()
         try:
             engine.run(request, number)
-            handle = _handle_of(engine, number, call, tensors, keep)
+            handle = _handle_of(engine, number, call, tensors, keep, stream)
         except BaseException:
-            _abandon(engine, number, keep)
+            _abandon(engine, number, call, keep, stream)
             raise
     if handle is not None:
         handle.wait(timeout)
+        if call.device is not None and call.op not in GATHERING:
+            handle.await_on(stream)
+    elif call.device is not None:
+        engine.tell_way_of_gpu_tensors()
     if repeats:
         if type(known) is not Plan:
             known = Plan(engine, call, forms) if known == (call, forms) else (call, forms)
@@ -206,12 +233,14 @@ class Plan:
         self._places = [ctypes.addressof(memory) for memory in (self._inputs, self._outputs, self._number)]
         self._run = library.se_plan_run
 
-    def submit(self, inputs: Addresses, outputs: Addresses, keep: object, *, defer: bool = False) -> Handle:
+    def submit(
+        self, inputs: Addresses, outputs: Addresses, keep: object, *, defer: bool = False, stream: int = 0
+    ) -> Handle:
         """Submits it and returns at once. Raises as the function `submit` does.
 
         Args:
             inputs, outputs: addresses, in the order of the forms.
-            keep: referenced until it is done.
+            keep, stream: as there.
             defer: nobody needs the result before this rank's next wait, so that the work may be left until then where
                 cores are scarce.
         """
@@ -220,29 +249,31 @@ class Plan:
         keep = (self, keep)
         try:
             inputs_at, outputs_at, number_at = self._places
-            status = self._native.library.se_plan_submit(self._pointer, inputs_at, outputs_at, None, flags, number_at)
+            status = self._native.library.se_plan_submit(self._pointer, inputs_at, outputs_at, stream, flags, number_at)
             _native.check(status, engine.global_rank)
-            return Handle(engine, self._number.value, self.call.name, self.call.op, len(self.forms), keep)
+            of = None if self.call.device is None else stream
+            return Handle(engine, self._number.value, self.call.name, self.call.op, len(self.forms), keep, of)
         except BaseException:
-            _abandon(engine, self._number, keep)
+            _abandon(engine, self._number, self.call, keep, stream)
             raise
 
-    def run(self, inputs: Addresses, outputs: Addresses, keep: object) -> Handle | None:
+    def run(self, inputs: Addresses, outputs: Addresses, keep: object, stream: int = 0) -> Handle | None:
         """Submits it and waits for a moment. Raises as the function `run` does.
 
         Returns:
-            None when it is done, with the result in its outputs; else a handle to wait for.
+            None when it is done, with the result in its outputs, and the stream waits for it where it is on a GPU; else
+            a handle to wait for.
         """
         engine = self._ready(inputs, outputs)
         try:
             inputs_at, outputs_at, number_at = self._places
-            status = self._run(self._pointer, inputs_at, outputs_at, None, WAIT_SLICE_SECONDS, number_at)
+            status = self._run(self._pointer, inputs_at, outputs_at, stream, WAIT_SLICE_SECONDS, number_at)
             if status == 0 and not self._number.value:
                 return None
             engine.check_run(status, self._number)
-            return _handle_of(engine, self._number, self.call, self.forms, (self, keep))
+            return _handle_of(engine, self._number, self.call, self.forms, (self, keep), stream)
         except BaseException:
-            _abandon(engine, self._number, (self, keep))
+            _abandon(engine, self._number, self.call, (self, keep), stream)
             raise
 
     def _ready(self, inputs: Addresses, outputs: Addresses) -> Engine:
@@ -261,16 +292,19 @@ class Plan:
             self._native.library.se_plan_destroy(self._pointer)
 
 
-def _handle_of(engine: Engine, number: c_int64, call: Call, tensors: Sequence[object], keep: object) -> Handle | None:
+def _handle_of(
+    engine: Engine, number: c_int64, call: Call, tensors: Sequence[object], keep: object, stream: int
+) -> Handle | None:
     if not number.value:
         return None
-    return Handle(engine, number.value, call.name, call.op, len(tensors), keep)
+    of = None if call.device is None else stream
+    return Handle(engine, number.value, call.name, call.op, len(tensors), keep, of)
 
 
-def _abandon(engine: Engine, number: c_int64, keep: object) -> None:
+def _abandon(engine: Engine, number: c_int64, call: Call, keep: object, stream: int) -> None:
     """What an interrupt leaves behind between two lines: a request whose memory the engine may still use."""
     if number.value:
-        engine.detach(number.value, keep)
+        engine.detach(number.value, keep, None if call.device is None else stream)
 
 
 def _remember(engine: Engine, key: object, known: object) -> None:
@@ -281,7 +315,7 @@ def _remember(engine: Engine, key: object, known: object) -> None:
     engine.plans[key] = known
 
 
-def _native_request(engine: Engine, call: Call, tensors: Sequence[Tensor]) -> Request:
+def _native_request(engine: Engine, call: Call, tensors: Sequence[Tensor], stream: int = 0) -> Request:
     """The engine's form of a collective. It keeps what it points to, but for the tensors' memory.
 
     Raises:
@@ -289,7 +323,7 @@ def _native_request(engine: Engine, call: Call, tensors: Sequence[Tensor]) -> Re
         ValueError: it is of the right type, and not possible.
     """
     try:
-        return _converted(engine, call, tensors)
+        return _converted(engine, call, tensors, stream)
     except (TypeError, ValueError, AttributeError, ctypes.ArgumentError) as error:
         # Asked only now: a call that is right should not pay for it.
         raise _complaint(call) or error from None
@@ -328,7 +362,7 @@ def _encoded(name: str) -> bytes:
     return encoded
 
 
-def _converted(engine: Engine, call: Call, tensors: Sequence[Tensor]) -> Request:
+def _converted(engine: Engine, call: Call, tensors: Sequence[Tensor], stream: int) -> Request:
     name = _encoded(call.name)
     if call.splits is not None and len(call.splits) != engine.size:
         raise ValueError(
@@ -356,6 +390,7 @@ def _converted(engine: Engine, call: Call, tensors: Sequence[Tensor]) -> Request
         call.prescale,
         call.postscale,
         call.unnamed,
+        *((Place.HOST, 0, None) if call.device is None else (Place.GPU, call.device, stream)),
     )
     request.dims = dims
     return request

@@ -250,14 +250,15 @@ def gpus() -> Finding:
 
 
 def gpu_collectives() -> Finding:
-    """By which way tensors on GPUs travel, and what is there for a faster one."""
+    """By which way tensors on GPUs travel, and what is missing for a faster one."""
     from spark_estimator.collectives import gpu_libraries as found
     from spark_estimator.env import Settings
     from spark_estimator.errors import NativeLibraryError
 
     name = "gpu collectives"
     try:
-        paths = found.gpu_libraries(Settings.read())
+        settings = Settings.read()
+        paths = found.gpu_libraries(settings)
         cuda, nccl = found.cuda_facts(paths.cuda), found.nccl_facts(paths.nccl)
     except (NativeLibraryError, ValueError) as error:  # no engine, or a setting that cannot be
         return Finding(name, State.NOTE, f"not looked at: {error}")
@@ -268,9 +269,17 @@ def gpu_collectives() -> Finding:
         there.append(f"a driver for CUDA {found.cuda_name(cuda.driver)}")
     if nccl.version:
         there.append(f"NCCL {found.nccl_name(nccl.version)} ({paths.nccl or 'by the linker'})")
-    text = "through host memory; there are " + (", ".join(there) or "neither CUDA nor NCCL")
-    trouble = cuda.trouble or nccl.trouble
-    return Finding(name, State.NOTE, f"{text}; {trouble}" if trouble and there else text)
+    has = f"there are {', '.join(there)}" if there else "there are neither CUDA nor NCCL"
+    if settings.gpu_operations == "copy":
+        return Finding(name, State.NOTE, f"copied to host memory and back, as HOROVOD_GPU_OPERATIONS says; {has}")
+    if cuda.trouble or not cuda.devices:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        why = cuda.trouble or "CUDA sees no GPU"
+        if hidden is not None and hidden.strip() in ("", "-1"):
+            why = f"CUDA_VISIBLE_DEVICES={hidden!r} hides all GPUs"
+        return Finding(name, State.NOTE, f"none, CPU memory is used; {has}; {why}" if there else f"none; {has}")
+    ways = found.ways(settings.gpu_operations, nccl)
+    return Finding(name, State.OK, f"{ways}; {has}, {cuda.devices} GPU{'s' * (cuda.devices > 1)}", nccl.trouble)
 
 
 def old_names() -> Finding:

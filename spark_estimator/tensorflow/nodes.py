@@ -24,6 +24,9 @@ from numpy.typing import NDArray
 
 from spark_estimator._native import DType
 from spark_estimator.collectives.reductions import request_name, where
+from spark_estimator.log import logger
+
+_log = logger(__name__)
 
 Array = NDArray[Any]
 
@@ -70,6 +73,7 @@ def perform(
     """
     if name is not None:
         request_name(kind, name)  # which checks it
+    _tell_of_copies(tensors)
     if tf.executing_eagerly():
         request = None if name is None else f"{kind}.{name}"
         # One without dimensions gives a number. Others give their own memory, which is only read.
@@ -93,6 +97,22 @@ def perform(
             _let_run(graph, outputs[0].op)
             return outputs
         return _node(request, work, tensors, results, graph)
+
+
+def _tell_of_copies(tensors: Sequence[Any]) -> None:
+    """Says, once, that tensors on GPUs are copied: TensorFlow lets nobody else wait on its streams."""
+    global _copies_told
+    if _copies_told:
+        return
+    if not tf.config.get_visible_devices("GPU"):
+        _copies_told = True  # there is nothing to tell, and never will be
+    # Of what is in a graph nobody knows yet where it will lie.
+    elif not tf.executing_eagerly() or any("GPU" in tensor.device for tensor in tensors):
+        _copies_told = True
+        _log.warning("TensorFlow's tensors on GPUs are copied through host memory: only PyTorch's travel from the GPU.")
+
+
+_copies_told = False
 
 
 def checked_tensor(tensor: Any, kind: str, *, rows: bool = False) -> Any:

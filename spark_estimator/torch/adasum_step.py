@@ -21,6 +21,7 @@ from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.torch.agreement import agree
+from spark_estimator.torch.device import place_of_all
 from spark_estimator.torch.gradient_bucket import Options
 from spark_estimator.torch.memory import described, wire_form
 
@@ -136,11 +137,13 @@ class AdasumStep:
                 gradient.mul_(scale.double().reciprocal().to(gradient.device, torch.float32))
 
     def _combine(self, start: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        compression = self._options.compression
+        compression, kind = self._options.compression, "Adasum of what a step has changed"
+        place = place_of_all([param for param, _ in start], self._options.process_set)
+        gpu = place.gpu(kind)
         wires, contexts = [], []
         for param, before in start:
             wire, compressed = compression.compress(param.sub_(before).detach())
-            wires.append(wire_form(wire, "Adasum of what a step has changed"))
+            wires.append(wire_form(wire, kind, place.device))
             contexts.append(compressed)
         self.bytes_given = sum(wire.nbytes for wire in wires)
         collectives.run(
@@ -150,6 +153,7 @@ class AdasumStep:
             reduce_op=ReduceOp.ADASUM,
             process_set=self._options.process_set,
             keep=wires,
+            gpu=gpu,
         )
         for (param, before), wire, compressed in zip(start, wires, contexts, strict=True):
             change = compression.decompress(wire, compressed)

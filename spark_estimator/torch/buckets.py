@@ -21,6 +21,7 @@ class Gradient:
         dtype: name of the parameter's element type.
         wire_dtype: name of the type in which it travels; "" when only a custom compressor knows.
         wire_bytes: its size on the wire.
+        on_gpu: whether it travels from a GPU.
     """
 
     name: str
@@ -29,12 +30,18 @@ class Gradient:
     dtype: str
     wire_dtype: str
     wire_bytes: int
+    on_gpu: bool = False
+
+    @property
+    def companions(self) -> tuple[str, bool]:
+        """What is the same for those that can travel together."""
+        return self.wire_dtype, self.on_gpu
 
 
 def plan(
     gradients: Sequence[Gradient], bucket_bytes: int, groups: int | Sequence[Sequence[int]] | None = None
 ) -> list[list[int]]:
-    """Divides gradients into buckets; each position is in exactly one, and a bucket holds one wire type.
+    """Divides gradients into buckets; each position is in exactly one, and a bucket holds one wire type in one memory.
 
     Args:
         gradients: in the order of the optimizer's parameters.
@@ -49,15 +56,15 @@ def plan(
         buckets = [bucket for group in _as_positions(groups, len(gradients)) for bucket in _by_type(gradients, group)]
         return sorted(buckets, key=max, reverse=True)
     buckets = []
-    open_buckets: dict[str, tuple[list[int], int]] = {}
+    open_buckets: dict[tuple[str, bool], tuple[list[int], int]] = {}
     for position in reversed(range(len(gradients))):
         gradient = gradients[position]
-        bucket, filled = open_buckets.get(gradient.wire_dtype, ([], 0))
+        bucket, filled = open_buckets.get(gradient.companions, ([], 0))
         if not bucket or not gradient.wire_dtype or filled + gradient.wire_bytes > bucket_bytes:
             bucket, filled = [], 0
             buckets.append(bucket)
         bucket.append(position)
-        open_buckets[gradient.wire_dtype] = (bucket, filled + gradient.wire_bytes)
+        open_buckets[gradient.companions] = (bucket, filled + gradient.wire_bytes)
     return buckets
 
 
@@ -66,7 +73,8 @@ def description(gradients: Sequence[Gradient], buckets: Sequence[Sequence[int]],
     bucket_of = {position: number for number, bucket in enumerate(buckets) for position in bucket}
     return [header] + [
         f"parameter {gradient.name}: shape {gradient.shape}, strides {gradient.order}, {gradient.dtype}, "
-        f"sent as {gradient.wire_dtype or 'compressed'} in bucket {bucket_of[position]}"
+        f"sent as {gradient.wire_dtype or 'compressed'}{' from a GPU' if gradient.on_gpu else ''} in bucket "
+        f"{bucket_of[position]}"
         for position, gradient in enumerate(gradients)
     ]
 
@@ -80,8 +88,9 @@ def _as_positions(groups: int | Sequence[Sequence[int]], count: int) -> list[lis
 
 
 def _by_type(gradients: Sequence[Gradient], group: Sequence[int]) -> list[list[int]]:
-    of_type: dict[str, list[int]] = {}
+    of_type: dict[tuple[str, bool], list[int]] = {}
     for position in group:
-        key = gradients[position].wire_dtype or f"alone {position}"
+        wire_dtype, on_gpu = gradients[position].companions
+        key = wire_dtype or f"alone {position}", on_gpu
         of_type.setdefault(key, []).append(position)
     return list(of_type.values())

@@ -7,7 +7,6 @@ A blocking form calls `Collective.run`, which works in the calling thread; an as
 from __future__ import annotations
 
 import itertools
-import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -18,11 +17,12 @@ from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.engine import Engine
-from spark_estimator.collectives.handle import Gathered, Handle
+from spark_estimator.collectives.handle import Handle
 from spark_estimator.collectives.ops import Tensor
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.reductions import request_name
 from spark_estimator.errors import HorovodInternalError
+from spark_estimator.torch.device import await_outputs, gathered, place_of
 from spark_estimator.torch.memory import described, where, wire_form, writable_wire_form, write_back
 from spark_estimator.torch.pending import registered
 from spark_estimator.torch.reductions import Average, Sum, check_adasum
@@ -44,7 +44,8 @@ class Collective(Generic[Result]):
         unnamed: whether the ranks' calls meet by their order.
         tensors: where the wire forms lie.
         keep: what owns that memory.
-        result: makes the user's result when it is done; is given the handle of an op that makes its result itself.
+        result: waits, and makes the user's result when it is done; is given the handle, or None where there is nothing
+            to wait for.
         options: further arguments of ``collectives.ops.submit``.
     """
 
@@ -119,14 +120,18 @@ def allreduce_of(
         in_place: whether the results go where the tensors are.
     """
     wire = writable_wire_form if in_place else wire_form
-    sources = [wire(tensor, kind) for tensor in tensors]
+    place = place_of(tensors, kind, process_set)
+    sources = [wire(tensor, kind, place.device) for tensor in tensors]
     if op is ReduceOp.ADASUM:
         check_adasum(op, context.engine(process_set).size, kind)
     if in_place and len(sources) > 1:
         _check_apart(sources, kind)
     outputs = sources if in_place else [torch.empty_like(source) for source in sources]
 
-    def result(_: Handle | None) -> list[torch.Tensor]:
+    gpu = place.gpu(kind)
+
+    def result(handle: Handle | None) -> list[torch.Tensor]:
+        await_outputs(handle, gpu, (*sources, *outputs), kind)
         if in_place:
             return [write_back(output, tensor) for output, tensor in zip(outputs, tensors, strict=True)]
         return _on_devices(outputs, tensors)
@@ -141,6 +146,7 @@ def allreduce_of(
         prescale=prescale,
         postscale=postscale,
         process_set=process_set,
+        gpu=gpu,
     )
 
 
@@ -166,7 +172,8 @@ def allgather_of(
     Raises:
         IndexError: a tensor has no dimension to join along.
     """
-    sources = [wire_form(tensor, kind) for tensor in tensors]
+    place = place_of(tensors, kind, process_set)
+    sources = [wire_form(tensor, kind, place.device) for tensor in tensors]
     for number, source in enumerate(sources):
         if source.dim() == 0:
             which = "a" if len(sources) == 1 else f"tensor {number} is a"
@@ -175,13 +182,15 @@ def allgather_of(
                 "unsqueeze it."
             )
 
+    gpu = place.gpu(kind)
+
     def result(handle: Handle | None) -> list[tuple[torch.Tensor, Rows]]:
         assert handle is not None
-        gathered = [handle.gathered(number) for number in range(len(sources))]
-        return [(_joined(each, tensor), each.rows) for each, tensor in zip(gathered, tensors, strict=True)]
+        every = gathered(handle, place, gpu, sources, kind)
+        return [(joined.to(tensor.device), rows) for (joined, rows), tensor in zip(every, tensors, strict=True)]
 
     wires = [_without_output(source) for source in sources]
-    return Collective(Op.ALLGATHER, *request_name(kind, name), wires, sources, result, process_set=process_set)
+    return Collective(Op.ALLGATHER, *request_name(kind, name), wires, sources, result, process_set=process_set, gpu=gpu)
 
 
 def broadcast_of(
@@ -198,16 +207,24 @@ def broadcast_of(
     Raises:
         ValueError: when it is sent off: the root is none of the set's ranks.
     """
-    source = (writable_wire_form if in_place else wire_form)(tensor, kind)
+    place = place_of([tensor], kind, process_set)
+    source = (writable_wire_form if in_place else wire_form)(tensor, kind, place.device)
     output = source if in_place else torch.empty_like(source)
+    gpu = place.gpu(kind)
+
+    def result(handle: Handle | None) -> torch.Tensor:
+        await_outputs(handle, gpu, (source, output), kind)
+        return write_back(output, tensor) if in_place else output.to(tensor.device)
+
     return Collective(
         Op.BROADCAST,
         *request_name(kind, name),
         [described(source, output)],
         (source, output),
-        lambda _: write_back(output, tensor) if in_place else output.to(tensor.device),
+        result,
         root_rank=root_rank,
         process_set=process_set,
+        gpu=gpu,
     )
 
 
@@ -219,19 +236,23 @@ def alltoall_of(
     Raises:
         ValueError: the tensor has no rows to share, or the splits do not share them.
     """
-    source = _with_rows(tensor, kind)
+    place = place_of([tensor], kind, process_set)
+    source = _with_rows(tensor, kind, place.device)
     engine = context.engine(process_set)
+    gpu = place.gpu(kind)
     shares = _shares(splits, source.shape[0], engine, kind)
     device = splits.device if isinstance(splits, torch.Tensor) else torch.device("cpu")
 
     def result(handle: Handle | None) -> tuple[torch.Tensor, torch.Tensor]:
         assert handle is not None
-        gathered = handle.gathered()
-        return _joined(gathered, tensor), torch.tensor(gathered.rows, dtype=torch.int32, device=device)
+        [(joined, rows)] = gathered(handle, place, gpu, [source], kind)
+        return joined.to(tensor.device), torch.tensor(rows, dtype=torch.int32, device=device)
 
     wires = [_without_output(source)]
     name, unnamed = request_name(kind, name)
-    return Collective(Op.ALLTOALL, name, unnamed, wires, source, result, splits=shares, process_set=process_set)
+    return Collective(
+        Op.ALLTOALL, name, unnamed, wires, source, result, splits=shares, process_set=process_set, gpu=gpu
+    )
 
 
 def reducescatter_of(
@@ -254,23 +275,31 @@ def reducescatter_of(
             f"{where(kind)}: op=hvd.{op.name.title()} is not defined: use hvd.Average or hvd.Sum, or take this rank's "
             "rows of an allreduce."
         )
-    sources = [_with_rows(tensor, kind) for tensor in tensors]
+    place = place_of(tensors, kind, process_set)
+    sources = [_with_rows(tensor, kind, place.device) for tensor in tensors]
     engine = context.engine(process_set)
     outputs = [
         source.new_empty((source.shape[0] // engine.size + (engine.rank < source.shape[0] % engine.size), *rest))
         for source in sources
         for rest in [source.shape[1:]]
     ]
+    gpu = place.gpu(kind)
+
+    def result(handle: Handle | None) -> list[torch.Tensor]:
+        await_outputs(handle, gpu, (*sources, *outputs), kind)
+        return _on_devices(outputs, tensors)
+
     return Collective(
         Op.REDUCESCATTER,
         *request_name(kind, name),
         [described(source, output) for source, output in zip(sources, outputs, strict=True)],
         (sources, outputs),
-        lambda _: _on_devices(outputs, tensors),
+        result,
         reduce_op=op,
         prescale=prescale,
         postscale=postscale,
         process_set=process_set,
+        gpu=gpu,
     )
 
 
@@ -283,8 +312,8 @@ def group(tensors: object, kind: str) -> list[torch.Tensor]:
     return list(tensors)
 
 
-def _with_rows(tensor: torch.Tensor, kind: str) -> torch.Tensor:
-    source = wire_form(tensor, kind)
+def _with_rows(tensor: torch.Tensor, kind: str, device: torch.device) -> torch.Tensor:
+    source = wire_form(tensor, kind, device)
     if source.dim() == 0:
         raise ValueError(
             f"{where(kind)}: the rows of a tensor are shared, along dimension 0, and a 0-dimensional tensor has none: "
@@ -321,11 +350,3 @@ def _without_output(source: torch.Tensor) -> Tensor:
 
 def _on_devices(outputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [output.to(tensor.device) for output, tensor in zip(outputs, tensors, strict=True)]
-
-
-def _joined(gathered: Gathered, tensor: torch.Tensor) -> torch.Tensor:
-    shape = (sum(gathered.rows), *tensor.shape[1:])
-    if math.prod(shape) == 0:
-        return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
-    # The memory that the engine filled becomes the tensor's memory and lives as long as it does.
-    return torch.frombuffer(gathered.data, dtype=tensor.dtype).view(shape).to(tensor.device)

@@ -18,7 +18,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.torch.compression import NoneCompressor
-from spark_estimator.torch.gradient_bucket import Bucket, DenseBucket, Options, Slot
+from spark_estimator.torch.gradient_bucket import Bucket, DenseBucket, Options
+from spark_estimator.torch.gradient_slot import Slot
 
 
 class Residue:

@@ -1,8 +1,8 @@
 """A bucket of gradients on its way: taken from the parameters, handed to the engine by address, put back as averages.
 
 `Bucket` is what every kind of bucket promises; `DenseBucket` is the usual one. A gradient is not copied where it lies
-densely in host memory, in the parameter's own type and order: the engine works on the memory that autograd gave it. In
-all other cases (another order, a sparse gradient, another device, compression) a copy travels.
+densely in host memory or on the GPU, in the parameter's own type and order: the engine works on the memory that
+autograd gave it. In all other cases (another order, a sparse gradient, another device, compression) a copy travels.
 
 So it does where the memory is not the gradient's alone: of other gradients, say, or of what autograd has yet to read.
 Each parameter's average is then put into a tensor of its own.
@@ -23,10 +23,12 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Handle
-from spark_estimator.collectives.ops import Plan
+from spark_estimator.collectives.ops import Gpu, Plan
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.torch.compression import BucketCompression, NoneCompressor, wire_dtype
-from spark_estimator.torch.memory import ALONE, described, element_type, is_alone, overlaps_itself, references
+from spark_estimator.torch.device import await_outputs, let_wait, place_of_all, raw_stream
+from spark_estimator.torch.gradient_slot import Slot
+from spark_estimator.torch.memory import ALONE, described, element_type, references
 
 
 @dataclass(frozen=True)
@@ -77,113 +79,6 @@ class Options:
         return ReduceOp.SUM, 1.0 / self.predivide, self.predivide / self.engine().size
 
 
-class Slot:
-    """A parameter's place in the plan, and what travels for it in the present exchange.
-
-    Attributes:
-        param: the parameter.
-        name: for messages.
-        dtype, strides: in which its gradient can travel as it is; dense also where the parameter itself is not.
-        before: the gradient that was there when the last backward pass of the step began, so that autograd has added to
-            its memory and not chosen it; None when there was none.
-        overlapped: whether that one lay in the memory of another gradient.
-        gradient: as autograd left it; None when there is none.
-        parted: whether that one's memory is not its alone, so that the average goes to another place.
-        wire: what the engine works on: the gradient itself, or a copy.
-    """
-
-    __slots__ = (
-        "before",
-        "context",
-        "dtype",
-        "gradient",
-        "name",
-        "overlapped",
-        "param",
-        "parted",
-        "sparse_dims",
-        "strides",
-        "wire",
-    )
-
-    def __init__(self, param: torch.Tensor, name: str) -> None:
-        self.param = param
-        self.name = name
-        self.dtype = param.dtype
-        self.strides = torch.empty_like(param, device="meta").stride()
-        # Of the last sparse gradient seen: the form in which an average is given back where there was no gradient.
-        self.sparse_dims: int | None = None
-        self.before: torch.Tensor | None = None
-        self.gradient: torch.Tensor | None = None
-        self.wire: torch.Tensor | None = None
-        self.overlapped = self.parted = False
-        self.context: Any = None  # what decompress wants
-
-    def forget(self) -> None:
-        """Makes ready for the next exchange."""
-        self.before = self.gradient = self.wire = self.context = None
-        self.overlapped = self.parted = False
-
-    def take(self) -> torch.Tensor | None:
-        """Notes the parameter's gradient, and whether it has its memory to itself."""
-        gradient = self.gradient = self.param.grad
-        self.parted = (
-            gradient is not None
-            and gradient.layout is torch.strided
-            and (self.overlapped if gradient is self.before else not is_alone(gradient))
-        )
-        return gradient
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """In which order the elements travel; see `memory_order`."""
-        return memory_order(self.param.shape, self.strides)
-
-    def fits(self, gradient: torch.Tensor) -> bool:
-        """Whether a gradient lies in memory as it travels, but for the device, and nothing else lies there."""
-        if gradient.dtype is not self.dtype or gradient.layout is not torch.strided or self.parted:
-            return False
-        if gradient.is_neg():  # other bits in memory than its values
-            return False
-        return gradient.stride() == self.strides or memory_order(gradient.shape, gradient.stride()) == self.order
-
-    def densified(self, gradient: torch.Tensor) -> torch.Tensor:
-        """A sparse gradient as a dense one."""
-        # As the user wishes, or because it is the first sparse one of a parameter that has been exchanged before.
-        self.sparse_dims = gradient.sparse_dim()
-        return gradient.to_dense()
-
-    def copied(self, device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
-        """A copy of the gradient, zeros without one, in the order in which its elements travel."""
-        gradient = self.gradient
-        if gradient is None:
-            return self._wire(device, dtype).zero_()
-        if gradient.layout is not torch.strided:
-            gradient = self.densified(gradient)
-            if gradient.dtype is dtype and gradient.device == torch.device(device) and self.fits(gradient):
-                return gradient
-        return self._wire(device, dtype).copy_(gradient.detach())
-
-    def _wire(self, device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
-        # As the ranks have agreed, also where the parameter has come to lie otherwise since.
-        return torch.empty_strided(self.param.shape, self.strides, device=device, dtype=dtype)
-
-    def put_back(self, wire: torch.Tensor) -> None:
-        """Makes `wire` the parameter's gradient, in the form in which the gradient was."""
-        param, gradient = self.param, self.gradient
-        if gradient is None or gradient.layout is not torch.strided:
-            gradient = wire.to(device=param.device, dtype=param.dtype)
-            if self.sparse_dims is not None:
-                gradient = gradient.to_sparse(self.sparse_dims)
-        elif wire is not gradient:
-            if self.parted or overlaps_itself(gradient):
-                gradient = wire.to(device=gradient.device, dtype=gradient.dtype)
-            else:
-                gradient.detach().copy_(wire)
-        if param.grad is not gradient:
-            param.grad = gradient
-
-
 class Bucket(ABC):
     """Gradients that are exchanged together: ``submit``, ``proceed``, ``finish`` and ``forget``, once in an exchange.
 
@@ -193,6 +88,7 @@ class Bucket(ABC):
         options: how they are exchanged.
 
     Attributes:
+        place: where the gradients are worked on.
         missing: ids of the parameters whose gradients are not complete yet. Autograd's threads take theirs out.
         torn: nobody knows whether the engine has it: the name of what, such as a KeyboardInterrupt, came while it was
             handed over; "" when nothing did.
@@ -208,8 +104,13 @@ class Bucket(ABC):
         self._keys = [id(slot.param) for slot in slots]
         self.missing = set(self._keys)
         self.torn = ""
+        self.place = place_of_all([slot.param for slot in slots], options.process_set)
+        self._gpu: Gpu | None = None  # with the stream on which it was submitted
+        # Of the GPU, on which this exchange's gradients were computed. What is made here is used in it, too.
+        self._streams: set[int] = set()
         self._handle: Handle | None = None
         self._lock = threading.Lock()
+        self.note_stream()
 
     @property
     def submitted(self) -> bool:
@@ -224,12 +125,26 @@ class Bucket(ABC):
         with self._lock:  # two of autograd's threads may each have brought the last gradient
             if self._handle is None:
                 try:
+                    self._gather_streams()
                     self._handle = self._submit()
                 except Exception:
                     raise
                 except BaseException as error:
                     self.torn = type(error).__name__
                     raise
+
+    def note_stream(self) -> None:
+        """What comes on a GPU's current stream is to come before what is submitted."""
+        if self.place.on_gpu:
+            self._streams.add(raw_stream(self.place.number))
+
+    def _gather_streams(self) -> None:
+        """Has the current stream wait for those on which autograd has computed: a branch's backward is on its own."""
+        self._gpu = self.place.gpu("DistributedOptimizer")
+        if self._gpu is not None:
+            others = self._streams - {self._gpu.stream}
+            if others:
+                let_wait(self._gpu.device, others)
 
     def proceed(self) -> None:  # noqa: B027  most kinds have one part only
         """Waits for the first part of an exchange that has two, and submits the second. Raises as `finish` does."""
@@ -246,6 +161,7 @@ class Bucket(ABC):
         """Makes ready for the next exchange. What is still in flight keeps its memory to itself."""
         self._handle = None
         self.torn = ""
+        self._streams.clear()
         self.missing.update(self._keys)
         for slot in self.slots:
             slot.forget()
@@ -266,8 +182,9 @@ class DenseBucket(Bucket):
         # One flag a gradient travels along: 1 where this rank has one. What is 0 for all ranks keeps no gradient
         # anywhere, as in a single process, so that weight decay or momentum do not move a parameter that nobody used.
         # None: a custom compressor, whose wire type, order and size are known when it has compressed.
-        self._ones = None if wire_type is None else torch.ones(len(slots), dtype=wire_type)
+        self._ones = None if wire_type is None else torch.ones(len(slots), dtype=wire_type, device=self.place.device)
         self._flags: torch.Tensor | None = None
+        self._sent: list[torch.Tensor] = []  # all that the engine reads and writes
         self._held: list[torch.Tensor] | None = None  # all gradients, when all travel where they lie
         # Parameters, and the strides of those that are not contiguous: to ask the latter of each gradient costs most.
         self._direct = [
@@ -289,6 +206,7 @@ class DenseBucket(Bucket):
         if self._ones is None:
             op, prescale, postscale = self._options.scaled_op()
             self.bytes_given = sum(wire.nbytes for wire in wires)
+            self._sent = wires
             return collectives.submit(
                 Op.ALLREDUCE,
                 self.name,
@@ -298,15 +216,17 @@ class DenseBucket(Bucket):
                 postscale=postscale,
                 process_set=self._options.process_set,
                 keep=wires,
+                gpu=self._gpu,
             )
         present = torch.tensor([slot.gradient is not None for slot in self.slots])
-        return self._submit_plan(wires, present.to(self._ones.dtype))
+        return self._submit_plan(wires, present.to(self.place.device, self._ones.dtype))
 
     def _gradients_that_lie_right(self) -> list[torch.Tensor] | None:
         """All gradients, if each can travel as it is; else None. The usual case, once a step: not a line too much."""
         if self._options.compression is not NoneCompressor:
             return None
         dtype, strided, count, alone = self.slots[0].dtype, torch.strided, references, ALONE
+        device = self.place.torch_number
         gradients = []
         for slot, param, strides in self._direct:
             gradient = param.grad
@@ -314,7 +234,7 @@ class DenseBucket(Bucket):
                 gradient is None
                 or gradient.dtype is not dtype
                 or gradient.layout is not strided
-                or not gradient.is_cpu
+                or gradient.get_device() != device
                 or not (gradient.is_contiguous() if strides is None else gradient.stride() == strides)
                 or gradient.is_neg()
                 or (count(gradient.untyped_storage()._cdata) > alone and gradient is not slot.before)
@@ -331,9 +251,12 @@ class DenseBucket(Bucket):
             self._plan = self._planned([*wires, own])
             self.bytes_given = sum(wire.nbytes for wire in (*wires, own))
         places = [wire.data_ptr() for wire in wires]
-        keep = (wires, own, flags)
+        self._sent = [*wires, own, flags]
+        stream = 0 if self._gpu is None else self._gpu.stream
         # Nobody looks at gradients before the end of backward, which waits.
-        return self._plan.submit([*places, own.data_ptr()], [*places, flags.data_ptr()], keep, defer=True)
+        return self._plan.submit(
+            [*places, own.data_ptr()], [*places, flags.data_ptr()], self._sent, defer=True, stream=stream
+        )
 
     def _planned(self, wires: Sequence[torch.Tensor]) -> Plan:
         """The request for wire forms such as these, whose types and shapes are the same in every step."""
@@ -347,19 +270,23 @@ class DenseBucket(Bucket):
             prescale=prescale,
             postscale=postscale,
             process_set=self._options.process_set,
+            device=self.place.engines_device,
         )
 
     def finish(self) -> None:
         assert self._handle is not None
-        self._handle.wait()
+        await_outputs(self._handle, self._gpu, self._sent, "DistributedOptimizer")
         if self._held is not None:
             for slot, gradient in zip(self.slots, self._held, strict=True):
                 if slot.param.grad is not gradient:
                     slot.param.grad = gradient
             return
+        # Only where this rank misses a gradient: to read them makes the CPU wait for the GPU.
+        misses = self._flags is not None and any(slot.gradient is None for slot in self.slots)
+        flags = self._flags.tolist() if self._flags is not None and misses else None
         for position, slot in enumerate(self.slots):
             if slot.gradient is None:
-                if self._flags is None or self._flags[position]:
+                if flags is None or flags[position]:
                     self._give_back(slot)
             elif slot.wire is not slot.gradient or slot.param.grad is not slot.gradient:
                 self._give_back(slot)
@@ -367,18 +294,19 @@ class DenseBucket(Bucket):
     def forget(self) -> None:
         super().forget()
         self._flags = self._held = None
+        self._sent = []
 
     def _take(self, slot: Slot) -> None:
         gradient = slot.take()
         compression = self._options.compression
-        if gradient is not None and gradient.is_cpu and slot.fits(gradient):
+        if gradient is not None and gradient.get_device() == self.place.torch_number and slot.fits(gradient):
             wire = gradient
         else:
-            wire = slot.copied("cpu", slot.dtype)
+            wire = slot.copied(self.place.device, slot.dtype)
         if compression is not NoneCompressor:
             wire, slot.context = compression.compress(wire.detach())
             if self._ones is None:
-                wire = wire.detach().to("cpu").contiguous()
+                wire = wire.detach().to(self.place.device).contiguous()
         slot.wire = wire
 
     def _give_back(self, slot: Slot) -> None:
@@ -391,8 +319,3 @@ class DenseBucket(Bucket):
 def _present(wire: torch.Tensor | None) -> torch.Tensor:
     assert wire is not None
     return wire
-
-
-def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """The strides of the dimensions that are longer than 1: equal for tensors whose elements lie in the same order."""
-    return tuple(stride for stride, length in zip(strides, shape, strict=True) if length > 1)

@@ -48,8 +48,9 @@ from spark_estimator.torch.backward_hooks import (
     enclosing_node,
     inside_backward,
 )
-from spark_estimator.torch.gradient_bucket import Options, Slot
+from spark_estimator.torch.gradient_bucket import Options
 from spark_estimator.torch.gradient_plan import GradientPlan
+from spark_estimator.torch.gradient_slot import Slot
 from spark_estimator.torch.memory import is_alone, overlapping
 
 
@@ -321,7 +322,7 @@ class GradientExchange:
         self.exchanges = 0
         self._cut_short_by = ""  # what ended an exchange on this rank that the other ranks may have completed
         self._plan.forget()  # what was sent to an engine that is gone
-        self._signature: list[tuple[int, torch.dtype, torch.Size]] | None = None
+        self._signature: list[tuple[int, torch.dtype, torch.Size, int]] | None = None
 
     def _trainable(self) -> list[torch.Tensor]:
         optimizer = self._optimizer()
@@ -330,7 +331,7 @@ class GradientExchange:
         return [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
 
     def _refresh(self) -> None:
-        """Plans anew after an `init()`, and when parameters were added, frozen, unfrozen or have changed their type."""
+        """Plans anew after an `init()`, and when parameters have come, gone, been moved or got another type."""
         if self._options.engine() is not self._engine:
             if self._options.process_set is None:
                 _join_in_order(self._options.engine())
@@ -347,7 +348,7 @@ class GradientExchange:
             self._joins = self._engine.joins
             self._plan.agreed = False
         params = self._hooks.not_newer(self._trainable())
-        signature = [(id(param), param.dtype, param.shape) for param in params]
+        signature = [(id(param), param.dtype, param.shape, param.get_device()) for param in params]
         if signature == self._signature or self._plan.in_flight:
             return  # what has been submitted belongs to the old plan: a new one begins with the next step
         slots = [Slot(param, self._name(param)) for param in params]
@@ -363,7 +364,7 @@ class GradientExchange:
         """Has the hooks count the gradients that each bucket of the plan misses."""
         self._hooks.keep_only(set(self._plan.bucket_of))
         for key, bucket in self._plan.bucket_of.items():
-            self._hooks.count_in(key, bucket.missing)
+            self._hooks.count_in(key, bucket.missing, bucket.note_stream if bucket.place.on_gpu else None)
 
     def _newer(self) -> list[GradientExchange]:
         """Those of optimizers that were made later and exchange parameters of this one, too."""

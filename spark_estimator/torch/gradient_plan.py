@@ -13,7 +13,9 @@ from spark_estimator.errors import MismatchError
 from spark_estimator.torch.agreement import agree
 from spark_estimator.torch.buckets import Gradient, description, plan
 from spark_estimator.torch.compression import BucketCompression, wire_dtype
-from spark_estimator.torch.gradient_bucket import Options, Slot
+from spark_estimator.torch.device import place_of_all
+from spark_estimator.torch.gradient_bucket import Options
+from spark_estimator.torch.gradient_slot import Slot
 from spark_estimator.torch.memory import described, element_type
 from spark_estimator.torch.sparse_bucket import SparseBucket
 
@@ -123,6 +125,7 @@ class GradientPlan:
             dtype=str(slot.dtype).removeprefix("torch."),
             wire_dtype="" if wire_type is None else str(wire_type).removeprefix("torch."),
             wire_bytes=slot.param.numel() * (slot.dtype if wire_type is None else wire_type).itemsize,
+            on_gpu=place_of_all([slot.param], self._options.process_set).on_gpu,
         )
 
     def _group_positions(self, params: Sequence[torch.Tensor]) -> int | list[list[int]] | None:

@@ -1,8 +1,9 @@
-"""Turns tensors into what the engine reads and writes: an address, a shape and an element type in host memory.
+"""Turns tensors into what the engine reads and writes: an address, a shape and an element type.
 
-The *wire form* of a tensor holds its elements densely in the host's memory, in an order that is the same on all ranks.
-It is the tensor itself where that is so already; else a copy, and the result is copied back. Tensors of other devices
-(CUDA, MPS) are such a case: what is computed is right, at the price of two copies through the host.
+The *wire form* of a tensor holds its elements densely, in an order that is the same on all ranks, in the memory where
+the engine is to work: the host's, or that of the tensor's GPU (``device`` says which). It is the tensor itself where
+that is so already; else a copy, and the result is copied back. Tensors of devices that the engine does not know (MPS)
+are such a case: what is computed is right, at the price of two copies through the host.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from spark_estimator._native import DType
 from spark_estimator.collectives.ops import Tensor
 from spark_estimator.collectives.reductions import where as where
+from spark_estimator.torch.device import HOST
 
 ELEMENT_TYPES: dict[torch.dtype, DType] = {
     torch.uint8: DType.UINT8,
@@ -68,8 +70,8 @@ def checked_tensor(tensor: object, kind: str) -> torch.Tensor:
     return tensor
 
 
-def wire_form(tensor: object, kind: str) -> torch.Tensor:
-    """A contiguous tensor in host memory with the elements of `tensor`: itself, detached, where it is one already.
+def wire_form(tensor: object, kind: str, device: torch.device = HOST) -> torch.Tensor:
+    """A contiguous tensor on `device` with the elements of `tensor`: itself, detached, where it is one already.
 
     Raises:
         ValueError: it is no tensor, or one without data, sparse, nested or of an unsupported element type.
@@ -83,13 +85,13 @@ def wire_form(tensor: object, kind: str) -> torch.Tensor:
         layout = "nested" if given.is_nested else given.layout
         raise ValueError(f"{where(kind)}: a dense tensor is needed, not one of layout {layout}; use tensor.to_dense().")
     wire = given.detach()
-    if not wire.is_cpu:
+    if not (wire.is_cpu and device is HOST):
         if wire.is_meta:
             raise ValueError(
                 f"{where(kind)}: a tensor of shape {tuple(wire.shape)} on device 'meta' holds no values that could be "
                 "sent; move its module to memory first, for example by module.to_empty(device='cpu')."
             )
-        wire = wire.to("cpu")
+        wire = wire.to(device)
     # A lazily negated view (of a conjugate's imaginary part) has other bits in memory than its values.
     return wire.resolve_neg().contiguous()
 
@@ -125,9 +127,9 @@ def check_parameter(name: str, tensor: torch.Tensor, kind: str) -> None:
     raise ValueError(f"{where(kind)}: {reprlib.repr(name)} {why}.")
 
 
-def writable_wire_form(tensor: object, kind: str) -> torch.Tensor:
+def writable_wire_form(tensor: object, kind: str, device: torch.device = HOST) -> torch.Tensor:
     """As `wire_form`, of a tensor into which the result can be written back. Raises ValueError where it cannot."""
-    wire = wire_form(tensor, kind)
+    wire = wire_form(tensor, kind, device)
     assert isinstance(tensor, torch.Tensor)
     if not tensor.is_contiguous() and overlaps_itself(tensor):
         raise ValueError(

@@ -127,7 +127,7 @@ def sparse_allreduce_async(
         raise ValueError(f"{where(kind)}: an average of bool tensors has no meaning; use op=hvd.Sum.")
     ranks = context.engine(process_set).ranks
     values = tensor._values().detach()
-    parts = [tensor._indices().t(), values, torch.tensor([tensor.shape])]
+    parts = [tensor._indices().t(), values, torch.tensor([tensor.shape], device=values.device)]
 
     def summed(gathered: Sequence[tuple[torch.Tensor, object]]) -> torch.Tensor:
         (indices, _), (entries, _), (shapes, _) = gathered

@@ -39,6 +39,8 @@ def synchronize(handle: int) -> Any:
     Args:
         handle: what the operation returned.
 
+    The result of CUDA tensors may be used on the stream that is current now; the CPU does not wait for the GPU.
+
     Returns:
         Its result: a tensor, of a grouped operation a list of tensors, of an alltoall the pair of the rows received
         and of how many each rank sent. None when the handle is unknown or was used before.
@@ -46,18 +48,20 @@ def synchronize(handle: int) -> Any:
     Raises:
         HorovodInternalError: the operation failed: the ranks disagree about it, or one of them is lost.
         TypeError: `handle` is no number.
+        ValueError: the current stream is being captured into a CUDA graph.
     """
     pending = _pending.get(_checked(handle, "synchronize"))
     if pending is None:
         return None
     try:
         pending.handle.wait()
+        result = pending.result()
     except HorovodInternalError:
         _pending.pop(handle, None)
         raise
-    # Popped only now: a wait that Ctrl-C has ended may be taken up again.
+    # Popped only now: a wait that Ctrl-C has ended may be taken up again, and so one on a stream that cannot wait.
     _pending.pop(handle, None)
-    return pending.result()
+    return result
 
 
 def poll(handle: int) -> bool:

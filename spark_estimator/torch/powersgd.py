@@ -30,7 +30,8 @@ from spark_estimator.collectives.ops import Plan
 from spark_estimator.collectives.requests import Addresses
 from spark_estimator.torch.compression import BucketCompression
 from spark_estimator.torch.feedback_bucket import FeedbackBucket, Memory, Part, check_whole
-from spark_estimator.torch.gradient_bucket import Options, Slot
+from spark_estimator.torch.gradient_bucket import Options
+from spark_estimator.torch.gradient_slot import Slot
 from spark_estimator.torch.low_rank import first_factor, orthonormal, product, scaled_columns
 from spark_estimator.torch.memory import element_type
 

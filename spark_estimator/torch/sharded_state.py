@@ -32,7 +32,10 @@ from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.errors import MismatchError
+from spark_estimator.torch.device import gathered, place_of_all
 from spark_estimator.torch.memory import described
+
+_KIND = "step of an optimizer with shard_state=True"
 
 #: Optimizers of PyTorch whose step treats each element of a parameter by itself.
 ELEMENTWISE = (
@@ -158,30 +161,33 @@ class ShardedState:
         engine = context.engine(self._process_set)
         pieces = [piece for group in self._groups for piece in group]
         dtypes = list(dict.fromkeys(piece.param.dtype for piece in pieces))
+        place = place_of_all([piece.param for piece in pieces], self._process_set)
         # As in one process, what has no gradient was not stepped; on all ranks the same.
         sent = []
         for dtype in dtypes:
-            own = [_flat(piece.param)[piece.start : piece.stop] for piece in _moved(pieces, dtype)]
-            sent.append(torch.cat(own).cpu() if own else torch.empty(0, dtype=dtype))
+            moved = _moved(pieces, dtype)
+            own = [_flat(piece.param)[piece.start : piece.stop].to(place.device) for piece in moved]
+            sent.append(torch.cat(own) if own else torch.empty(0, dtype=dtype, device=place.device))
         if not sent:
             return
+        gpu = place.gpu(_KIND)
         handle = collectives.run(
             Op.ALLGATHER,
             f"{self._request_name()}.parameters",
             [described(tensor)._replace(output=0) for tensor in sent],
             process_set=self._process_set,
             keep=sent,
+            gpu=gpu,
         )
         assert handle is not None
-        for number, dtype in enumerate(dtypes):
-            data, _ = handle.gathered(number)
-            gathered = torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
+        received = gathered(handle, place, gpu, sent, _KIND)
+        for dtype, (joined, _) in zip(dtypes, received, strict=True):
             offset = 0
             for rank in range(engine.size):
                 for piece in _moved(pieces, dtype):
                     start, stop = self._range(piece.param, rank)
                     if rank != engine.rank:
-                        _flat(piece.param)[start:stop].copy_(gathered[offset : offset + stop - start])
+                        _flat(piece.param)[start:stop].copy_(joined[offset : offset + stop - start])
                     offset += stop - start
 
     def _compare_gradients(self) -> None:
@@ -235,8 +241,9 @@ class ShardedState:
         pieces = [piece for group in self._groups for piece in group]
         whole: dict[torch.Tensor, dict[str, Any]] = {}
         for rank in engine.ranks:
+            # In host memory: a pickle of a CUDA tensor comes back on the device of the same number, on every rank.
             own = {
-                number: state[piece.view]
+                number: _in_host_memory(state[piece.view])
                 for number, piece in enumerate(pieces)
                 if rank == engine.global_rank and piece.view is not None and piece.view in state
             }
@@ -338,6 +345,10 @@ def _join(whole: dict[str, Any], values: dict[str, Any], param: torch.Tensor, st
             _flat(whole[key])[start:stop] = value.to(param.device)
         else:
             whole[key] = value
+
+
+def _in_host_memory(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in values.items()}
 
 
 def _is_divided(value: object, param: torch.Tensor) -> bool:

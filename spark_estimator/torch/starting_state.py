@@ -146,16 +146,17 @@ def broadcast_optimizer_state(
             "first step, and cannot be broadcast: load_state_dict() a whole one there first."
         )
     state, groups = received
+    first = params[0] if params else None
     if context.rank() != root:
         if isinstance(optimizer, DistributedMethods):
             optimizer.forget_divided_state()
         optimizer.state.clear()
         for key, value in state:
             owner = key.key if isinstance(key, _OtherKey) else params[key]
-            like = owner if isinstance(key, int) else None
+            like = owner if isinstance(key, int) else first
             optimizer.state[owner] = _with_tensors(value, tensors, like)
         for group, received in zip(optimizer.param_groups, groups, strict=True):
-            group.update(_with_tensors(received, tensors, None))
+            group.update(_with_tensors(received, tensors, first))  # a learning rate may be a tensor on the GPU
     _broadcast_all([(f"broadcast_optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)], root)
 
 

@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from spark_estimator.collectives import context
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.torch.collective import allgather_of, allreduce_of
+from spark_estimator.torch.device import place_of_all
 from spark_estimator.torch.differentiable import gradient_name
 from spark_estimator.torch.memory import checked_tensor
 from spark_estimator.torch.reductions import Sum
@@ -166,23 +167,24 @@ class _Normalize(torch.autograd.Function):
         bias: torch.Tensor | None,
         eps: float,
         process_set: ProcessSet,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Gives the output, and the joint batch's [channels] mean and biased variance, and its values per channel."""
         values = _exact(input)
         joint_mean, joint_variance, count = _joint_statistics(values, process_set)
         ctx.gradient_name = gradient_name(_KIND, None, process_set)
-        if count < 2:
+        # This rank's own first: to read the sum makes the CPU wait for the GPU.
+        if _own_count(values) < 2 and count < 2:
             raise ValueError(
-                f"SyncBatchNorm: all ranks together gave {count} values per channel, and training needs more than 1; "
-                f"this rank's input has shape {list(input.shape)}."
+                f"SyncBatchNorm: all ranks together gave {int(count)} values per channel, and training needs more than "
+                f"1; this rank's input has shape {list(input.shape)}."
             )
         mean, variance = joint_mean.to(values), joint_variance.to(values)
         factor, offset = (None if each is None else each.to(values) for each in (weight, bias))
         output = functional.batch_norm(values, mean, variance, factor, offset, training=False, eps=eps)
         ctx.bias_dtype = None if bias is None else bias.dtype
-        ctx.save_for_backward(input, weight, mean, torch.rsqrt(joint_variance + eps).to(values))
-        ctx.count, ctx.process_set = count, process_set
-        ctx.mark_non_differentiable(mean, variance)
+        ctx.save_for_backward(input, weight, mean, torch.rsqrt(joint_variance + eps).to(values), count)
+        ctx.process_set = process_set
+        ctx.mark_non_differentiable(mean, variance, count)
         return output.to(input.dtype), mean, variance, count
 
     @staticmethod
@@ -190,12 +192,12 @@ class _Normalize(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor, *_: object) -> tuple[torch.Tensor | None, ...]:
         """The parameters' gradients are this rank's parts, as those of any other layer; their sum is the joint one."""
-        input, weight, mean, scale = ctx.saved_tensors
+        input, weight, mean, scale, count = ctx.saved_tensors
         given, others = _exact(gradient), _others(input)
         normalized = (_exact(input) - _spread(mean, input)) * _spread(scale, input)
         own = torch.stack([given.sum(others), (given * normalized).sum(others)])
         [joint] = allreduce_of([own], _KIND, ctx.gradient_name, Sum, 1.0, 1.0, ctx.process_set).run(repeats=False)
-        mean_given, mean_product = (_spread(each / ctx.count, input) for each in joint)
+        mean_given, mean_product = (_spread(each / count, input) for each in joint)
         factor = scale if weight is None else scale * weight.to(scale)
         of_input = (given - mean_given - normalized * mean_product) * _spread(factor, input)
         of_weight = None if weight is None else own[1].to(weight)
@@ -203,14 +205,21 @@ class _Normalize(torch.autograd.Function):
         return of_input.to(input.dtype), of_weight, of_bias, None, None
 
 
-def _joint_statistics(values: torch.Tensor, process_set: ProcessSet) -> tuple[torch.Tensor, torch.Tensor, int]:
+def _own_count(values: torch.Tensor) -> int:
+    """How many values there are per channel on this rank."""
+    return values.numel() // values.shape[1] if values.shape[1] else 0
+
+
+def _joint_statistics(values: torch.Tensor, process_set: ProcessSet) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """[channels] float64 mean and biased variance of all ranks' values, and how many there are per channel.
 
-    Ranks' moments are put together as by Chan, Golub and LeVeque (1979): nothing is subtracted that is large.
+    Ranks' moments are put together as by Chan, Golub and LeVeque (1979): nothing is subtracted that is large. They stay
+    on the GPU where they travel from there.
     """
     channels = values.shape[1]
-    own_count = values.numel() // channels if channels else 0
-    own = torch.zeros(1, 2 * channels + 1, dtype=torch.float64)
+    own_count = _own_count(values)
+    device = place_of_all([values], process_set).device  # not of every device's tensors there are float64
+    own = torch.zeros(1, 2 * channels + 1, dtype=torch.float64, device=device)
     own[0, 0] = own_count
     if own_count:
         variance, mean = torch.var_mean(values, _others(values), correction=0)
@@ -220,7 +229,7 @@ def _joint_statistics(values: torch.Tensor, process_set: ProcessSet) -> tuple[to
     total = counts.sum()
     mean = (counts * means).sum(0) / total
     variance = (counts * (variances + (means - mean) ** 2)).sum(0) / total
-    return mean, variance, int(total)
+    return mean, variance, total
 
 
 def _exact(tensor: torch.Tensor) -> torch.Tensor:

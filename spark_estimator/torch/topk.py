@@ -18,8 +18,10 @@ from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.torch.compression import BucketCompression
+from spark_estimator.torch.device import gathered
 from spark_estimator.torch.feedback_bucket import FeedbackBucket, Memory, Part, check_whole
-from spark_estimator.torch.gradient_bucket import Options, Slot
+from spark_estimator.torch.gradient_bucket import Options
+from spark_estimator.torch.gradient_slot import Slot
 from spark_estimator.torch.memory import described
 
 if TYPE_CHECKING:
@@ -110,7 +112,7 @@ class _Chosen:
             values = total[self.places]
         sent = (values * prescale).to(self.part.slot.dtype)
         self.left = values - sent.to(self.part.dtype) / prescale
-        return sent.to("cpu")
+        return sent
 
     def add_up(self, values: torch.Tensor, places: torch.Tensor | None) -> None:
         """Makes the sum of all ranks' elements the gradient.
@@ -151,13 +153,16 @@ class TopKBucket(FeedbackBucket):
         super().__init__(name, slots, options, settings.memory, settings.dense_steps)
         self._chosen = [_Chosen(part, settings) for part in self._parts]
         self._place_type = place_type(max(slot.param.numel() for slot in slots))
+        self._sent: tuple[torch.Tensor, ...] = ()
 
     def _send(self) -> Handle:
         prescale = self._options.scaled_op()[1]
-        values = torch.cat([chosen.take(prescale) for chosen in self._chosen])
-        places = [chosen.places.to("cpu", self._place_type) for chosen in self._chosen if chosen.places is not None]
-        flags = torch.tensor([slot.gradient is not None for slot in self.slots], dtype=torch.uint8)
-        sent = (values, torch.cat(places) if places else torch.empty(0, dtype=self._place_type), flags)
+        device, place_type = self.place.device, self._place_type
+        values = torch.cat([chosen.take(prescale).to(device) for chosen in self._chosen])
+        places = [chosen.places.to(device, place_type) for chosen in self._chosen if chosen.places is not None]
+        places = places or [torch.empty(0, dtype=place_type, device=device)]
+        flags = torch.tensor([slot.gradient is not None for slot in self.slots], dtype=torch.uint8, device=device)
+        sent = self._sent = (values, torch.cat(places), flags)
         self.bytes_given = sum(tensor.nbytes for tensor in sent)
         return collectives.submit(
             Op.ALLGATHER,
@@ -165,20 +170,21 @@ class TopKBucket(FeedbackBucket):
             [described(tensor)._replace(output=0) for tensor in sent],
             process_set=self._options.process_set,
             keep=sent,
+            gpu=self._gpu,
         )
 
     @torch.no_grad()
     def _receive(self) -> None:
         assert self._handle is not None
-        self._handle.wait()
+        received = gathered(self._handle, self.place, self._gpu, self._sent, "DistributedOptimizer")
+        own_values, places, flags = (joined.view(len(rows), len(joined) // len(rows)) for joined, rows in received)
         op, _, postscale = self._options.scaled_op()
         if op is ReduceOp.AVERAGE:
             postscale /= self._options.engine().size
-        values = self._gathered(0, self.slots[0].dtype).to(self._parts[0].dtype)
+        values = own_values.to(self._parts[0].dtype)
         if postscale != 1.0:
             values = values * postscale
-        places = self._gathered(1, self._place_type)
-        anybody = self._gathered(2, torch.uint8).any(0).tolist()
+        anybody = flags.any(0).tolist()
         value = place = 0
         for chosen, has_gradient in zip(self._chosen, anybody, strict=True):
             own = values[:, value : value + chosen.count]
@@ -189,11 +195,3 @@ class TopKBucket(FeedbackBucket):
                 place += chosen.count
             if has_gradient:
                 chosen.add_up(own, where)
-
-    def _gathered(self, tensor: int, dtype: torch.dtype) -> torch.Tensor:
-        """[size, what each rank gave]"""
-        assert self._handle is not None
-        data, rows = self._handle.gathered(tensor)
-        if not len(data):
-            return torch.empty((len(rows), 0), dtype=dtype)
-        return torch.frombuffer(data, dtype=dtype).view(len(rows), -1)

@@ -202,12 +202,18 @@ def sets_of(groups: list[tuple[int, ...]]) -> dict[tuple[int, ...], ProcessSet |
     return {ranks: None if ranks == everyone else context.add_process_set(ranks) for ranks in groups}
 
 
-def run_in_orders_of_their_own(rank: int, steps: list[Step], sets: dict[tuple[int, ...], Any], order_seed: int) -> None:
+def run_in_orders_of_their_own(
+    rank: int,
+    steps: list[Step],
+    sets: dict[tuple[int, ...], Any],
+    order_seed: int,
+    make: Callable[..., Any] = Running,
+) -> None:
     """Submits the steps of this rank in an order of its own, then waits for all in another.
 
     Of those without a name the order is kept.
     """
-    mine = [Running(step, sets[step.ranks]) for step in steps if rank in step.ranks]
+    mine = [make(step, sets[step.ranks]) for step in steps if rank in step.ranks]
     unnamed = iter([running for running in mine if running.step.unnamed])
     shuffle = numpy.random.default_rng([order_seed, rank]).shuffle
     shuffle(mine)  # type: ignore[arg-type]
@@ -219,12 +225,14 @@ def run_in_orders_of_their_own(rank: int, steps: list[Step], sets: dict[tuple[in
         running.check()
 
 
-def run_one_after_another(rank: int, steps: list[Step], sets: dict[tuple[int, ...], Any], times: int) -> None:
+def run_one_after_another(
+    rank: int, steps: list[Step], sets: dict[tuple[int, ...], Any], times: int, make: Callable[..., Any] = Running
+) -> None:
     """Runs the steps of this rank, each to its end, several times: names come again, as they do in training."""
     for _ in range(times):
         for step in steps:
             if rank in step.ranks:
-                running = Running(step, sets[step.ranks])
+                running = make(step, sets[step.ranks])
                 running.run()
                 running.check()
 

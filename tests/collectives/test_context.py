@@ -86,9 +86,9 @@ def test_questions_before_and_after_are_refused() -> None:
 BUILD = """
 from spark_estimator.collectives import context
 assert context.gloo_built() is True and context.gloo_enabled() is True
-for name in ("mpi_built", "mpi_enabled", "cuda_built", "rocm_built", "ddl_built", "ccl_built"):
+for name in ("mpi_built", "mpi_enabled", "rocm_built", "ddl_built", "ccl_built"):
     assert getattr(context, name)() is False
-assert context.nccl_built() == 0
+assert isinstance(context.cuda_built(), bool) and isinstance(context.nccl_built(), int)
 try:
     context.mpi_threads_supported()
 except ValueError:

@@ -30,6 +30,7 @@ def test_values_are_read() -> None:
             "HOROVOD_STALL_CHECK_TIME_SECONDS": "2.5",
             "HOROVOD_START_TIMEOUT": "7",
             "HOROVOD_LOG_LEVEL": "TRACE",
+            "HOROVOD_GPU_OPERATIONS": "NCCL",
             "SPARK_ESTIMATOR_COMPRESSION": "BF16",
             "SPARK_ESTIMATOR_SHARED_MEMORY": "0",
             "SPARK_ESTIMATOR_SPIN_MICROSECONDS": "0",
@@ -39,6 +40,7 @@ def test_values_are_read() -> None:
     assert settings.stall_warning_seconds == 2.5
     assert settings.start_timeout_seconds == 7
     assert settings.log_level == "trace"
+    assert settings.gpu_operations == "nccl"
     assert settings.compression == "bf16"
     assert not settings.shared_memory
     assert settings.spin_microseconds == 0
@@ -57,6 +59,7 @@ def test_stall_check_can_be_disabled_as_in_horovod() -> None:
     ("variable", "value", "expected"),
     [
         ("HOROVOD_FUSION_THRESHOLD", "64MB", "whole number"),
+        ("HOROVOD_GPU_OPERATIONS", "MPI", "one of auto, nccl, shared, staged, copy"),
         ("SPARK_ESTIMATOR_COMPRESSION", "int8", "one of none, fp16, bf16"),
         ("HOROVOD_FUSION_THRESHOLD", "-1", "whole number"),
         ("HOROVOD_FUSION_THRESHOLD", "99999999999999999999", "whole number"),

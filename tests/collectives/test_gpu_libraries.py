@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import shutil
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,11 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.collectives.gpu_libraries import cuda_facts, cuda_name, gpu_libraries, nccl_facts, nccl_name
+import spark_estimator.collectives.gpu_libraries as module
+from spark_estimator.collectives.gpu_libraries import (
+    NcclFacts,
+    cuda_facts,
+    cuda_name,
+    gpu_libraries,
+    libraries_for_engine,
+    nccl_facts,
+    nccl_name,
+    ways,
+)
 from spark_estimator.env import Settings
-
-NATIVE = Path(__file__).parents[2] / "native"
-FAKES = NATIVE / "tests/fakes"
 
 
 @pytest.fixture
@@ -26,7 +33,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
     def add(name: str) -> str:
         path = tmp_path / "nvidia" / name
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         importlib.invalidate_caches()
         return str(path)
@@ -38,19 +45,36 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
 def test_the_user_s_path_then_what_is_loaded_then_wheels(tmp_path: Path, wheels: Callable[[str], str]) -> None:
     maps = tmp_path / "maps"
-    assert gpu_libraries(Settings(), maps) == ("", "")  # there is no such file
+    assert gpu_libraries(Settings(), maps) == ("", "", "")  # there is no such file
     maps.write_text("7f0-7f1 r-xp 00000000 08:01 7  /usr/lib/libc.so.6\n7f0-7f1 rw-p 00000000 00:00 0\n")
     older, nccl = wheels("cuda_runtime/lib/libcudart.so.12"), wheels("nccl/lib/libnccl.so.2")
-    assert gpu_libraries(Settings(), maps) == (older, nccl)
+    assert gpu_libraries(Settings(), maps) == (older, nccl, "")
+    compiler = wheels("cuda_nvrtc/lib/libnvrtc.so.12")
     newer = wheels("cu13/lib/libcudart.so.13")
-    assert gpu_libraries(Settings(), maps) == (newer, nccl)
+    assert gpu_libraries(Settings(), maps) == (newer, nccl, compiler)
+    newer_compiler = wheels("cu13/lib/libnvrtc.so.13")
+    assert gpu_libraries(Settings(), maps) == (newer, nccl, newer_compiler)
     loaded = "/opt/with space/libcudart.so.12"
     maps.write_text(f"7f0-7f1 r--p 00000000 08:01 9  {loaded}\n7f0-7f1 r-xp 0 08:01 9  /opt/libnccl.so.2.27\n")
-    assert gpu_libraries(Settings(), maps) == (loaded, nccl)
-    said = Settings.read({"SPARK_ESTIMATOR_CUDA_LIBRARY": "/a/cuda.so", "SPARK_ESTIMATOR_NCCL_LIBRARY": "/a/nccl.so"})
-    assert gpu_libraries(said, maps) == ("/a/cuda.so", "/a/nccl.so")
+    assert gpu_libraries(Settings(), maps) == (loaded, nccl, compiler)  # of the runtime's own version
+    said = Settings.read({f"SPARK_ESTIMATOR_{name}_LIBRARY": f"/a/{name}.so" for name in ("CUDA", "NCCL", "NVRTC")})
+    assert gpu_libraries(said, maps) == ("/a/CUDA.so", "/a/NCCL.so", "/a/NVRTC.so")
     with pytest.raises(ValueError, match="whole path"):
         Settings.read({"SPARK_ESTIMATOR_NCCL_LIBRARY": "libnccl.so"})
+
+
+def test_nothing_is_looked_for_where_there_is_no_driver(
+    tmp_path: Path, wheels: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = wheels("cuda_nvrtc/lib/libnvrtc.so.12")
+    driver = tmp_path / "driver"
+    monkeypatch.setattr(module, "_TRACES_OF_A_DRIVER", (str(driver),))
+    assert libraries_for_engine(Settings()) == ("", "", "")
+    said = Settings(nccl_library="/a/nccl.so")
+    assert libraries_for_engine(said) == ("", "/a/nccl.so", "")
+    driver.touch()
+    assert libraries_for_engine(said)[1:] == ("/a/nccl.so", there)
+    assert libraries_for_engine(Settings(gpu_operations="copy")) == ("", "", "")
 
 
 def test_what_is_not_there_is_told_with_its_package() -> None:
@@ -62,18 +86,43 @@ def test_what_is_not_there_is_told_with_its_package() -> None:
     assert here.runtime == 0 and here.trouble
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here")
-def test_what_is_there_is_asked(tmp_path: Path) -> None:
-    command = ["g++", "-std=c++20", "-shared", "-fPIC", "-pthread"]
-    command += [f"-I{folder}" for folder in (NATIVE, NATIVE / "include", FAKES)]
-    made = {name: tmp_path / f"libfake_{name}.so" for name in ("cudart", "nccl")}
-    for name, others in (("cudart", []), ("nccl", [NATIVE / "base/halves.cc", made["cudart"]])):
-        parts = [FAKES / f"fake_{name}.cc", *others]
-        subprocess.run([*command, *parts, "-o", made[name], f"-Wl,-rpath,{tmp_path}"], check=True, timeout=240)
-    cuda, nccl = cuda_facts(str(made["cudart"])), nccl_facts(str(made["nccl"]))
+def test_what_is_there_is_asked(fakes: dict[str, str]) -> None:
+    cuda = cuda_facts(fakes["SPARK_ESTIMATOR_CUDA_LIBRARY"])
+    nccl = nccl_facts(fakes["SPARK_ESTIMATOR_NCCL_LIBRARY"])
     assert cuda.trouble == "" and cuda.runtime >= 12000 and cuda.driver >= cuda.runtime and cuda.devices > 0
     assert nccl.trouble == "" and nccl.version >= 21400
-    assert nccl_facts(str(made["cudart"])).trouble
+    assert nccl_facts(fakes["SPARK_ESTIMATOR_CUDA_LIBRARY"]).trouble
+
+
+def test_what_scripts_ask(fakes: dict[str, str]) -> None:
+    """``hvd.nccl_built()`` and ``cuda_built()``, each answer in a process of its own."""
+
+    def answers(**environ: str) -> tuple[int, bool]:
+        program = "from spark_estimator.collectives import context as c; print(c.nccl_built(), c.cuda_built())"
+        told = subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, **fakes, **environ}, capture_output=True, text=True,
+            check=True, timeout=60,
+        )  # fmt: skip
+        version, opens = told.stdout.split()
+        return int(version), opens == "True"
+
+    assert answers() == (22703, True)
+    assert answers(FAKE_NCCL_VERSION="22000") == (22000, True)
+    assert answers(CUDA_VISIBLE_DEVICES="") == (0, True)
+    assert answers(HOROVOD_GPU_OPERATIONS="copy") == (0, False)
+    assert answers(HOROVOD_GPU_OPERATIONS="staged") == (0, True)
+    assert answers(HOROVOD_GPU_OPERATIONS="nonsense") == (0, False)
+    nowhere = {"SPARK_ESTIMATOR_CUDA_LIBRARY": "/nowhere/c.so", "SPARK_ESTIMATOR_NCCL_LIBRARY": "/nowhere/n.so"}
+    assert answers(**nowhere) == (0, False)
+
+
+def test_ways_in_words() -> None:
+    found, missing = NcclFacts(22703, ""), NcclFacts(0, "not there")
+    assert "with a GPU each: by NCCL 2.27.3" in ways("auto", found)
+    assert "with a GPU each: through pinned host memory" in ways("auto", missing)
+    assert "not there" in ways("nccl", missing) and "2.27.3" in ways("nccl", found)
+    assert ways("staged", found) == "all through pinned host memory"
+    assert "all ranks share" in ways("shared", found)
 
 
 def test_names_of_versions() -> None:

@@ -5,17 +5,23 @@ Each call is a membership of its own: the ranks join before it and leave after i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests import rank_pool
 
 
 class RankPool(rank_pool.RankPool):
-    """`size` ranks that call what they are given, each time as members of a new job."""
+    """`size` ranks that call what they are given, each time as members of a new job.
 
-    def __init__(self, size: int) -> None:
-        super().__init__(size, _in_a_job)
+    Args:
+        size: number of ranks.
+        environ: variables for the ranks. With the fakes' paths among them, CPU tensors pass for tensors on GPUs.
+    """
+
+    def __init__(self, size: int, environ: Mapping[str, str] | None = None) -> None:
+        super().__init__(size, _in_a_job, environ)
 
 
 def _in_a_job(function: Callable[..., Any], rank: int, *args: Any) -> Any:
@@ -24,6 +30,10 @@ def _in_a_job(function: Callable[..., Any], rank: int, *args: Any) -> Any:
     import spark_estimator.torch as hvd
 
     torch.set_num_threads(1)
+    if "SPARK_ESTIMATOR_CUDA_LIBRARY" in os.environ:
+        from tests.torch.pretended_gpus import pretend
+
+        pretend(rank)
     hvd.init()
     try:
         torch.manual_seed(1)

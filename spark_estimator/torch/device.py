@@ -1,0 +1,240 @@
+"""Where the tensors of a collective are worked on: in host memory, or on the CUDA device that they lie on.
+
+The engine takes CUDA tensors as they are, on one device of each rank. Tensors of other devices (MPS, XPU, AMD's under
+CUDA's name), those of a second CUDA device, and all of them under ``HOROVOD_GPU_OPERATIONS=copy`` are copied to host
+memory by PyTorch and back.
+
+Streams. A collective comes after what its device's current stream holds when it is submitted, and the stream that is
+current when it is waited for comes after it: both may be on any thread, no CPU waits, and nothing need be said by the
+user. PyTorch's allocator does not know of the engine's own stream. It takes the memory of a tensor back for the stream
+that the tensor was made on, and that stream's next tensor may get it at once. So the engine's handle keeps all tensors
+until a stream has been told to wait (see ``collectives.handle``). Is that the stream on which they were submitted, its
+order protects them, as it does in any other operation. Is it another one, the allocator is told of it by
+``record_stream``: the memory comes back only when that stream is through, and so the engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from spark_estimator.collectives import context
+from spark_estimator.collectives.engine import Engine
+from spark_estimator.collectives.handle import Handle
+from spark_estimator.collectives.process_set import ProcessSet
+from spark_estimator.collectives.reductions import where
+from spark_estimator.collectives.requests import Gpu
+from spark_estimator.log import logger
+
+_log = logger(__name__)
+
+HOST = torch.device("cpu")
+#: What `cuda_device` gives for a tensor in host memory, as ``Tensor.get_device()`` does.
+NO_DEVICE = -1
+
+
+class Place(NamedTuple):
+    """Where tensors are worked on.
+
+    Attributes:
+        device: on which their wire forms lie.
+        number: the same for the engine; `NO_DEVICE`: host memory.
+        torch_number: what ``get_device()`` of a tensor gives that is there.
+    """
+
+    device: torch.device
+    number: int
+    torch_number: int
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it is no host memory."""
+        return self.number != NO_DEVICE
+
+    @property
+    def engines_device(self) -> int | None:
+        """As a plan takes it."""
+        return self.number if self.on_gpu else None
+
+    def gpu(self, kind: str) -> Gpu | None:
+        """For one request that is submitted now: with the stream that is current; None for host memory.
+
+        Args:
+            kind: of the operation, for messages.
+
+        Raises:
+            ValueError: the stream is being captured into a graph.
+        """
+        return Gpu(self.number, current_stream(self.number, kind)) if self.on_gpu else None
+
+
+IN_HOST_MEMORY = Place(HOST, NO_DEVICE, NO_DEVICE)
+
+
+def place_of(tensors: Sequence[object], kind: str, process_set: ProcessSet | None) -> Place:
+    """Where tensors that travel in one request are worked on.
+
+    Args:
+        tensors: as the user gave them; what is no tensor is not looked at.
+        kind: of the operation, for messages.
+        process_set: whose ranks take part.
+
+    Raises:
+        ValueError: some are on a CUDA device from which they would be sent, and others are not on it.
+    """
+    numbers = [cuda_device(tensor) for tensor in tensors]
+    if all(number == NO_DEVICE for number in numbers) or context.settings().gpu_operations == "copy":
+        return IN_HOST_MEMORY
+    other = next((at for at, number in enumerate(numbers) if number != numbers[0]), None)
+    if other is not None:
+        raise ValueError(
+            f"{where(kind)}: tensor 0 of the group is on {_device_name(tensors[0])} and tensor {other} on "
+            f"{_device_name(tensors[other])}: the tensors of a group travel as one, from one device. Move them to one, "
+            "or give those of each a call of their own."
+        )
+    return place_of_all(tensors, process_set)
+
+
+def place_of_all(tensors: Sequence[object], process_set: ProcessSet | None) -> Place:
+    """As `place_of`; tensors of several devices are worked on in host memory."""
+    numbers = {cuda_device(tensor) for tensor in tensors}
+    if len(numbers) != 1 or NO_DEVICE in numbers or context.settings().gpu_operations == "copy":
+        return IN_HOST_MEMORY
+    [number] = numbers
+    first = tensors[0]
+    assert isinstance(first, torch.Tensor)
+    if not _is_used(context.engine(process_set), number):
+        return IN_HOST_MEMORY
+    return Place(first.device, number, first.get_device())
+
+
+def cuda_device(tensor: object) -> int:
+    """The number of the CUDA device that a tensor lies on; `NO_DEVICE` where it lies elsewhere."""
+    return tensor.get_device() if isinstance(tensor, torch.Tensor) and tensor.is_cuda and not _IS_ROCM else NO_DEVICE
+
+
+_IS_ROCM = torch.version.hip is not None
+
+
+def current_stream(device: int, kind: str) -> int:
+    """The address of a CUDA device's current stream of this thread.
+
+    Args:
+        device: its number.
+        kind: of the operation, for messages.
+
+    Raises:
+        ValueError: it is being captured into a graph, of which a collective cannot be a part.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        raise ValueError(
+            f"{where(kind)}: the current stream is being captured into a CUDA graph, and no collective can be part of "
+            "one: other ranks could not be waited for when it is replayed. Call it outside of torch.cuda.graph(...), "
+            "or capture what comes before it and after it as two graphs."
+        )
+    return raw_stream(device)
+
+
+def raw_stream(device: int) -> int:
+    """The same, and nothing is checked."""
+    # torch.cuda.current_stream(device).cuda_stream, without a Python object for it: asked for with every request.
+    stream: int = torch._C._cuda_getCurrentRawStream(device)
+    return stream
+
+
+def let_wait(device: int, streams: Iterable[int]) -> None:
+    """Has a CUDA device's current stream wait for what some others of its streams hold by now."""
+    current = torch.cuda.current_stream(device)
+    for stream in streams:
+        current.wait_stream(torch.cuda.ExternalStream(stream, device=device))
+
+
+def await_outputs(handle: Handle | None, gpu: Gpu | None, tensors: Iterable[torch.Tensor], kind: str) -> None:
+    """Waits for a collective, after which its outputs may be read: by the stream of the GPU that is current now.
+
+    Raises as ``Handle.wait`` does, and as `current_stream`.
+
+    Args:
+        handle: not of an op that makes its result itself; None: it has been waited for.
+        gpu: with which it was submitted.
+        tensors: that it read and wrote.
+        kind: of the operation, for messages.
+    """
+    if handle is None:
+        return
+    if gpu is None:
+        handle.wait()
+        return
+    stream = current_stream(gpu.device, kind)
+    handle.await_on(stream)
+    _note_use(tensors, gpu, stream)
+
+
+def gathered(
+    handle: Handle,
+    place: Place,
+    gpu: Gpu | None,
+    sent: Sequence[torch.Tensor],
+    kind: str,
+    forms: Sequence[tuple[torch.dtype, tuple[int, ...]]] | None = None,
+) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
+    """Waits for an allgather or alltoall and gives, for each tensor, all ranks' rows and how many each rank gave.
+
+    Raises as `await_outputs` does.
+
+    Args:
+        handle, gpu: as there.
+        place: where the tensors are worked on; the results are there, too.
+        sent: the tensors of this rank.
+        kind: of the operation, for messages.
+        forms: element type of each, and the shape of one row; None: those of `sent`.
+    """
+    forms = [(tensor.dtype, tuple(tensor.shape[1:])) for tensor in sent] if forms is None else forms
+    results = []
+    if gpu is None:
+        for number, (dtype, rest) in enumerate(forms):
+            data, rows = handle.gathered(number)
+            shape = (sum(rows), *rest)
+            # The memory that the engine filled becomes the tensor's memory and lives as long as it does.
+            joined = torch.frombuffer(data, dtype=dtype).view(shape) if math.prod(shape) else None
+            results.append((torch.empty(shape, dtype=dtype) if joined is None else joined, rows))
+        return results
+    stream = current_stream(gpu.device, kind)
+    for number, (dtype, rest) in enumerate(forms):
+        rows = handle.rows(number)
+        results.append((torch.empty((sum(rows), *rest), dtype=dtype, device=place.device), rows))
+    handle.collect([joined.data_ptr() for joined, _ in results], stream)
+    _note_use(sent, gpu, stream)
+    return results
+
+
+def _note_use(tensors: Iterable[torch.Tensor], gpu: Gpu, stream: int) -> None:
+    """Tells the allocator that tensors are used on a stream that is not the one on which they were submitted."""
+    if stream != gpu.stream:
+        current = torch.cuda.current_stream(gpu.device)
+        for tensor in tensors:
+            tensor.record_stream(current)
+
+
+def _is_used(engine: Engine, number: int) -> bool:
+    """Whether a CUDA device is the one from which this rank sends tensors in the engine's group."""
+    if engine.claim_gpu(number):
+        return True
+    if (engine.gpu_device, number) not in _told:
+        _told.add((engine.gpu_device, number))
+        _log.warning(
+            "tensors on cuda:%d are copied through host memory: those on cuda:%d came first, and a rank sends from one "
+            "GPU. Call torch.cuda.set_device(hvd.local_rank()) before the first collective, if cuda:%d is the one.",
+            number, engine.gpu_device, number,
+        )  # fmt: skip
+    return False
+
+
+_told: set[tuple[int | None, int]] = set()
+
+
+def _device_name(tensor: object) -> str:
+    return str(tensor.device) if isinstance(tensor, torch.Tensor) else "no device"

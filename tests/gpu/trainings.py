@@ -1,0 +1,196 @@
+"""Trainings on real GPUs that ``check.py`` tries, against plain PyTorch on the joint batch of all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+import spark_estimator.torch as hvd
+from spark_estimator.collectives import context
+
+STEPS = 6
+ROWS = 8
+
+
+def batch(rank: int, step: int, width: int = 20) -> torch.Tensor:
+    return torch.randn(ROWS, width, generator=torch.Generator().manual_seed(100 * step + rank)).cuda()
+
+
+def network(seed: int = 3) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(20, 700), nn.Tanh(), nn.Linear(700, 300), nn.ReLU(), nn.Linear(300, 4)).cuda()
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    loss: torch.Tensor = model(batch(rank, step)).square().mean()
+    return loss
+
+
+def assert_alike(tensors: Iterable[torch.Tensor], what: object) -> None:
+    """All ranks have the same bits."""
+    digest = hashlib.sha256(b"".join(tensor.detach().float().cpu().numpy().tobytes() for tensor in tensors)).hexdigest()
+    digests = hvd.allgather_object(digest)
+    assert len(set(digests)) == 1, (what, digests)
+
+
+def as_plain_pytorch() -> None:
+    """SGD, Adam and fused Adam, in several ways to exchange, come to what one process makes of all ranks' batches."""
+    made: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+        "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
+        "adam": lambda params: torch.optim.Adam(params, lr=1e-3),
+        "fused": lambda params: torch.optim.Adam(params, lr=1e-3, fused=True),
+        "capturable": lambda params: torch.optim.Adam(params, lr=1e-3, capturable=True),
+    }
+    options: list[dict[str, Any]] = [
+        {}, {"groups": 5}, {"gradient_predivide_factor": 2.0}, {"shard_state": True},
+        {"backward_passes_per_step": 2}, {"compression": hvd.Compression.bf16},
+    ]  # fmt: skip
+    for name, make in made.items():
+        for given in options if name in ("sgd", "adam") else options[:1]:
+            ours, reference = network(), network()
+            optimizer = hvd.DistributedOptimizer(make(ours.parameters()), ours.named_parameters(), **given)
+            plain = make(reference.parameters())
+            passes = given.get("backward_passes_per_step", 1)
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                plain.zero_grad()
+                for number in range(passes):
+                    loss_of(ours, hvd.rank(), passes * step + number).backward()
+                    losses = [loss_of(reference, rank, passes * step + number) for rank in range(hvd.size())]
+                    torch.stack(losses).mean().backward()
+                optimizer.step()
+                plain.step()
+            loose = 2e-2 if "compression" in given else 1e-3
+            for mine, right in zip(ours.parameters(), reference.parameters(), strict=True):
+                assert torch.allclose(mine, right, rtol=loose, atol=loose), (name, given, (mine - right).abs().max())
+            assert_alike(ours.parameters(), (name, given))
+
+
+def left_out_and_sparse() -> None:
+    """A layer that one rank does not use, one that none uses, and an embedding with sparse gradients."""
+
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(4)
+            self.table = nn.Embedding(50, 20, sparse=True)
+            self.body, self.some, self.none = nn.Linear(20, 20), nn.Linear(20, 20), nn.Linear(20, 20)
+
+        def forward(self, places: torch.Tensor, uses: bool) -> torch.Tensor:
+            hidden = self.body(self.table(places))
+            return (self.some(hidden) if uses else hidden).square().mean()
+
+    ours, reference = Parts().cuda(), Parts().cuda()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(ours.parameters(), lr=0.1), ours.named_parameters())
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for step in range(STEPS):
+        places = [torch.arange(6).cuda() * (step + rank + 1) % 50 for rank in range(hvd.size())]
+        optimizer.zero_grad()
+        ours(places[hvd.rank()], hvd.rank() == 0).backward()
+        optimizer.step()
+        plain.zero_grad()
+        torch.stack([reference(each, rank == 0) for rank, each in enumerate(places)]).mean().backward()
+        plain.step()
+    assert ours.none.weight.grad is None and ours.table.weight.grad.is_sparse
+    for mine, right in zip(ours.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-3, atol=1e-4)
+
+
+def other_compressions() -> None:
+    """PowerSGD, the largest elements, Adasum: all ranks stay alike, and the loss falls."""
+    options: list[dict[str, Any]] = [
+        {"compression": hvd.Compression.powersgd(rank=2, dense_steps=2)},
+        {"compression": hvd.Compression.topk(ratio=0.05, dense_steps=2)},
+        {"compression": hvd.Compression.fp16},
+        {"op": hvd.Adasum},
+    ]
+    for given in options:
+        if "op" in given and hvd.size() & (hvd.size() - 1):
+            continue
+        model = network()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters(), **given
+        )
+        first = float(loss_of(model, 0, 0))
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss_of(model, hvd.rank(), hvd.rank()).backward()
+            optimizer.step()
+        assert_alike(model.parameters(), given)
+        assert float(loss_of(model, 0, 0)) < first, given
+
+
+def with_a_grad_scaler() -> None:
+    """A rank whose gradients overflow makes all skip the step; unscaling and clipping after ``synchronize()``."""
+    for fused in (False, True):
+        model = network()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.Adam(model.parameters(), lr=1e-3, fused=fused), model.named_parameters()
+        )
+        scaler = torch.amp.GradScaler("cuda", init_scale=1024.0, growth_interval=1000)
+        for step in range(STEPS):
+            before = [param.detach().clone() for param in model.parameters()]
+            optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = loss_of(model, hvd.rank(), step)
+            overflows = step == 2 and hvd.rank() == hvd.size() - 1
+            scaler.scale(loss * (float("inf") if overflows else 1.0)).backward()
+            optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            scaler.update()
+            moved = any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+            assert moved == (step != 2), (fused, step)
+            assert_alike(model.parameters(), (fused, step))
+        assert scaler.get_scale() == 512.0
+
+
+def branches_on_other_streams() -> None:
+    """Layers whose forward runs on a stream of its own: so does their backward, while buckets fill."""
+    ours, reference = network(), network()
+    side = torch.cuda.Stream()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(ours.parameters(), lr=0.05), ours.named_parameters())
+    plain = torch.optim.SGD(reference.parameters(), lr=0.05)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        hidden = ours[1](ours[0](batch(hvd.rank(), step)))
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(2_000_000)
+            hidden = ours[3](ours[2](hidden))
+        torch.cuda.current_stream().wait_stream(side)
+        ours[4](hidden).square().mean().backward()
+        optimizer.step()
+        plain.zero_grad()
+        torch.stack([loss_of(reference, rank, step) for rank in range(hvd.size())]).mean().backward()
+        plain.step()
+    for mine, right in zip(ours.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-3, atol=1e-4)
+
+
+def without_exchange_alone() -> None:
+    """One rank's optimizer starts no exchange at all."""
+    if hvd.size() > 1:
+        return
+    model = network()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    before = context.engine().counter("requests")
+    loss_of(model, 0, 0).backward()
+    optimizer.step()
+    assert context.engine().counter("requests") == before
+
+
+TRAININGS: dict[str, Callable[[], None]] = {
+    "as plain PyTorch": as_plain_pytorch,
+    "left out and sparse": left_out_and_sparse,
+    "other compressions": other_compressions,
+    "with a GradScaler": with_a_grad_scaler,
+    "branches on other streams": branches_on_other_streams,
+    "no exchange for one rank": without_exchange_alone,
+}
