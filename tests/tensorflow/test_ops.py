@@ -237,3 +237,28 @@ def test_refusals(two_ranks: RankPool) -> None:
         return True
 
     assert two_ranks.run(refused) == [True, True]
+
+
+def test_copies_from_gpus_are_told_once(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        from unittest import mock
+
+        import tensorflow as tf
+
+        from spark_estimator.tensorflow import nodes
+
+        warnings: list[str] = []
+        constant = tf.constant(1.0)
+        with mock.patch.object(nodes._log, "warning", warnings.append), mock.patch.object(nodes, "_copies_told", False):
+            nodes._tell_of_copies([constant])  # no GPU here, whatever comes
+            assert nodes._copies_told and not warnings
+            nodes._copies_told = False
+            with mock.patch.object(tf.config, "get_visible_devices", lambda _: ["GPU:0"]):
+                nodes._tell_of_copies([constant])  # which is on the CPU
+                assert not nodes._copies_told and not warnings
+                with tf.Graph().as_default():  # where it will lie nobody knows
+                    for _ in range(2):
+                        nodes._tell_of_copies([tf.constant(1.0)])
+        assert len(warnings) == 1 and "copied through host memory" in warnings[0]
+
+    two_ranks.run(check)
