@@ -1,10 +1,10 @@
 #include "gpu/nccl_group.h"
 
 #include <algorithm>
-#include <thread>  // for sleep_for
 #include <utility>
 
 #include "gpu/nccl_calls.h"
+#include "gpu/pause.h"
 
 namespace spark_estimator {
 namespace {
@@ -26,27 +26,6 @@ se_status CodeOf(int result) {
       return SE_SYSTEM_ERROR;
   }
 }
-
-std::string InSeconds(Seconds seconds) {
-  std::string text = std::to_string(seconds.count());
-  return text.substr(0, text.find('.') + 2) + " s";
-}
-
-// Launching takes some microseconds once the ranks are connected, connecting them may take a second.
-class GrowingPause {
- public:
-  void Sleep() {
-    if (looks_++ < kYields) return std::this_thread::yield();
-    std::this_thread::sleep_for(pause_);
-    pause_ = std::min(pause_ * 2, Seconds(kLongest));
-  }
-
- private:
-  static constexpr int kYields = 20;
-  static constexpr double kLongest = 5e-3;
-  int looks_ = 0;
-  Seconds pause_{10e-6};
-};
 
 }  // namespace
 
