@@ -50,6 +50,19 @@ Status ImageOf(const NvrtcApi& nvrtc, NvrtcProgram program, bool machine_code, s
 
 }  // namespace
 
+DeviceKernels::~DeviceKernels() {
+  if (keep_loaded_) return;
+  for (const auto& [place, module] : modules_) {
+    CudaContext context = nullptr;
+    if (module.handle == nullptr || driver_.DevicePrimaryCtxRetain(&context, place.first) != kDriverSuccess) continue;
+    {
+      const DriverContextScope scope(driver_, context);
+      if (scope.status().ok()) driver_.ModuleUnload(module.handle);
+    }
+    driver_.DevicePrimaryCtxRelease(place.first);
+  }
+}
+
 std::string DeviceKernels::NameOf(int32_t dtype, int32_t reduce_op) {
   if (DtypeBytes(dtype) == 0) return "";
   const std::string prefix = "se_reduce_" + DtypeName(dtype);

@@ -120,7 +120,10 @@ bool SharedGpuGroup::IdleWithin(Seconds limit) {
   GrowingPause pause;
   for (;;) {
     if (cuda_.StreamQuery(stream_) != kCudaNotReady && cuda_.StreamQuery(release_stream_) != kCudaNotReady) return true;
-    if (Clock::now() >= end) return false;
+    if (Clock::now() >= end) {
+      kernels_.KeepLoaded();
+      return false;
+    }
     pause.Sleep();
   }
 }
@@ -215,25 +218,27 @@ Status SharedGpuGroup::OpenOthers(std::span<const CudaMemoryHandle> handles) {
 
 // Whether the memory is the same, a wait ends and a sum is right; and each slot is used twice.
 Status SharedGpuGroup::Trial() {
-  std::array<float, kTrialNumbers> numbers;
-  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(i + static_cast<size_t>(options_.rank));
+  std::vector<float>& numbers = trial_numbers_;
+  constexpr size_t kBytes = kTrialNumbers * sizeof(float);
+  const auto rank = static_cast<size_t>(options_.rank);
+  for (size_t i = 0; i < kTrialNumbers; ++i) numbers.push_back(static_cast<float>(i + rank));
   auto* input = static_cast<uint8_t*>(buffer_.private_memory());
-  uint8_t* output = input + sizeof(numbers);
-  SE_RETURN_IF_ERROR(cuda_.Check(cuda_.MemcpyAsync(input, numbers.data(), sizeof(numbers), kCudaMemcpyDefault, stream_),
-                                 "writing numbers"));
+  uint8_t* output = input + kBytes;
+  SE_RETURN_IF_ERROR(
+      cuda_.Check(cuda_.MemcpyAsync(input, numbers.data(), kBytes, kCudaMemcpyDefault, stream_), "writing numbers"));
   SE_RETURN_IF_ERROR(AwaitStream("writing numbers", options_.deadline));
   const char* const what = "trying an allreduce among the ranks of one GPU";
   Plan barrier(options_.size);
   barrier.meets = true;
   for (int i = 0; i < kTrialBarriers; ++i) SE_RETURN_IF_ERROR(Run(what, barrier, nullptr, nullptr));
   Plan sum(options_.size);
-  sum.given.Add(input, sizeof(numbers));
-  sum.reduced.Add(output, sizeof(numbers));
+  sum.given.Add(input, kBytes);
+  sum.reduced.Add(output, kBytes);
   SE_RETURN_IF_ERROR(Reduce(what, &sum, {SE_FLOAT32, SE_SUM, 1, 1}, nullptr, nullptr));
   SE_RETURN_IF_ERROR(AwaitStream(what, options_.deadline));
   // Not before the stream is through: a copy to such memory would make the CPU wait for it, with no deadline.
-  SE_RETURN_IF_ERROR(cuda_.Check(
-      cuda_.MemcpyAsync(numbers.data(), output, sizeof(numbers), kCudaMemcpyDefault, stream_), "reading numbers"));
+  SE_RETURN_IF_ERROR(
+      cuda_.Check(cuda_.MemcpyAsync(numbers.data(), output, kBytes, kCudaMemcpyDefault, stream_), "reading numbers"));
   SE_RETURN_IF_ERROR(AwaitStream("reading numbers", options_.deadline));
   const auto size = static_cast<size_t>(options_.size);
   for (size_t i = 0; i < numbers.size(); ++i) {

@@ -148,7 +148,8 @@ class SharedGpuGroup : public GpuGroup {
   bool offered_ = false;  // others may have mapped the buffer
   CudaFunction copy_ = nullptr;
   CudaFunction tell_ = nullptr;
-  uint64_t chunks_done_ = 0;  // of all operations so far; the same on all ranks
+  std::vector<float> trial_numbers_;  // here, as a copy may be under way when the trial is given up
+  uint64_t chunks_done_ = 0;          // of all operations so far; the same on all ranks
 
   std::mutex state_mutex_;
   Status failure_;

@@ -99,6 +99,7 @@ struct Driver {
   std::vector<std::string> uuids;
   std::map<int, std::unique_ptr<Context>> contexts;
   std::atomic<int> launches{0};
+  std::atomic<int> live_modules{0};
   std::atomic<int> launches_until_failure{-1};
   std::atomic<int> failure{0};
 };
@@ -249,10 +250,13 @@ FAKE_API int cuModuleLoadData(void** module, const void* image) {
   const bool fits = std::string(kind) == "sm" ? processor == own : processor <= own;
   if (!fits) return kInvalidImage;
   *module = new Module{dtype};
+  ++TheDriver().live_modules;
   return kSuccess;
 }
 
 FAKE_API int cuModuleUnload(void* module) {
+  if (pushed.empty()) return kInvalidContext;
+  --TheDriver().live_modules;
   delete static_cast<Module*>(module);
   return kSuccess;
 }
@@ -327,5 +331,6 @@ void fake_driver_fail_launch(int after, int code) {
 }
 
 int fake_driver_launches() { return TheDriver().launches; }
+int fake_driver_live_modules() { return TheDriver().live_modules; }
 
 }  // extern "C"
