@@ -315,32 +315,7 @@ void ManyOperationsOnTwoStreams() {
     for (int i = 0; i < 200; ++i) {
       Work& work = works.emplace_back();
       Caller& caller = callers[own() % 2];
-      const int32_t dtype = kDtypes[common() % std::size(kDtypes)];
-      const uint32_t seed = common();
-      const size_t count = common() % 800;
-      const bool in_place = common() % 2 == 0;
-      const Reduction sum{dtype, SE_SUM, 1, 1};
-      switch (common() % 6) {
-        case 0:
-          StartBroadcast(me, caller, work, dtype, count, static_cast<int>(common() % 3), seed, in_place);
-          break;
-        case 1:
-          StartAllgather(me, caller, work, dtype, {count % 50, count % 7, count % 90}, seed, in_place);
-          break;
-        case 2:
-          StartReducescatter(me, caller, work, sum, static_cast<int64_t>(count % 40), 4, seed, in_place);
-          break;
-        case 3:
-          StartAlltoall(me, caller, work, dtype, seed, in_place);
-          break;
-        case 4:
-          StartAllreduce(me, caller, work, {dtype, SE_MAX, 1, 1}, count, seed, in_place);
-          break;
-        default:
-          StartAllreduce(me, caller, work, IsFloatingPoint(dtype) ? Reduction{dtype, SE_AVERAGE, 0.5, 4} : sum, count,
-                         seed, in_place);
-          break;
-      }
+      StartAny(me, caller, work, kDtypes, 800, common);
     }
     for (Caller& caller : callers) caller.Synchronize();
     for (const Work& work : works) work.Check();

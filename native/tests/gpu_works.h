@@ -8,6 +8,7 @@
 #include <deque>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -235,6 +236,33 @@ void StartAlltoall(Member& me, Caller& caller, Work& work, int32_t dtype, uint32
     return me.group->Alltoall(input, send_bytes, output, receive_bytes, ready, done);
   }));
   caller.Download(output, &work.output);
+}
+
+// One of all operations, drawn alike by all of three ranks, on tensors of up to so many elements.
+template <typename Member>
+void StartAny(Member& me, Caller& caller, Work& work, std::span<const int32_t> dtypes, size_t most,
+              std::mt19937& common) {
+  const int32_t dtype = dtypes[common() % dtypes.size()];
+  const uint32_t seed = common();
+  const size_t count = common() % most;
+  const bool in_place = common() % 2 == 0;
+  const Reduction sum{dtype, SE_SUM, 1, 1};
+  const bool scales = IsFloatingPoint(dtype);
+  switch (common() % 6) {
+    case 0:
+      return StartBroadcast(me, caller, work, dtype, count, static_cast<int>(common() % At(me.size)), seed, in_place);
+    case 1:
+      return StartAllgather(me, caller, work, dtype, {count % 50, count % 7, count % (most / 3)}, seed, in_place);
+    case 2:
+      return StartReducescatter(me, caller, work, sum, static_cast<int64_t>(count % (most / 8)), 4, seed, in_place);
+    case 3:
+      return StartAlltoall(me, caller, work, dtype, seed, in_place);
+    case 4:
+      return StartAllreduce(me, caller, work, {dtype, SE_MAX, 1, 1}, count, seed, in_place);
+    default:
+      return StartAllreduce(me, caller, work, scales ? Reduction{dtype, SE_AVERAGE, 0.5, 4} : sum, count, seed,
+                            in_place);
+  }
 }
 
 }  // namespace spark_estimator::testing

@@ -377,32 +377,7 @@ void ManyOperationsOnTwoStreams() {
       Work& work = works.emplace_back();
       Caller& caller = callers[own() % 2];
       if (own() % 5 == 0) Fake().fake_cuda_delay(me.group->stream(), static_cast<int>(own() % 2000));
-      const int32_t dtype = kDtypes[common() % std::size(kDtypes)];
-      const uint32_t seed = common();
-      const size_t count = common() % 3000;
-      const bool in_place = common() % 2 == 0;
-      const Reduction sum{dtype, SE_SUM, 1, 1};
-      switch (common() % 6) {
-        case 0:
-          StartBroadcast(me, caller, work, dtype, count, static_cast<int>(common() % 3), seed, in_place);
-          break;
-        case 1:
-          StartAllgather(me, caller, work, dtype, {count % 50, count % 7, count % 900}, seed, in_place);
-          break;
-        case 2:
-          StartReducescatter(me, caller, work, sum, static_cast<int64_t>(count % 400), 4, seed, in_place);
-          break;
-        case 3:
-          StartAlltoall(me, caller, work, dtype, seed, in_place);
-          break;
-        case 4:
-          StartAllreduce(me, caller, work, {dtype, SE_MAX, 1, 1}, count, seed, in_place);
-          break;
-        default:
-          StartAllreduce(me, caller, work, IsFloatingPoint(dtype) ? Reduction{dtype, SE_AVERAGE, 0.5, 4} : sum, count,
-                         seed, in_place);
-          break;
-      }
+      StartAny(me, caller, work, kDtypes, 3000, common);
     }
     for (Caller& caller : callers) caller.Synchronize();
     for (const Work& work : works) work.Check();
