@@ -485,6 +485,12 @@ def _printed(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def hides_all_gpus() -> str:
+    """What in this process's environment hides all GPUs from CUDA, as ``CUDA_VISIBLE_DEVICES=''``; "": nothing does."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return f"CUDA_VISIBLE_DEVICES={visible!r}" if visible is not None and visible.strip() in ("", "-1") else ""
+
+
 def horovod_variables(topology: _Ranks, hostname: str) -> dict[str, str]:
     """What Horovod's launcher would have set for a rank, for the scripts that read it.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spark_estimator import _native
-from spark_estimator.env import Settings
+from spark_estimator.env import Settings, hides_all_gpus
 from spark_estimator.errors import NativeLibraryError
 
 #: In the folders of the namespace package ``nvidia``, as its wheels lay them out: CUDA 13's, then CUDA 12's.
@@ -154,7 +154,7 @@ def _may_have_gpus(settings: Settings) -> bool:
     torch = sys.modules.get("torch")
     if getattr(getattr(torch, "version", None), "cuda", "") is None:  # it is loaded, and made for CPUs or other GPUs
         return bool(settings.cuda_library)
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+    if hides_all_gpus():
         return False
     return bool(settings.cuda_library) or any(map(os.path.exists, _TRACES_OF_A_DRIVER))
 

@@ -252,7 +252,7 @@ def gpus() -> Finding:
 def gpu_collectives() -> Finding:
     """By which way tensors on GPUs travel, and what is missing for a faster one."""
     from spark_estimator.collectives import gpu_libraries as found
-    from spark_estimator.env import Settings
+    from spark_estimator.env import Settings, hides_all_gpus
     from spark_estimator.errors import NativeLibraryError
 
     name = "gpu collectives"
@@ -273,10 +273,8 @@ def gpu_collectives() -> Finding:
     if settings.gpu_operations == "copy":
         return Finding(name, State.NOTE, f"copied to host memory and back, as HOROVOD_GPU_OPERATIONS says; {has}")
     if cuda.trouble or not cuda.devices:
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        why = cuda.trouble or "CUDA sees no GPU"
-        if hidden is not None and hidden.strip() in ("", "-1"):
-            why = f"CUDA_VISIBLE_DEVICES={hidden!r} hides all GPUs"
+        hiding = hides_all_gpus()
+        why = f"{hiding} hides all GPUs" if hiding else cuda.trouble or "CUDA sees no GPU"
         return Finding(name, State.NOTE, f"none, CPU memory is used; {has}; {why}" if there else f"none; {has}")
     ways = found.ways(settings.gpu_operations, nccl)
     return Finding(name, State.OK, f"{ways}; {has}, {cuda.devices} GPU{'s' * (cuda.devices > 1)}", nccl.trouble)
