@@ -50,19 +50,6 @@ Status ImageOf(const NvrtcApi& nvrtc, NvrtcProgram program, bool machine_code, s
 
 }  // namespace
 
-DeviceKernels::~DeviceKernels() {
-  if (keep_loaded_) return;
-  for (const auto& [place, module] : modules_) {
-    CudaContext context = nullptr;
-    if (module.handle == nullptr || driver_.DevicePrimaryCtxRetain(&context, place.first) != kDriverSuccess) continue;
-    {
-      const DriverContextScope scope(driver_, context);
-      if (scope.status().ok()) driver_.ModuleUnload(module.handle);
-    }
-    driver_.DevicePrimaryCtxRelease(place.first);
-  }
-}
-
 std::string DeviceKernels::NameOf(int32_t dtype, int32_t reduce_op) {
   if (DtypeBytes(dtype) == 0) return "";
   const std::string prefix = "se_reduce_" + DtypeName(dtype);
@@ -104,6 +91,9 @@ Status DeviceKernels::Compile(const NvrtcApi& nvrtc, int32_t dtype, int processo
 }
 
 Status DeviceKernels::Load(int device, int32_t dtype, CudaModule* module) const {
+  // Held for good, as the kernels in it are.
+  CudaContext context = nullptr;
+  SE_RETURN_IF_ERROR(driver_.Check(driver_.DevicePrimaryCtxRetain(&context, device), "opening the device"));
   int major = 0;
   int minor = 0;
   SE_RETURN_IF_ERROR(driver_.Attribute(device, kDriverCapabilityMajor, &major));

@@ -6,7 +6,6 @@
 #ifndef SPARK_ESTIMATOR_GPU_DEVICE_KERNELS_H_
 #define SPARK_ESTIMATOR_GPU_DEVICE_KERNELS_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -29,16 +28,12 @@ class DeviceKernels {
  public:
   // `driver` and `nvrtc` must outlive it.
   DeviceKernels(const DriverApi& driver, const NvrtcApi& nvrtc) : driver_(driver), nvrtc_(nvrtc) {}
-  ~DeviceKernels();  // unloads them, so nothing may be left to run
   DeviceKernels(const DeviceKernels&) = delete;
   DeviceKernels& operator=(const DeviceKernels&) = delete;
 
   // The kernel in the device's primary context, which must be the thread's current one. Of each dtype the first is
   // compiled, which takes up to a second; whoever wants one meanwhile waits for that. From any thread.
   Status Find(int device, int32_t dtype, const std::string& name, CudaFunction* function);
-
-  // For who leaves while some are still to run: they stay until the process ends.
-  void KeepLoaded() { keep_loaded_ = true; }
 
   // A dtype's kernels for a processor (90 is compute capability 9.0): machine code, or, where NVRTC is older than the
   // processor, PTX for the driver to translate. Needs no GPU.
@@ -60,8 +55,7 @@ class DeviceKernels {
   const DriverApi& driver_;
   const NvrtcApi& nvrtc_;
   std::mutex mutex_;
-  std::map<std::pair<int, int32_t>, Module> modules_;  // by device and dtype
-  std::atomic<bool> keep_loaded_{false};
+  std::map<std::pair<int, int32_t>, Module> modules_;  // by device and dtype; they stay until the process ends
 };
 
 }  // namespace spark_estimator

@@ -20,7 +20,6 @@ Status ResolveAll(DriverApi* api) {
   find("cuCtxPushCurrent_v2", &api->CtxPushCurrent);
   find("cuCtxPopCurrent_v2", &api->CtxPopCurrent);
   find("cuModuleLoadData", &api->ModuleLoadData);
-  find("cuModuleUnload", &api->ModuleUnload);
   find("cuModuleGetFunction", &api->ModuleGetFunction);
   find("cuLaunchKernel", &api->LaunchKernel);
   find("cuStreamWaitValue64_v2", &api->StreamWaitValue64);

@@ -45,7 +45,6 @@ struct DriverApi {
   int (*CtxPushCurrent)(CudaContext context) = nullptr;
   int (*CtxPopCurrent)(CudaContext* context) = nullptr;
   int (*ModuleLoadData)(CudaModule* module, const void* image) = nullptr;
-  int (*ModuleUnload)(CudaModule module) = nullptr;
   int (*ModuleGetFunction)(CudaFunction* function, CudaModule module, const char* name) = nullptr;
   int (*LaunchKernel)(CudaFunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
                       unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,

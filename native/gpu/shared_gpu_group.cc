@@ -120,10 +120,7 @@ bool SharedGpuGroup::IdleWithin(Seconds limit) {
   GrowingPause pause;
   for (;;) {
     if (cuda_.StreamQuery(stream_) != kCudaNotReady && cuda_.StreamQuery(release_stream_) != kCudaNotReady) return true;
-    if (Clock::now() >= end) {
-      kernels_.KeepLoaded();
-      return false;
-    }
+    if (Clock::now() >= end) return false;
     pause.Sleep();
   }
 }

@@ -34,7 +34,6 @@ struct FakeDriver {
   FAKE_FUNCTION(fake_driver_uuids);
   FAKE_FUNCTION(fake_driver_fail_launch);
   FAKE_FUNCTION(fake_driver_launches);
-  FAKE_FUNCTION(fake_driver_live_modules);
   FAKE_FUNCTION(fake_nvrtc_version);
   FAKE_FUNCTION(fake_nvrtc_processors);
   FAKE_FUNCTION(fake_nvrtc_fail);
@@ -56,7 +55,6 @@ struct FakeDriver {
     FAKE_FUNCTION(driver.library, fake_driver_uuids);
     FAKE_FUNCTION(driver.library, fake_driver_fail_launch);
     FAKE_FUNCTION(driver.library, fake_driver_launches);
-    FAKE_FUNCTION(driver.library, fake_driver_live_modules);
     FAKE_FUNCTION(nvrtc.library, fake_nvrtc_version);
     FAKE_FUNCTION(nvrtc.library, fake_nvrtc_processors);
     FAKE_FUNCTION(nvrtc.library, fake_nvrtc_fail);
@@ -71,10 +69,9 @@ struct FakeDriver {
   }
 };
 
-// Never destroyed: the fakes' own thread_locals are gone by then.
 inline FakeDriver& Driver() {
-  static FakeDriver* const driver = new FakeDriver;
-  return *driver;
+  static FakeDriver driver;
+  return driver;
 }
 
 // An allgather of ranks in memory that forked processes share, too.

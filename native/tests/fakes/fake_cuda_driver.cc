@@ -98,8 +98,8 @@ struct Driver {
   std::map<int, int> attributes = {{kCapabilityMajor, 9}, {kCapabilityMinor, 0}};
   std::vector<std::string> uuids;
   std::map<int, std::unique_ptr<Context>> contexts;
+  std::vector<std::unique_ptr<Module>> modules;
   std::atomic<int> launches{0};
-  std::atomic<int> live_modules{0};
   std::atomic<int> launches_until_failure{-1};
   std::atomic<int> failure{0};
 };
@@ -249,15 +249,9 @@ FAKE_API int cuModuleLoadData(void** module, const void* image) {
   const int own = 10 * AttributeOf(kCapabilityMajor) + AttributeOf(kCapabilityMinor);
   const bool fits = std::string(kind) == "sm" ? processor == own : processor <= own;
   if (!fits) return kInvalidImage;
-  *module = new Module{dtype};
-  ++TheDriver().live_modules;
-  return kSuccess;
-}
-
-FAKE_API int cuModuleUnload(void* module) {
-  if (pushed.empty()) return kInvalidContext;
-  --TheDriver().live_modules;
-  delete static_cast<Module*>(module);
+  Driver& driver = TheDriver();
+  const std::lock_guard<std::mutex> lock(driver.mutex);
+  *module = driver.modules.emplace_back(std::make_unique<Module>(Module{dtype})).get();
   return kSuccess;
 }
 
@@ -331,6 +325,5 @@ void fake_driver_fail_launch(int after, int code) {
 }
 
 int fake_driver_launches() { return TheDriver().launches; }
-int fake_driver_live_modules() { return TheDriver().live_modules; }
 
 }  // extern "C"

@@ -15,8 +15,6 @@ FAKE_API void fake_driver_uuids(const char* names);
 FAKE_API void fake_driver_fail_launch(int after, int code);
 // How many kernels have been launched.
 FAKE_API int fake_driver_launches(void);
-// How many modules are loaded.
-FAKE_API int fake_driver_live_modules(void);
 
 }  // extern "C"
 
