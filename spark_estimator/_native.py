@@ -310,7 +310,7 @@ def error_of(status: int, message: str, rank: int | None = None) -> Exception:
         Status.MISMATCH: MismatchError,
         Status.PEER_LOST: PeerLostError,
         Status.SHUT_DOWN: ShutDownError,
-        # Only engine creation can time out, and then because a peer was not there.
+        # Of an engine that is created, or of a group of GPUs: a peer was not there.
         Status.TIMED_OUT: PeerLostError,
         Status.NO_MEMORY: MemoryError,
     }.get(Status(status) if status in Status.__members__.values() else Status.INTERNAL, HorovodInternalError)

@@ -83,7 +83,12 @@ Status GpuExecutor::Accept(int number, CudaStream stream, GpuWork* work) {
 }
 
 Status GpuExecutor::AwaitOn(const Request& request, CudaStream stream) {
-  const std::shared_ptr<GpuDevice> used = device();
+  std::shared_ptr<GpuDevice> used;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!aborted_.ok()) return aborted_;
+    used = device_;
+  }
   return used ? used->Await(stream, request.gpu.done) : Status::Ok();
 }
 
@@ -388,7 +393,12 @@ void GpuExecutor::Leave() {
 }
 
 void GpuExecutor::Abort(const Status& why) {
-  if (group_) group_->Abort(why);
+  if (!group_) return;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    aborted_ = why;
+  }
+  group_->Abort(why);
 }
 
 }  // namespace spark_estimator

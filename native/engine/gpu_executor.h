@@ -67,7 +67,8 @@ class GpuExecutor {
   // Takes note of where a request that is about to be submitted comes from. SE_INVALID_ARGUMENT when its tensors cannot
   // be used: there is no CUDA, another GPU was used before, the stream is being captured.
   Status Accept(int device, CudaStream stream, GpuWork* work);
-  // For a request that is done well: what is enqueued on the stream from now on finds its outputs written.
+  // For a request that is done well: what is enqueued on the stream from now on finds its outputs written. An error
+  // when the device was told to stop meanwhile: then they may be nonsense.
   Status AwaitOn(const Request& request, CudaStream stream);
   // And copies a result that the request owns.
   Status CopyResult(Request& request, size_t part, void* output, CudaStream stream);
@@ -112,6 +113,7 @@ class GpuExecutor {
   std::shared_ptr<GpuDevice> device_;
   std::string description_;
   GpuMarkPtr last_;  // behind the last operation of the group
+  Status aborted_;   // not OK: why the group was broken
 
   // Of whoever drives.
   const char* algorithm_ = "";

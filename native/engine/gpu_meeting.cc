@@ -120,16 +120,16 @@ Status Decide(const std::vector<GpuFacts>& facts, const std::vector<std::string>
   }
   if (wanted == SE_GPU_AUTO) {
     const std::string careless = Carelessness(facts, names);
-    if (!careless.empty()) return Status(SE_INVALID_ARGUMENT, careless);
+    if (!careless.empty()) return Status(SE_SYSTEM_ERROR, careless);
   }
   const std::string no_nccl = NcclTrouble(facts, names);
   const std::string no_share = ShareTrouble(facts, names);
   const std::string remedy = "; mend that, or leave the way to us (HOROVOD_GPU_OPERATIONS=auto)";
   if (wanted == SE_GPU_NCCL && !no_nccl.empty()) {
-    return Status(SE_INVALID_ARGUMENT, "NCCL was asked for, and cannot be used: " + no_nccl + remedy);
+    return Status(SE_SYSTEM_ERROR, "NCCL was asked for, and cannot be used: " + no_nccl + remedy);
   }
   if (wanted == SE_GPU_SHARED && !no_share.empty()) {
-    return Status(SE_INVALID_ARGUMENT, "kernels on a shared GPU were asked for, and cannot be: " + no_share + remedy);
+    return Status(SE_SYSTEM_ERROR, "kernels on a shared GPU were asked for, and cannot be: " + no_share + remedy);
   }
   if (no_nccl.empty() && wanted != SE_GPU_SHARED) {
     *decision = {GpuWay::kNccl, "GPU tensors go through NCCL " + NcclVersionName(facts[0].nccl_version)};

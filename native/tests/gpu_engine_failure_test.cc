@@ -324,6 +324,8 @@ void ALostPeersKernelsEnd() {
         gpu.caller.Synchronize();                                               // comes to its end on both
         if (rank == 0) CHECK_EQ(Fake().cuda.StreamQuery(late), kCudaNotReady);  // without the other's kernel
         CHECK_CONTAINS(ErrorOf(me.Run(plain.Sum(gpu, "z"))), "is lost");
+        // What was under way is not given out as a result.
+        CHECK_CONTAINS(ErrorOf(se_await_on_stream(me.engine, last.handle, gpu.caller.stream())), "is lost");
       }
       close(control);
       se_engine_destroy(me.engine);

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from spark_estimator import _native
 from spark_estimator._native import Config, Op, Peer, Request, Result, Status
-from spark_estimator.errors import HorovodInternalError
+from spark_estimator.errors import DuplicateNameError, HorovodInternalError, MismatchError
 from spark_estimator.log import logger
 from spark_estimator.observe import last_ops
 
@@ -25,6 +25,8 @@ WAIT_SLICE_SECONDS = 0.1
 
 # Enough to see what a failure interrupted; all that is noted is what `Engine.describe` is for.
 _REPORTED_LINES = 40
+
+_MOST_HELD = 1000
 
 
 def forked_error(parent: int) -> HorovodInternalError:
@@ -130,6 +132,8 @@ class Engine:
         self.gpu_device: int | None = None
         self._way_of_gpu_tensors_told = False
         self._detached: deque[tuple[int, object, int | None]] = deque()
+        # What was under way when the engine broke. Whoever goes on asking a broken one gets no more memory held.
+        self._failed_on_gpu: deque[object] = deque(maxlen=_MOST_HELD)
         self._sweeping = threading.Lock()
         self._unreported = threading.Lock()  # taken for good by the first failure
 
@@ -243,14 +247,29 @@ class Engine:
                 if status is Status.IN_PROGRESS:
                     self._detached.append((number, keep, stream))
                     continue
-                if stream is not None and status is Status.OK and self.native.pointer is not None:
-                    with suppress(HorovodInternalError):  # the GPU has failed, and nobody asks any more
+                if stream is not None and self.native.pointer is not None:
+                    try:
+                        if status is not Status.OK:
+                            raise _native.error_of(status, "")
                         self.await_on_stream(number, stream)
+                    except Exception as error:  # nobody asks any more
+                        self.hold_for_gpu(keep, error)
                 self.release(number)
         finally:
             self._sweeping.release()
 
     # --- GPUs --------------------------------------------------------------------------------------------------------
+
+    def hold_for_gpu(self, keep: object, error: BaseException) -> None:
+        """Keeps the tensors of a GPU request that has failed as long as this engine: the GPU may still be at them.
+
+        Args:
+            keep: owners of their memory.
+            error: how it failed. What was refused, or not agreed on, has not come to the GPU.
+        """
+        failed = isinstance(error, (HorovodInternalError, MemoryError))
+        if failed and not isinstance(error, (MismatchError, DuplicateNameError)):
+            self._failed_on_gpu.append(keep)
 
     def claim_gpu(self, device: int) -> bool:
         """Whether a GPU is the one that this rank uses in the group: the first that was asked for is."""

@@ -9,6 +9,7 @@ on it for long after. Nobody waits for that on the CPU. Who wants the outputs na
   engine may still read or write must come back to the allocator.
 * Once a stream has been told to wait, its order protects all tensors that belong to it. Those that belong to another
   stream are the business of who has them: PyTorch's ``Tensor.record_stream`` is for that.
+* What has failed on the GPU may still be under way there: its tensors stay as long as the engine.
 * A handle that is dropped without a word has the stream wait on which its tensors were written, when it is done, and
   lets go of them then.
 """
@@ -194,9 +195,10 @@ class Handle:
         self._awaited_on = stream
         keep, self._keep = self._keep, None
         self._engine.release(self._number)
-        del keep  # and with it, perhaps, the plan, which must not go before the request
         if failure is not None:
+            self._engine.hold_for_gpu(keep, failure)
             raise failure
+        del keep  # and with it, perhaps, the plan, which must not go before the request
 
     def _check_gathering(self) -> None:
         if self._op not in GATHERING:
@@ -238,6 +240,8 @@ class Handle:
             self._status = status
             # Last: an interrupt before this line costs a little memory, not the outcome.
             self._engine.release(self._number)
+            if self._stream is not None:
+                self._engine.hold_for_gpu(keep, _native.error_of(status, message))
             del keep  # and with it, perhaps, the plan, which must not go before the request
         self._engine.report_failure(status)
 

@@ -148,8 +148,8 @@ def run(
         try:
             engine.run(request, number)
             handle = _handle_of(engine, number, call, tensors, keep, stream)
-        except BaseException:
-            _abandon(engine, number, call, keep, stream)
+        except BaseException as error:
+            _abandon(engine, number, call, keep, stream, error)
             raise
     if handle is not None:
         handle.wait(timeout)
@@ -253,8 +253,8 @@ class Plan:
             _native.check(status, engine.global_rank)
             of = None if self.call.device is None else stream
             return Handle(engine, self._number.value, self.call.name, self.call.op, len(self.forms), keep, of)
-        except BaseException:
-            _abandon(engine, self._number, self.call, keep, stream)
+        except BaseException as error:
+            _abandon(engine, self._number, self.call, keep, stream, error)
             raise
 
     def run(self, inputs: Addresses, outputs: Addresses, keep: object, stream: int = 0) -> Handle | None:
@@ -272,8 +272,8 @@ class Plan:
                 return None
             engine.check_run(status, self._number)
             return _handle_of(engine, self._number, self.call, self.forms, (self, keep), stream)
-        except BaseException:
-            _abandon(engine, self._number, self.call, (self, keep), stream)
+        except BaseException as error:
+            _abandon(engine, self._number, self.call, (self, keep), stream, error)
             raise
 
     def _ready(self, inputs: Addresses, outputs: Addresses) -> Engine:
@@ -301,10 +301,12 @@ def _handle_of(
     return Handle(engine, number.value, call.name, call.op, len(tensors), keep, of)
 
 
-def _abandon(engine: Engine, number: c_int64, call: Call, keep: object, stream: int) -> None:
-    """What an interrupt leaves behind between two lines: a request whose memory the engine may still use."""
-    if number.value:
+def _abandon(engine: Engine, number: c_int64, call: Call, keep: object, stream: int, error: BaseException) -> None:
+    """What an error leaves behind: a request whose memory the engine, or a GPU, may still use."""
+    if number.value:  # interrupted between two lines
         engine.detach(number.value, keep, None if call.device is None else stream)
+    elif call.device is not None:
+        engine.hold_for_gpu(keep, error)
 
 
 def _remember(engine: Engine, key: object, known: object) -> None:
