@@ -26,6 +26,7 @@ struct FakeGpu {
   FAKE_FUNCTION(fake_cuda_set_driver);
   FAKE_FUNCTION(fake_cuda_set_runtime);
   FAKE_FUNCTION(fake_cuda_fail_devices);
+  FAKE_FUNCTION(fake_cuda_enqueue);
   FAKE_FUNCTION(fake_cuda_delay);
   FAKE_FUNCTION(fake_cuda_capture);
   FAKE_FUNCTION(fake_cuda_slow_copies);
@@ -53,6 +54,7 @@ struct FakeGpu {
     FAKE_FUNCTION(cuda, fake_cuda_set_driver);
     FAKE_FUNCTION(cuda, fake_cuda_set_runtime);
     FAKE_FUNCTION(cuda, fake_cuda_fail_devices);
+    FAKE_FUNCTION(cuda, fake_cuda_enqueue);
     FAKE_FUNCTION(cuda, fake_cuda_delay);
     FAKE_FUNCTION(cuda, fake_cuda_capture);
     FAKE_FUNCTION(cuda, fake_cuda_slow_copies);

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <functional>
+#include <latch>
 #include <string>
 #include <thread>
 #include <utility>
@@ -123,6 +124,10 @@ class Caller {
 
   CudaStream stream() const { return stream_; }
   void Delay(int microseconds) { Fake().fake_cuda_delay(stream_, microseconds); }
+  // What comes behind waits until somebody counts down. The latch must live until the stream is synchronised.
+  void Hold(std::latch* until) {
+    Fake().fake_cuda_enqueue(stream_, [](void* latch) { static_cast<std::latch*>(latch)->wait(); }, until);
+  }
 
   // `bytes` must live until the stream is synchronised.
   void Upload(const std::vector<uint8_t>& bytes, void* to) {

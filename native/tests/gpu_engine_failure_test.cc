@@ -2,6 +2,7 @@
 #include <sys/socket.h>
 
 #include <barrier>
+#include <latch>
 #include <memory>
 
 #include "gpu_engine_ranks.h"
@@ -299,6 +300,7 @@ void WhoLeavesWaitsForItsGpu() {
 void ALostPeersKernelsEnd() {
   Wiring wiring = Wire(2, OnGpu(Channel::kStream, SE_GPU_NCCL));
   std::barrier<> both_have_it(2);
+  std::latch looked(1);
   CudaStream late = nullptr;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank) {
@@ -313,16 +315,19 @@ void ALostPeersKernelsEnd() {
         me.RunOk(Asked("all here", SE_BARRIER));
         if (rank == 1) {
           // Its kernel comes behind what takes long; meanwhile it is gone.
-          gpu.caller.Delay(3'000'000);
+          gpu.caller.Hold(&looked);
           late = gpu.caller.stream();
         }
         const Submitted last = me.Submit(plain.Sum(gpu, "y"));
         CHECK_EQ(me.Wait(last), SE_OK);
-        both_have_it.arrive_and_wait();
         CHECK_EQ(se_await_on_stream(me.engine, last.handle, gpu.caller.stream()), SE_OK);
+        both_have_it.arrive_and_wait();
         if (rank == 1) shutdown(control, SHUT_RDWR);
-        gpu.caller.Synchronize();                                               // comes to its end on both
-        if (rank == 0) CHECK_EQ(Fake().cuda.StreamQuery(late), kCudaNotReady);  // without the other's kernel
+        gpu.caller.Synchronize();  // comes to its end on rank 0 while rank 1's kernel has yet to begin
+        if (rank == 0) {
+          CHECK_EQ(Fake().cuda.StreamQuery(late), kCudaNotReady);
+          looked.count_down();
+        }
         CHECK_CONTAINS(ErrorOf(me.Run(plain.Sum(gpu, "z"))), "is lost");
         // What was under way is not given out as a result.
         CHECK_CONTAINS(ErrorOf(se_await_on_stream(me.engine, last.handle, gpu.caller.stream())), "is lost");
