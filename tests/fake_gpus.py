@@ -30,7 +30,7 @@ def build_fakes(folder: Path) -> dict[str, str]:
     cudart, nccl, nvrtc = (folder / f"libfake_{name}.so" for name in ("cudart", "nccl", "nvrtc"))
     sources = {
         cudart: [_FAKES / "fake_cudart.cc", _FAKES / "fake_memory.cc"],
-        nccl: [_FAKES / "fake_nccl.cc", NATIVE / "base/halves.cc", cudart],
+        nccl: [_FAKES / "fake_nccl.cc", _FAKES / "fake_nccl_kernel.cc", NATIVE / "base/halves.cc", cudart],
         nvrtc: [_FAKES / "fake_nvrtc.cc"],
         folder / "libcuda.so.1": [_FAKES / "fake_cuda_driver.cc", cudart],
     }

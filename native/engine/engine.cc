@@ -443,7 +443,6 @@ Status Engine::StartTimeline(const std::string& path, bool mark_cycles) {
 void Engine::Shutdown() {
   std::lock_guard<std::mutex> one_at_a_time(shutdown_mutex_);
   if (!thread_.joinable()) return;
-  gpu_->AwaitEnd([this] { return is_broken_.load(); });
   {
     Lock lock(mutex_);
     stopping_ = true;

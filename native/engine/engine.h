@@ -235,6 +235,7 @@ class Engine : private Liveness {
   // --- the engine thread
   void RunThread();
   Status RunCycle(bool others_wait);
+  Status WatchPeers();
   void EndJob();
   void AwaitWork(Time until);
   Time NextWake() const;

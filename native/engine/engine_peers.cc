@@ -130,7 +130,7 @@ Status Engine::TickHeartbeat() {
     }
   }
   const std::optional<int> lost = heartbeat_->Lost(now);
-  if (!lost || is_broken_) return Status::Ok();
+  if (!lost) return Status::Ok();
   if (peers_[static_cast<size_t>(*lost)].goodbye) return Status::Ok();
   lost_rank_ = *lost;
   char silence[32];

@@ -20,6 +20,8 @@ constexpr Seconds kDriveAtOnce{0.2};
 // How often it looks whether whoever drives has let go, without being told.
 constexpr std::chrono::milliseconds kLetGo{50};
 constexpr Seconds kUnsentRetry{0.001};
+// How often who leaves looks at its GPU, in milliseconds.
+constexpr int kGpuLook = 1;
 // A caller that has driven so short a time ago most likely comes back, and takes in what peers have sent meanwhile.
 constexpr std::chrono::microseconds kCallerReturns{500};
 
@@ -157,6 +159,15 @@ bool Engine::GpusEndByThemselves(const Status& why) const {
          });
 }
 
+// While a GPU works by itself: whether all peers that it needs are there. Looks at them for a moment.
+Status Engine::WatchPeers() {
+  SE_RETURN_IF_ERROR(ReadReady(kGpuLook));
+  FlushControl();
+  SE_RETURN_IF_ERROR(TickHeartbeat());
+  SE_RETURN_IF_ERROR(gpu_->Check());
+  return any_goodbye_ ? CheckDepartures(executed_) : Status::Ok();
+}
+
 // The thread's last act, when the engine is broken or this rank leaves.
 void Engine::EndJob() {
   {
@@ -169,11 +180,21 @@ void Engine::EndJob() {
     driving_ = true;  // for good
   }
   if (!is_broken_) Break(Status(SE_SHUT_DOWN, "this rank has shut down"));
-  coordinator_.reset();
   if (broken_.code() != SE_SHUT_DOWN) TellPeers(broken_);
   // A broken engine keeps its links until it is shut down: peers that have not seen the culprit yet would take our end
-  // of file for another death.
-  while (!stopping_) {
+  // of file for another death. And whoever leaves stays until its GPU is through: the others' need it until then.
+  const Time give_up = After(gpu_->deadline());
+  bool gpu_goes_on = broken_.code() == SE_SHUT_DOWN;
+  for (;;) {
+    gpu_goes_on = gpu_goes_on && gpu_->IsBusy() && Clock::now() < give_up;
+    if (stopping_ && !gpu_goes_on) break;
+    if (gpu_goes_on) {
+      if (const Status failed = WatchPeers(); !failed.ok()) {
+        gpu_->Abort(failed);
+        gpu_goes_on = false;
+      }
+      continue;
+    }
     FlushControl();
     [[maybe_unused]] const Status too_late = TickHeartbeat();
     AwaitWork(heartbeat_ ? heartbeat_->NextWake() : Time::max());
@@ -187,6 +208,7 @@ void Engine::EndJob() {
     }
     if (!any_open) heartbeat_.reset();
   }
+  coordinator_.reset();
   // After an abort the peers know already; the goodbye spares those that have left in order from being taken for dead.
   if (broken_.code() == SE_SHUT_DOWN) SayGoodbye();
 }

@@ -3,19 +3,15 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
-#include <thread>  // for sleep_for
 #include <utility>
 
 #include "base/dtype.h"
 #include "base/rows.h"
-#include "gpu/nccl_group.h"
-#include "gpu/shared_gpu_group.h"
+#include "engine/gpu_groups.h"
 #include "spark_estimator/engine.h"
 
 namespace spark_estimator {
 namespace {
-
-constexpr Seconds kFarewell{2};
 
 Reduction ReductionOf(const Signature& signature, int32_t dtype) {
   return {dtype, signature.reduce_op, signature.prescale, signature.postscale};
@@ -104,21 +100,6 @@ Status GpuExecutor::CopyResult(Request& request, size_t part, void* output, Cuda
   return Status::Ok();
 }
 
-void GpuExecutor::AwaitEnd(const std::function<bool()>& give_up) const {
-  constexpr std::chrono::microseconds kPause{200};
-  GpuMarkPtr last;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    last = last_;
-  }
-  if (!last) return;
-  const CudaApi& cuda = device()->cuda();
-  const Time deadline = After(options_.deadline);
-  while (cuda.EventQuery(last->event()) == kCudaNotReady && !give_up() && Clock::now() < deadline) {
-    std::this_thread::sleep_for(kPause);
-  }
-}
-
 std::string GpuExecutor::Describe() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return description_;
@@ -129,7 +110,7 @@ std::string GpuExecutor::Describe() const {
 Status GpuExecutor::Meet() {
   auto nccl = std::make_unique<NcclApi>();
   const auto size = static_cast<size_t>(options_.size);
-  GpuFacts own = LookAtGpu(device(), options_.libraries, options_.operations, options_.rank, *host_.store, nccl.get());
+  GpuFacts own = LookAtGpu(device(), options_.libraries, options_.operations, options_.size, *host_.store, nccl.get());
   std::vector<GpuFacts> facts(size);
   SE_RETURN_IF_ERROR(Exchange(&own, sizeof(own), facts.data()));
   DeviceKernels* kernels = nullptr;
@@ -169,58 +150,38 @@ Status GpuExecutor::Exchange(const void* mine, size_t bytes, void* all) {
 }
 
 Status GpuExecutor::MakeGroup(const std::vector<GpuFacts>& facts, DeviceKernels* kernels, GpuDecision* decision) {
-  if (decision->way == GpuWay::kNccl) return MakeNcclGroup(facts[0].id);
-  if (decision->way == GpuWay::kShared) {
-    const Status made = MakeSharedGroup(*kernels);
-    // It fails on all ranks or on none. A lost peer is another matter.
-    if (made.ok() || facts[0].operations == SE_GPU_SHARED || !host_.liveness->Check().ok()) return made;
-    *decision = {GpuWay::kStaged,
-                 "GPU tensors go through pinned host memory, as the ranks cannot meet on the GPU that "
-                 "they share: " +
-                     made.message()};
-  }
-  if (decision->way != GpuWay::kStaged) return Status::Ok();
-  staging_ = std::make_unique<GpuStaging>(device(), host_.executor, host_.liveness, options_.rank, options_.size);
-  return staging_->ShareSlots(host_.arena, host_.shared,
-                              [this](const void* mine, size_t bytes, void* all) { return Exchange(mine, bytes, all); });
-}
-
-Status GpuExecutor::MakeNcclGroup(const NcclUniqueId& id) {
-  const std::shared_ptr<GpuDevice> used = device();
-  NcclGroup::Options options;
+  GpuGroupOptions options;
   options.rank = options_.rank;
   options.size = options_.size;
-  options.device = used->number();
-  options.id = id;
+  options.device = device();
   options.deadline = options_.deadline;
-  options.farewell = kFarewell;
-  options.abandoned = [this] { return host_.liveness->Check(); };
-  std::unique_ptr<NcclGroup> group;
-  SE_RETURN_IF_ERROR(NcclGroup::Create(*nccl_, used->cuda(), std::move(options), &group)
-                         .Within("making a group of GPUs by NCCL (HOROVOD_GPU_OPERATIONS=staged does without it)"));
-  group_ = std::move(group);
-  return Status::Ok();
-}
-
-Status GpuExecutor::MakeSharedGroup(DeviceKernels& kernels) {
-  const std::shared_ptr<GpuDevice> used = device();
-  SharedGpuGroup::Options options;
-  options.rank = options_.rank;
-  options.size = options_.size;
-  options.device = used->number();
-  options.deadline = options_.deadline;
-  options.farewell = kFarewell;
-  options.abandoned = [this] { return host_.liveness->Check(); };
+  // Who has left asks nobody any more, and waits for as long as a farewell takes.
+  options.abandoned = [this] { return has_left_ ? Status::Ok() : host_.liveness->Check(); };
   options.exchange = [this](const void* mine, size_t bytes, void* all) {
     // The others may have left before, or stay: nobody is there to meet.
     if (has_left_) return Status(SE_SHUT_DOWN, "this rank has left the job");
     return Exchange(mine, bytes, all);
   };
-  std::unique_ptr<SharedGpuGroup> group;
-  SE_RETURN_IF_ERROR(SharedGpuGroup::Create(used->cuda(), kernels, std::move(options), &group)
-                         .Within("making a group of ranks that share a GPU"));
-  group_ = std::move(group);
-  return Status::Ok();
+  // Either fails on all ranks or on none. A lost peer is another matter.
+  Status made;
+  bool demanded = false;
+  if (decision->way == GpuWay::kNccl) {
+    NcclUniqueId id;
+    made = InviteToNccl(*nccl_, options, &id);
+    if (made.ok()) return MakeNcclGroup(*nccl_, id, options, &group_);
+    demanded = facts[0].operations == SE_GPU_NCCL;
+  } else if (decision->way == GpuWay::kShared) {
+    made = MakeSharedGroup(*kernels, options, &group_);
+    demanded = facts[0].operations == SE_GPU_SHARED;
+  }
+  if (!made.ok()) {
+    if (demanded || !host_.liveness->Check().ok()) return made;
+    *decision = {GpuWay::kStaged,
+                 "GPU tensors go through pinned host memory, as the faster way failed: " + made.message()};
+  }
+  if (decision->way != GpuWay::kStaged) return Status::Ok();
+  staging_ = std::make_unique<GpuStaging>(device(), host_.executor, host_.liveness, options_.rank, options_.size);
+  return staging_->ShareSlots(host_.arena, host_.shared, options.exchange);
 }
 
 // --- operations
@@ -385,6 +346,15 @@ Status GpuExecutor::RunAlone(Request& request, const std::vector<int64_t>& rows)
 
 // --- health
 
+bool GpuExecutor::IsBusy() const {
+  GpuMarkPtr last;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    last = last_;
+  }
+  return last && device()->cuda().EventQuery(last->event()) == kCudaNotReady;
+}
+
 Status GpuExecutor::Check() { return group_ ? group_->AsyncError() : Status::Ok(); }
 
 void GpuExecutor::Leave() {
@@ -396,7 +366,7 @@ void GpuExecutor::Abort(const Status& why) {
   if (!group_) return;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    aborted_ = why;
+    if (aborted_.ok()) aborted_ = why;
   }
   group_->Abort(why);
 }

@@ -72,9 +72,6 @@ class GpuExecutor {
   Status AwaitOn(const Request& request, CudaStream stream);
   // And copies a result that the request owns.
   Status CopyResult(Request& request, size_t part, void* output, CudaStream stream);
-  // Until the GPU is through with what it shares with other ranks: they need this one until then. Ends as well when
-  // `give_up` says so, or with the deadline.
-  void AwaitEnd(const std::function<bool()>& give_up) const;
   // How GPU tensors travel, and why; empty before the first operation.
   std::string Describe() const;
 
@@ -86,6 +83,10 @@ class GpuExecutor {
   const char* algorithm() const { return algorithm_; }
   // What has gone wrong on the device since.
   Status Check();
+  // How long what needs all ranks may take.
+  Seconds deadline() const { return options_.deadline; }
+  // Whether the GPU has yet to come to the end of what the ranks have it do together.
+  bool IsBusy() const;
   // Nothing on the device waits for peers any more.
   void Abort(const Status& why);
   // This rank has left the job: waits a moment for the device to be through with what it was given.
@@ -96,8 +97,6 @@ class GpuExecutor {
   Status Meet();
   Status Exchange(const void* mine, size_t bytes, void* all);
   Status MakeGroup(const std::vector<GpuFacts>& facts, DeviceKernels* kernels, GpuDecision* decision);
-  Status MakeNcclGroup(const NcclUniqueId& id);
-  Status MakeSharedGroup(DeviceKernels& kernels);
   std::shared_ptr<GpuDevice> device() const;
   bool Offered(const std::vector<RequestPtr>& requests) const;
   Status RunOnGroup(const std::vector<RequestPtr>& requests, const std::vector<int64_t>& rows);

@@ -4,7 +4,6 @@
 #include <set>
 #include <utility>
 
-#include "gpu/nccl_group.h"
 #include "gpu/shared_gpu_group.h"
 #include "spark_estimator/engine.h"
 
@@ -69,7 +68,7 @@ std::string ShareTrouble(const std::vector<GpuFacts>& facts, const std::vector<s
 }  // namespace
 
 GpuFacts LookAtGpu(const std::shared_ptr<GpuDevice>& device, const GpuLibraries& libraries, int32_t operations,
-                   int rank, KernelStore& store, NcclApi* nccl) {
+                   int size, KernelStore& store, NcclApi* nccl) {
   GpuFacts facts;
   facts.operations = operations;
   if (!device) return facts;
@@ -78,8 +77,8 @@ GpuFacts LookAtGpu(const std::shared_ptr<GpuDevice>& device, const GpuLibraries&
   const DriverApi* driver = nullptr;
   static_cast<void>(store.Driver(&driver));  // without it the bus has to do
   Put(device->Identity(driver), &facts.gpu);
-  Status found = NcclApi::Open(libraries.nccl, nccl);
-  if (found.ok() && rank == 0) found = NcclGroup::MakeId(*nccl, &facts.id);
+  if (size == 1) return facts;
+  const Status found = NcclApi::Open(libraries.nccl, nccl);
   if (found.ok()) {
     facts.nccl_version = nccl->version;
   } else {

@@ -45,13 +45,13 @@ struct GpuFacts {
   std::array<char, 64> gpu{};  // the same for two ranks when theirs is the same GPU; ends in a NUL
   Text nccl_trouble{};
   Text share_trouble{};
-  NcclUniqueId id;  // of rank 0
 };
 static_assert(std::is_trivially_copyable_v<GpuFacts>);
 
-// What this rank has, but for sharing. `device` is null for one that has joined. Opens NCCL into `nccl` if it is there.
+// What this rank has, but for sharing. `device` is null for one that has joined. Opens NCCL into `nccl` if it is there
+// and there are ranks to talk to.
 GpuFacts LookAtGpu(const std::shared_ptr<GpuDevice>& device, const GpuLibraries& libraries, int32_t operations,
-                   int rank, KernelStore& store, NcclApi* nccl);
+                   int size, KernelStore& store, NcclApi* nccl);
 
 // Whether it is worth finding out if the ranks can meet on one GPU; the same on all of them.
 bool MayShare(const std::vector<GpuFacts>& facts);

@@ -40,6 +40,8 @@ struct FakeGpu {
   FAKE_FUNCTION(fake_nccl_slowness);
   FAKE_FUNCTION(fake_nccl_fail_async);
   FAKE_FUNCTION(fake_nccl_refuse);
+  FAKE_FUNCTION(fake_nccl_refuse_id);
+  FAKE_FUNCTION(fake_nccl_ids_made);
   FAKE_FUNCTION(fake_nccl_calls);
   FAKE_FUNCTION(fake_nccl_forget);
   FAKE_FUNCTION(fake_nccl_live_comms);
@@ -68,6 +70,8 @@ struct FakeGpu {
     FAKE_FUNCTION(nccl, fake_nccl_slowness);
     FAKE_FUNCTION(nccl, fake_nccl_fail_async);
     FAKE_FUNCTION(nccl, fake_nccl_refuse);
+    FAKE_FUNCTION(nccl, fake_nccl_refuse_id);
+    FAKE_FUNCTION(nccl, fake_nccl_ids_made);
     FAKE_FUNCTION(nccl, fake_nccl_calls);
     FAKE_FUNCTION(nccl, fake_nccl_forget);
     FAKE_FUNCTION(nccl, fake_nccl_live_comms);

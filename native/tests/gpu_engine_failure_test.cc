@@ -2,6 +2,7 @@
 #include <sys/socket.h>
 
 #include <barrier>
+#include <deque>
 #include <latch>
 #include <memory>
 
@@ -236,6 +237,37 @@ void NcclIsNotForRanksThatShareAGpu() {
   CheckNothingLeft();
 }
 
+// NCCL listens for connections as soon as it has made an id: only where it is used.
+void NcclIsInvitedOnlyWhereItIsUsed() {
+  const auto sum = [](Rank& me, int device) {
+    GpuRank gpu(me, 1, device);
+    Plain plain(gpu, me.rank + 1);
+    me.RunOk(plain.Sum(gpu, "x"));
+    plain.CheckIs(gpu, me.size == 1 ? 1 : 3);
+  };
+  const int before = Fake().fake_nccl_ids_made();
+  RunRanks(2, OnGpu(Channel::kShared, SE_GPU_STAGED), [&](Rank& me) { sum(me, me.rank); });
+  RunRanks(1, OnGpu(Channel::kShared, SE_GPU_AUTO), [&](Rank& me) { sum(me, 0); });
+  CHECK_EQ(Fake().fake_nccl_ids_made(), before);
+  RunRanks(2, OnGpu(Channel::kShared, SE_GPU_AUTO), [&](Rank& me) { sum(me, me.rank); });
+  CHECK_EQ(Fake().fake_nccl_ids_made(), before + 1);
+
+  Fake().fake_nccl_refuse_id(kNcclSystemError);
+  RunRanks(2, OnGpu(Channel::kShared, SE_GPU_AUTO), [&](Rank& me) {
+    sum(me, me.rank);
+    CHECK_CONTAINS(GpuRank(me).Way(), "through pinned host memory, as the faster way failed: NCCL makes no id");
+  });
+  Fake().fake_nccl_refuse_id(kNcclSystemError);
+  RunRanks(2, OnGpu(Channel::kShared, SE_GPU_NCCL), [](Rank& me) {
+    GpuRank gpu(me);
+    Plain plain(gpu, me.rank + 1);
+    CHECK_CONTAINS(ErrorOf(me.Run(plain.Sum(gpu, "x"))),
+                   "NCCL makes no id for a communicator: NCCL says: unhandled system error");
+    gpu.caller.Synchronize();
+  });
+  CheckNothingLeft();
+}
+
 // The device computes by itself: what happens there is found out without anybody asking.
 void AnAsyncErrorEndsTheGroup() {
   JobOptions options = OnGpu(Channel::kShared, SE_GPU_NCCL);
@@ -296,6 +328,32 @@ void WhoLeavesWaitsForItsGpu() {
   CheckNothingLeft();
 }
 
+// Who leaves with operations under way launches some of them and not others: the others' streams come to their end.
+void WhoLeavesHoldsNobodysStream() {
+  for (const int32_t operations : {SE_GPU_NCCL, SE_GPU_STAGED}) {
+    for (int round = 0; round < 5; ++round) {
+      RunRanks(3, OnGpu(Channel::kShared, operations), [](Rank& me) {
+        GpuRank gpu(me);
+        std::deque<Plain> plain;
+        for (int number = 0; number < 10; ++number) plain.emplace_back(gpu, me.rank + 1);
+        me.RunOk(plain[0].Sum(gpu, "x"));
+        std::vector<Submitted> under_way;
+        for (int number = 0; number < 10; ++number) {
+          const Submitted submitted = me.Submit(plain[At(number)].Sum(gpu, "x" + std::to_string(number)));
+          if (submitted.status != SE_OK) break;  // rank 1 has left already
+          under_way.push_back(submitted);
+        }
+        if (me.rank == 1) CHECK_EQ(se_engine_shutdown(me.engine), SE_OK);
+        for (const Submitted& one : under_way) {
+          if (me.Wait(one) == SE_OK) (void)se_await_on_stream(me.engine, one.handle, gpu.caller.stream());
+        }
+        gpu.caller.Synchronize();
+      });
+    }
+  }
+  CheckNothingLeft();
+}
+
 // A kernel that waits for a peer that never comes holds the stream, and whoever waits for it, for ever.
 void ALostPeersKernelsEnd() {
   Wiring wiring = Wire(2, OnGpu(Channel::kStream, SE_GPU_NCCL));
@@ -353,8 +411,10 @@ int main() {
                    {"what is missing is said", WhatIsMissingIsSaid},
                    {"ranks that leave it at the first GPU are told", RanksThatLeaveItAtTheFirstGpuAreTold},
                    {"NCCL is not for ranks that share a GPU", NcclIsNotForRanksThatShareAGpu},
+                   {"NCCL is invited only where it is used", NcclIsInvitedOnlyWhereItIsUsed},
                    {"an async error ends the group", AnAsyncErrorEndsTheGroup},
                    {"an init that hangs is given up", AnInitThatHangsIsGivenUp},
                    {"who leaves waits for its GPU", WhoLeavesWaitsForItsGpu},
+                   {"who leaves holds nobody's stream", WhoLeavesHoldsNobodysStream},
                    {"a lost peer's kernels end", ALostPeersKernelsEnd}});
 }

@@ -115,6 +115,49 @@ def test_a_rank_that_is_killed_amid_the_others_work(fakes: dict[str, str], way: 
         assert "rank 1" in outcomes[rank].value
 
 
+@ways
+def test_a_rank_that_ends_with_operations_under_way(fakes: dict[str, str], way: str) -> None:
+    def work(rank: int) -> str:
+        import sys
+
+        import numpy
+
+        from spark_estimator.collectives import context, ops
+        from spark_estimator.collectives.ops import Gpu
+        from spark_estimator.errors import ShutDownError
+        from tests import fake_gpus
+
+        context.init()
+        fake_gpus.use(rank)
+        gpu = Gpu(rank, fake_gpus.new_stream())
+        memories = [fake_gpus.on_gpu(numpy.ones(300_000, numpy.float32)) for _ in range(10)]
+        tensors = [ops.Tensor(each.address, each.address, DType.FLOAT32, (300_000,)) for each in memories]
+        for turn in range(5):
+            ops.run(Op.ALLREDUCE, f"together {turn}", tensors[:1], keep=memories, gpu=gpu)
+        told = ""
+        try:
+            for turn in range(1 << 30):
+                handles = [
+                    ops.submit(Op.ALLREDUCE, f"{turn} {number}", [tensor], keep=memories, gpu=gpu)
+                    for number, tensor in enumerate(tensors)
+                ]
+                if rank == 1:
+                    sys.exit()
+                for handle in handles:
+                    handle.await_on(gpu.stream)
+        except ShutDownError as error:
+            told = str(error)
+        fake_gpus.synchronize(gpu.stream)  # which nothing holds up
+        return told
+
+    with start_ranks(3, work, environ={**fakes, **WAYS[way]}) as ranks:
+        outcomes = ranks.wait(timeout=60)
+    assert isinstance(outcomes[1].error, SystemExit)
+    for rank in (0, 2):
+        assert outcomes[rank].returned, outcomes[rank]
+        assert "rank 1" in outcomes[rank].value and outcomes[rank].exit_code == 0
+
+
 def first_sum(rank: int, device: int | None = None) -> tuple[str, str]:
     """What the first allreduce on a GPU ends in: an error's type and text, or how GPU tensors travel."""
     import numpy

@@ -17,6 +17,9 @@ FAKE_API void fake_nccl_slowness(int looks);
 FAKE_API void fake_nccl_fail_async(int rank, int result);
 // The next collective of that rank is refused with `result`.
 FAKE_API void fake_nccl_refuse(int rank, int result);
+// The next id is refused with `result`. And how many have been made in this process.
+FAKE_API void fake_nccl_refuse_id(int result);
+FAKE_API int fake_nccl_ids_made(void);
 
 // What that rank has been asked for since the last fake_nccl_forget: "GroupStart AllReduce(float32,1000,sum) GroupEnd".
 // Valid until the next call of the thread.
