@@ -17,7 +17,7 @@ from spark_estimator.errors import (
     ShutDownError,
 )
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 LIBRARY_NAME = "libspark_estimator_engine.so"
 
 
@@ -214,6 +214,8 @@ _SIGNATURES: dict[str, tuple[type | None, list[object]]] = {
     "se_last_error": (c_char_p, []),
     "se_build_info": (c_char_p, []),
     "se_cuda_probe": (c_int32, [c_char_p, POINTER(c_int32), POINTER(c_int32), POINTER(c_int32)]),
+    "se_cuda_peer_access": (c_int32, [c_char_p, c_int32, c_int32, POINTER(c_int32)]),
+    "se_gpu_sharing_probe": (c_int32, [c_char_p, c_char_p, c_int32]),
     "se_nccl_probe": (c_int32, [c_char_p, POINTER(c_int32)]),
     "se_dtype_bytes": (c_int64, [c_int32]),
     "se_rows_of": (c_int64, [c_int64, c_int32, c_int32]),

@@ -15,10 +15,9 @@
 #include "base/kept_memory.h"
 #include "base/kernels.h"
 #include "base/rows.h"
+#include "capi/guarded.h"
 #include "capi/read_request.h"
 #include "engine/engine.h"
-#include "gpu/cuda_api.h"
-#include "gpu/nccl_api.h"
 #include "spark_estimator/engine.h"
 #include "transport/segment.h"
 
@@ -39,6 +38,7 @@ using spark_estimator::CudaStream;
 using spark_estimator::Engine;
 using spark_estimator::EngineConfig;
 using spark_estimator::GpuPlace;
+using spark_estimator::Guarded;
 using spark_estimator::NeedsOutput;
 using spark_estimator::PeerConfig;
 using spark_estimator::ReadRequest;
@@ -49,8 +49,6 @@ using spark_estimator::Status;
 using spark_estimator::TensorMemory;
 using spark_estimator::UniqueFd;
 
-thread_local std::string last_error;
-
 // How many forks this process is away from the first one that used the library: cheaper to ask than its number.
 std::atomic<int> fork_generation{0};
 
@@ -60,24 +58,7 @@ int Generation() {
   return fork_generation.load(std::memory_order_relaxed);
 }
 
-int32_t Report(const Status& status) {
-  if (!status.ok() && status.code() != SE_IN_PROGRESS) last_error = status.message();
-  return status.code();
-}
-
 Status Invalid(std::string message) { return Status(SE_INVALID_ARGUMENT, std::move(message)); }
-
-// No exception may cross the C ABI; the only one to be expected is a failed allocation.
-template <typename Function>
-int32_t Guarded(Function function) {
-  try {
-    return Report(function());
-  } catch (const std::bad_alloc&) {
-    return Report(Status(SE_NO_MEMORY, "the engine could not allocate memory"));
-  } catch (const std::exception& error) {
-    return Report(Status(SE_INTERNAL, error.what()));
-  }
-}
 
 bool Forked(const se_engine* engine) { return engine->generation != fork_generation.load(std::memory_order_relaxed); }
 
@@ -182,36 +163,12 @@ extern "C" {
 
 int32_t se_abi_version(void) { return SE_ABI_VERSION; }
 
-const char* se_last_error(void) { return last_error.c_str(); }
+const char* se_last_error(void) { return spark_estimator::LastError().c_str(); }
 
 const char* se_build_info(void) {
   static const std::string info =
       std::string("compiler ") + __VERSION__ + ", kernels " + spark_estimator::GetKernels().instruction_set;
   return info.c_str();
-}
-
-int32_t se_cuda_probe(const char* path, int32_t* runtime_version, int32_t* driver_version, int32_t* devices) {
-  *runtime_version = *driver_version = *devices = 0;
-  return Guarded([&]() -> Status {
-    spark_estimator::CudaApi cuda;
-    SE_RETURN_IF_ERROR(spark_estimator::CudaApi::Open(path, &cuda));
-    spark_estimator::CudaMachine machine;
-    const Status status = cuda.Probe(&machine);
-    *runtime_version = machine.runtime_version;
-    *driver_version = machine.driver_version;
-    *devices = machine.devices;
-    return status;
-  });
-}
-
-int32_t se_nccl_probe(const char* path, int32_t* version) {
-  *version = 0;
-  return Guarded([&]() -> Status {
-    spark_estimator::NcclApi nccl;
-    SE_RETURN_IF_ERROR(spark_estimator::NcclApi::Open(path, &nccl));
-    *version = nccl.version;
-    return Status::Ok();
-  });
 }
 
 int64_t se_dtype_bytes(int32_t dtype) { return static_cast<int64_t>(spark_estimator::DtypeBytes(dtype)); }

@@ -346,16 +346,20 @@ Status GpuExecutor::RunAlone(Request& request, const std::vector<int64_t>& rows)
 
 // --- health
 
-bool GpuExecutor::IsBusy() const {
-  GpuMarkPtr last;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    last = last_;
-  }
-  return last && device()->cuda().EventQuery(last->event()) == kCudaNotReady;
+int GpuExecutor::Look() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return last_ ? device_->cuda().EventQuery(last_->event()) : static_cast<int>(kCudaSuccess);
 }
 
-Status GpuExecutor::Check() { return group_ ? group_->AsyncError() : Status::Ok(); }
+bool GpuExecutor::IsBusy() const { return Look() == kCudaNotReady; }
+
+Status GpuExecutor::Check() {
+  if (!group_) return Status::Ok();
+  SE_RETURN_IF_ERROR(group_->AsyncError());
+  const int state = Look();
+  if (state == kCudaNotReady) return Status::Ok();
+  return device()->cuda().Check(state, "looking after the GPU's part of the collectives");
+}
 
 void GpuExecutor::Leave() {
   has_left_ = true;

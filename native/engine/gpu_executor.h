@@ -98,6 +98,7 @@ class GpuExecutor {
   Status Exchange(const void* mine, size_t bytes, void* all);
   Status MakeGroup(const std::vector<GpuFacts>& facts, DeviceKernels* kernels, GpuDecision* decision);
   std::shared_ptr<GpuDevice> device() const;
+  int Look() const;  // at the last operation, with CUDA's code
   bool Offered(const std::vector<RequestPtr>& requests) const;
   Status RunOnGroup(const std::vector<RequestPtr>& requests, const std::vector<int64_t>& rows);
   Status Reduce(const std::vector<RequestPtr>& requests);

@@ -29,9 +29,13 @@ std::string NcclTrouble(const std::vector<GpuFacts>& facts, const std::vector<st
   }
   for (size_t rank = 0; rank < facts.size(); ++rank) {
     for (size_t other = 0; other < rank; ++other) {
-      if (facts[rank].gpu != facts[other].gpu) continue;
-      return names[other] + " and " + names[rank] + " share one GPU (" + Get(facts[rank].gpu) +
-             "), which NCCL does not do";
+      const std::string pair = names[other] + " and " + names[rank];
+      if (facts[rank].gpu == facts[other].gpu) {
+        return pair + " share one GPU (" + Get(facts[rank].gpu) + "), which NCCL does not do";
+      }
+      if (facts[rank].board[0] != '\0' && facts[rank].board == facts[other].board) {
+        return pair + " have parts (MIG) of one GPU (" + Get(facts[rank].board) + "), which NCCL takes for one";
+      }
     }
   }
   return "";
@@ -77,6 +81,7 @@ GpuFacts LookAtGpu(const std::shared_ptr<GpuDevice>& device, const GpuLibraries&
   const DriverApi* driver = nullptr;
   static_cast<void>(store.Driver(&driver));  // without it the bus has to do
   Put(device->Identity(driver), &facts.gpu);
+  Put(device->Board(), &facts.board);
   if (size == 1) return facts;
   const Status found = NcclApi::Open(libraries.nccl, nccl);
   if (found.ok()) {

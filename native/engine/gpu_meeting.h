@@ -37,12 +37,13 @@ struct GpuFacts {
   static constexpr size_t kTextBytes = 320;
   using Text = std::array<char, kTextBytes>;  // ends in a NUL
 
-  int32_t visible = 0;         // how many GPUs its process sees
-  int32_t device = -1;         // -1: it has joined, and shown none
-  int32_t operations = 0;      // se_gpu_operations that it was told to use
-  int32_t nccl_version = 0;    // 0: it cannot use NCCL
-  int32_t can_share = 0;       // 1: it can pass device memory to other processes
-  std::array<char, 64> gpu{};  // the same for two ranks when theirs is the same GPU; ends in a NUL
+  int32_t visible = 0;           // how many GPUs its process sees
+  int32_t device = -1;           // -1: it has joined, and shown none
+  int32_t operations = 0;        // se_gpu_operations that it was told to use
+  int32_t nccl_version = 0;      // 0: it cannot use NCCL
+  int32_t can_share = 0;         // 1: it can pass device memory to other processes
+  std::array<char, 64> gpu{};    // the same for two ranks when theirs is the same GPU; ends in a NUL
+  std::array<char, 64> board{};  // the same when theirs are slices of one GPU; may be empty; ends in a NUL
   Text nccl_trouble{};
   Text share_trouble{};
 };

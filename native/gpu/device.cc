@@ -53,10 +53,15 @@ GpuDevice::~GpuDevice() {
 std::string GpuDevice::Identity(const DriverApi* driver) const {
   std::string uuid;
   if (driver != nullptr && DeviceUuid(*driver, number_, &uuid).ok()) return "GPU-" + uuid;
+  const std::string board = Board();
+  return board.empty() ? "CUDA device " + std::to_string(number_) : board;
+}
+
+std::string GpuDevice::Board() const {
   std::array<char, 32> bus{};
   if (cuda().DeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), number_) != kCudaSuccess) {
     cuda().GetLastError();
-    return "CUDA device " + std::to_string(number_);
+    return "";
   }
   std::string machine;  // the same in all containers of it
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), machine);

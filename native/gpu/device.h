@@ -87,6 +87,8 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   // The same text for whoever has this very GPU, or slice of one, in whatever process of whatever machine. Without a
   // driver that names them (`driver` may be null) slices of one GPU look the same.
   std::string Identity(const DriverApi* driver) const;
+  // The same text for all slices (MIG) of one GPU, by its place on the bus; empty when that is not to be had.
+  std::string Board() const;
 
   // An event to be recorded.
   Status Mark(GpuMarkPtr* mark);

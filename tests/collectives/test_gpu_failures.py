@@ -190,6 +190,12 @@ def test_a_rank_that_never_comes_to_nccl_is_not_waited_for_for_ever(fakes: dict[
         assert "NCCL" in text and "HOROVOD_GPU_OPERATIONS=staged" in text, text
 
 
+def test_slices_of_one_gpu_do_without_nccl(fakes: dict[str, str]) -> None:
+    for kind, text in run_ranks(2, first_sum, environ={**fakes, "FAKE_CUDA_ONE_BOARD": "1"}, timeout=60):
+        assert not kind, text
+        assert "through pinned host memory" in text and "have parts (MIG) of one GPU (0000:01:00.0" in text, text
+
+
 def test_ways_that_are_demanded_and_cannot_be(fakes: dict[str, str]) -> None:
     environ = {**fakes, "HOROVOD_GPU_OPERATIONS": "nccl"}
     for kind, text in run_ranks(2, first_sum, environ={**environ, "FAKE_NCCL_VERSION": "21300"}):

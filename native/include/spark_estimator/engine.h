@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /* Raised by one whenever a struct or the meaning of a function changes; the Python side refuses another number. */
-#define SE_ABI_VERSION 4
+#define SE_ABI_VERSION 5
 
 typedef enum se_status {
   SE_OK = 0,
@@ -193,6 +193,11 @@ SE_API const char* se_build_info(void);
 SE_API int32_t se_cuda_probe(const char* path, int32_t* runtime_version, int32_t* driver_version, int32_t* devices);
 /* The same of NCCL (22703 is 2.27.3). It needs no driver and no device. */
 SE_API int32_t se_nccl_probe(const char* path, int32_t* version);
+/* Whether one CUDA device reaches the memory of another directly: *can is 1 or 0. `path` as above. */
+SE_API int32_t se_cuda_peer_access(const char* path, int32_t device, int32_t peer, int32_t* can);
+/* Whether ranks that share a CUDA device can meet on it: SE_OK, or why not. Found out by trying: it uses the device and
+ * compiles the kernels (with NVRTC at `nvrtc_path`), which takes seconds. */
+SE_API int32_t se_gpu_sharing_probe(const char* cuda_path, const char* nvrtc_path, int32_t device);
 SE_API int64_t se_dtype_bytes(int32_t dtype); /* 0 for an unknown code */
 /* Rows of a first dimension of `rows` that `rank` of `size` gets from a reducescatter, or gives to an even alltoall:
  * lower ranks get one more. */

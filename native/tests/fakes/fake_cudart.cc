@@ -109,6 +109,7 @@ struct Machine {
   std::atomic<int> runtime{12040};
   std::atomic<int> device_failure{0};
   std::atomic<int> export_failure{0};
+  bool one_board = false;  // FAKE_CUDA_ONE_BOARD: all devices are slices of one GPU
   std::atomic<int> opens_refused{0};
   std::atomic<int> events_made{0};
   std::atomic<int> copy_pause{0};  // microseconds before each copy
@@ -126,6 +127,7 @@ Machine& TheMachine() {
     if (const char* devices = std::getenv("FAKE_CUDA_DEVICES")) made->devices = std::atoi(devices);
     if (const char* driver = std::getenv("FAKE_CUDA_DRIVER")) made->driver = std::atoi(driver);
     if (const char* failure = std::getenv("FAKE_CUDA_FAIL_EXPORT")) made->export_failure = std::atoi(failure);
+    made->one_board = std::getenv("FAKE_CUDA_ONE_BOARD") != nullptr;
     return made;
   }();
   return *machine;
@@ -204,7 +206,7 @@ FAKE_API int cudaGetDevice(int* device) {
 
 FAKE_API int cudaDeviceGetPCIBusId(char* text, int capacity, int device) {
   if (device < 0 || device >= TheMachine().devices) return Failed(kInvalidDevice);
-  std::snprintf(text, static_cast<size_t>(capacity), "0000:%02x:00.0", device + 1);
+  std::snprintf(text, static_cast<size_t>(capacity), "0000:%02x:00.0", TheMachine().one_board ? 1 : device + 1);
   return kSuccess;
 }
 
