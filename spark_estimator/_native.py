@@ -152,6 +152,7 @@ class Config(Structure):
         ("name", c_char_p),
         ("autotune_log", c_char_p),
         ("gpu_operations", c_int32),
+        ("ranks_on_host", c_int32),
         ("cuda_library", c_char_p),
         ("nccl_library", c_char_p),
         ("nvrtc_library", c_char_p),

@@ -59,7 +59,7 @@ def train(epochs: int = EPOCHS, batch_size: int = 32, learning_rate: float = 2e-
     torch.manual_seed(seed)
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        torch.cuda.set_device(hvd.local_rank())
+        torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
         device = torch.device("cuda")
 
     digits = load_digits()

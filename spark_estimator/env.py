@@ -133,6 +133,8 @@ def _tensorflow_op(text: str) -> str:
 
 
 def _gpu_operations(text: str) -> str:
+    if text.lower() == "mpi":  # Horovod was built so, which its images go on saying
+        return "auto"
     if text.lower() not in GPU_OPERATIONS:
         raise ValueError("one of " + ", ".join(GPU_OPERATIONS))
     return text.lower()
@@ -276,7 +278,7 @@ class Settings:
         "HOROVOD_GPU_OPERATIONS", "auto", _gpu_operations, unit="kind",
         effect="how PyTorch's CUDA tensors travel: nccl: by NCCL, a GPU for each rank; shared: by kernels of ours on "
         "the one GPU that all ranks share; staged: through pinned host memory; auto: what is fastest of these; copy: "
-        "PyTorch copies them to host memory and back; the same on all ranks",
+        "PyTorch copies them to host memory and back; the same on all ranks (MPI, as Horovod's images have it: auto)",
     )  # fmt: skip
     cuda_library: str = _variable(
         "SPARK_ESTIMATOR_CUDA_LIBRARY", "", _file, unit="path",
@@ -432,6 +434,10 @@ WITHOUT_EFFECT = {
     "HOROVOD_TORUS_ALLREDUCE": "HOROVOD_HIERARCHICAL_ALLREDUCE is the one way by hosts",
     "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": "the search compares medians and has no model of the noise",
     "HOROVOD_NUM_NCCL_STREAMS": "GPU tensors travel on one stream of the engine's own",
+    **dict.fromkeys(
+        (f"HOROVOD_GPU_{op}" for op in ("ALLREDUCE", "ALLGATHER", "ALLTOALL", "BROADCAST", "REDUCESCATTER")),
+        "what Horovod was built with; HOROVOD_GPU_OPERATIONS is for all ops",
+    ),
     "HOROVOD_BATCH_D2D_MEMCOPIES": "tensors of a group travel from where they lie, so that nothing is copied together",
     "HOROVOD_ENABLE_ASYNC_COMPLETION": "it is always so: the CPU waits for no GPU, streams wait for one another",
     "HOROVOD_DISABLE_NVTX_RANGES": "there are no NVTX ranges",

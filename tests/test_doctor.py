@@ -210,6 +210,13 @@ def test_the_package_is_light() -> None:
     [
         ({}, State.OK, "ranks with a GPU each: by NCCL 2.27.3"),
         ({"SPARK_ESTIMATOR_NCCL_LIBRARY": "/nowhere/n.so"}, State.OK, "a GPU each: through pinned host memory"),
+        ({}, State.OK, "8 GPUs, of which each reaches the others' memory"),
+        ({"FAKE_CUDA_APART": "1,3"}, State.OK, "8 GPUs, of which 1 and 3 do not reach each other's memory directly"),
+        ({"FAKE_CUDA_DEVICES": "1"}, State.OK, "all on one GPU: there (but Adasum"),
+        ({"SPARK_ESTIMATOR_NVRTC_LIBRARY": "/nowhere/v.so"}, State.OK, "all on one GPU: through pinned host memory"),
+        ({"SPARK_ESTIMATOR_NVRTC_LIBRARY": "/nowhere/v.so"}, State.OK, "nvidia-cuda-nvrtc"),
+        ({"HOROVOD_GPU_OPERATIONS": "nccl", "FAKE_NCCL_VERSION": "21300"}, State.NOTE, "a job with GPU tensors fails"),
+        ({}, State.OK, "is built without CUDA"),
         ({"HOROVOD_GPU_OPERATIONS": "copy"}, State.NOTE, "copied to host memory and back, as HOROVOD_GPU_OPERATIONS"),
         ({"FAKE_CUDA_DRIVER": "11040"}, State.NOTE, "CPU memory is used; there are CUDA 12"),
         ({"FAKE_CUDA_DEVICES": "0", "CUDA_VISIBLE_DEVICES": ""}, State.NOTE, "CUDA_VISIBLE_DEVICES='' hides all GPUs"),

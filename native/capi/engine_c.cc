@@ -127,6 +127,7 @@ Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* o
     return Invalid("gpu_operations " + std::to_string(config->gpu_operations) + " cannot be");
   }
   own->gpu_operations = config->gpu_operations;
+  own->ranks_on_host = config->ranks_on_host;
   own->kernel_store = &TheKernelStore();
   own->gpu_libraries.cuda = config->cuda_library != nullptr ? config->cuda_library : "";
   own->gpu_libraries.nccl = config->nccl_library != nullptr ? config->nccl_library : "";

@@ -64,9 +64,12 @@ int32_t se_gpu_sharing_probe(const char* cuda_path, const char* nvrtc_path, int3
     Used& now = *used->back();
     DeviceKernels* kernels = nullptr;
     SE_RETURN_IF_ERROR(now.store.Kernels(nvrtc_path, &kernels));
-    const CudaDeviceScope scope(now.cuda, device);
+    const DriverApi& driver = kernels->driver();
+    SE_RETURN_IF_ERROR(SharedGpuGroup::Usable(now.cuda, driver, device, 2));
+    CudaContext context = nullptr;  // retained until the process ends, as the kernels are
+    SE_RETURN_IF_ERROR(driver.Check(driver.DevicePrimaryCtxRetain(&context, device), "opening the device"));
+    const DriverContextScope scope(driver, context);
     SE_RETURN_IF_ERROR(scope.status());
-    SE_RETURN_IF_ERROR(SharedGpuGroup::Usable(now.cuda, kernels->driver(), device, 2));
     CudaFunction sum = nullptr;
     return kernels->Find(device, SE_FLOAT32, DeviceKernels::NameOf(SE_FLOAT32, SE_SUM), &sum);
   });

@@ -86,6 +86,7 @@ struct EngineConfig {
   std::string name;
   std::string autotune_log;
   int32_t gpu_operations = 0;
+  int32_t ranks_on_host = 0;
   GpuLibraries gpu_libraries;
   KernelStore* kernel_store = nullptr;  // outlives the engine
 };

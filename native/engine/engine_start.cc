@@ -183,6 +183,7 @@ void Engine::MakeRounds() {
   on_gpu.rank = config_.rank;
   on_gpu.size = config_.size;
   on_gpu.operations = config_.gpu_operations;
+  on_gpu.ranks_on_host = config_.ranks_on_host;
   on_gpu.libraries = config_.gpu_libraries;
   on_gpu.deadline = Seconds(kGpusTake * config_.start_timeout_seconds);
   GpuExecutor::Host host;

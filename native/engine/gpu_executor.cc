@@ -110,7 +110,9 @@ std::string GpuExecutor::Describe() const {
 Status GpuExecutor::Meet() {
   auto nccl = std::make_unique<NcclApi>();
   const auto size = static_cast<size_t>(options_.size);
-  GpuFacts own = LookAtGpu(device(), options_.libraries, options_.operations, options_.size, *host_.store, nccl.get());
+  GpuFacts own = LookAtGpu(device(), options_.libraries, options_.size, *host_.store, nccl.get());
+  own.operations = options_.operations;
+  own.ranks_on_host = options_.ranks_on_host;
   std::vector<GpuFacts> facts(size);
   SE_RETURN_IF_ERROR(Exchange(&own, sizeof(own), facts.data()));
   DeviceKernels* kernels = nullptr;

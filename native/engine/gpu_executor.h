@@ -44,7 +44,8 @@ class GpuExecutor {
   struct Options {
     int rank = 0;
     int size = 1;
-    int32_t operations = 0;  // se_gpu_operations; rank 0's holds for all
+    int32_t operations = 0;     // se_gpu_operations
+    int32_t ranks_on_host = 0;  // of the job; 0: not known
     GpuLibraries libraries;
     Seconds deadline{60};  // for joining a group, and for launching an operation
   };

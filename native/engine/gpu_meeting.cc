@@ -41,12 +41,27 @@ std::string NcclTrouble(const std::vector<GpuFacts>& facts, const std::vector<st
   return "";
 }
 
-// Ranks that each see several GPUs and use the same one, as they all do who leave it at the first; empty: there are
-// none.
+// What ranks were told that does not go together; empty: it does.
+std::string Contradiction(const std::vector<GpuFacts>& facts, const std::vector<std::string>& names) {
+  constexpr std::array kNames{"auto", "nccl", "shared", "staged"};
+  const auto name = [&](size_t rank) { return std::string(kNames[static_cast<size_t>(facts[rank].operations)]); };
+  for (size_t rank = 1; rank < facts.size(); ++rank) {
+    if (facts[rank].operations == facts[0].operations) continue;
+    return "HOROVOD_GPU_OPERATIONS is " + name(0) + " on " + names[0] + " and " + name(rank) + " on " + names[rank] +
+           ": give all ranks the same";
+  }
+  return "";
+}
+
+// Whether each rank of this one's host could have a GPU of its own.
+bool CouldBeAlone(const GpuFacts& facts) { return facts.visible > 1 && facts.ranks_on_host <= facts.visible; }
+
+// Ranks that each could have a GPU of its own and use the same one, as they all do who leave it at the first; empty:
+// there are none.
 std::string Carelessness(const std::vector<GpuFacts>& facts, const std::vector<std::string>& names) {
   for (size_t rank = 0; rank < facts.size(); ++rank) {
     for (size_t other = 0; other < rank; ++other) {
-      if (facts[rank].gpu != facts[other].gpu || facts[rank].visible < 2 || facts[other].visible < 2) continue;
+      if (facts[rank].gpu != facts[other].gpu || !CouldBeAlone(facts[rank]) || !CouldBeAlone(facts[other])) continue;
       return names[other] + " and " + names[rank] + " use the same GPU (" + Get(facts[rank].gpu) +
              "), and each of them sees " + std::to_string(facts[rank].visible) +
              ": call torch.cuda.set_device(hvd.local_rank()) before the first tensor is put on one. If they are to "
@@ -71,10 +86,9 @@ std::string ShareTrouble(const std::vector<GpuFacts>& facts, const std::vector<s
 
 }  // namespace
 
-GpuFacts LookAtGpu(const std::shared_ptr<GpuDevice>& device, const GpuLibraries& libraries, int32_t operations,
-                   int size, KernelStore& store, NcclApi* nccl) {
+GpuFacts LookAtGpu(const std::shared_ptr<GpuDevice>& device, const GpuLibraries& libraries, int size,
+                   KernelStore& store, NcclApi* nccl) {
   GpuFacts facts;
-  facts.operations = operations;
   if (!device) return facts;
   facts.device = device->number();
   facts.visible = device->visible();
@@ -107,6 +121,8 @@ void LookAtSharing(const GpuDevice& device, const GpuLibraries& libraries, int s
 }
 
 Status Decide(const std::vector<GpuFacts>& facts, const std::vector<std::string>& names, GpuDecision* decision) {
+  const std::string contradiction = Contradiction(facts, names);
+  if (!contradiction.empty()) return Status(SE_SYSTEM_ERROR, contradiction);
   const int32_t wanted = facts[0].operations;
   for (size_t rank = 0; rank < facts.size(); ++rank) {
     if (facts[rank].device >= 0) continue;

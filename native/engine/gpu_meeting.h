@@ -39,6 +39,7 @@ struct GpuFacts {
 
   int32_t visible = 0;           // how many GPUs its process sees
   int32_t device = -1;           // -1: it has joined, and shown none
+  int32_t ranks_on_host = 0;     // of the job; 0: not known
   int32_t operations = 0;        // se_gpu_operations that it was told to use
   int32_t nccl_version = 0;      // 0: it cannot use NCCL
   int32_t can_share = 0;         // 1: it can pass device memory to other processes
@@ -51,8 +52,8 @@ static_assert(std::is_trivially_copyable_v<GpuFacts>);
 
 // What this rank has, but for sharing. `device` is null for one that has joined. Opens NCCL into `nccl` if it is there
 // and there are ranks to talk to.
-GpuFacts LookAtGpu(const std::shared_ptr<GpuDevice>& device, const GpuLibraries& libraries, int32_t operations,
-                   int size, KernelStore& store, NcclApi* nccl);
+GpuFacts LookAtGpu(const std::shared_ptr<GpuDevice>& device, const GpuLibraries& libraries, int size,
+                   KernelStore& store, NcclApi* nccl);
 
 // Whether it is worth finding out if the ranks can meet on one GPU; the same on all of them.
 bool MayShare(const std::vector<GpuFacts>& facts);
@@ -65,7 +66,8 @@ struct GpuDecision {
   std::string text;  // for people: which way, and why not a faster one
 };
 
-// Pure: the same on all ranks. An error when a way was demanded that these ranks cannot go; it names one of them.
+// Pure: the same on all ranks. An error when the ranks were told different things, or a way was demanded that they
+// cannot go, or is not gone by mistake; it names one of them.
 // `names`: what to call the ranks.
 Status Decide(const std::vector<GpuFacts>& facts, const std::vector<std::string>& names, GpuDecision* decision);
 

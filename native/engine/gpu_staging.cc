@@ -38,6 +38,7 @@ GpuStaging::GpuStaging(std::shared_ptr<GpuDevice> device, Executor* host, Livene
     : device_(std::move(device)), host_(host), liveness_(liveness), rank_(rank), size_(size) {}
 
 GpuStaging::~GpuStaging() {
+  AwaitCopies();
   for (Pinned& slot : slots_) Unpin(&slot);
   Unpin(&whole_);
   if (!device_) return;
@@ -110,12 +111,18 @@ Status GpuStaging::ShareSlots(Arena* arena, SharedGroup* shared, const HostExcha
   return Status::Ok();
 }
 
+// All of them, those of an operation that failed halfway, too: they must be over before the memory is the system's
+// again.
+void GpuStaging::AwaitCopies() {
+  if (!device_) return;
+  for (const CudaStream stream : {in_, out_}) {
+    GpuMarkPtr end;
+    if (stream != nullptr && device_->MarkBehind(stream, &end).ok()) device_->cuda().EventSynchronize(end->event());
+  }
+}
+
 void GpuStaging::UnshareSlots() {
   if (shared_ == nullptr) return;
-  // What still comes from there or goes there must be over before the memory is the system's again.
-  for (const Pinned& slot : slots_) {
-    if (slot.is_shared && slot.busy_until) device_->cuda().EventSynchronize(slot.busy_until->event());
-  }
   device_->cuda().HostUnregister(shared_);
   static_cast<void>(arena_->Free(std::exchange(shared_, nullptr)));
 }

@@ -76,6 +76,7 @@ class GpuStaging {
   Status BringIn(const Chunk& chunk, Pinned& slot, GpuMarkPtr* there);
   Status TakeOut(const Chunk& chunk, Pinned& slot);
   Status RunOnHost(const Signature& like, int32_t dtype, size_t count, void* data);
+  void AwaitCopies();
   void UnshareSlots();
   size_t OutputBytes(const Request& request, size_t part, const std::vector<int64_t>& rows) const;
   Status Pin(size_t bytes, Pinned* memory);

@@ -131,6 +131,7 @@ class Engine:
         self.at_end: Callable[[], object] | None = None
         self.gpu_device: int | None = None
         self._way_of_gpu_tensors_told = False
+        self._chooses_gpu_way = config.gpu_operations == _native.GpuOperations.AUTO
         self._detached: deque[tuple[int, object, int | None]] = deque()
         # What was under way when the engine broke. Whoever goes on asking a broken one gets no more memory held.
         self._failed_on_gpu: deque[object] = deque(maxlen=_MOST_HELD)
@@ -278,15 +279,15 @@ class Engine:
         return self.gpu_device == device
 
     def tell_way_of_gpu_tensors(self) -> None:
-        """Logs, once, how GPU tensors travel and why: known as soon as one has."""
+        """Logs, once, how GPU tensors travel and why, as is known when one has; a warning where nobody asked for it."""
         if self._way_of_gpu_tensors_told:
             return
         self._way_of_gpu_tensors_told = True
-        level = logging.INFO if self.rank == 0 else logging.DEBUG
-        if _log.isEnabledFor(level):
-            with suppress(HorovodInternalError, ValueError):
-                where = f"process set {self.process_set}: " if self.process_set else ""
-                _log.log(level, "%s%s", where, self.describe("gpu").rstrip())
+        with suppress(HorovodInternalError, ValueError):
+            way = self.describe("gpu").rstrip()
+            level = logging.WARNING if "host memory" in way and self._chooses_gpu_way else logging.INFO
+            where = f"process set {self.process_set}: " if self.process_set else ""
+            _log.log(level if self.rank == 0 else logging.DEBUG, "%s%s", where, way)
 
     # --- shared memory -----------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import itertools
 import os
 import re
 import sys
@@ -112,6 +113,33 @@ def nccl_facts(path: str) -> NcclFacts:
     return NcclFacts(version.value, _trouble(status))
 
 
+def unreachable_peers(path: str, devices: int) -> list[tuple[int, int]]:
+    """The pairs of GPUs of which one does not reach the other's memory directly.
+
+    Args:
+        path: of the CUDA runtime.
+        devices: that this process sees.
+
+    Raises:
+        NativeLibraryError: as for `cuda_facts`.
+    """
+    reaches = c_int32()
+    return [
+        (one, other)
+        for one, other in itertools.combinations(range(devices), 2)
+        if _native.library().se_cuda_peer_access(path.encode(), one, other, byref(reaches)) or not reaches.value
+    ]
+
+
+def sharing_trouble(libraries: GpuLibraries) -> str:
+    """Why ranks that share the first GPU cannot meet on it; "" where they can. Uses the GPU; takes seconds.
+
+    Raises:
+        NativeLibraryError: as for `cuda_facts`.
+    """
+    return _trouble(_native.library().se_gpu_sharing_probe(libraries.cuda.encode(), libraries.nvrtc.encode(), 0))
+
+
 @functools.cache
 def nccl_in_use() -> int:
     """The version of the NCCL that GPU tensors would travel by, as 22703 for 2.27.3; 0: none, or there is no GPU.
@@ -136,8 +164,7 @@ def cuda_opens() -> bool:
     path = gpu_libraries(settings).cuda
     for name in [path] if path else ["libcudart.so.13", "libcudart.so.12"]:
         with suppress(OSError):
-            ctypes.CDLL(name)
-            return True
+            return hasattr(ctypes.CDLL(name), "cudaRuntimeGetVersion")
     return False
 
 
@@ -151,11 +178,11 @@ def _settings() -> Settings | None:
 
 def _may_have_gpus(settings: Settings) -> bool:
     """Whether this process may find GPUs, as far as can be seen without the driver."""
+    if hides_all_gpus():
+        return False
     torch = sys.modules.get("torch")
     if getattr(getattr(torch, "version", None), "cuda", "") is None:  # it is loaded, and made for CPUs or other GPUs
         return bool(settings.cuda_library)
-    if hides_all_gpus():
-        return False
     return bool(settings.cuda_library) or any(map(os.path.exists, _TRACES_OF_A_DRIVER))
 
 
@@ -169,21 +196,29 @@ def nccl_name(version: int) -> str:
     return f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
 
 
-def ways(operations: str, nccl: NcclFacts) -> str:
+#: What NCCL and our kernels on a shared GPU leave to the host's algorithms.
+_NOT_BY_NCCL = "Adasum, int16, averages and factors of integers"
+_NOT_ON_A_SHARED_GPU = "Adasum"
+
+
+def ways(operations: str, nccl: NcclFacts, sharing_trouble: str) -> str:
     """How GPU tensors travel in jobs of each kind, in words.
 
     Args:
         operations: of the settings, not ``copy``.
         nccl: what was found.
+        sharing_trouble: of `sharing_trouble`.
     """
     staged = "through pinned host memory"
-    by_nccl = f"by NCCL {nccl_name(nccl.version)}" if nccl.version else staged
+    by_nccl = f"by NCCL {nccl_name(nccl.version)} (but {_NOT_BY_NCCL}: {staged})"
+    shared = f"there (but {_NOT_ON_A_SHARED_GPU}: {staged})"
     return {
-        "nccl": f"by NCCL{f' {nccl_name(nccl.version)}' if nccl.version else ', which is not there'}, or not at all",
-        "shared": "on the one GPU that all ranks share, or not at all",
+        "nccl": by_nccl if nccl.version else "by NCCL, which is not there: a job with GPU tensors fails",
+        "shared": "ranks must not share this GPU: a job fails" if sharing_trouble else f"all on one GPU, {shared}",
         "staged": f"all {staged}",
     }.get(operations) or (
-        f"one rank: on its GPU; ranks with a GPU each: {by_nccl}; all on one GPU: there; else, and Adasum: {staged}"
+        f"one rank: on its GPU; ranks with a GPU each: {by_nccl if nccl.version else staged}; all on one GPU: "
+        f"{staged if sharing_trouble else shared}; else: {staged}"
     )
 
 

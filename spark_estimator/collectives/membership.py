@@ -58,14 +58,16 @@ class EngineStarter:
         with self._wiring:
             if self._switchboard is None:
                 wired, topology = Wired(0, 1, (), -1), Topology.of([host_id()], 0)
-                host = socket.gethostname()
+                host, ranks_on_host = socket.gethostname(), 1
             else:
                 wired = self._switchboard.connect_all(self._round, self._settings, group)
                 peers = self._switchboard.rendezvous.peers
                 topology = Topology.of([peers[rank].host_id for rank in group.ranks], wired.rank)
-                host = peers[group.ranks[wired.rank]].host
+                own = peers[group.ranks[wired.rank]]
+                host, ranks_on_host = own.host, sum(peer.host_id == own.host_id for peer in peers)
             try:
                 config = _config(self._settings, topology, group, host, wired.segment_fd)
+                config.ranks_on_host = ranks_on_host  # of the job, whichever of its ranks the group has
             except BaseException:
                 wired.close()
                 raise

@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from ctypes import byref, c_int32
 from pathlib import Path
 
@@ -267,17 +268,45 @@ def gpu_collectives() -> Finding:
         there.append(f"CUDA {found.cuda_name(cuda.runtime)} ({paths.cuda or 'by the linker'})")
     if cuda.driver:
         there.append(f"a driver for CUDA {found.cuda_name(cuda.driver)}")
-    if nccl.version:
-        there.append(f"NCCL {found.nccl_name(nccl.version)} ({paths.nccl or 'by the linker'})")
-    has = f"there are {', '.join(there)}" if there else "there are neither CUDA nor NCCL"
+    there.append(
+        f"NCCL {found.nccl_name(nccl.version)} ({paths.nccl or 'by the linker'})" if nccl.version else "no NCCL"
+    )
+    has = f"there are {', '.join(there)}" if cuda.runtime or nccl.version else "there are neither CUDA nor NCCL"
     if settings.gpu_operations == "copy":
         return Finding(name, State.NOTE, f"copied to host memory and back, as HOROVOD_GPU_OPERATIONS says; {has}")
     if cuda.trouble or not cuda.devices:
         hiding = hides_all_gpus()
         why = f"{hiding} hides all GPUs" if hiding else cuda.trouble or "CUDA sees no GPU"
-        return Finding(name, State.NOTE, f"none, CPU memory is used; {has}; {why}" if there else f"none; {has}")
-    ways = found.ways(settings.gpu_operations, nccl)
-    return Finding(name, State.OK, f"{ways}; {has}, {cuda.devices} GPU{'s' * (cuda.devices > 1)}", nccl.trouble)
+        if not cuda.runtime and not nccl.version:
+            return Finding(name, State.NOTE, f"none; {has}")
+        return Finding(name, State.NOTE, f"none, CPU memory is used; {has}; {why}")
+    no_sharing = found.sharing_trouble(paths)
+    ways = found.ways(settings.gpu_operations, nccl, no_sharing)
+    missing = [nccl.trouble] if nccl.trouble else []
+    if no_sharing:
+        missing.append(f"for ranks that share a GPU: {no_sharing}")
+    if _version("torch").endswith("+cpu"):
+        missing.append(f"PyTorch {_version('torch')} is built without CUDA: install one that has it")
+    peers = _peers(cuda.devices, found.unreachable_peers(paths.cuda, cuda.devices))
+    demanded = {"nccl": bool(nccl.trouble), "shared": bool(no_sharing)}.get(settings.gpu_operations, False)
+    return Finding(name, State.NOTE if demanded else State.OK, f"{ways}; {has}, {peers}", "; ".join(missing))
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _peers(devices: int, apart: Sequence[tuple[int, int]]) -> str:
+    """How the GPUs of this machine reach one another, in words."""
+    if devices == 1:
+        return "1 GPU"
+    if not apart:
+        return f"{devices} GPUs, of which each reaches the others' memory"
+    pairs = ", ".join(f"{one} and {other}" for one, other in apart[:6]) + (" and others" if len(apart) > 6 else "")
+    return f"{devices} GPUs, of which {pairs} do not reach each other's memory directly"
 
 
 def old_names() -> Finding:

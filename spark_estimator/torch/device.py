@@ -149,7 +149,9 @@ def let_wait(device: int, streams: Iterable[int]) -> None:
     """Has a CUDA device's current stream wait for what some others of its streams hold by now."""
     current = torch.cuda.current_stream(device)
     for stream in streams:
-        current.wait_stream(torch.cuda.ExternalStream(stream, device=device))
+        # PyTorch takes the address 0, which its default stream has, for none at all, and makes a stream.
+        other = torch.cuda.ExternalStream(stream, device=device) if stream else torch.cuda.default_stream(device)
+        current.wait_stream(other)
 
 
 def await_outputs(handle: Handle | None, gpu: Gpu | None, tensors: Iterable[torch.Tensor], kind: str) -> None:
@@ -227,7 +229,8 @@ def _is_used(engine: Engine, number: int) -> bool:
         _told.add((engine.gpu_device, number))
         _log.warning(
             "tensors on cuda:%d are copied through host memory: those on cuda:%d came first, and a rank sends from one "
-            "GPU. Call torch.cuda.set_device(hvd.local_rank()) before the first collective, if cuda:%d is the one.",
+            "GPU. If cuda:%d is the one, call torch.cuda.set_device(hvd.local_rank() %% torch.cuda.device_count()) "
+            "before the first collective.",
             number, engine.gpu_device, number,
         )  # fmt: skip
     return False

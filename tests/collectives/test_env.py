@@ -59,7 +59,7 @@ def test_stall_check_can_be_disabled_as_in_horovod() -> None:
     ("variable", "value", "expected"),
     [
         ("HOROVOD_FUSION_THRESHOLD", "64MB", "whole number"),
-        ("HOROVOD_GPU_OPERATIONS", "MPI", "one of auto, nccl, shared, staged, copy"),
+        ("HOROVOD_GPU_OPERATIONS", "DDL", "one of auto, nccl, shared, staged, copy"),
         ("SPARK_ESTIMATOR_COMPRESSION", "int8", "one of none, fp16, bf16"),
         ("HOROVOD_FUSION_THRESHOLD", "-1", "whole number"),
         ("HOROVOD_FUSION_THRESHOLD", "99999999999999999999", "whole number"),

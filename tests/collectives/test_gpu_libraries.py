@@ -114,15 +114,18 @@ def test_what_scripts_ask(fakes: dict[str, str]) -> None:
     assert answers(HOROVOD_GPU_OPERATIONS="nonsense") == (0, False)
     nowhere = {"SPARK_ESTIMATOR_CUDA_LIBRARY": "/nowhere/c.so", "SPARK_ESTIMATOR_NCCL_LIBRARY": "/nowhere/n.so"}
     assert answers(**nowhere) == (0, False)
+    assert answers(SPARK_ESTIMATOR_CUDA_LIBRARY=fakes["SPARK_ESTIMATOR_NVRTC_LIBRARY"]) == (22703, False)
 
 
 def test_ways_in_words() -> None:
     found, missing = NcclFacts(22703, ""), NcclFacts(0, "not there")
-    assert "with a GPU each: by NCCL 2.27.3" in ways("auto", found)
-    assert "with a GPU each: through pinned host memory" in ways("auto", missing)
-    assert "not there" in ways("nccl", missing) and "2.27.3" in ways("nccl", found)
-    assert ways("staged", found) == "all through pinned host memory"
-    assert "all ranks share" in ways("shared", found)
+    assert "with a GPU each: by NCCL 2.27.3 (but Adasum, int16" in ways("auto", found, "")
+    assert "with a GPU each: through pinned host memory" in ways("auto", missing, "")
+    assert "all on one GPU: there" in ways("auto", found, "")
+    assert "all on one GPU: through pinned host memory" in ways("auto", found, "no NVRTC")
+    assert "a job with GPU tensors fails" in ways("nccl", missing, "") and "2.27.3" in ways("nccl", found, "")
+    assert ways("staged", found, "") == "all through pinned host memory"
+    assert "all on one GPU" in ways("shared", found, "") and "fails" in ways("shared", found, "no NVRTC")
 
 
 def test_names_of_versions() -> None:

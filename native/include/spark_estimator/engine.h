@@ -127,6 +127,8 @@ typedef struct se_config {
   const char* name;              /* this rank's "host (pid 123)", for messages; copied */
   const char* autotune_log;      /* CSV file that rank 0 writes, or NULL; copied */
   int32_t gpu_operations;        /* se_gpu_operations, the same on all ranks */
+  int32_t ranks_on_host;         /* of the job, this one included; 0: not known. With more of them than GPUs that they
+                                    see some have to share one */
   const char* cuda_library;      /* path of libcudart.so; NULL or "": what the process has loaded, else what the linker
                                     finds. It is opened at the first GPU tensor, as are the next two; copied */
   const char* nccl_library;      /* the same of libnccl.so */
