@@ -235,6 +235,7 @@ void RunProcesses(int size, const JobOptions& options, const std::function<void(
 
 void RunSequence(int size, Channel channel, int32_t operations, int count, int device = -1) {
   const uint64_t seed = std::random_device{}();
+  std::fprintf(stderr, "%d ranks, seed %llu\n", size, static_cast<unsigned long long>(seed));  // shown when one fails
   JobOptions options = OnGpu(channel, operations);
   options.heartbeat_seconds = 0;  // a wake-up that is forgotten is not made up for by the next sign of life
   const auto body = [&](Rank& me) {

@@ -196,6 +196,38 @@ def test_slices_of_one_gpu_do_without_nccl(fakes: dict[str, str]) -> None:
         assert "through pinned host memory" in text and "have parts (MIG) of one GPU (0000:01:00.0" in text, text
 
 
+def test_more_ranks_than_gpus_share_them(fakes: dict[str, str]) -> None:
+    def turns(rank: int) -> tuple[str, str]:
+        return first_sum(rank, rank % 2)
+
+    for kind, text in run_ranks(3, turns, environ={**fakes, "FAKE_CUDA_DEVICES": "2"}, timeout=60):
+        assert not kind, text
+        assert "through pinned host memory: rank 0" in text and "share one GPU" in text, text
+    # Where each could have one, it is a mistake.
+    for kind, text in run_ranks(2, turns, environ={**fakes, "FAKE_CUDA_UUIDS": "a,a,b"}, timeout=60):
+        assert kind and "call torch.cuda.set_device(hvd.local_rank())" in text, text
+
+
+def test_ranks_that_were_told_different_ways(fakes: dict[str, str]) -> None:
+    def contradict(rank: int) -> tuple[str, str]:
+        os.environ["HOROVOD_GPU_OPERATIONS"] = ("auto", "staged")[rank]
+        return first_sum(rank)
+
+    for kind, text in run_ranks(2, contradict, environ=fakes, timeout=60):
+        assert kind, text
+        assert "HOROVOD_GPU_OPERATIONS is auto on rank 0" in text and "staged on rank 1" in text, text
+
+
+@pytest.mark.parametrize(("operations", "warns"), [("auto", True), ("staged", False)])
+def test_the_slow_way_is_warned_of_once(fakes: dict[str, str], operations: str, warns: bool) -> None:
+    environ = {**fakes, "HOROVOD_GPU_OPERATIONS": operations, "SPARK_ESTIMATOR_NCCL_LIBRARY": "/nowhere/libnccl.so.2"}
+    with start_ranks(2, first_sum, environ=environ) as ranks:
+        outcomes = ranks.wait(timeout=60)
+    assert all(outcome.returned for outcome in outcomes), outcomes
+    assert outcomes[0].output.count("through pinned host memory: rank 0") == int(warns), outcomes[0].output
+    assert "host memory" not in outcomes[1].output
+
+
 def test_ways_that_are_demanded_and_cannot_be(fakes: dict[str, str]) -> None:
     environ = {**fakes, "HOROVOD_GPU_OPERATIONS": "nccl"}
     for kind, text in run_ranks(2, first_sum, environ={**environ, "FAKE_NCCL_VERSION": "21300"}):

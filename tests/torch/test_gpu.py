@@ -327,3 +327,22 @@ def test_what_counts_as_a_cuda_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.cuda_device(torch.ones(1)) == device.cuda_device(7) == device.NO_DEVICE
     monkeypatch.setattr(device, "_IS_ROCM", True)
     assert device.cuda_device(tensor) == device.NO_DEVICE
+
+
+def test_the_default_stream_is_waited_for_as_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its address is 0, which ``torch.cuda.ExternalStream`` takes for none: it would make another stream."""
+    waited: list[str] = []
+
+    class Current:
+        def wait_stream(self, stream: str) -> None:
+            waited.append(stream)
+
+    def external(address: int, device: int) -> str:
+        assert address, "a stream that nobody has used"
+        return f"{address} of {device}"
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Current())
+    monkeypatch.setattr(torch.cuda, "ExternalStream", external)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: f"default of {device}")
+    device.let_wait(3, [7, 0])
+    assert waited == ["7 of 3", "default of 3"]
