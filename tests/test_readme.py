@@ -136,8 +136,13 @@ def test_the_estimator_of_keras(tmp_path: Path) -> None:
     assert "inside__output" in output
 
 
+def test_tensors_on_gpus_where_there_may_be_none(tmp_path: Path) -> None:
+    output = run(tmp_path, PYTHON_BLOCKS[10], "-m", "spark_estimator", "run", "-np", "2", sys.executable)
+    assert len(re.findall(r"rank \d of 2 on \w+: \[0\.0, 0\.5\]", output)) == 2, output
+
+
 def test_no_block_goes_untested() -> None:
-    assert len(PYTHON_BLOCKS) == 10
+    assert len(PYTHON_BLOCKS) == 11
 
 
 def test_the_names_in_its_table_exist() -> None:
