@@ -67,8 +67,10 @@ wheel: build/.wheel
 test-petastorm: build build/petastorm/.ready
 	build/petastorm/bin/python -m pytest tests/data/test_petastorm.py tests/data/test_petastorm_itself.py
 
-test-native: build
-	$(BIN)/ctest --test-dir $(TREE) --output-on-failure --timeout 300
+# With NVIDIA's own compiler for the kernels that ranks on one GPU run; it needs no GPU.
+test-native: build build/nvrtc/.ready
+	SPARK_ESTIMATOR_TEST_NVRTC="$(CURDIR)/build/nvrtc/nvidia/cuda_nvrtc/lib/libnvrtc.so.12" \
+	  $(BIN)/ctest --test-dir $(TREE) --output-on-failure --timeout 300
 
 test-native-sanitized: $(VENV)/.tools
 	@set -e; found=0; for sanitizer in address thread; do \
@@ -117,6 +119,11 @@ $(VENV)/.tools: constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt $(TORCH)
 	$(PIP) install --quiet --constraint constraints.txt scikit-build-core cmake ninja
 	@touch $@
+
+build/nvrtc/.ready: constraints.txt | $(VENV)/.tools
+	rm -rf build/nvrtc
+	$(PIP) install --quiet --no-deps --target build/nvrtc --constraint constraints.txt nvidia-cuda-nvrtc-cu12
+	touch $@
 
 build/.wheel: $(VENV)/.tools pyproject.toml README.md LICENSE $(NATIVE) $(PACKAGE)
 	@command -v "$${CXX:-c++}" >/dev/null \
