@@ -162,7 +162,11 @@ Coordinator::Ready Coordinator::Conclude(const Meeting& meeting) const {
     const std::string text = Differences(meeting, [](const Signature& s) { return OpName(s.op); });
     if (!text.empty()) ready.error = "Mismatched operations: " + text;
   }
+  const bool agreed_so_far = ready.error.empty();
   differ("places", [](const Signature& s) { return std::string(s.place == SE_GPU ? "a GPU tensor" : "a CPU tensor"); });
+  if (agreed_so_far && !ready.error.empty()) {
+    ready.error += " (as one has whose HOROVOD_GPU_OPERATIONS is copy, or whose PyTorch has no CUDA)";
+  }
   differ("tensor counts", [](const Signature& s) { return std::to_string(s.parts.size()) + " tensors"; });
   if (first.op == SE_ALLREDUCE || first.op == SE_REDUCESCATTER) {
     differ("reduce ops", [](const Signature& s) { return ReduceOpName(s.reduce_op); });

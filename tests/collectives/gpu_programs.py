@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -20,6 +20,29 @@ from tests.fake_gpus import Memory
 ALL_DTYPES = tuple(DType)
 # So long a stream is at work before it has written the inputs, at most: who does not wait for it is early.
 LATE_MICROSECONDS = 300
+
+
+class OnGpu(NamedTuple):
+    """A rank's device, with memory on it.
+
+    Attributes:
+        gpu: and a stream of it.
+        memory: of the tensor.
+        tensors: the tensor, reduced in place.
+    """
+
+    gpu: Gpu
+    memory: Memory
+    tensors: list[ops.Tensor]
+
+
+def on_gpu(device: int, values: Any, dtype: DType = DType.FLOAT64) -> OnGpu:
+    """Joins the job, chooses a device and puts an array of one dimension on it."""
+    context.init()
+    fake_gpus.use(device)
+    memory = fake_gpus.on_gpu(values)
+    tensors = [ops.Tensor(memory.address, memory.address, dtype, values.shape)]
+    return OnGpu(Gpu(device, fake_gpus.new_stream()), memory, tensors)
 
 
 class GpuRunning:

@@ -28,15 +28,11 @@ def wait_for_a_dead_rank(rank: int, dies: int) -> list[str]:
     import numpy
 
     from spark_estimator.collectives import context, ops
-    from spark_estimator.collectives.ops import Gpu
     from spark_estimator.errors import PeerLostError
     from tests import fake_gpus
+    from tests.collectives.gpu_programs import on_gpu
 
-    context.init()
-    fake_gpus.use(rank)
-    gpu = Gpu(rank, fake_gpus.new_stream())
-    memory = fake_gpus.on_gpu(numpy.ones(100_000))
-    tensor = ops.Tensor(memory.address, memory.address, DType.FLOAT64, (100_000,))
+    gpu, memory, [tensor] = on_gpu(rank, numpy.ones(100_000))
     ops.run(Op.ALLREDUCE, "together", [tensor], keep=memory, gpu=gpu)
     fake_gpus.synchronize(gpu.stream)
     if rank == dies:
@@ -83,19 +79,15 @@ def test_a_rank_that_is_killed_amid_the_others_work(fakes: dict[str, str], way: 
         import numpy
 
         from spark_estimator.collectives import context, ops
-        from spark_estimator.collectives.ops import Gpu
         from spark_estimator.errors import PeerLostError
         from tests import fake_gpus
+        from tests.collectives.gpu_programs import on_gpu
 
-        context.init()
-        fake_gpus.use(rank)
-        gpu = Gpu(rank, fake_gpus.new_stream())
-        memory = fake_gpus.on_gpu(numpy.ones(300_000, numpy.float32))
-        tensor = ops.Tensor(memory.address, memory.address, DType.FLOAT32, (300_000,))
+        gpu, memory, tensors = on_gpu(rank, numpy.ones(300_000, numpy.float32), DType.FLOAT32)
         told = ""
         for turn in range(1 << 30):
             try:
-                ops.run(Op.ALLREDUCE, "sum", [tensor], keep=memory, gpu=gpu)
+                ops.run(Op.ALLREDUCE, "sum", tensors, keep=memory, gpu=gpu)
             except PeerLostError as error:
                 told = str(error)
                 break
@@ -122,16 +114,14 @@ def test_a_rank_that_ends_with_operations_under_way(fakes: dict[str, str], way: 
 
         import numpy
 
-        from spark_estimator.collectives import context, ops
-        from spark_estimator.collectives.ops import Gpu
+        from spark_estimator.collectives import ops
         from spark_estimator.errors import ShutDownError
         from tests import fake_gpus
+        from tests.collectives.gpu_programs import on_gpu
 
-        context.init()
-        fake_gpus.use(rank)
-        gpu = Gpu(rank, fake_gpus.new_stream())
-        memories = [fake_gpus.on_gpu(numpy.ones(300_000, numpy.float32)) for _ in range(10)]
-        tensors = [ops.Tensor(each.address, each.address, DType.FLOAT32, (300_000,)) for each in memories]
+        gpu, memory, tensors = on_gpu(rank, numpy.ones(300_000, numpy.float32), DType.FLOAT32)
+        memories = [memory, *(fake_gpus.on_gpu(memory.array) for _ in range(9))]
+        tensors = [tensors[0]._replace(input=each.address, output=each.address) for each in memories]
         for turn in range(5):
             ops.run(Op.ALLREDUCE, f"together {turn}", tensors[:1], keep=memories, gpu=gpu)
         told = ""
@@ -163,14 +153,10 @@ def first_sum(rank: int, device: int | None = None) -> tuple[str, str]:
     import numpy
 
     from spark_estimator.collectives import context, ops
-    from spark_estimator.collectives.ops import Gpu
     from tests import fake_gpus
+    from tests.collectives.gpu_programs import on_gpu
 
-    context.init()
-    fake_gpus.use(rank if device is None else device)
-    memory = fake_gpus.on_gpu(numpy.ones(10))
-    tensors = [ops.Tensor(memory.address, memory.address, DType.FLOAT64, (10,))]
-    gpu = Gpu(rank if device is None else device, fake_gpus.new_stream())
+    gpu, memory, tensors = on_gpu(rank if device is None else device, numpy.ones(10))
     try:
         ops.run(Op.ALLREDUCE, "first", tensors, keep=memory, gpu=gpu)
     except Exception as error:
@@ -270,15 +256,11 @@ def test_nccl_that_fails_later(fakes: dict[str, str]) -> None:
         import numpy
 
         from spark_estimator.collectives import context, ops
-        from spark_estimator.collectives.ops import Gpu
         from spark_estimator.errors import HorovodInternalError
         from tests import fake_gpus
+        from tests.collectives.gpu_programs import on_gpu
 
-        context.init()
-        fake_gpus.use(rank)
-        gpu = Gpu(rank, fake_gpus.new_stream())
-        memory = fake_gpus.on_gpu(numpy.ones(10))
-        tensors = [ops.Tensor(memory.address, memory.address, DType.FLOAT64, (10,))]
+        gpu, memory, tensors = on_gpu(rank, numpy.ones(10))
         ops.run(Op.ALLREDUCE, "well", tensors, keep=memory, gpu=gpu)
         fake_gpus.synchronize(gpu.stream)
         if rank == 1:
@@ -300,14 +282,10 @@ def test_a_stream_that_is_being_captured_is_refused(fakes: dict[str, str]) -> No
         import numpy
 
         from spark_estimator.collectives import context, ops
-        from spark_estimator.collectives.ops import Gpu
         from tests import fake_gpus
+        from tests.collectives.gpu_programs import on_gpu
 
-        context.init()
-        fake_gpus.use(rank)
-        gpu = Gpu(rank, fake_gpus.new_stream())
-        memory = fake_gpus.on_gpu(numpy.ones(10))
-        tensors = [ops.Tensor(memory.address, memory.address, DType.FLOAT64, (10,))]
+        gpu, memory, tensors = on_gpu(rank, numpy.ones(10))
         fake_gpus.cuda().fake_cuda_capture(gpu.stream, 1)
         with pytest.raises(ValueError) as caught:
             ops.run(Op.ALLREDUCE, "sum", tensors, keep=memory, gpu=gpu)

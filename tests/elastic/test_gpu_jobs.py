@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from spark_estimator._native import DType, Op
+from spark_estimator._native import Op
 from spark_estimator.elastic.rounds import Terms
 from spark_estimator.launch.elastic import run_elastic_local
 
@@ -37,16 +37,13 @@ def train(tests: str) -> dict[str, Any]:
     sys.path.insert(0, tests)
     from spark_estimator.collectives import context, ops
     from spark_estimator.collectives.objects import broadcast_object
-    from spark_estimator.collectives.ops import Gpu
     from spark_estimator.elastic import ObjectState, rejoin, run_fn
     from tests import fake_gpus
+    from tests.collectives.gpu_programs import on_gpu
 
     context.init()
     device = context.local_rank()  # chosen once, as a user's script does
-    fake_gpus.use(device)
-    gpu = Gpu(device, fake_gpus.new_stream())
-    memory = fake_gpus.on_gpu(numpy.zeros(1000))
-    tensors = [ops.Tensor(memory.address, memory.address, DType.FLOAT64, (1000,))]
+    gpu, memory, tensors = on_gpu(device, numpy.zeros(1000))
 
     def loop(state: Any) -> list[float]:
         while len(state.sums) < 12:
