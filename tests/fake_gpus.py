@@ -78,8 +78,9 @@ def use(device: int) -> None:
 
 
 def synchronize(stream: int) -> None:
-    """Returns when a stream has done all that it was given."""
+    """Returns when a stream has done all that it was given. This thread has been left no error to stumble over."""
     event = c_void_p()
+    assert cuda().cudaGetLastError() == 0
     assert cuda().cudaEventCreateWithFlags(ctypes.byref(event), 0) == 0
     assert cuda().cudaEventRecord(event, stream) == 0
     assert cuda().cudaEventSynchronize(event) == 0

@@ -350,7 +350,7 @@ Status GpuExecutor::RunAlone(Request& request, const std::vector<int64_t>& rows)
 
 int GpuExecutor::Look() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return last_ ? device_->cuda().EventQuery(last_->event()) : static_cast<int>(kCudaSuccess);
+  return last_ ? device_->cuda().QueryEvent(last_->event()) : static_cast<int>(kCudaSuccess);
 }
 
 bool GpuExecutor::IsBusy() const { return Look() == kCudaNotReady; }

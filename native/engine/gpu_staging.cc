@@ -115,6 +115,7 @@ Status GpuStaging::ShareSlots(Arena* arena, SharedGroup* shared, const HostExcha
 // again.
 void GpuStaging::AwaitCopies() {
   if (!device_) return;
+  const CudaDeviceScope scope(device_->cuda(), device_->number());
   for (const CudaStream stream : {in_, out_}) {
     GpuMarkPtr end;
     if (stream != nullptr && device_->MarkBehind(stream, &end).ok()) device_->cuda().EventSynchronize(end->event());
@@ -382,7 +383,7 @@ Status GpuStaging::AwaitOnCpu(const GpuMarkPtr& mark) {
   const Time began = Clock::now();
   Time next_look = began + kLivenessInterval;
   for (;;) {
-    const int code = cuda.EventQuery(mark->event());
+    const int code = cuda.QueryEvent(mark->event());
     if (code == kCudaSuccess) return Status::Ok();
     if (code != kCudaNotReady) return cuda.Check(code, "waiting for the GPU");
     const Time now = Clock::now();

@@ -35,6 +35,7 @@ Status ResolveAll(CudaApi* api) {
   find("cudaStreamWaitEvent", &api->StreamWaitEvent);
   find("cudaStreamQuery", &api->StreamQuery);
   find("cudaStreamIsCapturing", &api->StreamIsCapturing);
+  find("cudaThreadExchangeStreamCaptureMode", &api->ThreadExchangeStreamCaptureMode);
   find("cudaEventCreateWithFlags", &api->EventCreateWithFlags);
   find("cudaEventRecord", &api->EventRecord);
   find("cudaEventQuery", &api->EventQuery);
@@ -89,7 +90,7 @@ Status CudaApi::Probe(CudaMachine* machine) const {
   const int code = GetDeviceCount(&machine->devices);
   if (code != kCudaSuccess) {
     machine->devices = 0;
-    GetLastError();  // it would be found by the next who looks, and is told here
+    GetLastError();  // it is told here
   }
   switch (code) {
     case kCudaSuccess:
@@ -121,14 +122,29 @@ Status CudaApi::Probe(CudaMachine* machine) const {
   }
 }
 
+int CudaApi::QueryEvent(CudaEvent event) const {
+  const CudaCaptureScope scope(*this);
+  const int code = EventQuery(event);
+  if (code == kCudaNotReady) GetLastError();
+  return code;
+}
+
+int CudaApi::QueryStream(CudaStream stream) const {
+  const CudaCaptureScope scope(*this);
+  const int code = StreamQuery(stream);
+  if (code == kCudaNotReady) GetLastError();
+  return code;
+}
+
 Status CudaApi::Check(int code, const std::string& what) const {
   if (code == kCudaSuccess) return Status::Ok();
+  GetLastError();  // it is told here
   return Status(
       code == kCudaMemoryAllocation ? SE_NO_MEMORY : SE_SYSTEM_ERROR,
       what + ": " + GetErrorString(code) + " (" + GetErrorName(code) + ", CUDA error " + std::to_string(code) + ")");
 }
 
-CudaDeviceScope::CudaDeviceScope(const CudaApi& cuda, int device) : cuda_(cuda) {
+CudaDeviceScope::CudaDeviceScope(const CudaApi& cuda, int device) : cuda_(cuda), unharmed_(cuda) {
   int current = -1;
   status_ = cuda.Check(cuda.GetDevice(&current), "asking for the current device");
   if (!status_.ok() || current == device) return;

@@ -63,6 +63,7 @@ struct CudaApi {
   int (*StreamWaitEvent)(CudaStream stream, CudaEvent event, unsigned int flags) = nullptr;
   int (*StreamQuery)(CudaStream stream) = nullptr;
   int (*StreamIsCapturing)(CudaStream stream, int* status) = nullptr;
+  int (*ThreadExchangeStreamCaptureMode)(int* mode) = nullptr;
   int (*EventCreateWithFlags)(CudaEvent* event, unsigned int flags) = nullptr;
   int (*EventRecord)(CudaEvent event, CudaStream stream) = nullptr;
   int (*EventQuery)(CudaEvent event) = nullptr;
@@ -94,12 +95,35 @@ struct CudaApi {
   // and what to do about it. `machine` is filled as far as it went.
   Status Probe(CudaMachine* machine) const;
 
-  // SE_OK for cudaSuccess; else `what`, and CUDA's words for `code`. Out of memory is SE_NO_MEMORY.
+  // EventQuery and StreamQuery, after which nothing is left behind: CUDA notes "not ready" as the thread's last error,
+  // and the framework whose thread this is would find it after its next kernel.
+  int QueryEvent(CudaEvent event) const;
+  int QueryStream(CudaStream stream) const;
+
+  // SE_OK for cudaSuccess; else `what`, and CUDA's words for `code`, which is no longer the thread's last error. Out of
+  // memory is SE_NO_MEMORY.
   Status Check(int code, const std::string& what) const;
 };
 
-// A thread's current device for the length of a scope; it is given back what it had before, for the thread is the
-// caller's.
+// For its length the thread may do what CUDA forbids to all threads while one captures a stream into a graph, asking
+// after an event and allocating among it, and which would end the capture: nothing here touches a stream that is
+// captured.
+class CudaCaptureScope {
+ public:
+  explicit CudaCaptureScope(const CudaApi& cuda) : cuda_(cuda) { cuda_.ThreadExchangeStreamCaptureMode(&mode_); }
+  ~CudaCaptureScope() { cuda_.ThreadExchangeStreamCaptureMode(&mode_); }
+  CudaCaptureScope(const CudaCaptureScope&) = delete;
+  CudaCaptureScope& operator=(const CudaCaptureScope&) = delete;
+
+ private:
+  static constexpr int kRelaxed = 2;
+
+  const CudaApi& cuda_;
+  int mode_ = kRelaxed;  // and then what it was before
+};
+
+// A thread's current device for the length of a scope, which is a CudaCaptureScope as well; the thread is given back
+// what it had before, for it is the caller's.
 class CudaDeviceScope {
  public:
   CudaDeviceScope(const CudaApi& cuda, int device);
@@ -111,6 +135,7 @@ class CudaDeviceScope {
 
  private:
   const CudaApi& cuda_;
+  const CudaCaptureScope unharmed_;
   int before_ = -1;  // -1: nothing to give back
   Status status_;
 };

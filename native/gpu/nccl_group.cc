@@ -53,8 +53,8 @@ NcclGroup::~NcclGroup() {
   // a caller's stream; then its memory is left to the process's end.
   GrowingPause pause;
   const Time end = After(options_.farewell);
-  int state = cuda_.StreamQuery(stream_);
-  for (; state == kCudaNotReady && Clock::now() < end; state = cuda_.StreamQuery(stream_)) pause.Sleep();
+  int state = cuda_.QueryStream(stream_);
+  for (; state == kCudaNotReady && Clock::now() < end; state = cuda_.QueryStream(stream_)) pause.Sleep();
   if (state != kCudaNotReady) {
     for (void* data : scratch_) cuda_.Free(data);
   }

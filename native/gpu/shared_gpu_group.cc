@@ -67,7 +67,6 @@ Status SharedGpuGroup::Usable(const CudaApi& cuda, const DriverApi& driver, int 
     buffer.Free();
   }
   if (status.ok()) return status;
-  cuda.GetLastError();  // it would be found by the next who looks, and is told here
   return status.Within(which +
                        " does not let processes share its memory (CUDA IPC; WSL and some virtual GPUs have none)");
 }
@@ -119,7 +118,7 @@ bool SharedGpuGroup::IdleWithin(Seconds limit) {
   const Time end = After(limit);
   GrowingPause pause;
   for (;;) {
-    if (cuda_.StreamQuery(stream_) != kCudaNotReady && cuda_.StreamQuery(release_stream_) != kCudaNotReady) return true;
+    if (cuda_.QueryStream(stream_) != kCudaNotReady && cuda_.QueryStream(release_stream_) != kCudaNotReady) return true;
     if (Clock::now() >= end) return false;
     pause.Sleep();
   }
@@ -285,7 +284,7 @@ Status SharedGpuGroup::AwaitStream(const std::string& what, Seconds limit) {
   const Time start = Clock::now();
   GrowingPause pause;
   for (;;) {
-    const int state = cuda_.StreamQuery(stream_);
+    const int state = cuda_.QueryStream(stream_);
     SE_RETURN_IF_ERROR(Failure());
     if (state == kCudaSuccess) return Status::Ok();
     if (state != kCudaNotReady) return Fail(cuda_.Check(state, what).Within(Who()));

@@ -182,6 +182,36 @@ void WhatTheCallerDoesWrong() {
   CheckNothingLeft();
 }
 
+// The engine has its own to do with CUDA while the caller captures a graph.
+void ACaptureIsNotDisturbed() {
+  JobOptions options = OnGpu(Channel::kShared, SE_GPU_NCCL);
+  options.heartbeat_seconds = 0.02;
+  RunRanks(2, options, [](Rank& me) {
+    GpuRank gpu(me);
+    Plain plain(gpu, me.rank + 1);
+    std::latch end_of_capture(1);
+    gpu.caller.Hold(&end_of_capture);
+    const Submitted under_way = me.Submit(plain.Sum(gpu, "x"));
+    CHECK_EQ(me.Wait(under_way), SE_OK);
+    Caller captured;
+    Fake().fake_cuda_capture(captured.stream(), 1);
+    // Heartbeats ask after the operation meanwhile, and other operations make room for themselves.
+    Asked asked("gather", SE_ALLGATHER);
+    asked.With(plain.on_gpu.get(), nullptr, {1000});
+    const Submitted gathers = me.Submit(gpu.OnDevice(std::move(asked)));
+    CHECK_EQ(me.Wait(gathers), SE_OK);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    me.RunOk(Asked("all captured", SE_BARRIER));
+    Fake().fake_cuda_capture(captured.stream(), 0);
+    me.RunOk(Asked("all through", SE_BARRIER));
+    end_of_capture.count_down();
+    CHECK_EQ(se_await_on_stream(me.engine, under_way.handle, gpu.caller.stream()), SE_OK);
+    plain.CheckIs(gpu, 3);
+    se_release(me.engine, gathers.handle);
+  });
+  CheckNothingLeft();
+}
+
 void WhatIsMissingIsSaid() {
   JobOptions options = OnGpu(Channel::kShared, SE_GPU_AUTO);
   options.cuda_library = "/nowhere/libcudart.so";
@@ -383,7 +413,7 @@ void ALostPeersKernelsEnd() {
         if (rank == 1) shutdown(control, SHUT_RDWR);
         gpu.caller.Synchronize();  // comes to its end on rank 0 while rank 1's kernel has yet to begin
         if (rank == 0) {
-          CHECK_EQ(Fake().cuda.StreamQuery(late), kCudaNotReady);
+          CHECK_EQ(Fake().cuda.QueryStream(late), kCudaNotReady);
           looked.count_down();
         }
         CHECK_CONTAINS(ErrorOf(me.Run(plain.Sum(gpu, "z"))), "is lost");
@@ -408,6 +438,7 @@ int main() {
                    {"plans and runs order the caller's stream", PlansAndRunsOrderTheCallersStream},
                    {"a joined rank takes part", AJoinedRankTakesPart},
                    {"what the caller does wrong", WhatTheCallerDoesWrong},
+                   {"a capture is not disturbed", ACaptureIsNotDisturbed},
                    {"what is missing is said", WhatIsMissingIsSaid},
                    {"ranks that leave it at the first GPU are told", RanksThatLeaveItAtTheFirstGpuAreTold},
                    {"NCCL is not for ranks that share a GPU", NcclIsNotForRanksThatShareAGpu},

@@ -34,6 +34,10 @@ struct GpuRank {
       : me(rank), random(seed), device(on_device < 0 ? rank.rank : on_device) {
     CHECK_EQ(Fake().cuda.SetDevice(device), 0);
   }
+  // Nothing is left behind that a framework would find after its next kernel.
+  ~GpuRank() { CHECK_EQ(Fake().cuda.GetLastError(), 0); }
+  GpuRank(const GpuRank&) = delete;
+  GpuRank& operator=(const GpuRank&) = delete;
 
   Asked OnDevice(Asked asked) {
     asked.request.place = SE_GPU;

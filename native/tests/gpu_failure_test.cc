@@ -194,7 +194,7 @@ void AnAbortEndsAKernelThatWaits() {
     CudaEvent done = nullptr;
     CHECK_OK(group->events().Take(&done));
     CHECK_OK(AllreduceOf(*group, memory.get(), 1000, done));
-    CHECK_EQ(Fake().cuda.EventQuery(done), kCudaNotReady);
+    CHECK_EQ(Fake().cuda.QueryEvent(done), kCudaNotReady);
     std::thread other([&] { group->Abort(Status(SE_PEER_LOST, "rank 1 has died")); });
     CHECK_EQ(Fake().cuda.EventSynchronize(done), 0);
     // Who has seen `done` asks.

@@ -72,10 +72,10 @@ void ARankThatDiesReleasesTheOthers() {
     CHECK_OK(group->events().Take(&done));
     CHECK_OK(AllreduceOf(*group, memory.get(), 10000, done));
     Await([&] { return lost == 1; }, "the other's end");
-    CHECK_EQ(Fake().cuda.EventQuery(done), kCudaNotReady);
+    CHECK_EQ(Fake().cuda.QueryEvent(done), kCudaNotReady);
     CHECK_OK(group->AsyncError());
     group->Abort(Status(SE_PEER_LOST, "rank 1 has died"));
-    Await([&] { return Fake().cuda.EventQuery(done) == 0; }, "the end of what waited");
+    Await([&] { return Fake().cuda.QueryEvent(done) == 0; }, "the end of what waited");
     CHECK_EQ(group->AsyncError().message(), "rank 1 has died");
     CHECK_EQ(AllreduceOf(*group, memory.get(), 1).message(), "rank 1 has died");
     group->events().Give(done);
@@ -291,9 +291,9 @@ void ALaunchThatIsRefused() {
         Await([&] { return failed == 1; }, "the failure");
         CHECK_OK(AllreduceOf(*group, memory.get(), 1000, done));
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        CHECK_EQ(Fake().cuda.EventQuery(done), kCudaNotReady);
+        CHECK_EQ(Fake().cuda.QueryEvent(done), kCudaNotReady);
         group->Abort(Status(SE_PEER_LOST, "rank 0 has failed"));
-        Await([&] { return Fake().cuda.EventQuery(done) == 0; }, "the end of what waited");
+        Await([&] { return Fake().cuda.QueryEvent(done) == 0; }, "the end of what waited");
       }
       group->events().Give(done);
       room->lost = 0;
@@ -336,15 +336,15 @@ void AnAbortLeavesTheOthersDataAlone() {
         Await(
             [&] {
               int come = 0;
-              for (const CudaEvent end : ends) come += Fake().cuda.EventQuery(end) == 0;
+              for (const CudaEvent end : ends) come += Fake().cuda.QueryEvent(end) == 0;
               std::this_thread::sleep_for(std::chrono::milliseconds(8));
               int later = 0;
-              for (const CudaEvent end : ends) later += Fake().cuda.EventQuery(end) == 0;
+              for (const CudaEvent end : ends) later += Fake().cuda.QueryEvent(end) == 0;
               return come == later;
             },
             "rest");
         size_t come = 0;
-        while (come < ends.size() && Fake().cuda.EventQuery(ends[come]) == 0) ++come;
+        while (come < ends.size() && Fake().cuda.QueryEvent(ends[come]) == 0) ++come;
         group->Abort(Status(SE_PEER_LOST, "rank 0 has left"));
         caller.Synchronize();
         for (size_t i = 0; i < come; ++i) works[i].Check();

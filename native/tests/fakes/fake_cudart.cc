@@ -28,6 +28,7 @@ constexpr int kNoDevice = 100;
 constexpr int kInvalidDevice = 101;
 constexpr int kInvalidHandle = 400;
 constexpr int kNotReady = 600;
+constexpr int kCaptureUnsupported = 900;
 
 // One record of an event. Who waits for it keeps waiting for it when the event is recorded anew, on whatever stream.
 struct Mark {
@@ -109,6 +110,7 @@ struct Machine {
   std::atomic<int> runtime{12040};
   std::atomic<int> device_failure{0};
   std::atomic<int> export_failure{0};
+  std::atomic<int> captures{0};
   bool one_board = false;  // FAKE_CUDA_ONE_BOARD: all devices are slices of one GPU
   std::atomic<int> opens_refused{0};
   std::atomic<int> events_made{0};
@@ -135,12 +137,16 @@ Machine& TheMachine() {
 
 thread_local int current_device = 0;
 thread_local int pretended_process = 0;
+thread_local int capture_mode = 0;  // global; 2 is relaxed
 thread_local int last_error = kSuccess;
 
 int Failed(int code) {
-  if (code != kSuccess && code != kNotReady) last_error = code;
+  if (code != kSuccess) last_error = code;
   return code;
 }
+
+// What CUDA forbids while any thread captures: it would end the capture.
+bool DisturbsACapture() { return capture_mode == 0 && TheMachine().captures > 0; }
 
 std::shared_ptr<Stream> MakeStream(int device) {
   auto stream = std::make_shared<Stream>(device, pretended_process);
@@ -262,13 +268,20 @@ FAKE_API int cudaStreamWaitEvent(void* handle, void* event_handle, unsigned int)
 FAKE_API int cudaStreamQuery(void* handle) {
   const auto stream = StreamOf(handle);
   if (!stream) return Failed(kInvalidHandle);
-  return stream->Idle() ? kSuccess : kNotReady;
+  if (DisturbsACapture()) return Failed(kCaptureUnsupported);
+  return stream->Idle() ? kSuccess : Failed(kNotReady);
 }
 
 FAKE_API int cudaStreamIsCapturing(void* handle, int* status) {
   const auto stream = StreamOf(handle);
   if (!stream) return Failed(kInvalidHandle);
   *status = stream->capturing ? 1 : 0;
+  return kSuccess;
+}
+
+FAKE_API int cudaThreadExchangeStreamCaptureMode(int* mode) {
+  if (*mode < 0 || *mode > 2) return Failed(kInvalidValue);
+  std::swap(*mode, capture_mode);
   return kSuccess;
 }
 
@@ -298,8 +311,9 @@ FAKE_API int cudaEventRecord(void* event_handle, void* handle) {
 FAKE_API int cudaEventQuery(void* handle) {
   const auto event = EventOf(handle);
   if (!event) return Failed(kInvalidHandle);
+  if (DisturbsACapture()) return Failed(kCaptureUnsupported);
   const auto mark = event->Last();
-  return !mark || mark->Reached() ? kSuccess : kNotReady;
+  return !mark || mark->Reached() ? kSuccess : Failed(kNotReady);
 }
 
 FAKE_API int cudaEventSynchronize(void* handle) {
@@ -316,6 +330,7 @@ FAKE_API int cudaEventDestroy(void* handle) {
 }
 
 FAKE_API int cudaMalloc(void** data, size_t bytes) {
+  if (DisturbsACapture()) return Failed(kCaptureUnsupported);
   *data = fake_memory::Allocate(bytes);
   return *data != nullptr ? kSuccess : Failed(kMemoryAllocation);
 }
@@ -439,7 +454,8 @@ void fake_cuda_delay(void* stream, int microseconds) {
 }
 
 void fake_cuda_capture(void* stream, int on) {
-  if (const auto found = StreamOf(stream)) found->capturing = on != 0;
+  const auto found = StreamOf(stream);
+  if (found && found->capturing.exchange(on != 0) != (on != 0)) TheMachine().captures += on != 0 ? 1 : -1;
 }
 
 void* fake_cuda_stream_create() {
