@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     report = Report()
     budget = jobs.Budget(options.limit - (time.monotonic() - began))
-    ask_doctor(report)
+    ask_doctor(report, budget.left())
     run_checks(ways(gpus), options.only, seed, budget, report)
     if not options.no_figures:
         run_figures(ways(gpus), options.only, options.trace, budget, report)
@@ -115,26 +115,26 @@ def look_at_gpus() -> tuple[int, str]:
     return count, text
 
 
-def ask_doctor(report: Report) -> None:
+def ask_doctor(report: Report, seconds: float) -> None:
     """Prints doctor's rows about GPUs."""
     from tests.gpu import jobs
 
-    done = _ask(_DOCTOR)
+    done = _ask(_DOCTOR, seconds)
     print(done.stdout.rstrip(), flush=True)
     if done.returncode:
         report.result(jobs.Result("doctor", jobs.State.FAILED, done.stderr.rstrip()))
 
 
-def _ask(code: str) -> subprocess.CompletedProcess[str]:
+def _ask(code: str, seconds: float = ASK_SECONDS) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-c", code]
     try:
         return subprocess.run(
             command, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=ASK_SECONDS, check=False,
+            timeout=min(seconds, ASK_SECONDS), check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"no answer within {ASK_SECONDS} s")
+        return subprocess.CompletedProcess(command, 1, "", f"no answer within {min(seconds, ASK_SECONDS):.0f} s")
 
 
 def run_checks(all_ways: Sequence[Way], only: str, seed: int, budget: Any, report: Report) -> None:

@@ -127,7 +127,7 @@ def run_in_way(
         if not seconds:
             results.update({name: Result(name, State.NOT_RUN, "no time was left for it") for name in waiting})
             break
-        together = _run_job(way, waiting, begin, seconds, limits.task)
+        together = _run_job(way, waiting, begin, seconds, limits.job, limits.task)
         way_told = way_told or together.way()
         had_a_turn = [name for name in waiting if any(name in notes for notes in together.notes)]
         blamed = {name: together.blame(name) for name in had_a_turn}
@@ -156,26 +156,27 @@ def _run_alone(
     seconds = budget.for_job(limits.alone)
     if not seconds:
         return Result(name, State.FAILED, f"{blame}\n(no time was left to run it alone)")
-    alone = _run_job(way, {name: task}, begin, seconds, limits.task)
+    alone = _run_job(way, {name: task}, begin, seconds, limits.alone, limits.task)
     if not alone.is_ok(name) or alone.trouble:
         return Result(name, State.FAILED, "alone: " + (alone.blame(name) or f"the job {alone.trouble}"))
     return Result(name, State.FAILED, f"{blame}\n(alone it went well)", alone.lines(name))
 
 
 def _run_job(
-    way: Way, tasks: Mapping[str, Task], begin: Callable[[int], None], seconds: float, task_seconds: float
+    way: Way, tasks: Mapping[str, Task], begin: Callable[[int], None], seconds: float, wanted: float, each: float
 ) -> Job:
     with tempfile.TemporaryDirectory(prefix="check") as folder:
-        args = (dict(tasks), begin, way.described, min(seconds, task_seconds), folder)
+        args = (dict(tasks), begin, way.described, min(seconds, each), folder)
         trouble = ""
         try:
             run_ranks(way.size, run_tasks, seconds, args=args, environ=way.environ)
         except RanksFailedError as error:
-            trouble = told(error.outcomes, folder, seconds)
+            limit = f"{seconds:.0f} s for the job" + (", as --limit left no more" if seconds < wanted else "")
+            trouble = told(error.outcomes, folder, limit)
         return Job([read_notes(folder, rank) for rank in range(way.size)], trouble)
 
 
-def told(outcomes: list[Outcome], folder: str, seconds: float) -> str:
+def told(outcomes: list[Outcome], folder: str, limit: str) -> str:
     """What a job did that did not end as it should: hung, died or raised; with what its ranks left behind."""
     stacks = {outcome.rank: _stacks(folder, outcome.rank) for outcome in outcomes}
     hung = [outcome.rank for outcome in outcomes if outcome.exit_code is None or stacks[outcome.rank]]
@@ -183,7 +184,7 @@ def told(outcomes: list[Outcome], folder: str, seconds: float) -> str:
     raised = [outcome.rank for outcome in outcomes if outcome.error is not None]
     words = []
     if hung:
-        words.append(f"hung (ranks {hung}, {seconds:.0f} s for the job)")
+        words.append(f"hung (ranks {hung}, {limit})")
     if died:
         words.append(f"died (ranks {died})")
     if raised:

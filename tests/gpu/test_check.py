@@ -56,7 +56,7 @@ def with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as `main` asks, there is one, and the engine is there."""
     monkeypatch.setattr(check, "look_at_gpus", lambda: (1, "none"))
     monkeypatch.setattr(building, "make_ready", lambda *_, **__: "")
-    monkeypatch.setattr(check, "ask_doctor", lambda _: None)
+    monkeypatch.setattr(check, "ask_doctor", lambda *_: None)
     monkeypatch.setattr(check, "lose_a_peer", lambda *_: jobs.Result("killed rank", jobs.State.OK))
 
 
