@@ -1,73 +1,20 @@
 """What ``check.py`` has ranks with real GPUs try: each function raises where something is not right.
 
-All run in one job after the other, on one rank or more. Values are small whole numbers where types are narrow, so that
-results are compared exactly with what the CPU computes in float64.
+All run in one job after the other, on one rank or more. Values are small whole numbers, so that results are compared
+exactly with what the CPU computes in float64.
 """
 
 from __future__ import annotations
 
-import random
-import traceback
-from collections.abc import Callable, Sequence
+import time
 
 import torch
 from torch import nn
 
 import spark_estimator.torch as hvd
 from spark_estimator.collectives import context
-
-DTYPES = [
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
-]  # fmt: skip
-#: Bytes that each number is made of before it is written: NaN, or nonsense.
-_POISON = 0xFF
-
-
-def run_all(rank: int, names: Sequence[str], own_gpus: bool, described: str) -> dict[str, str]:
-    """What went wrong in each check, "" where nothing did; and what the engine tells of its way."""
-    from tests.gpu.trainings import TRAININGS
-
-    torch.cuda.set_device(rank if own_gpus else 0)
-    known = {**CHECKS, **TRAININGS}
-    told = {"told": ""}
-    for name in names:
-        hvd.init()
-        try:
-            torch.manual_seed(1)
-            known[name]()
-            torch.cuda.synchronize()
-            told[name] = ""
-            way = context.engine().describe("gpu")
-            told["told"] = told["told"] or way
-            if way and described not in way:
-                told[name] = f"tensors go another way than wanted: {way!r}"
-        except Exception:
-            told[name] = traceback.format_exc()
-        finally:
-            hvd.shutdown()
-    return told
-
-
-def given(shape: Sequence[int], dtype: torch.dtype, rank: int, seed: int = 0) -> torch.Tensor:
-    """What a rank gives, in float64 on the CPU: exact in every type, and so are sums over a few ranks."""
-    generator = torch.Generator().manual_seed(1000 * seed + rank)
-    low, high = (0, 2) if dtype is torch.bool else (0, 6) if dtype is torch.uint8 else (-5, 6)
-    return torch.randint(low, high, tuple(shape), generator=generator).double()
-
-
-def everyone(shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """[size, *shape] what all ranks give."""
-    return torch.stack([given(shape, dtype, rank, seed) for rank in range(hvd.size())])
-
-
-def on_gpu(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return values.to(dtype).cuda()
-
-
-def check_equal(got: torch.Tensor, right: torch.Tensor, what: object) -> None:
-    assert got.is_cuda, (what, got.device)
-    assert torch.equal(got.double().cpu(), right.to(got.dtype).double()), (what, got, right)
+from tests.gpu.in_rank import Task
+from tests.gpu.tensors import DTYPES, check_equal, everyone, on_gpu
 
 
 def every_op_of_every_type() -> None:
@@ -113,61 +60,6 @@ def every_op_of_every_type() -> None:
     if size & (size - 1) == 0:
         same = hvd.allreduce(torch.ones(100, device="cuda"), op=hvd.Adasum)
         torch.testing.assert_close(same, torch.ones(100, device="cuda"))
-
-
-def poison(elements: int) -> None:
-    """Leaves nonsense in what PyTorch's allocator gives out next on the current stream."""
-    for bytes_ in {max(512, elements * width) for width in (1, 2, 4, 8)}:
-        torch.full((bytes_,), _POISON, dtype=torch.uint8, device="cuda")
-
-
-def two_hundred_ops_on_two_streams() -> None:
-    """Submitted on streams that are late, in orders of each rank's own; waited for on others."""
-    rank, size = hvd.rank(), hvd.size()
-    alike, own = random.Random(5), random.Random(50 + rank)
-    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    for batch in range(10):
-        works = []
-        for number in range(20):
-            kind = alike.choice(["sum", "max", "gather", "broadcast", "scatter"])
-            dtype = alike.choice(DTYPES[:-1])
-            shape = (alike.choice([1, 7, 300, 20_000]) * size, alike.choice([1, 3]))
-            works.append((kind, dtype, shape, alike.randrange(size), 20 * batch + number))
-        own.shuffle(works)
-        handles = []
-        for kind, dtype, shape, root, seed in works:
-            with torch.cuda.stream(own.choice(streams)):
-                poison(shape[0] * shape[1])
-                values = given(shape, dtype, rank, seed).to(dtype).pin_memory()
-                tensor = torch.empty(shape, dtype=dtype, device="cuda")
-                torch.cuda._sleep(own.randrange(200_000))
-                tensor.copy_(values, non_blocking=True)
-                name = f"work {seed}"
-                if kind in ("sum", "max"):
-                    handle = hvd.allreduce_async(tensor, name=name, op=hvd.Sum if kind == "sum" else hvd.Max)
-                elif kind == "gather":
-                    handle = hvd.allgather_async(tensor, name=name)
-                elif kind == "broadcast":
-                    handle = hvd.broadcast_async(tensor, root, name=name)
-                else:
-                    handle = hvd.reducescatter_async(tensor, name=name, op=hvd.Sum)
-                handles.append((handle, values))
-                del tensor  # its memory must not be anybody else's before the GPU is through
-        order = list(range(len(works)))
-        own.shuffle(order)
-        for at in order:
-            kind, dtype, shape, root, seed = works[at]
-            with torch.cuda.stream(own.choice(streams)):
-                got = hvd.synchronize(handles[at][0])
-                every = everyone(shape, dtype, seed)
-                right = {
-                    "sum": lambda every=every: every.sum(0),
-                    "max": lambda every=every: every.amax(0),
-                    "gather": lambda every=every: every.flatten(0, 1),
-                    "broadcast": lambda every=every, root=root: every[root],
-                    "scatter": lambda every=every, rows=shape[0] // size: every.sum(0)[rank * rows : (rank + 1) * rows],
-                }[kind]()
-                check_equal(got, right, works[at])
 
 
 def memory_that_is_given_back_early() -> None:
@@ -218,6 +110,23 @@ def refusals() -> None:
     check_equal(hvd.allreduce(tensor, op=hvd.Sum), torch.full((4,), float(size)), "afterwards")
 
 
+def a_graph_beside_the_engine() -> None:
+    """A user's CUDA graph is captured while the engine, in its own thread, goes on looking after GPU and peers."""
+    size = hvd.size()
+    tensor = torch.full((1000,), 3.0, device="cuda")
+    check_equal(hvd.allreduce(tensor, op=hvd.Sum), torch.full((1000,), 3.0 * size), "before")
+    torch.cuda.synchronize()
+    handle = hvd.allreduce_async(tensor, op=hvd.Sum, name="under way")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        doubled = tensor * 2
+        time.sleep(2.5)  # more than two heartbeats
+    graph.replay()
+    check_equal(doubled, torch.full((1000,), 6.0), "of the graph")
+    check_equal(hvd.synchronize(handle), torch.full((1000,), 3.0 * size), "under way meanwhile")
+    check_equal(hvd.allreduce(doubled, op=hvd.Sum), torch.full((1000,), 6.0 * size), "afterwards")
+
+
 def states_and_batch_norm() -> None:
     """Starting states; statistics of the joint batch; autograd through collectives."""
     rank, size = hvd.rank(), hvd.size()
@@ -259,11 +168,11 @@ def joining() -> None:
     assert hvd.join() == size - 1
 
 
-CHECKS: dict[str, Callable[[], None]] = {
+CHECKS: dict[str, Task] = {
     "every op of every type": every_op_of_every_type,
-    "two hundred ops on two streams": two_hundred_ops_on_two_streams,
     "memory that is given back early": memory_that_is_given_back_early,
     "refusals": refusals,
+    "a graph beside the engine": a_graph_beside_the_engine,
     "states and batch norm": states_and_batch_norm,
     "joining": joining,
 }

@@ -1,87 +1,133 @@
-"""What ``check.py`` measures on real GPUs, beside what the hardware does by itself."""
+"""What ``check.py`` measures on real GPUs, beside what the hardware does by itself and beside its goals."""
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
 import spark_estimator.torch as hvd
+from tests.gpu.goals import Line, at_least, at_most
+from tests.gpu.in_rank import Task
+from tests.gpu.nccl_direct import averaging_by_nccl
+from tests.gpu.overlap import overlap
+from tests.gpu.timing import by_one_rank, interleaved, seconds_of
+from tests.gpu.ways import COPIED, ONE, OWN, SHARED, STAGED
 
-ONE, SHARED, STAGED, COPIED, OWN = (
-    "one rank",
-    "two ranks on one GPU",
-    "two ranks, staged",
-    "two ranks, PyTorch's copies",
-    "two ranks, a GPU each",
-)
-_ELEMENTS = 25_000_000  # 100 MB of float32
-
-
-def measured(rank: int, name: str, own_gpus: bool, trace: str) -> list[str]:
-    """The lines of one figure."""
-    torch.cuda.set_device(rank if own_gpus else 0)
-    hvd.init()
-    try:
-        return FIGURES[name][1](trace)
-    finally:
-        hvd.shutdown()
+#: Of float32: 100 MB.
+_ELEMENTS = 25_000_000
+_IN_A_ROW = 10
+#: Small requests that are submitted before the first is waited for, and how often.
+_SMALL, _ROUNDS = 300, 7
+_STEPS = 30
 
 
-def seconds_of(function: Callable[[], object], times: int = 20) -> float:
-    """The median of so many runs, each to its end on the GPU; all ranks begin together."""
-    for _ in range(3):
-        function()
-    taken = []
-    for _ in range(times):
-        torch.cuda.synchronize()
-        hvd.barrier()
-        began = time.perf_counter()
-        function()
-        torch.cuda.synchronize()
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
-
-
-def allreduce_100_mb(trace: str) -> list[str]:
-    """In place; beside copies of as many bytes on the device, and from and to pinned memory."""
+def allreduce_100_mb(way: str) -> list[Line]:
+    """In place, on all ranks at the same time; beside what there is to compare the way with."""
     tensor = torch.ones(_ELEMENTS, device="cuda")
+    single = seconds_of(lambda: hvd.allreduce_(tensor, name="100 MB"))
+    taken = seconds_of(lambda: hvd.allreduce_(tensor, name="100 MB"), 10, in_a_row=_IN_A_ROW)
+    lines = [
+        Line(
+            f"{taken * 1e3:.3f} ms each of {_IN_A_ROW} in a row: {tensor.nbytes / taken / 1e9:.1f} GB/s of the tensor, "
+            f"{hvd.size() * tensor.nbytes / taken / 1e9:.1f} GB/s of all ranks'; a single one {single * 1e3:.3f} ms"
+        )
+    ]
+    compare = {SHARED: _beside_a_copy, STAGED: _beside_the_bus, OWN: _beside_nccl}.get(way)
+    return lines + ([] if compare is None else compare(tensor, taken))
+
+
+def _beside_a_copy(tensor: torch.Tensor, taken: float) -> list[Line]:
+    """Ranks that share a GPU share its memory's speed, too."""
     other = torch.empty_like(tensor)
-    pinned = torch.empty(_ELEMENTS, pin_memory=True)
-    reduced = seconds_of(lambda: hvd.allreduce_(tensor, name="100 MB"))
-    on_device = seconds_of(lambda: other.copy_(tensor))
-    there_and_back = seconds_of(lambda: tensor.copy_(pinned.copy_(tensor, non_blocking=True), non_blocking=True))
-    rate = tensor.nbytes / 1e9
+    copied = by_one_rank(lambda: seconds_of(lambda: other.copy_(tensor), 10, in_a_row=_IN_A_ROW, together=False))
+    share = hvd.size() * copied / taken
     return [
-        f"{reduced * 1e3:.2f} ms, {rate / reduced:.1f} GB/s; a copy on the device {on_device * 1e3:.2f} ms "
-        f"({reduced / on_device:.1f} times); to pinned memory and back {there_and_back * 1e3:.2f} ms "
-        f"({reduced / there_and_back:.2f} times)"
+        Line(
+            f"a copy on the device, by one rank alone: {copied * 1e3:.3f} ms, {tensor.nbytes / copied / 1e9:.1f} GB/s"
+        ),
+        at_least("bytes of all ranks a second, of what that copy does", 100 * share, 60, "%"),
+        Line(f"(of the tensor's bytes alone: {100 * share / hvd.size():.2f} %)"),
     ]
 
 
-def small_ones(trace: str) -> list[str]:
-    """What the CPU pays for a request, and how long a small one takes."""
-    tensor = torch.ones(256, device="cuda")
-    for _ in range(50):
-        hvd.synchronize(hvd.allreduce_async_(tensor, name="small"))
-    submits, waits = [], []
-    for _ in range(300):
+def _beside_the_bus(tensor: torch.Tensor, taken: float) -> list[Line]:
+    """What goes to pinned memory and what comes from there travels at once; the ranks' GPU has one bus."""
+    other = torch.empty_like(tensor)
+    to, of = (torch.empty(_ELEMENTS, pin_memory=True) for _ in range(2))
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+
+    def both_ways() -> None:
+        with torch.cuda.stream(streams[0]):
+            to.copy_(tensor, non_blocking=True)
+        with torch.cuda.stream(streams[1]):
+            other.copy_(of, non_blocking=True)
+
+    alone = by_one_rank(lambda: seconds_of(both_ways, 10, in_a_row=_IN_A_ROW, together=False))
+    return [
+        Line(f"to and from pinned memory at once, by one rank alone: {alone * 1e3:.3f} ms; {hvd.size()} share the bus"),
+        at_least("of what that allows", 100 * hvd.size() * alone / taken, 80, "%"),
+    ]
+
+
+def _beside_nccl(tensor: torch.Tensor, taken: float) -> list[Line]:
+    """By NCCL as torch.distributed calls it, in turns with ours."""
+    try:
+        with averaging_by_nccl() as average:
+            ours, direct = [], []
+            for _ in range(3):  # other moments, other clocks
+                direct.append(seconds_of(lambda: average(tensor), 10, in_a_row=_IN_A_ROW))
+                ours.append(seconds_of(lambda: hvd.allreduce_(tensor, name="100 MB"), 10, in_a_row=_IN_A_ROW))
+    except Exception as error:
+        return [Line(f"NCCL called directly is not measured: {type(error).__name__}: {error}")]
+    mine, by_nccl = statistics.median(ours), statistics.median(direct)
+    return [
+        Line(f"NCCL called by torch.distributed: {by_nccl * 1e3:.3f} ms, ours {mine * 1e3:.3f} ms"),
+        at_most("over NCCL called directly", 100 * (mine / by_nccl - 1), 2, "%"),
+    ]
+
+
+def small_ones(way: str) -> list[Line]:
+    """What the calling thread pays for a request, and how long a small one takes."""
+    tensors = [torch.ones(256, device="cuda") for _ in range(_SMALL)]
+
+    def submit_all() -> list[int]:
+        return [hvd.allreduce_async_(tensor, name=f"small {number}") for number, tensor in enumerate(tensors)]
+
+    costs, walls = [], []
+    for turn in range(_ROUNDS + 2):
         torch.cuda.synchronize()
         hvd.barrier()
-        began = time.perf_counter()
-        handle = hvd.allreduce_async_(tensor, name="small")
+        began, at = time.thread_time_ns(), time.perf_counter()
+        handles = submit_all()
+        cost, wall = time.thread_time_ns() - began, time.perf_counter() - at
+        for handle in handles:
+            hvd.synchronize(handle)
+        if turn >= 2:  # the first ones agree on names
+            costs.append(cost / 1e3 / _SMALL)
+            walls.append(wall * 1e6 / _SMALL)
+    submits, waits = [], []
+    for _ in range(_SMALL):
+        torch.cuda.synchronize()
+        hvd.barrier()
+        at = time.perf_counter()
+        handle = hvd.allreduce_async_(tensors[0], name="small 0")
         submitted = time.perf_counter()
         hvd.synchronize(handle)
-        submits.append(submitted - began)
+        submits.append(submitted - at)
         waits.append(time.perf_counter() - submitted)
-    whole = seconds_of(lambda: hvd.allreduce_(tensor, name="blocking"), 200)
+    whole = seconds_of(lambda: hvd.allreduce_(tensors[0], name="small 0"), 200)
     return [
-        f"submit {statistics.median(submits) * 1e6:.0f} us, synchronize {statistics.median(waits) * 1e6:.0f} us of "
-        f"CPU; allreduce_ of 1 KB to its end on the GPU {whole * 1e6:.0f} us"
+        at_most(f"CPU time of submitting, of {_SMALL} in a row", statistics.median(costs), 10, "us"),
+        Line(
+            f"by the clock {statistics.median(walls):.1f} us; a single one {statistics.median(submits) * 1e6:.1f} us, "
+            f"and {statistics.median(waits) * 1e6:.0f} us to synchronize it; allreduce_ of 1 KB to its end on the "
+            f"GPU {whole * 1e6:.0f} us"
+        ),
     ]
 
 
@@ -102,74 +148,37 @@ def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, rows: torch.Tens
     return step
 
 
-def transformer_step(trace: str) -> list[str]:
-    """A step with and without exchange; and how much of the exchange is hidden behind computing."""
+def transformer_step(way: str, folder: str) -> list[Line]:
+    """A step with and without exchange, in turns; and how much of the exchange is hidden behind computing."""
     torch.manual_seed(0)
     rows = torch.randn(16, 256, 1024, device="cuda")
-    plain = transformer()
-    without = step_of(plain, torch.optim.AdamW(plain.parameters(), lr=1e-5, fused=True), rows)
-    ours = transformer()
+    plain, ours = transformer(), transformer()
     ours.load_state_dict(plain.state_dict())
+    without = step_of(plain, torch.optim.AdamW(plain.parameters(), lr=1e-5, fused=True), rows)
     wrapped = hvd.DistributedOptimizer(
         torch.optim.AdamW(ours.parameters(), lr=1e-5, fused=True), ours.named_parameters()
     )
     with_exchange = step_of(ours, wrapped, rows)
-    rounds = [(seconds_of(without, 10), seconds_of(with_exchange, 10)) for _ in range(3)]
-    alone, exchanged = (statistics.median(each) for each in zip(*rounds, strict=True))
+    alone, exchanged = interleaved([without, with_exchange], _STEPS)
     count = sum(param.numel() for param in plain.parameters())
-    lines = [
+    text = (
         f"{count / 1e6:.0f} million parameters: {exchanged * 1e3:.2f} ms, without DistributedOptimizer "
         f"{alone * 1e3:.2f} ms ({exchanged / alone:.3f} times)"
-    ]
-    return lines + ([] if hvd.size() == 1 else overlap(with_exchange, trace))
-
-
-def overlap(step: Callable[[], None], trace: str) -> list[str]:
-    """By the profiler: while how much of the time that other streams are at work the computing stream is, too."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        for _ in range(3):
-            step()
-        torch.cuda.synchronize()
-    if trace:
-        Path(trace).mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(Path(trace, f"step-{hvd.rank()}.json")))
-    by_stream: dict[int, list[tuple[float, float]]] = {}
-    for event in profiler.profiler.kineto_results.events():
-        if "CUDA" in str(event.device_type()) and event.duration_ns() > 0:
-            begin = event.start_ns()
-            by_stream.setdefault(event.device_resource_id(), []).append((begin, begin + event.duration_ns()))
-    if len(by_stream) < 2:
-        return [f"the profiler saw {len(by_stream)} stream(s): no overlap to tell"]
-    computing = max(by_stream, key=lambda stream: len(by_stream[stream]))
-    busy = joined(by_stream[computing])
-    others = joined([span for stream, spans in by_stream.items() if stream != computing for span in spans])
-    together = sum(
-        max(0.0, min(end, other_end) - max(begin, other_begin))
-        for begin, end in others
-        for other_begin, other_end in busy
     )
-    total = sum(end - begin for begin, end in others)
-    return [
-        f"streams of the exchange are at work for {total / 3e6:.2f} ms a step, {together / total:.0%} beside computing"
-    ]
+    if way == ONE:
+        return [Line(text), at_most("over plain PyTorch", 100 * (exchanged / alone - 1), 1, "%")]
+    try:
+        hidden = overlap(with_exchange, folder)
+    except (OSError, RuntimeError, ValueError) as error:  # a profiler that cannot be used is no fault of the exchange
+        hidden = Line(f"the overlap is not measured: {type(error).__name__}: {error}")
+    return [Line(text), hidden]
 
 
-def joined(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Spans of time without overlaps."""
-    found: list[tuple[float, float]] = []
-    for begin, end in sorted(spans):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((begin, end))
-    return found
-
-
-#: Name -> the ways in which it is measured, and what does it.
-FIGURES: dict[str, tuple[tuple[str, ...], Callable[[str], list[str]]]] = {
-    "allreduce of 100 MB": ((ONE, SHARED, STAGED, COPIED, OWN), allreduce_100_mb),
-    "small allreduces": ((ONE, SHARED, STAGED, OWN), small_ones),
-    "transformer step": ((ONE, SHARED, COPIED, OWN), transformer_step),
-}
+def figures(way: str, folder: str) -> dict[str, Task]:
+    """What is measured in a way; traces go to a folder, "": nowhere."""
+    found: dict[str, tuple[Sequence[str], Task]] = {
+        "allreduce of 100 MB": ((ONE, SHARED, STAGED, COPIED, OWN), functools.partial(allreduce_100_mb, way)),
+        "small allreduces": ((ONE, SHARED, STAGED, OWN), functools.partial(small_ones, way)),
+        "transformer step": ((ONE, SHARED, STAGED, COPIED, OWN), functools.partial(transformer_step, way, folder)),
+    }
+    return {name: task for name, (wanted, task) in found.items() if way in wanted}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 import spark_estimator.torch as hvd
 from spark_estimator.collectives import context
+from tests.gpu.in_rank import Task
 
 STEPS = 6
 ROWS = 8
@@ -95,7 +97,8 @@ def left_out_and_sparse() -> None:
         plain.zero_grad()
         torch.stack([reference(each, rank == 0) for rank, each in enumerate(places)]).mean().backward()
         plain.step()
-    assert ours.none.weight.grad is None and ours.table.weight.grad.is_sparse
+    rows = ours.table.weight.grad
+    assert ours.none.weight.grad is None and rows is not None and rows.is_sparse
     for mine, right in zip(ours.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-3, atol=1e-4)
 
@@ -128,7 +131,7 @@ def with_a_grad_scaler() -> None:
     """A rank whose gradients overflow makes all skip the step; unscaling and clipping after ``synchronize()``."""
     for fused in (False, True):
         model = network()
-        optimizer = hvd.DistributedOptimizer(
+        optimizer: Any = hvd.DistributedOptimizer(
             torch.optim.Adam(model.parameters(), lr=1e-3, fused=fused), model.named_parameters()
         )
         scaler = torch.amp.GradScaler("cuda", init_scale=1024.0, growth_interval=1000)
@@ -186,11 +189,85 @@ def without_exchange_alone() -> None:
     assert context.engine().counter("requests") == before
 
 
-TRAININGS: dict[str, Callable[[], None]] = {
+class Branches(nn.Module):
+    """Layers side by side, each computed on a stream of its own that is late, forward and backward."""
+
+    def __init__(self, streams: Sequence[torch.cuda.Stream | None], late: int) -> None:
+        super().__init__()
+        torch.manual_seed(8)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(40, 60), nn.Tanh(), nn.Linear(60, 10)) for _ in range(4 * len(streams))
+        )
+        self._streams, self._late = streams, late
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        parts = []
+        for number, layer in enumerate(self.layers):
+            stream = self._streams[number % len(self._streams)]
+            if stream is None:
+                parts.append(layer(rows))
+                continue
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(self._late)
+                parts.append(layer(rows))
+                parts[-1].register_hook(self._be_late)  # runs on the stream that the layer ran on
+        for stream in filter(None, self._streams):
+            torch.cuda.current_stream().wait_stream(stream)
+        return torch.stack(parts).sum(0)
+
+    def _be_late(self, gradient: torch.Tensor) -> None:
+        torch.cuda._sleep(self._late)
+
+
+def buckets_from_side_streams() -> None:
+    """Many small buckets, submitted from three streams that are late; gradients compared with those in float64."""
+    variable = "SPARK_ESTIMATOR_BUCKET_BYTES"
+    before = os.environ.get(variable)
+    hvd.shutdown()
+    os.environ[variable] = "20000"  # of a layer's two weights there are 12 KB
+    try:
+        hvd.init()
+        _train_branches()
+    finally:
+        os.environ.pop(variable)
+        if before is not None:
+            os.environ[variable] = before
+
+
+def _train_branches() -> None:
+    ours = Branches([None, torch.cuda.Stream(), torch.cuda.Stream()], 300_000).cuda()
+    reference = Branches([None] * 3, 0).double()
+    reference.load_state_dict({name: value.cpu() for name, value in ours.state_dict().items()})
+    sgd = torch.optim.SGD(ours.parameters(), lr=0.05)
+    optimizer: Any = hvd.DistributedOptimizer(sgd, ours.named_parameters())
+    plain = torch.optim.SGD(reference.parameters(), lr=0.05)
+    for step in range(STEPS):
+        requests = context.engine().counter("requests")
+        optimizer.zero_grad()
+        ours(batch(hvd.rank(), step, 40)).square().mean().backward()
+        optimizer.synchronize()
+        plain.zero_grad()
+        losses = [reference(batch(rank, step, 40).cpu().double()).square().mean() for rank in range(hvd.size())]
+        torch.stack(losses).mean().backward()
+        for (name, mine), right in zip(ours.named_parameters(), reference.parameters(), strict=True):
+            assert mine.grad is not None and right.grad is not None, (step, name)
+            what = f"step {step}, {name}: " + "{}"
+            got = mine.grad.double().cpu()
+            torch.testing.assert_close(got, right.grad, rtol=1e-3, atol=1e-5, msg=what.format)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        plain.step()
+        made = context.engine().counter("requests") - requests
+        assert hvd.size() == 1 or made >= 4, f"step {step} made {made} requests: too few buckets"
+
+
+TRAININGS: dict[str, Task] = {
     "as plain PyTorch": as_plain_pytorch,
     "left out and sparse": left_out_and_sparse,
     "other compressions": other_compressions,
     "with a GradScaler": with_a_grad_scaler,
     "branches on other streams": branches_on_other_streams,
+    "buckets from side streams": buckets_from_side_streams,
     "no exchange for one rank": without_exchange_alone,
 }

@@ -1,0 +1,62 @@
+"""The ways in which ranks of ``check.py`` come to their GPUs, and by which tensors travel then."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+ONE = "one rank"
+SHARED = "two ranks on one GPU"
+ONE_QUEUE = "two ranks on one GPU, one queue"
+STAGED = "two ranks, staged"
+COPIED = "two ranks, PyTorch's copies"
+OWN = "two ranks, a GPU each"
+REFUSED = "two ranks on one GPU, NCCL demanded"
+
+
+class Way(NamedTuple):
+    """How ranks come to their GPUs, and how tensors travel then.
+
+    Attributes:
+        name: for the report.
+        size: number of ranks.
+        environ: of the ranks.
+        own_gpus: each rank has its own.
+        described: what the engine must say of it; "": nothing goes from a GPU.
+        is_measured: whether there are figures of it.
+    """
+
+    name: str
+    size: int
+    environ: Mapping[str, str]
+    own_gpus: bool = False
+    described: str = ""
+    is_measured: bool = True
+
+
+def one_gpu() -> dict[str, str]:
+    """Variables of ranks that see the first GPU alone."""
+    return {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"}
+
+
+def ways(gpus: int) -> list[Way]:
+    """All that can be tried with so many GPUs."""
+    one = one_gpu()
+    shared = "the GPU that all ranks share"
+    found = [
+        Way(ONE, 1, one, described="the only rank"),
+        Way(SHARED, 2, one, described=shared),
+        # What waits on one stream then holds up all others of its process: a way that cannot bear it hangs.
+        Way(ONE_QUEUE, 2, {**one, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}, described=shared, is_measured=False),
+        Way(STAGED, 2, {**one, "HOROVOD_GPU_OPERATIONS": "staged"}, described="as was asked for"),
+        Way(COPIED, 2, {**one, "HOROVOD_GPU_OPERATIONS": "copy"}),
+    ]
+    if gpus > 1:
+        found.append(Way(OWN, 2, {}, own_gpus=True, described="NCCL"))
+    return found
+
+
+def refused_way() -> Way:
+    """Ranks that are told to do what cannot be."""
+    return Way(REFUSED, 2, {**one_gpu(), "HOROVOD_GPU_OPERATIONS": "nccl"}, is_measured=False)
