@@ -217,6 +217,7 @@ def test_the_package_is_light() -> None:
         ({"SPARK_ESTIMATOR_NVRTC_LIBRARY": "/nowhere/v.so"}, State.OK, "nvidia-cuda-nvrtc"),
         ({"HOROVOD_GPU_OPERATIONS": "nccl", "FAKE_NCCL_VERSION": "21300"}, State.NOTE, "a job with GPU tensors fails"),
         ({}, State.OK, "is built without CUDA"),
+        ({"FAKE_CUDA_DEVICES": "0", "SPARK_ESTIMATOR_NCCL_LIBRARY": "/nowhere/n.so"}, State.NOTE, "/nowhere/n.so"),
         ({"HOROVOD_GPU_OPERATIONS": "copy"}, State.NOTE, "copied to host memory and back, as HOROVOD_GPU_OPERATIONS"),
         ({"FAKE_CUDA_DRIVER": "11040"}, State.NOTE, "CPU memory is used; there are CUDA 12"),
         ({"FAKE_CUDA_DEVICES": "0", "CUDA_VISIBLE_DEVICES": ""}, State.NOTE, "CUDA_VISIBLE_DEVICES='' hides all GPUs"),

@@ -279,7 +279,8 @@ def gpu_collectives() -> Finding:
         why = f"{hiding} hides all GPUs" if hiding else cuda.trouble or "CUDA sees no GPU"
         if not cuda.runtime and not nccl.version:
             return Finding(name, State.NOTE, f"none; {has}")
-        return Finding(name, State.NOTE, f"none, CPU memory is used; {has}; {why}")
+        wrong_path = nccl.trouble if settings.nccl_library else ""
+        return Finding(name, State.NOTE, f"none, CPU memory is used; {has}; {why}", wrong_path)
     no_sharing = found.sharing_trouble(paths)
     ways = found.ways(settings.gpu_operations, nccl, no_sharing)
     missing = [nccl.trouble] if nccl.trouble else []
