@@ -30,8 +30,9 @@ from spark_estimator.launch.versions import differences, own_versions, refusal
 from spark_estimator.launch.worker_environment import task_share, worker_environment
 
 _ARROW_TYPES = (pyarrow.int32(), pyarrow.int32(), pyarrow.string(), pyarrow.int32(), pyarrow.binary())
-# Without a driver channel the first task that fails ends the stage: one that only lost a peer lets the cause go first.
-_SECONDARY_WAITS = timedelta(seconds=1.5)
+# Without a driver channel the first task that fails ends the stage: one that only lost a peer lets the cause go first,
+# which on a busy machine takes its time.
+_SECONDARY_WAITS = timedelta(seconds=4)
 # A supervisor that has no connection to the driver by then exchanges addresses through Spark: a firewall that drops
 # what it does not like is waited for no longer.
 _CONNECTS_WITHIN = timedelta(seconds=1.5)
