@@ -1,7 +1,6 @@
 #include "engine/gpu_executor.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <utility>
 

@@ -1,6 +1,5 @@
 #include "engine/gpu_groups.h"
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>

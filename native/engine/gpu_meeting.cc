@@ -1,7 +1,6 @@
 #include "engine/gpu_meeting.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "gpu/shared_gpu_group.h"

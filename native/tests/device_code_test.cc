@@ -15,9 +15,6 @@ namespace {
 using namespace spark_estimator;
 using namespace spark_estimator::testing;
 
-constexpr int32_t kDtypes[] = {SE_UINT8,   SE_INT8,     SE_INT16,   SE_INT32,   SE_INT64,
-                               SE_FLOAT16, SE_BFLOAT16, SE_FLOAT32, SE_FLOAT64, SE_BOOL};
-constexpr int32_t kReduceOps[] = {SE_SUM, SE_AVERAGE, SE_MIN, SE_MAX, SE_PRODUCT};
 constexpr size_t kMost = 300;
 
 using Bytes = std::vector<uint8_t>;

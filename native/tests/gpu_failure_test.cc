@@ -4,27 +4,13 @@
 #include <chrono>
 #include <filesystem>
 
+#include "gpu_failures.h"
 #include "gpu_ranks.h"
 
 namespace {
 
 using namespace spark_estimator;
 using namespace spark_estimator::testing;
-
-const Reduction kSum{SE_FLOAT32, SE_SUM, 1, 1};
-
-Status AllreduceOf(NcclGroup& group, void* data, size_t count, CudaEvent done = nullptr) {
-  const ReduceTensor tensor{data, data, count};
-  return group.Allreduce({&tensor, 1}, kSum, nullptr, done);
-}
-
-// What another thread or rank does shows soon; a test that hangs fails after a minute.
-void Await(const std::function<bool()>& happened, const char* what) {
-  for (const Time end = After(Seconds(60)); !happened();) {
-    if (Clock::now() > end) Fail(__FILE__, __LINE__, std::string("in vain: ") + what);
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-}
 
 void InitThatHangsEndsAtTheDeadline() {
   Fake().fake_nccl_hang_init(1);
@@ -110,25 +96,10 @@ void AnIdOfNobodyIsRefused() {
 void WhatMakesNoSenseLeavesTheGroupAsItWas() {
   RunGroup(2, [&](Member& me) {
     const DeviceMemory memory(64);
-    const ReduceTensor tensor{memory.get(), memory.get(), 4};
-    for (const Reduction& reduction : {Reduction{SE_INT32, SE_AVERAGE, 1, 1}, Reduction{SE_FLOAT32, SE_ADASUM, 1, 1},
-                                       Reduction{SE_INT16, SE_SUM, 1, 1}, Reduction{SE_FLOAT32, SE_MAX, 0.5, 1}}) {
-      const Status status = me.group->Allreduce({&tensor, 1}, reduction, nullptr, nullptr);
-      CHECK_EQ(status.code(), SE_INVALID_ARGUMENT);
-      CHECK_CONTAINS(status.message(), DtypeName(reduction.dtype) + " by " + ReduceOpName(reduction.reduce_op));
-    }
-    const std::vector<size_t> three = {1, 2, 3};
-    const GatherTensor gather{memory.get(), memory.get(), three};
-    const ScatterTensor scatter{memory.get(), memory.get(), three};
-    const BroadcastTensor broadcast{memory.get(), memory.get(), 4};
-    const ReduceTensor nowhere{memory.get(), nullptr, 4};
-    CHECK_EQ(me.group->Allreduce({&nowhere, 1}, kSum, nullptr, nullptr).code(), SE_INVALID_ARGUMENT);
-    CHECK_EQ(me.group->Broadcast({&broadcast, 1}, 2, nullptr, nullptr).code(), SE_INVALID_ARGUMENT);
-    CHECK_EQ(me.group->Broadcast({&broadcast, 1}, -1, nullptr, nullptr).code(), SE_INVALID_ARGUMENT);
-    CHECK_EQ(me.group->Allgather({&gather, 1}, nullptr, nullptr).code(), SE_INVALID_ARGUMENT);
-    CHECK_EQ(me.group->Reducescatter({&scatter, 1}, kSum, nullptr, nullptr).code(), SE_INVALID_ARGUMENT);
-    CHECK_EQ(me.group->Alltoall(memory.get(), three, memory.get(), three, nullptr, nullptr).code(),
-             SE_INVALID_ARGUMENT);
+    CheckRefusals(*me.group, {{SE_INT32, SE_AVERAGE, 1, 1},
+                              {SE_FLOAT32, SE_ADASUM, 1, 1},
+                              {SE_INT16, SE_SUM, 1, 1},
+                              {SE_FLOAT32, SE_MAX, 0.5, 1}});
     CHECK_OK(AllreduceOf(*me.group, memory.get(), 4));
   });
   CheckNothingLeft();

@@ -3,6 +3,7 @@
 #include <csignal>
 #include <random>
 
+#include "gpu_failures.h"
 #include "gpu_works.h"
 #include "one_gpu_ranks.h"
 
@@ -11,23 +12,9 @@ namespace {
 using namespace spark_estimator;
 using namespace spark_estimator::testing;
 
-const Reduction kSum{SE_FLOAT32, SE_SUM, 1, 1};
-
 // A broken group leaves its buffer to the process's end.
 int buffers_left = 0;
 void CheckOnlyBuffersLeft(int more) { CheckNothingLeft(buffers_left += more); }
-
-Status AllreduceOf(SharedGpuGroup& group, void* data, size_t count, CudaEvent done = nullptr) {
-  const ReduceTensor tensor{data, data, count};
-  return group.Allreduce({&tensor, 1}, kSum, nullptr, done);
-}
-
-void Await(const std::function<bool()>& happened, const char* what) {
-  for (const Time end = After(Seconds(60)); !happened();) {
-    if (Clock::now() > end) Fail(__FILE__, __LINE__, std::string("in vain: ") + what);
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-}
 
 // Every rank tries to connect; returns what each was told.
 std::vector<Status> Connected(int size, const std::function<void(SharedGpuGroup::Options&)>& change,
@@ -211,29 +198,9 @@ void ATrialThatDoesNotEnd() {
 void WhatMakesNoSenseLeavesTheGroupAsItWas() {
   ShareGpu(2, kSmallSlot, [&](Sharer& me) {
     const DeviceMemory memory(64);
-    const ReduceTensor tensor{memory.get(), memory.get(), 4};
-    for (const Reduction& reduction :
-         {Reduction{SE_FLOAT32, SE_ADASUM, 1, 1}, Reduction{SE_BOOL, SE_AVERAGE, 1, 1}, Reduction{42, SE_SUM, 1, 1}}) {
-      CHECK(!me.group->Offers(SE_ALLREDUCE, reduction));
-      CHECK(!me.group->Offers(SE_REDUCESCATTER, reduction));
-      const Status status = me.group->Allreduce({&tensor, 1}, reduction, nullptr, nullptr);
-      CHECK_EQ(status.code(), SE_INVALID_ARGUMENT);
-      CHECK_CONTAINS(status.message(), DtypeName(reduction.dtype) + " by " + ReduceOpName(reduction.reduce_op));
-    }
+    CheckRefusals(*me.group, {{SE_FLOAT32, SE_ADASUM, 1, 1}, {SE_BOOL, SE_AVERAGE, 1, 1}, {42, SE_SUM, 1, 1}});
     for (const int32_t op : {SE_BROADCAST, SE_ALLGATHER, SE_ALLTOALL, SE_BARRIER}) CHECK(me.group->Offers(op, {}));
     CHECK(!me.group->Offers(SE_JOIN, {}));
-    const std::vector<size_t> three = {1, 2, 3};
-    const GatherTensor gather{memory.get(), memory.get(), three};
-    const ScatterTensor scatter{memory.get(), memory.get(), three};
-    const BroadcastTensor broadcast{memory.get(), memory.get(), 4};
-    const ReduceTensor nowhere{memory.get(), nullptr, 4};
-    CHECK_EQ(me.group->Allreduce({&nowhere, 1}, kSum, nullptr, nullptr).code(), SE_INVALID_ARGUMENT);
-    CHECK_EQ(me.group->Broadcast({&broadcast, 1}, 2, nullptr, nullptr).code(), SE_INVALID_ARGUMENT);
-    CHECK_EQ(me.group->Broadcast({&broadcast, 1}, -1, nullptr, nullptr).code(), SE_INVALID_ARGUMENT);
-    CHECK_EQ(me.group->Allgather({&gather, 1}, nullptr, nullptr).code(), SE_INVALID_ARGUMENT);
-    CHECK_EQ(me.group->Reducescatter({&scatter, 1}, kSum, nullptr, nullptr).code(), SE_INVALID_ARGUMENT);
-    CHECK_EQ(me.group->Alltoall(memory.get(), three, memory.get(), three, nullptr, nullptr).code(),
-             SE_INVALID_ARGUMENT);
     // Contradictions are found by all ranks before anything is sent.
     const std::vector<size_t> sends = {4, me.rank == 0 ? size_t{8} : size_t{4}};
     const std::vector<size_t> receives = {4, 4};

@@ -23,6 +23,11 @@
 
 namespace spark_estimator::testing {
 
+// What the kernels are there for.
+inline constexpr int32_t kDtypes[] = {SE_UINT8,   SE_INT8,     SE_INT16,   SE_INT32,   SE_INT64,
+                                      SE_FLOAT16, SE_BFLOAT16, SE_FLOAT32, SE_FLOAT64, SE_BOOL};
+inline constexpr int32_t kReduceOps[] = {SE_SUM, SE_AVERAGE, SE_MIN, SE_MAX, SE_PRODUCT};
+
 // The driver and NVRTC beside the runtime, opened by path as the real ones are.
 struct FakeDriver {
   DriverApi driver;

@@ -368,7 +368,11 @@ class Engine:
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Leaves the group; requests that are pending fail with ShutDownError. Blocks for at most about a second."""
+        """Leaves the group; requests that are pending fail with ShutDownError.
+
+        Blocks for at most about a second; where tensors have gone from a GPU also until that is through with them, and
+        up to two seconds for the other ranks to leave.
+        """
         if self.native.pointer is not None:
             _native.check(self._library.se_engine_shutdown(self.native.pointer))
             self._sweep()

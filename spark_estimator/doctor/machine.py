@@ -104,12 +104,19 @@ def distribution(
     name: str, *, state: State = State.MISSING, needed_for: str = "", requirement: str | None = None
 ) -> Finding:
     """The version of an installed package, without importing it: TensorFlow alone takes ten seconds."""
+    if version := _version(name):
+        return Finding(name, State.OK, version)
+    wanted = f", needed for {needed_for}" if needed_for else ", not needed" if state is State.NOTE else ""
+    fix = f"pip install {requirement or name}" if state is State.MISSING else ""
+    return Finding(name, state, f"not installed{wanted}", fix)
+
+
+def _version(package: str) -> str:
+    """"" where it is not installed."""
     try:
-        return Finding(name, State.OK, importlib.metadata.version(name))
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        wanted = f", needed for {needed_for}" if needed_for else ", not needed" if state is State.NOTE else ""
-        fix = f"pip install {requirement or name}" if state is State.MISSING else ""
-        return Finding(name, state, f"not installed{wanted}", fix)
+        return ""
 
 
 def tensorflow() -> Finding:
@@ -286,18 +293,11 @@ def gpu_collectives() -> Finding:
     missing = [nccl.trouble] if nccl.trouble else []
     if no_sharing:
         missing.append(f"for ranks that share a GPU: {no_sharing}")
-    if _version("torch").endswith("+cpu"):
-        missing.append(f"PyTorch {_version('torch')} is built without CUDA: install one that has it")
+    if (torch := _version("torch")).endswith("+cpu"):
+        missing.append(f"PyTorch {torch} is built without CUDA: install one that has it")
     peers = _peers(cuda.devices, found.unreachable_peers(paths.cuda, cuda.devices))
     demanded = {"nccl": bool(nccl.trouble), "shared": bool(no_sharing)}.get(settings.gpu_operations, False)
     return Finding(name, State.NOTE if demanded else State.OK, f"{ways}; {has}, {peers}", "; ".join(missing))
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _peers(devices: int, apart: Sequence[tuple[int, int]]) -> str:

@@ -282,7 +282,8 @@ SE_API int32_t se_answer(se_engine* engine, int64_t question, const char* text);
 
 /* Leaves the job: tells the peers, fails what is pending with SE_SHUT_DOWN, ends the thread. Blocks for at most about a
  * second, so that peers can read what was sent; before that until this rank's GPU is through with what was done on it,
- * which other ranks may still compute with. Idempotent. */
+ * which other ranks may still compute with (4 x start_timeout_seconds at most); and after it up to two seconds for the
+ * other ranks of a group of GPUs to leave, too. Idempotent. */
 SE_API int32_t se_engine_shutdown(se_engine* engine);
 /* Frees the engine (after a shutdown, which it does if need be). Handles die with it. */
 SE_API void se_engine_destroy(se_engine* engine);
