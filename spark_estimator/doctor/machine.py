@@ -112,7 +112,7 @@ def distribution(
 
 
 def _version(package: str) -> str:
-    """"" where it is not installed."""
+    """The version of an installed package; empty where it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
