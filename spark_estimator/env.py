@@ -24,6 +24,7 @@ WORKER_CHOICES_VARIABLE = "SPARK_ESTIMATOR_WORKER_CHOICES"
 ATTEMPT_VARIABLE = "SPARK_ESTIMATOR_ATTEMPT"
 PROCESS_VARIABLE = "SPARK_ESTIMATOR_PROCESS"
 PROGRESS_FD_VARIABLE = "SPARK_ESTIMATOR_PROGRESS_FD"
+IGNORE_LAUNCHER_VARIABLE = "SPARK_ESTIMATOR_IGNORE_LAUNCHER"
 
 
 class _Ranks(Protocol):
@@ -330,9 +331,14 @@ class Settings:
     )  # fmt: skip
     launched_size: int | None = _variable(
         "HOROVOD_SIZE", None, _count, unit="ranks",
-        effect="set by launchers for scripts; init() warns when it is not the size of the job that it joins",
+        effect="set by launchers for scripts; init() warns when it differs from the size of the job, and raises an "
+        "error when it is more than 1 and no launcher of spark_estimator started the process",
     )  # fmt: skip
-
+    ignore_launcher: bool = _variable(
+        IGNORE_LAUNCHER_VARIABLE, False, _boolean, unit="1 or 0",
+        effect="1: init() makes a job of one in a process that mpirun, srun, torchrun or another launcher started as "
+        "one of several; 0: init() raises an error there",
+    )  # fmt: skip
     elastic: bool = _variable(
         "HOROVOD_ELASTIC", False, _boolean, unit="1 or 0",
         effect="set by the launcher of an elastic job, which may come to have more ranks than now",

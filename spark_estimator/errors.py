@@ -13,6 +13,7 @@
         │   │   ├── NotEnoughSlotsError
         │   │   ├── PicklingError      the function, an argument or a captured variable cannot travel
         │   │   ├── PythonEnvironmentError   executors run another Python, or lack a package
+        │   │   ├── ForeignLauncherError     mpirun, srun, torchrun, ... started this process as one of several
         │   │   └── JavaNotFoundError
         │   ├── JobFailedError         the job started and failed as a whole
         │   │   ├── StartTimeoutError  not all ranks began in time; the text says what holds them up
@@ -96,6 +97,10 @@ class PicklingError(PreflightError):
 
 class PythonEnvironmentError(PreflightError):
     """The workers' Python cannot run the job: another version, or a missing package."""
+
+
+class ForeignLauncherError(PreflightError):
+    """Another launcher started this process as one of several, and ``init()`` can't join their job."""
 
 
 class JavaNotFoundError(PreflightError):

@@ -1,8 +1,8 @@
 """This process's membership of a job: ``init()``, ``shutdown()``, and who and where it is meanwhile.
 
 A process is a rank of at most one job at a time. It joins the job of its rendezvous (``rendezvous.current``), which
-whoever started it provided; without one it is a job of its own, of one rank. It may leave and join again any number of
-times, as long as all ranks do.
+whoever started it provided; without one it is a job of its own, of one rank, unless another launcher started it as one
+of several processes: that is an error. It may leave and join again any number of times, as long as all ranks do.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from spark_estimator.collectives.rendezvous import Topology, host_id
 from spark_estimator.collectives.wiring import Switchboard
 from spark_estimator.env import Settings
 from spark_estimator.errors import HorovodInternalError, NotInitializedError, PeerLostError
+from spark_estimator.foreign_launchers import check_not_foreign
 
 _log = log.logger(__name__)
 
@@ -53,6 +54,8 @@ def init(
     Raises:
         PeerLostError: some ranks did not come; the text names them.
         AuthenticationError: a rank holds another key.
+        ForeignLauncherError: mpirun, srun, torchrun or another launcher started this process as one of several, and
+            SPARK_ESTIMATOR_IGNORE_LAUNCHER=1 is not set.
         HorovodInternalError: this process has too few file descriptors left, or was forked from a rank.
         MismatchError: the ranks gave different process sets.
         ValueError: an argument or an environment variable cannot be used.
@@ -64,6 +67,8 @@ def init(
         if _membership is not None:
             return
         settings = Settings.read()
+        if not settings.ignore_launcher and rendezvous_module.current(settings.rendezvous_fd) is None:
+            check_not_foreign()
         _native.library()
         if process_sets == "dynamic":
             settings = dataclasses.replace(settings, dynamic_process_sets=True)
@@ -96,13 +101,8 @@ def _join(settings: Settings, comm: Sequence[int] | None, static: Sequence[Proce
     topology = Topology.of([host_id()], 0) if found is None else found.topology
     _check_comm(comm, topology.size)
     log.configure(settings.log_level, topology.rank, times=not settings.log_hide_time)
-    if settings.launched_size not in (None, topology.size):
-        _log.warning(
-            "HOROVOD_SIZE=%s, but this process joins a job of %d. If another launcher started it (Horovod's own "
-            "horovodrun, mpirun): use HorovodRunner or the horovodrun of spark_estimator.",
-            settings.launched_size,
-            topology.size,
-        )
+    if found is not None and settings.launched_size not in (None, topology.size):
+        _log.warning("HOROVOD_SIZE=%s, but this process joins a job of %d.", settings.launched_size, topology.size)
     if found is not None and (_switchboard is None or _switchboard.rendezvous != found):
         if _switchboard is not None:
             _switchboard.close()

@@ -23,6 +23,7 @@ from spark_estimator.data.petastorm_schema import fields_of, pickled_schema
 from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.shares import share
 from spark_estimator.errors import DataError
+from spark_estimator.foreign_launchers import warn_of_all_rows
 from spark_estimator.log import logger
 
 _SAMPLE_ROWS = 100
@@ -322,10 +323,12 @@ def without_effect(names: Iterable[str]) -> None:
 
 
 def _compare_with_job(shard: int, shards: int) -> None:
-    if not context.is_initialized() or context.size() == 1:
+    if not context.is_initialized():
+        if shards == 1:
+            warn_of_all_rows("A petastorm reader without cur_shard and shard_count")
         return
     rank, size = context.rank(), context.size()
-    if (shard, shards) != (rank, size):
+    if size > 1 and (shard, shards) != (rank, size):
         _log.warning(
             "rank %d of %d reads shard %d of %d: for a share of the rows of its own say cur_shard=hvd.rank(), "
             "shard_count=hvd.size()",

@@ -25,6 +25,7 @@ from spark_estimator.data.shares import Batches
 from spark_estimator.data.widths import Ragged
 from spark_estimator.env import Settings
 from spark_estimator.errors import DataError
+from spark_estimator.foreign_launchers import warn_of_all_rows
 
 _SAMPLE_ROWS = 100
 
@@ -91,6 +92,8 @@ def make_torch_dataloader(
     if joined:
         fields.insert(0, _field(columns_of[:joined], 0))
     is_rank = context.is_initialized()
+    if not is_rank:
+        warn_of_all_rows("make_torch_dataloader()")
     rank, size = (context.rank(), context.size()) if is_rank else (0, 1)
     stored = Joined.of(fields)
     spool, _ = rows.read(stored.stored, rank, size)

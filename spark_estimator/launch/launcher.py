@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import functools
+import os
 import queue
 import sys
 import threading
@@ -12,13 +14,18 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from spark_estimator.env import IGNORE_LAUNCHER_VARIABLE, Settings
 from spark_estimator.errors import JobTimeoutError, StartTimeoutError
+from spark_estimator.foreign_launchers import foreign_job
 from spark_estimator.launch.failures import STOPPED, FailureReport, first_failure
 from spark_estimator.launch.hosts import Host
 from spark_estimator.launch.outcome import Outcome
+from spark_estimator.log import logger
 from spark_estimator.observe.driver_log import flush, print_line, print_message
 from spark_estimator.observe.progress import Progress
 from spark_estimator.observe.status_line import StatusLine
+
+_log = logger(__name__)
 
 # After the first failure the others may have failed by themselves an instant earlier; let them say so.
 GRACE = timedelta(seconds=0.3)
@@ -152,6 +159,9 @@ class Watch:
     _unshown: collections.deque[str] = field(default_factory=collections.deque)
     _unshown_of: tuple[int, str] = (-1, "stdout")
 
+    def __post_init__(self) -> None:
+        _warn_of_copies()
+
     def follow(self) -> None:
         """Returns when the job has ended by itself, or has been ended after a failure (see `reports`).
 
@@ -265,6 +275,22 @@ class Watch:
                     self.reports[index] = report
                 return
         self.reports.append(report)
+
+
+@functools.cache  # once in a program
+def _warn_of_copies() -> None:
+    """Warns when mpirun, srun or the like runs several copies of this program, each of which starts the whole job."""
+    switch = IGNORE_LAUNCHER_VARIABLE
+    if Settings.read({switch: os.environ.get(switch, "")}).ignore_launcher:
+        return
+    job = foreign_job()
+    if job is not None:
+        _log.warning(
+            "This program is %s. Each of them that comes here starts a job of its own, with the same folders and "
+            "checkpoints. Start the program once, or set %s=1 if you want that.",
+            job.process,
+            switch,
+        )
 
 
 class EventRelay:

@@ -50,14 +50,6 @@ def test_without_a_launcher_it_is_a_job_of_one() -> None:
     assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)
 
 
-def test_a_process_of_another_launcher_is_warned() -> None:
-    done = alone(
-        "from spark_estimator.collectives import context; context.init(); print(context.size())", HOROVOD_SIZE="4"
-    )
-    assert done.stdout == "1\n"
-    assert "HOROVOD_SIZE=4, but this process joins a job of 1" in done.stderr
-
-
 QUESTIONS = """
 from spark_estimator.collectives import context, ops
 def refused(question):
