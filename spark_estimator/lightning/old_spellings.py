@@ -1,6 +1,9 @@
 """What Trainers of Lightning 1 took for Horovod, ``accelerator="horovod"`` and its like, for the Trainers of today.
 
-Also those arguments that scripts of that time have beside it, and that Lightning 2 has under another name.
+Also those arguments that scripts of that time have beside it, and that Lightning 2 has under another name. As with
+Lightning 1, the learning rate of a Trainer with the strategy named "horovod" is multiplied by the number of ranks
+(`HorovodStrategy(scale_lr=True)`). A strategy that is given as an object keeps its own ``scale_lr``; it takes None for
+yes only where ``accelerator`` or ``distributed_backend`` ask for Horovod, too.
 
 Switched on by ``spark_estimator.compat.install(lightning=True)`` alone: it replaces ``Trainer.__init__`` of each
 package that is imported, now or later.
@@ -14,10 +17,12 @@ import sys
 import warnings
 from typing import Any
 
-from spark_estimator.lightning.flavours import FLAVOURS, STRATEGY, register, when_imported
+from spark_estimator.lightning.flavours import FLAVOURS, STRATEGY, register, strategy_class, when_imported
 
 _ours = "_spark_estimator_original"
 _on = False
+#: What to write for a strategy of Lightning 1.
+_SCALING = "HorovodStrategy(scale_lr=True)"
 #: Arguments that had nothing to do with Horovod, but stood beside it -> their names of today.
 _RENAMED = {
     "progress_bar_refresh_rate": "enable_progress_bar",
@@ -61,14 +66,16 @@ def translated(arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
     old: dict[str, Any] = {}
     instead: dict[str, Any] = {}
     asked = [name for name in ("accelerator", "distributed_backend") if arguments.get(name) == STRATEGY]
-    if asked or (arguments.get("strategy") == STRATEGY and "gpus" in arguments):
+    strategy = arguments.get("strategy")
+    if asked or (strategy == STRATEGY and "gpus" in arguments):
         old |= {name: new.pop(name) for name in (*asked, "gpus") if name in new}
-        if new.get("strategy", STRATEGY) not in (STRATEGY, None, "auto"):
-            raise ValueError(f"Trainer({asked[0]}='horovod', strategy={new['strategy']!r}): choose one of the two.")
-        new["strategy"] = STRATEGY
+        if not _is_ours(strategy):
+            if strategy not in (STRATEGY, None, "auto"):
+                raise ValueError(f"Trainer({asked[0]}='horovod', strategy={strategy!r}): choose one of the two.")
+            new["strategy"] = STRATEGY
         # Without `gpus` those Trainers used none; with it each rank had one, whatever the number meant.
         new.setdefault("accelerator", "gpu" if arguments.get("gpus") else "cpu")
-        instead |= {name: new[name] for name in ("strategy", "accelerator")}
+        instead |= {"strategy": _SCALING, "accelerator": new["accelerator"]}
     left_out = []
     for name in [name for name in _RENAMED if name in new]:
         old[name] = new.pop(name)
@@ -99,7 +106,24 @@ def _renamed(name: str, value: Any) -> tuple[str, bool | None]:
 
 
 def _written(arguments: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    shown = {name: value if value == _SCALING else repr(value) for name, value in arguments.items()}
+    return ", ".join(f"{name}={value}" for name, value in shown.items())
+
+
+def _is_ours(strategy: Any) -> bool:
+    """Whether a strategy is an object of this package's."""
+    return getattr(strategy, "strategy_name", None) == STRATEGY and hasattr(strategy, "scale_lr")
+
+
+def _scaling(flavour: str, arguments: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The arguments `new`, with a strategy that multiplies the learning rate where that of Lightning 1 did so."""
+    strategy: Any = new.get("strategy")
+    if isinstance(strategy, str) and strategy == STRATEGY:
+        return {**new, "strategy": strategy_class(flavour)(scale_lr=True)}
+    asked = STRATEGY in (arguments.get("accelerator"), arguments.get("distributed_backend"))
+    if asked and _is_ours(strategy) and strategy.scale_lr is None:
+        strategy.scale_lr = True
+    return new
 
 
 def _check_gpu(flavour: str, arguments: dict[str, Any], new: dict[str, Any]) -> None:
@@ -126,7 +150,7 @@ def _patch(flavour: str) -> None:
         if advice:
             warnings.warn(advice, DeprecationWarning, stacklevel=2)
         _check_gpu(flavour, kwargs, new)
-        own(self, *args, **new)
+        own(self, *args, **_scaling(flavour, kwargs, new))
 
     setattr(init, _ours, own)
     trainer.__init__ = init

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import lightning_utilities.core.rank_zero as utilities_rank_zero
@@ -13,6 +13,7 @@ import torch
 
 import spark_estimator.torch as hvd
 from spark_estimator.collectives import context
+from spark_estimator.lightning import rates
 from spark_estimator.lightning.lockstep import Lockstep, even, lengths_of_all_ranks
 from spark_estimator.lightning.metrics import SyncedMetrics
 from spark_estimator.lightning.strategy_collectives import HorovodCollectives
@@ -38,9 +39,20 @@ class HorovodMethods(HorovodCollectives, _Base):
     fewest, whatever an `IterableDataset` says of its length; loaders for evaluation are not cut, and what would have
     some rank wait in a step is refused there.
 
-    The learning rate is not scaled with the number of ranks, nor is the batch size: ``trainer.world_size`` says it.
+    The learning rate stays as ``configure_optimizers`` gives it, unless `scale_lr` is set, and so does the batch size;
+    ``trainer.world_size`` is the number of ranks.
+
+    With `scale_lr`, each ``fit`` multiplies the learning rates by the number of ranks, once, before it restores a
+    checkpoint, and rank 0 logs the factor and the rates. Those that PyTorch's schedules keep (``base_lrs``, the
+    ``max_lr`` of OneCycleLR, ``eta_min``, also inside of a SequentialLR) are multiplied, too, so that each step has the
+    rate of one process times the number of ranks; of these Horovod multiplied ``base_lrs`` alone. A checkpoint holds
+    the multiplied rates and, for this class, their factor. ``fit(ckpt_path=...)`` goes on with the rates of the
+    checkpoint, also on another number of ranks, as with Horovod; rank 0 logs a warning where the factors differ.
+    ``Tuner.lr_find`` tries rates as they are: divide what it suggests by ``trainer.world_size``.
 
     Args:
+        scale_lr: whether learning rates are multiplied by the number of ranks. None: no, unless the Trainer is made
+            with an old spelling (`old_spellings`).
         compression: what gradients travel as; `hvd.Compression`.
         gradient_predivide_factor, groups, sparse_as_dense, shard_state: as for `hvd.DistributedOptimizer`.
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as for Lightning's own
@@ -56,10 +68,12 @@ class HorovodMethods(HorovodCollectives, _Base):
 
     if TYPE_CHECKING:
         optimizers: list[Any]
+        lr_scheduler_configs: list[Any]
 
     def __init__(
         self,
         *,
+        scale_lr: bool | None = None,
         compression: Any = UNCHOSEN,
         gradient_predivide_factor: float = 1.0,
         groups: int | None = None,
@@ -78,6 +92,7 @@ class HorovodMethods(HorovodCollectives, _Base):
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
         )
+        self.scale_lr = scale_lr
         self._optimizer_options = {
             "compression": compression,
             "gradient_predivide_factor": gradient_predivide_factor,
@@ -202,7 +217,10 @@ class HorovodMethods(HorovodCollectives, _Base):
 
     def setup_optimizers(self, trainer: Any) -> None:
         """The module's optimizers; all of them but those that it has made distributed itself become that here."""
+        rates.make_plain(self.lightning_module)
         super().setup_optimizers(trainer)
+        if self.scale_lr and self.world_size > 1:
+            rates.scale(self.optimizers, self._schedules(), self.world_size)
         names = {id(param): name for name, param in self.lightning_module.named_parameters()}
         for optimizer in self.optimizers:
             if not isinstance(optimizer, DistributedMethods):
@@ -325,6 +343,19 @@ class HorovodMethods(HorovodCollectives, _Base):
             optimizer.consolidate_state_dict(to=0)
             return optimizer.state_dict() if self.is_global_zero else {}
         return dict(optimizer.state_dict())
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Writes it on rank 0, with the factor of its learning rates."""
+        rates.note_factor(checkpoint, self.optimizers)
+        super().save_checkpoint(checkpoint, *args, **kwargs)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Gives the optimizers the state in a checkpoint, its learning rates included."""
+        super().load_optimizer_state_dict(checkpoint)
+        rates.restored(checkpoint, self.optimizers, self._schedules())
+
+    def _schedules(self) -> list[Any]:
+        return [config.scheduler for config in self.lr_scheduler_configs]
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """What the file holds, on all ranks; those that do not see it get it from rank 0. Collective."""

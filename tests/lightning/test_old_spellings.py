@@ -13,6 +13,8 @@ from spark_estimator import compat
 from spark_estimator.lightning.old_spellings import translated
 from tests.lightning.training import package, trainer_of
 
+WRITE = r"write Trainer\(strategy=HorovodStrategy\(scale_lr=True\), accelerator='cpu'\)"
+
 
 @pytest.fixture
 def installed() -> Iterator[None]:
@@ -29,10 +31,11 @@ def test_trainers_take_them_as_long_as_that_is_wanted(installed: None, flavour: 
     trainer_class = package(flavour).Trainer
     quiet = {"logger": False, "enable_checkpointing": False, "max_epochs": 1}
     for old in ({"accelerator": "horovod"}, {"distributed_backend": "horovod"}, {"strategy": "horovod", "gpus": 0}):
-        with pytest.warns(DeprecationWarning, match=r"write Trainer\(strategy='horovod', accelerator='cpu'\)") as told:
+        with pytest.warns(DeprecationWarning, match=WRITE) as told:
             trainer = trainer_class(**old, **quiet)
         assert told[0].filename == __file__
-        assert isinstance(trainer.strategy, strategy_class(flavour))
+        assert isinstance(trainer.strategy, strategy_class(flavour)) and trainer.strategy.scale_lr
+    assert trainer_class(strategy="horovod", accelerator="cpu", **quiet).strategy.scale_lr
     assert not isinstance(trainer_class(accelerator="cpu", **quiet).strategy, strategy_class(flavour))
     with pytest.raises(TypeError):
         trainer_class(gpus=1, **quiet)  # nobody has asked for Horovod
@@ -40,7 +43,24 @@ def test_trainers_take_them_as_long_as_that_is_wanted(installed: None, flavour: 
     compat.uninstall()
     with pytest.raises(ValueError, match="horovod"):
         trainer_class(accelerator="horovod", **quiet)
-    assert trainer_of(flavour).strategy.root_device == torch.device("cpu")
+    trainer = trainer_of(flavour)
+    assert trainer.strategy.root_device == torch.device("cpu") and not trainer.strategy.scale_lr
+
+
+@pytest.mark.parametrize("flavour", ["lightning.pytorch", "pytorch_lightning"])
+def test_a_strategy_that_is_an_object_beside_them(installed: None, flavour: str) -> None:
+    from spark_estimator.lightning import strategy_class
+
+    trainer_class, base = package(flavour).Trainer, strategy_class(flavour)
+    derived = type("Derived", (base,), {})
+    quiet = {"logger": False, "enable_checkpointing": False}
+    for strategy, scaled in ((base(), True), (derived(), True), (base(scale_lr=False), False)):
+        with pytest.warns(DeprecationWarning, match=WRITE):
+            trainer = trainer_class(accelerator="horovod", strategy=strategy, **quiet)
+        assert trainer.strategy is strategy and strategy.scale_lr is scaled
+    with pytest.warns(DeprecationWarning, match="leave progress_bar_refresh_rate out"):
+        trainer_class(strategy=(alone := base()), accelerator="cpu", progress_bar_refresh_rate=2, **quiet)
+    assert not alone.scale_lr
 
 
 @pytest.mark.parametrize(
@@ -82,7 +102,7 @@ def test_a_gpu_that_is_not_there(installed: None, flavour: str, monkeypatch: pyt
         ({"resume_from_checkpoint": None}, {}, "leave resume_from_checkpoint out"),
         ({"accelerator": "horovod", "weights_summary": "top", "checkpoint_callback": False},
          {"strategy": "horovod", "accelerator": "cpu", "enable_checkpointing": False},
-         "write Trainer(strategy='horovod', accelerator='cpu', enable_checkpointing=False) and "
+         "write Trainer(strategy=HorovodStrategy(scale_lr=True), accelerator='cpu', enable_checkpointing=False) and "
          "leave weights_summary out"),
     ],
 )  # fmt: skip
