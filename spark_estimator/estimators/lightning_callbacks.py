@@ -17,6 +17,7 @@ import spark_estimator.torch as hvd
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.lightning_loaders import RowLoader
 from spark_estimator.lightning import strategy_class
+from spark_estimator.observe.driver_log import log_to_driver
 
 
 class Watch:
@@ -155,8 +156,13 @@ def callback_of(flavour: str, watch: Watch) -> Any:
     return Telling()
 
 
-def strategy_of(flavour: str, watch: Watch, compression: Any) -> Any:
-    """The strategy "horovod", whose losses are multiplied as `watch` says, and told to it as they were."""
+def strategy_of(flavour: str, watch: Watch, compression: Any, *, scale_lr: bool, verbose: int) -> Any:
+    """The strategy "horovod", whose losses are multiplied as `watch` says, and told to it as they were.
+
+    Args:
+        compression, scale_lr: as for the strategy. Rates of a checkpoint are changed to those of this number of ranks.
+        verbose: 0: what the log has of rates is not for the driver.
+    """
     base: Any = strategy_class(flavour)
 
     class Weighing(base):
@@ -174,7 +180,16 @@ def strategy_of(flavour: str, watch: Watch, compression: Any) -> Any:
             watch.step_ended("validation", output)
             return output
 
-    return Weighing(compression=compression)
+        def restored_rates(self, checkpoint: Mapping[str, Any]) -> None:
+            pass  # `follow_ranks` is called when the schedules have their state, too
+
+        def log_rates(self, line: str) -> None:
+            if line and verbose and self.is_global_zero:
+                log_to_driver(line)
+            else:
+                super().log_rates(line)
+
+    return Weighing(compression=compression, scale_lr=scale_lr)
 
 
 def _rows_in(batch: Any) -> int:

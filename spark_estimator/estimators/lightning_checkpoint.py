@@ -15,6 +15,7 @@ from torch import nn
 
 from spark_estimator.estimators.torch_checkpoint import packed
 from spark_estimator.estimators.torch_rank_state import take_buffers
+from spark_estimator.lightning import rates
 from spark_estimator.observe.driver_log import log_to_driver
 
 #: Of what may be any object, only plain values and tensors are kept.
@@ -33,6 +34,7 @@ def plain_checkpoint(trainer: Any) -> dict[str, Any]:
     """Lightning's own checkpoint, less what could not be read back without running code. Collective."""
     whole = trainer._checkpoint_connector.dump_checkpoint(False)
     found = {name: value for name, value in whole.items() if name not in _NEEDLESS}
+    rates.note_factor(found, trainer.strategy.optimizers)
     if not trainer.is_global_zero:
         return found
     left_out = []
@@ -74,6 +76,7 @@ def restore(trainer: Any, module: nn.Module, checkpoint: dict[str, Any], own: di
     trainer.strategy.load_optimizer_state_dict(checkpoint)
     for config, state in zip(trainer.lr_scheduler_configs, checkpoint.get("lr_schedulers", []), strict=False):
         config.scheduler.load_state_dict(state)
+    trainer.strategy.follow_ranks(checkpoint)
     precision = trainer.precision_plugin
     precision.on_load_checkpoint(checkpoint)
     if type(precision).__qualname__ in checkpoint:

@@ -42,6 +42,12 @@ _ROWS = (
         "of the DataFrame, whose first rows then only tell the columns' types",
     ),
     Row("trainer_args", None, checks.anything, "a dict of arguments of the Trainer, which take the place of ours"),
+    Row(
+        "scale_lr",
+        True,
+        checks.truth,
+        "the learning rate is multiplied by the number of processes, as in Horovod; False: it stays as it is",
+    ),
     Row("terminate_on_nan", False, checks.truth, "a batch without a finite loss ends the training; else an epoch does"),
     Row("profiler", None, checks.anything, "Lightning's profiler, or its name"),
 )
@@ -67,9 +73,12 @@ class TorchEstimator(TorchFiles, estimator.TableEstimator[TorchModel]):
     Lightning has not done so. A rank that has no row left for the last step takes part in it with one that does not
     count for gradients and losses, but does for what the module logs.
 
-    The learning rate is what ``configure_optimizers`` says; ``self.trainer.world_size`` is the number of ranks. A plain
-    module with `optimizer` and `loss` is trained as `spark_estimator.TorchEstimator` does it, its learning rate
-    multiplied with the number of ranks. A callback that ends the training on one rank ends it on all.
+    The learning rate is that of one process. As in Horovod, it is multiplied by the number of ranks; a log line of rank
+    0 has both. `HorovodStrategy(scale_lr=True)` does it, which says how schedules follow. A run that goes on from its
+    checkpoint on another number of ranks has the learning rate of that number. `scale_lr=False` is for a
+    ``configure_optimizers`` that multiplies by ``self.trainer.world_size`` itself. A plain module with `optimizer` and
+    `loss` is trained as `spark_estimator.TorchEstimator` does it: its learning rate is multiplied in its steps alone. A
+    callback that ends the training on one rank ends it on all.
 
     All parameters are keywords; ``explainParams()`` tells them.
 

@@ -28,7 +28,9 @@ def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
     ]
     if parts.plain is not None:
         of_torch = torch_identity.identity_of(replace(spec, framework=parts.plain), checksums)
-        return {**of_torch, "trainer_args": steering}
+        # A line only where checkpoints of earlier releases are of another training.
+        plain_rate = [] if parts.scale_lr else ["scale_lr=False"]
+        return {**of_torch, "trainer_args": steering + plain_rate}
     chosen = dict(getattr(parts.model, "hparams", {}))
     return {
         **of_rows_and_parameters(spec, checksums),
@@ -39,5 +41,5 @@ def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
             if isinstance(given, (bool, int, float, str, type(None)))
         ],
         "steps": [f"gradient_compression={name_of(parts.compression)}", f"data_module={name_of(parts.data_module)}"],
-        "trainer_args": steering,
+        "trainer_args": steering + ["scale_lr=True"] * parts.scale_lr,
     }

@@ -33,7 +33,8 @@ def to_lightning_module(
 ) -> Any:
     """A LightningModule that trains a plain module on batches that are dicts from column names to tensors.
 
-    It logs ``train_loss`` and ``val_loss``. The optimizer's learning rate stays as it is.
+    It logs ``train_loss`` and ``val_loss``. The Trainer's strategy decides whether the learning rate is
+    multiplied by the number of ranks: `HorovodStrategy(scale_lr=...)`.
 
     Args:
         model: called with one tensor for each feature column.

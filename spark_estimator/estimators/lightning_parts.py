@@ -41,6 +41,7 @@ class Parts:
         trainer_args: take the place of our own arguments of the Trainer.
         compression: of gradients; None: none.
         label_shapes: [labels] of a batch, with -1 for its rows; None: as the columns have them.
+        scale_lr: whether the learning rate is multiplied by the number of ranks.
         stop_on_nan: a batch whose loss is no finite number ends the training; False: an epoch does.
     """
 
@@ -55,6 +56,7 @@ class Parts:
     trainer_args: Mapping[str, Any] | None = None
     compression: Any = None
     label_shapes: Sequence[Sequence[int]] | None = None
+    scale_lr: bool = True
     stop_on_nan: bool = False
 
 
@@ -111,6 +113,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[Parts, list[str]]:
             trainer_args=arguments,
             compression=value("gradient_compression"),
             label_shapes=value("label_shapes"),
+            scale_lr=value("scale_lr"),
             stop_on_nan=value("terminate_on_nan"),
         ),
         labels,

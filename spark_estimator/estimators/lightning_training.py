@@ -98,7 +98,7 @@ class _Training:
             plain = replace(plain, leaving_out=leaving_out(plain, spec, beginning))
             self.module = adapter_class(parts.flavour)(plain, spec.inputs, labels, weight)
             self.module.counted = lambda: self._watch.counted
-            self.module.scaled = True
+            self.module.scaled = parts.scale_lr
             self.module.model.train()
 
     def take(self, kept: Checkpoint) -> None:
@@ -116,7 +116,13 @@ class _Training:
         parts = self._parts
         trainer = self._package.Trainer(
             **self._arguments,
-            strategy=strategy_of(parts.flavour, self._watch, parts.compression or hvd.Compression.none),
+            strategy=strategy_of(
+                parts.flavour,
+                self._watch,
+                parts.compression or hvd.Compression.none,
+                scale_lr=parts.scale_lr and parts.plain is None,
+                verbose=self._spec.verbose,
+            ),
             callbacks=[callback_of(parts.flavour, self._watch), *parts.callbacks],
         )
         if self._kept is not None:

@@ -16,11 +16,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from spark_estimator import log
-from spark_estimator.collectives import context
-
-_log = log.logger(__name__)
-
 #: Keys of a parameter group that hold a rate. OneCycleLR keeps all of its rates there, SWALR its last one.
 _GROUP_KEYS = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
 #: Attributes of a schedule that hold a rate, or a list with one rate for each parameter group.
@@ -41,25 +36,29 @@ class _Scaled:
 _scaled: weakref.WeakKeyDictionary[Optimizer, _Scaled] = weakref.WeakKeyDictionary()
 
 
-def scale(optimizers: Sequence[Optimizer], schedules: Sequence[Any], factor: int) -> None:
-    """Multiplies all rates of new optimizers and schedules by `factor`; rank 0 logs the rates before and after."""
+def scale(optimizers: Sequence[Optimizer], schedules: Sequence[Any], factor: int) -> str:
+    """Multiplies all rates of new optimizers and schedules by `factor`.
+
+    Returns:
+        A line for the log, with the rates before and after; empty where no optimizer has one.
+    """
     before = [_rates(optimizer) for optimizer in optimizers]
     multiplied: set[int] = set()
     without = [type(each).__name__ for each in schedules if not _multiply_schedule(each, factor, multiplied)]
     _multiply_groups(optimizers, factor)
     _remember(optimizers, schedules, factor)
-    if any(before) and context.rank() == 0:
-        changes = [
-            f"{type(optimizer).__name__} lr {_shown(old)} -> {_shown(_rates(optimizer))}"
-            for optimizer, old in zip(optimizers, before, strict=True)
-            if old
-        ]
-        changes += [f"{name} has no base_lrs and may set other rates" for name in without]
-        _log.warning(
-            "The learning rate is multiplied by %d, the number of ranks: %s. scale_lr=False leaves it as it is.",
-            factor,
-            "; ".join(changes),
-        )
+    if not any(before):
+        return ""
+    changes = [
+        f"{type(optimizer).__name__} lr {_shown(old)} -> {_shown(_rates(optimizer))}"
+        for optimizer, old in zip(optimizers, before, strict=True)
+        if old
+    ]
+    changes += [f"{name} has no base_lrs and may set other rates" for name in without]
+    return (
+        f"The learning rate is multiplied by {factor}, the number of ranks: {'; '.join(changes)}. scale_lr=False "
+        "leaves it as it is."
+    )
 
 
 def rescale(optimizers: Sequence[Optimizer], schedules: Sequence[Any], old: int, new: int) -> None:
@@ -78,20 +77,21 @@ def note_factor(checkpoint: dict[str, Any], optimizers: Iterable[Optimizer]) -> 
         checkpoint[CHECKPOINT_KEY] = factor
 
 
-def restored(checkpoint: Mapping[str, Any], optimizers: Sequence[Optimizer], schedules: Sequence[Any]) -> None:
-    """Takes over the factor of a checkpoint whose rates the optimizers have now; rank 0 logs one that differs."""
+def restored(checkpoint: Mapping[str, Any], optimizers: Sequence[Optimizer], schedules: Sequence[Any]) -> str:
+    """Takes over the factor of a checkpoint whose rates the optimizers have now.
+
+    Returns:
+        A line for the log, where the factor is not that of this job; else an empty one.
+    """
     ours, theirs = _factor_of(optimizers), checkpoint.get(CHECKPOINT_KEY)
     if ours == (theirs or 1):
-        return
+        return ""
     _remember(optimizers, schedules, theirs or 1)
-    if context.rank() == 0:
-        _log.warning(
-            "The training continues with the learning rate of the checkpoint, %s. The factor of the checkpoint is %s; "
-            "the factor of this job is %d.",
-            _shown([rate for optimizer in optimizers for rate in _rates(optimizer)]),
-            "unknown" if theirs is None else theirs,
-            ours,
-        )
+    shown = _shown([rate for optimizer in optimizers for rate in _rates(optimizer)])
+    return (
+        f"The training continues with the learning rate of the checkpoint, {shown}. The factor of the checkpoint is "
+        f"{theirs or 'unknown'}; the factor of this job is {ours}."
+    )
 
 
 def _remember(optimizers: Iterable[Optimizer], schedules: Iterable[Any], factor: int) -> None:

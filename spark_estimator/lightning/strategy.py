@@ -12,6 +12,7 @@ import lightning_utilities.core.rank_zero as utilities_rank_zero
 import torch
 
 import spark_estimator.torch as hvd
+from spark_estimator import log
 from spark_estimator.collectives import context
 from spark_estimator.lightning import rates
 from spark_estimator.lightning.lockstep import Lockstep, even, lengths_of_all_ranks
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     _Base = Any
 else:
     _Base = object
+
+_log = log.logger(__name__)
 
 
 class HorovodMethods(HorovodCollectives, _Base):
@@ -220,7 +223,7 @@ class HorovodMethods(HorovodCollectives, _Base):
         rates.make_plain(self.lightning_module)
         super().setup_optimizers(trainer)
         if self.scale_lr and self.world_size > 1:
-            rates.scale(self.optimizers, self._schedules(), self.world_size)
+            self.log_rates(rates.scale(self.optimizers, self._schedules(), self.world_size))
         names = {id(param): name for name, param in self.lightning_module.named_parameters()}
         for optimizer in self.optimizers:
             if not isinstance(optimizer, DistributedMethods):
@@ -352,7 +355,22 @@ class HorovodMethods(HorovodCollectives, _Base):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Gives the optimizers the state in a checkpoint, its learning rates included."""
         super().load_optimizer_state_dict(checkpoint)
-        rates.restored(checkpoint, self.optimizers, self._schedules())
+        self.restored_rates(checkpoint)
+
+    def restored_rates(self, checkpoint: Mapping[str, Any]) -> None:
+        """Logs a checkpoint's factor of the learning rate that is not this job's."""
+        self.log_rates(rates.restored(checkpoint, self.optimizers, self._schedules()))
+
+    def log_rates(self, line: str) -> None:
+        """Logs a line about learning rates on rank 0; an empty one is none."""
+        if line and self.is_global_zero:
+            _log.warning("%s", line)
+
+    def follow_ranks(self, checkpoint: Mapping[str, Any]) -> None:
+        """Gives restored learning rates the factor of this job, where `scale_lr` is set."""
+        if self.scale_lr:
+            factor = checkpoint.get(rates.CHECKPOINT_KEY, 1)
+            rates.rescale(self.optimizers, self._schedules(), factor, self.world_size)
 
     def _schedules(self) -> list[Any]:
         return [config.scheduler for config in self.lr_scheduler_configs]

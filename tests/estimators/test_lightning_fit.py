@@ -92,6 +92,7 @@ def test_a_module_learns_survives_a_lost_rank_and_is_saved(
     lines = "".join(capfd.readouterr())
     assert "run 'run' goes on from its checkpoint, after epoch 1" in lines
     assert "epoch 2/6, train loss " in lines and "GPU available" not in lines
+    assert lines.count("The learning rate is multiplied by 2, the number of ranks: SGD lr ") == 2, "in each attempt"
     undisturbed = estimator(**given).fit(line)
     assert model.getHistory() == undisturbed.getHistory()
     for one, other in zip(model.getModel().parameters(), undisturbed.getModel().parameters(), strict=True):

@@ -251,7 +251,7 @@ def by_hand_on_all_rows(folder: Path) -> tuple[nn.Module, list[float]]:
     table = pyarrow.parquet.read_table(folder / "rows.parquet")
     x, y = torch.tensor(table["x"].to_pylist()), torch.tensor(table["y"].to_pylist())
     net = linear()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(net.parameters(), lr=2 * 0.05, momentum=0.9)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.3, patience=0, threshold=0.3)
     losses = []
     for _ in range(4):
@@ -282,7 +282,7 @@ def test_optimization_by_hand_is_weighed_too(found: list[dict[str, Any]], folder
     table = pyarrow.parquet.read_table(folder / "rows.parquet")
     x, y = torch.tensor(table["x"].to_pylist()), torch.tensor(table["y"].to_pylist())
     net = linear()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(net.parameters(), lr=2 * 0.05, momentum=0.9)
     for _ in range(4):
         optimizer.zero_grad()
         nn.functional.mse_loss(net(x).reshape(-1), y).backward()
@@ -299,7 +299,7 @@ def test_a_rank_without_rows_takes_part(found: list[dict[str, Any]]) -> None:
 def test_a_run_goes_on_to_the_very_same_bits(found: list[dict[str, Any]]) -> None:
     for one in found:
         assert one["resumed"] and one["had its epochs"]
-    assert found[0]["rate"] < 0.05, "its schedule, which looks at what was logged, has moved"
+    assert found[0]["rate"] < 2 * 0.05, "its schedule, which looks at what was logged, has moved"
     assert any("EarlyStopping" in key for key in found[0]["callbacks"])
     assert "model's hyperparameters: lr=0.05 there, lr=0.1 here" in found[0]["refused"]
 
@@ -325,3 +325,59 @@ def test_loaders_of_the_user_s_are_shared_out(found: list[dict[str, Any]]) -> No
     with torch.no_grad():
         outputs = net(torch.arange(12.0).reshape(-1, 1).repeat(1, WIDTH)).reshape(-1)
     assert found[0]["own loaders"][1] == pytest.approx(float(((outputs - 1) ** 2).mean()), rel=1e-5)
+
+
+def rates_of_epochs(rank: int, folder: str, epochs: int, **parts: Any) -> tuple[list[float], list[float], list[str]]:
+    """The rates of a run's epochs, its schedule's last, and what is logged of rates."""
+    import logging
+
+    torch.set_num_threads(1)
+    rates: list[float] = []
+    lines: list[str] = []
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    logging.getLogger("spark_estimator").addHandler(Lines())
+
+    def on_train_epoch_start(self: Any) -> None:
+        rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+        bases.append(self.trainer.lr_scheduler_configs[0].scheduler.base_lrs[0])
+
+    def configure_optimizers(self: Any) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch))]
+
+    bases: list[float] = []
+    learner = module(on_train_epoch_start=on_train_epoch_start, configure_optimizers=configure_optimizers)
+    store = Store.create(f"{folder}/rates")
+    trained(folder, learner, {"epochs": epochs, "store": store, "run_id": f"rates {parts}"}, **parts)
+    return rates, bases, [line for line in lines if "learning rate" in line]
+
+
+@pytest.mark.timeout(300)
+def test_the_learning_rate_follows_the_number_of_ranks(folder: Path) -> None:
+    """Also where a run goes on from its checkpoint on another number."""
+    for ranks, epochs, expected in (
+        (2, 2, [2 / 1, 2 / 2]),
+        (3, 4, [3 / 3, 3 / 4]),
+        (1, 5, [1 / 5]),
+        (2, 6, [2 / 6]),
+    ):
+        results = run_ranks(ranks, rates_of_epochs, 120, args=(str(folder), epochs))
+        for rank, (rates, bases, lines) in enumerate(results):
+            assert rates == pytest.approx([0.05 * factor for factor in expected])
+            assert bases == pytest.approx([0.05 * ranks] * len(expected))
+            assert len(lines) == (rank == 0 and ranks > 1)
+        if ranks > 1:
+            assert f"multiplied by {ranks}, the number of ranks: SGD lr 0.05 -> {0.05 * ranks:g}." in results[0][2][0]
+
+
+def plain_rates(rank: int, folder: str) -> tuple[list[float], list[float], list[str]]:
+    return rates_of_epochs(rank, folder, 2, scale_lr=False)
+
+
+def test_the_learning_rate_stays_if_that_is_wanted(folder: Path) -> None:
+    for result in run_ranks(2, plain_rates, 120, args=(str(folder),)):
+        assert result == (pytest.approx([0.05, 0.025]), [0.05, 0.05], [])
