@@ -6,7 +6,7 @@ from __future__ import annotations
 MODULES: dict[str, str] = {
     "horovod.torch": "spark_estimator.torch",
     "horovod.torch.mpi_ops": "spark_estimator.torch.mpi_ops",
-    "horovod.torch.functions": "spark_estimator.torch",
+    "horovod.torch.functions": "spark_estimator.torch.functions",
     "horovod.torch.compression": "spark_estimator.torch.compression",
     "horovod.torch.optimizer": "spark_estimator.torch.optimizer",
     "horovod.torch.sync_batch_norm": "spark_estimator.torch.sync_batch_norm",
@@ -16,9 +16,10 @@ MODULES: dict[str, str] = {
     "horovod.tensorflow": "spark_estimator.tensorflow",
     "horovod.tensorflow.compression": "spark_estimator.tensorflow.compression",
     "horovod.tensorflow.elastic": "spark_estimator.tensorflow.elastic",
-    "horovod.tensorflow.functions": "spark_estimator.tensorflow",
+    "horovod.tensorflow.functions": "spark_estimator.tensorflow.functions",
     "horovod.tensorflow.mpi_ops": "spark_estimator.tensorflow.mpi_ops",
     "horovod.tensorflow.sync_batch_norm": "spark_estimator.tensorflow.sync_batch_norm",
+    "horovod.tensorflow.util": "spark_estimator.tensorflow.graph_modes",
     "horovod.tensorflow.keras": "spark_estimator.tensorflow.keras",
     "horovod.tensorflow.keras.callbacks": "spark_estimator.keras.callbacks",
     "horovod.tensorflow.keras.elastic": "spark_estimator.keras.elastic",
@@ -41,6 +42,12 @@ MODULES: dict[str, str] = {
 PACKAGES: dict[str, dict[str, str]] = {
     "horovod": {"run": "spark_estimator.runner:run"},
     "horovod.common": {},
+    "horovod.common.process_sets": {
+        "ProcessSet": "spark_estimator.collectives.process_set:ProcessSet",
+        "add_process_set": "spark_estimator.collectives.context:add_process_set",
+        "global_process_set": "spark_estimator.collectives.process_set:global_process_set",
+        "remove_process_set": "spark_estimator.collectives.context:remove_process_set",
+    },
     "horovod.spark.common": {},
     "horovod.spark.keras": {
         "KerasEstimator": "spark_estimator.estimators.keras_estimator:KerasEstimator",

@@ -27,6 +27,11 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     return bool(framework.cuda.is_available())
 
 
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Whether Adasum works with this number of ranks."""
+    return num_rank > 0 and not num_rank & (num_rank - 1)
+
+
 def gloo_built(verbose: bool = False) -> bool:
     """True: there are collectives between CPUs, which is what scripts want to know when they ask for Gloo."""
     return _answer("gloo_built")

@@ -8,6 +8,7 @@ launched is a job of one. Collectives work eagerly, in a ``tf.function`` and in 
 # the check must come before what would fail without TensorFlow
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,10 @@ from spark_estimator.errors import HorovodInternalError
 from spark_estimator.tensorflow import elastic as elastic
 from spark_estimator.tensorflow.compression import Compression
 from spark_estimator.tensorflow.gathering import allgather, alltoall, broadcast, grouped_allgather
+from spark_estimator.tensorflow.graph_modes import _cache as _cache
+from spark_estimator.tensorflow.graph_modes import _executing_eagerly as _executing_eagerly
+from spark_estimator.tensorflow.graph_modes import _make_subgraph as _make_subgraph
+from spark_estimator.tensorflow.graph_modes import refs_to_vars, vars_to_refs
 from spark_estimator.tensorflow.objects import allgather_object, broadcast_object, broadcast_object_fn
 from spark_estimator.tensorflow.optimizer import DistributedOptimizer
 from spark_estimator.tensorflow.questions import (
@@ -128,6 +133,7 @@ __all__ = [
     "rank",
     "rank_op",
     "reducescatter",
+    "refs_to_vars",
     "remove_process_set",
     "rocm_built",
     "shutdown",
@@ -135,6 +141,7 @@ __all__ = [
     "size_op",
     "start_timeline",
     "stop_timeline",
+    "vars_to_refs",
 ]
 
 
@@ -148,17 +155,28 @@ def check_num_rank_power_of_2(num_rank: int) -> bool:
     return num_rank > 0 and not num_rank & (num_rank - 1)
 
 
+#: Submodules that Horovod binds as it is imported -> the modules here. They load at their first use.
+_SUBMODULES = {
+    "functions": "functions",
+    "mpi_ops": "mpi_ops",
+    "sync_batch_norm": "sync_batch_norm",
+    "util": "graph_modes",
+}
+
+
 def __getattr__(name: str) -> Any:
     # Keras takes a second to load, and few need this.
     if name == "SyncBatchNormalization":
         from spark_estimator.tensorflow.sync_batch_norm import SyncBatchNormalization
 
         return SyncBatchNormalization
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{_SUBMODULES[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_SUBMODULES})
 
 
 def _check_has_gpu() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import spark_estimator.tensorflow as _basics  # noqa: F401  Horovod's name for the job's questions
 from spark_estimator.collectives.reductions import reduce_op
 from spark_estimator.tensorflow import *  # noqa: F403  whatever is offered, under the module's old name
 

@@ -159,3 +159,8 @@ def _check_has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+# Horovod binds these submodules as it is imported. Last, since mpi_ops takes over the names above.
+from spark_estimator.torch import functions as functions  # noqa: E402
+from spark_estimator.torch import mpi_ops as mpi_ops  # noqa: E402

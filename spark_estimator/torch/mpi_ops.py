@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import spark_estimator.torch as _basics
+from spark_estimator.compat.build_questions import gpu_available, num_rank_is_power_2
 from spark_estimator.torch import *  # noqa: F403  whatever is offered, under the module's old name
 from spark_estimator.torch.differentiable import (
     HorovodAllgather,
@@ -29,7 +30,9 @@ __all__ = [
     "HorovodGroupedReducescatter",
     "HorovodReducescatter",
     "_basics",
+    "gpu_available",
     "handle_average_backwards_compatibility",
+    "num_rank_is_power_2",
 ]
 
 

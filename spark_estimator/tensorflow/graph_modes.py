@@ -1,0 +1,47 @@
+"""What scripts import from ``horovod.tensorflow.util``: whether TensorFlow runs eagerly, and what depends on it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+
+def _executing_eagerly() -> bool:
+    """Whether operations run at once; False while a graph is built."""
+    return bool(tf.executing_eagerly())
+
+
+def _make_subgraph(function: Callable[..., Any]) -> Any:
+    """The function as a graph, a ``tf.function``."""
+    return tf.function(function)
+
+
+def _cache(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with a memory: it is called once for each tuple of hashable arguments, eagerly and in graphs."""
+    values: dict[tuple[Any, bool], Any] = {}
+
+    @functools.wraps(function)
+    def remembered(*args: Any) -> Any:
+        key = args, _executing_eagerly()
+        if key not in values:
+            values[key] = function(*args)
+        return values[key]
+
+    return remembered
+
+
+def vars_to_refs(variables: Any) -> Any:
+    """Hashable references to variables; lists of them, also nested ones, become tuples."""
+    if isinstance(variables, (list, tuple)):
+        return tuple(map(vars_to_refs, variables))
+    return variables.ref()
+
+
+def refs_to_vars(references: Any) -> Any:
+    """The variables of `vars_to_refs`; tuples become lists."""
+    if isinstance(references, (list, tuple)):
+        return list(map(refs_to_vars, references))
+    return references.deref()
