@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from spark_estimator import log
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context
 from spark_estimator.estimators.keras_history import flattened
 from spark_estimator.estimators.keras_objects import opened
 from spark_estimator.estimators.keras_spec import KerasParts
+from spark_estimator.keras.callbacks import LearningRateScheduleCallback
 from spark_estimator.keras.importing import keras
+from spark_estimator.keras.wrapping import innermost
 
 if TYPE_CHECKING:
     from spark_estimator.estimators.keras_loop import Loop
+
+_log = log.logger(__name__)
 
 
 class _Last(keras.callbacks.Callback):
@@ -26,6 +33,26 @@ class _Last(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.logs = dict(logs or {})
+
+
+def _begin_at_rate_of(optimizer: Any, callbacks: Sequence[Any]) -> None:
+    """Gives Horovod's schedules the optimizer's rate as their ``initial_lr``, as Horovod's estimator does.
+
+    Their rates are multiplied by the number of ranks in each step. An ``initial_lr`` of all ranks, which is right
+    outside of estimators, would be multiplied twice.
+    """
+    rate = float(keras.ops.convert_to_numpy(innermost(optimizer).learning_rate))
+    for callback in callbacks:
+        if isinstance(callback, LearningRateScheduleCallback):
+            if context.rank() == 0 and not math.isclose(callback.initial_lr, rate, rel_tol=1e-6):
+                _log.warning(
+                    "%s has initial_lr=%g: the optimizer's learning rate, %g, takes its place, as in Horovod. It is "
+                    "multiplied by the number of ranks in each step.",
+                    type(callback).__name__,
+                    callback.initial_lr,
+                    rate,
+                )
+            callback.initial_lr = rate
 
 
 class Callbacks:
@@ -38,6 +65,7 @@ class Callbacks:
     def __init__(self, parts: KerasParts, loop: Loop, epochs: int, steps: int) -> None:
         custom = opened(parts.custom_objects)
         given = opened(parts.callbacks, custom)
+        _begin_at_rate_of(loop.model.optimizer, given)
         self._saves: Any = opened(parts.checkpoint_callback, custom) if context.rank() == 0 else None
         if self._saves is not None:
             self._folder = tempfile.TemporaryDirectory(prefix="checkpoint_")

@@ -294,3 +294,19 @@ def callbacks_and_best(rank: int, folder: str) -> None:
     rates = [entry["more"]["learning_rate"] for entry in result.history]
     rates.append(float(keras.ops.convert_to_numpy(back.optimizer.learning_rate)))
     assert numpy.allclose(rates, 0.6), (rates, "the user's, and not multiplied")
+
+
+def schedules_begin_at_the_optimizer_s_rate(rank: int, folder: str) -> None:
+    """As in Horovod, whose estimator replaces the callbacks' initial_lr, that may be of all ranks already."""
+    from spark_estimator.keras.callbacks import LearningRateScheduleCallback, LearningRateWarmupCallback
+
+    def rates(initial: float) -> list[float]:
+        callbacks = [
+            LearningRateWarmupCallback(initial_lr=initial, warmup_epochs=1),
+            LearningRateScheduleCallback(initial, lambda epoch: 0.5, start_epoch=2),
+        ]
+        result = trained(folder, linear(), callbacks=callbacks, learning_rate=0.01, epochs=3)
+        return [] if rank else [entry["more"]["lr"] for entry in result.history]
+
+    found = rates(0.01), rates(0.02)
+    assert rank or numpy.allclose(found, [0.01, 0.01, 0.005]), found

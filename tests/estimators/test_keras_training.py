@@ -35,6 +35,7 @@ pytestmark = pytest.mark.timeout(300)
         keras_ranks.exact_sums,
         keras_ranks.few_rows,
         keras_ranks.callbacks_and_best,
+        keras_ranks.schedules_begin_at_the_optimizer_s_rate,
     ],
     ids=lambda case: case.__name__,
 )
