@@ -240,6 +240,7 @@ class Engine : private Liveness {
   void EndJob();
   void AwaitWork(Time until);
   Time NextWake() const;
+  void TendBrokenLinks();
   bool WorksAlone() const;
 
   // --- peers
@@ -254,9 +255,12 @@ class Engine : private Liveness {
   Status HandleRequests(int rank, const Frame& frame);
   void TakeRequests(int rank, Requests requests);
   Status PeerGone(int rank);
+  void LinkEnded(int rank);
+  void NoteDeparture(int rank, const Goodbye& goodbye);
   // Gives a sign of life when it is time, and misses others'.
   Status TickHeartbeat();
   void FlushControl();
+  bool HasUnsent() const;
   void SendToAll(FrameType type, const std::string& payload);
   // An error when a peer has left that has not taken part in operation `number`.
   Status CheckDepartures(int64_t number);

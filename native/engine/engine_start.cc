@@ -98,7 +98,7 @@ Status Engine::Create(EngineConfig config, std::vector<PeerConfig> peers, std::u
       Watch(made->thread_poll_.get(), made->control_poll_.get(), static_cast<uint64_t>(made->control_poll_.get())));
   for (int rank = 0; rank < settings.size; ++rank) {
     const Peer& peer = made->peers_[static_cast<size_t>(rank)];
-    if (!peer.control) continue;
+    if (!peer.control || !peer.control->open()) continue;
     SE_RETURN_IF_ERROR(Watch(made->control_poll_.get(), peer.control->fd(), static_cast<uint64_t>(rank)));
   }
   made->next_stall_check_ = After(kStallCheckInterval);

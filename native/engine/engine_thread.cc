@@ -92,9 +92,7 @@ Time Engine::NextWake() const {
                               (config_.stall_warning_seconds > 0 || config_.stall_shutdown_seconds > 0);
   if (watches_stalls) next = std::min(next, next_stall_check_);
   for (const auto& [number, asked] : open_questions_) next = std::min(next, asked.deadline);
-  const bool unsent =
-      std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.control && p.control->has_unsent(); });
-  if (unsent) next = std::min(next, After(kUnsentRetry));
+  if (HasUnsent()) next = std::min(next, After(kUnsentRetry));
   if (fast_) return next;
   // Requests also come in while an operation waits for its peers.
   const bool has_more = !agreed_.empty() || (coordinator_ && coordinator_->has_ready());
@@ -168,6 +166,28 @@ Status Engine::WatchPeers() {
   return any_goodbye_ ? CheckDepartures(executed_) : Status::Ok();
 }
 
+// Of a broken engine that is not shut down yet: it gives signs of life to those that still work, and follows who
+// leaves.
+void Engine::TendBrokenLinks() {
+  for (int rank = 0; rank < config_.size; ++rank) {
+    Peer& peer = peers_[static_cast<size_t>(rank)];
+    if (!peer.control || !peer.control->open()) continue;
+    const size_t before = peer.inbox.size();
+    peer.control->Receive(&peer.inbox);
+    if (heartbeat_ && peer.inbox.size() > before) heartbeat_->Heard(rank, Clock::now());
+    for (const Frame& frame : peer.inbox) {
+      if (frame.type == FrameType::kGoodbye) NoteDeparture(rank, Goodbye{});
+      if (frame.type == FrameType::kHeartbeat && heartbeat_) heartbeat_->WatchedBy(rank, Clock::now());
+    }
+    peer.inbox.clear();
+    if (!peer.control->open()) LinkEnded(rank);
+  }
+  // Nobody hears of one that is lost now. It is forgotten, since its clock, which has run out, would wake the thread
+  // again and again.
+  lost_rank_ = -1;
+  if (!TickHeartbeat().ok() && lost_rank_ >= 0) heartbeat_->Forget(lost_rank_, Clock::now());
+}
+
 // The thread's last act, when the engine is broken or this rank leaves.
 void Engine::EndJob() {
   {
@@ -195,18 +215,12 @@ void Engine::EndJob() {
       }
       continue;
     }
+    TendBrokenLinks();
     FlushControl();
-    [[maybe_unused]] const Status too_late = TickHeartbeat();
-    AwaitWork(heartbeat_ ? heartbeat_->NextWake() : Time::max());
-    bool any_open = false;
-    for (Peer& peer : peers_) {
-      if (!peer.control || !peer.control->open()) continue;
-      peer.control->Receive(&peer.inbox);
-      if (!peer.control->open()) epoll_ctl(control_poll_.get(), EPOLL_CTL_DEL, peer.control->fd(), nullptr);
-      any_open |= peer.control->open();
-      peer.inbox.clear();
-    }
-    if (!any_open) heartbeat_.reset();
+    Time next = heartbeat_ ? heartbeat_->NextWake() : Time::max();
+    // Rarely: a frozen peer may never take it in.
+    if (HasUnsent()) next = std::min(next, After(kLetGo));
+    AwaitWork(next);
   }
   coordinator_.reset();
   // After an abort the peers know already; the goodbye spares those that have left in order from being taken for dead.
