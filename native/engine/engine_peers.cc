@@ -319,15 +319,39 @@ Status Engine::Explain(Status status) {
   return status;
 }
 
-void Engine::TellPeers(const Status& why) {
-  Abort abort;
-  abort.lost_rank = lost_rank_ >= 0 ? lost_rank_ : config_.rank;
-  abort.reason = lost_rank_ >= 0 ? why.message() : NameOf(config_.rank) + " failed: " + why.message();
-  SendToAll(FrameType::kAbort, Encode(abort));
+// Whatever happens, each peer is sent something, if its connection takes it: without an abort it would take this rank,
+// which lives, for lost.
+void Engine::TellPeers(const Status& why) noexcept {
+  std::string payload;
+  (void)Contained([&] {
+    Abort abort;
+    abort.lost_rank = lost_rank_ >= 0 ? lost_rank_ : config_.rank;
+    const bool names_a_rank = lost_rank_ >= 0 || why.code() == SE_NO_MEMORY;
+    abort.reason = names_a_rank ? why.message() : NameOf(config_.rank) + " failed: " + why.message();
+    payload = Encode(abort);
+    return Status::Ok();
+  });
+  for (Peer& peer : peers_) {
+    if (!peer.control) continue;
+    const auto send = [&](const std::string& reason) {
+      return Contained([&] {
+        peer.control->Send(FrameType::kAbort, reason);
+        return Status::Ok();
+      });
+    };
+    if (payload.empty() || !send(payload).ok()) (void)send(no_memory_abort_);
+  }
 }
 
-void Engine::SayGoodbye() {
-  SendToAll(FrameType::kGoodbye, Encode(Goodbye{executed_, first_leaver_ >= 0 ? first_leaver_ : config_.rank}));
+void Engine::SayGoodbye() noexcept {
+  for (Peer& peer : peers_) {
+    if (!peer.control) continue;
+    (void)Contained([&] {
+      peer.control->Send(FrameType::kGoodbye,
+                         Encode(Goodbye{executed_, first_leaver_ >= 0 ? first_leaver_ : config_.rank}));
+      return Status::Ok();
+    });
+  }
   const Time flush_until = After(kGoodbyeFlush);
   while (HasUnsent() && Clock::now() < flush_until) {
     FlushControl();
@@ -336,10 +360,17 @@ void Engine::SayGoodbye() {
   for (Peer& peer : peers_) {
     if (peer.control) peer.control->FinishSending();
   }
-  // Closing a socket with unread bytes resets it, and a reset may overtake what was sent: read on for a moment.
+  (void)Contained([&] {
+    DrainLinks();
+    return Status::Ok();
+  });
+}
+
+// Closing a socket with unread bytes resets it, and a reset may overtake what was sent: read on for a moment.
+void Engine::DrainLinks() {
   const Time drain_until = After(kGoodbyeDrain);
   while (Clock::now() < drain_until) {
-    std::vector<pollfd> waits;
+    drained_.clear();
     for (Peer& peer : peers_) {
       if (!peer.control || !peer.control->open() || peer.goodbye) continue;
       peer.control->Receive(&peer.inbox);
@@ -347,10 +378,10 @@ void Engine::SayGoodbye() {
         if (frame.type == FrameType::kGoodbye) peer.goodbye = Goodbye{};
       }
       peer.inbox.clear();
-      if (peer.control->open() && !peer.goodbye) waits.push_back({peer.control->fd(), POLLIN, 0});
+      if (peer.control->open() && !peer.goodbye) drained_.push_back({peer.control->fd(), POLLIN, 0});
     }
-    if (waits.empty()) return;
-    poll(waits.data(), waits.size(), 10);
+    if (drained_.empty()) return;
+    poll(drained_.data(), drained_.size(), 10);
   }
 }
 

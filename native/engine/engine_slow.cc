@@ -188,7 +188,6 @@ Status Engine::RunResponse(const Response& response) {
       continue;
     }
     if (!join_ || i >= response.signatures.size()) {
-      for (const RequestPtr& request : requests) unknown_.push_back(request);
       return Status(SE_INTERNAL,
                     "the coordinator calls for '" + response.names[i] + "', which this rank never submitted");
     }
@@ -212,7 +211,6 @@ Status Engine::RunResponse(const Response& response) {
     requests.push_back(std::move(request));
   }
   if (!RowsFit(response.rows, *requests[0]->signature, config_.rank, config_.size)) {
-    for (const RequestPtr& request : requests) unknown_.push_back(request);
     lost_rank_ = 0;
     return Status(SE_PEER_LOST,
                   NameOf(0) + " sent a response for " + LabelOf(*requests[0]) + " with rows that cannot be");
