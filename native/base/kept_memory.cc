@@ -97,7 +97,7 @@ void FreeMemory(void* memory) {
 Status AllocateMemory(size_t bytes, Memory* memory) {
   memory->reset(AllocateMemory(bytes));
   if (*memory) return Status::Ok();
-  return Status(SE_NO_MEMORY, "could not allocate " + std::to_string(bytes) + " bytes");
+  return Status(SE_NO_MEMORY, "could not allocate " + std::to_string(bytes) + " bytes of memory");
 }
 
 void FreeKeptMemory() {

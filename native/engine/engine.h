@@ -288,6 +288,7 @@ class Engine : private Liveness {
   Status CheckDepartures(int64_t number);
   // Looks a moment longer for a better explanation of a broken data link than "connection reset".
   Status Explain(Status status);
+  Status WithOwnName(const Status& why) const;
   void TellPeers(const Status& why) noexcept;
   void SayGoodbye() noexcept;
   void DrainLinks();

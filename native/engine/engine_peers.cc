@@ -319,6 +319,13 @@ Status Engine::Explain(Status status) {
   return status;
 }
 
+// A failure of this rank itself names it.
+Status Engine::WithOwnName(const Status& why) const {
+  const std::string own = NameOf(config_.rank);
+  if (lost_rank_ >= 0 || why.code() == SE_SHUT_DOWN || why.message().starts_with(own)) return why;
+  return why.Within(own + " failed");
+}
+
 // Whatever happens, each peer is sent something, if its connection takes it: without an abort it would take this rank,
 // which lives, for lost.
 void Engine::TellPeers(const Status& why) noexcept {
@@ -326,8 +333,7 @@ void Engine::TellPeers(const Status& why) noexcept {
   (void)Contained([&] {
     Abort abort;
     abort.lost_rank = lost_rank_ >= 0 ? lost_rank_ : config_.rank;
-    const bool names_a_rank = lost_rank_ >= 0 || why.code() == SE_NO_MEMORY;
-    abort.reason = names_a_rank ? why.message() : NameOf(config_.rank) + " failed: " + why.message();
+    abort.reason = WithOwnName(why).message();
     payload = Encode(abort);
     return Status::Ok();
   });

@@ -203,8 +203,8 @@ Status Engine::RunResponse(const Response& response) {
       }
       zeros.emplace_back(std::calloc(static_cast<size_t>(part.Bytes()) + 1, 1));
       if (!zeros.back()) {
-        return Status(SE_NO_MEMORY, "could not allocate " + std::to_string(part.Bytes()) + " bytes of zeros for '" +
-                                        response.names[i] + "' after join");
+        return Status(SE_NO_MEMORY, "could not allocate " + std::to_string(part.Bytes()) +
+                                        " bytes of memory for the zeros of '" + response.names[i] + "' after join");
       }
       request->memory.push_back({zeros.back().get(), zeros.back().get(), 0});
     }

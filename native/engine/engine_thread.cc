@@ -138,6 +138,7 @@ void Engine::Break(const Status& error) noexcept {
   Status why = error;
   (void)Contained([&] {
     why = Explain(error);
+    why = WithOwnName(why);
     return Status::Ok();
   });
   Lock lock(mutex_);
