@@ -121,14 +121,12 @@ Status Engine::Start(std::vector<PeerConfig> peers) {
                        Clock::now());
   }
   {
-    // What a faster peer has sent after its hello is read with it, and no socket tells of it again.
-    const Status early = TakeEarlyFrames();
-    AllSignalsBlocked blocked;  // inherited by the thread
+    // What a faster peer has sent after its hello is read with it, and no socket tells of it again. An error breaks the
+    // engine before there is anybody else who might drive it.
+    if (const Status early = TakeEarlyFrames(); !early.ok()) Break(early);
+    const AllSignalsBlocked blocked;  // inherited by the thread
     const Status started = Contained([&] {
-      thread_ = std::thread([this, early] {
-        if (!early.ok()) Break(early);
-        RunThread();
-      });
+      thread_ = std::thread([this] { RunThread(); });
       return Status::Ok();
     });
     return started.ok() ? started : started.Within("the engine's thread cannot be started");
