@@ -256,12 +256,22 @@ void CheckHeard(int32_t status, int victim) {
   if (status == SE_PEER_LOST) CHECK_CONTAINS(se_last_error(), "could not allocate memory");
 }
 
+// All ranks have come so far. The victim may be through, and fail, while another is still in the barrier.
+bool AreReady(const Rank& me, int victim) {
+  const int32_t status = me.Run(Asked("ready", SE_BARRIER));
+  CheckHeard(status, victim);
+  return status == SE_OK;
+}
+
 void Witness(const Scenario& scenario, Wiring& wiring, int rank, int size, int victim) {
   Rank me(rank, size, Join(wiring, rank));
   Work work = scenario.make(me);
   Prepare(me, work, scenario);
   std::vector<Ended> ended(work.asked.size());
-  me.RunOk(Asked("ready", SE_BARRIER));
+  if (!AreReady(me, victim)) {
+    se_engine_destroy(me.engine);
+    return;
+  }
   Do(me, work, scenario.runs, ended);
   CheckResults(work, me, ended);
   for (size_t i = 0; i < ended.size(); ++i) {
@@ -417,10 +427,11 @@ void EveryAllocationOfAShutdown() {
           },
           [&](Wiring& wiring, int rank, pid_t) {
             Rank me(rank, stage.size, Join(wiring, rank));
-            me.RunOk(Asked("ready", SE_BARRIER));
-            const int32_t status = me.Run(Asked("after", SE_BARRIER));
-            CHECK(status != SE_OK);
-            CheckHeard(status, stage.victim);
+            if (AreReady(me, stage.victim)) {
+              const int32_t status = me.Run(Asked("after", SE_BARRIER));
+              CHECK(status != SE_OK);
+              CheckHeard(status, stage.victim);
+            }
             se_engine_destroy(me.engine);
           });
     });
