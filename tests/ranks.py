@@ -157,6 +157,13 @@ class Ranks:
                 raise RanksFailedError(f"rank {rank} did not write {text!r}", self.wait(0.1))
             time.sleep(0.01)
 
+    def await_end(self, rank: int, timeout: float = 60) -> None:
+        """Returns once a rank's process has ended; fails when it does not. What it returns must fit into a pipe."""
+        try:
+            self._ranks[rank].process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise RanksFailedError(f"rank {rank} did not end", self.wait(0.1)) from None
+
     def wait(self, timeout: float = 60) -> list[Outcome]:
         """Waits for all ranks and tells what became of each.
 

@@ -4,11 +4,12 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <mutex>
 #include <string>
-#include <vector>
+#include <type_traits>
 
 namespace spark_estimator {
 namespace {
@@ -22,23 +23,30 @@ struct Kept {
   size_t bytes;
 };
 
-// Never destroyed: a result may be let go while the process ends.
+// Nothing here allocates, since memory is let go where nothing may be thrown.
 struct Store {
   std::mutex lock;
-  std::vector<Kept> kept;  // in the order they were let go
+  // In the order they were let go; one more than are kept.
+  std::array<Kept, kKeptMemoryBytes / kLargeMemoryBytes + 1> kept{};
+  size_t count = 0;
   size_t bytes = 0;
 
-  void Drop(size_t index) {
-    bytes -= kept[index].bytes;
-    std::free(kept[index].memory);
-    kept.erase(kept.begin() + static_cast<std::ptrdiff_t>(index));
+  Kept Take(size_t index) {
+    const Kept taken = kept[index];
+    std::copy(kept.begin() + static_cast<std::ptrdiff_t>(index) + 1, kept.begin() + static_cast<std::ptrdiff_t>(count),
+              kept.begin() + static_cast<std::ptrdiff_t>(index));
+    count -= 1;
+    bytes -= taken.bytes;
+    return taken;
   }
+  void Drop(size_t index) { std::free(Take(index).memory); }
 };
 
-Store& TheStore() {
-  static Store* const store = new Store;
-  return *store;
-}
+// Not destroyed when the process ends: a result may be let go then.
+static_assert(std::is_trivially_destructible_v<Store>);
+constinit Store the_store;
+
+Store& TheStore() { return the_store; }
 
 // What is kept and large enough for `bytes`, but not twice as large; the smallest such.
 void* TakeKept(size_t bytes) {
@@ -46,16 +54,12 @@ void* TakeKept(size_t bytes) {
   // Only ever tried: a child forked while somebody held the lock would wait for ever.
   const std::unique_lock<std::mutex> lock(store.lock, std::try_to_lock);
   if (!lock) return nullptr;
-  size_t best = store.kept.size();
-  for (size_t i = 0; i < store.kept.size(); ++i) {
+  size_t best = store.count;
+  for (size_t i = 0; i < store.count; ++i) {
     if (store.kept[i].bytes < bytes || store.kept[i].bytes / 2 >= bytes) continue;
-    if (best == store.kept.size() || store.kept[i].bytes < store.kept[best].bytes) best = i;
+    if (best == store.count || store.kept[i].bytes < store.kept[best].bytes) best = i;
   }
-  if (best == store.kept.size()) return nullptr;
-  void* memory = store.kept[best].memory;
-  store.bytes -= store.kept[best].bytes;
-  store.kept.erase(store.kept.begin() + static_cast<std::ptrdiff_t>(best));
-  return memory;
+  return best == store.count ? nullptr : store.Take(best).memory;
 }
 
 bool Keep(void* memory, size_t bytes) {
@@ -64,7 +68,7 @@ bool Keep(void* memory, size_t bytes) {
   if (!lock) return false;
   // An old kernel does not know this advice: then nothing is kept that the system could not have back.
   if (madvise(memory, InHugePages(bytes), MADV_FREE) != 0) return false;
-  store.kept.push_back({memory, bytes});
+  store.kept[store.count++] = {memory, bytes};
   store.bytes += bytes;
   while (store.bytes > kKeptMemoryBytes) store.Drop(0);
   return true;
@@ -93,14 +97,14 @@ void FreeMemory(void* memory) {
 Status AllocateMemory(size_t bytes, Memory* memory) {
   memory->reset(AllocateMemory(bytes));
   if (*memory) return Status::Ok();
-  return Status(SE_NO_MEMORY, "could not allocate " + std::to_string(bytes) + " bytes");
+  return Status(SE_NO_MEMORY, "could not allocate " + std::to_string(bytes) + " bytes of memory");
 }
 
 void FreeKeptMemory() {
   Store& store = TheStore();
   const std::unique_lock<std::mutex> lock(store.lock, std::try_to_lock);
   if (!lock) return;
-  while (!store.kept.empty()) store.Drop(0);
+  while (store.count > 0) store.Drop(0);
 }
 
 size_t KeptMemoryBytes() {

@@ -2,6 +2,7 @@
 #ifndef SPARK_ESTIMATOR_BASE_STATUS_H_
 #define SPARK_ESTIMATOR_BASE_STATUS_H_
 
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -9,24 +10,30 @@
 
 namespace spark_estimator {
 
+// Copying one allocates nothing: what is known can be passed on when memory is short.
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(se_status code, std::string message) : code_(code), message_(std::move(message)) {}
+  Status(se_status code, std::string message)
+      : code_(code), message_(message.empty() ? nullptr : std::make_shared<const std::string>(std::move(message))) {}
 
   static Status Ok() { return Status(); }
   // A failed system call: `what` says what was tried, the errno's text is appended.
   static Status System(const std::string& what, int error_number);
+  // SE_NO_MEMORY. It exists already.
+  static Status OutOfMemory() noexcept;
 
   bool ok() const { return code_ == SE_OK; }
   se_status code() const { return code_; }
-  const std::string& message() const { return message_; }
+  const std::string& message() const { return message_ ? *message_ : NoMessage(); }
   // The same code, with the step that failed said before the reason.
-  Status Within(const std::string& step) const { return Status(code_, step + ": " + message_); }
+  Status Within(const std::string& step) const { return Status(code_, step + ": " + message()); }
 
  private:
+  static const std::string& NoMessage() noexcept;
+
   se_status code_ = SE_OK;
-  std::string message_;
+  std::shared_ptr<const std::string> message_;  // null: empty
 };
 
 #define SE_RETURN_IF_ERROR(expression)                                                   \

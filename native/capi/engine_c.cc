@@ -62,6 +62,8 @@ Status Invalid(std::string message) { return Status(SE_INVALID_ARGUMENT, std::mo
 
 bool Forked(const se_engine* engine) { return engine->generation != fork_generation.load(std::memory_order_relaxed); }
 
+bool IsUsable(const se_engine* engine) { return engine != nullptr && engine->engine && !Forked(engine); }
+
 Status Usable(const se_engine* engine) {
   if (engine == nullptr || !engine->engine) return Invalid("the engine is null");
   if (Forked(engine)) {
@@ -70,9 +72,32 @@ Status Usable(const se_engine* engine) {
   return Status::Ok();
 }
 
+// The same for what asks an engine for something. `what`, a name or nullptr, is what is refused when there is no
+// memory.
+template <typename Function>
+int32_t GuardedIn(const se_engine* engine, const char* what, Function&& function) noexcept {
+  if (!IsUsable(engine)) return Guarded([&] { return Usable(engine); });
+  bool thrown = false;
+  const Status status = spark_estimator::Contain(engine->engine->no_memory(), [&] {
+    thrown = true;
+    Status returned = function();
+    thrown = false;
+    return returned;
+  });
+  if (!thrown || what == nullptr) return spark_estimator::Report(status);
+  return spark_estimator::Report(
+      spark_estimator::WithinIfPossible(status, [&] { return "'" + std::string(what) + "' was not submitted"; }));
+}
+
+const char* NameOf(const se_request* request) {
+  return request != nullptr && request->struct_bytes == sizeof(se_request) ? request->name : nullptr;
+}
+
+const se_engine* EngineOf(const se_plan* plan) { return plan != nullptr ? plan->engine : nullptr; }
+
+const char* NameOf(const se_plan* plan) { return plan != nullptr ? plan->plan.signature->name.c_str() : nullptr; }
+
 Status CheckPlan(const se_plan* plan, const void* const* inputs, void* const* outputs) {
-  if (plan == nullptr) return Invalid("the plan is null");
-  SE_RETURN_IF_ERROR(Usable(plan->engine));
   const Signature& signature = *plan->plan.signature;
   if (!signature.parts.empty() && (inputs == nullptr || (outputs == nullptr && NeedsOutput(signature.op)))) {
     return Invalid("request '" + signature.name + "': addresses are missing");
@@ -95,11 +120,33 @@ spark_estimator::KernelStore& TheKernelStore() {
   return *store;
 }
 
+// All descriptors are taken over before anything can fail, as the interface says.
+void TakeDescriptors(const se_config& config, const se_peer* peers, EngineConfig* own,
+                     std::vector<PeerConfig>* others) {
+  own->own_segment.Reset(config.own_segment_fd);
+  if (config.size < 2 || peers == nullptr) return;
+  try {
+    others->resize(static_cast<size_t>(config.size - 1));
+  } catch (...) {
+    for (int32_t i = 0; i + 1 < config.size; ++i) {
+      for (const int fd : {peers[i].control_fd, peers[i].data_fd, peers[i].segment_fd}) UniqueFd(fd).Reset(-1);
+    }
+    throw;
+  }
+  for (size_t i = 0; i < others->size(); ++i) {
+    PeerConfig& peer = (*others)[i];
+    peer.control.Reset(peers[i].control_fd);
+    peer.data.Reset(peers[i].data_fd);
+    peer.segment.Reset(peers[i].segment_fd);
+  }
+}
+
 Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* own, std::vector<PeerConfig>* others) {
   if (config == nullptr || config->struct_bytes != sizeof(se_config)) return Invalid("se_config has a wrong size");
   if (config->size < 1 || config->rank < 0 || config->rank >= config->size) {
     return Invalid("rank " + std::to_string(config->rank) + " of " + std::to_string(config->size) + " cannot be");
   }
+  TakeDescriptors(*config, peers, own, others);
   own->rank = config->rank;
   own->size = config->size;
   own->global_rank = config->global_rank;
@@ -116,7 +163,6 @@ Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* o
   own->heartbeat_seconds = config->heartbeat_seconds;
   own->silence_seconds = config->silence_seconds;
   own->autotune_log = config->autotune_log != nullptr ? config->autotune_log : "";
-  own->own_segment.Reset(config->own_segment_fd);
   own->fusion_threshold_bytes = config->fusion_threshold_bytes;
   own->start_timeout_seconds = config->start_timeout_seconds;
   own->stall_warning_seconds = config->stall_warning_seconds;
@@ -133,16 +179,11 @@ Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* o
   own->gpu_libraries.nccl = config->nccl_library != nullptr ? config->nccl_library : "";
   own->gpu_libraries.nvrtc = config->nvrtc_library != nullptr ? config->nvrtc_library : "";
   if (config->size > 1 && peers == nullptr) return Invalid("a job of several ranks needs its peers");
-  // All descriptors are taken over before anything can fail, as the interface says.
-  for (int32_t i = 0; i + 1 < config->size; ++i) {
-    PeerConfig peer;
+  for (size_t i = 0; i < others->size(); ++i) {
+    PeerConfig& peer = (*others)[i];
     peer.rank = peers[i].rank;
     peer.global_rank = peers[i].global_rank;
-    peer.control.Reset(peers[i].control_fd);
-    peer.data.Reset(peers[i].data_fd);
-    peer.segment.Reset(peers[i].segment_fd);
     peer.name = peers[i].name != nullptr ? peers[i].name : "";
-    others->push_back(std::move(peer));
   }
   std::vector<bool> seen(static_cast<size_t>(config->size), false);
   for (const PeerConfig& peer : *others) {
@@ -164,12 +205,17 @@ extern "C" {
 
 int32_t se_abi_version(void) { return SE_ABI_VERSION; }
 
-const char* se_last_error(void) { return spark_estimator::LastError().c_str(); }
+const char* se_last_error(void) { return spark_estimator::LastFailure().message().c_str(); }
 
 const char* se_build_info(void) {
-  static const std::string info =
-      std::string("compiler ") + __VERSION__ + ", kernels " + spark_estimator::GetKernels().instruction_set;
-  return info.c_str();
+  const char* text = "";
+  Guarded([&] {
+    static const std::string info =
+        std::string("compiler ") + __VERSION__ + ", kernels " + spark_estimator::GetKernels().instruction_set;
+    text = info.c_str();
+    return Status::Ok();
+  });
+  return text;
 }
 
 int64_t se_dtype_bytes(int32_t dtype) { return static_cast<int64_t>(spark_estimator::DtypeBytes(dtype)); }
@@ -200,8 +246,7 @@ int32_t se_engine_create(const se_config* config, const se_peer* peers, se_engin
 }
 
 int32_t se_submit(se_engine* engine, const se_request* request, int64_t* handle) {
-  return Guarded([&]() -> Status {
-    SE_RETURN_IF_ERROR(Usable(engine));
+  return GuardedIn(engine, NameOf(request), [&]() -> Status {
     auto signature = std::make_shared<Signature>();
     std::vector<TensorMemory> memory;
     SE_RETURN_IF_ERROR(ReadRequest(*engine->engine, request, signature.get(), &memory));
@@ -210,9 +255,8 @@ int32_t se_submit(se_engine* engine, const se_request* request, int64_t* handle)
 }
 
 int32_t se_run(se_engine* engine, const se_request* request, double timeout_seconds, int64_t* handle) {
-  return Guarded([&]() -> Status {
-    *handle = 0;
-    SE_RETURN_IF_ERROR(Usable(engine));
+  *handle = 0;
+  return GuardedIn(engine, NameOf(request), [&]() -> Status {
     auto signature = std::make_shared<Signature>();
     std::vector<TensorMemory> memory;
     SE_RETURN_IF_ERROR(ReadRequest(*engine->engine, request, signature.get(), &memory));
@@ -222,56 +266,39 @@ int32_t se_run(se_engine* engine, const se_request* request, double timeout_seco
 }
 
 int32_t se_poll(se_engine* engine, int64_t handle) {
-  return Guarded([&]() -> Status {
-    SE_RETURN_IF_ERROR(Usable(engine));
-    return engine->engine->Poll(handle);
-  });
+  return GuardedIn(engine, nullptr, [&]() -> Status { return engine->engine->Poll(handle); });
 }
 
 int32_t se_wait(se_engine* engine, int64_t handle, double timeout_seconds) {
-  return Guarded([&]() -> Status {
-    SE_RETURN_IF_ERROR(Usable(engine));
-    return engine->engine->Wait(handle, Seconds(timeout_seconds));
-  });
+  return GuardedIn(engine, nullptr, [&]() -> Status { return engine->engine->Wait(handle, Seconds(timeout_seconds)); });
 }
 
 int32_t se_get_result(se_engine* engine, int64_t handle, int32_t tensor, se_result* result) {
-  return Guarded([&]() -> Status {
-    SE_RETURN_IF_ERROR(Usable(engine));
-    return engine->engine->GetResult(handle, tensor, result);
-  });
+  return GuardedIn(engine, nullptr, [&]() -> Status { return engine->engine->GetResult(handle, tensor, result); });
 }
 
 int32_t se_take_result_data(se_engine* engine, int64_t handle, int32_t tensor, void** data) {
-  return Guarded([&]() -> Status {
-    SE_RETURN_IF_ERROR(Usable(engine));
-    return engine->engine->TakeResultData(handle, tensor, data);
-  });
+  return GuardedIn(engine, nullptr, [&]() -> Status { return engine->engine->TakeResultData(handle, tensor, data); });
 }
 
 int32_t se_await_on_stream(se_engine* engine, int64_t handle, void* stream) {
-  return Guarded([&]() -> Status {
-    SE_RETURN_IF_ERROR(Usable(engine));
-    return engine->engine->AwaitOnStream(handle, StreamOf(stream));
-  });
+  return GuardedIn(engine, nullptr,
+                   [&]() -> Status { return engine->engine->AwaitOnStream(handle, StreamOf(stream)); });
 }
 
 int32_t se_copy_result(se_engine* engine, int64_t handle, int32_t tensor, void* output, void* stream) {
-  return Guarded([&]() -> Status {
-    SE_RETURN_IF_ERROR(Usable(engine));
-    return engine->engine->CopyResult(handle, tensor, output, StreamOf(stream));
-  });
+  return GuardedIn(engine, nullptr,
+                   [&]() -> Status { return engine->engine->CopyResult(handle, tensor, output, StreamOf(stream)); });
 }
 
 void se_free(void* data) { spark_estimator::FreeMemory(data); }
 
 void se_release(se_engine* engine, int64_t handle) {
-  if (Usable(engine).ok()) engine->engine->Release(handle);
+  if (IsUsable(engine)) engine->engine->Release(handle);
 }
 
 int32_t se_plan_create(se_engine* engine, const se_request* request, se_plan** plan) {
-  return Guarded([&]() -> Status {
-    SE_RETURN_IF_ERROR(Usable(engine));
+  return GuardedIn(engine, nullptr, [&]() -> Status {
     auto signature = std::make_shared<Signature>();
     SE_RETURN_IF_ERROR(ReadSignature(request, engine->engine->size(), signature.get()));
     auto made = std::make_unique<se_plan>();
@@ -289,7 +316,7 @@ int32_t se_plan_create(se_engine* engine, const se_request* request, se_plan** p
 
 int32_t se_plan_submit(se_plan* plan, const void* const* inputs, void* const* outputs, void* stream, int32_t flags,
                        int64_t* handle) {
-  return Guarded([&]() -> Status {
+  return GuardedIn(EngineOf(plan), NameOf(plan), [&]() -> Status {
     SE_RETURN_IF_ERROR(CheckPlan(plan, inputs, outputs));
     return plan->engine->engine->SubmitPlan(plan->plan, inputs, outputs, StreamOf(stream), (flags & SE_DEFER) != 0,
                                             handle);
@@ -298,8 +325,8 @@ int32_t se_plan_submit(se_plan* plan, const void* const* inputs, void* const* ou
 
 int32_t se_plan_run(se_plan* plan, const void* const* inputs, void* const* outputs, void* stream,
                     double timeout_seconds, int64_t* handle) {
-  return Guarded([&]() -> Status {
-    *handle = 0;
+  *handle = 0;
+  return GuardedIn(EngineOf(plan), NameOf(plan), [&]() -> Status {
     SE_RETURN_IF_ERROR(CheckPlan(plan, inputs, outputs));
     return plan->engine->engine->RunPlan(plan->plan, inputs, outputs, StreamOf(stream), Seconds(timeout_seconds),
                                          handle);
@@ -308,34 +335,36 @@ int32_t se_plan_run(se_plan* plan, const void* const* inputs, void* const* outpu
 
 void se_plan_destroy(se_plan* plan) {
   if (plan == nullptr) return;
-  if (Usable(plan->engine).ok()) plan->engine->engine->Retire(plan->plan);
+  if (IsUsable(plan->engine)) plan->engine->engine->Retire(plan->plan);
   delete plan;
 }
 
 int32_t se_shared_allocate(se_engine* engine, int64_t bytes, void** data) {
-  return Guarded([&]() -> Status {
-    SE_RETURN_IF_ERROR(Usable(engine));
+  return GuardedIn(engine, nullptr, [&]() -> Status {
     if (bytes < 0) return Invalid("cannot allocate " + std::to_string(bytes) + " bytes");
     return engine->engine->AllocateShared(static_cast<size_t>(bytes), data);
   });
 }
 
 void se_shared_free(se_engine* engine, void* data) {
-  Guarded([&]() -> Status {
-    SE_RETURN_IF_ERROR(Usable(engine));
-    return engine->engine->FreeShared(data);
-  });
+  GuardedIn(engine, nullptr, [&]() -> Status { return engine->engine->FreeShared(data); });
 }
 
 int64_t se_counter(se_engine* engine, const char* name) {
-  return Usable(engine).ok() && name != nullptr ? engine->engine->Counter(name) : -1;
+  return IsUsable(engine) && name != nullptr ? engine->engine->Counter(name) : -1;
 }
 
-const char* se_counter_names(void) { return Engine::CounterNames(); }
+const char* se_counter_names(void) {
+  const char* names = "";
+  Guarded([&] {
+    names = Engine::CounterNames();
+    return Status::Ok();
+  });
+  return names;
+}
 
 int32_t se_describe(se_engine* engine, const char* what, char* text, int64_t capacity, int64_t* bytes) {
-  return Guarded([&]() -> Status {
-    SE_RETURN_IF_ERROR(Usable(engine));
+  return GuardedIn(engine, nullptr, [&]() -> Status {
     std::string whole;
     SE_RETURN_IF_ERROR(engine->engine->Describe(what != nullptr ? what : "", &whole));
     *bytes = static_cast<int64_t>(whole.size());
@@ -348,39 +377,33 @@ int32_t se_describe(se_engine* engine, const char* what, char* text, int64_t cap
 }
 
 int32_t se_timeline_start(se_engine* engine, const char* path, int32_t mark_cycles) {
-  return Guarded([&]() -> Status {
-    SE_RETURN_IF_ERROR(Usable(engine));
+  return GuardedIn(engine, nullptr, [&]() -> Status {
     if (path == nullptr || *path == '\0') return Invalid("a timeline needs a path");
     return engine->engine->StartTimeline(path, mark_cycles != 0);
   });
 }
 
 int32_t se_timeline_stop(se_engine* engine) {
-  return Guarded([&]() -> Status {
-    SE_RETURN_IF_ERROR(Usable(engine));
+  return GuardedIn(engine, nullptr, [&]() -> Status {
     engine->engine->StopTimeline();
     return Status::Ok();
   });
 }
 
 int32_t se_await_question(se_engine* engine, double timeout_seconds, int64_t* question) {
-  return Guarded([&]() -> Status {
-    SE_RETURN_IF_ERROR(Usable(engine));
-    return engine->engine->AwaitQuestion(Seconds(timeout_seconds), question);
-  });
+  return GuardedIn(engine, nullptr,
+                   [&]() -> Status { return engine->engine->AwaitQuestion(Seconds(timeout_seconds), question); });
 }
 
 int32_t se_answer(se_engine* engine, int64_t question, const char* text) {
-  return Guarded([&]() -> Status {
-    SE_RETURN_IF_ERROR(Usable(engine));
+  return GuardedIn(engine, nullptr, [&]() -> Status {
     engine->engine->Answer(question, text != nullptr ? text : "");
     return Status::Ok();
   });
 }
 
 int32_t se_engine_shutdown(se_engine* engine) {
-  return Guarded([&]() -> Status {
-    SE_RETURN_IF_ERROR(Usable(engine));
+  return GuardedIn(engine, nullptr, [&]() -> Status {
     engine->engine->Shutdown();
     return Status::Ok();
   });

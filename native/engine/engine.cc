@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/dtype.h"
+#include "base/scoped.h"
 
 namespace spark_estimator {
 namespace {
@@ -57,28 +58,44 @@ Engine::~Engine() {
 
 Status Engine::Enqueue(const RequestPtr& request, bool wants_handle) {
   const Signature& signature = *request->signature;
-  if (signature.unnamed()) Count(*request);
-  if (stopping_) return Status(SE_SHUT_DOWN, LabelOf(*request) + " was submitted after shutdown");
-  if (!broken_.ok()) return broken_.Within(LabelOf(*request) + " failed");
-  if (request->unnamed == nullptr && IsInFlight(*request)) {
-    return Status(SE_DUPLICATE_NAME, "a request named '" + signature.name +
-                                         "' is still in flight on this rank; wait for it first, or use another name");
-  }
-  if (wants_handle) {
-    request->handle = next_handle_++;
-    handles_[request->handle] = request;
+  bool counted = false;
+  bool registered = false;
+  try {
+    if (signature.unnamed()) Count(*request);
+    counted = signature.unnamed();
+    if (stopping_) return Status(SE_SHUT_DOWN, LabelOf(*request) + " was submitted after shutdown");
+    if (!broken_.ok()) return broken_.Within(LabelOf(*request) + " failed");
+    if (request->unnamed == nullptr && IsInFlight(*request)) {
+      return Status(SE_DUPLICATE_NAME, "a request named '" + signature.name +
+                                           "' is still in flight on this rank; wait for it first, or use another name");
+    }
+    registered = request->unnamed == nullptr;
+    if (wants_handle) GiveHandle(request);
+    if (request->unnamed != nullptr && request->number <= request->unnamed->failed_through) {
+      // The sentence may be about a younger one that failed with it.
+      request->outcome = Status(SE_MISMATCH, request->unnamed->failure + " (request '" + FullName(*request) + "')");
+      request->done = true;
+    } else {
+      submitted_.push_back(request);
+    }
+  } catch (...) {
+    // As if it had never been submitted. The next of its kind needs its number, to meet those of the other ranks.
+    if (registered) Unregister(*request);
+    if (counted) request->unnamed->next -= 1;
+    if (request->handle != 0) handles_.erase(request->handle);
+    request->done = true;
+    throw;
   }
   request->submitted = Clock::now();
   request->order = next_order_++;
   Increase(counters_.requests);
-  if (request->unnamed != nullptr && request->number <= request->unnamed->failed_through) {
-    // The sentence may be about a younger one that failed with it.
-    request->outcome = Status(SE_MISMATCH, request->unnamed->failure + " (request '" + FullName(*request) + "')");
-    request->done = true;
-    return Status::Ok();
-  }
-  submitted_.push_back(request);
+  if (!request->done) live_.Add(request);
   return Status::Ok();
+}
+
+void Engine::GiveHandle(const RequestPtr& request) {
+  handles_.emplace(next_handle_, request);
+  request->handle = next_handle_++;
 }
 
 Status Engine::Accept(const Signature& signature, GpuPlace place, GpuWork* work) {
@@ -108,6 +125,15 @@ bool Engine::IsInFlight(const Request& request) {
   return false;
 }
 
+// Its name is free again.
+void Engine::Unregister(const Request& request) noexcept {
+  if (request.plan == nullptr) {
+    in_flight_.erase(request.signature->name);
+  } else {
+    std::erase(plans_in_flight_, &request);
+  }
+}
+
 Status Engine::Submit(std::shared_ptr<const Signature> signature, std::vector<TensorMemory> memory, GpuPlace place,
                       int64_t* handle) {
   const RequestPtr request = MakeRequest(std::move(signature), std::move(memory));
@@ -130,11 +156,7 @@ Status Engine::Run(std::shared_ptr<const Signature> signature, std::vector<Tenso
                           (request->signature->op == SE_ALLGATHER || request->signature->op == SE_ALLTOALL);
   Lock lock(mutex_);
   SE_RETURN_IF_ERROR(Enqueue(request, has_result || request->signature->op == SE_JOIN));
-  Status status = WaitFor(lock, request, After(timeout));
-  if (status.code() == SE_IN_PROGRESS && request->handle == 0) {
-    request->handle = next_handle_++;
-    handles_[request->handle] = request;
-  }
+  const Status status = WaitOrGiveHandle(lock, request, timeout);
   *handle = request->handle;
   lock.unlock();
   return Concluded(status, *request);
@@ -207,11 +229,7 @@ Status Engine::RunPlan(Plan& plan, const void* const* inputs, void* const* outpu
     request->done = true;
     return status;
   }
-  Status status = WaitFor(lock, request, timeout.count() > 1e8 ? Time::max() : After(timeout));
-  if (status.code() == SE_IN_PROGRESS && request->handle == 0) {
-    request->handle = next_handle_++;
-    handles_[request->handle] = request;
-  }
+  const Status status = WaitOrGiveHandle(lock, request, timeout);
   *handle = request->handle;
   lock.unlock();
   return Concluded(status, *request);
@@ -219,7 +237,8 @@ Status Engine::RunPlan(Plan& plan, const void* const* inputs, void* const* outpu
 
 Status Engine::Concluded(const Status& outcome, const Request& request) {
   if (!outcome.ok() || !request.gpu.done) return outcome;
-  return gpu_->AwaitOn(request, request.gpu.stream).Within(LabelOf(request));
+  // It was carried out: what is thrown here does not say that it was not submitted.
+  return Contained([&] { return gpu_->AwaitOn(request, request.gpu.stream).Within(LabelOf(request)); });
 }
 
 void Engine::Retire(Plan& plan) {
@@ -227,25 +246,25 @@ void Engine::Retire(Plan& plan) {
   if (!plan.request || plan.request->plan == nullptr) return;
   Request& request = *plan.request;
   // In flight, against the rules: it goes on as a request that has no plan.
-  if (std::erase(plans_in_flight_, &request) > 0) in_flight_.try_emplace(request.signature->name, &request);
+  if (std::erase(plans_in_flight_, &request) > 0) {
+    // Without memory for that, another request of its name is not refused.
+    (void)Contained([&] {
+      in_flight_.try_emplace(request.signature->name, &request);
+      return Status::Ok();
+    });
+  }
   request.plan = nullptr;
 }
 
 // --- waiting
 
-bool Engine::TakeDriving(Lock&) {
-  if (driving_ || thread_wants_ || !fast_ || is_broken_) return false;
-  driving_ = true;
-  Classify(submitted_);
-  return true;
-}
+bool Engine::MayDrive() const { return !driving_ && !thread_wants_ && fast_ && !is_broken_; }
 
-void Engine::LeaveDriving(Lock&) {
+void Engine::LeaveDriving() {
   if (control_claimed_) {
     if (fast_) last_driven_ = Clock::now();
     ClaimControl(false);
   }
-  driving_ = false;
   if (waiting_ > 0) {
     changed_.notify_all();
   } else if (!WorksAlone() || any_goodbye_) {
@@ -271,12 +290,19 @@ bool Engine::WorksAlone() const {
 Status Engine::WaitFor(Lock& lock, const RequestPtr& request, Time deadline) {
   bool woken = false;
   while (!request->done) {
-    if (TakeDriving(lock)) {
-      lock.unlock();
-      const Status status = DriveRounds(request.get(), deadline);
-      if (!status.ok()) Break(status);
-      lock.lock();
-      LeaveDriving(lock);
+    if (MayDrive()) {
+      {
+        const ScopedValue driving(driving_, true);
+        const Status status = Contained([&] {
+          Classify(submitted_);
+          lock.unlock();
+          return DriveRounds(request.get(), deadline);
+        });
+        if (lock.owns_lock()) lock.unlock();
+        if (!status.ok()) Break(status);
+        lock.lock();
+      }
+      LeaveDriving();
       if (request->done) break;
       if (fast_ && Clock::now() >= deadline) return Status(SE_IN_PROGRESS, "");
       continue;
@@ -286,13 +312,31 @@ Status Engine::WaitFor(Lock& lock, const RequestPtr& request, Time deadline) {
       Wake();
       woken = true;
     }
-    waiting_ += 1;
-    const bool timed_out = deadline == Time::max() ? (changed_.wait(lock), false)
-                                                   : changed_.wait_until(lock, deadline) == std::cv_status::timeout;
-    waiting_ -= 1;
+    bool timed_out = false;
+    {
+      const ScopedCount waits(waiting_);
+      if (deadline == Time::max()) {
+        changed_.wait(lock);
+      } else {
+        timed_out = changed_.wait_until(lock, deadline) == std::cv_status::timeout;
+      }
+    }
     if (timed_out && !request->done && Clock::now() >= deadline) return Status(SE_IN_PROGRESS, "");
   }
   return request->outcome;
+}
+
+Status Engine::WaitOrGiveHandle(Lock& lock, const RequestPtr& request, Seconds timeout) {
+  while (true) {
+    const Status status = WaitFor(lock, request, timeout.count() > 1e8 ? Time::max() : After(timeout));
+    if (status.code() != SE_IN_PROGRESS || request->handle != 0) return status;
+    // Its tensors are in use: without a handle, the caller cannot leave it.
+    const Status given = Contained([&] {
+      GiveHandle(request);
+      return Status::Ok();
+    });
+    if (given.ok()) return status;
+  }
 }
 
 Status Engine::Poll(int64_t handle) { return Wait(handle, Seconds(0)); }
@@ -401,7 +445,7 @@ void Engine::Answer(int64_t question, std::string text) {
 
 // --- counters, the end
 
-int64_t Engine::Counter(const std::string& name) const {
+int64_t Engine::Counter(std::string_view name) const {
   for (const CounterRow& row : kCounters) {
     if (name == row.name) return (counters_.*row.value).load(std::memory_order_relaxed);
   }

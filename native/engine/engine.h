@@ -11,6 +11,8 @@
 #ifndef SPARK_ESTIMATOR_ENGINE_ENGINE_H_
 #define SPARK_ESTIMATOR_ENGINE_ENGINE_H_
 
+#include <poll.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -22,10 +24,12 @@
 #include <string_view>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "algorithms/hosts.h"
 #include "base/clock.h"
+#include "base/contain.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
 #include "engine/autotune.h"
@@ -35,6 +39,7 @@
 #include "engine/flight_recorder.h"
 #include "engine/gpu_executor.h"
 #include "engine/heartbeat.h"
+#include "engine/live_requests.h"
 #include "engine/message.h"
 #include "engine/proposal.h"
 #include "engine/request.h"
@@ -115,6 +120,9 @@ class Engine : private Liveness {
   ~Engine() override;
 
   // The functions of the C ABI; see there.
+  //
+  // What they throw, which is std::bad_alloc alone, has changed nothing: the call failed, and the engine works on. What
+  // is thrown inside a collective does not come out of them. It breaks the engine, as any failure there does.
   Status Submit(std::shared_ptr<const Signature> signature, std::vector<TensorMemory> memory, GpuPlace place,
                 int64_t* handle);
   Status Run(std::shared_ptr<const Signature> signature, std::vector<TensorMemory> memory, GpuPlace place,
@@ -132,7 +140,7 @@ class Engine : private Liveness {
   void Release(int64_t handle);
   Status AllocateShared(size_t bytes, void** data);
   Status FreeShared(void* data) { return arena_->Free(data); }
-  int64_t Counter(const std::string& name) const;
+  int64_t Counter(std::string_view name) const;
   static const char* CounterNames();
   Status AwaitQuestion(Seconds timeout, int64_t* question);
   void Answer(int64_t question, std::string text);
@@ -145,6 +153,8 @@ class Engine : private Liveness {
   void Retire(Plan& plan);
   int rank() const { return config_.rank; }
   int size() const { return config_.size; }
+  // That this rank could not allocate memory. It exists already.
+  const Status& no_memory() const { return no_memory_; }
 
   // For a forked child: closes every descriptor and touches nothing else.
   void AbandonAfterFork();
@@ -162,6 +172,7 @@ class Engine : private Liveness {
   explicit Engine(EngineConfig config);
 
   // --- creation, in the caller's thread
+  Status Start(std::vector<PeerConfig> peers);
   Status ExchangeHellos(const std::vector<int64_t>& visible, std::vector<std::vector<int>>* visible_of);
   Status CheckHello(int rank, const Frame& frame, Hello* hello) const;
   Status MapSegments(std::vector<PeerConfig>& peers, std::vector<Segment>* segments, std::vector<int64_t>* visible);
@@ -171,17 +182,22 @@ class Engine : private Liveness {
 
   // --- callers, holding the lock
   Status Enqueue(const RequestPtr& request, bool wants_handle);
+  void GiveHandle(const RequestPtr& request);
   // Without the lock, before a request of GPU tensors is enqueued.
   Status Accept(const Signature& signature, GpuPlace place, GpuWork* work);
   bool IsInFlight(const Request& request);
+  void Unregister(const Request& request) noexcept;
   void Count(Request& request);
   RequestPtr RequestOf(Plan& plan, const void* const* inputs, void* const* outputs, bool deferred);
   // For a caller that waits for what it submits: its stream waits as well.
   Status Concluded(const Status& outcome, const Request& request);
   Status FindDone(int64_t handle, RequestPtr* request);
   Status WaitFor(Lock& lock, const RequestPtr& request, Time deadline);
-  bool TakeDriving(Lock& lock);
-  void LeaveDriving(Lock& lock);
+  // The same for a request that has got no handle: it has one when it is still in progress.
+  Status WaitOrGiveHandle(Lock& lock, const RequestPtr& request, Seconds timeout);
+  bool MayDrive() const;
+  // After `driving_` is false again.
+  void LeaveDriving();
   void Wake();
 
   // --- whoever drives
@@ -212,9 +228,15 @@ class Engine : private Liveness {
   void Tune(const std::vector<RequestPtr>& requests);
   void LeaveRounds();
   void Complete(const std::vector<RequestPtr>& requests, const Status& outcome);
-  void CompleteLocked(Request& request, const Status& outcome);
+  void CompleteLocked(Request& request, const Status& outcome) noexcept;
   // The end of all things: nothing can be submitted any more, everything that waits fails.
-  void Break(const Status& why);
+  void Break(const Status& why) noexcept;
+  void ForgetPlaces() noexcept;
+  // Where exceptions of whoever drives end: the status is to be given to Break().
+  template <typename Function>
+  Status Contained(Function&& function) const noexcept {
+    return Contain(no_memory_, std::forward<Function>(function));
+  }
   bool GpusEndByThemselves(const Status& why) const;
   bool RoundsEndHere() const;
 
@@ -234,12 +256,13 @@ class Engine : private Liveness {
   void ReportMissingAnswers();
 
   // --- the engine thread
-  void RunThread();
+  void RunThread() noexcept;
   Status RunCycle(bool others_wait);
   Status WatchPeers();
-  void EndJob();
+  void EndJob() noexcept;
   void AwaitWork(Time until);
   Time NextWake() const;
+  void TendBrokenLinks();
   bool WorksAlone() const;
 
   // --- peers
@@ -254,16 +277,21 @@ class Engine : private Liveness {
   Status HandleRequests(int rank, const Frame& frame);
   void TakeRequests(int rank, Requests requests);
   Status PeerGone(int rank);
+  void LinkEnded(int rank);
+  void NoteDeparture(int rank, const Goodbye& goodbye);
   // Gives a sign of life when it is time, and misses others'.
   Status TickHeartbeat();
   void FlushControl();
+  bool HasUnsent() const;
   void SendToAll(FrameType type, const std::string& payload);
   // An error when a peer has left that has not taken part in operation `number`.
   Status CheckDepartures(int64_t number);
   // Looks a moment longer for a better explanation of a broken data link than "connection reset".
   Status Explain(Status status);
-  void TellPeers(const Status& why);
-  void SayGoodbye();
+  Status WithOwnName(const Status& why) const;
+  void TellPeers(const Status& why) noexcept;
+  void SayGoodbye() noexcept;
+  void DrainLinks();
   void ClaimControl(bool claim);
 
   // How often rank 0 looks whether a name waits for too long, while any does.
@@ -274,6 +302,11 @@ class Engine : private Liveness {
   static constexpr Seconds kNudgeAfter{0.001};
 
   const EngineConfig config_;
+  // Made before they are needed, when there may be no memory.
+  Status no_memory_;
+  Status shut_down_;
+  std::string no_memory_abort_;  // the payload of an abort
+  std::vector<pollfd> drained_;
   Counters counters_;
   FlightRecorder recorder_;
   Timeline timeline_;
@@ -284,6 +317,7 @@ class Engine : private Liveness {
   int waiting_ = 0;            // threads that wait for changed_
   bool driving_ = false;       // some thread drives
   bool thread_wants_ = false;  // the engine's thread waits for its turn, and goes first
+  LiveRequests live_;          // all that have not ended
   std::vector<RequestPtr> submitted_;
   std::unordered_map<int64_t, RequestPtr> handles_;
   std::unordered_map<std::string_view, const Request*> in_flight_;  // the names lie in the signatures

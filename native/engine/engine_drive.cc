@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/dtype.h"
+#include "base/scoped.h"
 #include "engine/engine.h"
 #include "engine/frame_rounds.h"
 #include "engine/validity.h"
@@ -307,10 +308,7 @@ Status Engine::ConcludeRound() {
 
 Status Engine::ExecuteSingle(const RequestPtr& request, const Outcome& outcome) {
   if (outcome.carries_data) {
-    if (const Status status = ExecuteInline(*request); !status.ok()) {
-      unknown_.push_back(request);  // where Break looks for what to fail
-      return status;
-    }
+    SE_RETURN_IF_ERROR(ExecuteInline(*request));
     Increase(counters_.operations);
     Increase(counters_.inline_operations);
     executed_ += 1;
@@ -444,20 +442,18 @@ void Engine::Note(const Request& request, int num_requests, const char* algorith
 
 Status Engine::Execute(const std::vector<RequestPtr>& requests, const std::vector<int64_t>& rows, bool fast) {
   const Time began = Clock::now();
-  executing_ = true;
   const bool on_gpu = requests[0]->signature->place == SE_GPU;
-  const Status status = on_gpu ? gpu_->Run(requests, rows) : executor_->Run(requests, rows);
+  Status status;
+  {
+    const ScopedValue executing(executing_, true);
+    status = on_gpu ? gpu_->Run(requests, rows) : executor_->Run(requests, rows);
+  }
   const char* algorithm = on_gpu ? gpu_->algorithm() : executor_->algorithm();
   if (!status.ok()) {
-    // They have left the places where Break looks for what to fail.
-    for (const RequestPtr& request : requests) {
-      unknown_.push_back(request);
-      request->recorded = true;
-    }
+    for (const RequestPtr& request : requests) request->recorded = true;
     Note(*requests[0], static_cast<int>(requests.size()), algorithm, began, Clock::now(), status.code(), fast);
     return status;
   }
-  executing_ = false;
   executed_ += 1;
   const Time ended = Clock::now();
   Increase(counters_.execution_nanoseconds,
@@ -477,14 +473,9 @@ void Engine::Complete(const std::vector<RequestPtr>& requests, const Status& out
   for (const RequestPtr& request : requests) CompleteLocked(*request, outcome);
 }
 
-void Engine::CompleteLocked(Request& request, const Status& outcome) {
-  if (!request.signature->unnamed()) {
-    if (request.plan == nullptr) {
-      in_flight_.erase(request.signature->name);
-    } else {
-      std::erase(plans_in_flight_, &request);
-    }
-  }
+void Engine::CompleteLocked(Request& request, const Status& outcome) noexcept {
+  const RequestPtr held = live_.Remove(request);
+  if (!request.signature->unnamed()) Unregister(request);
   request.gpu.ready.reset();  // its event is used again
   request.outcome = outcome;
   request.done = true;

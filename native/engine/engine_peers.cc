@@ -91,11 +91,27 @@ Status Engine::ReadPeer(int rank) {
   if (peer.control->open()) {
     peer.control->Receive(&peer.inbox);
     // An ended link is "readable" for ever.
-    if (!peer.control->open()) epoll_ctl(control_poll_.get(), EPOLL_CTL_DEL, peer.control->fd(), nullptr);
     if (heartbeat_) heartbeat_->Heard(rank, Clock::now());
+    if (!peer.control->open()) LinkEnded(rank);
   }
   SE_RETURN_IF_ERROR(HandleInbox(rank));
   return peer.control->open() || peer.goodbye ? Status::Ok() : PeerGone(rank);
+}
+
+// An ended link is "readable" for ever, and whoever was at its other end gives no more signs of life.
+void Engine::LinkEnded(int rank) {
+  // It is not there yet while the engine is created; then there is nothing to remove.
+  epoll_ctl(control_poll_.get(), EPOLL_CTL_DEL, peers_[static_cast<size_t>(rank)].control->fd(), nullptr);
+  if (heartbeat_) heartbeat_->Forget(rank, Clock::now());
+}
+
+// `rank` has left in good order: nothing is to be expected from it any more.
+void Engine::NoteDeparture(int rank, const Goodbye& goodbye) {
+  peers_[static_cast<size_t>(rank)].goodbye = goodbye;
+  any_goodbye_ = true;
+  if (heartbeat_) heartbeat_->Forget(rank, Clock::now());
+  // Its process does not answer questions any more.
+  std::erase_if(open_questions_, [&](const auto& entry) { return entry.second.rank == rank; });
 }
 
 Status Engine::HandleInbox(int rank) {
@@ -109,7 +125,14 @@ Status Engine::HandleInbox(int rank) {
 }
 
 Status Engine::TakeEarlyFrames() {
-  for (int rank = 0; rank < config_.size; ++rank) SE_RETURN_IF_ERROR(HandleInbox(rank));
+  for (int rank = 0; rank < config_.size; ++rank) {
+    SE_RETURN_IF_ERROR(HandleInbox(rank));
+    const Peer& peer = peers_[static_cast<size_t>(rank)];
+    // The end of a link may have been read with the hello as well.
+    if (!peer.control || peer.control->open()) continue;
+    LinkEnded(rank);
+    if (!peer.goodbye) return PeerGone(rank);
+  }
   return Status::Ok();
 }
 
@@ -131,7 +154,6 @@ Status Engine::TickHeartbeat() {
   }
   const std::optional<int> lost = heartbeat_->Lost(now);
   if (!lost) return Status::Ok();
-  if (peers_[static_cast<size_t>(*lost)].goodbye) return Status::Ok();
   lost_rank_ = *lost;
   char silence[32];
   std::snprintf(silence, sizeof(silence), "%.1f", heartbeat_->SilentSeconds(*lost, now));
@@ -213,14 +235,14 @@ Status Engine::HandleFrame(int rank, const Frame& frame) {
       return Status::Ok();
     }
     case FrameType::kHeartbeat:
+      if (heartbeat_) heartbeat_->WatchedBy(rank, Clock::now());
       return Status::Ok();
     case FrameType::kGoodbye: {
       Goodbye goodbye;
       if (!Decode(frame.payload, &goodbye) || goodbye.first_leaver < 0 || goodbye.first_leaver >= config_.size) {
         return garbled();
       }
-      peer.goodbye = goodbye;
-      any_goodbye_ = true;
+      NoteDeparture(rank, goodbye);
       return Status::Ok();
     }
     case FrameType::kAbort: {
@@ -263,6 +285,10 @@ void Engine::FlushControl() {
   counters_.control_bytes_sent.store(sent, std::memory_order_relaxed);
 }
 
+bool Engine::HasUnsent() const {
+  return std::ranges::any_of(peers_, [](const Peer& peer) { return peer.control && peer.control->has_unsent(); });
+}
+
 void Engine::SendToAll(FrameType type, const std::string& payload) {
   for (Peer& peer : peers_) {
     if (peer.control) peer.control->Send(type, payload);
@@ -293,31 +319,64 @@ Status Engine::Explain(Status status) {
   return status;
 }
 
-void Engine::TellPeers(const Status& why) {
-  Abort abort;
-  abort.lost_rank = lost_rank_ >= 0 ? lost_rank_ : config_.rank;
-  abort.reason = lost_rank_ >= 0 ? why.message() : NameOf(config_.rank) + " failed: " + why.message();
-  SendToAll(FrameType::kAbort, Encode(abort));
+// A failure of this rank itself names it.
+Status Engine::WithOwnName(const Status& why) const {
+  const std::string own = NameOf(config_.rank);
+  if (lost_rank_ >= 0 || why.code() == SE_SHUT_DOWN || why.message().starts_with(own)) return why;
+  return why.Within(own + " failed");
 }
 
-void Engine::SayGoodbye() {
-  SendToAll(FrameType::kGoodbye, Encode(Goodbye{executed_, first_leaver_ >= 0 ? first_leaver_ : config_.rank}));
+// Whatever happens, each peer is sent something, if its connection takes it: without an abort it would take this rank,
+// which lives, for lost.
+void Engine::TellPeers(const Status& why) noexcept {
+  std::string payload;
+  (void)Contained([&] {
+    Abort abort;
+    abort.lost_rank = lost_rank_ >= 0 ? lost_rank_ : config_.rank;
+    abort.reason = WithOwnName(why).message();
+    payload = Encode(abort);
+    return Status::Ok();
+  });
+  for (Peer& peer : peers_) {
+    if (!peer.control) continue;
+    const auto send = [&](const std::string& reason) {
+      return Contained([&] {
+        peer.control->Send(FrameType::kAbort, reason);
+        return Status::Ok();
+      });
+    };
+    if (payload.empty() || !send(payload).ok()) (void)send(no_memory_abort_);
+  }
+}
+
+void Engine::SayGoodbye() noexcept {
+  for (Peer& peer : peers_) {
+    if (!peer.control) continue;
+    (void)Contained([&] {
+      peer.control->Send(FrameType::kGoodbye,
+                         Encode(Goodbye{executed_, first_leaver_ >= 0 ? first_leaver_ : config_.rank}));
+      return Status::Ok();
+    });
+  }
   const Time flush_until = After(kGoodbyeFlush);
-  const auto unsent = [&] {
-    return std::any_of(peers_.begin(), peers_.end(),
-                       [](const Peer& p) { return p.control && p.control->has_unsent(); });
-  };
-  while (unsent() && Clock::now() < flush_until) {
+  while (HasUnsent() && Clock::now() < flush_until) {
     FlushControl();
     poll(nullptr, 0, 1);
   }
   for (Peer& peer : peers_) {
     if (peer.control) peer.control->FinishSending();
   }
-  // Closing a socket with unread bytes resets it, and a reset may overtake what was sent: read on for a moment.
+  (void)Contained([&] {
+    DrainLinks();
+    return Status::Ok();
+  });
+}
+
+// Closing a socket with unread bytes resets it, and a reset may overtake what was sent: read on for a moment.
+void Engine::DrainLinks() {
   const Time drain_until = After(kGoodbyeDrain);
   while (Clock::now() < drain_until) {
-    std::vector<pollfd> waits;
+    drained_.clear();
     for (Peer& peer : peers_) {
       if (!peer.control || !peer.control->open() || peer.goodbye) continue;
       peer.control->Receive(&peer.inbox);
@@ -325,10 +384,10 @@ void Engine::SayGoodbye() {
         if (frame.type == FrameType::kGoodbye) peer.goodbye = Goodbye{};
       }
       peer.inbox.clear();
-      if (peer.control->open() && !peer.goodbye) waits.push_back({peer.control->fd(), POLLIN, 0});
+      if (peer.control->open() && !peer.goodbye) drained_.push_back({peer.control->fd(), POLLIN, 0});
     }
-    if (waits.empty()) return;
-    poll(waits.data(), waits.size(), 10);
+    if (drained_.empty()) return;
+    poll(drained_.data(), drained_.size(), 10);
   }
 }
 

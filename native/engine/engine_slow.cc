@@ -188,7 +188,6 @@ Status Engine::RunResponse(const Response& response) {
       continue;
     }
     if (!join_ || i >= response.signatures.size()) {
-      for (const RequestPtr& request : requests) unknown_.push_back(request);
       return Status(SE_INTERNAL,
                     "the coordinator calls for '" + response.names[i] + "', which this rank never submitted");
     }
@@ -204,15 +203,14 @@ Status Engine::RunResponse(const Response& response) {
       }
       zeros.emplace_back(std::calloc(static_cast<size_t>(part.Bytes()) + 1, 1));
       if (!zeros.back()) {
-        return Status(SE_NO_MEMORY, "could not allocate " + std::to_string(part.Bytes()) + " bytes of zeros for '" +
-                                        response.names[i] + "' after join");
+        return Status(SE_NO_MEMORY, "could not allocate " + std::to_string(part.Bytes()) +
+                                        " bytes of memory for the zeros of '" + response.names[i] + "' after join");
       }
       request->memory.push_back({zeros.back().get(), zeros.back().get(), 0});
     }
     requests.push_back(std::move(request));
   }
   if (!RowsFit(response.rows, *requests[0]->signature, config_.rank, config_.size)) {
-    for (const RequestPtr& request : requests) unknown_.push_back(request);
     lost_rank_ = 0;
     return Status(SE_PEER_LOST,
                   NameOf(0) + " sent a response for " + LabelOf(*requests[0]) + " with rows that cannot be");

@@ -63,60 +63,74 @@ Engine::Engine(EngineConfig config) : config_(std::move(config)) {
   Peer& own = peers_[static_cast<size_t>(config_.rank)];
   own.name = config_.name;
   own.global_rank = global_ranks_[static_cast<size_t>(config_.rank)] = config_.global_rank;
+  no_memory_ = Status(SE_NO_MEMORY, NameOf(config_.rank) + " could not allocate memory");
+  shut_down_ = Status(SE_SHUT_DOWN, "this rank has shut down");
+  no_memory_abort_ = Encode(Abort{config_.rank, no_memory_.message()});
+  drained_.reserve(peers_.size());
 }
 
 Status Engine::Create(EngineConfig config, std::vector<PeerConfig> peers, std::unique_ptr<Engine>* engine) {
   std::unique_ptr<Engine> made(new Engine(std::move(config)));
-  const EngineConfig& settings = made->config_;
-  made->wake_fd_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  made->control_poll_.Reset(epoll_create1(EPOLL_CLOEXEC));
-  made->thread_poll_.Reset(epoll_create1(EPOLL_CLOEXEC));
-  if (!made->wake_fd_.valid() || !made->control_poll_.valid() || !made->thread_poll_.valid()) {
+  const Status status = made->Contained([&] { return made->Start(std::move(peers)); });
+  if (status.ok()) {
+    *engine = std::move(made);
+    return status;
+  }
+  // The peers are told what failed here, unless it was one of them.
+  if (status.code() == SE_NO_MEMORY || status.code() == SE_SYSTEM_ERROR || status.code() == SE_INTERNAL) {
+    made->TellPeers(status);
+  }
+  return status;
+}
+
+Status Engine::Start(std::vector<PeerConfig> peers) {
+  wake_fd_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  control_poll_.Reset(epoll_create1(EPOLL_CLOEXEC));
+  thread_poll_.Reset(epoll_create1(EPOLL_CLOEXEC));
+  if (!wake_fd_.valid() || !control_poll_.valid() || !thread_poll_.valid()) {
     return Status::System("cannot make an event descriptor", errno);
   }
-  std::vector<UniqueFd> sockets(static_cast<size_t>(settings.size));
+  std::vector<UniqueFd> sockets(static_cast<size_t>(config_.size));
   for (PeerConfig& peer : peers) {
-    Peer& mine = made->peers_[static_cast<size_t>(peer.rank)];
+    Peer& mine = peers_[static_cast<size_t>(peer.rank)];
     mine.name = peer.name;
-    mine.global_rank = made->global_ranks_[static_cast<size_t>(peer.rank)] = peer.global_rank;
+    mine.global_rank = global_ranks_[static_cast<size_t>(peer.rank)] = peer.global_rank;
     mine.control = std::make_unique<ControlLink>(std::move(peer.control));
     sockets[static_cast<size_t>(peer.rank)] = std::move(peer.data);
   }
   std::vector<Segment> segments;
   std::vector<int64_t> visible;
-  SE_RETURN_IF_ERROR(made->MapSegments(peers, &segments, &visible));
+  SE_RETURN_IF_ERROR(MapSegments(peers, &segments, &visible));
   std::vector<std::vector<int>> visible_of;
-  SE_RETURN_IF_ERROR(made->ExchangeHellos(visible, &visible_of));
-  Liveness* liveness = made.get();  // a private base
-  made->streams_ = std::make_unique<SocketGroup>(settings.rank, std::move(sockets), liveness);
-  SE_RETURN_IF_ERROR(made->MakeGroups(std::move(segments), visible_of));
-  made->MakeRounds();
+  SE_RETURN_IF_ERROR(ExchangeHellos(visible, &visible_of));
+  Liveness* liveness = this;  // a private base
+  streams_ = std::make_unique<SocketGroup>(config_.rank, std::move(sockets), liveness);
+  SE_RETURN_IF_ERROR(MakeGroups(std::move(segments), visible_of));
+  MakeRounds();
 
-  SE_RETURN_IF_ERROR(
-      Watch(made->thread_poll_.get(), made->wake_fd_.get(), static_cast<uint64_t>(made->wake_fd_.get())));
-  SE_RETURN_IF_ERROR(
-      Watch(made->thread_poll_.get(), made->control_poll_.get(), static_cast<uint64_t>(made->control_poll_.get())));
-  for (int rank = 0; rank < settings.size; ++rank) {
-    const Peer& peer = made->peers_[static_cast<size_t>(rank)];
-    if (!peer.control) continue;
-    SE_RETURN_IF_ERROR(Watch(made->control_poll_.get(), peer.control->fd(), static_cast<uint64_t>(rank)));
+  SE_RETURN_IF_ERROR(Watch(thread_poll_.get(), wake_fd_.get(), static_cast<uint64_t>(wake_fd_.get())));
+  SE_RETURN_IF_ERROR(Watch(thread_poll_.get(), control_poll_.get(), static_cast<uint64_t>(control_poll_.get())));
+  for (int rank = 0; rank < config_.size; ++rank) {
+    const Peer& peer = peers_[static_cast<size_t>(rank)];
+    if (!peer.control || !peer.control->open()) continue;
+    SE_RETURN_IF_ERROR(Watch(control_poll_.get(), peer.control->fd(), static_cast<uint64_t>(rank)));
   }
-  made->next_stall_check_ = After(kStallCheckInterval);
-  if (settings.size > 1 && settings.heartbeat_seconds > 0) {
-    made->heartbeat_.emplace(settings.rank, settings.size, Seconds(settings.heartbeat_seconds),
-                             Seconds(settings.silence_seconds), Clock::now());
+  next_stall_check_ = After(kStallCheckInterval);
+  if (config_.size > 1 && config_.heartbeat_seconds > 0) {
+    heartbeat_.emplace(config_.rank, config_.size, Seconds(config_.heartbeat_seconds), Seconds(config_.silence_seconds),
+                       Clock::now());
   }
   {
-    // What a faster peer has sent after its hello is read with it, and no socket tells of it again.
-    const Status early = made->TakeEarlyFrames();
-    AllSignalsBlocked blocked;  // inherited by the thread
-    made->thread_ = std::thread([raw = made.get(), early] {
-      if (!early.ok()) raw->Break(early);
-      raw->RunThread();
+    // What a faster peer has sent after its hello is read with it, and no socket tells of it again. An error breaks the
+    // engine before there is anybody else who might drive it.
+    if (const Status early = TakeEarlyFrames(); !early.ok()) Break(early);
+    const AllSignalsBlocked blocked;  // inherited by the thread
+    const Status started = Contained([&] {
+      thread_ = std::thread([this] { RunThread(); });
+      return Status::Ok();
     });
+    return started.ok() ? started : started.Within("the engine's thread cannot be started");
   }
-  *engine = std::move(made);
-  return Status::Ok();
 }
 
 // Maps this rank's segment and those of the peers that gave one.
@@ -268,6 +282,7 @@ Status Engine::ExchangeHellos(const std::vector<int64_t>& visible, std::vector<s
       peer.control->Flush();
       peer.control->Receive(&peer.inbox);
       if (!peer.inbox.empty()) {
+        if (peer.inbox.front().type == FrameType::kAbort) return HandleFrame(rank, peer.inbox.front());
         SE_RETURN_IF_ERROR(CheckHello(rank, peer.inbox.front(), &hellos[index]));
         // A launcher may know only of a process that started the rank; the rank knows its own.
         if (!hellos[index].name.empty()) peer.name = hellos[index].name;

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/scoped.h"
 #include "engine/engine.h"
 
 namespace spark_estimator {
@@ -36,30 +37,34 @@ void BindToCore(int core) {
 
 }  // namespace
 
-void Engine::RunThread() {
+void Engine::RunThread() noexcept {
   if (config_.affinity_core >= 0) BindToCore(config_.affinity_core);
   Time next_wake = Clock::now();
   while (!stopping_ && !is_broken_) {
     AwaitWork(next_wake);
     Lock lock(mutex_);
-    thread_wants_ = true;
-    while (driving_ && !stopping_ && !is_broken_) {
-      waiting_ += 1;
-      changed_.wait_for(lock, kLetGo);
-      waiting_ -= 1;
+    {
+      const ScopedValue wants(thread_wants_, true);
+      while (driving_ && !stopping_ && !is_broken_) {
+        const ScopedCount waits(waiting_);
+        changed_.wait_for(lock, kLetGo);
+      }
     }
-    thread_wants_ = false;
     if (driving_ || is_broken_) break;
-    driving_ = true;
-    const bool others_wait = waiting_ > 0;
-    if (fast_) Classify(submitted_);
-    lock.unlock();
-    Status status = RunCycle(others_wait);
-    if (timeline_.marks_cycles()) timeline_.Cycle(Clock::now());
-    next_wake = NextWake();
-    if (!status.ok()) Break(status);
-    lock.lock();
-    driving_ = false;
+    {
+      const ScopedValue driving(driving_, true);
+      const bool others_wait = waiting_ > 0;
+      const Status status = Contained([&] {
+        if (fast_) Classify(submitted_);
+        lock.unlock();
+        return RunCycle(others_wait);
+      });
+      if (lock.owns_lock()) lock.unlock();
+      if (timeline_.marks_cycles()) timeline_.Cycle(Clock::now());
+      next_wake = NextWake();
+      if (!status.ok()) Break(status);
+      lock.lock();
+    }
     // Those who wait go on themselves, this thread goes on with what nobody waits for.
     if (waiting_ > 0) {
       changed_.notify_all();
@@ -92,9 +97,7 @@ Time Engine::NextWake() const {
                               (config_.stall_warning_seconds > 0 || config_.stall_shutdown_seconds > 0);
   if (watches_stalls) next = std::min(next, next_stall_check_);
   for (const auto& [number, asked] : open_questions_) next = std::min(next, asked.deadline);
-  const bool unsent =
-      std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.control && p.control->has_unsent(); });
-  if (unsent) next = std::min(next, After(kUnsentRetry));
+  if (HasUnsent()) next = std::min(next, After(kUnsentRetry));
   if (fast_) return next;
   // Requests also come in while an operation waits for its peers.
   const bool has_more = !agreed_.empty() || (coordinator_ && coordinator_->has_ready());
@@ -129,27 +132,53 @@ void Engine::AwaitWork(Time until) {
   }
 }
 
-// Called by whoever drives, which goes on driving.
-void Engine::Break(const Status& error) {
-  const Status why = Explain(error);
+// Called by whoever drives, which goes on driving. It needs no memory, since memory may be what is missing: then only
+// the sentences are shorter.
+void Engine::Break(const Status& error) noexcept {
+  Status why = error;
+  (void)Contained([&] {
+    why = Explain(error);
+    why = WithOwnName(why);
+    return Status::Ok();
+  });
   Lock lock(mutex_);
   if (is_broken_) return;
   broken_ = why;
   is_broken_ = true;
-  std::vector<RequestPtr> pending = std::exchange(submitted_, {});
-  for (RequestPtr& request : TakePending()) pending.push_back(std::move(request));
-  for (auto& [name, request] : negotiated_) pending.push_back(std::move(request));
-  if (join_) pending.push_back(std::exchange(join_, nullptr));
-  negotiated_.clear();
   const Time now = Clock::now();
-  for (const RequestPtr& request : pending) {
-    if (!request->recorded) Note(*request, 1, "", now, now, why.code(), false);
-    CompleteLocked(*request, why.Within(LabelOf(*request) + " failed"));
+  while (Request* request = live_.oldest()) {
+    if (!request->recorded) {
+      (void)Contained([&] {
+        Note(*request, 1, "", now, now, why.code(), false);
+        return Status::Ok();
+      });
+    }
+    CompleteLocked(*request, WithinIfPossible(why, [&] { return LabelOf(*request) + " failed"; }));
   }
+  ForgetPlaces();
   changed_.notify_all();
   lock.unlock();
-  if (!GpusEndByThemselves(why)) gpu_->Abort(why);
+  (void)Contained([&] {
+    if (!GpusEndByThemselves(why)) gpu_->Abort(why);
+    return Status::Ok();
+  });
   Wake();
+}
+
+// Where requests were noted that have ended.
+void Engine::ForgetPlaces() noexcept {
+  submitted_.clear();
+  unknown_.clear();
+  negotiated_.clear();
+  join_.reset();
+  for (RequestPtr& request : by_id_) request.reset();
+  for (auto& [name, kind] : unnamed_) {
+    kind.younger.clear();
+    kind.is_proposed = false;
+  }
+  pending_ids_.Clear();
+  num_pending_ids_ = 0;
+  num_younger_ = 0;
 }
 
 // Whether what has been handed to the GPU comes to its end without those who have left: they have handed theirs over.
@@ -168,18 +197,40 @@ Status Engine::WatchPeers() {
   return any_goodbye_ ? CheckDepartures(executed_) : Status::Ok();
 }
 
-// The thread's last act, when the engine is broken or this rank leaves.
-void Engine::EndJob() {
+// Of a broken engine that is not shut down yet: it gives signs of life to those that still work, and follows who
+// leaves.
+void Engine::TendBrokenLinks() {
+  for (int rank = 0; rank < config_.size; ++rank) {
+    Peer& peer = peers_[static_cast<size_t>(rank)];
+    if (!peer.control || !peer.control->open()) continue;
+    const size_t before = peer.inbox.size();
+    peer.control->Receive(&peer.inbox);
+    if (heartbeat_ && peer.inbox.size() > before) heartbeat_->Heard(rank, Clock::now());
+    for (const Frame& frame : peer.inbox) {
+      if (frame.type == FrameType::kGoodbye) NoteDeparture(rank, Goodbye{});
+      if (frame.type == FrameType::kHeartbeat && heartbeat_) heartbeat_->WatchedBy(rank, Clock::now());
+    }
+    peer.inbox.clear();
+    if (!peer.control->open()) LinkEnded(rank);
+  }
+  // Nobody hears of one that is lost now. It is forgotten, since its clock, which has run out, would wake the thread
+  // again and again.
+  lost_rank_ = -1;
+  if (!TickHeartbeat().ok() && lost_rank_ >= 0) heartbeat_->Forget(lost_rank_, Clock::now());
+}
+
+// The thread's last act, when the engine is broken or this rank leaves. Whatever fails here for want of memory is left
+// out: others wait for the end.
+void Engine::EndJob() noexcept {
   {
     Lock lock(mutex_);
     while (driving_) {
-      waiting_ += 1;
+      const ScopedCount waits(waiting_);
       changed_.wait_for(lock, kLetGo);
-      waiting_ -= 1;
     }
     driving_ = true;  // for good
   }
-  if (!is_broken_) Break(Status(SE_SHUT_DOWN, "this rank has shut down"));
+  if (!is_broken_) Break(shut_down_);
   if (broken_.code() != SE_SHUT_DOWN) TellPeers(broken_);
   // A broken engine keeps its links until it is shut down: peers that have not seen the culprit yet would take our end
   // of file for another death. And whoever leaves stays until its GPU is through: the others' need it until then.
@@ -189,24 +240,24 @@ void Engine::EndJob() {
     gpu_goes_on = gpu_goes_on && gpu_->IsBusy() && Clock::now() < give_up;
     if (stopping_ && !gpu_goes_on) break;
     if (gpu_goes_on) {
-      if (const Status failed = WatchPeers(); !failed.ok()) {
-        gpu_->Abort(failed);
+      if (const Status failed = Contained([&] { return WatchPeers(); }); !failed.ok()) {
+        (void)Contained([&] {
+          gpu_->Abort(failed);
+          return Status::Ok();
+        });
         gpu_goes_on = false;
       }
       continue;
     }
+    (void)Contained([&] {
+      TendBrokenLinks();
+      return Status::Ok();
+    });
     FlushControl();
-    [[maybe_unused]] const Status too_late = TickHeartbeat();
-    AwaitWork(heartbeat_ ? heartbeat_->NextWake() : Time::max());
-    bool any_open = false;
-    for (Peer& peer : peers_) {
-      if (!peer.control || !peer.control->open()) continue;
-      peer.control->Receive(&peer.inbox);
-      if (!peer.control->open()) epoll_ctl(control_poll_.get(), EPOLL_CTL_DEL, peer.control->fd(), nullptr);
-      any_open |= peer.control->open();
-      peer.inbox.clear();
-    }
-    if (!any_open) heartbeat_.reset();
+    Time next = heartbeat_ ? heartbeat_->NextWake() : Time::max();
+    // Rarely: a frozen peer may never take it in.
+    if (HasUnsent()) next = std::min(next, After(kLetGo));
+    AwaitWork(next);
   }
   coordinator_.reset();
   // After an abort the peers know already; the goodbye spares those that have left in order from being taken for dead.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/contain.h"
 #include "base/dtype.h"
 #include "base/rows.h"
 
@@ -118,7 +119,9 @@ void GpuStaging::AwaitCopies() {
   const CudaDeviceScope scope(device_->cuda(), device_->number());
   for (const CudaStream stream : {in_, out_}) {
     GpuMarkPtr end;
-    if (stream != nullptr && device_->MarkBehind(stream, &end).ok()) device_->cuda().EventSynchronize(end->event());
+    if (stream == nullptr) continue;
+    const Status marked = Contain(Status::OutOfMemory(), [&] { return device_->MarkBehind(stream, &end); });
+    if (marked.ok()) device_->cuda().EventSynchronize(end->event());
   }
 }
 

@@ -1,24 +1,28 @@
 #include "engine/heartbeat.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 namespace spark_estimator {
 namespace {
 
-// Distances of powers of two both ways: symmetric, and any two ranks are at most log2(size) watchers apart.
-std::vector<int> WatchedBy(int rank, int size) {
+// Those at distances of powers of two both ways: symmetric, and any two ranks are at most log2(size) watchers apart.
+// `staying` is ascending and contains `rank`.
+std::set<int> WatchedAmong(const std::vector<int>& staying, int rank) {
   std::set<int> ranks;
+  const size_t size = staying.size();
   if (size <= Heartbeat::kAllWatchAll) {
-    for (int peer = 0; peer < size; ++peer) ranks.insert(peer);
+    ranks.insert(staying.begin(), staying.end());
   } else {
-    for (int distance = 1; distance <= size / 2; distance *= 2) {
-      ranks.insert((rank + distance) % size);
-      ranks.insert((rank - distance + size) % size);
+    const auto own = static_cast<size_t>(std::ranges::lower_bound(staying, rank) - staying.begin());
+    for (size_t distance = 1; distance <= size / 2; distance *= 2) {
+      ranks.insert(staying[(own + distance) % size]);
+      ranks.insert(staying[(own + size - distance) % size]);
     }
   }
   ranks.erase(rank);
-  return {ranks.begin(), ranks.end()};
+  return ranks;
 }
 
 Clock::duration Ticks(Seconds seconds) { return std::chrono::duration_cast<Clock::duration>(seconds); }
@@ -26,13 +30,26 @@ Clock::duration Ticks(Seconds seconds) { return std::chrono::duration_cast<Clock
 }  // namespace
 
 Heartbeat::Heartbeat(int rank, int size, Seconds interval, Seconds silence, Time now)
-    : interval_(Ticks(std::max(interval, Seconds(0)))),
+    : rank_(rank),
+      interval_(Ticks(std::max(interval, Seconds(0)))),
       silence_(silence > Seconds(0) ? Ticks(std::max(silence, 3 * interval)) : Clock::duration(0)),
-      watched_(WatchedBy(rank, size)),
+      staying_(static_cast<size_t>(size)),
       heard_(static_cast<size_t>(size), Time::max()),
       awake_(now),
       next_send_(now) {
-  for (const int peer : watched_) heard_[static_cast<size_t>(peer)] = now;
+  std::iota(staying_.begin(), staying_.end(), 0);
+  Deal(now);
+}
+
+void Heartbeat::Deal(Time now) {
+  std::set<int> wanted = WatchedAmong(staying_, rank_);
+  for (const int peer : watched_) {
+    if (!wanted.contains(peer)) heard_[static_cast<size_t>(peer)] = Time::max();
+  }
+  for (const int peer : wanted) {
+    if (!Watches(peer)) heard_[static_cast<size_t>(peer)] = now;
+  }
+  watched_.assign(wanted.begin(), wanted.end());
 }
 
 void Heartbeat::NoteAwake(Time now) {
@@ -56,9 +73,18 @@ void Heartbeat::Heard(int rank, Time now) {
   if (Time& heard = heard_[static_cast<size_t>(rank)]; heard != Time::max()) heard = now;
 }
 
-void Heartbeat::Forget(int rank) {
+void Heartbeat::WatchedBy(int rank, Time now) {
+  if (rank == rank_ || Watches(rank) || !std::ranges::binary_search(staying_, rank)) return;
+  watched_.insert(std::ranges::lower_bound(watched_, rank), rank);
+  heard_[static_cast<size_t>(rank)] = now;
+}
+
+void Heartbeat::Forget(int rank, Time now) {
+  if (rank == rank_ || std::erase(staying_, rank) == 0) return;
   heard_[static_cast<size_t>(rank)] = Time::max();
   std::erase(watched_, rank);
+  // In a small group everybody watches everybody, and goes on doing so.
+  if (staying_.size() + 1 > kAllWatchAll) Deal(now);
 }
 
 std::optional<int> Heartbeat::Lost(Time now) {

@@ -23,8 +23,9 @@ class Heartbeat {
   // three: one sign may be late, another under way.
   Heartbeat(int rank, int size, Seconds interval, Seconds silence, Time now);
 
-  // The ranks that this one sends to and hears from, ascending: all peers in a group of up to kAllWatchAll ranks, else
-  // those at distances of powers of two, about 2 log2(size). A watches B exactly when B watches A.
+  // The ranks that this one sends to and hears from, ascending. Of the ranks that have not left these are all, when
+  // they are up to kAllWatchAll; else those at distances of powers of two, about 2 log2(size), so every rank that stays
+  // is watched by others that stay. A watches B exactly when B watches A, as soon as both know who has left.
   std::span<const int> watched() const { return watched_; }
   bool enabled() const { return interval_ > Seconds(0); }
 
@@ -33,8 +34,12 @@ class Heartbeat {
   // Any bytes of `rank` came in: a sign of life, a control frame, a part of a tensor. Ranks that are not watched are
   // fine.
   void Heard(int rank, Time now);
-  // `rank` has left in good order: its silence means nothing any more.
-  void Forget(int rank);
+  // A sign of life of `rank`, which watches this one, then. It expects signs of life in return from now on. The two may
+  // not know yet of the same departures, and so disagree about who watches whom.
+  void WatchedBy(int rank, Time now);
+  // `rank` has left, in good order or not: its silence means nothing any more. The others' watches are dealt out again
+  // among those that stay. The clock of a rank that is newly watched starts now.
+  void Forget(int rank, Time now);
   // The watched rank that has been silent for longest, if for more than `silence`. To be asked after what has arrived
   // was read and told to Heard(). When this object itself was not called for half of `silence` (the process was stopped
   // or swapped out, the machine stood still), all clocks start anew: it was we who were away.
@@ -49,8 +54,14 @@ class Heartbeat {
  private:
   void NoteAwake(Time now);
 
+  // Watches the ranks that are this one's to watch among those that stay, and no others.
+  void Deal(Time now);
+  bool Watches(int rank) const { return heard_[static_cast<size_t>(rank)] != Time::max(); }
+
+  int rank_;
   Clock::duration interval_;
   Clock::duration silence_;
+  std::vector<int> staying_;  // the ranks that have not left, this one included; ascending
   std::vector<int> watched_;
   std::vector<Time> heard_;  // [size], by rank; Time::max() for who is not watched
   Time awake_;               // of the last call

@@ -65,6 +65,11 @@ struct Request {
   int32_t last_joined = -1;
   Status outcome;
   bool done = false;
+
+  // Of LiveRequests.
+  bool is_live = false;
+  Request* older = nullptr;
+  std::shared_ptr<Request> younger;
 };
 
 using RequestPtr = std::shared_ptr<Request>;

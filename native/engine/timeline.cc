@@ -5,9 +5,9 @@
 
 #include <chrono>
 #include <cstdio>
-#include <system_error>
 #include <utility>
 
+#include "base/contain.h"
 #include "engine/trace_file.h"
 
 namespace spark_estimator {
@@ -57,14 +57,12 @@ Status Timeline::StartWriter() {
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  Status status;
-  try {
+  const Status status = Contain(Status::OutOfMemory(), [this] {
     writer_ = std::thread([this] { WriteUntilStopped(); });
-  } catch (const std::system_error& error) {
-    status = Status::System("the timeline's thread cannot be started", error.code().value());
-  }
+    return Status::Ok();
+  });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return status;
+  return status.ok() ? status : status.Within("the timeline's thread cannot be started");
 }
 
 void Timeline::StopWriter() {
@@ -99,8 +97,10 @@ void Timeline::WriteUntilStopped() {
       last = stopping_;
     }
     if (status.ok()) {
-      status = file_->Write(*written_);
-      if (status.ok() && last) status = file_->Close();
+      status = Contain(Status::OutOfMemory(), [&]() -> Status {
+        SE_RETURN_IF_ERROR(file_->Write(*written_));
+        return last ? file_->Close() : Status::Ok();
+      });
       if (!status.ok()) GiveUp(status);
     }
     written_->Clear();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
+#include <utility>
 
 namespace spark_estimator {
 namespace {
@@ -71,7 +72,12 @@ std::string GpuDevice::Board() const {
 Status GpuDevice::Mark(GpuMarkPtr* mark) {
   CudaEvent event = nullptr;
   SE_RETURN_IF_ERROR(opened_->events.Take(&event));
-  *mark = std::make_shared<const GpuMark>(opened_, event);
+  try {
+    *mark = std::make_shared<const GpuMark>(opened_, event);
+  } catch (...) {
+    opened_->events.Give(event);
+    throw;
+  }
   return Status::Ok();
 }
 
@@ -137,14 +143,16 @@ Status GpuDevice::Copy(void* to, const void* from, size_t bytes, CudaStream stre
                       "copying " + std::to_string(bytes) + " bytes");
 }
 
-void GpuDevice::Keep(Kept piece) {
+void GpuDevice::Keep(Kept piece) noexcept {
   Kept oldest{nullptr, 0, nullptr};
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    kept_.push_back(std::move(piece));
-    if (kept_.size() <= kMostKept) return;
-    oldest = std::move(kept_.front());
-    kept_.erase(kept_.begin());
+    if (kept_.size() < kMostKept) {
+      kept_.push_back(std::move(piece));  // there is room: see the constructor
+      return;
+    }
+    oldest = std::exchange(kept_.front(), std::move(piece));
+    std::ranges::rotate(kept_, kept_.begin() + 1);
   }
   const CudaDeviceScope scope(cuda(), number_);
   cuda().Free(oldest.data);  // waits until nothing works on it

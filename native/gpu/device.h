@@ -112,8 +112,10 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   static constexpr size_t kMostKept = 8;
 
   GpuDevice(CudaApi cuda, int number, int visible)
-      : opened_(std::make_shared<OpenedCuda>(std::move(cuda), number)), number_(number), visible_(visible) {}
-  void Keep(Kept piece);
+      : opened_(std::make_shared<OpenedCuda>(std::move(cuda), number)), number_(number), visible_(visible) {
+    kept_.reserve(kMostKept);
+  }
+  void Keep(Kept piece) noexcept;
 
   const std::shared_ptr<OpenedCuda> opened_;
   const int number_;

@@ -14,13 +14,16 @@ Status EventPool::Take(CudaEvent* event) {
       free_.pop_back();
       return Status::Ok();
     }
+    // Room for all that there are: an event comes back where nothing may be thrown.
+    made_ += 1;
+    free_.reserve(made_);
   }
   const CudaDeviceScope device(cuda_, device_);
   SE_RETURN_IF_ERROR(device.status());
   return cuda_.Check(cuda_.EventCreateWithFlags(event, kCudaEventDisableTiming), "making an event");
 }
 
-void EventPool::Give(CudaEvent event) {
+void EventPool::Give(CudaEvent event) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   free_.push_back(event);
 }

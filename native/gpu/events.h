@@ -20,13 +20,14 @@ class EventPool {
   EventPool& operator=(const EventPool&) = delete;
 
   Status Take(CudaEvent* event);
-  void Give(CudaEvent event);
+  void Give(CudaEvent event) noexcept;
 
  private:
   const CudaApi& cuda_;
   const int device_;
   std::mutex mutex_;
   std::vector<CudaEvent> free_;
+  size_t made_ = 0;  // or tried to
 };
 
 }  // namespace spark_estimator

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/contain.h"
 #include "gpu/nccl_calls.h"
 #include "gpu/pause.h"
 
@@ -47,7 +48,11 @@ NcclGroup::NcclGroup(const NcclApi& nccl, const CudaApi& cuda, Options options)
 
 NcclGroup::~NcclGroup() {
   const CudaDeviceScope device(cuda_, options_.device);
-  SayGoodbye();
+  const Status left = Contain(Status::OutOfMemory(), [this] {
+    SayGoodbye();
+    return Status::Ok();
+  });
+  if (!left.ok()) (void)Fail(left);
   if (stream_ == nullptr) return;
   // Freeing memory waits for the device: only when the stream, rid of NCCL's kernels, is through. It may still wait for
   // a caller's stream; then its memory is left to the process's end.

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/contain.h"
 #include "gpu/pause.h"
 #include "gpu/shared_gpu_plan.h"
 
@@ -90,7 +91,12 @@ SharedGpuGroup::~SharedGpuGroup() {
   if (context_ == nullptr) return;
   {
     const DriverContextScope scope(kernels_.driver(), context_);
-    if (SayGoodbye()) buffer_.Free();
+    bool unused = false;
+    (void)Contain(Status::OutOfMemory(), [&] {
+      unused = SayGoodbye();
+      return Status::Ok();
+    });
+    if (unused) buffer_.Free();
     if (stream_ != nullptr) cuda_.StreamDestroy(stream_);
     if (release_stream_ != nullptr) cuda_.StreamDestroy(release_stream_);
   }

@@ -7,52 +7,13 @@
 #include <vector>
 
 #include "ranks.h"
+#include "victim.h"
 
 namespace {
 
 using namespace spark_estimator::testing;
 
 const std::vector<Channel> kChannels = {Channel::kShared, Channel::kStream};
-
-// Runs rank `victim` in a child process that is killed (SIGKILL) after `before(rank)` has run there and `go` says so.
-void WithVictim(int size, int victim, const JobOptions& options, const std::function<void(Rank&)>& in_child,
-                const std::function<void(Rank&, pid_t)>& in_survivor) {
-  Wiring wiring = Wire(size, options);
-  const pid_t child = fork();
-  if (child == 0) {
-    for (int rank = 0; rank < size; ++rank) {  // the child holds its own ends only
-      if (rank == victim) continue;
-      const auto index = static_cast<size_t>(rank);
-      if (wiring.configs[index].own_segment_fd >= 0) close(wiring.configs[index].own_segment_fd);
-      for (const se_peer& peer : wiring.peers[index]) {
-        close(peer.control_fd);
-        close(peer.data_fd);
-        if (peer.segment_fd >= 0) close(peer.segment_fd);
-      }
-    }
-    Rank me(victim, size, Join(wiring, victim));
-    in_child(me);
-    while (true) pause();
-  }
-  const auto index = static_cast<size_t>(victim);
-  if (wiring.configs[index].own_segment_fd >= 0) close(wiring.configs[index].own_segment_fd);
-  for (const se_peer& peer : wiring.peers[index]) {
-    close(peer.control_fd);
-    close(peer.data_fd);
-    if (peer.segment_fd >= 0) close(peer.segment_fd);
-  }
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    if (rank == victim) continue;
-    threads.emplace_back([&, rank] {
-      Rank me(rank, size, Join(wiring, rank));
-      in_survivor(me, child);
-      se_engine_destroy(me.engine);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  waitpid(child, nullptr, 0);
-}
 
 void DeathWhileOthersWait() {
   for (const Channel channel : kChannels) {

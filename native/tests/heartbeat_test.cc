@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "check.h"
@@ -23,7 +24,7 @@ Time At(double seconds) { return Time{} + std::chrono::duration_cast<Clock::dura
 class Imagined {
  public:
   explicit Imagined(int size, Seconds silence = kSilence)
-      : stopped(Index(size)), cut(Index(size)), waiting_(Index(size)) {
+      : stopped(Index(size)), left(Index(size)), cut(Index(size)), waiting_(Index(size)) {
     for (int rank = 0; rank < size; ++rank) ranks_.emplace_back(rank, size, kInterval, silence, At(0));
   }
 
@@ -35,12 +36,15 @@ class Imagined {
       for (int from = 0; from < static_cast<int>(ranks_.size()); ++from) {
         if (stopped[Index(from)] || !rank(from).DueToSend(At(now))) continue;
         for (const int to : rank(from).watched()) {
-          if (cut[Index(from)] == cut[Index(to)]) waiting_[Index(to)].push_back(from);
+          if (cut[Index(from)] == cut[Index(to)] && !left[Index(to)]) waiting_[Index(to)].push_back(from);
         }
       }
       for (int me = 0; me < static_cast<int>(ranks_.size()); ++me) {
         if (stopped[Index(me)]) continue;
-        for (const int from : waiting_[Index(me)]) rank(me).Heard(from, At(now));
+        for (const int from : waiting_[Index(me)]) {
+          rank(me).Heard(from, At(now));
+          rank(me).WatchedBy(from, At(now));
+        }
         waiting_[Index(me)].clear();
         if (const auto found = rank(me).Lost(At(now))) {
           by = me;
@@ -52,9 +56,16 @@ class Imagined {
     return false;
   }
 
+  // `rank` leaves in good order: of those in `knowing` each hears so.
+  void Leave(int rank_that_leaves, const std::vector<int>& knowing) {
+    stopped[Index(rank_that_leaves)] = left[Index(rank_that_leaves)] = true;
+    for (const int one : knowing) rank(one).Forget(rank_that_leaves, At(now));
+  }
+
   static size_t Index(int value) { return static_cast<size_t>(value); }
 
   std::vector<bool> stopped;
+  std::vector<bool> left;
   std::vector<bool> cut;  // on which side of a cut
   double now = 0;
   int by = -1;
@@ -186,7 +197,7 @@ void TheQuietestIsNamed() {
 
 void WhoLeftIsNotMissed() {
   Heartbeat heartbeat(0, 3, kInterval, kSilence, At(0));
-  heartbeat.Forget(2);
+  heartbeat.Forget(2, At(0));
   CHECK_EQ(heartbeat.watched().size(), size_t{1});
   for (int tick = 0; tick < 200; ++tick) {
     heartbeat.Heard(1, At(tick * 0.1));
@@ -194,9 +205,66 @@ void WhoLeftIsNotMissed() {
   }
   heartbeat.Heard(2, At(20));  // its last bytes
   CHECK_EQ(heartbeat.SilentSeconds(2, At(30)), 0.0);
-  heartbeat.Forget(1);
+  heartbeat.Forget(1, At(20));
   CHECK(!heartbeat.Lost(At(50)));
   CHECK(heartbeat.NextWake() == Time::max());
+}
+
+std::vector<int> Ranks(int size) {
+  std::vector<int> ranks(Imagined::Index(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+// A large group watches few: when all that have watched a rank leave, others take their place.
+void WhoStaysIsWatchedByOthersThatStay() {
+  for (const int size : {17, 20, 33, 100}) {
+    Imagined group(size);
+    CHECK(!group.Run(10));
+    const auto watched = group.rank(1).watched();
+    const std::vector<int> watchers(watched.begin(), watched.end());
+    for (const int leaver : watchers) group.Leave(leaver, Ranks(size));
+    CHECK(!group.Run(20));  // nobody is missed, nobody is taken for lost
+    for (int rank = 0; rank < size; ++rank) {
+      if (group.left[Imagined::Index(rank)]) continue;
+      for (const int peer : group.rank(rank).watched()) {
+        CHECK(!group.left[Imagined::Index(peer)]);
+        CHECK(std::ranges::count(group.rank(peer).watched(), rank) == 1);
+      }
+    }
+    group.stopped[1] = true;
+    const double start = group.now;
+    CHECK(group.Run(20));
+    CHECK_EQ(group.lost, 1);
+    CHECK(group.now - start < 8);
+  }
+}
+
+// Half of the ranks hear late of departures: meanwhile the two halves disagree about who watches whom.
+void DisagreementAboutDeparturesLosesNobody() {
+  for (const int size : {17, 40, 100}) {
+    Imagined group(size);
+    std::vector<int> even;
+    std::vector<int> odd;
+    for (int rank = 0; rank < size; ++rank) (rank % 2 == 0 ? even : odd).push_back(rank);
+    for (int leaver = 3; leaver < size; leaver += 7) group.Leave(leaver, even);
+    CHECK(!group.Run(4));
+    for (int leaver = 3; leaver < size; leaver += 7) {
+      for (const int one : odd) group.rank(one).Forget(leaver, At(group.now));
+    }
+    CHECK(!group.Run(60));
+  }
+}
+
+// The clocks of those that stay go on: a departure gives a silent peer no more time.
+void ADepartureDoesNotExcuseTheSilent() {
+  Heartbeat heartbeat(0, 4, kInterval, kSilence, At(0));
+  for (int tick = 0; tick <= 65; ++tick) {
+    const Time now = At(tick * 0.1);
+    heartbeat.Heard(1, now);
+    if (tick == 30) heartbeat.Forget(3, now);
+    CHECK_EQ(heartbeat.Lost(now).value_or(-1), tick > 60 ? 2 : -1);
+  }
 }
 
 void SwitchedOffItDoesNothing() {
@@ -245,6 +313,9 @@ int main() {
                    {"our own pause is not the peers' silence", OurOwnPauseIsNotThePeersSilence},
                    {"the quietest is named", TheQuietestIsNamed},
                    {"who left is not missed", WhoLeftIsNotMissed},
+                   {"who stays is watched by others that stay", WhoStaysIsWatchedByOthersThatStay},
+                   {"disagreement about departures loses nobody", DisagreementAboutDeparturesLosesNobody},
+                   {"a departure does not excuse the silent", ADepartureDoesNotExcuseTheSilent},
                    {"switched off it does nothing", SwitchedOffItDoesNothing},
                    {"sleeping until NextWake is often enough", SleepingUntilNextWakeIsOftenEnough},
                    {"a too short silence is three intervals", ATooShortSilenceIsThreeIntervals}});

@@ -70,13 +70,19 @@ Status Arena::Allocate(size_t bytes, void** data) {
                                     " bytes are in use and no free range is large enough");
   }
   const auto [offset, available] = *range;
+  // What may throw comes first: then nothing has changed.
+  const auto taken = taken_.emplace(offset, wanted).first;
   if (const int failed = Populate(fd_.get(), file_offset_ + offset, wanted); failed != 0) {
+    taken_.erase(taken);
     Status status = Status::System("cannot allocate " + std::to_string(bytes) + " bytes of shared memory", failed);
     return failed == ENOSPC || failed == ENOMEM ? Status(SE_NO_MEMORY, status.message()) : status;
   }
-  free_.erase(range);
-  if (available > wanted) free_[offset + wanted] = available - wanted;
-  taken_[offset] = wanted;
+  auto rest = free_.extract(range);
+  if (available > wanted) {
+    rest.key() = offset + wanted;
+    rest.mapped() = available - wanted;
+    free_.insert(std::move(rest));
+  }
   allocated_bytes_ += wanted;
   *data = base_ + offset;
   return Status::Ok();
@@ -91,7 +97,7 @@ Status Arena::Free(void* data) {
     return Status(SE_INVALID_ARGUMENT, "what is to be freed was not allocated in this rank's shared memory");
   }
   auto [start, bytes] = *range;
-  taken_.erase(range);
+  auto freed = taken_.extract(range);  // used again: nothing is allocated here
   allocated_bytes_ -= bytes;
   if (const int failed = GiveBack(fd_.get(), file_offset_ + start, bytes); failed != 0) {
     // The range is not handed out again, since it is not zero.
@@ -107,7 +113,8 @@ Status Arena::Free(void* data) {
       return Status::Ok();
     }
   }
-  free_[start] = bytes;
+  freed.mapped() = bytes;
+  free_.insert(std::move(freed));
   return Status::Ok();
 }
 

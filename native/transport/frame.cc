@@ -21,6 +21,7 @@ struct FrameHeader {
   uint32_t header_crc;  // of the fields above
 };
 constexpr uint32_t kMagic = 0x46725345;  // "ESrF"
+constexpr size_t kUnsentReserve = 1024;
 constexpr size_t kHeaderBytes = sizeof(FrameHeader);
 
 uint32_t HeaderCrc(const FrameHeader& header) {
@@ -34,6 +35,7 @@ std::string ErrnoText(int error_number) { return std::generic_category().message
 void AppendFrame(FrameType type, std::string_view payload, std::string* bytes) {
   FrameHeader header{kMagic, static_cast<uint16_t>(type), 0, static_cast<uint32_t>(payload.size()), Crc32c(payload), 0};
   header.header_crc = HeaderCrc(header);
+  bytes->reserve(bytes->size() + kHeaderBytes + payload.size());  // whole, or not at all when there is no memory
   bytes->append(reinterpret_cast<const char*>(&header), kHeaderBytes);
   bytes->append(payload);
 }
@@ -75,7 +77,8 @@ size_t FrameParser::TakeOne(std::string_view bytes, std::deque<Frame>* inbox) {
   return kHeaderBytes + payload.size();
 }
 
-ControlLink::ControlLink(UniqueFd fd) : fd_(std::move(fd)) {}
+// Short frames are sent without an allocation: an abort must get through when there is no memory.
+ControlLink::ControlLink(UniqueFd fd) : fd_(std::move(fd)) { unsent_.reserve(kUnsentReserve); }
 
 void ControlLink::Close(std::string reason) {
   open_ = false;

@@ -155,7 +155,7 @@ Status StreamGroup::Scratch(size_t bytes, uint8_t** memory) {
     scratch_.reset(static_cast<uint8_t*>(std::aligned_alloc(kAlignment, scratch_bytes_)));
     if (!scratch_) {
       scratch_bytes_ = 0;
-      return Status(SE_NO_MEMORY, "could not allocate " + std::to_string(bytes) + " bytes for a collective");
+      return Status(SE_NO_MEMORY, "could not allocate " + std::to_string(bytes) + " bytes of memory for a collective");
     }
   }
   *memory = scratch_.get();

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -123,6 +124,141 @@ def test_a_paused_rank_is_no_dead_rank(environ: dict[str, str]) -> None:
         ranks.kill(1, signal.SIGCONT)
         outcomes = ranks.wait(timeout=60)
     assert [outcome.value for outcome in outcomes] == [600.0, 600.0], outcomes
+
+
+def broadcast_and_leave(rank: int, begin: str) -> str:
+    """Rank 0 gives its part of a broadcast once the file `begin` exists, and leaves. Rank 3 has its own from rank 2."""
+    import time
+    from pathlib import Path
+
+    import numpy
+
+    from spark_estimator._native import DType, Op
+    from spark_estimator.collectives import context, ops
+    from spark_estimator.errors import PeerLostError
+
+    context.init()
+    ops.barrier()
+    engine = context.engine()
+    array = numpy.full(8192, float(rank), numpy.float32)
+    tensor = ops.Tensor(array.ctypes.data, array.ctypes.data, DType.FLOAT32, array.shape)
+    while rank == 0 and not Path(begin).exists():
+        time.sleep(0.01)
+    negotiations = engine.counter("slow_phases")
+    pending = ops.submit(Op.BROADCAST, "tree", [tensor], root_rank=0, keep=array)
+    if rank != 0:
+        # The engine's thread sends the request after it has counted the negotiation, and counts the bytes after that.
+        while engine.counter("slow_phases") == negotiations:
+            time.sleep(0.01)
+        sent = engine.counter("control_bytes_sent")
+        while engine.counter("control_bytes_sent") == sent:
+            time.sleep(0.01)
+        print("has asked", flush=True)
+    try:
+        pending.wait()
+    except PeerLostError as error:
+        return str(error)
+    finally:
+        context.shutdown()
+    assert (array == 0).all()
+    return "done"
+
+
+def test_a_rank_that_freezes_after_another_has_left_is_named(tmp_path: Path) -> None:
+    environ = {
+        "SPARK_ESTIMATOR_SHARED_MEMORY": "0",
+        "SPARK_ESTIMATOR_HEARTBEAT_SECONDS": "0.2",
+        "SPARK_ESTIMATOR_SILENCE_SECONDS": "3",
+    }
+    begin = tmp_path / "begin"
+    with start_ranks(4, broadcast_and_leave, args=(str(begin),), environ=environ) as ranks:
+        for rank in (1, 2, 3):
+            ranks.await_output(rank, "has asked")
+        ranks.kill(2, signal.SIGSTOP)
+        begin.touch()
+        ranks.await_end(3)
+        ranks.kill(2)
+        outcomes = ranks.wait(timeout=60)
+    assert [outcomes[0].value, outcomes[1].value] == ["done", "done"], outcomes
+    assert "rank 2" in outcomes[3].value, outcomes[3]
+    assert "no sign of life" in outcomes[3].value, outcomes[3]
+
+
+@both_channels
+def test_a_rank_that_stays_while_others_leave_or_freeze_sleeps(environ: dict[str, str]) -> None:
+    def stay(rank: int) -> tuple[float, int]:
+        import time
+
+        import numpy
+        import pytest
+
+        from spark_estimator.collectives import arrays, context, ops
+        from spark_estimator.errors import ShutDownError
+
+        context.init()
+        ops.barrier()
+        if rank == 0:
+            context.shutdown()
+            return 0.0, 0
+        print("begins", flush=True)
+        if rank == 1:
+            time.sleep(1000)
+        with pytest.raises(ShutDownError):
+            arrays.allreduce(numpy.ones(3))
+        engine = context.engine()
+        time.sleep(2)  # longer than the silence
+        wakeups, busy = engine.counter("wakeups"), time.process_time()
+        time.sleep(1)
+        return time.process_time() - busy, engine.counter("wakeups") - wakeups
+
+    limits = {"SPARK_ESTIMATOR_HEARTBEAT_SECONDS": "0.2", "SPARK_ESTIMATOR_SILENCE_SECONDS": "1"}
+    with start_ranks(3, stay, environ={**environ, **limits}) as ranks:
+        ranks.await_output(1, "begins")
+        ranks.kill(1, signal.SIGSTOP)
+        ranks.await_end(2)
+        ranks.kill(1)
+        outcomes = ranks.wait(timeout=60)
+    assert outcomes[2].returned, outcomes[2]
+    processor_seconds, wakeups = outcomes[2].value
+    assert processor_seconds < 0.5  # a spinning thread takes all of the second
+    assert wakeups < 1000
+
+
+@both_channels
+def test_a_rank_without_memory_says_so_to_all(environ: dict[str, str]) -> None:
+    def gather(rank: int) -> list[str]:
+        import resource
+        from pathlib import Path
+
+        import numpy
+
+        from spark_estimator.collectives import arrays, context
+        from spark_estimator.errors import PeerLostError
+
+        context.init()
+        own = numpy.ones(1 << 28 if rank == 0 else 1, numpy.uint8)
+        assert len(arrays.allgather(own[:1000])) == 1001
+        if rank == 1:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            limit = pages * resource.getpagesize() + (64 << 20)
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        expected = MemoryError if rank == 1 else PeerLostError
+        messages = []
+        for name in ("gather", "again"):
+            try:
+                arrays.allgather(own, name)
+            except expected as error:
+                messages.append(str(error))
+        context.shutdown()
+        assert not context.is_initialized()
+        return messages
+
+    for messages in run_ranks(2, gather, environ=environ):
+        assert len(messages) == 2
+        for message in messages:
+            assert "rank 1" in message
+            assert "could not allocate" in message
+            assert "memory" in message
 
 
 def test_an_exception_on_one_rank_reaches_the_others_as_its_leaving() -> None:

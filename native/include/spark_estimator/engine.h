@@ -35,7 +35,7 @@ typedef enum se_status {
   SE_PEER_LOST = 5,        /* a peer died, froze or was cut off; the engine is unusable from now on */
   SE_SHUT_DOWN = 6,        /* this rank, or a peer, has left the job in good order; unusable from now on */
   SE_TIMED_OUT = 7,        /* creation: a peer did not answer in time */
-  SE_NO_MEMORY = 8,        /* an allocation failed (bytes in the message) */
+  SE_NO_MEMORY = 8,        /* an allocation failed (whose, or of what, in the message) */
   SE_SYSTEM_ERROR = 9,     /* a system call failed (name and errno in the message) */
   SE_INTERNAL = 10         /* a defect of the engine itself */
 } se_status;
