@@ -1,4 +1,4 @@
-"""Collectives with their gradients: eagerly, and in graphs, also in those that are loaded.
+"""Collectives with their gradients, by Horovod's definitions: eagerly, and in graphs, also in those that are loaded.
 
 The gradient of a collective is a collective, so that all ranks must compute it, too. In a graph it is found by the
 node's op and computed from the node's attributes; TensorFlow's own custom gradients would be a number of this process.
@@ -7,8 +7,8 @@ node's op and computed from the node's attributes; TensorFlow's own custom gradi
 collective        gradient
 ================  =======================================================================================
 allreduce         the same allreduce of the incoming gradients: op, factors and process set
-allgather         this rank's rows of the sum over the ranks    
-broadcast         the sum over the ranks at the root, zero elsewhere
+allgather         this rank's rows of the average over the ranks
+broadcast         the average over the ranks at the root, zero elsewhere
 alltoall          every row's gradient back where the row came from
 reducescatter     all ranks' gradients joined, times the factors; of a Sum also times the number of ranks
 ================  =======================================================================================
@@ -125,7 +125,7 @@ def _of_allgather(
     [rows] = perform(gather, again(".gradient.rows"), [lengths])
     starts = tf.cumsum(rows, exclusive=True)
     own = own_rank(collective.process_set)
-    averages = run(_sum(collective.process_set), again(".gradient"), incoming)
+    averages = run(_average(collective.process_set), again(".gradient"), incoming)
     return [
         average[starts[own, number] : starts[own, number] + lengths[0, number]]
         for number, average in enumerate(averages)
@@ -135,7 +135,7 @@ def _of_allgather(
 def _of_broadcast(
     collective: Collective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
 ) -> list[Any]:
-    [average] = run(_sum(collective.process_set), again(".gradient"), incoming)
+    [average] = run(_average(collective.process_set), again(".gradient"), incoming)
     return [tf.where(tf.equal(rank_op(), collective.root_rank), average, tf.zeros_like(average))]
 
 
@@ -146,8 +146,8 @@ def _of_alltoall(
     return back[:1]
 
 
-def _sum(process_set: ProcessSet) -> Collective:
-    return Collective(works.ALLREDUCE, process_set, ReduceOp.SUM)
+def _average(process_set: ProcessSet) -> Collective:
+    return Collective(works.ALLREDUCE, process_set, ReduceOp.AVERAGE)
 
 
 _GRADIENTS = {

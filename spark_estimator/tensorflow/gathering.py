@@ -32,7 +32,7 @@ def allgather(
         tensor: [n, *shape], where n may differ from rank to rank and be 0.
         name, ignore_name_scope, process_set: as in `allreduce`.
 
-    The gradient is this rank's rows of the sum of all ranks' gradients.
+    The gradient is this rank's rows of the average of all ranks' gradients.
 
     Raises:
         ValueError: the tensor has no dimension to join along, or cannot be sent; else as in `allreduce`.
@@ -68,7 +68,7 @@ def broadcast(
         root_rank: whose values are wanted; its number in the job, also for a process set.
         name, ignore_name_scope, process_set: as in `allreduce`.
 
-    The gradient is the sum of all ranks' gradients at the root, and zero elsewhere.
+    The gradient is the average of all ranks' gradients at the root, and zero elsewhere.
 
     Raises:
         ValueError: there is no such rank in the set; else as in `allreduce`.

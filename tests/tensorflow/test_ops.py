@@ -144,8 +144,8 @@ def test_gradients(two_ranks: RankPool, kind: str) -> None:
         assert got[0] == [1.5 * each for each in one]
         assert got[1] == [6.0 * each for each in one]
         assert got[2] == [6.0 * each for each in one]
-        assert got[3] == [[3.0, 30.0][rank] * each for each in one]
-        assert got[4] == [[0.0, 3.0][rank] * each for each in one]
+        assert got[3] == [[1.5, 15.0][rank] * each for each in one]
+        assert got[4] == [[0.0, 1.5][rank] * each for each in one]
         # Row 0 of each goes to rank 0, the others to rank 1, where they stand one after another.
         assert got[5] == [[0.0, 0.0, 1.0, 2.0], [1.0, 3.0, 4.0, 5.0]][rank]
         # Both halves have the first two weights, times the number of the rank that has the half.

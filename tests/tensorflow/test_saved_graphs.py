@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +9,6 @@ import pytest
 
 from tests.compat.interpreter import fresh
 from tests.tensorflow.rank_pool import RankPool
-
-
-@pytest.fixture(scope="session")
-def _threes() -> Iterator[list[RankPool]]:
-    threes: list[RankPool] = []
-    yield threes
-    for pool in threes:
-        pool.close()
-
-
-@pytest.fixture
-def three_ranks(_threes: list[RankPool]) -> RankPool:
-    if not _threes or not _threes[-1].usable:
-        _threes.append(RankPool(3))
-    return _threes[-1]
 
 
 def write(rank: int, folder: str) -> None:
@@ -127,8 +111,8 @@ def check(rank: int, folder: str) -> None:
     gradients = {
         "total": numpy.full(6, 3.0 * ranks),
         "average": numpy.full(6, ranks / size),
-        "gathered": numpy.full(6, ranks),
-        "copied": numpy.full(6, ranks if rank == 0 else 0.0),
+        "gathered": numpy.full(6, ranks / size),
+        "copied": numpy.full(6, ranks / size if rank == 0 else 0.0),
         "exchanged": numpy.repeat(numpy.arange(1.0, size + 1), share),
         "scattered": numpy.repeat(numpy.arange(1.0, size + 1), share) * size,
     }
