@@ -238,6 +238,6 @@ def _allreduce_slices(tensor: Any, name: str | None, how: Reduction, ignore_name
         raise ValueError(f"{where(kind)}: truth values have no average: use hvd.Sum, or tf.cast() of them.")
     values, indices = allgather_of(parts, kind, name, how.process_set, ignore_name_scope)
     if how.op is Average:
-        ranks = size_of(how.process_set, values.dtype)
-        values = values / ranks if values.dtype.is_floating else tf.truncatediv(values, ranks)
+        # As Horovod: of whole numbers TensorFlow makes float64, of those of 8 and 16 bits float32.
+        values = values / size_of(how.process_set, values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=tensor.dense_shape)
