@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
-from ctypes import POINTER, Structure, c_char_p, c_double, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 
 from spark_estimator.errors import (
@@ -17,7 +17,7 @@ from spark_estimator.errors import (
     ShutDownError,
 )
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 LIBRARY_NAME = "libspark_estimator_engine.so"
 
 
@@ -206,6 +206,47 @@ class Result(Structure):
     ]
 
 
+class TensorflowTensor(Structure):
+    """``se_tensorflow_tensor``: an input of a node of TensorFlow's."""
+
+    _fields_ = [
+        ("data", c_void_p),
+        ("bytes", c_int64),
+        ("dtype", c_int32),
+        ("num_dims", c_int32),
+        ("dims", POINTER(c_int64)),
+    ]
+
+
+#: ``se_tensorflow_allocate``: makes an output whose shape is known.
+TensorflowAllocate = CFUNCTYPE(c_int32, c_void_p, c_int32, c_int32, POINTER(c_int64), POINTER(c_void_p))
+
+
+class TensorflowCall(Structure):
+    """``se_tensorflow_call``: one run of a node of TensorFlow's."""
+
+    _fields_ = [
+        ("struct_bytes", c_uint32),
+        ("op", c_char_p),
+        ("request", c_char_p),
+        ("text", c_char_p),
+        ("reduce_op", c_int32),
+        ("root_rank", c_int32),
+        ("process_set", c_int32),
+        ("prescale", c_double),
+        ("postscale", c_double),
+        ("num_inputs", c_int32),
+        ("num_outputs", c_int32),
+        ("inputs", POINTER(TensorflowTensor)),
+        ("outputs", POINTER(c_void_p)),
+        ("context", c_void_p),
+        ("allocate", TensorflowAllocate),
+    ]
+
+
+#: ``se_tensorflow_work``: does the work of a node.
+TensorflowWork = CFUNCTYPE(c_int32, POINTER(TensorflowCall), POINTER(c_char), c_int64)
+
 #: ``SE_DEFER``: nobody needs the result before this rank's next wait.
 DEFER = 1
 
@@ -248,6 +289,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[object]]] = {
     "se_engine_shutdown": (c_int32, [c_void_p]),
     "se_engine_destroy": (None, [c_void_p]),
     "se_engine_abandon_after_fork": (None, [c_void_p]),
+    "se_tensorflow_register": (c_int32, [c_char_p, TensorflowWork]),
     "se_die_with_parent": (c_int32, [c_int32]),
 }
 

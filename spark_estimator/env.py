@@ -15,7 +15,6 @@ MIB = 1 << 20
 MOST_CACHED = 8192  # what the engine takes for its cache_capacity
 COMPRESSIONS = ("none", "fp16", "bf16")
 MALLOCS = ("keep", "system")
-TENSORFLOW_OPS = ("auto", "native", "python")
 GPU_OPERATIONS = ("auto", "nccl", "shared", "staged", "copy")
 RENDEZVOUS_FD_VARIABLE = "SPARK_ESTIMATOR_RENDEZVOUS_FD"
 JOB_VARIABLE = "SPARK_ESTIMATOR_JOB"
@@ -124,12 +123,6 @@ def _file(text: str) -> str:
 def _malloc(text: str) -> str:
     if text.lower() not in MALLOCS:
         raise ValueError("one of " + ", ".join(MALLOCS))
-    return text.lower()
-
-
-def _tensorflow_op(text: str) -> str:
-    if text.lower() not in TENSORFLOW_OPS:
-        raise ValueError("one of " + ", ".join(TENSORFLOW_OPS))
     return text.lower()
 
 
@@ -269,11 +262,6 @@ class Settings:
         "SPARK_ESTIMATOR_WORKER_MALLOC", "keep", _malloc, unit="kind",
         effect="keep: a worker's glibc keeps freed memory for the next step, on huge pages where it can; system: it is "
         "left as it is",
-    )  # fmt: skip
-    tensorflow_op: str = _variable(
-        "SPARK_ESTIMATOR_TENSORFLOW_OP", "auto", _tensorflow_op, unit="kind",
-        effect="what reduces in TensorFlow's graphs: native: a node that is compiled on first use; python: none of "
-        "that; auto: native where there is a compiler",
     )  # fmt: skip
     gpu_operations: str = _variable(
         "HOROVOD_GPU_OPERATIONS", "auto", _gpu_operations, unit="kind",

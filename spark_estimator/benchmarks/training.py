@@ -10,10 +10,9 @@ with next to no computation; transformer, 6 encoder layers of width 256 on 4 seq
 ``--lightning`` adds the same steps by Lightning's Trainer: without communication, with ``strategy="horovod"``, with its
 own DDP over gloo. A Trainer's step is all that it does from one batch to the next.
 
-``--tensorflow`` adds the resnet50 step by TensorFlow: without communication, with ``DistributedGradientTape`` (by its
-compiled node, and ``python``, without it), with ``MultiWorkerMirroredStrategy`` over its ring (``mwms``); and by Keras'
-``train_on_batch`` on TensorFlow, alone and with ``DistributedOptimizer``. What they cannot fall below stands in
-``spark_estimator/README.md``.
+``--tensorflow`` adds the resnet50 step by TensorFlow: without communication, with ``DistributedGradientTape``,
+with ``MultiWorkerMirroredStrategy`` over its ring (``mwms``); and by Keras' ``train_on_batch`` on TensorFlow, alone and
+with ``DistributedOptimizer``. What they cannot fall below stands in ``spark_estimator/README.md``.
 
 Ranks have the environment that launchers give to workers (``launch/worker_environment.py``): they keep freed memory, or
 else half of a CPU step is the system mapping gradients in again; --default-malloc leaves that out, for all alike.
@@ -45,18 +44,15 @@ _COLUMNS = ("none", "ours", "ddp", "exposed", "ddp exposed")
 _RATIOS = (Ratio("ours", "none"), Ratio("ddp", "none"), Ratio("ddp exposed", "exposed"))
 _LIGHTNING = ("lightning_none", "lightning_ours", "lightning_ddp")
 _LIGHTNING_RATIOS = (Ratio("lightning_ours", "ours"), Ratio("lightning_ddp", "lightning_ours"))
-_TENSORFLOW = ("tf_none", "tf_ours", "tf_python", "tf_mwms", "keras_none", "keras_ours")
+_TENSORFLOW = ("tf_none", "tf_ours", "tf_mwms", "keras_none", "keras_ours")
 #: What is exposed, by the column that it is a part of, and the one without communication.
 _EXPOSED = {
     "exposed": ("ours", "none"),
     "ddp exposed": ("ddp", "none"),
     "tf exposed": ("tf_ours", "tf_none"),
-    "python exposed": ("tf_python", "tf_none"),
     "mwms exposed": ("tf_mwms", "tf_none"),
     "keras exposed": ("keras_ours", "keras_none"),
 }
-#: How our node is made in each group of ranks; in the last it is not used.
-_OPS = ("native", "python", "auto")
 _OF_TENSORFLOW = tuple(name for name, pair in _EXPOSED.items() if pair[0] in _TENSORFLOW)
 _TENSORFLOW_RATIOS = tuple(Ratio(name, "exposed") for name in _OF_TENSORFLOW)
 
@@ -117,12 +113,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             subjects = [Subject(name, with_gloo if name.endswith("ddp") else group, name) for name in names]
             others = []
             if options.tensorflow and "resnet50" in options.model:
-                native, python, mwms = (groups.enter_context(_tensorflow_group(options, op)) for op in _OPS)
-                owners = {"tf_python": python, "tf_mwms": mwms}
-                others = [
-                    Subject(name, owners.get(name, native), "tf_ours" if name == "tf_python" else name)
-                    for name in _TENSORFLOW
-                ]
+                ours, mwms = (groups.enter_context(_tensorflow_group(options, name)) for name in ("ours", "mwms"))
+                others = [Subject(name, mwms if name == "tf_mwms" else ours, name) for name in _TENSORFLOW]
             for model in options.model:
                 step = Step(model, "float32", MODELS[model])
                 taking = [*subjects, *(others if model == "resnet50" else [])]
@@ -157,12 +149,12 @@ def _group(options: argparse.Namespace, gloo: bool = True) -> Group:
     )
 
 
-def _tensorflow_group(options: argparse.Namespace, op: str) -> Group:
+def _tensorflow_group(options: argparse.Namespace, name: str) -> Group:
     return programs.python_group(
-        f"TensorFlow ({op})",
+        f"TensorFlow ({name})",
         local_rendezvous(options.np),
         module="spark_estimator.benchmarks.training_tensorflow",
-        environment={**_environment(options), "SPARK_ESTIMATOR_TENSORFLOW_OP": op},
+        environment=_environment(options),
     )
 
 

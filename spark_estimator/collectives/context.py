@@ -284,6 +284,15 @@ def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
     return _member().sets.ranks()
 
 
+def process_set_of(process_set_id: int) -> ProcessSet:
+    """The registered process set of that id; 0 is the set of all ranks.
+
+    Raises:
+        ValueError: the job has no set of that id.
+    """
+    return _member().sets.of(process_set_id)
+
+
 # --- Timeline ---------------------------------------------------------------------------------------------------------
 
 

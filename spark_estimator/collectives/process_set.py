@@ -248,6 +248,16 @@ class ProcessSets:
             raise ValueError(f"{process_set} is not registered; use add_process_set() or init(process_sets=...).")
         raise ValueError(f"rank {self._job.global_rank} is not in {process_set}, and cannot run its collectives.")
 
+    def of(self, number: int) -> ProcessSet:
+        """The set of that id. Raises ValueError when there is none."""
+        process_set = self._sets.get(number)
+        if process_set is None:
+            raise ValueError(
+                f"process_set_id={number} is not registered in this job, whose process sets have the ids "
+                f"{sorted(self._sets)}; register it by init(process_sets=...) or add_process_set()."
+            )
+        return process_set
+
     def ranks(self) -> dict[int, list[int]]:
         """The registered sets' ranks, by their numbers."""
         return {number: list(process_set.ranks) for number, process_set in self._sets.items()}

@@ -120,15 +120,11 @@ def _version(package: str) -> str:
 
 
 def tensorflow() -> Finding:
-    """The version of TensorFlow, under either of its names, and by what its graphs reduce."""
+    """The version of TensorFlow, under either of its names."""
     name = "tensorflow"
     found = [distribution(each, state=State.NOTE) for each in (name, f"{name}-cpu")]
     present = [finding for finding in found if finding.state is State.OK]
-    if not present:
-        return found[0]
-    compiler = shutil.which(os.environ.get("CXX", "") or "g++") or shutil.which("c++")
-    how = f"a node that {compiler} compiles on first use" if compiler else "data sets (with g++ by a faster node)"
-    return Finding(name, State.OK, f"{present[0].text}; graphs reduce by {how}")
+    return Finding(name, State.OK, present[0].text) if present else found[0]
 
 
 def spark_with_arrow() -> str:

@@ -46,6 +46,7 @@ class Exchange:
         weighs: a step's gradients are multiplied with `factor` first; not the same for all ranks.
         factor: read when the step runs, also in a compiled one. The mean over all rows of a step whose ranks have
             unequal numbers of them takes rows / (all ranks' rows / ranks).
+        follower: a variable of a compiled step that is assigned `factor` whenever that is set; None: there is none.
     """
 
     label: str
@@ -61,8 +62,14 @@ class Exchange:
     sums_passes: bool = False
     weighs: bool = False
     factor: float = 1.0
+    follower: Any = None
     _agreed: weakref.ref[Engine] | None = None
     _name: str = ""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "factor" and getattr(self, "follower", None) is not None:
+            self.follower.assign(value)
 
     def off(self) -> bool:
         """Whether there is nobody to exchange with, now and later."""
@@ -80,11 +87,14 @@ class Exchange:
         engine = context.engine(self.process_set)
         if self._agreed is not None and self._agreed() is engine:
             return
-        subject = f"the variables of optimizer {self.label!r}"
-        lines = self._lines(variables, wanted)
+        lines, subject = self.statement(variables, wanted)
         agree(lines, name="keras.DistributedOptimizer.agreement", subject=subject, process_set=self.process_set)
         self._name = f"DistributedOptimizer.{self.digest(variables, wanted)}"
         self._agreed = weakref.ref(engine)
+
+    def statement(self, variables: Sequence[Any], wanted: Sequence[Any]) -> tuple[list[str], str]:
+        """What `agree` compares, and what that is about."""
+        return self._lines(variables, wanted), f"the variables of optimizer {self.label!r}"
 
     def digest(self, variables: Sequence[Any], wanted: Sequence[Any]) -> str:
         """Of what `agree` compares; equal on ranks that agree."""

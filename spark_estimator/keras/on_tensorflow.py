@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy
 import tensorflow as tf
 
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives.process_set import global_process_set
 from spark_estimator.keras.exchange import Exchange
+from spark_estimator.tensorflow import works
 from spark_estimator.tensorflow.gathering import allgather_of
+from spark_estimator.tensorflow.nodes import Naming, perform
 from spark_estimator.tensorflow.questions import size_of
 from spark_estimator.tensorflow.reducing import Reduction, allreduce_of
+from spark_estimator.tensorflow.works import Collective
 
 _KIND = "DistributedOptimizer"
 
@@ -64,13 +66,9 @@ def _agreed(exchange: Exchange, variables: Sequence[Any], everything: Sequence[A
     if tf.executing_eagerly():
         exchange.agree(everything, variables)
         return []
-
-    def agree() -> numpy.ndarray[Any, Any]:
-        with exchange.keeping_failures():
-            exchange.agree(everything, variables)
-        return numpy.zeros(0, numpy.float32)
-
-    return [tf.numpy_function(agree, [], tf.float32)]
+    text = works.agreement(*exchange.statement(everything, variables))
+    agree = Collective(works.AGREE, exchange.process_set or global_process_set, text=text)
+    return list(perform(agree, Naming("keras.DistributedOptimizer.agreement"), []))
 
 
 def _named(request: str) -> tuple[str, str | None]:
@@ -87,16 +85,17 @@ def _weighed(tensor: Any, weight: Any) -> Any:
 def all_true(exchange: Exchange, flag: Any) -> Any:
     """Whether a truth value holds on every rank, as a tensor."""
     check_no_xla()
-    agreed = tf.numpy_function(lambda value: numpy.bool_(exchange.all_true(value)), [flag], tf.bool)
-    agreed.set_shape(flag.shape)
-    return agreed
+    smallest = Reduction(ReduceOp.MIN, process_set=exchange.process_set or global_process_set)
+    [agreed] = allreduce_of([tf.cast(flag, tf.uint8)], "keras.DistributedOptimizer.finite", None, smallest)
+    return tf.cast(agreed, tf.bool)
 
 
 def factor(exchange: Exchange) -> Any:
     """``exchange.factor`` as it is when the step runs."""
-    found = tf.numpy_function(lambda: numpy.float32(exchange.factor), [], tf.float32)
-    found.set_shape(())
-    return found
+    if exchange.follower is None:
+        with tf.init_scope():  # a function's variables are not its own
+            exchange.follower = tf.Variable(exchange.factor, trainable=False, dtype=tf.float32, name="horovod_factor")
+    return exchange.follower.read_value()
 
 
 def only_when(condition: Any, run: Any, values: Sequence[Any]) -> list[Any]:

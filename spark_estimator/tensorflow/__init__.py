@@ -8,6 +8,7 @@ launched is a job of one. Collectives work eagerly, in a ``tf.function`` and in 
 # the check must come before what would fail without TensorFlow
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
@@ -49,8 +50,9 @@ from spark_estimator.collectives.ops import barrier as _barrier
 from spark_estimator.collectives.ops import join
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.collectives.reductions import Adasum, Average, Max, Min, Product, Sum
-from spark_estimator.errors import HorovodInternalError
+from spark_estimator.errors import HorovodInternalError, NativeLibraryError
 from spark_estimator.tensorflow import elastic as elastic
+from spark_estimator.tensorflow import works as _works
 from spark_estimator.tensorflow.compression import Compression
 from spark_estimator.tensorflow.gathering import allgather, alltoall, broadcast, grouped_allgather
 from spark_estimator.tensorflow.graph_modes import _cache as _cache
@@ -143,6 +145,11 @@ __all__ = [
     "stop_timeline",
     "vars_to_refs",
 ]
+
+
+# At once, so that graphs which hold collectives can be loaded. Where it cannot be, who builds one hears of it.
+with contextlib.suppress(NativeLibraryError):
+    _works.register()
 
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:

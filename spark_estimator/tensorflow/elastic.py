@@ -27,7 +27,8 @@ from spark_estimator import errors
 from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, rejoin, run_fn
-from spark_estimator.tensorflow.starting_state import broadcast_arrays, broadcast_variables, variable_of
+from spark_estimator.tensorflow.starting_state import broadcast_variables, variable_of
+from spark_estimator.tensorflow.works import broadcast_arrays
 
 __all__ = [
     "HorovodInternalError",

@@ -1,9 +1,8 @@
-"""Runs collectives eagerly, or as nodes of a graph that take none of TensorFlow's threads while they wait.
+"""Runs collectives eagerly, or puts them into a graph as nodes that keep none of TensorFlow's threads while they wait.
 
 TensorFlow runs the nodes of a graph in any order, on a few threads. A node that waits on one of these for other ranks
 keeps it from the nodes for which these ranks wait: two ranks with one thread each, in opposite order, wait for ever.
-So a collective is the only element of a data set, made by a function that waits: TensorFlow has a thread of its own
-for each node that takes an element out of a data set, and it goes on with other nodes meanwhile.
+So the nodes are ops of their own, which wait in threads of the engine's (``native/tensorflow``, `works`).
 """
 
 from __future__ import annotations
@@ -14,89 +13,95 @@ import re
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import tensorflow as tf
-from numpy.typing import NDArray
+from tensorflow.python.eager import execute
+from tensorflow.python.framework import op_def_library
 
 from spark_estimator._native import DType
 from spark_estimator.collectives.reductions import request_name, where
 from spark_estimator.log import logger
+from spark_estimator.tensorflow import works
+from spark_estimator.tensorflow.works import Collective
 
 _log = logger(__name__)
-
-Array = NDArray[Any]
-
-#: Does a collective: gets the name of the request (None: by order) and arrays, gives arrays.
-Work = Callable[..., Sequence[Array]]
 
 _SENDABLE = frozenset(dtype.name.lower() for dtype in DType)
 
 # How many collectives without a name each traced function's graph has, by kind.
 _unnamed: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+# How often each graph has a request whose name comes from another's.
+_derived: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+
+
+class Naming(NamedTuple):
+    """How the request of a collective is named, by which the ranks' calls meet.
+
+    Attributes:
+        kind: of the user's call: names of different kinds are different names.
+        name: the user's. None: eagerly by the order of calls; in a function by the function that is traced (its name
+            and line) and the order in which its collectives were put there; in a graph of TensorFlow 1 by the node's
+            name. Functions that are made by the same lines and call one another have to give names.
+        whole: `name` is the whole name, also in a name scope of a graph.
+        request: in a graph: all of the request's name, whatever else is given.
+        by_node_name: in a graph, with `request`: the node's name is added to it.
+    """
+
+    kind: str
+    name: str | None = None
+    whole: bool = False
+    request: str | None = None
+    by_node_name: bool = False
 
 
 # AutoGraph is for what the user writes: it would convert this and all that it calls, and warn of what it cannot.
 @tf.autograph.experimental.do_not_convert
-def perform(
-    kind: str,
-    name: str | None,
-    work: Work,
-    tensors: Sequence[Any],
-    results: Sequence[Any],
-    *,
-    ignore_name_scope: bool = False,
-    compiled: Callable[[str], list[Any] | None] | None = None,
-) -> list[Any]:
+def perform(collective: Collective, naming: Naming, tensors: Sequence[Any]) -> list[Any]:
     """Runs a collective now, or puts it into the graph that is being built.
 
     Args:
-        kind: of the user's call: names of different kinds are different names.
-        name: by which ranks' calls meet. None: eagerly by the order of calls, in a graph by the function that is
-            traced (its name and line) and the order in which they were put there. Functions that are made by the same
-            lines and call one another have to give names.
-        work: does it.
-        tensors: whose values `work` gets.
-        results: a ``tf.TensorSpec`` for each array that `work` gives.
-        ignore_name_scope: whether `name` is the whole name, also in a name scope of a graph.
-        compiled: makes a node of its own for the request of this name, or gives None where it cannot.
+        collective: what to do.
+        naming: of its request.
+        tensors: that it takes.
 
     Returns:
-        A tensor for each of `results`.
+        Its results; for an agreement in a graph the operation itself.
 
     Raises:
         TypeError: the name is no string.
-        ValueError: the graph is to be compiled by XLA.
+        ValueError: the graph is to be compiled by XLA, or the process set is not registered.
+        NativeLibraryError: this TensorFlow cannot have such nodes.
     """
-    if name is not None:
-        request_name(kind, name)  # which checks it
+    if naming.name is not None:
+        request_name(naming.kind, naming.name)  # which checks it
     _tell_of_copies(tensors)
     if tf.executing_eagerly():
-        request = None if name is None else f"{kind}.{name}"
+        request = None if naming.name is None else f"{naming.kind}.{naming.name}"
         # One without dimensions gives a number. Others give their own memory, which is only read.
-        arrays = work(request, *(numpy.asarray(tensor.__array__()) for tensor in tensors))
-        return [tf.convert_to_tensor(array) for array in arrays]
+        values = [numpy.asarray(tensor.__array__()) for tensor in tensors]
+        return [tf.convert_to_tensor(array) for array in works.on_arrays(collective, request, values)]
     graph = tf.compat.v1.get_default_graph()
     if _is_for_xla(graph):
         raise ValueError(
-            f"{where(kind)}: a collective cannot be part of what XLA compiles. Build the function with "
+            f"{where(naming.kind)}: a collective cannot be part of what XLA compiles. Build the function with "
             "jit_compile=False, as in model.compile(jit_compile=False), or call the collective outside of it."
         )
-    scope = "" if ignore_name_scope else graph.get_name_scope()
-    if name is None:
-        request = _unnamed_request(kind, graph)
-    else:
-        request = f"{kind}.{scope}/{name}" if scope else f"{kind}.{name}"
+    works.register()
+    if collective.process_set.process_set_id is None:
+        raise ValueError(
+            f"{where(naming.kind)}: {collective.process_set} is not registered; use add_process_set() or "
+            "init(process_sets=...)."
+        )
+    request, by_node_name = _request(naming, graph)
     # A place in host memory, whatever device the user has chosen for what is around it.
-    with tf.device("/cpu:0"), tf.name_scope("Horovod" + "".join(part.title() for part in kind.split("_"))):
-        outputs = None if compiled is None else compiled(request)
-        if outputs is not None:
-            _let_run(graph, outputs[0].op)
-            return outputs
-        return _node(request, work, tensors, results, graph)
+    scope = "Horovod" + "".join(part.title() for part in naming.kind.split("_"))
+    with tf.device("/cpu:0"), tf.name_scope(scope):
+        results: list[Any] = _node(collective, request, by_node_name, tensors, graph)
+        return results
 
 
 def _tell_of_copies(tensors: Sequence[Any]) -> None:
@@ -149,14 +154,6 @@ def group(tensors: Any, kind: str) -> list[Any]:
     return list(tensors)
 
 
-def spec_of(tensor: Any, *, rows: bool = False) -> Any:
-    """The form of a result: that of `tensor`; with `rows` but for the number of its rows."""
-    shape = tensor.shape
-    if rows and shape.rank is not None:
-        shape = tf.TensorShape([None, *shape[1:]])
-    return tf.TensorSpec(shape, tensor.dtype)
-
-
 def _is_for_xla(graph: Any) -> bool:
     """Whether a graph is built to be compiled. XLA itself would only say that it knows none of a collective's nodes."""
     context = graph._get_control_flow_context()
@@ -181,6 +178,26 @@ def _traced() -> Iterator[tuple[Any, Any]]:
                 yield function, graph
                 graph = None
         frame = frame.f_back
+
+
+def _request(naming: Naming, graph: Any) -> tuple[str, bool]:
+    """The request's name in a graph, and whether the node's name is added to it."""
+    if naming.request is not None:
+        return (naming.request if naming.by_node_name else _numbered(naming.request, graph)), naming.by_node_name
+    if naming.name is not None:
+        scope = "" if naming.whole else graph.get_name_scope()
+        return (f"{naming.kind}.{scope}/{naming.name}" if scope else f"{naming.kind}.{naming.name}"), False
+    if not graph.building_function:
+        # TensorFlow keeps the names of a graph's nodes apart, also from those of a graph that is imported into it.
+        return f"{naming.kind}.node", True
+    return _unnamed_request(naming.kind, graph), False
+
+
+def _numbered(request: str, graph: Any) -> str:
+    """The name of a request that comes from another's, told apart where a graph has several of them."""
+    counts = _derived.setdefault(graph, Counter())
+    counts[request] += 1
+    return request if counts[request] == 1 else f"{request}.{counts[request] - 1}"
 
 
 def _unnamed_request(kind: str, graph: Any) -> str:
@@ -218,21 +235,55 @@ def _let_run(graph: Any, *nodes: Any) -> None:
             order.run_independently(node)
 
 
-def _node(request: str, work: Work, tensors: Sequence[Any], results: Sequence[Any], graph: Any) -> list[Any]:
-    """The only element of a data set, made by a function that does the work."""
-    dtypes = [result.dtype for result in results]
+def _node(collective: Collective, request: str, by_node_name: bool, tensors: Sequence[Any], graph: Any) -> list[Any]:
+    """Puts a node into a graph, and gives its results."""
+    op = collective.op
+    attributes: dict[str, Any] = {
+        "request": request,
+        "by_node_name": by_node_name,
+        "process_set_id": collective.process_set.process_set_id,
+    }
+    if op in (works.ALLREDUCE, works.REDUCESCATTER):
+        attributes["reduce_op"] = int(collective.reduce_op)
+        attributes["prescale_factor"] = _number(collective.prescale)
+        attributes["postscale_factor"] = _number(collective.postscale)
+    elif op in (works.BROADCAST, works.BROADCAST_VARIABLES):
+        attributes["root_rank"] = collective.root_rank
+    elif op in (works.AGREE, works.QUESTION):
+        attributes["text"] = collective.text
+    inputs: dict[str, Any] = {}
+    if op == works.ALLTOALL:
+        inputs = {"tensors": list(tensors[:1]), "splits": tensors[1]}
+    elif op not in (works.AGREE, works.QUESTION):
+        inputs = {"tensors": list(tensors)}
+    made = op_def_library.apply_op(op, **inputs, **attributes)
+    if op == works.AGREE:
+        return [made]
+    results: list[Any] = tf.nest.flatten(made)
+    node = results[0].op
+    _let_run(graph, node)
+    for result, shape in zip(results, _shapes(op, tensors), strict=True):
+        result.set_shape(shape)
+    if execute.must_record_gradient():
+        flat = [each for pair in attributes.items() for each in pair]
+        execute.record_gradient(op, node.inputs, tuple(flat), results)
+    return results
 
-    def body(*inputs: Any) -> Any:
-        return tf.numpy_function(lambda *arrays: list(work(request, *arrays)), inputs, dtypes, stateful=False)
 
-    function = tf.function(body, autograph=False).get_concrete_function(
-        *(tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors)
-    )
-    given = tf.raw_ops.TensorDataset(components=tensors, output_shapes=[tensor.shape for tensor in tensors])
-    form = {"output_types": dtypes, "output_shapes": [result.shape for result in results]}
-    made = tf.raw_ops.MapDataset(
-        input_dataset=given, other_arguments=[], f=function, use_inter_op_parallelism=False, **form
-    )
-    outputs: list[Any] = tf.raw_ops.DatasetToSingleElement(dataset=made, **form)
-    _let_run(graph, given.op, outputs[0].op)
-    return outputs
+def _number(value: float) -> Any:
+    return tf.make_tensor_proto(value, tf.float64, shape=[])
+
+
+def _shapes(op: str, tensors: Sequence[Any]) -> list[Any]:
+    """What is known of the shapes of an op's results."""
+    if op == works.QUESTION:
+        return [tf.TensorShape([])]
+    if op in (works.ALLREDUCE, works.BROADCAST, works.BROADCAST_VARIABLES):
+        return [tensor.shape for tensor in tensors]
+    if op == works.ALLTOALL:
+        return [_any_rows(tensors[0].shape), tf.TensorShape([None])]
+    return [_any_rows(tensor.shape) for tensor in tensors]
+
+
+def _any_rows(shape: Any) -> Any:
+    return shape if shape.rank is None else tf.TensorShape([None, *shape[1:]])

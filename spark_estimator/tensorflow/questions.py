@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numpy
 import tensorflow as tf
 
 from spark_estimator.collectives import context
-from spark_estimator.collectives.process_set import ProcessSet
+from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.tensorflow import works
+from spark_estimator.tensorflow.nodes import Naming, perform
+from spark_estimator.tensorflow.works import Collective
 
 
 def rank_op(name: str | None = None) -> Any:
     """This process's rank, as an int32 tensor."""
-    return _answer(context.rank, name)
+    return _answer("rank", name)
 
 
 def local_rank_op(name: str | None = None) -> Any:
     """This process's number on its host, as an int32 tensor."""
-    return _answer(context.local_rank, name)
+    return _answer("local_rank", name)
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
@@ -28,40 +29,37 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     Raises:
         ValueError: when it runs: there is no such set.
     """
-    return _answer(lambda: len(_ranks(process_set_id)), name)
+    return _answer("size", name, _set_of(process_set_id))
 
 
 def local_size_op(name: str | None = None) -> Any:
     """How many ranks this host has, as an int32 tensor."""
-    return _answer(context.local_size, name)
+    return _answer("local_size", name)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """1 when this rank is in a process set, else 0, as an int32 tensor. Raises as `size_op` does."""
-    return _answer(lambda: int(context.rank() in _ranks(process_set_id)), name)
+    return _answer("included", name, _set_of(process_set_id))
 
 
 def size_of(process_set: ProcessSet, dtype: Any) -> Any:
     """How many ranks a process set has, as a tensor of a type that one can divide by."""
-    return tf.cast(_answer(lambda: context.engine(process_set).size, None), dtype)
+    return tf.cast(_answer("size", None, process_set), dtype)
 
 
 def own_rank(process_set: ProcessSet) -> Any:
     """This process's number in a process set, as an int32 tensor."""
-    return _answer(lambda: context.engine(process_set).rank, None)
+    return _answer("rank in set", None, process_set)
 
 
-def _ranks(process_set_id: int) -> list[int]:
-    sets = context.get_process_set_ids_and_ranks()
-    if process_set_id not in sets:
-        raise ValueError(f"process_set_id={process_set_id!r} is none of {sorted(sets)}.")
-    return sets[process_set_id]
+def _set_of(process_set_id: int) -> ProcessSet:
+    # A graph may be built before the set is registered, and run in another job.
+    return (
+        context.process_set_of(process_set_id) if tf.executing_eagerly() else works.process_set_of_node(process_set_id)
+    )
 
 
-def _answer(question: Callable[[], int], name: str | None) -> Any:
-    if tf.executing_eagerly():
-        return tf.constant(question(), tf.int32)
-    # It waits for nobody, so that it may run on a thread of TensorFlow's.
-    answer = tf.numpy_function(lambda: numpy.int32(question()), [], tf.int32, name=name)
-    answer.set_shape([])
+def _answer(question: str, name: str | None, process_set: ProcessSet = global_process_set) -> Any:
+    naming = Naming(name or question.replace(" ", "_"), request=f"question.{question}", by_node_name=True)
+    [answer] = perform(Collective(works.QUESTION, process_set, text=question), naming, [])
     return answer

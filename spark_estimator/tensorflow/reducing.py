@@ -1,27 +1,27 @@
 """The collectives that reduce: allreduce and reducescatter, of one tensor or of several as one; differentiable.
 
-The gradient of a collective is a collective, so that all ranks must compute it, too. Names, order of arguments and
-defaults are Horovod's.
+Names, order of arguments and defaults are Horovod's.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from spark_estimator._native import DType, ReduceOp
-from spark_estimator.collectives import arrays, context
+from spark_estimator._native import ReduceOp
+from spark_estimator.collectives import context
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.collectives.reductions import Adasum, Average, Sum, check_adasum, reduce_op, where
 from spark_estimator.errors import HorovodInternalError
-from spark_estimator.tensorflow import compiled
+from spark_estimator.tensorflow import works
 from spark_estimator.tensorflow.compression import Compression, checked_compressor
-from spark_estimator.tensorflow.gathering import allgather_of, as_list, gradient_name
-from spark_estimator.tensorflow.nodes import Array, checked_tensor, group, perform, spec_of
+from spark_estimator.tensorflow.differentiable import run
+from spark_estimator.tensorflow.gathering import allgather_of
+from spark_estimator.tensorflow.nodes import Naming, checked_tensor, group
 from spark_estimator.tensorflow.questions import size_of
+from spark_estimator.tensorflow.works import Collective
 
 
 class Reduction(NamedTuple):
@@ -56,7 +56,8 @@ def allreduce(
 
     Args:
         tensor: of the same shape and type on all ranks: a tensor, a variable, an array; or a ``tf.IndexedSlices``,
-            whose number of slices may differ: its values and indices are gathered.
+            whose number of slices may differ: its values and indices are gathered. The average of whole numbers has
+            values of float64, of those of 8 and 16 bits float32.
         average: deprecated; True is ``op=Average``, False ``op=Sum``.
         device_dense, device_sparse: taken for Horovod's sake; collectives run in host memory.
         compression: what to send in place of the tensor; see `Compression`.
@@ -201,34 +202,7 @@ def allreduce_of(
     if how.op is Adasum and context.is_initialized():
         check_adasum(how.op, context.engine(how.process_set).size, kind)
 
-    def work(request: str | None, *values: Array) -> Sequence[Array]:
-        return arrays.grouped_allreduce(
-            list(values),
-            how.op,
-            request,
-            prescale=how.prescale,
-            postscale=how.postscale,
-            process_set=how.process_set,
-        )
-
-    def compiled_node(given: Sequence[Any], request: str) -> list[Any] | None:
-        dtypes = tuple(DType[tensor.dtype.name.upper()] for tensor in given)
-        return compiled.node(
-            compiled.Allreduce(request, how.op, how.prescale, how.postscale, how.process_set, dtypes), given
-        )
-
-    @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
-    def reduced(*given: Any) -> tuple[Any, Any]:
-        def gradient(*incoming: Any) -> list[Any]:
-            check_has_gradient(how.op, kind)
-            return allreduce_of(incoming, kind, gradient_name(name), how, ignore_name_scope)
-
-        specs = [spec_of(tensor) for tensor in given]
-        own_node = functools.partial(compiled_node, given)
-        outputs = perform(kind, name, work, given, specs, ignore_name_scope=ignore_name_scope, compiled=own_node)
-        return outputs, gradient
-
-    return as_list(reduced(*tensors))
+    return run(_collective(works.ALLREDUCE, how), Naming(kind, name, ignore_name_scope), tensors)
 
 
 def _reducescatter_of(
@@ -240,27 +214,11 @@ def _reducescatter_of(
             "rank's rows of an allreduce."
         )
 
-    def work(request: str | None, *values: Array) -> Sequence[Array]:
-        return arrays.grouped_reducescatter(
-            list(values),
-            how.op,
-            request,
-            prescale=how.prescale,
-            postscale=how.postscale,
-            process_set=how.process_set,
-        )
+    return run(_collective(works.REDUCESCATTER, how), Naming(kind, name, ignore_name_scope), tensors)
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
-    def reduced(*given: Any) -> tuple[Any, Any]:
-        def gradient(*incoming: Any) -> list[Any]:
-            joined = allgather_of(incoming, kind, gradient_name(name), how.process_set, ignore_name_scope)
-            scaled = [each * tf.cast(how.prescale * how.postscale, each.dtype) for each in joined]
-            return [each * size_of(how.process_set, each.dtype) for each in scaled] if how.op is Sum else scaled
 
-        specs = [spec_of(tensor, rows=True) for tensor in given]
-        return perform(kind, name, work, given, specs, ignore_name_scope=ignore_name_scope), gradient
-
-    return as_list(reduced(*tensors))
+def _collective(op: str, how: Reduction) -> Collective:
+    return Collective(op, how.process_set, how.op, float(how.prescale), float(how.postscale))
 
 
 def _allreduce_slices(tensor: Any, name: str | None, how: Reduction, ignore_name_scope: bool) -> Any:
@@ -276,14 +234,10 @@ def _allreduce_slices(tensor: Any, name: str | None, how: Reduction, ignore_name
             "or use tf.convert_to_tensor() of them."
         )
     parts = [checked_tensor(tensor.values, kind, rows=True), checked_tensor(tensor.indices, kind, rows=True)]
+    if how.op is Average and parts[0].dtype == tf.bool:
+        raise ValueError(f"{where(kind)}: truth values have no average: use hvd.Sum, or tf.cast() of them.")
     values, indices = allgather_of(parts, kind, name, how.process_set, ignore_name_scope)
     if how.op is Average:
-        ranks = size_of(how.process_set, values.dtype)
-        values = values / ranks if values.dtype.is_floating else tf.truncatediv(values, ranks)
+        # As Horovod: of whole numbers TensorFlow makes float64, of those of 8 and 16 bits float32.
+        values = values / size_of(how.process_set, values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=tensor.dense_shape)
-
-
-def check_has_gradient(operation: ReduceOp, kind: str) -> None:
-    """Raises NotImplementedError for a reduction that has no gradient here."""
-    if operation not in (Average, Sum, Adasum):
-        raise NotImplementedError(f"{kind} with {operation.name.title()} has no gradient here; use Average or Sum.")

@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy
 import tensorflow as tf
 
-from spark_estimator._native import Op
-from spark_estimator.collectives import ops as collectives
-from spark_estimator.collectives.arrays import dtype_of
-from spark_estimator.collectives.likeness import agree
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.collectives.reductions import where
+from spark_estimator.tensorflow import works
 from spark_estimator.tensorflow.gathering import checked_root
-from spark_estimator.tensorflow.nodes import Array, perform
+from spark_estimator.tensorflow.nodes import Naming, perform
+from spark_estimator.tensorflow.works import Collective
 
 _KIND = "broadcast_variables"
 
@@ -121,40 +118,6 @@ def _broadcast(variables: Sequence[Any], root_rank: int, process_set: ProcessSet
     inner = [variable_of(variable, _KIND) for variable in variables]
     if not inner:
         return []
-    # A name may be shared by several, and a number for each process is part of some.
-    forms = [f"variable {number}: shape {tuple(each.shape)}, {each.dtype.name}" for number, each in enumerate(inner)]
-
-    def work(request: str | None, *values: Array) -> list[Array]:
-        name = request or _KIND
-        agree(forms, name=f"{name}.forms", subject="the variables to broadcast", process_set=process_set)
-        return broadcast_arrays(values, root, name, process_set)
-
-    specs = [tf.TensorSpec(each.shape, each.dtype.base_dtype) for each in inner]
-    values = perform(_KIND, None, work, [each.read_value() for each in inner], specs)
+    collective = Collective(works.BROADCAST_VARIABLES, process_set, root_rank=root)
+    values = perform(collective, Naming(_KIND), [each.read_value() for each in inner])
     return [each.assign(value) for each, value in zip(inner, values, strict=True)]
-
-
-def broadcast_arrays(values: Sequence[Array], root: int, name: str, process_set: ProcessSet | None) -> list[Array]:
-    """The root's arrays, on every rank: new ones, of any numeric type. All travel at once.
-
-    Args:
-        values: of the same shapes and types on all ranks.
-        root: a rank of the job.
-        name: of the requests, before their numbers.
-        process_set: whose ranks take part.
-    """
-    outputs = [numpy.array(value, order="C", copy=True) for value in values]
-    handles = []
-    for number, output in enumerate(outputs):
-        # Bytes are bytes: also those of types that the engine cannot compute with.
-        wire = output.reshape(-1).view(numpy.uint8)
-        place = wire.ctypes.data if wire.size else 0
-        tensor = collectives.Tensor(place, place, dtype_of(wire), wire.shape)
-        handles.append(
-            collectives.submit(
-                Op.BROADCAST, f"{name}.{number}", [tensor], root_rank=root, process_set=process_set, keep=output
-            )
-        )
-    for handle in handles:
-        handle.wait()
-    return outputs

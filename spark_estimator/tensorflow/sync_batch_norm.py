@@ -6,9 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from spark_estimator._native import ReduceOp
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.collectives.reductions import where
-from spark_estimator.tensorflow.gathering import allgather_of
+from spark_estimator.tensorflow.questions import own_rank, size_of
+from spark_estimator.tensorflow.reducing import Reduction, allreduce_of
 
 _KIND = "sync_batch_norm"
 
@@ -40,7 +42,11 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         # An empty batch has no mean; it counts for nothing.
         mean, variance = (tf.where(count > 0, each, tf.zeros_like(each)) for each in (mean, variance))
         own = tf.concat([[count], tf.reshape(mean, [-1]), tf.reshape(variance, [-1])], 0)[tf.newaxis]
-        [gathered] = allgather_of([own], _KIND, None, self._process_set)
+        # Gathered by a sum, whose gradient is a sum as well: that of an allgather would be an average.
+        ranks = size_of(self._process_set, tf.int32)
+        place = tf.reshape(own_rank(self._process_set), [1, 1])
+        rows = tf.scatter_nd(place, own, tf.stack([ranks, tf.shape(own)[1]]))
+        [gathered] = allreduce_of([rows], _KIND, None, Reduction(ReduceOp.SUM, process_set=self._process_set))
         # Ranks' moments are put together as by Chan, Golub and LeVeque (1979): nothing is subtracted that is large.
         counts, means, variances = tf.split(gathered, [1, channels, channels], 1)
         total = tf.maximum(tf.reduce_sum(counts), 1)

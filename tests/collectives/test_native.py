@@ -41,6 +41,8 @@ def test_enums_are_those_of_the_header(declared: type[enum.IntEnum], name: str) 
         (_native.TensorStruct, "tensor"),
         (_native.Request, "request"),
         (_native.Result, "result"),
+        (_native.TensorflowTensor, "tensorflow_tensor"),
+        (_native.TensorflowCall, "tensorflow_call"),
     ],
 )
 def test_structs_are_those_of_the_header(declared: type[ctypes.Structure], name: str) -> None:

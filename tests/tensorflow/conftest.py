@@ -1,9 +1,9 @@
-"""Gives the tests of the TensorFlow binding two ranks that are already there."""
+"""Gives the tests of the TensorFlow binding ranks that are already there."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -14,15 +14,32 @@ from tests.tensorflow.rank_pool import RankPool
 
 
 @pytest.fixture(scope="session")
-def _kept() -> Iterator[list[RankPool]]:
-    kept: list[RankPool] = []
+def _kept() -> Iterator[dict[int, RankPool]]:
+    kept: dict[int, RankPool] = {}
     yield kept
-    for pool in kept:
+    for pool in kept.values():
         pool.close()
 
 
 @pytest.fixture
-def two_ranks(_kept: list[RankPool]) -> RankPool:
-    if not _kept or not _kept[-1].usable:
-        _kept.append(RankPool(2))
-    return _kept[-1]
+def ranks_of(_kept: dict[int, RankPool]) -> Callable[[int], RankPool]:
+    """Gives the pool of so many ranks."""
+
+    def pool_of(size: int) -> RankPool:
+        if size not in _kept or not _kept[size].usable:
+            if size in _kept:
+                _kept[size].close()
+            _kept[size] = RankPool(size)
+        return _kept[size]
+
+    return pool_of
+
+
+@pytest.fixture
+def two_ranks(ranks_of: Callable[[int], RankPool]) -> RankPool:
+    return ranks_of(2)
+
+
+@pytest.fixture
+def three_ranks(ranks_of: Callable[[int], RankPool]) -> RankPool:
+    return ranks_of(3)

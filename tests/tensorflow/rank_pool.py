@@ -17,16 +17,7 @@ class RankPool(rank_pool.RankPool):
     """`size` ranks that call what they are given, each time as members of a new job."""
 
     def __init__(self, size: int) -> None:
-        super().__init__(
-            size, _in_a_job, QUIET | {"KERAS_BACKEND": "tensorflow", "SPARK_ESTIMATOR_TENSORFLOW_OP": "python"}
-        )
-
-
-def choose_op(rank: int, op: str) -> None:
-    """Has the following calls reduce by this kind of node."""
-    import os
-
-    os.environ["SPARK_ESTIMATOR_TENSORFLOW_OP"] = op
+        super().__init__(size, _in_a_job, QUIET | {"KERAS_BACKEND": "tensorflow"})
 
 
 def _in_a_job(function: Callable[..., Any], rank: int, *args: Any) -> Any:

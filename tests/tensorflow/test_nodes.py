@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.tensorflow.rank_pool import RankPool, choose_op
+from tests.tensorflow.rank_pool import RankPool
 
 COUNT = 50
-
-
-@pytest.fixture(
-    params=[
-        "python",
-        pytest.param("native", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here")),
-    ],
-    autouse=True,
-)
-def op(two_ranks: RankPool, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Which kind of node reduces; the first use of the native one compiles it."""
-    two_ranks.run(choose_op, request.param)
-    yield
-    if two_ranks.usable:
-        two_ranks.run(choose_op, "python")
 
 
 def right(results: list[Any]) -> bool:

@@ -98,6 +98,36 @@ def test_slices(two_ranks: RankPool) -> None:
     assert two_ranks.run(values) == [[dense, dense, [1.0]]] * 2
 
 
+def test_slices_of_whole_numbers(two_ranks: RankPool) -> None:
+    """Their average has fractions, as Horovod's has; that of dense tensors is truncated there, too."""
+
+    def values(rank: int) -> dict[str, Any]:
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+
+        found = {}
+        for name in ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float64"):
+            own = tf.IndexedSlices(tf.constant([1 + rank], name), tf.constant([rank]), tf.constant([2]))
+            for call in (hvd.allreduce, tf.function(hvd.allreduce)):
+                slices = call(own)
+                assert tf.cast(slices.values, tf.float32).numpy().tolist() == [0.5, 1.0], name
+                [grouped] = hvd.grouped_allreduce([own])
+                assert grouped.values.dtype == slices.values.dtype
+                found[name] = slices.values.dtype.name
+            summed = hvd.allreduce(own, op=hvd.Sum)
+            assert (summed.values.dtype.name, summed.values.numpy().tolist()) == (name, [1, 2])
+        flags = tf.IndexedSlices(tf.constant([True]), tf.constant([0]), tf.constant([2]))
+        with pytest.raises(ValueError, match="truth values have no average"):
+            hvd.allreduce(flags)
+        assert hvd.allreduce(tf.constant([1 + rank])).numpy().tolist() == [1]
+        return found
+
+    types = dict.fromkeys(("int32", "int64", "float64"), "float64")
+    types |= dict.fromkeys(("uint8", "int8", "int16"), "float32")
+    assert two_ranks.run(values) == [types | {"float16": "float16", "bfloat16": "bfloat16"}] * 2
+
+
 @pytest.mark.parametrize("kind", ["eager", "function", "session"])
 def test_gradients(two_ranks: RankPool, kind: str) -> None:
     def values(rank: int, kind: str) -> list[Any]:
@@ -144,8 +174,8 @@ def test_gradients(two_ranks: RankPool, kind: str) -> None:
         assert got[0] == [1.5 * each for each in one]
         assert got[1] == [6.0 * each for each in one]
         assert got[2] == [6.0 * each for each in one]
-        assert got[3] == [[3.0, 30.0][rank] * each for each in one]
-        assert got[4] == [[0.0, 3.0][rank] * each for each in one]
+        assert got[3] == [[1.5, 15.0][rank] * each for each in one]
+        assert got[4] == [[0.0, 1.5][rank] * each for each in one]
         # Row 0 of each goes to rank 0, the others to rank 1, where they stand one after another.
         assert got[5] == [[0.0, 0.0, 1.0, 2.0], [1.0, 3.0, 4.0, 5.0]][rank]
         # Both halves have the first two weights, times the number of the rank that has the half.

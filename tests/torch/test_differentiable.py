@@ -23,6 +23,7 @@ from spark_estimator.torch.mpi_ops import (
     HorovodGroupedReducescatter,
     HorovodReducescatter,
 )
+from tests.gradient_table import ELEMENTS, TABLE, forms, sets_of
 from tests.torch.rank_pool import RankPool
 from tests.torch.test_numbers import sets
 
@@ -89,6 +90,29 @@ def test_finite_differences(three_ranks: RankPool, factor: Callable[[int], float
                         assert leaf.grad[row, column].item() == pytest.approx(slope * factor(len(ranks)), abs=1e-7)
 
     three_ranks.run(check)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_by_horovods_definition(pools: Callable[[int], RankPool], size: int) -> None:
+    def check(rank: int) -> list[str]:
+        hvd.shutdown()
+        hvd.init(process_sets="dynamic")
+        everyone, *some = sets_of(size)
+        wrong = []
+        process_sets = [(hvd.global_process_set, everyone), *((hvd.add_process_set(ranks), ranks) for ranks in some)]
+        for line, form in forms(hvd, lambda parts: torch.cat(parts)).items():  # type: ignore[arg-type]
+            for process_set, ranks in process_sets:
+                if rank not in ranks or ("Adasum" in line and len(ranks) == 3):
+                    continue
+                leaf = torch.arange(1.0, ELEMENTS + 1, dtype=torch.float64, requires_grad=True)
+                (form(leaf, process_set, ranks).sum() * (rank + 1.0)).backward()  # type: ignore[attr-defined]
+                assert leaf.grad is not None
+                found, expected = leaf.grad.tolist(), TABLE[line](rank, ranks)
+                if found != pytest.approx(expected):
+                    wrong.append(f"{line} over {ranks}: {found} is not {expected}")
+        return wrong
+
+    assert pools(size).run(check) == [[]] * size
 
 
 REPLICATED: list[tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = [

@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /* Raised by one whenever a struct or the meaning of a function changes; the Python side refuses another number. */
-#define SE_ABI_VERSION 5
+#define SE_ABI_VERSION 6
 
 typedef enum se_status {
   SE_OK = 0,
@@ -290,6 +290,49 @@ SE_API void se_engine_destroy(se_engine* engine);
 /* In a forked child: closes the descriptors without a word to the peers and frees nothing. The engine cannot be used in
  * that process. */
 SE_API void se_engine_abandon_after_fork(se_engine* engine);
+
+/* A tensor of a node of TensorFlow's. */
+typedef struct se_tensorflow_tensor {
+  const void* data; /* may be NULL when it has no elements */
+  int64_t bytes;
+  int32_t dtype; /* TensorFlow's code (TF_DataType) */
+  int32_t num_dims;
+  const int64_t* dims; /* [num_dims] */
+} se_tensorflow_tensor;
+
+/* Makes an output of a node, once its shape is known: *data is where its elements are to be put. Not SE_OK when
+ * TensorFlow has no memory. `context`: that of the se_tensorflow_call. */
+typedef int32_t (*se_tensorflow_allocate)(void* context, int32_t output, int32_t num_dims, const int64_t* dims,
+                                          void** data);
+
+/* One run of a node, as its attributes say; valid until the function that gets it returns. */
+typedef struct se_tensorflow_call {
+  uint32_t struct_bytes; /* sizeof(se_tensorflow_call) */
+  const char* op;        /* "SparkEstimatorAllreduce" and its like: native/tensorflow/nodes.cc lists them */
+  const char* request;   /* how the ranks' requests find each other */
+  const char* text;      /* of a question, or of what ranks agree on; else "" */
+  int32_t reduce_op;     /* se_reduce_op */
+  int32_t root_rank;     /* in the job */
+  int32_t process_set;   /* its id */
+  double prescale;
+  double postscale;
+  int32_t num_inputs;
+  int32_t num_outputs;
+  const se_tensorflow_tensor* inputs; /* [num_inputs] */
+  void* const* outputs;               /* [num_outputs]; NULL where the output has to be allocated, or is empty */
+  void* context;                      /* for `allocate` */
+  se_tensorflow_allocate allocate;
+} se_tensorflow_call;
+
+/* Does the work of a node: SE_OK, SE_INVALID_ARGUMENT or another status with a sentence of at most `capacity` bytes in
+ * `message`. Called in a thread of the engine's that may wait; several calls may run at once. */
+typedef int32_t (*se_tensorflow_work)(const se_tensorflow_call* call, char* message, int64_t capacity);
+
+/* Registers the ops of collectives in TensorFlow's graphs, and their kernels, which call `work`. `path` is that of the
+ * process's libtensorflow_framework.so, of a release whose asynchronous kernels get a std::function<void()> of
+ * libstdc++ as their callback. SE_SYSTEM_ERROR when it lacks a function of its C API. For good: a second call replaces
+ * `work` only. */
+SE_API int32_t se_tensorflow_register(const char* path, se_tensorflow_work work);
 
 /* Binds this process to its parent: when the parent dies, the whole process group of this process is killed (SIGKILL),
  * grandchildren included. The caller must lead its own process group.
