@@ -15,8 +15,8 @@ from pyspark.ml.param import Params
 
 from spark_estimator import __version__
 from spark_estimator.errors import DataError
-from spark_estimator.store.digests import digest_of
 from spark_estimator.estimators.folders import TOLD_FILE
+from spark_estimator.store.digests import digest_of
 from spark_estimator.store.replacement import surviving_folder
 
 _FORMAT = 3
