@@ -181,25 +181,28 @@ class FilesystemStore(Store):
         return posixpath.join(self.get_run_path(run_id), self.get_logs_subdir()) if self._save_runs else None
 
     def exists(self, path: str) -> bool:
-        return bool(os.path.exists(path) if self._is_local(path) else self._fs_of(path).exists(path))
+        if self._is_local(path):
+            return os.path.exists(path)
+        fs, place = self._place_of(path)
+        return bool(fs.exists(place))
 
     def read(self, path: str) -> bytes:
         if self._is_local(path):
             with open(path, "rb") as file:
                 return file.read()
-        fs = self._fs_of(path)
-        content: bytes = in_place.read(fs, path) if in_place.writes_in_place(fs) else fs.cat_file(path)
+        fs, place = self._place_of(path)
+        content: bytes = in_place.read(fs, place) if in_place.writes_in_place(fs) else fs.cat_file(place)
         return content
 
     def write(self, path: str, content: bytes) -> None:
         if self._is_local(path):
             replace_file(path, content)
             return
-        fs = self._fs_of(path)
+        fs, place = self._place_of(path)
         if in_place.writes_in_place(fs):
-            in_place.write(fs, path, content)
+            in_place.write(fs, place, content)
         else:
-            fs.pipe_file(path, content)
+            fs.pipe_file(place, content)
 
     def discard_partials(self, folder: str) -> None:
         """Removes from a folder what a `write` that was killed has left; who writes there now loses nothing."""
@@ -218,7 +221,8 @@ class FilesystemStore(Store):
             if "w" in mode and make_folder:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
             return cast(BinaryIO, open(path, mode))
-        return cast(BinaryIO, self._fs_of(path).open(path, mode))
+        fs, place = self._place_of(path)
+        return cast(BinaryIO, fs.open(place, mode))
 
     def entries(self, folder: str) -> list[Entry]:
         """What lies in a folder, by name; of a file, itself.
@@ -232,11 +236,11 @@ class FilesystemStore(Store):
             with os.scandir(folder) as found:
                 entries = [Entry(one.path, None if one.is_dir() else one.stat().st_size) for one in found]
         else:
-            fs = self._fs_of(folder)
-            fs.invalidate_cache(folder)  # others write there, too
-            own = fs._strip_protocol(folder).rstrip("/")
+            fs, place = self._place_of(folder)
+            fs.invalidate_cache(place)  # others write there, too
+            own = fs._strip_protocol(place).rstrip("/")
             entries = []
-            for one in fs.ls(folder, detail=True):
+            for one in fs.ls(place, detail=True):
                 name = fs._strip_protocol(str(one["name"])).rstrip("/")
                 path = folder if name == own else posixpath.join(folder, name.rpartition("/")[2])
                 entries.append(Entry(path, None if one["type"] == "directory" else int(one["size"])))
@@ -249,10 +253,10 @@ class FilesystemStore(Store):
             FileNotFoundError: there is nothing of that name.
         """
         if not self._is_local(path):
-            fs = self._fs_of(path)
-            fs.rm(path, recursive=True)
+            fs, place = self._place_of(path)
+            fs.rm(place, recursive=True)
             if in_place.writes_in_place(fs):
-                in_place.remove_next(fs, path)
+                in_place.remove_next(fs, place)
         elif os.path.isdir(path):
             shutil.rmtree(path)
         else:
@@ -269,23 +273,22 @@ class FilesystemStore(Store):
         Raises:
             PreflightError: fsspec, or what it needs for this kind, is not installed.
         """
-        return self._fs_of(self.prefix_path)
+        return self._place_of(self.prefix_path)[0]
 
-    def _fs_of(self, path: str) -> Any:
-        """fsspec's file system for a path; one without a scheme is on that of `prefix_path`."""
-        url = path if _SCHEME.match(path) else self.prefix_path
-        match = _SCHEME.match(url)
+    def _place_of(self, path: str) -> tuple[Any, str]:
+        """fsspec's file system for a path, and the path as that has it."""
+        match = _SCHEME.match(path)
         scheme = match[1] if match else "file"
         try:
             import fsspec
 
             # The URL has the host, and for some kinds a user, a port or an account.
-            of_url = fsspec.get_filesystem_class(scheme)._get_kwargs_from_urls(url) if match else {}
-            return fsspec.filesystem(scheme, **{**of_url, **self.storage_options})
+            of_url = fsspec.get_filesystem_class(scheme)._get_kwargs_from_urls(path) if match else {}
+            return fsspec.filesystem(scheme, **{**of_url, **self.storage_options}), path
         except ImportError as error:
-            raise PreflightError(f"{url}: {error}. pip install fsspec and its package for {scheme}.") from error
+            raise PreflightError(f"{path}: {error}. pip install fsspec and its package for {scheme}.") from error
         except ValueError as error:
-            raise PreflightError(f"{url}: {error}") from error
+            raise PreflightError(f"{path}: {error}") from error
 
     def get_filesystem(self) -> Any:
         """As `fs`."""

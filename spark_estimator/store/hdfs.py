@@ -143,13 +143,14 @@ class HDFSStore(FilesystemStore):
         if not self._root.startswith(_BY_LIBHDFS):  # a connection by libhdfs costs seconds: it is made when needed
             super()._check()
 
-    def _fs_of(self, path: str) -> Any:
+    def _place_of(self, path: str) -> tuple[Any, str]:
+        url = self.get_full_path(path)
         if not self._root.startswith(_BY_LIBHDFS):
-            return super()._fs_of(self._root)
+            return super()._place_of(url)
         try:
             import fsspec
 
-            return fsspec.filesystem("hdfs", **self.storage_options)
+            return fsspec.filesystem("hdfs", **self.storage_options), url
         except ImportError as error:
             raise PreflightError(f"{path}: {error}. pip install fsspec and pyarrow.") from error
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,12 +74,30 @@ def test_without_env_the_driver_s_goes_along(
     assert "attempt 1" not in capfd.readouterr().out, "without a backend the lines stay in the executors' logs"
 
 
-@pytest.mark.parametrize(
-    ("given", "error"), [({"start_timeout": 0.001}, StartTimeoutError), ({"timeout": 0.001}, JobTimeoutError)]
-)
-def test_limits_of_time_hold(line: DataFrame, estimator: Make, given: dict[str, float], error: type) -> None:
-    with pytest.raises(error):
-        estimator(num_proc=None, backend=SparkBackend(2, {}, **given)).fit(line)
+def test_limits_of_time_hold(line: DataFrame, estimator: Make, tmp_path: Path) -> None:
+    """While another job has a slot, and while Spark computes the rows."""
+    hold = tmp_path / "hold"
+    hold.touch()
+
+    def keep(batches: Any) -> Any:
+        while hold.exists():
+            time.sleep(0.1)
+        yield from batches
+
+    def limited(**given: float) -> TorchEstimator:
+        return estimator(num_proc=None, backend=SparkBackend(2, {}, verbose=0, **given), read_files=False)
+
+    session = line.sparkSession
+    holder = threading.Thread(target=session.range(1).mapInArrow(keep, "id long").collect)
+    holder.start()
+    try:
+        with pytest.raises(StartTimeoutError, match=r"has not started train\(\) on any of 2 ranks within 3 seconds"):
+            limited(start_timeout=3).fit(line)
+        with pytest.raises(JobTimeoutError, match="within 3 seconds"):
+            limited(timeout=3).fit(line)
+    finally:
+        hold.unlink()
+        holder.join()
 
 
 def test_restarts_are_said_once(line: DataFrame, estimator: Make, tmp_path: Path) -> None:
