@@ -1,5 +1,7 @@
 """`Store` and `FilesystemStore`: the folders of runs and of data under one path, and files that are whole or not there.
 
+A crash at any moment leaves the previous file or the new one (`replacement`, `in_place`).
+
 Paths of this machine need nothing; any other URL (``s3://``, ``gs://``, ``abfss://``, ``hdfs://``) needs fsspec and its
 package for that kind. A store travels to the ranks by pickle: what it names must mean the same there.
 """

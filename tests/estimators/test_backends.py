@@ -88,7 +88,7 @@ def test_limits_of_time_hold(line: DataFrame, estimator: Make, tmp_path: Path) -
         return estimator(num_proc=None, backend=SparkBackend(2, {}, verbose=0, **given), read_files=False)
 
     session = line.sparkSession
-    holder = threading.Thread(target=session.range(1).mapInArrow(keep, "id long").collect)
+    holder = threading.Thread(target=session.range(0, 1, 1, 1).mapInArrow(keep, "id long").collect)
     holder.start()
     try:
         with pytest.raises(StartTimeoutError, match=r"has not started train\(\) on any of 2 ranks within 3 seconds"):
@@ -138,7 +138,9 @@ class Alone:
         return 2
 
 
-@pytest.mark.parametrize("backend", [Mine(2, {"A": "1"}), LocalBackend(2, {"B": "of run"}), Alone()], ids=repr)
+@pytest.mark.parametrize(
+    "backend", [Mine(2, {"A": "1"}), LocalBackend(2, {"B": "of run"}), Alone()], ids=["Mine", "LocalBackend", "Alone"]
+)
 def test_a_run_of_its_own_is_called(
     line: DataFrame, estimator: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str], backend: Any
 ) -> None:
