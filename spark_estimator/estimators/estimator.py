@@ -239,5 +239,6 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
         return store
 
     def _size(self) -> Any:
+        size = backends.size_of(self._value("backend"), self._value("num_proc"))
         backends.check_restarts(self._value("backend"), self._value("max_restarts"))
-        return backends.size_of(self._value("backend"), self._value("num_proc"))
+        return size

@@ -74,7 +74,8 @@ def _of_session() -> str | None:
         return None
     from pyspark.sql import SparkSession
 
-    session = SparkSession.getActiveSession()
+    # The active one is that of this thread.
+    session = SparkSession.getActiveSession() or getattr(SparkSession, "_instantiatedSession", None)
     if session is None:
         return None
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,8 @@ def test_the_session_s_default_comes_before_files(spark: Any, tmp_path: Path, mo
     configuration.set("fs.defaultFS", "hdfs://session:2")
     try:
         assert HDFSStore("/x").prefix_path == "hdfs://session:2/x"
+        with ThreadPoolExecutor() as others:
+            assert others.submit(HDFSStore, "/x").result().prefix_path == "hdfs://session:2/x"
     finally:
         configuration.set("fs.defaultFS", before)
 
