@@ -28,6 +28,8 @@ _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<token>[0-9a-f]{8})\.(?P<kind>partia
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 # Of a file system, or of a kernel, that cannot exchange two names.
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
+# Of a folder that cannot be renamed.
+_IMMOVABLE = (errno.EXDEV, errno.EBUSY)
 # Of a file system that cannot synchronize a folder.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 # Other writers may come in between so often.
@@ -74,7 +76,13 @@ def replaced_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
     with _claimed(str(target), _create_folder) as (names, _):
         yield Path(names.partial)
         _sync_tree(names.partial)
-        _put_in_place(names, overwrite=overwrite)
+        try:
+            _put_in_place(names, overwrite=overwrite)
+        except OSError as error:
+            if error.errno not in _IMMOVABLE:
+                raise
+            text = "the previous folder is a mount, or of a container's image: remove it, or save to a new path"
+            raise OSError(error.errno, f"{os.strerror(error.errno)}; {text}", names.target) from error
         # Before the previous folder is removed, which is what `partial` is after an exchange.
         _sync_folder(str(target.parent))
 

@@ -99,6 +99,13 @@ def test_a_full_disk_keeps_the_previous_one(small_disk: Path) -> None:
     assert sorted(os.listdir(small_disk)) == ["file", "model"]
 
 
+def test_a_mount_cannot_be_replaced(small_disk: Path) -> None:
+    (small_disk / "b").write_text("old")
+    with pytest.raises(OSError, match="the previous folder is a mount, or of a container's image: remove it"):
+        write_folder(small_disk, "new")
+    assert os.listdir(small_disk) == ["b"] and os.listdir(small_disk.parent) == ["disk"]
+
+
 def test_what_a_living_writer_writes_is_no_leftover(tmp_path: Path) -> None:
     target = tmp_path / "model"
     with replaced_folder(target, overwrite=True) as first:
