@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import itertools
 import json
+import os
 import re
 import secrets
 import socket
@@ -91,6 +93,9 @@ class _PartWriter:
                     if held:
                         groups.append(_write_group(writer, held))
                 size = file.tell()
+                file.flush()
+                with contextlib.suppress(io.UnsupportedOperation):  # another file system's file
+                    os.fsync(file.fileno())
             self._check_wanted()
         except Exception as error:  # each kind of store has errors of its own
             with contextlib.suppress(Exception):

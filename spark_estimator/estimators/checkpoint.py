@@ -18,11 +18,11 @@ from typing import Any, Protocol
 from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.digests import flaw_of, sealed
 from spark_estimator.estimators.identity import Identity, differences
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
 from spark_estimator.store import FilesystemStore
+from spark_estimator.store.digests import flaw_of, sealed
 
 # A store may be away for a while; so many checkpoints in a row may be lost, once there was one.
 _MOST_LOST = 2

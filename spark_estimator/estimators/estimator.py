@@ -18,7 +18,7 @@ from pyspark.ml.util import MLReadable, MLWritable
 
 from spark_estimator.data.fields import Field
 from spark_estimator.data.materialize import prepared
-from spark_estimator.estimators import mlflow_log, params, way_back
+from spark_estimator.estimators import backends, mlflow_log, params, way_back
 from spark_estimator.estimators.checkpoint import discard_partials
 from spark_estimator.estimators.fitting import Trial, fitting_fields
 from spark_estimator.estimators.folders import Reader, Writer
@@ -28,9 +28,6 @@ from spark_estimator.estimators.prediction_columns import Meaning
 from spark_estimator.estimators.sampling import Columns, Wanted, look_at, look_at_files
 from spark_estimator.estimators.supply import Supply, supply_from, supply_of
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
-from spark_estimator.launch.attempts import Limits
-from spark_estimator.launch.in_session import run_in_session
-from spark_estimator.launch.slots import default_size
 from spark_estimator.store import FilesystemStore
 
 if TYPE_CHECKING:
@@ -38,8 +35,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-# The trained model passes through the memory of an executor and of the driver.
-_MOST_RESULT_BYTES = 1 << 30
 _Model = TypeVar("_Model", bound=TableModel)
 
 
@@ -133,12 +128,22 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
         value = self._value
         marker = value("validation") if isinstance(value("validation"), str) else None
         columns = look_at(dataset, Wanted.of(value, marker))
+        takes_rows = backends.takes_rows(value("backend"))
         store = self._data_store("materialize=True") if value("materialize") else None
+        if not takes_rows and isinstance(value("store"), FilesystemStore):
+            store = value("store")
         way_back.check_room(dataset.sparkSession, training.state_bytes, value("store"))
 
         def supply(fields: Sequence[Field]) -> Supply:
             directly = value("read_files")
-            return supply_of(dataset, columns, fields, directly=directly, store=store, size=size)
+            supply = supply_of(dataset, columns, fields, directly=directly, store=store, size=size)
+            if supply.rows is not None and not takes_rows:
+                raise ValueError(
+                    f"backend={value('backend')!r}: its run() starts the ranks, which cannot have rows from Spark's "
+                    "tasks then. With store=Store.create('/path'), which the ranks see, rows are written there; or fit "
+                    "a DataFrame that is just Parquet files."
+                )
+            return supply
 
         return self._trained(training, size, columns, supply)
 
@@ -182,15 +187,15 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
             framework=training.framework,
         )
         try:
-            result = run_in_session(
+            result = backends.launched(
+                value("backend"),
                 training.train,
+                spec,
                 size,
+                supply.rows,
                 caller=f"{type(self).__name__}.fit",
-                args=(spec,),
-                rows=supply.rows,
-                max_result_bytes=_MOST_RESULT_BYTES,
-                limits=Limits.checked(value("max_restarts"), None),
-            )[0]
+                max_restarts=value("max_restarts"),
+            )
         except BaseException:
             discard_partials(spec)
             raise
@@ -234,16 +239,6 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
         return store
 
     def _size(self) -> Any:
-        backend, size = self._value("backend"), self._value("num_proc")
-        if backend is None:
-            return size or default_size
-        if size is not None:
-            raise ValueError("num_proc and backend were both given: the backend has its own num_proc.")
-        from spark_estimator.spark import SparkBackend
-
-        if not isinstance(backend, SparkBackend):
-            raise ValueError(
-                f"backend={backend!r}: rows go from Spark's tasks to the ranks that these start, so only a "
-                "SparkBackend can train on them. For few rows on this machine: df.toPandas() and spark_estimator.run."
-            )
-        return backend.num_processes()
+        size = backends.size_of(self._value("backend"), self._value("num_proc"))
+        backends.check_restarts(self._value("backend"), self._value("max_restarts"))
+        return size

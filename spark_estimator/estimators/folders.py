@@ -8,8 +8,6 @@ or a CrossValidatorModel, whose readers hand on no such word.
 
 from __future__ import annotations
 
-import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,7 +18,10 @@ from pyspark.ml.util import MLReader, MLWriter
 
 from spark_estimator.errors import DataError
 from spark_estimator.store import DBFSLocalStore
+from spark_estimator.store.replacement import replaced_folder, surviving_folder
 
+#: The file that each whole folder has.
+TOLD_FILE = "spark_estimator.json"
 _OTHER_SCHEMES = ("hdfs:", "s3:", "s3a:", "gs:", "abfss:", "wasbs:", "viewfs:")
 _trusted: ContextVar[bool] = ContextVar("trusted", default=False)
 
@@ -58,24 +59,16 @@ class Writer(MLWriter):
         self._write = write
 
     def save(self, path: str) -> None:
-        """Writes the folder: all of it, or nothing.
+        """Writes the folder: all of it, or nothing. A crash at any moment leaves the previous folder or the new one.
 
         Raises:
             FileExistsError: it is there already, and overwrite() was not said.
         """
         folder = local_path(path)
-        if folder.exists() and not self.shouldOverwrite:
+        if not self.shouldOverwrite and surviving_folder(folder, TOLD_FILE).exists():
             raise FileExistsError(f"{folder} is there already: say write().overwrite().save(...) to replace it.")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = folder.with_name(f".{folder.name}.{time.time_ns()}")
-        try:
-            partial.mkdir(parents=True)
+        with replaced_folder(folder, overwrite=self.shouldOverwrite) as partial:
             self._write(partial)
-            if folder.exists():
-                shutil.rmtree(folder)
-            partial.rename(folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
 
 
 class Reader(MLReader[Any]):

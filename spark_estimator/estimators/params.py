@@ -73,7 +73,13 @@ DECODERS = Row(
 SHARED = (
     Row("num_proc", None, whole(1), "processes that train; None: as many as spark.default.parallelism and slots allow"),
     Row("model", None, anything, "the model; required"),
-    Row("backend", None, anything, "where to train: a SparkBackend; together with num_proc it is refused"),
+    Row(
+        "backend",
+        None,
+        anything,
+        "where to train: a SparkBackend, whose arguments all hold; or another Backend, whose run() is called, and "
+        "whose ranks read rows from the store; together with num_proc it is refused",
+    ),
     Row(
         "store",
         None,

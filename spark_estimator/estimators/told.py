@@ -15,9 +15,10 @@ from pyspark.ml.param import Params
 
 from spark_estimator import __version__
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.digests import digest_of
+from spark_estimator.estimators.folders import TOLD_FILE
+from spark_estimator.store.digests import digest_of
+from spark_estimator.store.replacement import surviving_folder
 
-_FILE = "spark_estimator.json"
 _FORMAT = 3
 
 
@@ -33,7 +34,7 @@ def write_told(folder: Path, instance: Params, told: dict[str, Any]) -> None:
     digests = {file.name: digest_of(file) for file in sorted(folder.iterdir())}
     said = {"format": _FORMAT, "kind": kind.__name__, "version": __version__, "uid": instance.uid}
     whole = {**said, **told, "sha256": digests}
-    (folder / _FILE).write_text(json.dumps(whole, indent=2), encoding="utf-8")
+    (folder / TOLD_FILE).write_text(json.dumps(whole, indent=2), encoding="utf-8")
     of_spark = {
         "class": f"{kind.__module__}.{kind.__qualname__}",
         "timestamp": int(time.time() * 1000),
@@ -61,17 +62,18 @@ class Told:
     """
 
     def __init__(self, folder: Path, kind: str) -> None:
+        folder = surviving_folder(folder, TOLD_FILE)
         self.folder = folder
         self._kind = kind
         try:
-            told = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+            told = json.loads((folder / TOLD_FILE).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            raise DataError(f"{folder} holds no {kind}: there is no {_FILE}.") from error
+            raise DataError(f"{folder} holds no {kind}: there is no {TOLD_FILE}.") from error
         except (ValueError, OSError, RecursionError) as error:
-            raise DataError(f"{folder} holds no {kind} that could be read: {_FILE}: {error}") from error
+            raise DataError(f"{folder} holds no {kind} that could be read: {TOLD_FILE}: {error}") from error
         if not isinstance(told, dict) or told.get("kind") != kind:
             found = told.get("kind") if isinstance(told, dict) else told
-            raise DataError(f"{folder} holds no {kind}: {_FILE} tells of {found!r}.")
+            raise DataError(f"{folder} holds no {kind}: {TOLD_FILE} tells of {found!r}.")
         if told.get("format") != _FORMAT:
             raise DataError(
                 f"{folder} was written by spark_estimator {told.get('version')} in format {told.get('format')}; "
@@ -104,7 +106,7 @@ class Told:
 
     def broken(self, key: str, flaw: str) -> DataError:
         """An error about what it says under a key."""
-        return DataError(f"{self.folder / _FILE} is broken: {key!r} {flaw.rstrip('.')}.")
+        return DataError(f"{self.folder / TOLD_FILE} is broken: {key!r} {flaw.rstrip('.')}.")
 
     def has(self, name: str) -> bool:
         """Whether a file was written."""
@@ -128,7 +130,7 @@ class Told:
         if found != self._digests[name]:
             raise DataError(
                 f"{file} is damaged: its {file.stat().st_size} bytes are not those that were saved (by the SHA-256 in "
-                f"{_FILE}). Copy the folder anew, or save the {self._kind} again."
+                f"{TOLD_FILE}). Copy the folder anew, or save the {self._kind} again."
             )
         return file
 

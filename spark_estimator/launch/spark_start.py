@@ -64,7 +64,8 @@ class TaskReports:
         if self._is_connect:
             return self._reported
         try:
-            stages = [self._tracker.getStageInfo(stage) for stage in self._own_stages()]
+            # Of a DataFrame's rows other stages come first, which start no ranks.
+            stages = [self._tracker.getStageInfo(stage) for stage in self._own_stages() if self._starts_ranks(stage)]
         except Exception:  # a stopped session, or one that forbids Java
             return None
         return sum(int(one.numActiveTasks + one.numCompletedTasks) for one in stages if one is not None)
@@ -106,6 +107,14 @@ class TaskReports:
             if said.isDefined() and said.get().strip():
                 return printable(str(said.get()).strip().splitlines()[0])
         return printable(str(stage.name).splitlines()[0])
+
+    def _starts_ranks(self, stage: int) -> bool:
+        """Whether it is a barrier stage, or nothing is known of it."""
+        try:
+            graph = self._spark.sparkContext._jsc.sc().statusStore().operationGraphForStage(stage)
+            return bool(graph.rootCluster().getBarrierClusters().size())
+        except Exception:  # Spark's store is a moment behind, or has dropped it
+            return True
 
     @property
     def _tracker(self) -> Any:

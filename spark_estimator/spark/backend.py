@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import inspect
 import os
+import socket
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from spark_estimator.env import Settings
 from spark_estimator.launch.attempts import Limits
+from spark_estimator.launch.feed import Rows
 from spark_estimator.launch.in_session import session_and_size
 from spark_estimator.launch.local import run_local
 from spark_estimator.launch.obsolete import REASONS, explain
@@ -15,7 +19,9 @@ from spark_estimator.launch.output import lines_to
 from spark_estimator.launch.slots import default_size
 from spark_estimator.launch.spec import inherited_environment
 from spark_estimator.launch.worker_environment import OMP
-from spark_estimator.spark.runner import check_num_proc, run, run_with
+from spark_estimator.spark.runner import check_num_proc, run, run_with, say
+
+_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def default_num_proc() -> int:
@@ -55,7 +61,9 @@ class SparkBackend(Backend):
         num_proc: number of ranks; None: as `spark.run` chooses, when it is first needed.
         env: variables for the ranks. None: this process's own, as far as the executors have not set them otherwise and
             they do not describe this very process (its Python, Spark, libraries and devices).
-        kwargs: more of `spark.run`'s arguments: start_timeout, stdout, verbose, ...
+        kwargs: more of `spark.run`'s arguments: start_timeout, stdout, verbose, ... In an estimator they hold as in
+            `run`, with one difference: without a start_timeout, Spark may take its time to compute the DataFrame; with
+            one, that counts.
     """
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
@@ -69,14 +77,52 @@ class SparkBackend(Backend):
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
         """As `Backend.run`; what it raises is told at `spark.run`."""
+        return run_with(fn, args, kwargs, **self._settings(env))
+
+    def run_on_rows(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        rows: Rows | None,
+        *,
+        caller: str,
+        max_restarts: int,
+        max_result_bytes: int,
+    ) -> list[Any]:
+        """As `run`, for estimators.
+
+        Args:
+            rows: of a DataFrame, that the ranks get from Spark's tasks; None: none.
+            caller: how messages call what the user has called.
+            max_restarts: in place of this backend's.
+            max_result_bytes: a larger value is refused.
+
+        Returns:
+            [1] what rank 0 returned.
+        """
+        settings = {**self._settings(None), "max_restarts": max_restarts}
+        given: dict[str, Any] = {"rows": rows, "max_result_bytes": max_result_bytes, "all_results": False}
+        return run_with(fn, args, caller=caller, **given, **settings)
+
+    @property
+    def max_restarts(self) -> int:
+        """How often a job that failed is started anew."""
+        return int(self._kwargs.get("max_restarts", 0))
+
+    def _settings(self, env: Mapping[str, str] | None) -> dict[str, Any]:
+        """What `run_with` is given beside the call."""
         asked_for = {**(self._env or {}), **(env or {})}
         # Programs hide the driver's GPUs from TensorFlow by it before they train; the ranks are to see theirs.
-        asked_for.pop("CUDA_VISIBLE_DEVICES", None)
+        hidden = asked_for.pop(_DEVICES, None)
+        if hidden is not None and hidden != os.environ.get(_DEVICES):
+            warnings.warn(
+                f"env: {_DEVICES}={hidden!r} has no effect: each rank sees the GPUs that Spark gives its task.",
+                stacklevel=4,
+            )
         inherited = inherited_environment(os.environ) if self._env is None else {}
         if OMP in inherited:  # Spark sets it in every task, so that it would never count as unset
             asked_for.setdefault(OMP, inherited[OMP])
-        size = self.num_processes()
-        return run_with(fn, args, kwargs, num_proc=size, env=asked_for, env_if_unset=inherited, **self._kwargs)
+        return {"num_proc": self.num_processes(), "env": asked_for, "env_if_unset": inherited, **self._kwargs}
 
     def num_processes(self) -> int:
         if self._num_proc is None:
@@ -90,7 +136,8 @@ class LocalBackend(Backend):
     Args:
         num_proc: number of ranks; None: one.
         env: variables for the ranks, in addition to this process's own.
-        kwargs: those of `SparkBackend`, so that one can stand in for the other.
+        kwargs: those of `SparkBackend`, so that one can stand in for the other. `start_timeout` is for how long the
+            ranks wait for one another in ``init()``; with `verbose` 2 the host is told.
     """
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
@@ -116,6 +163,12 @@ class LocalBackend(Backend):
             with_time=self._kwargs.get("prefix_output_with_timestamp", False),
         )
         environment = {**(self._env or {}), **(env or {})}
+        start_timeout, verbose = self._kwargs.get("start_timeout"), self._kwargs.get("verbose", 1)
+        if start_timeout is not None:
+            environment["HOROVOD_START_TIMEOUT"] = str(start_timeout)
+            Settings.read({**os.environ, **environment})  # refuses a value that the ranks could not use
+        if verbose >= 2:
+            say(f"{self.num_processes()} ranks on {socket.gethostname()}")
         return run_local(
             fn,
             self.num_processes(),
@@ -124,6 +177,7 @@ class LocalBackend(Backend):
             environment=environment,
             all_results=True,
             show_line=show_line,
+            show_status=verbose >= 1,
             limits=Limits.checked(self._kwargs.get("max_restarts", 0), self._kwargs.get("timeout")),
         )
 

@@ -11,12 +11,13 @@ from typing import Any
 from spark_estimator.elastic.rounds import Terms
 from spark_estimator.env import Settings
 from spark_estimator.launch.attempts import Limits
+from spark_estimator.launch.feed import Rows
 from spark_estimator.launch.in_session import interruption_in_words, run_in_session, session_for_elastic
 from spark_estimator.launch.obsolete import explain, renamed
 from spark_estimator.launch.output import TextStream, lines_to
 from spark_estimator.launch.pickling import check_call
 from spark_estimator.launch.slots import default_size
-from spark_estimator.launch.spec import checked_environment
+from spark_estimator.launch.spec import MAX_RESULT_BYTES, checked_environment
 
 
 def run(
@@ -115,35 +116,45 @@ def run_with(
     prefix_output_with_timestamp: bool = False,
     max_restarts: int = 0,
     timeout: float | None = None,
+    rows: Rows | None = None,
+    caller: str | None = None,
+    max_result_bytes: int = MAX_RESULT_BYTES,
+    all_results: bool = True,
 ) -> list[Any]:
     """As `run`, without what has no effect.
 
     Args:
         env_if_unset: variables for the ranks whose executors have not set them otherwise.
+        rows, caller, max_result_bytes, all_results: as in `run_in_session`. With rows, and no start_timeout, Spark may
+            take as long as it needs to compute them.
     """
     check_num_proc(num_proc)
     limits = Limits.checked(max_restarts, timeout)
-    to_start = _seconds("start_timeout", start_timeout, Settings.read().spark_start_timeout_seconds)
+    to_start: timedelta | None = None
+    if start_timeout is not None or rows is None:
+        to_start = _seconds("start_timeout", start_timeout, Settings.read().spark_start_timeout_seconds)
 
     def chosen(spark: Any) -> int:
         size = default_size(spark)
         if verbose >= 1:
-            _say(f"{size} ranks, which is what the session has room for (num_proc was not given)")
+            say(f"{size} ranks, which is what the session has room for (num_proc was not given)")
         return size
 
     return run_in_session(
         fn,
         chosen if num_proc is None else num_proc,
-        caller=f"spark.run(num_proc={num_proc})",
+        caller=caller or f"spark.run(num_proc={num_proc})",
         args=args,
         kwargs=kwargs,
         environment=env,
         environment_if_unset=env_if_unset,
-        all_results=True,
+        all_results=all_results,
         show_line=lines_to(stdout, stderr, with_time=prefix_output_with_timestamp),
         show_status=verbose >= 1,
-        say=_say if verbose >= 2 else None,
+        say=say if verbose >= 2 else None,
         start_timeout=to_start,
+        rows=rows,
+        max_result_bytes=max_result_bytes,
         limits=limits,
     )
 
@@ -226,7 +237,7 @@ def run_elastic(
         size = min(size, max_num_proc)
     wanted = size if num_proc is None else num_proc
     if verbose >= 1 and num_proc != size:
-        _say(
+        say(
             f"{size} ranks, which is what the session has room for "
             + ("(num_proc was not given)" if num_proc is None else f"(num_proc is {num_proc})")
         )
@@ -249,7 +260,7 @@ def run_elastic(
             kwargs=kwargs,
             environment=env,
             show_line=show_line,
-            say=_say if verbose >= 1 else lambda text: None,
+            say=say if verbose >= 1 else lambda text: None,
             start_timeout=to_start,
             tell_places=verbose >= 2,
         )
@@ -279,5 +290,6 @@ def _seconds(name: str, given: float | None, default: float) -> timedelta:
     return timedelta(seconds=seconds)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Tells the user a line, on stderr."""
     print(f"spark_estimator: {text}", file=sys.stderr, flush=True)

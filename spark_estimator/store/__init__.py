@@ -5,9 +5,9 @@ from spark_estimator.store.filesystem import (
     AbstractFilesystemStore,
     Entry,
     FilesystemStore,
-    HDFSStore,
     LocalStore,
     Store,
 )
+from spark_estimator.store.hdfs import HDFSStore
 
 __all__ = ["AbstractFilesystemStore", "DBFSLocalStore", "Entry", "FilesystemStore", "HDFSStore", "LocalStore", "Store"]

@@ -25,7 +25,11 @@ class DBFSLocalStore(FilesystemStore):
         if not self.matches(prefix_path):
             raise ValueError(f"{prefix_path}: a path of DBFS begins with one of {', '.join(_FORMS)}.")
         kwargs.setdefault("checkpoint_filename", "checkpoint.tf")  # Horovod's
-        super().__init__(self.normalize_path(prefix_path), *args, **kwargs)
+        super().__init__(prefix_path, *args, **kwargs)
+
+    def get_full_path(self, path: str) -> str:
+        """The path as this machine sees it: ``/dbfs/path``."""
+        return super().get_full_path(self.normalize_path(path))
 
     @staticmethod
     def matches(prefix_path: str) -> bool:

@@ -1,5 +1,7 @@
 """`Store` and `FilesystemStore`: the folders of runs and of data under one path, and files that are whole or not there.
 
+A crash at any moment leaves the previous file or the new one (`replacement`, `in_place`).
+
 Paths of this machine need nothing; any other URL (``s3://``, ``gs://``, ``abfss://``, ``hdfs://``) needs fsspec and its
 package for that kind. A store travels to the ranks by pickle: what it names must mean the same there.
 """
@@ -9,17 +11,18 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-import secrets
 import shutil
 import warnings
 from collections.abc import Mapping
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from spark_estimator.errors import PreflightError
+from spark_estimator.store import in_place
+from spark_estimator.store.replacement import discard_leftovers, replace_file
 
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://")
-# What a file is called until it is whole.
-_PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
+# A URL that is not written as one: a local folder of that name is not meant.
+_NEARLY_URL = re.compile(r"^(?!file:)[a-zA-Z][a-zA-Z0-9+.-]+:/(?!/)|^[^/]*::|^(?!file://)[^/]*[^a-zA-Z0-9+.-][^/]*://")
 #: As Horovod lays them out; users of `fit_on_parquet` rely on it.
 _TRAIN, _VAL, _TEST, _RUNS = "intermediate_train_data", "intermediate_val_data", "intermediate_test_data", "runs"
 
@@ -51,6 +54,7 @@ class Store:
             args, kwargs: of the kind's constructor.
         """
         from spark_estimator.store.dbfs import DBFSLocalStore
+        from spark_estimator.store.hdfs import HDFSStore
 
         if HDFSStore.matches(prefix_path):
             return HDFSStore(prefix_path, *args, **kwargs)
@@ -75,7 +79,7 @@ class Store:
         raise NotImplementedError(f"{type(self).__name__} is a Store and has to define read().")
 
     def write(self, path: str, content: bytes) -> None:
-        """Puts a file there, whole: a reader finds the old one or the new one."""
+        """Puts a file there, whole: a reader finds the previous one or the new one, also after a crash."""
         raise NotImplementedError(f"{type(self).__name__} is a Store and has to define write().")
 
 
@@ -91,6 +95,7 @@ class FilesystemStore(Store):
 
     Raises:
         PreflightError: there is no such kind of file system here.
+        ValueError: a path is nearly a URL, such as ``s3:/bucket``.
     """
 
     def __init__(
@@ -105,17 +110,23 @@ class FilesystemStore(Store):
         checkpoint_filename: str | None = None,
     ) -> None:
         self.prefix_path = self.get_full_path(os.fspath(prefix_path))
-        self._train_path = train_path or self._join(_TRAIN)
-        self._val_path = val_path or self._join(_VAL)
-        self._test_path = test_path or self._join(_TEST)
-        self._runs_path = runs_path or self._join(_RUNS)
+        self._train_path = self.get_full_path(train_path or self._join(_TRAIN))
+        self._val_path = self.get_full_path(val_path or self._join(_VAL))
+        self._test_path = self.get_full_path(test_path or self._join(_TEST))
+        self._runs_path = self.get_full_path(runs_path or self._join(_RUNS))
         self._save_runs = save_runs
         self.storage_options = dict(storage_options or {})
         self._checkpoint_filename = checkpoint_filename or "checkpoint"
         self._check()
 
     def get_full_path(self, path: str) -> str:
-        """The path as this store writes it: absolute."""
+        """The path as this store writes it: absolute.
+
+        Raises:
+            ValueError: it is nearly a URL.
+        """
+        if _NEARLY_URL.match(path):
+            raise ValueError(f"{path!r} is neither a path nor a URL: a URL is written as scheme://host/path.")
         if _SCHEME.match(path) and not path.startswith("file://"):
             return path.rstrip("/")
         return os.path.abspath(path.removeprefix("file://").removeprefix("file:"))
@@ -172,38 +183,33 @@ class FilesystemStore(Store):
         return posixpath.join(self.get_run_path(run_id), self.get_logs_subdir()) if self._save_runs else None
 
     def exists(self, path: str) -> bool:
-        return bool(os.path.exists(path) if self._is_local(path) else self.fs.exists(path))
+        if self._is_local(path):
+            return os.path.exists(path)
+        fs, place = self._place_of(path)
+        return bool(fs.exists(place))
 
     def read(self, path: str) -> bytes:
         if self._is_local(path):
             with open(path, "rb") as file:
                 return file.read()
-        content: bytes = self.fs.cat_file(path)
+        fs, place = self._place_of(path)
+        content: bytes = in_place.read(fs, place) if in_place.writes_in_place(fs) else fs.cat_file(place)
         return content
 
     def write(self, path: str, content: bytes) -> None:
-        if not self._is_local(path):
-            self.fs.pipe_file(path, content)  # an object store shows an object once it is whole
+        if self._is_local(path):
+            replace_file(path, content)
             return
-        folder = os.path.dirname(path)
-        os.makedirs(folder, exist_ok=True)
-        partial = os.path.join(folder, f".{os.path.basename(path)}.{secrets.token_hex(4)}.partial")
-        try:
-            with open(partial, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        except BaseException:
-            if os.path.exists(partial):
-                os.unlink(partial)
-            raise
+        fs, place = self._place_of(path)
+        if in_place.writes_in_place(fs):
+            in_place.write(fs, place, content)
+        else:
+            fs.pipe_file(place, content)
 
     def discard_partials(self, folder: str) -> None:
-        """Removes from a folder what a `write` that was killed has left; whoever writes there now loses it."""
-        if self._is_local(folder) and os.path.isdir(folder):
-            for name in filter(_PARTIAL.fullmatch, os.listdir(folder)):
-                os.unlink(os.path.join(folder, name))
+        """Removes from a folder what a `write` that was killed has left; who writes there now loses nothing."""
+        if self._is_local(folder):
+            discard_leftovers(folder)
 
     def open(self, path: str, mode: str = "rb", *, make_folder: bool = True) -> BinaryIO:
         """Opens a file to read it from any place, or, with "wb", to write it from its beginning to its end.
@@ -217,7 +223,8 @@ class FilesystemStore(Store):
             if "w" in mode and make_folder:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
             return cast(BinaryIO, open(path, mode))
-        return cast(BinaryIO, self.fs.open(path, mode))
+        fs, place = self._place_of(path)
+        return cast(BinaryIO, fs.open(place, mode))
 
     def entries(self, folder: str) -> list[Entry]:
         """What lies in a folder, by name; of a file, itself.
@@ -231,12 +238,13 @@ class FilesystemStore(Store):
             with os.scandir(folder) as found:
                 entries = [Entry(one.path, None if one.is_dir() else one.stat().st_size) for one in found]
         else:
-            scheme = folder.partition("://")[0]
+            fs, place = self._place_of(folder)
+            fs.invalidate_cache(place)  # others write there, too
+            own = fs._strip_protocol(place).rstrip("/")
             entries = []
-            self.fs.invalidate_cache(folder)  # others write there, too
-            for one in self.fs.ls(folder, detail=True):
-                name = str(one["name"])
-                path = name if _SCHEME.match(name) else f"{scheme}://{name.lstrip('/') if scheme != 'hdfs' else name}"
+            for one in fs.ls(place, detail=True):
+                name = fs._strip_protocol(str(one["name"])).rstrip("/")
+                path = folder if name == own else posixpath.join(folder, name.rpartition("/")[2])
                 entries.append(Entry(path, None if one["type"] == "directory" else int(one["size"])))
         return sorted(entries)
 
@@ -247,7 +255,10 @@ class FilesystemStore(Store):
             FileNotFoundError: there is nothing of that name.
         """
         if not self._is_local(path):
-            self.fs.rm(path, recursive=True)
+            fs, place = self._place_of(path)
+            fs.rm(place, recursive=True)
+            if in_place.writes_in_place(fs):
+                in_place.remove_next(fs, place)
         elif os.path.isdir(path):
             shutil.rmtree(path)
         else:
@@ -264,18 +275,22 @@ class FilesystemStore(Store):
         Raises:
             PreflightError: fsspec, or what it needs for this kind, is not installed.
         """
-        match = _SCHEME.match(self.prefix_path)
+        return self._place_of(self.prefix_path)[0]
+
+    def _place_of(self, path: str) -> tuple[Any, str]:
+        """fsspec's file system for a path, and the path as that has it."""
+        match = _SCHEME.match(path)
         scheme = match[1] if match else "file"
         try:
             import fsspec
 
-            return fsspec.filesystem(scheme, **self.storage_options)
+            # The URL has the host, and for some kinds a user, a port or an account.
+            of_url = fsspec.get_filesystem_class(scheme)._get_kwargs_from_urls(path) if match else {}
+            return fsspec.filesystem(scheme, **{**of_url, **self.storage_options}), path
         except ImportError as error:
-            raise PreflightError(
-                f"{self.prefix_path}: {error}. pip install fsspec and its package for {scheme}."
-            ) from error
+            raise PreflightError(f"{path}: {error}. pip install fsspec and its package for {scheme}.") from error
         except ValueError as error:
-            raise PreflightError(f"{self.prefix_path}: {error}") from error
+            raise PreflightError(f"{path}: {error}") from error
 
     def get_filesystem(self) -> Any:
         """As `fs`."""
@@ -289,12 +304,10 @@ class FilesystemStore(Store):
         return posixpath.join(self.prefix_path, name)
 
     def _files(self, folder: str) -> list[str]:
-        if self._is_local(folder):
-            return [os.path.join(folder, name) for name in os.listdir(folder)]
-        return [str(path) for path in self.fs.ls(folder, detail=False)]
+        return [entry.path for entry in self.entries(folder)]
 
-    @staticmethod
-    def _is_local(path: str) -> bool:
+    def _is_local(self, path: str) -> bool:
+        """Whether this machine's own file system has the path."""
         return not _SCHEME.match(path)
 
 
@@ -308,39 +321,3 @@ class LocalStore(FilesystemStore):
     def __init__(self, prefix_path: str, *args: Any, **kwargs: Any) -> None:
         warnings.warn("LocalStore is the older name of FilesystemStore.", DeprecationWarning, stacklevel=2)
         super().__init__(prefix_path, *args, **kwargs)
-
-
-class HDFSStore(FilesystemStore):
-    """A store on HDFS, by fsspec over pyarrow, which needs libhdfs (a Hadoop client) on every host.
-
-    Args:
-        prefix_path: ``hdfs://host:port/path`` or ``hdfs:///path``.
-        host, port, user, kerb_ticket, extra_conf: of pyarrow's HadoopFileSystem.
-        driver: libhdfs is the only one.
-        The others are as in `FilesystemStore`.
-    """
-
-    def __init__(
-        self,
-        prefix_path: str,
-        host: str | None = None,
-        port: int | None = None,
-        user: str | None = None,
-        kerb_ticket: str | None = None,
-        driver: str = "libhdfs",
-        extra_conf: Mapping[str, str] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if driver != "libhdfs":
-            raise ValueError(f"driver={driver!r}: 'libhdfs' is the only one that pyarrow still has.")
-        given = {"host": host, "port": port, "user": user, "kerb_ticket": kerb_ticket, "extra_conf": extra_conf}
-        options = {name: value for name, value in given.items() if value is not None}
-        super().__init__(prefix_path, storage_options={**options, **kwargs.pop("storage_options", {})}, **kwargs)
-
-    @staticmethod
-    def matches(prefix_path: str) -> bool:
-        """Whether the path is one of HDFS."""
-        return os.fspath(prefix_path).startswith("hdfs://")
-
-    def _check(self) -> None:
-        return  # a connection costs seconds, and Java: it is made when it is needed

@@ -13,6 +13,7 @@ from torch import nn
 
 from spark_estimator import DataError, TorchEstimator, trust_files
 from spark_estimator.store import Store
+from tests.store.crashes import INTERRUPT, KILL, NO_EXCHANGE, at_each_call
 
 from .conftest import linear, rewritten, saved_by_torch
 
@@ -125,3 +126,27 @@ def test_a_pipeline_that_is_not_fitted_yet(estimator: Make, spark: SparkSession,
     loaded = Pipeline.load(path).getStages()[1]
     assert isinstance(loaded, TorchEstimator)
     assert loaded.getFeatureCols() == ["assembled"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("fault", "options"), [(KILL, ()), (KILL, NO_EXCHANGE), (INTERRUPT, ()), ("error=EIO", ())], ids=str
+)
+def test_a_fault_at_each_step_of_saving_leaves_the_old_one_or_the_new_one(
+    estimator: Make, tmp_path: Path, fault: str, options: tuple[str, ...]
+) -> None:
+    path = tmp_path / "saved" / "estimator"
+    old, new = estimator(epochs=1), estimator(epochs=2)
+    old.save(str(path))
+    seen = set()
+
+    def check(where: str) -> None:
+        seen.add(TorchEstimator.load(str(path)).getEpochs())
+        assert seen <= {1, 2}, where
+        old.write().overwrite().save(str(path))
+        assert [one.name for one in path.parent.iterdir()] == ["estimator"], where
+
+    calls = ("mkdir", "fsync", "rename", "renameat2", "unlinkat", "rmdir", "write")
+    save = new.write().overwrite().save
+    assert at_each_call(lambda: save(str(path)), check, fault, tmp_path / "log", *options, calls=calls) > 12
+    assert seen == {1, 2}

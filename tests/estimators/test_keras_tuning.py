@@ -28,4 +28,5 @@ def test_folds_over_a_pipeline_and_the_way_back_through_a_store(tmp_path: Path) 
     assert found["grid"] == [[1e-9], [0.5]]
     assert found["shares"] < 1e-6
     assert found["by the store"]
+    assert "[0]<stdout>:A=of the backend\n" in found["lines"]
     assert found["stopped"].startswith("PreflightError: fit(): the DataFrame's Spark session has been stopped"), found

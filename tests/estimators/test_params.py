@@ -137,7 +137,7 @@ NET = torch.nn.Linear(2, 1)
         ({"store": Store.create("/tmp"), "run_id": "../other"}, ValueError, "run_id names a folder; it was '../other'"),
         ({"metrics": [[], []]}, ValueError, "metrics has 2 lists for 1 label columns"),
         ({"backend": object(), "num_proc": 2}, ValueError, "num_proc and backend were both given"),
-        ({"backend": object()}, ValueError, "only a SparkBackend can train on them"),
+        ({"backend": object()}, TypeError, r"backend is a SparkBackend, or another Backend with run\(\) and"),
     ],
 )
 def test_what_is_missing_is_said_before_anything_starts(

@@ -20,7 +20,9 @@ from torch import nn
 from spark_estimator import TorchEstimator, WorkerFailedError
 from spark_estimator.env import ATTEMPT_VARIABLE, JOB_VARIABLE
 from spark_estimator.estimators.torch_callbacks import Callback
-from spark_estimator.store import Store
+from spark_estimator.spark import SparkBackend
+from spark_estimator.store import HDFSStore, Store
+from tests.store.hadoop import core_site, stand_in
 
 from .conftest import linear
 
@@ -140,12 +142,37 @@ def test_a_rank_killed_while_it_writes_is_named_and_leaves_nothing(
     line: DataFrame, estimator: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_ESTIMATOR_SPOOL_FOLDER", str(tmp_path))
-    net = Dying((0, "fsync", 2))
+    # Of two new folders, of the first checkpoint and its folder; then of the second one.
+    net = Dying((0, "fsync", 5))
     with pytest.raises(WorkerFailedError, match=r"(?s)rank 0.*SIGKILL"):
         estimator(model=net, epochs=5, store=Store.create(str(tmp_path)), run_id="run").fit(line)
     assert left_in(tmp_path) == []
     kept = torch.load(tmp_path / "runs" / "run" / "checkpoint", weights_only=True)
     assert kept["epoch"] == 0, "the one before is whole"
+
+
+def test_a_store_on_hadoop_s_default_file_system(
+    line: DataFrame, estimator: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank is killed in the middle of the second checkpoint, which is written in place; then the run goes on."""
+    variables = stand_in(tmp_path)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(core_site(tmp_path / "conf", fs__defaultFS="hdfs://default:8020")))
+    store = HDFSStore("/user/test/horovod")
+    backend = SparkBackend(2, variables, verbose=0)
+    given = {"num_proc": None, "backend": backend, "store": store, "run_id": "run", "epochs": 3}
+    # The first checkpoint makes two calls: of the file beside it, and of the file itself.
+    with pytest.raises(WorkerFailedError, match=r"(?s)rank 0.*SIGKILL"):
+        estimator(model=Dying((0, "_check_size", 4)), **given).fit(line)
+    folder = tmp_path / "files/default:8020/user/test/horovod/runs/run"
+    assert sorted(os.listdir(folder)) == [".checkpoint.next", "checkpoint"]
+    (folder / "checkpoint").write_bytes(b"torn")  # as a kill a moment earlier leaves it
+    resumed = estimator(model=Dying(), **given).fit(line)
+    assert os.listdir(folder) == ["checkpoint"]
+    whole = estimator(epochs=3).fit(line)
+    assert resumed.getHistory() == whole.getHistory()
+    assert not Path("/user/test/horovod").exists()
 
 
 # 102 rows in batches of 16 are 7 steps an epoch.
@@ -167,7 +194,7 @@ def test_ranks_killed_in_each_phase_change_nothing(
     store = Store.create(str(tmp_path / "store"))
     undisturbed = estimator(epochs=5).fit(line)
     capfd.readouterr()
-    deaths = ((1, "receive", 1), (1, "next_batch", IN_THE_THIRD_EPOCH), (0, "fsync", 2), (0, "on_train_end", 1))
+    deaths = ((1, "receive", 1), (1, "next_batch", IN_THE_THIRD_EPOCH), (0, "fsync", 3), (0, "on_train_end", 1))
     kept = {"store": store, "run_id": "run", "checkpoint_every_steps": 2, "callbacks": [Callback()]}
     with_store = estimator(model=Dying(*deaths), epochs=5, max_restarts=4, verbose=1, **kept).fit(line)
     lines = "".join(capfd.readouterr())

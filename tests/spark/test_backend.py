@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -51,6 +52,13 @@ def test_the_driver_s_environment_goes_along_where_none_is_given(spark: Any, mon
     assert SparkBackend(1).run(variables, names) == [[0, "1", home, None, None, "3"]]
     assert SparkBackend(1, env=dict(os.environ)).run(variables, names) == [[0, "1", "/of/the/driver", None, None, "3"]]
     assert SparkBackend(1, env={}).run(variables, names)[0][1] is None
+
+
+def test_a_local_backend_drops_no_argument(capfd: pytest.CaptureFixture[str]) -> None:
+    assert LocalBackend(1, verbose=2, start_timeout=7).run(variables, ("HOROVOD_START_TIMEOUT",)) == [[0, "7"]]
+    assert f"spark_estimator: 1 ranks on {socket.gethostname()}" in capfd.readouterr().err
+    with pytest.raises(ValueError, match="HOROVOD_START_TIMEOUT"):
+        LocalBackend(1, start_timeout=-7).run(variables)
 
 
 def home_of_executor(batches: Any) -> Any:

@@ -20,6 +20,7 @@ from sessions import session  # noqa: E402
 
 from spark_estimator.estimators import way_back  # noqa: E402
 from spark_estimator.keras import KerasEstimator  # noqa: E402
+from spark_estimator.spark import SparkBackend  # noqa: E402
 from spark_estimator.store import Store  # noqa: E402
 
 
@@ -28,6 +29,13 @@ def wrong() -> keras.Model:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, activation="softmax")])
     model.set_weights([numpy.array([[-1.0, 1.0], [1.0, -1.0]]), numpy.zeros(2)])
     return model
+
+
+class Printing(keras.callbacks.Callback):
+    """Prints what its rank sees."""
+
+    def on_train_begin(self, logs: object = None) -> None:
+        print(f"A={os.environ.get('A')}", flush=True)
 
 
 def main() -> None:
@@ -74,7 +82,12 @@ def main() -> None:
     way_back.LARGE = 0
     store = Store.create(f"{folder}/store")
     whole = Pipeline(stages=stages[:2]).fit(frame).transform(frame)
-    trained = made.copy({made.learning_rate: 0.5, made.store: store, made.run_id: "run"}).fit(whole)
+    given = {made.learning_rate: 0.5, made.store: store, made.run_id: "run", made.callbacks: [Printing()]}
+    with open(f"{folder}/lines", "w") as lines:
+        backend = SparkBackend(1, {"A": "of the backend"}, stdout=lines, verbose=0)
+        trained = made.copy({**given, made.num_proc: None, made.backend: backend}).fit(whole)
+    with open(f"{folder}/lines") as lines:
+        found["lines"] = lines.read()
     kept = keras.saving.load_model(f"{folder}/store/runs/run/model.keras")
     pairs = zip(trained.getModel().get_weights(), kept.get_weights(), strict=True)
     found["by the store"] = all(bool((one == other).all()) for one, other in pairs)

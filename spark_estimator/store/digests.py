@@ -19,10 +19,20 @@ _PIECE_BYTES = 1 << 20
 def sealed(stream: io.BytesIO) -> bytes:
     """What the stream holds, and a line with its digest at the end; ``torch.load`` reads over that."""
     with stream.getbuffer() as view:
-        digest = hashlib.sha256(view).hexdigest()
+        line = seal_of(view)
     stream.seek(0, io.SEEK_END)
-    stream.write(_LINE % digest.encode())
+    stream.write(line)
     return stream.getvalue()
+
+
+def seal_of(content: bytes | memoryview) -> bytes:
+    """The line with the digest of the content."""
+    return _LINE % hashlib.sha256(content).hexdigest().encode()
+
+
+def unsealed(content: bytes) -> bytes:
+    """What was sealed, without the line."""
+    return content[:-_LINE_BYTES]
 
 
 def flaw_of(content: bytes) -> str:
@@ -34,8 +44,8 @@ def flaw_of(content: bytes) -> str:
             "program or version has written it"
         )
     with memoryview(content) as view:
-        found = hashlib.sha256(view[:-_LINE_BYTES]).hexdigest()
-    if line != _LINE % found.encode():
+        seal = seal_of(view[:-_LINE_BYTES])
+    if line != seal:
         return f"it is damaged, as its {len(content)} bytes are not those that were written (by their SHA-256)"
     return ""
 

@@ -1,0 +1,106 @@
+"""Where a training runs: in the Spark session, or where the estimator's `backend` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
+from spark_estimator.launch.attempts import Limits
+from spark_estimator.launch.feed import Rows
+from spark_estimator.launch.in_session import run_in_session
+from spark_estimator.launch.slots import default_size
+from spark_estimator.spark import SparkBackend
+
+# The trained model passes through the memory of an executor and of the driver.
+_MOST_RESULT_BYTES = 1 << 30
+
+
+def size_of(backend: Any, num_proc: int | None) -> Any:
+    """The number of ranks, or what chooses it for a session.
+
+    Raises:
+        ValueError: both were given.
+        TypeError: `backend` is none.
+    """
+    if backend is None:
+        return num_proc or default_size
+    if num_proc is not None:
+        raise ValueError("num_proc and backend were both given: the backend has its own num_proc.")
+    if not all(callable(getattr(backend, name, None)) for name in ("run", "num_processes")):
+        raise TypeError(
+            f"backend is a SparkBackend, or another Backend with run() and num_processes(); it was {backend!r}."
+        )
+    return backend.num_processes()
+
+
+def takes_rows(backend: Any) -> bool:
+    """Whether Spark's tasks start the ranks, and can give them rows; a backend with a run() of its own starts them."""
+    return backend is None or getattr(backend.run, "__func__", None) is SparkBackend.run
+
+
+def check_restarts(backend: Any, max_restarts: int) -> None:
+    """Refuses the estimator's max_restarts where the backend has others, or cannot be told.
+
+    Raises:
+        ValueError: so it is.
+    """
+    if not max_restarts or backend is None:
+        return
+    if not takes_rows(backend):
+        raise ValueError(
+            f"max_restarts={max_restarts} has no effect on {type(backend).__name__}, whose run() starts the ranks: "
+            "leave it out, or have run() do it."
+        )
+    own = backend.max_restarts
+    if own not in (0, max_restarts):
+        raise ValueError(f"max_restarts={max_restarts}, and {own} of the backend: give one of them.")
+
+
+def launched(
+    backend: Any,
+    train: Callable[[TrainSpec], TrainResult | None],
+    spec: TrainSpec,
+    size: Any,
+    rows: Rows | None,
+    *,
+    caller: str,
+    max_restarts: int,
+) -> TrainResult:
+    """Runs a training. Returns what rank 0 brings back.
+
+    Args:
+        size: as `size_of` gave it.
+        rows: that Spark's tasks bring; None: the ranks read files. A backend with a run() of its own gets none.
+        caller: how messages call what the user has called.
+        max_restarts: of the estimator.
+
+    Raises:
+        TypeError: the backend's run() returned something else than the ranks' values.
+        Others as `run_in_session`.
+    """
+    if backend is None:
+        limits = Limits.checked(max_restarts, None)
+        given: dict[str, Any] = {"rows": rows, "max_result_bytes": _MOST_RESULT_BYTES, "limits": limits}
+        results: Any = run_in_session(train, size, caller=caller, args=(spec,), **given)
+    elif takes_rows(backend):
+        results = backend.run_on_rows(
+            train,
+            (spec,),
+            rows,
+            caller=caller,
+            max_restarts=max_restarts or backend.max_restarts,
+            max_result_bytes=_MOST_RESULT_BYTES,
+        )
+    else:
+        results = backend.run(train, args=(spec,), env={})
+    try:
+        first = next(iter(results))
+    except (TypeError, StopIteration):
+        first = None
+    if not isinstance(first, TrainResult):
+        raise TypeError(
+            f"{type(backend).__name__}.run() returned {results!r:.100}: it has to return a list of what the function "
+            "returned on each rank, in rank order."
+        )
+    return first

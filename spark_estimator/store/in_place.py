@@ -1,0 +1,89 @@
+"""Replaces a file on a file system of fsspec's that writes in place, as HDFS does: a crash leaves a whole file.
+
+No step needs a rename, which many of these file systems do by copying. The new content goes into ``.NAME.next`` first,
+with its SHA-256 at the end; then into the file itself; then ``.NAME.next`` is removed. While that is whole, it is the
+file's content, whatever the file holds. A program that was killed leaves a whole ``.NAME.next``, or a whole file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from spark_estimator.store.digests import flaw_of, seal_of, unsealed
+
+# Object stores show an object when it is whole; fsspec's memory sets it at once.
+_WHOLE_AT_ONCE = {"memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "obs", "cos", "tos", "r2"}
+
+
+def writes_in_place(fs: Any) -> bool:
+    """Whether a file that is being written can be seen before it is whole."""
+    protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
+    return not protocols & _WHOLE_AT_ONCE
+
+
+def read(fs: Any, path: str) -> bytes:
+    """The last content that was written whole.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    before = _next(fs, path)
+    if before is not None:
+        return before
+    content: bytes = fs.cat_file(path)
+    meanwhile = _next(fs, path)  # a writer may have begun to replace what was read
+    return content if meanwhile is None else meanwhile
+
+
+def write(fs: Any, path: str, content: bytes) -> None:
+    """Replaces the content.
+
+    Raises:
+        OSError: it cannot be written, or the file system kept less than it was given; `read` gives the previous
+            content, or the new one if that was written once.
+    """
+    following = _next_path(path)
+    fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+    left = _next(fs, path)
+    if left is not None:  # a writer was killed before the file was whole
+        fs.pipe_file(path, left)
+    try:
+        with fs.open(following, "wb") as file:
+            file.write(content)
+            file.write(seal_of(content))
+        _check_size(fs, following, len(content) + len(seal_of(b"")))
+    except BaseException:
+        with contextlib.suppress(Exception):
+            fs.rm_file(following)
+        raise
+    fs.pipe_file(path, content)
+    _check_size(fs, path, len(content))
+    fs.rm_file(following)
+
+
+def remove_next(fs: Any, path: str) -> None:
+    """Removes what a writer that was killed has left of a file, which is removed, too."""
+    with contextlib.suppress(FileNotFoundError):
+        fs.rm_file(_next_path(path))
+
+
+def _next_path(path: str) -> str:
+    folder, _, name = path.rpartition("/")
+    return f"{folder}/.{name}.next"
+
+
+def _next(fs: Any, path: str) -> bytes | None:
+    """The content that is to replace the file's; None: there is none that is whole."""
+    try:
+        content: bytes = fs.cat_file(_next_path(path))
+    except FileNotFoundError:
+        return None
+    return None if flaw_of(content) else unsealed(content)
+
+
+def _check_size(fs: Any, path: str, size: int) -> None:
+    fs.invalidate_cache(path.rpartition("/")[0])
+    found = fs.info(path).get("size")
+    if found not in (None, size):
+        raise OSError(f"{path}: {found} of {size} bytes were written")

@@ -1,0 +1,288 @@
+"""Replaces a file or a folder of this machine: a crash at any moment leaves the previous one or the new one.
+
+The new content is written beside the target, as ``.NAME.TOKEN.partial``, and synchronized to the disk. Then it takes
+the target's place in one step. A file system that cannot exchange two folders needs two steps: between them the
+previous folder is ``.NAME.TOKEN.previous``, where `surviving_folder` finds it.
+
+A writer holds a lock (``flock``) on its partial file or folder. The kernel releases the lock when the process ends, so
+the next writer can tell what a dead process has left from what a living one still writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<token>[0-9a-f]{8})\.(?P<kind>partial|previous)")
+_OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+# Of a file system, or of a kernel, that cannot exchange two names.
+_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
+# Of a folder that cannot be renamed.
+_IMMOVABLE = (errno.EXDEV, errno.EBUSY)
+# Of a file system that cannot synchronize a folder.
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+# Other writers may come in between so often.
+_TRIES = 100
+# Where the file system has no locks, a leftover is younger than its writer can be old.
+_ABANDONED_AFTER = timedelta(days=1)
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def replace_file(target: str, content: bytes) -> None:
+    """Puts a file in place, on the disk, with the folders above it.
+
+    Raises:
+        OSError: it cannot be written; the previous file is unchanged.
+    """
+    target = os.path.realpath(target)
+    folder, name = os.path.split(target)
+    make_folders(folder)
+    discard_leftovers(folder, name)
+    with _claimed(target, _create) as (names, descriptor):
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+        os.replace(names.partial, target)
+    _sync_folder(folder)
+
+
+@contextmanager
+def replaced_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A new folder to write into, which takes the target's place at the end of the block.
+
+    Args:
+        overwrite: whether it may replace a previous one.
+
+    Raises:
+        FileExistsError: there is a previous one, and `overwrite` is false.
+        OSError: it cannot be written or put in place; the previous one is unchanged.
+    """
+    target = Path(os.path.realpath(target))
+    make_folders(str(target.parent))
+    discard_leftovers(str(target.parent), target.name)
+    with _claimed(str(target), _create_folder) as (names, _):
+        yield Path(names.partial)
+        _sync_tree(names.partial)
+        try:
+            _put_in_place(names, overwrite=overwrite)
+        except OSError as error:
+            if error.errno not in _IMMOVABLE:
+                raise
+            text = "the previous folder is a mount, or of a container's image: remove it, or save to a new path"
+            raise OSError(error.errno, f"{os.strerror(error.errno)}; {text}", names.target) from error
+        # Before the previous folder is removed, which is what `partial` is after an exchange.
+        _sync_folder(str(target.parent))
+
+
+def surviving_folder(target: Path, marker: str) -> Path:
+    """The folder to read: the target, or the previous one where a replacement was killed between its two steps.
+
+    Args:
+        marker: a file that each whole folder has.
+    """
+    if not (target / marker).exists():
+        real = Path(os.path.realpath(target))
+        for aside in real.parent.glob(f".{_escaped(real.name)}.????????.previous"):
+            if (aside / marker).exists() and aside.with_suffix(".partial").exists():
+                return aside
+    return target
+
+
+def discard_leftovers(folder: str, name: str | None = None) -> None:
+    """Removes what writers that are dead have left in a folder, and completes what they began. Raises nothing.
+
+    Args:
+        name: of the one target; None: of all targets in the folder.
+    """
+    try:
+        entries = sorted(os.listdir(folder))  # of one token the partial folder comes first
+    except OSError:
+        return
+    for entry in entries:
+        match = _LEFTOVER.fullmatch(entry)
+        if match is not None and name in (None, match["name"]):
+            with contextlib.suppress(OSError):
+                _discard(_Names(folder, match["name"], match["token"]))
+
+
+def make_folders(folder: str) -> None:
+    """Makes a folder and those above it, so that their names are on the disk."""
+    if os.path.isdir(folder):
+        return
+    parent = os.path.dirname(os.path.abspath(folder))
+    make_folders(parent)
+    os.makedirs(folder, exist_ok=True)
+    _sync_folder(parent)
+
+
+class _Names:
+    """The paths of one replacement.
+
+    Attributes:
+        target: what is replaced.
+        partial: the new content; after an exchange the previous one.
+        previous: the previous folder, where there is no exchange.
+    """
+
+    def __init__(self, folder: str, name: str, token: str) -> None:
+        self.target = os.path.join(folder, name)
+        self.partial = os.path.join(folder, f".{name}.{token}.partial")
+        self.previous = os.path.join(folder, f".{name}.{token}.previous")
+
+    def remove(self) -> None:
+        """Removes what is not needed any more; after an interruption puts the previous folder back first."""
+        if os.path.lexists(self.previous) and not os.path.lexists(self.target):
+            os.rename(self.previous, self.target)
+        _remove(self.partial)
+        _remove(self.previous)
+
+
+def _discard(names: _Names) -> None:
+    if not os.path.lexists(names.partial):  # the new folder is in place
+        if os.path.lexists(names.target):
+            _remove(names.previous)
+        return
+    with _abandoned(names.partial) as is_abandoned:
+        if is_abandoned:
+            names.remove()
+
+
+@contextmanager
+def _claimed(target: str, create: Callable[[str], int]) -> Iterator[tuple[_Names, int]]:
+    """New names beside the target, and the locked descriptor of what `create` has made at `partial`."""
+    folder, name = os.path.split(target)
+    for _ in range(_TRIES):
+        names = _Names(folder, name, secrets.token_hex(4))
+        descriptor = -1
+        try:
+            descriptor = create(names.partial)
+            if not _locked(descriptor) or not os.path.lexists(names.partial):
+                continue  # another writer took it for a leftover before it was locked
+            yield names, descriptor
+            return
+        finally:
+            try:
+                names.remove()
+            finally:
+                if descriptor >= 0:
+                    os.close(descriptor)
+    raise FileExistsError(errno.EEXIST, "other writers remove each new file", target)
+
+
+def _create(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+
+
+def _create_folder(path: str) -> int:
+    os.mkdir(path)
+    return os.open(path, os.O_RDONLY)
+
+
+def _locked(descriptor: int) -> bool:
+    """Whether nobody else has the lock; true on a file system without locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@contextmanager
+def _abandoned(path: str) -> Iterator[bool]:
+    """Whether the writer of a partial file or folder is dead; nobody takes it over inside of the block."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_abandoned = True
+    except BlockingIOError:
+        is_abandoned = False
+    except OSError:  # a file system without locks
+        is_abandoned = time.time() - os.fstat(descriptor).st_mtime > _ABANDONED_AFTER.total_seconds()
+    try:
+        yield is_abandoned
+    finally:
+        os.close(descriptor)
+
+
+def _put_in_place(names: _Names, *, overwrite: bool) -> None:
+    for _ in range(_TRIES):
+        try:
+            os.rename(names.partial, names.target)  # where there is nothing, or an empty folder
+            return
+        except OSError as error:
+            if error.errno not in _OCCUPIED:
+                raise
+            if not overwrite:
+                raise FileExistsError(errno.EEXIST, "another writer has made it meanwhile", names.target) from error
+        try:
+            if not _exchanged(names.partial, names.target):
+                _remove(names.previous)  # of the round before
+                os.rename(names.target, names.previous)
+                os.rename(names.partial, names.target)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, *_OCCUPIED):
+                raise  # else another writer came in between
+    raise FileExistsError(errno.EEXIST, "other writers replace it all the time", names.target)
+
+
+def _exchanged(one: str, other: str) -> bool:
+    """Exchanges two folders in one step; false: this file system cannot."""
+    if not hasattr(_libc, "renameat2"):
+        return False
+    if _libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _NO_EXCHANGE:
+        return False
+    raise OSError(number, os.strerror(number), one, None, other)
+
+
+def _sync_tree(folder: str) -> None:
+    for parent, _, files in os.walk(folder, topdown=False):
+        for file in files:
+            descriptor = os.open(os.path.join(parent, file), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        _sync_folder(parent)
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: str) -> None:
+    """Removes a file or folder as far as that is possible."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _escaped(name: str) -> str:
+    return re.sub(r"([*?\[])", r"[\1]", name)
