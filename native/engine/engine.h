@@ -222,7 +222,8 @@ class Engine : private Liveness {
   size_t InlineBytes(const Request& request) const;
   void WriteInline(const Request& request, uint8_t* place) const;
   int64_t ArenaOffset(const Request& request) const;
-  void Forget(int32_t id);
+  // Not proposed any more. Gives back what was.
+  RequestPtr Forget(int32_t id);
   void TellOfLongWait();
   // Tells autotune of what was executed.
   void Tune(const std::vector<RequestPtr>& requests);

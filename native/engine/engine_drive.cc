@@ -93,17 +93,19 @@ void Engine::MakeReady(RequestPtr request) {
   by_id_[static_cast<size_t>(id)] = std::move(request);
 }
 
-void Engine::Forget(int32_t id) {
+RequestPtr Engine::Forget(int32_t id) {
   pending_ids_.Remove(id);
   num_pending_ids_ -= 1;
-  Unnamed* kind = std::exchange(by_id_[static_cast<size_t>(id)], nullptr)->unnamed;
-  if (kind == nullptr) return;
+  RequestPtr forgotten = std::move(by_id_[static_cast<size_t>(id)]);
+  Unnamed* kind = forgotten->unnamed;
+  if (kind == nullptr) return forgotten;
   kind->is_proposed = false;
-  if (kind->younger.empty()) return;
+  if (kind->younger.empty()) return forgotten;
   RequestPtr next = std::move(kind->younger.front());
   kind->younger.pop_front();
   num_younger_ -= 1;
   MakeReady(std::move(next));
+  return forgotten;
 }
 
 // All that the rounds would have gone on with.
@@ -298,10 +300,8 @@ Status Engine::ConcludeRound() {
   place_.position += 1;
   if (nudged_) nudged_ = static_cast<int32_t>(nudged_at_ - place_.position) >= 0;
   if (outcome.single >= 0) {
-    const RequestPtr request = by_id_[static_cast<size_t>(outcome.single)];
     cache_->Touch(outcome.single);
-    Forget(outcome.single);
-    return ExecuteSingle(request, outcome);
+    return ExecuteSingle(Forget(outcome.single), outcome);
   }
   return ExecuteSet(outcome);
 }
@@ -402,17 +402,17 @@ Status Engine::ExecuteSet(const Outcome& outcome) {
     return Execute(requests, cache_->At(requests[0]->cache_id)->rows, true);
   };
   for (const int32_t id : ids) {
-    const RequestPtr request = by_id_[static_cast<size_t>(id)];
-    const bool fits = !batch.empty() && CanFuse(*batch[0]->signature, *request->signature) &&
-                      batch_bytes + request->bytes <= parameters_.fusion_threshold_bytes;
+    const Request& request = *by_id_[static_cast<size_t>(id)];
+    const int64_t bytes = request.bytes;
+    const bool fits = !batch.empty() && CanFuse(*batch[0]->signature, *request.signature) &&
+                      batch_bytes + bytes <= parameters_.fusion_threshold_bytes;
     if (!fits) {
       SE_RETURN_IF_ERROR(flush());
       batch_bytes = 0;
     }
     cache_->Touch(id);
-    Forget(id);
-    batch.push_back(request);
-    batch_bytes += request->bytes;
+    batch.push_back(Forget(id));
+    batch_bytes += bytes;
   }
   return flush();
 }
