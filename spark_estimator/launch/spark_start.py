@@ -90,6 +90,8 @@ class TaskReports:
         if left is None:
             kind = "Spark Connect" if self._is_connect else "this session"
             return f"what holds them, {kind} does not tell: see the Spark UI"
+        if not left and self.computes_rows():
+            return "Spark still computes the DataFrame's rows"
         if not left:
             return "no other job of this application is at work: its executors may be lost, or not there yet"
         texts = [
@@ -107,6 +109,14 @@ class TaskReports:
             if said.isDefined() and said.get().strip():
                 return printable(str(said.get()).strip().splitlines()[0])
         return printable(str(stage.name).splitlines()[0])
+
+    def computes_rows(self) -> bool:
+        """Whether a stage of the job is at work that starts no ranks."""
+        try:
+            active = set(self._tracker.getActiveStageIds())
+            return any(stage in active and not self._starts_ranks(stage) for stage in self._own_stages())
+        except Exception:  # Spark Connect, a stopped session, or one that forbids Java
+            return False
 
     def _starts_ranks(self, stage: int) -> bool:
         """Whether it is a barrier stage, or nothing is known of it."""
@@ -189,7 +199,8 @@ class Start:
             return
         heard = bool(self.begun or self.placed or self.connected())
         started = None if heard else self.reports.started()
-        if not heard and not started and seconds < _OLD.total_seconds() and not self.reports.others():
+        waits = self.reports.others() or self.reports.computes_rows()
+        if not heard and not started and seconds < _OLD.total_seconds() and not waits:
             return  # nothing is in their way: they may well run, and Spark has not told it yet
         if not heard and started != 0:
             # Tasks run, or nobody knows; the driver is out of their reach. They end as they may.

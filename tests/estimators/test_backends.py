@@ -99,6 +99,13 @@ def test_limits_of_time_hold(line: DataFrame, estimator: Make, tmp_path: Path) -
         hold.unlink()
         holder.join()
 
+    def slow(batches: Any) -> Any:
+        time.sleep(6)
+        yield from batches
+
+    with pytest.raises(StartTimeoutError, match="Spark still computes the DataFrame's rows"):
+        limited(start_timeout=3).fit(line.mapInArrow(slow, line.schema))
+
 
 def test_restarts_are_said_once(line: DataFrame, estimator: Make, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_restarts=2, and 1 of the backend"):
