@@ -123,8 +123,8 @@ def test_slices_of_whole_numbers(two_ranks: RankPool) -> None:
         assert hvd.allreduce(tf.constant([1 + rank])).numpy().tolist() == [1]
         return found
 
-    types = {name: "float64" for name in ("int32", "int64", "float64")}
-    types |= {name: "float32" for name in ("uint8", "int8", "int16")}
+    types = dict.fromkeys(("int32", "int64", "float64"), "float64")
+    types |= dict.fromkeys(("uint8", "int8", "int16"), "float32")
     assert two_ranks.run(values) == [types | {"float16": "float16", "bfloat16": "bfloat16"}] * 2
 
 
