@@ -23,7 +23,7 @@ from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.keras.importing import backend
 from spark_estimator.keras.variables import lines_of
 
-#: What a collective inside of a compiled graph raised: TensorFlow and JAX wrap it into an error of their own.
+#: What a collective inside of a compiled step raised: JAX wraps it into an error of its own.
 failures: list[BaseException] = []
 
 
@@ -133,7 +133,7 @@ class Exchange:
 
     @contextlib.contextmanager
     def keeping_failures(self) -> Iterator[None]:
-        """What is raised in it is kept in `failures`, too: TensorFlow and JAX hand it on as an error of their own."""
+        """What is raised in it is kept in `failures`, too: JAX hands it on as an error of its own."""
         try:
             yield
         except BaseException as error:

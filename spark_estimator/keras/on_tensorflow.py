@@ -1,7 +1,7 @@
 """Gradients on Keras' TensorFlow backend: a step reduces them as the tape of ``spark_estimator.tensorflow`` does.
 
-What waits for other ranks in a graph of TensorFlow, which runs its operations in another order on each rank, is either
-one operation that all of a step's others come after (the agreement), or a node that keeps no thread while it waits.
+What waits for other ranks in a graph of TensorFlow, which runs its operations in another order on each rank, is a node
+that keeps none of its threads while it waits. All of a step's others come after the ranks' agreement.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from spark_estimator._native import library_path
 from tests.compat.interpreter import fresh
 
 
@@ -31,3 +34,28 @@ def test_others_do_not_load_it() -> None:
         print(sorted(name for name in ("tensorflow", "keras") if name in sys.modules))
         """
     assert fresh(program) == "[]"
+
+
+def test_a_tensorflow_whose_c_api_lacks_a_function(tmp_path: Path) -> None:
+    """It is told where a graph is built; eagerly collectives work."""
+    (tmp_path / "libtensorflow_framework.so.2").symlink_to(library_path())
+    printed = fresh(
+        f"""
+        import tensorflow as tf
+        tf.sysconfig.get_lib = lambda: {str(tmp_path)!r}
+        import spark_estimator.tensorflow as hvd
+        hvd.init()
+        print(float(hvd.allreduce(tf.constant(2.0))))
+        for _ in range(2):
+            try:
+                with tf.Graph().as_default():
+                    hvd.allreduce(tf.constant(2.0))
+            except Exception as error:
+                print(type(error).__name__, error)
+        """
+    )
+    eager, *told = printed.splitlines()
+    assert eager == "2.0" and len(told) == 2
+    for line in told:
+        assert line.startswith("NativeLibraryError TensorFlow 2.") and "they work eagerly" in line
+        assert "has no function TF_" in line

@@ -208,3 +208,47 @@ def test_nothing_of_torch_is_loaded(two_ranks: RankPool) -> None:
         return sorted(name for name in ("torch", "pyspark", "lightning") if name in sys.modules)
 
     assert two_ranks.run(loaded) == [[], []]
+
+
+def test_the_same_bits_in_a_graph_as_eagerly(two_ranks: RankPool) -> None:
+    """Of all types, with factors that 32 bits do not hold, and without elements."""
+
+    def differences(rank: int) -> list[str]:
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+
+        types = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool")
+        given = [tf.cast(tf.random.stateless_uniform([0 if n == "int8" else 1001, 3], [rank, 7]) * 5, n) for n in types]
+
+        def results(*tensors: Any) -> Any:
+            single = [hvd.allreduce(each, op=hvd.Max) for each in tensors]
+            sums = hvd.grouped_allreduce(tensors[:-1], op=hvd.Sum, prescale_factor=1 / 3)
+            shares = hvd.grouped_reducescatter(tensors[:-1], op=hvd.Sum, postscale_factor=1 / 3)
+            return [*single, *sums, *shares, *hvd.grouped_allgather(tensors), hvd.broadcast(tensors[7], 1)]
+
+        pairs = zip(results(*given), tf.function(results)(*given), strict=True)
+        return [one.dtype.name for one, other in pairs if one.numpy().tobytes() != other.numpy().tobytes()]
+
+    assert two_ranks.run(differences, timeout=110) == [[], []]
+
+
+def test_variables_of_types_that_the_engine_cannot_compute_with(two_ranks: RankPool) -> None:
+    def values(rank: int) -> list[Any]:
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            made = [
+                tf.compat.v1.get_variable(f"of_{name}", initializer=tf.cast([rank + 1, 2], name), use_resource=True)
+                for name in ("complex64", "uint32", "uint16", "bfloat16", "bool")
+            ]
+            empty = tf.compat.v1.get_variable("empty", initializer=tf.zeros([0, 3]), use_resource=True)
+            copied = hvd.broadcast_variables([*made, empty], 1)
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(copied)
+            assert session.run(empty.read_value()).shape == (0, 3)
+            return [session.run(tf.cast(each.read_value(), tf.int32)).tolist() for each in made]
+
+    assert two_ranks.run(values) == [[[2, 2]] * 4 + [[1, 1]]] * 2

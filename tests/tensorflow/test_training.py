@@ -263,3 +263,36 @@ def test_layers_of_one_rank_and_optimizers_of_others(two_ranks: RankPool) -> Non
         return tf.reshape(own, [-1]).numpy().tolist(), float(common)
 
     assert two_ranks.run(values) == [([0.5, 0.5], 3.0), ([1.0, 1.0], 3.0)]
+
+
+def test_a_tape_s_gradients_go_as_one_on_one_host_and_in_buckets_between_hosts(two_ranks: RankPool) -> None:
+    def nodes(rank: int) -> list[int]:
+        import os
+        from unittest import mock
+
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+        from spark_estimator.collectives import context
+
+        os.environ["SPARK_ESTIMATOR_BUCKET_BYTES"] = "800"
+        hvd.shutdown()
+        hvd.init()
+        del os.environ["SPARK_ESTIMATOR_BUCKET_BYTES"]
+        variables = [tf.Variable(tf.ones(100)) for _ in range(6)]
+        found = []
+        for hosts in (1, 2):  # the ranks are on one host; the graph is made as if they were not
+
+            @tf.function
+            def step() -> Any:
+                with tf.GradientTape() as tape:
+                    loss = tf.add_n([tf.reduce_sum(each * (rank + 1.0)) for each in variables])
+                return hvd.DistributedGradientTape(tape).gradient(loss, variables)
+
+            with mock.patch.object(context, "cross_size", lambda hosts=hosts: hosts):
+                operations = step.get_concrete_function().graph.get_operations()
+            assert all((gradient.numpy() == 1.5).all() for gradient in step())
+            found.append([node.type for node in operations].count("SparkEstimatorAllreduce"))
+        return found
+
+    assert two_ranks.run(nodes) == [[1, 3], [1, 3]]
