@@ -20,11 +20,11 @@ if TYPE_CHECKING:
         SparkEstimatorError,
         WorkerFailedError,
     )
-    from spark_estimator.estimators.folders import trust_files
-    from spark_estimator.estimators.keras_estimator import KerasEstimator
-    from spark_estimator.estimators.keras_model import KerasModel
-    from spark_estimator.estimators.torch_estimator import TorchEstimator
-    from spark_estimator.estimators.torch_model import TorchModel
+    from spark_estimator.estimators.keras.estimator import KerasEstimator
+    from spark_estimator.estimators.keras.model import KerasModel
+    from spark_estimator.estimators.persistence.folders import trust_files
+    from spark_estimator.estimators.torch.estimator import TorchEstimator
+    from spark_estimator.estimators.torch.model import TorchModel
     from spark_estimator.observe.driver_log import log_to_driver
     from spark_estimator.runner import HorovodRunner, run
 
@@ -33,16 +33,16 @@ _HOME = {
     "HorovodRunner": "spark_estimator.runner",
     "HorovodInternalError": "spark_estimator.errors",
     "JobFailedError": "spark_estimator.errors",
-    "KerasEstimator": "spark_estimator.estimators.keras_estimator",
-    "KerasModel": "spark_estimator.estimators.keras_model",
+    "KerasEstimator": "spark_estimator.estimators.keras.estimator",
+    "KerasModel": "spark_estimator.estimators.keras.model",
     "PreflightError": "spark_estimator.errors",
     "SparkEstimatorError": "spark_estimator.errors",
-    "TorchEstimator": "spark_estimator.estimators.torch_estimator",
-    "TorchModel": "spark_estimator.estimators.torch_model",
+    "TorchEstimator": "spark_estimator.estimators.torch.estimator",
+    "TorchModel": "spark_estimator.estimators.torch.model",
     "WorkerFailedError": "spark_estimator.errors",
     "log_to_driver": "spark_estimator.observe.driver_log",
     "run": "spark_estimator.runner",
-    "trust_files": "spark_estimator.estimators.folders",
+    "trust_files": "spark_estimator.estimators.persistence.folders",
 }
 
 __all__ = [

@@ -25,7 +25,7 @@ USAGE = """usage: python -m spark_estimator VERB [ARGUMENTS]
 VERBS = {
     "doctor": "spark_estimator.doctor",
     "demo": "spark_estimator.demo",
-    "run": "spark_estimator.launch.cli",
+    "run": "spark_estimator.launch.cli.main",
     "timeline": "spark_estimator.observe.timeline",
     "compat": "spark_estimator.compat.environment",
 }
@@ -61,7 +61,7 @@ def env(arguments: list[str]) -> int:
     from spark_estimator.collectives.cores import available_cores, decisions
     from spark_estimator.collectives.rendezvous import Topology
     from spark_estimator.env import Settings
-    from spark_estimator.launch.worker_environment import description
+    from spark_estimator.launch.job.environment import description
 
     argparse.ArgumentParser(
         prog="python -m spark_estimator env",

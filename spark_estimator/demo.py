@@ -156,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
 def run(epochs: int) -> float:
     """Starts Spark, runs `train` in it, prints what came of it, and returns the accuracy. Raises PreflightError."""
     from spark_estimator import HorovodRunner
-    from spark_estimator.launch.spark_session import session_for
+    from spark_estimator.launch.spark.session import session_for
 
     print(f"Starting Spark on this machine, with room for {RANKS} ranks ...", flush=True)
     begun = time.monotonic()

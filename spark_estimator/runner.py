@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.errors import PreflightError
-from spark_estimator.launch.attempts import Limits
+from spark_estimator.launch.job.attempts import Limits
 from spark_estimator.observe.driver_log import print_line
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class HorovodRunner:
             ranks give to `log_to_driver`, and leaves the rest to the executors' logs. With a negative np everything is
             printed. Where everything is and somebody looks on (a terminal, a notebook), a status line is shown, too.
         max_restarts: how often a job that failed (a rank died or raised, an executor was lost) is started anew as a
-            whole. What is tried again, and what is not, stands at the head of ``spark_estimator.launch.attempts``; the
+            whole. What is tried again, and what is not, stands at the head of ``spark_estimator.launch.job.attempts``; the
             function finds the number of the attempt, from 1, in the variable `SPARK_ESTIMATOR_ATTEMPT`.
         timeout: seconds in which `run` has to end, waiting for slots and attempts included; its ranks are ended then.
 
@@ -83,8 +83,8 @@ class HorovodRunner:
             from spark_estimator.launch.local import run_local
 
             return run_local(main, -self.num_processor, kwargs=kwargs, limits=self._limits)[0]
-        from spark_estimator.launch.in_session import run_in_session
-        from spark_estimator.launch.slots import all_slots
+        from spark_estimator.launch.spark.entry import run_in_session
+        from spark_estimator.launch.spark.slots import all_slots
 
         if self.num_processor == 0:
             warnings.warn(
@@ -171,14 +171,14 @@ def run(
         ResultError: a rank's value could not be brought back.
     """
     from spark_estimator.env import Settings
-    from spark_estimator.launch import obsolete
-    from spark_estimator.launch.elastic import print_on_stderr, run_elastic_local
-    from spark_estimator.launch.flags import cooldown_of
+    from spark_estimator.launch.cli import obsolete
+    from spark_estimator.launch.cli.flags import cooldown_of
+    from spark_estimator.launch.elastic.job_entry import print_on_stderr, run_elastic_local
     from spark_estimator.launch.local import run_local
-    from spark_estimator.launch.output import OutputFiles
     from spark_estimator.launch.ssh.command import SshOptions
     from spark_estimator.launch.ssh.job import run_function_on_hosts
     from spark_estimator.launch.ssh.where import find_hosts
+    from spark_estimator.launch.worker.output import OutputFiles
 
     num_proc = obsolete.renamed("np", np, "num_proc", num_proc, default=1)
     min_num_proc = obsolete.renamed("min_np", min_np, "min_num_proc", min_num_proc)

@@ -66,7 +66,7 @@ def spark() -> Iterator[SparkSession]:
     """The one ``local[2]`` session of the test run, its workers on this interpreter. Do not stop it."""
     from pyspark.sql import SparkSession
 
-    from spark_estimator.launch.java import java_environment
+    from spark_estimator.launch.spark.java import java_environment
 
     os.environ.update(java_environment(), PYSPARK_PYTHON=sys.executable)
     session = (

@@ -17,7 +17,7 @@ from spark_estimator.console import UNREAD_STATUS, ends_with_its_reader
         ["spark_estimator", "env"],
         ["spark_estimator", "--help"],
         ["spark_estimator", "doctor", "--json"],
-        ["spark_estimator.launch.cli", "-np", "2", sys.executable, "-c", "print(list(range(9999)))"],
+        ["spark_estimator.launch.cli.main", "-np", "2", sys.executable, "-c", "print(list(range(9999)))"],
     ],
     ids=" ".join,
 )

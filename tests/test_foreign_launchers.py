@@ -167,7 +167,7 @@ def test_a_process_that_a_rank_starts_is_refused(tmp_path: Path) -> None:
 
 
 def test_our_launchers_work_inside_of_an_allocation(tmp_path: Path) -> None:
-    horovodrun = [sys.executable, "-m", "spark_estimator.launch.cli", "-np", "2"]
+    horovodrun = [sys.executable, "-m", "spark_estimator.launch.cli.main", "-np", "2"]
     allocation = {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1", "OMPI_COMM_WORLD_SIZE": "1"}
     done = run([*horovodrun, sys.executable, *script(tmp_path)], **allocation)
     assert done.returncode == 0 and "[0]<stdout>:size 2" in done.stdout, done.stderr
@@ -175,7 +175,7 @@ def test_our_launchers_work_inside_of_an_allocation(tmp_path: Path) -> None:
 
 
 def test_a_launcher_that_is_itself_started_twice_warns(tmp_path: Path) -> None:
-    horovodrun = [sys.executable, "-m", "spark_estimator.launch.cli", "-np", "2"]
+    horovodrun = [sys.executable, "-m", "spark_estimator.launch.cli.main", "-np", "2"]
     command = [*horovodrun, sys.executable, *script(tmp_path)]
     twice = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
     done = run(command, **twice)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spark_estimator.errors import JavaNotFoundError
-from spark_estimator.launch import java
+from spark_estimator.launch.spark import java
 
 
 def fake_java(folder: Path, output: str, *, exit_code: int = 0, only_without_flags: bool = False) -> Path:
@@ -170,7 +170,7 @@ def test_a_cache_that_others_can_write_to_is_not_trusted(tmp_path: Path) -> None
 
 PROGRAM = """
 import os, sys
-from spark_estimator.launch.java import java_environment
+from spark_estimator.launch.spark.java import java_environment
 os.environ |= java_environment()
 os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import SparkSession

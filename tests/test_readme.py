@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.launch.java import java_environment
+from spark_estimator.launch.spark.java import java_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()

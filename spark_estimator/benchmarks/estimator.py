@@ -32,8 +32,8 @@ from spark_estimator.benchmarks.ways import Way, in_turns
 from spark_estimator.collectives import context
 from spark_estimator.console import ends_with_its_reader
 from spark_estimator.data.fields import Field
-from spark_estimator.data.rank_rows import RankRows
-from spark_estimator.estimators.torch_model import TorchModel
+from spark_estimator.data.rank.rank_rows import RankRows
+from spark_estimator.estimators.torch.model import TorchModel
 
 _MODULE = "spark_estimator.benchmarks.estimator"
 _BATCH = 1024

@@ -14,7 +14,7 @@ from pathlib import Path
 from spark_estimator import _native
 from spark_estimator.benchmarks.turns import BenchmarkError, Command, Group
 from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, offer_to_command
-from spark_estimator.launch.worker_environment import host_share, worker_environment
+from spark_estimator.launch.job.environment import host_share, worker_environment
 
 NATIVE = Path(__file__).parents[2] / "native"
 _COMPILE_SECONDS = 180

@@ -23,7 +23,7 @@ import spark_estimator.torch as hvd
 from spark_estimator.benchmarks.conversation import answer_commands
 from spark_estimator.benchmarks.link import Ring
 from spark_estimator.benchmarks.turns import Form
-from spark_estimator.launch.worker import bind_to_parent
+from spark_estimator.launch.worker.worker import bind_to_parent
 
 _UNCOUNTED = 2
 

@@ -16,9 +16,9 @@ from spark_estimator.data.columns import packed, readable, selected
 from spark_estimator.data.fields import Field, matrix_of
 from spark_estimator.data.parquet import FileRows, files_at
 from spark_estimator.data.preparation import Preparation
-from spark_estimator.data.rank_rows import RankRows
+from spark_estimator.data.rank.rank_rows import RankRows
+from spark_estimator.data.rank.spool import Spool, spooled
 from spark_estimator.data.scan import just_files
-from spark_estimator.data.spool import Spool, spooled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -14,7 +14,7 @@ own DDP over gloo. A Trainer's step is all that it does from one batch to the ne
 with ``MultiWorkerMirroredStrategy`` over its ring (``mwms``); and by Keras' ``train_on_batch`` on TensorFlow, alone and
 with ``DistributedOptimizer``. What they cannot fall below stands in ``spark_estimator/README.md``.
 
-Ranks have the environment that launchers give to workers (``launch/worker_environment.py``): they keep freed memory, or
+Ranks have the environment that launchers give to workers (``launch/job/environment.py``): they keep freed memory, or
 else half of a CPU step is the system mapping gradients in again; --default-malloc leaves that out, for all alike.
 """
 

@@ -31,7 +31,7 @@ from spark_estimator.benchmarks.training_steps import (
     resnet50_shapes,
     timed,
 )
-from spark_estimator.launch.worker import bind_to_parent
+from spark_estimator.launch.worker.worker import bind_to_parent
 
 
 class GradientShapes(nn.Module):

@@ -27,7 +27,7 @@ from spark_estimator.benchmarks.training_steps import CHECKED_STEPS, TOLERANCE, 
 from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import allgather_object
 from spark_estimator.collectives.ops import barrier
-from spark_estimator.launch.worker import bind_to_parent
+from spark_estimator.launch.worker.worker import bind_to_parent
 
 _START = 0.01
 _LEARNING_RATE = 1e-6

@@ -18,11 +18,11 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 
-from spark_estimator.data import shares
 from spark_estimator.data.fields import Field
 from spark_estimator.data.numbers import kind_of
 from spark_estimator.data.preparation import Preparation, batch_rows_of, dtypes_of
-from spark_estimator.data.spool import Spool, spooled
+from spark_estimator.data.rank import shares
+from spark_estimator.data.rank.spool import Spool, spooled
 from spark_estimator.errors import DataError
 from spark_estimator.store import DBFSLocalStore, FilesystemStore, Store
 

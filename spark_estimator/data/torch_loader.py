@@ -15,13 +15,13 @@ from spark_estimator.data.columns import Readable
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field, widths_of
 from spark_estimator.data.first_rows import decoded
-from spark_estimator.data.joined import Joined
 from spark_estimator.data.materialize import MANIFEST, prepared
 from spark_estimator.data.numbers import readable_in
 from spark_estimator.data.parquet import DataFiles, FileRows, files_at, local_form, store_for
 from spark_estimator.data.preparation import Preparation
-from spark_estimator.data.rank_rows import RankRows, balanced
-from spark_estimator.data.shares import Batches
+from spark_estimator.data.rank.joined import Joined
+from spark_estimator.data.rank.rank_rows import RankRows, balanced
+from spark_estimator.data.rank.shares import Batches
 from spark_estimator.data.widths import Ragged
 from spark_estimator.env import Settings
 from spark_estimator.errors import DataError

@@ -95,7 +95,7 @@ def cluster(spark: SparkSession | None = None, *, timeout: float = CLUSTER_SECON
     from spark_estimator.doctor.survey import examine_cluster
 
     if spark is None:
-        from spark_estimator.launch.spark_session import session_for
+        from spark_estimator.launch.spark.session import session_for
 
         spark = session_for(0)
     return list(examine_cluster(spark, timedelta(seconds=timeout)))
@@ -144,7 +144,7 @@ def _leave(status: int) -> NoReturn:
 def _examine_cluster_at(arguments: argparse.Namespace) -> Iterator[Finding]:
     """As `cluster`, in the session that the command line asks for; yields the findings as they are made."""
     from spark_estimator.doctor.survey import examine_cluster
-    from spark_estimator.launch.spark_session import session_for
+    from spark_estimator.launch.spark.session import session_for
 
     timeout = timedelta(seconds=arguments.timeout)
     if not (arguments.master or arguments.remote or arguments.conf):
@@ -169,7 +169,7 @@ def _session_at(
         timeout: in which it has to be there; it is made in a thread of its own, which is given up then.
     """
     from spark_estimator.doctor.address import silence
-    from spark_estimator.launch.spark_errors import telling_line
+    from spark_estimator.launch.spark.errors import telling_line
 
     where = f"at {master or remote}" if master or remote else "with these settings"
     if nobody := silence(master or remote or ""):
@@ -194,7 +194,7 @@ def _session_at(
 def _new_session(master: str | None, remote: str | None, settings: Sequence[str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    from spark_estimator.launch.java import java_environment
+    from spark_estimator.launch.spark.java import java_environment
 
     builder = SparkSession.builder.appName("spark_estimator doctor")
     for setting in settings:

@@ -202,7 +202,7 @@ def _meet() -> tuple[float, bool]:
 
 def java() -> str:
     """The Java that Spark would be started with. Raises JavaNotFoundError."""
-    from spark_estimator.launch.java import find_java, java_environment
+    from spark_estimator.launch.spark.java import find_java, java_environment
 
     found = find_java()
     text = f"{found.version} from {found.source} ({found.executable})"
@@ -214,8 +214,8 @@ def java() -> str:
 
 def spark_session() -> str:
     """Finds or starts a Spark session, counts its slots, and runs one rank in it. Raises PreflightError."""
-    from spark_estimator.launch.slots import Configuration, check_session, count_slots
-    from spark_estimator.launch.spark_session import session_for
+    from spark_estimator.launch.spark.session import session_for
+    from spark_estimator.launch.spark.slots import Configuration, check_session, count_slots
     from spark_estimator.runner import HorovodRunner
 
     session = session_for(0)

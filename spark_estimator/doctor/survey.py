@@ -23,10 +23,10 @@ from spark_estimator.doctor import probe
 from spark_estimator.doctor.findings import Finding, State, attempt
 from spark_estimator.doctor.verdicts import DriverSide, findings_of
 from spark_estimator.errors import NotEnoughSlotsError, PreflightError
-from spark_estimator.launch import spark_errors
-from spark_estimator.launch.job_tag import JobTag
-from spark_estimator.launch.session_thread import session_thread
-from spark_estimator.launch.slots import (
+from spark_estimator.launch.spark import errors as spark_errors
+from spark_estimator.launch.spark.job_tag import JobTag
+from spark_estimator.launch.spark.session_thread import session_thread
+from spark_estimator.launch.spark.slots import (
     Configuration,
     all_slots,
     check_encryption,
@@ -34,7 +34,7 @@ from spark_estimator.launch.slots import (
     count_slots,
     default_size,
 )
-from spark_estimator.launch.spark_start import TaskReports
+from spark_estimator.launch.spark.start import TaskReports
 from spark_estimator.observe import frames
 from spark_estimator.observe.channel import DriverServer
 from spark_estimator.observe.driver_address import driver_address

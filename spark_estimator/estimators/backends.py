@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
-from spark_estimator.launch.attempts import Limits
-from spark_estimator.launch.feed import Rows
-from spark_estimator.launch.in_session import run_in_session
-from spark_estimator.launch.slots import default_size
+from spark_estimator.launch.job.attempts import Limits
+from spark_estimator.launch.spark.entry import run_in_session
+from spark_estimator.launch.spark.feed import Rows
+from spark_estimator.launch.spark.slots import default_size
 from spark_estimator.spark import SparkBackend
 
 # The trained model passes through the memory of an executor and of the driver.

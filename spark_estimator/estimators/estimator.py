@@ -18,15 +18,16 @@ from pyspark.ml.util import MLReadable, MLWritable
 
 from spark_estimator.data.fields import Field
 from spark_estimator.data.materialize import prepared
-from spark_estimator.estimators import backends, mlflow_log, params, way_back
-from spark_estimator.estimators.checkpoint import discard_partials
-from spark_estimator.estimators.fitting import Trial, fitting_fields
-from spark_estimator.estimators.folders import Reader, Writer
+from spark_estimator.estimators import backends, mlflow_log, params
+from spark_estimator.estimators.inference.prediction_columns import Meaning
 from spark_estimator.estimators.model import TableModel
 from spark_estimator.estimators.params import TableParams
-from spark_estimator.estimators.prediction_columns import Meaning
-from spark_estimator.estimators.sampling import Columns, Wanted, look_at, look_at_files
-from spark_estimator.estimators.supply import Supply, supply_from, supply_of
+from spark_estimator.estimators.persistence import model_transfer as way_back
+from spark_estimator.estimators.persistence.checkpoint import discard_partials
+from spark_estimator.estimators.persistence.folders import Reader, Writer
+from spark_estimator.estimators.rows.row_source import Supply, supply_from, supply_of
+from spark_estimator.estimators.rows.sampling import Columns, Wanted, look_at, look_at_files
+from spark_estimator.estimators.rows.shapes import Trial, fitting_fields
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.store import FilesystemStore
 

@@ -18,17 +18,17 @@ from spark_estimator.data.columns import raw, readable
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field
 from spark_estimator.estimators import checks, params
-from spark_estimator.estimators.folders import Reader, Writer
 from spark_estimator.estimators.history import History, history_of, table
-from spark_estimator.estimators.params import Row, TableParams
-from spark_estimator.estimators.prediction_columns import (
+from spark_estimator.estimators.inference.prediction_columns import (
     Meaning,
     in_label_type,
     prediction,
     probability,
     raw_prediction,
 )
-from spark_estimator.estimators.predictor import Predictor, matrices_of
+from spark_estimator.estimators.inference.predictor import Predictor, matrices_of
+from spark_estimator.estimators.params import Row, TableParams
+from spark_estimator.estimators.persistence.folders import Reader, Writer
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

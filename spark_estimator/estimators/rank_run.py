@@ -10,12 +10,12 @@ from typing import Any
 import numpy
 
 from spark_estimator.collectives import arrays
-from spark_estimator.data.rank_rows import RankRows, balanced
+from spark_estimator.data.rank.rank_rows import RankRows, balanced
 from spark_estimator.errors import DataError
-from spark_estimator.estimators import way_back
-from spark_estimator.estimators.checkpoint import Checkpoint, Form, load
-from spark_estimator.estimators.identity import Identity
-from spark_estimator.estimators.supply import own_rows
+from spark_estimator.estimators.persistence import model_transfer as way_back
+from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Form, load
+from spark_estimator.estimators.persistence.run_identity import Identity
+from spark_estimator.estimators.rows.row_source import own_rows
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 
 

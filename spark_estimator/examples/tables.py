@@ -24,7 +24,7 @@ from sklearn import datasets
 from torch import nn
 
 from spark_estimator import TorchEstimator
-from spark_estimator.launch.spark_session import session_for
+from spark_estimator.launch.spark.session import session_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

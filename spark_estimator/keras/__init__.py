@@ -71,8 +71,8 @@ if TYPE_CHECKING:
 
 #: What stands above this package, and needs Spark, too -> its module.
 _ABOVE = {
-    "KerasEstimator": "spark_estimator.estimators.keras_estimator",
-    "KerasModel": "spark_estimator.estimators.keras_model",
+    "KerasEstimator": "spark_estimator.estimators.keras.estimator",
+    "KerasModel": "spark_estimator.estimators.keras.model",
 }
 #: What needs Keras itself -> the module that has it; a module of its own where that is ''.
 _LATER = {

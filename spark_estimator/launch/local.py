@@ -11,14 +11,14 @@ from typing import Any
 
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, host_id, new_job_id, new_key
 from spark_estimator.errors import JobFailedError
-from spark_estimator.launch.attempts import Attempt, Limits, run_attempts
-from spark_estimator.launch.failures import first_failure, job_error
-from spark_estimator.launch.launcher import EventRelay, Watch, say_when_done
-from spark_estimator.launch.outcome import Outcome
-from spark_estimator.launch.pickling import dump_function, load_values, name_of
-from spark_estimator.launch.place import Place, PlaceHere, Places
-from spark_estimator.launch.spec import JobSpec, checked_environment, driver_sys_path, modules_to_preload
-from spark_estimator.launch.worker_environment import host_share, worker_environment
+from spark_estimator.launch.job.attempts import Attempt, Limits, run_attempts
+from spark_estimator.launch.job.environment import host_share, worker_environment
+from spark_estimator.launch.job.failures import first_failure, job_error
+from spark_estimator.launch.job.monitor import EventRelay, Watch, say_when_done
+from spark_estimator.launch.job.outcome import Outcome
+from spark_estimator.launch.job.pickling import dump_function, load_values, name_of
+from spark_estimator.launch.job.spec import JobSpec, checked_environment, driver_sys_path, modules_to_preload
+from spark_estimator.launch.worker.worker_host import Place, PlaceHere, Places
 from spark_estimator.observe.driver_log import print_line
 from spark_estimator.observe.status_line import StatusLine, screen
 

@@ -33,9 +33,9 @@ __all__ = ["HorovodStrategy", "TorchEstimator", "TorchModel", "legacy", "strateg
 
 #: Names of a higher layer, as "module:attribute".
 _ABOVE = {
-    "TorchEstimator": "spark_estimator.estimators.lightning_estimator:TorchEstimator",
-    "TorchModel": "spark_estimator.estimators.lightning_model:TorchModel",
-    "legacy": "spark_estimator.estimators.lightning_legacy:",
+    "TorchEstimator": "spark_estimator.estimators.lightning.estimator:TorchEstimator",
+    "TorchModel": "spark_estimator.estimators.lightning.model:TorchModel",
+    "legacy": "spark_estimator.estimators.lightning.legacy:",
 }
 
 check_installed()

@@ -18,8 +18,8 @@ from spark_estimator.lightning import rates
 from spark_estimator.lightning.lockstep import Lockstep, even, lengths_of_all_ranks
 from spark_estimator.lightning.metrics import SyncedMetrics
 from spark_estimator.lightning.strategy_collectives import HorovodCollectives
-from spark_estimator.torch.compression import UNCHOSEN
-from spark_estimator.torch.optimizer import DistributedMethods, unwrap
+from spark_estimator.torch.compression.compressors import UNCHOSEN
+from spark_estimator.torch.optimizer.optimizer import DistributedMethods, unwrap
 
 if TYPE_CHECKING:
     _Base = Any

@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spark_estimator.env import Settings
-from spark_estimator.launch.attempts import Limits
-from spark_estimator.launch.feed import Rows
-from spark_estimator.launch.in_session import session_and_size
+from spark_estimator.launch.cli.obsolete import REASONS, explain
+from spark_estimator.launch.job.attempts import Limits
+from spark_estimator.launch.job.environment import OMP
+from spark_estimator.launch.job.spec import inherited_environment
 from spark_estimator.launch.local import run_local
-from spark_estimator.launch.obsolete import REASONS, explain
-from spark_estimator.launch.output import lines_to
-from spark_estimator.launch.slots import default_size
-from spark_estimator.launch.spec import inherited_environment
-from spark_estimator.launch.worker_environment import OMP
+from spark_estimator.launch.spark.entry import session_and_size
+from spark_estimator.launch.spark.feed import Rows
+from spark_estimator.launch.spark.slots import default_size
+from spark_estimator.launch.worker.output import lines_to
 from spark_estimator.spark.runner import check_num_proc, run, run_with, say
 
 _DEVICES = "CUDA_VISIBLE_DEVICES"

@@ -10,14 +10,14 @@ from typing import Any
 
 from spark_estimator.elastic.rounds import Terms
 from spark_estimator.env import Settings
-from spark_estimator.launch.attempts import Limits
-from spark_estimator.launch.feed import Rows
-from spark_estimator.launch.in_session import interruption_in_words, run_in_session, session_for_elastic
-from spark_estimator.launch.obsolete import explain, renamed
-from spark_estimator.launch.output import TextStream, lines_to
-from spark_estimator.launch.pickling import check_call
-from spark_estimator.launch.slots import default_size
-from spark_estimator.launch.spec import MAX_RESULT_BYTES, checked_environment
+from spark_estimator.launch.cli.obsolete import explain, renamed
+from spark_estimator.launch.job.attempts import Limits
+from spark_estimator.launch.job.pickling import check_call
+from spark_estimator.launch.job.spec import MAX_RESULT_BYTES, checked_environment
+from spark_estimator.launch.spark.entry import interruption_in_words, run_in_session, session_for_elastic
+from spark_estimator.launch.spark.feed import Rows
+from spark_estimator.launch.spark.slots import default_size
+from spark_estimator.launch.worker.output import TextStream, lines_to
 
 
 def run(
@@ -60,7 +60,7 @@ def run(
             a status line; 2: also where each of them runs.
         prefix_output_with_timestamp: the time stands in front of each line.
         max_restarts: how often a job that failed (a rank died or raised, an executor was lost) is started anew as a
-            whole. What is tried again, and what is not, stands at the head of ``spark_estimator.launch.attempts``; `fn`
+            whole. What is tried again, and what is not, stands at the head of ``spark_estimator.launch.job.attempts``; `fn`
             finds the number of the attempt, from 1, in the variable `SPARK_ESTIMATOR_ATTEMPT`.
         timeout: seconds in which the job has to end, waiting for slots and attempts included; its ranks are ended then.
         use_mpi, use_gloo, extra_mpi_args, nics, executable: without effect here; a warning says why.
@@ -249,7 +249,7 @@ def run_elastic(
         timeout=to_gather,
         max_size=max(wanted, max_num_proc or 0),
     )
-    from spark_estimator.launch.spark_elastic import run_elastic_on_spark
+    from spark_estimator.launch.spark.elastic_job import run_elastic_on_spark
 
     with interruption_in_words(caller):
         return run_elastic_on_spark(

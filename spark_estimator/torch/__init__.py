@@ -47,17 +47,20 @@ from spark_estimator.collectives.objects import allgather_object, broadcast_obje
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.errors import HorovodInternalError
 from spark_estimator.torch import elastic as elastic
-from spark_estimator.torch.compression import Compression
-from spark_estimator.torch.differentiable import allgather, allreduce, alltoall, broadcast, reducescatter
-from spark_estimator.torch.differentiable_groups import grouped_allgather, grouped_allreduce, grouped_reducescatter
-from spark_estimator.torch.grouped import (
+from spark_estimator.torch.collectives.differentiable import allgather, allreduce, alltoall, broadcast, reducescatter
+from spark_estimator.torch.collectives.differentiable_groups import (
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+)
+from spark_estimator.torch.collectives.grouped import (
     grouped_allgather_async,
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
     grouped_reducescatter_async,
 )
-from spark_estimator.torch.ops import (
+from spark_estimator.torch.collectives.ops import (
     Adasum,
     Average,
     Max,
@@ -79,7 +82,8 @@ from spark_estimator.torch.ops import (
     sparse_allreduce_async,
     synchronize,
 )
-from spark_estimator.torch.optimizer import DistributedOptimizer
+from spark_estimator.torch.compression.compressors import Compression
+from spark_estimator.torch.optimizer.optimizer import DistributedOptimizer
 from spark_estimator.torch.starting_state import broadcast_optimizer_state, broadcast_parameters
 from spark_estimator.torch.sync_batch_norm import SyncBatchNorm
 

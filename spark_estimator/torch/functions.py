@@ -5,8 +5,8 @@ from __future__ import annotations
 from spark_estimator.collectives.context import rank, size
 from spark_estimator.collectives.objects import allgather_object, broadcast_object
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
-from spark_estimator.torch.differentiable import allgather
-from spark_estimator.torch.ops import broadcast_, broadcast_async_, synchronize
+from spark_estimator.torch.collectives.differentiable import allgather
+from spark_estimator.torch.collectives.ops import broadcast_, broadcast_async_, synchronize
 from spark_estimator.torch.starting_state import broadcast_optimizer_state, broadcast_parameters
 
 __all__ = [

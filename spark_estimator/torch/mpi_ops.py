@@ -5,19 +5,19 @@ from __future__ import annotations
 import spark_estimator.torch as _basics
 from spark_estimator.compat.build_questions import gpu_available, num_rank_is_power_2
 from spark_estimator.torch import *  # noqa: F403  whatever is offered, under the module's old name
-from spark_estimator.torch.differentiable import (
+from spark_estimator.torch.collectives.differentiable import (
     HorovodAllgather,
     HorovodAllreduce,
     HorovodAlltoall,
     HorovodBroadcast,
     HorovodReducescatter,
 )
-from spark_estimator.torch.differentiable_groups import (
+from spark_estimator.torch.collectives.differentiable_groups import (
     HorovodGroupedAllgather,
     HorovodGroupedAllreduce,
     HorovodGroupedReducescatter,
 )
-from spark_estimator.torch.reductions import reduce_op
+from spark_estimator.torch.collectives.reductions import reduce_op
 
 __all__ = [
     *_basics.__all__,

@@ -17,10 +17,10 @@ import torch
 from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.collectives.ops import whole_number
-from spark_estimator.torch import ops
 from spark_estimator.torch.agreement import agree
-from spark_estimator.torch.memory import check_parameter, overlaps_itself, where
-from spark_estimator.torch.optimizer import DistributedMethods, own_class_of
+from spark_estimator.torch.collectives import ops
+from spark_estimator.torch.collectives.memory import check_parameter, overlaps_itself, where
+from spark_estimator.torch.optimizer.optimizer import DistributedMethods, own_class_of
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Sequence[Any], root_rank: int) -> None:

@@ -18,11 +18,11 @@ from torch.nn.parameter import is_lazy
 
 from spark_estimator.collectives import context
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
-from spark_estimator.torch.collective import allgather_of, allreduce_of
-from spark_estimator.torch.device import place_of_all
-from spark_estimator.torch.differentiable import gradient_name
-from spark_estimator.torch.memory import checked_tensor
-from spark_estimator.torch.reductions import Sum
+from spark_estimator.torch.collectives.collective import allgather_of, allreduce_of
+from spark_estimator.torch.collectives.device import place_of_all
+from spark_estimator.torch.collectives.differentiable import gradient_name
+from spark_estimator.torch.collectives.memory import checked_tensor
+from spark_estimator.torch.collectives.reductions import Sum
 
 _KIND = "sync_batch_norm"
 

@@ -270,7 +270,7 @@ def test_what_a_function_captured_travels_under_its_real_name(tmp_path: Path) ->
         short, model = (pickle.load(open(name, "rb")) for name in ("short", "model"))
         print(short()[0], short()[1], model())
         """
-    expected = "spark_estimator.torch spark_estimator.torch.differentiable FP16Compressor"
+    expected = "spark_estimator.torch spark_estimator.torch.collectives.differentiable FP16Compressor"
     assert fresh(load, cwd=tmp_path) == expected
     # ... and the package `horovod` itself where a worker has installed the aliases before it unpickles.
     load = """

@@ -18,7 +18,7 @@ from spark_estimator.data.fields import Field, matrix_of
 from spark_estimator.data.numbers import kind_of, numbers_of, readable_in, without_nulls
 from spark_estimator.data.parquet import FileRows, files_at, local_form
 from spark_estimator.data.preparation import Preparation
-from spark_estimator.data.shares import ranges, share
+from spark_estimator.data.rank.shares import ranges, share
 from spark_estimator.errors import DataError
 
 VECTOR = pyarrow.struct(

@@ -18,7 +18,7 @@ from petastorm.etl.dataset_metadata import materialize_dataset
 from petastorm.pytorch import BatchedDataLoader, DataLoader
 from petastorm.unischema import Unischema, UnischemaField, dict_to_spark_row
 
-from spark_estimator.data import petastorm as ours
+from spark_estimator.data.petastorm import converter as ours
 from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import torch
 from spark_estimator.collectives import context
 from spark_estimator.data import make_torch_dataloader
 from spark_estimator.data.fields import Field
-from spark_estimator.data.joined import Joined
+from spark_estimator.data.rank.joined import Joined
 from spark_estimator.errors import DataError
 from tests.ranks import run_ranks
 

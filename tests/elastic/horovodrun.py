@@ -11,7 +11,7 @@ from tests.launch import clusters
 def horovodrun(*arguments: str, timeout: float = 100, **env: str | None) -> subprocess.CompletedProcess[str]:
     """What became of ``horovodrun *arguments``; None removes a variable."""
     return subprocess.run(
-        [sys.executable, "-m", "spark_estimator.launch.cli", *arguments],
+        [sys.executable, "-m", "spark_estimator.launch.cli.main", *arguments],
         env=clusters.environment(**env),
         capture_output=True,
         text=True,

@@ -13,7 +13,7 @@ import pytest
 
 from spark_estimator._native import Op
 from spark_estimator.elastic.rounds import Terms
-from spark_estimator.launch.elastic import run_elastic_local
+from spark_estimator.launch.elastic.job_entry import run_elastic_local
 
 #: How GPU tensors travel, and what the engine says of it.
 WAYS = {

@@ -23,7 +23,7 @@ import pytest
 
 from spark_estimator.elastic.rounds import Terms
 from spark_estimator.errors import WorkerFailedError
-from spark_estimator.launch.elastic import run_elastic_local
+from spark_estimator.launch.elastic.job_entry import run_elastic_local
 from tests.launch import clusters
 
 STEPS = 12
@@ -355,7 +355,17 @@ def test_an_interrupted_launcher_leaves_nothing(marker: str, tmp_path: Path) -> 
         "import time\nfrom spark_estimator.collectives import context\ncontext.init()\n"
         "print('begun', flush=True)\ntime.sleep(1000)\n"
     )
-    command = [sys.executable, "-m", "spark_estimator.launch.cli", "-np", "2", "--min-np", "1", "python", str(script)]
+    command = [
+        sys.executable,
+        "-m",
+        "spark_estimator.launch.cli.main",
+        "-np",
+        "2",
+        "--min-np",
+        "1",
+        "python",
+        str(script),
+    ]
     for number in (signal.SIGINT, signal.SIGKILL):
         launcher = subprocess.Popen(
             command, env=clusters.environment(**{clusters.MARKER: marker}), stdout=subprocess.PIPE, text=True

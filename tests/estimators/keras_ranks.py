@@ -69,7 +69,7 @@ def trained(folder: str, model: Any, **changed: Any) -> Any:
     from spark_estimator.data.fields import Field
     from spark_estimator.data.parquet import FileRows, files_at
     from spark_estimator.data.preparation import Preparation
-    from spark_estimator.estimators.keras_start import train
+    from spark_estimator.estimators.keras.start import train
     from spark_estimator.estimators.train_spec import TrainSpec
     from spark_estimator.store import Store
 
@@ -107,7 +107,7 @@ def trained(folder: str, model: Any, **changed: Any) -> Any:
 
 
 def opened(result: Any) -> Any:
-    from spark_estimator.estimators.keras_objects import loaded
+    from spark_estimator.estimators.keras.objects import loaded
 
     return loaded(result.state, {}, compile=True)
 

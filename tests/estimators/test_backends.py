@@ -16,7 +16,7 @@ import torch
 from spark_estimator import TorchEstimator
 from spark_estimator.env import ATTEMPT_VARIABLE
 from spark_estimator.errors import JobTimeoutError, StartTimeoutError
-from spark_estimator.estimators.torch_callbacks import Callback
+from spark_estimator.estimators.torch.callbacks import Callback
 from spark_estimator.spark import Backend, LocalBackend, SparkBackend
 from spark_estimator.store import Store
 

@@ -11,7 +11,7 @@ import torch
 
 from spark_estimator import TorchEstimator
 from spark_estimator.estimators.params import WITHOUT_EFFECT
-from spark_estimator.estimators.torch_parts import check_numbers
+from spark_estimator.estimators.torch.parts import check_numbers
 from spark_estimator.store import Store
 
 

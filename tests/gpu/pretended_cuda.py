@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from spark_estimator.torch import device, gradient_bucket
+from spark_estimator.torch.collectives import device
+from spark_estimator.torch.optimizer import bucket as gradient_bucket
 from tests import fake_gpus
 from tests.torch import pretended_gpus
 

@@ -26,7 +26,7 @@ MARKER = "SPARK_ESTIMATOR_TEST_MARKER"
 
 def environment(**more: str | None) -> dict[str, str]:
     """What drivers and daemons need in order to be found, to stay on this host and find our package; None removes."""
-    from spark_estimator.launch.java import java_environment
+    from spark_estimator.launch.spark.java import java_environment
 
     variables = {
         **os.environ,

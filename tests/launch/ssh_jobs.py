@@ -66,7 +66,7 @@ def horovodrun(
     hosts: SshHosts, *arguments: str, folder: Path | None = None, **env: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "spark_estimator.launch.cli", *arguments],
+        [sys.executable, "-m", "spark_estimator.launch.cli.main", *arguments],
         env=environment(hosts, **env),
         cwd=folder,
         capture_output=True,
@@ -82,7 +82,7 @@ def endless(
     """A job that trains until something happens to it. All of its processes have the marker in their environment."""
     script, log = folder / "train.py", folder / "log"
     script.write_text(code)
-    command = [sys.executable, "-m", "spark_estimator.launch.cli", "-np", str(size), "-H", where, *flags]
+    command = [sys.executable, "-m", "spark_estimator.launch.cli.main", "-np", str(size), "-H", where, *flags]
     command += ["python", str(script)]
     with log.open("w") as file:
         process = subprocess.Popen(

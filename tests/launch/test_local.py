@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from spark_estimator.errors import JobFailedError, ResultError, WorkerFailedError
-from spark_estimator.launch import child_process
 from spark_estimator.launch.local import run_local
+from spark_estimator.launch.worker import child_process
 from spark_estimator.observe.driver_log import log_to_driver
 from tests.launch import clusters
 
@@ -157,7 +157,7 @@ def test_an_exception_comes_with_its_traceback(marker: str) -> None:
         run_and_fail_on_rank_1(how, marker)
     text = str(caught[0].__cause__)
     assert "KeyError: 'inner'" in text and "direct cause" in text and 'raise ValueError("outer é") from error' in text
-    assert "launch/worker.py" not in text, "our own frames help nobody"
+    assert "launch/worker/worker.py" not in text, "our own frames help nobody"
     assert caught[0].exitcode is None
     assert [line.split(")")[1] for line in str(caught[0]).splitlines()[2:]] == [" was stopped after that"] * 2
 

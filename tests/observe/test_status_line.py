@@ -104,7 +104,7 @@ def horovodrun(tmp_path: Path, seconds: float) -> tuple[list[str], dict[str, str
     return [
         sys.executable,
         "-m",
-        "spark_estimator.launch.cli",
+        "spark_estimator.launch.cli.main",
         "-np",
         "2",
         sys.executable,

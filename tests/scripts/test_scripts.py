@@ -51,7 +51,7 @@ def run(command: Sequence[str | Path], folder: Path, path: Sequence[str | Path])
     "options", [(), ("--fp16-allreduce", "--gradient-predivide-factor", "2.0")], ids=["as it is", "with options"]
 )
 def test_classic_script_under_horovodrun(tmp_path: Path, options: tuple[str, ...]) -> None:
-    horovodrun = [sys.executable, "-m", "spark_estimator.launch.cli", "-np", "2"]
+    horovodrun = [sys.executable, "-m", "spark_estimator.launch.cli.main", "-np", "2"]
     output = run([*horovodrun, sys.executable, CLASSIC, "--lr", "0.03", *options], tmp_path, [ROOT])
     # The script prints on rank 0 only, of the loss and of what both ranks measured.
     assert {line[:3] for line in output.splitlines() if "Epoch" in line} == {"[0]"}

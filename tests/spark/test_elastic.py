@@ -26,8 +26,8 @@ from spark_estimator.errors import (
     StartTimeoutError,
     WorkerFailedError,
 )
-from spark_estimator.launch.elastic_task import ElasticTask
-from spark_estimator.launch.spec import ChannelAddress, JobSpec
+from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
+from spark_estimator.launch.spark.elastic_task import ElasticTask
 from spark_estimator.spark import run_elastic
 from tests.elastic import test_jobs
 from tests.elastic.test_jobs import Fault, mean_of, train
@@ -166,7 +166,7 @@ def test_slots_that_others_hold_are_named(spark: Any, tmp_path: Path, marker: di
 
 
 def test_a_host_on_which_processes_die_again_and_again_is_not_used() -> None:
-    from spark_estimator.launch.spark_elastic import Record
+    from spark_estimator.launch.spark.elastic_job import Record
 
     record = Record()
     record.seen("a")

@@ -16,7 +16,8 @@ import torch
 
 from spark_estimator.collectives import ops
 from spark_estimator.collectives.handle import Handle
-from spark_estimator.torch import device, gradient_bucket
+from spark_estimator.torch.collectives import device
+from spark_estimator.torch.optimizer import bucket as gradient_bucket
 from tests import fake_gpus
 
 _here = threading.local()

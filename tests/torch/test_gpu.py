@@ -15,7 +15,7 @@ from torch import nn
 
 import spark_estimator.torch as hvd
 from spark_estimator.collectives import context
-from spark_estimator.torch import device
+from spark_estimator.torch.collectives import device
 from tests.torch.rank_pool import RankPool
 
 WAYS = {

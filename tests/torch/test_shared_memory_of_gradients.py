@@ -13,7 +13,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 import spark_estimator.torch as hvd
-from spark_estimator.torch.memory import overlapping
+from spark_estimator.torch.collectives.memory import overlapping
 from tests.ranks import run_ranks
 from tests.torch.rank_pool import RankPool
 from tests.torch.training import init_with_buckets_of

@@ -15,7 +15,7 @@ from spark_estimator.env import Settings
 # Without quotes, exclamation marks and line ends: the login shell of the other host may be of any kind.
 _PROGRAM = (
     'import sys; sys.path[:1] == [""] and sys.path.pop(0); '
-    "from spark_estimator.launch.ssh.agent import main; main()"
+    "from spark_estimator.launch.agent.agent import main; main()"
 )  # fmt: skip
 
 # What the last line says -> what to do.

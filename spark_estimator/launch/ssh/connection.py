@@ -18,14 +18,14 @@ from typing import Any
 
 from spark_estimator import __version__
 from spark_estimator.errors import PreflightError, PythonEnvironmentError
-from spark_estimator.launch.child_process import describe_end
-from spark_estimator.launch.outcome import Relay
-from spark_estimator.launch.spec import JobSpec
-from spark_estimator.launch.ssh import link as frames
-from spark_estimator.launch.ssh.agent import HostOrder, job_fields
+from spark_estimator.launch.agent import link as frames
+from spark_estimator.launch.agent.agent import HostOrder, job_fields
+from spark_estimator.launch.agent.link import Link, SilentError
+from spark_estimator.launch.agent.worker_handle import PlaceThere
+from spark_estimator.launch.job.outcome import Relay
+from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.ssh.command import SshOptions, agent_command, remedy
-from spark_estimator.launch.ssh.link import Link, SilentError
-from spark_estimator.launch.ssh.place import PlaceThere
+from spark_estimator.launch.worker.child_process import describe_end
 from spark_estimator.log import logger
 from spark_estimator.observe.driver_log import printable
 

@@ -9,17 +9,17 @@ from typing import Any
 
 from spark_estimator.collectives.rendezvous import host_id, new_job_id
 from spark_estimator.elastic.rounds import Terms
-from spark_estimator.launch.discovery import HostWatch
-from spark_estimator.launch.elastic import elastic, print_on_stderr, run_elastic
-from spark_estimator.launch.hosts import Host, place
+from spark_estimator.launch.elastic.discovery import HostWatch
+from spark_estimator.launch.elastic.job_entry import elastic, print_on_stderr, run_elastic
+from spark_estimator.launch.elastic.placement import Cooldown
+from spark_estimator.launch.job.hosts import Host, place
+from spark_estimator.launch.job.outcome import Outcome, Relay
+from spark_estimator.launch.job.pickling import dump_function, load_values, name_of
+from spark_estimator.launch.job.spec import JobSpec, checked_environment, driver_sys_path, modules_to_preload
 from spark_estimator.launch.local import run_job
-from spark_estimator.launch.outcome import Outcome, Relay
-from spark_estimator.launch.pickling import dump_function, load_values, name_of
-from spark_estimator.launch.place import Place
-from spark_estimator.launch.seats import Cooldown
-from spark_estimator.launch.spec import JobSpec, checked_environment, driver_sys_path, modules_to_preload
 from spark_estimator.launch.ssh.command import SshOptions
 from spark_estimator.launch.ssh.hosts import Hosts
+from spark_estimator.launch.worker.worker_host import Place
 from spark_estimator.observe.driver_log import print_line
 from spark_estimator.observe.status_line import screen
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from spark_estimator.elastic.rounds import Terms
-from spark_estimator.launch.discovery import HostScript, HostWatch, first_hosts
-from spark_estimator.launch.hosts import Host, is_here, parse_hosts, place, read_hostfile
-from spark_estimator.launch.seats import Cooldown
+from spark_estimator.launch.elastic.discovery import HostScript, HostWatch, first_hosts
+from spark_estimator.launch.elastic.placement import Cooldown
+from spark_estimator.launch.job.hosts import Host, is_here, parse_hosts, place, read_hostfile
 from spark_estimator.launch.ssh.command import SshOptions
 from spark_estimator.launch.ssh.hosts import side_by_side
 

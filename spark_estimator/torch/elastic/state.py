@@ -11,7 +11,7 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.elastic.state import ObjectState
 from spark_estimator.torch.elastic.sampler import ElasticSampler
-from spark_estimator.torch.optimizer import DistributedMethods
+from spark_estimator.torch.optimizer.optimizer import DistributedMethods
 from spark_estimator.torch.starting_state import broadcast_optimizer_state, broadcast_parameters
 
 

@@ -12,7 +12,7 @@ import torch
 
 from spark_estimator._native import Op
 from spark_estimator.collectives.handle import Handle
-from spark_estimator.torch.memory import described
+from spark_estimator.torch.collectives.memory import described
 from spark_estimator.torch.process_group.elements import (
     Reduction,
     flat,

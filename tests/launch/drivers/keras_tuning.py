@@ -18,7 +18,7 @@ from pyspark.ml.feature import StringIndexer, VectorAssembler  # noqa: E402
 from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder  # noqa: E402
 from sessions import session  # noqa: E402
 
-from spark_estimator.estimators import way_back  # noqa: E402
+from spark_estimator.estimators.persistence import model_transfer as way_back
 from spark_estimator.keras import KerasEstimator  # noqa: E402
 from spark_estimator.spark import SparkBackend  # noqa: E402
 from spark_estimator.store import Store  # noqa: E402

@@ -1,0 +1,229 @@
+"""The rows of one rank, once all ranks have as many as each other; and the batches of each epoch."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy
+
+from spark_estimator.collectives import arrays, context
+from spark_estimator.data.fields import Array
+from spark_estimator.data.rank import shares
+from spark_estimator.data.rank.prefetch import Ahead
+from spark_estimator.data.rank.spool import Spool
+from spark_estimator.errors import DataError
+
+_BLOCK_ROWS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one step.
+
+    Attributes:
+        matrices: [fields] each [rows, width], to be written to as one likes.
+        factor: what this rank's mean over the rows is multiplied with, so that the ranks' average is the mean over
+            all rows of the step. 0 where the rank has none left: it then has one row that does not count.
+        rows: how many of the rows count.
+    """
+
+    matrices: tuple[Array, ...]
+    factor: float
+    rows: int
+
+
+@dataclass(frozen=True)
+class RankRows:
+    """Some of the rows of a rank.
+
+    Attributes:
+        matrices: [fields][pieces] each [rows, width]: the rows of the spool, then those that came from other ranks.
+        chosen: the numbers of the rows that belong here, in the order in which they are read.
+        counts: [ranks] how many each rank has; they differ by one at most, but for rows that a column has marked.
+        rank: whose they are.
+        ahead: makes batches before they are asked for.
+    """
+
+    matrices: tuple[Sequence[Array], ...]
+    chosen: Array
+    counts: tuple[int, ...]
+    rank: int = 0
+    ahead: Ahead = field(default_factory=Ahead, init=False, compare=False, repr=False)
+
+    @property
+    def total(self) -> int:
+        """Rows of all ranks."""
+        return sum(self.counts)
+
+    def split(self, share: float, seed: int) -> tuple[RankRows, RankRows]:
+        """Leaves out a share of the rows, drawn by chance: all ranks' rows together, to the row.
+
+        Returns:
+            The others, and those left out.
+        """
+        size = len(self.counts)
+        # Who has more rows gives up more, so that what is left is as even as before.
+        order = sorted(range(size), key=lambda rank: -self.counts[rank])
+        held = min(round(self.total * share), self.total - 1)  # something is left to train on
+        given = {rank: shares.share(held, size, place) for place, rank in enumerate(order)}
+        rank = self.rank
+        mixed = numpy.random.default_rng([seed, rank]).permutation(len(self.chosen))
+        return (
+            RankRows(
+                self.matrices,
+                self.chosen[numpy.sort(mixed[given[rank] :])],
+                tuple(count - given[other] for other, count in enumerate(self.counts)),
+                rank,
+            ),
+            RankRows(
+                self.matrices,
+                self.chosen[numpy.sort(mixed[: given[rank]])],
+                tuple(given[other] for other in range(size)),
+                rank,
+            ),
+        )
+
+    def checksum(self) -> list[int]:
+        """One number for each field: the same for the same rows, however they are spread and ordered. A collective."""
+        own = [
+            sum(int(_words(block).sum(dtype=numpy.uint64)) for block in self._blocks(pieces)) % (1 << 64)
+            for pieces in self.matrices
+        ]
+        sums = arrays.allgather(numpy.array([own], numpy.uint64).view(numpy.int64), "checksums of rows")
+        return [int(one) for one in sums.view(numpy.uint64).sum(axis=0, dtype=numpy.uint64)]
+
+    def spread(self) -> list[int]:
+        """[ranks] one number for the rows that each has, in the order of `chosen`. A collective."""
+        own = 0
+        for pieces in self.matrices:
+            for block in self._blocks(pieces):
+                own = zlib.crc32(_as_bytes(block).data, own)
+        return [int(one) for one in arrays.allgather(numpy.array([own], numpy.int64), "checksums of ranks")]
+
+    def _blocks(self, pieces: Sequence[Array]) -> Iterator[Array]:
+        """Copies of the rows that belong here, some thousands at a time."""
+        for start in range(0, len(self.chosen), _BLOCK_ROWS):
+            yield _take(pieces, self.chosen[start : start + _BLOCK_ROWS])
+
+    def plan(self, batch_size: int, most_steps: int | None = None) -> shares.Batches:
+        """How one epoch is cut: arguments as of `batches`."""
+        return shares.Batches(self.counts, batch_size, most_steps)
+
+    def batches(
+        self, batch_size: int, most_steps: int | None = None, order: tuple[int, int] | None = None, first: int = 0
+    ) -> Iterator[Batch]:
+        """The batches of one epoch: as many on every rank.
+
+        Args:
+            batch_size: the most rows of a batch.
+            most_steps: the epoch ends after so many.
+            order: seed and epoch, which name the order in which rows are read; None: as they lie.
+            first: so many steps are left out at the beginning: they were done before.
+        """
+        plan = self.plan(batch_size, most_steps)
+        numbers = self.chosen if order is None else self.ahead.order(self.chosen, (order[0], self.rank), order[1])
+
+        def batch(step: int) -> Batch:
+            start, stop = plan.bounds(self.rank, step)
+            rows = numbers[start:stop]
+            counted = len(rows)
+            if not counted:
+                rows = numbers[:1] if len(numbers) else numpy.zeros(1, numpy.int64)
+            factor = counted * len(self.counts) / plan.total(step)
+            return Batch(tuple(_take(pieces, rows) for pieces in self.matrices), factor, counted)
+
+        row_bytes = sum(pieces[0].shape[1] * pieces[0].itemsize for pieces in self.matrices)
+        return self.ahead.items(batch, range(first, plan.steps), row_bytes * min(batch_size, max(self.counts)))
+
+
+def _take(pieces: Sequence[Array], rows: Array) -> Array:
+    """[rows, width] a copy of the rows with these numbers."""
+    first = pieces[0]
+    if len(pieces) == 1:
+        return first.take(rows, axis=0)
+    here = rows < len(first)
+    taken = numpy.empty((len(rows), first.shape[1]), first.dtype)
+    taken[here] = first.take(rows[here], axis=0)
+    taken[~here] = pieces[1].take(rows[~here] - len(first), axis=0)
+    return taken
+
+
+def balanced(spool: Spool, what: str, *, by_value: bool = False) -> RankRows:
+    """Sends rows from ranks that have more to those that have fewer. A collective: every rank calls it.
+
+    Args:
+        what: they are for, in messages.
+        by_value: rows are read in an order that their values alone decide, not in that in which they have come.
+
+    Raises:
+        DataError: no rank has a row.
+    """
+    rank, size = context.rank(), context.size()
+    gathered = arrays.allgather(numpy.array([spool.rows], numpy.int64), f"rows of {what}")
+    counts = [int(count) for count in gathered]
+    if not sum(counts):
+        raise DataError(
+            f"there are no rows for {what}: the DataFrame is empty, all of its rows were dropped, or the column that "
+            "validation names marks them all."
+        )
+    plan = shares.moves(counts)
+    kept = counts[rank] - sum(move.rows for move in plan if move.source == rank)
+    splits = [sum(move.rows for move in plan if (move.source, move.target) == (rank, other)) for other in range(size)]
+    spare = counts.index(max(counts))
+    order = ordered_by_value(spool.matrices) if by_value and spool.rows else None
+    matrices: list[Sequence[Array]] = []
+    for number, matrix in enumerate(spool.matrices):
+        pieces = [matrix[:kept] if order is None else matrix]
+        if plan:
+            surplus = _as_bytes(matrix[kept:] if order is None else matrix.take(order[kept:], axis=0))
+            came, _ = arrays.alltoall(surplus, splits, f"surplus rows of {what}, {number}")
+            pieces.append(came.view(matrix.dtype))
+        if min(counts) == 0 and sum(counts) < size:  # some rank has no row at all: it gets one that does not count
+            row = _as_bytes(matrix[:1] if len(matrix) else numpy.zeros((1, matrix.shape[1]), matrix.dtype))
+            lent = arrays.broadcast(row, spare, f"a row of {what}, {number}").view(matrix.dtype)
+            if not kept and not any(len(piece) for piece in pieces):
+                pieces = [lent]
+        matrices.append(pieces)
+    after = list(counts)
+    for move in plan:
+        after[move.source] -= move.rows
+        after[move.target] += move.rows
+    chosen = numpy.arange(after[rank])
+    if order is not None:
+        chosen = numpy.concatenate([order[:kept], spool.rows + numpy.arange(after[rank] - kept)])
+    return RankRows(tuple(matrices), chosen, tuple(after), rank)
+
+
+def ordered_by_value(matrices: Sequence[Array]) -> Array:
+    """[rows] the numbers of the rows in an order that is the same for the same rows, however they lie.
+
+    By a hash of 64 bits: a sum of the words, each multiplied with a number of its own, whose bits are then mixed
+    (Dietzfelbinger 1996; the mixing is MurmurHash3's). Rows that are alike may stand in any order.
+
+    Args:
+        matrices: [fields] each [rows, width].
+    """
+    rows = len(matrices[0])
+    hashes = numpy.zeros(rows, numpy.uint64)
+    draw = numpy.random.default_rng(0)
+    for matrix in matrices:
+        factors = draw.integers(0, 1 << 63, matrix.shape[1], numpy.uint64) * 2 + 1
+        for start in range(0, rows, _BLOCK_ROWS):
+            block = _words(matrix[start : start + _BLOCK_ROWS]).astype(numpy.uint64)
+            hashes[start : start + _BLOCK_ROWS] += block.dot(factors)
+        hashes ^= hashes >> 33
+        hashes *= numpy.uint64(0xFF51AFD7ED558CCD)
+    hashes ^= hashes >> 33
+    return numpy.argsort(hashes)
+
+
+def _words(matrix: Array) -> Array:
+    """The numbers' bits, as whole numbers of the same size."""
+    return numpy.ascontiguousarray(matrix).view(f"u{matrix.dtype.itemsize}")
+
+
+def _as_bytes(matrix: Array) -> Array:
+    """[rows, bytes], whatever the type is."""
+    return numpy.ascontiguousarray(matrix).view(numpy.uint8)

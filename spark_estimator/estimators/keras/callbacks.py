@@ -1,0 +1,145 @@
+"""The user's Keras callbacks on a rank, with the logs of all ranks; and the one that decides which model comes back."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from spark_estimator import log
+from spark_estimator._native import ReduceOp
+from spark_estimator.collectives import arrays, context
+from spark_estimator.estimators.keras.history import flattened
+from spark_estimator.estimators.keras.objects import opened
+from spark_estimator.estimators.keras.spec import KerasParts
+from spark_estimator.keras.callbacks import LearningRateScheduleCallback
+from spark_estimator.keras.importing import keras
+from spark_estimator.keras.wrapping import innermost
+
+if TYPE_CHECKING:
+    from spark_estimator.estimators.keras.loop import Loop
+
+_log = log.logger(__name__)
+
+
+class _Last(keras.callbacks.Callback):
+    """Notes what the others have made of an epoch's logs, as Keras' own History does."""
+
+    logs: dict[str, Any]
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.logs = dict(logs or {})
+
+
+def _begin_at_rate_of(optimizer: Any, callbacks: Sequence[Any]) -> None:
+    """Gives Horovod's schedules the optimizer's rate as their ``initial_lr``, as Horovod's estimator does.
+
+    Their rates are multiplied by the number of ranks in each step. An ``initial_lr`` of all ranks, which is right
+    outside of estimators, would be multiplied twice.
+    """
+    rate = float(keras.ops.convert_to_numpy(innermost(optimizer).learning_rate))
+    for callback in callbacks:
+        if isinstance(callback, LearningRateScheduleCallback):
+            if context.rank() == 0 and not math.isclose(callback.initial_lr, rate, rel_tol=1e-6):
+                _log.warning(
+                    "%s has initial_lr=%g: the optimizer's learning rate, %g, takes its place, as in Horovod. It is "
+                    "multiplied by the number of ranks in each step.",
+                    type(callback).__name__,
+                    callback.initial_lr,
+                    rate,
+                )
+            callback.initial_lr = rate
+
+
+class Callbacks:
+    """Calls them, on every rank alike; ``checkpoint_callback`` on rank 0 alone.
+
+    Attributes:
+        want_to_stop: some rank's callback has set ``model.stop_training``.
+    """
+
+    def __init__(self, parts: KerasParts, loop: Loop, epochs: int, steps: int) -> None:
+        custom = opened(parts.custom_objects)
+        given = opened(parts.callbacks, custom)
+        _begin_at_rate_of(loop.model.optimizer, given)
+        self._saves: Any = opened(parts.checkpoint_callback, custom) if context.rank() == 0 else None
+        if self._saves is not None:
+            self._folder = tempfile.TemporaryDirectory(prefix="checkpoint_")
+            name = "model.weights.h5" if self._saves.save_weights_only else "model.keras"
+            self._saves.filepath = str(Path(self._folder.name) / name)
+            given = [*given, self._saves]
+        self._last = _Last()
+        given = [*given, self._last]
+        self._model = loop.model
+        self._model.stop_training = False
+        self._list = keras.callbacks.CallbackList(
+            given, add_history=False, add_progbar=False, model=loop.model, epochs=epochs, steps=steps, verbose=0
+        )
+        self.want_to_stop = False
+
+    def on_train_begin(self) -> None:
+        """As Keras'; the others, too."""
+        self._list.on_train_begin()
+
+    def on_train_end(self, logs: dict[str, Any]) -> None:
+        self._list.on_train_end(logs)
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        self._list.on_epoch_begin(epoch)
+
+    def on_batch_begin(self, kind: str, number: int) -> None:
+        """Of a batch: "train" or "test"."""
+        getattr(self._list, f"on_{kind}_batch_begin")(number)
+
+    def on_batch_end(self, kind: str, number: int, logs: dict[str, Any]) -> None:
+        getattr(self._list, f"on_{kind}_batch_end")(number, logs)
+
+    def on_test_begin(self) -> None:
+        self._list.on_test_begin()
+
+    def on_test_end(self, logs: dict[str, Any]) -> None:
+        self._list.on_test_end(logs)
+
+    def on_epoch_end(self, epoch: int, entry: dict[str, Any]) -> None:
+        """Gives them the epoch, and keeps the numbers that they add to it. A collective."""
+        known = flattened(entry)
+        self._list.on_epoch_end(epoch, dict(known))
+        logs = self._last.logs
+        more = {name: number for name, value in logs.items() if name not in known and (number := _number(value))}
+        if more:
+            entry["more"] = {name: number[0] for name, number in more.items()}
+        wants = numpy.array([bool(self._model.stop_training)], numpy.uint8)
+        self.want_to_stop = bool(arrays.allreduce(wants, ReduceOp.MAX, "estimator.stop_training")[0])
+
+    def state(self) -> dict[str, Any]:
+        """On rank 0: what `checkpoint_callback` has kept."""
+        if self._saves is None:
+            return {}
+        file = Path(self._saves.filepath)
+        content = file.read_bytes() if file.exists() else b""
+        best = getattr(self._saves, "best", None)
+        return {"file": numpy.frombuffer(content, numpy.uint8), "best": None if best is None else float(best)}
+
+    def take(self, state: dict[str, Any]) -> None:
+        """Goes on with that."""
+        if self._saves is None or not state:
+            return
+        if len(state["file"]):
+            Path(self._saves.filepath).write_bytes(state["file"].tobytes())
+        self._saves.best = state["best"]
+
+    def give_back(self) -> None:
+        """On rank 0: gives the model the weights that `checkpoint_callback` has kept, if there are any."""
+        if self._saves is not None and Path(self._saves.filepath).exists():
+            self._model.load_weights(self._saves.filepath)
+
+
+def _number(value: Any) -> tuple[float] | None:
+    try:
+        return (float(value),)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,104 @@
+"""A `KerasEstimator` in a folder: what is plain as JSON, the model as a ``.keras`` file, other objects in one more.
+
+The model is read as `keras_files` reads it, without running code from it. ``objects.pkl`` is there where optimizer,
+losses, metrics, callbacks or functions were given as objects, and is read with trust alone.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spark_estimator.errors import DataError
+from spark_estimator.estimators.keras.files import read_keras, write_keras
+from spark_estimator.estimators.keras.objects import custom_objects_of, packed
+from spark_estimator.estimators.persistence import estimator_files
+from spark_estimator.estimators.persistence.folders import is_trusted
+from spark_estimator.estimators.persistence.manifest import Told
+from spark_estimator.keras.importing import keras
+
+if TYPE_CHECKING:
+    from spark_estimator.estimators.keras.estimator import KerasEstimator
+
+#: What JSON does not hold.
+_OBJECTS = (
+    *("model", "optimizer", "loss", "metrics", "gradient_compression", "custom_objects"),
+    *("callbacks", "checkpoint_callback", "decoders", "transformation_fn"),
+)
+_FILE, _PLAIN = "objects.pkl", "objects.json"
+
+
+def write(estimator: KerasEstimator, folder: Path) -> None:
+    """Puts an estimator's files into a new folder.
+
+    Raises:
+        DataError: a parameter cannot be pickled.
+    """
+    estimator_files.write(estimator, folder, _OBJECTS, _dump)
+
+
+def load(path: str, custom_objects: Mapping[str, Any] | None, *, trust: bool) -> KerasEstimator:
+    """See `KerasEstimator.load`."""
+    from spark_estimator.estimators.keras.estimator import KerasEstimator
+
+    return estimator_files.load(
+        KerasEstimator, path, _OBJECTS, lambda told: _read(told, custom_objects, trust=is_trusted(trust))
+    )
+
+
+def _dump(objects: dict[str, Any], folder: Path) -> None:
+    custom = dict(objects.pop("custom_objects", None) or {})
+    model = objects.pop("model", None)
+    if model is not None:
+        write_keras(model, {**custom_objects_of(model), **custom}, folder)
+    config = {
+        name: keras.saving.serialize_keras_object(objects.pop(name)) for name in list(objects) if _plain(objects[name])
+    }
+    import json
+
+    (folder / _PLAIN).write_text(json.dumps(config), encoding="utf-8")
+    if objects:
+        (folder / _FILE).write_bytes(packed("the estimator's objects", objects))
+
+
+def _plain(one: Any) -> bool:
+    """Whether Keras' own JSON says all of it, so that it is read without trust."""
+    if isinstance(one, (list, tuple)):
+        return all(map(_plain, one))
+    if one is None or isinstance(one, (str, int, float, bool)):
+        return True
+    kinds = (keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer)
+    return isinstance(one, kinds) and type(one).__module__.startswith("keras.")
+
+
+def _read(told: Told, custom_objects: Mapping[str, Any] | None, *, trust: bool) -> dict[str, Any]:
+    import json
+
+    found: dict[str, Any] = {}
+    if told.has("model.keras"):
+        found["model"], objects = read_keras(told, custom_objects, trust=trust)
+        if objects:
+            found["custom_objects"] = objects
+    try:
+        for name, config in json.loads(told.file(_PLAIN).read_text(encoding="utf-8")).items():
+            found[name] = keras.saving.deserialize_keras_object(config, safe_mode=True)
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{told.folder / _PLAIN} cannot be read: {type(error).__name__}: {error}") from error
+    if told.has(_FILE):
+        if not trust:
+            raise DataError(
+                f"{told.folder}: some of its losses, metrics, callbacks or functions are other than Keras' own, and to "
+                "read them could run any code that the file names. Say trust=True (in a pipeline: with trust_files()) "
+                "if you know where the folder comes from."
+            )
+        try:
+            found |= pickle.loads(told.file(_FILE).read_bytes())  # noqa: S301  # trusted
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(f"{told.folder / _FILE} cannot be read: {type(error).__name__}: {error}") from error
+    return found

@@ -1,0 +1,252 @@
+"""The steps of a Keras training on one rank: what ``model.fit`` does, over batches that all ranks have as many of.
+
+What the ranks' unequal batches weigh is in the exchange of their gradients (``Exchange.factor``), and not in Keras'
+sample weights: so losses and metrics are, on each rank, those of its own rows, and their sums are those of all rows.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+
+from spark_estimator._native import ReduceOp
+from spark_estimator.collectives import arrays, context
+from spark_estimator.collectives.objects import allgather_object
+from spark_estimator.data.rank.rank_rows import Batch, RankRows
+from spark_estimator.estimators.keras.arrays import arrays_of, as_inputs, as_labels
+from spark_estimator.estimators.keras.callbacks import Callbacks
+from spark_estimator.estimators.keras.chance import state_of_chance, take_chance
+from spark_estimator.estimators.keras.compiled import compile_step
+from spark_estimator.estimators.keras.objects import Recipe, assign, loaded, opened, values_of
+from spark_estimator.estimators.keras.spec import KerasParts
+from spark_estimator.estimators.keras.sums import Sums
+from spark_estimator.estimators.persistence.checkpoint import Checkpoint
+from spark_estimator.estimators.train_spec import TrainSpec
+from spark_estimator.keras.importing import keras
+from spark_estimator.keras.optimizer import DistributedOptimizer
+from spark_estimator.keras.starting_state import broadcast_variables
+from spark_estimator.keras.wrapping import exchange_of, innermost, multiply_rate
+
+
+class Loop:
+    """The model of this rank and its steps.
+
+    Attributes:
+        model: compiled, with weights and optimizer that all ranks have alike.
+
+    Args:
+        seed: of all chance.
+        rows: of this rank, of which one builds what is not built yet.
+    """
+
+    def __init__(self, spec: TrainSpec, seed: int, rows: RankRows) -> None:
+        self._spec = spec
+        self._seed = seed
+        parts: KerasParts = spec.framework
+        self._label_shapes = parts.label_shapes
+        keras.utils.set_random_seed(seed % (1 << 32))
+        custom = opened(parts.custom_objects)
+        self.model = loaded(parts.model, custom)
+        batch = next(rows.batches(1, 1))
+        found = arrays_of(batch.matrices, spec.fields)[: len(spec.inputs)]
+        inputs = as_inputs(self.model, found, spec.inputs)
+        self._returned = self.model(inputs, training=False)
+        recipe: Recipe = opened(parts.recipe, custom)
+        # The rate that the user says is that of one process; the joint batch is larger. It is multiplied where the
+        # optimizer takes its step: who reads or sets it, schedules and checkpoints know nothing of the number of ranks.
+        if context.size() > 1:
+            multiply_rate(recipe.optimizer, float(context.size()))
+        DistributedOptimizer(
+            recipe.optimizer,
+            compression=opened(parts.compression),
+            backward_passes_per_step=spec.backward_passes_per_step,
+        )
+        recipe.compile(self.model)
+        recipe.restore(self.model)
+        broadcast_variables([*self.model.weights, *self.model.optimizer.variables])
+        # Builds what the losses and metrics count with: a checkpoint holds it, and ranks have as much of it.
+        inputs, labels, weights = self._arrays(batch)
+        given = {"x": inputs, "y": labels, "y_pred": self._returned, "sample_weight": weights}
+        self.model.compute_loss(**given, training=False)
+        self.model.compute_metrics(**given)
+        self.model.reset_metrics()
+        compile_step(self.model, (inputs, labels, weights))
+        exchange = exchange_of(self.model.optimizer)
+        assert exchange is not None
+        exchange.weighs = True
+        self._exchange = exchange
+        self._sums = Sums(self.model)
+        self._within: dict[str, Any] | None = None
+
+    @property
+    def _seeds(self) -> list[Any]:
+        """The states of the layers' own chance."""
+        own = {id(variable) for variable in [*self.model.weights, *self.model.metrics_variables]}
+        return [
+            variable
+            for variable in self.model.variables
+            if id(variable) not in own and tuple(variable.shape) == (2,) and "seed_generator" in str(variable.path)
+        ]
+
+    @property
+    def _gathered(self) -> list[Any]:
+        """What the optimizer has of passes that wait for their step; of each rank its own."""
+        return list(getattr(innermost(self.model.optimizer), "_accumulated_gradients", None) or [])
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds, of all ranks alike."""
+        return {"weights": values_of(self.model.weights), "optimizer": values_of(self.model.optimizer.variables)}
+
+    def of_ranks(self, *, within: bool) -> list[dict[str, Any]]:
+        """[ranks] what each has for itself. A collective.
+
+        Args:
+            within: an epoch; False: between two of them.
+        """
+        own: dict[str, Any] = {"gathered": values_of(self._gathered)}
+        if within:
+            own |= {
+                "seeds": values_of(self._seeds),
+                "weights": values_of(self.model.non_trainable_weights),
+                "sums": self._sums.state(),
+                "chance": state_of_chance(),
+            }
+        elif not own["gathered"]:
+            return []
+        return list(allgather_object(own, name="estimator.checkpoint"))
+
+    def take(self, kept: Checkpoint, *, within: bool) -> None:
+        """Goes on from a checkpoint.
+
+        Args:
+            within: in the epoch in which it was taken.
+        """
+        assign(self.model.weights, kept.state["weights"])
+        assign(self.model.optimizer.variables, kept.state["optimizer"])
+        if len(kept.ranks) == context.size():
+            own = kept.ranks[context.rank()]
+            assign(self._gathered, own["gathered"])
+            self._within = own if within else None
+        else:
+            for variable in self._gathered:
+                variable.assign(numpy.zeros(tuple(variable.shape)))
+
+    def train(
+        self,
+        rows: RankRows,
+        epoch: int,
+        first: int,
+        callbacks: Callbacks,
+        save: Callable[[int, int], None],
+    ) -> dict[str, float]:
+        """One epoch. Returns losses and metrics over all rows.
+
+        Args:
+            first: batches that are done already, before the checkpoint that was taken.
+            save: (batches done, rows of all ranks in them) writes a checkpoint.
+        """
+        spec = self._spec
+        self._draw(epoch)
+        before = self._marks()
+        self._sums.begin()
+        if self._within is not None:
+            assign(self._seeds, self._within["seeds"])
+            assign(self.model.non_trainable_weights, self._within["weights"])
+            self._sums.take(self._within["sums"])
+            take_chance(self._within["chance"])
+            before = [None] * len(before)
+            self._within = None
+        order = (self._seed, epoch) if spec.shuffle else None
+        plan = rows.plan(spec.batch_size, spec.train_steps)
+        unsaved = 0
+        with self._sums.adding_up():
+            for done, batch in enumerate(rows.batches(spec.batch_size, spec.train_steps, order, first), first + 1):
+                callbacks.on_batch_begin("train", done - 1)
+                logs = self._step(batch)
+                callbacks.on_batch_end("train", done - 1, logs)
+                unsaved += 1
+                if spec.checkpoint_steps and unsaved >= spec.checkpoint_steps and done < plan.steps:
+                    save(done, plan.done(done))
+                    unsaved = 0
+        self._even_out(before)
+        return self._sums.averages()
+
+    def evaluate(self, rows: RankRows, callbacks: Callbacks) -> dict[str, float]:
+        """Losses and metrics over all rows, with the model as it is."""
+        callbacks.on_test_begin()
+        self._sums.begin()
+        with self._sums.adding_up():
+            for number, batch in enumerate(rows.batches(self._spec.val_batch_size, self._spec.validation_steps)):
+                if not batch.rows:  # nobody waits for this rank
+                    continue
+                callbacks.on_batch_begin("test", number)
+                inputs, labels, weights = self._arrays(batch)
+                logs = self.model.test_on_batch(inputs, labels, sample_weight=weights, return_dict=True)
+                callbacks.on_batch_end("test", number, self._sums.add(logs, batch.rows))
+        found = self._sums.averages()
+        callbacks.on_test_end(found)
+        return found
+
+    def _step(self, batch: Batch) -> dict[str, Any]:
+        inputs, labels, weights = self._arrays(batch)
+        self._exchange.factor = batch.factor
+        if batch.rows:
+            logs = self.model.train_on_batch(inputs, labels, sample_weight=weights, return_dict=True)
+            return self._sums.add(logs, batch.rows)
+        with self._untouched():
+            logs = self.model.train_on_batch(inputs, labels, sample_weight=weights, return_dict=True)
+        return dict(logs)
+
+    @contextmanager
+    def _untouched(self) -> Iterator[None]:
+        """Around a step with a row that does not count: but for the weights, which all ranks change alike."""
+        kept = self.model.non_trainable_weights
+        values = values_of(kept)
+        sums = self._sums.state()
+        yield
+        assign(kept, values)
+        self._sums.take(sums)
+
+    def _arrays(self, batch: Batch) -> tuple[Any, Any, Any]:
+        """Inputs, labels and weights of a batch."""
+        spec = self._spec
+        found = arrays_of(batch.matrices, spec.fields)
+        inputs, rest = found[: len(spec.inputs)], found[len(spec.inputs) :]
+        labels = as_labels(self._returned, rest[: len(spec.labels)], self._label_shapes)
+        weights = rest[len(spec.labels)].reshape(-1) if spec.weight is not None else None
+        return as_inputs(self.model, inputs, spec.inputs), labels, weights
+
+    def _draw(self, epoch: int) -> None:
+        """Begins an epoch's chance: by seed, epoch and rank, whatever was before."""
+        source = numpy.random.SeedSequence([self._seed, epoch, context.rank()])
+        keras.utils.set_random_seed(int(source.generate_state(1)[0]))
+        for variable, drawn in zip(self._seeds, source.spawn(len(self._seeds)), strict=True):
+            variable.assign(numpy.array([drawn.generate_state(1)[0] >> 1, 0], numpy.uint32).astype(_dtype(variable)))
+
+    def _marks(self) -> list[Any]:
+        """[weights that are not trained] by which it shows whether an epoch has changed them."""
+        return [zlib.crc32(value.tobytes()) for value in values_of(self.model.non_trainable_weights)]
+
+    def _even_out(self, before: list[Any]) -> None:
+        """Means, over the ranks, of what an epoch has changed without training it: the sums of batch normalization.
+
+        So that validation, the checkpoint and the model that comes back are of the same numbers. A collective.
+        """
+        if context.size() == 1 or not before:
+            return
+        own = numpy.array([mark != other for mark, other in zip(self._marks(), before, strict=True)], numpy.uint8)
+        changed = arrays.allreduce(own, ReduceOp.MAX, "estimator.changed")
+        variables = [v for v, yes in zip(self.model.non_trainable_weights, changed, strict=True) if yes]
+        floating = [one for one in variables if "float" in str(_dtype(one))]
+        if floating:
+            sent = [numpy.asarray(value, numpy.float32) for value in values_of(floating)]
+            assign(floating, arrays.grouped_allreduce(sent, ReduceOp.AVERAGE, "estimator.even_out"))
+        broadcast_variables([one for one in variables if not any(one is other for other in floating)])
+
+
+def _dtype(variable: Any) -> Any:
+    return str(getattr(variable.dtype, "name", variable.dtype)).rpartition(".")[2]

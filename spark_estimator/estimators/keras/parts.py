@@ -1,0 +1,168 @@
+"""Checks those parameters of a `KerasEstimator` that are Keras', and packs what the ranks train with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from spark_estimator.estimators.checks import labels_of
+from spark_estimator.estimators.inference.prediction_columns import Meaning
+from spark_estimator.estimators.keras.objects import Recipe, custom_objects_of, dumped, packed, values_of
+from spark_estimator.estimators.keras.spec import KerasParts
+from spark_estimator.estimators.persistence.run_identity import Identity, name_of
+from spark_estimator.keras.importing import backend, keras
+from spark_estimator.keras.variables import lines_of
+from spark_estimator.keras.wrapping import exchange_of, innermost
+
+
+def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[Meaning], dict[str, Any]]:
+    """What the ranks train with, the labels' names, what the outputs are, and the user's classes and functions.
+
+    Args:
+        value: gives a parameter by its name.
+
+    Raises:
+        TypeError, ValueError: it is missing, or of another kind.
+        DataError: it cannot be sent.
+    """
+    model = value("model")
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"model is a model of Keras 3 (keras.Model); it was {model!r}.")
+    labels = labels_of(value)
+    shapes = value("label_shapes")
+    callbacks = value("callbacks")
+    checkpoint_callback = value("checkpoint_callback")
+    for one in [*callbacks, *([checkpoint_callback] if checkpoint_callback is not None else [])]:
+        if not isinstance(one, keras.callbacks.Callback):
+            raise TypeError(f"callbacks are objects of keras.callbacks.Callback; one was {one!r}.")
+    if checkpoint_callback is not None and not isinstance(checkpoint_callback, keras.callbacks.ModelCheckpoint):
+        raise TypeError(f"checkpoint_callback is a keras.callbacks.ModelCheckpoint; it was {checkpoint_callback!r}.")
+    recipe = _recipe(model, value, len(labels))
+    losses = recipe.loss if isinstance(recipe.loss, (list, tuple)) else [recipe.loss]
+    if isinstance(recipe.loss, (list, tuple)) and len(losses) != len(labels):
+        raise ValueError(f"{len(losses)} losses were given for {len(labels)} label columns: one for each is needed.")
+    metrics = recipe.metrics if isinstance(recipe.metrics, (list, tuple)) else []
+    custom = {**custom_objects_of(model, recipe.optimizer, *losses, *metrics), **(value("custom_objects") or {})}
+    parts = KerasParts(
+        backend=backend(),
+        environment={name: str(one) for name, one in (value("backend_env") or {}).items()},
+        model=dumped(model),
+        custom_objects=packed("custom_objects", custom),
+        recipe=packed("the optimizer, the loss or a metric", recipe),
+        callbacks=packed("callbacks", list(callbacks)),
+        checkpoint_callback=packed("checkpoint_callback", checkpoint_callback),
+        compression=packed("gradient_compression", value("gradient_compression")),
+        label_shapes=shapes,
+        identity=_identity(model, recipe, value),
+    )
+    meanings = [meaning_of(loss) for loss in (losses if len(losses) == len(labels) else [None] * len(labels))]
+    return parts, labels, meanings, custom
+
+
+def _recipe(model: Any, value: Callable[[str], Any], labels: int) -> Recipe:
+    """What was given, and what the model was compiled with where nothing was."""
+    compiled = bool(getattr(model, "compiled", False))
+    optimizer = value("optimizer")
+    if optimizer is None and compiled:
+        optimizer = model.optimizer
+    if isinstance(optimizer, (str, dict)):
+        optimizer = keras.optimizers.get(optimizer)
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        missing = "model is not compiled, so that optimizer= is needed" if optimizer is None else f"was {optimizer!r}"
+        raise TypeError(f"optimizer is an optimizer of Keras 3, or its name; {missing}.")
+    if exchange_of(optimizer) is not None:
+        raise ValueError(
+            f"optimizer {optimizer.name!r} is a DistributedOptimizer already: give the plain one, which the "
+            "processes wrap."
+        )
+    passes = getattr(innermost(optimizer), "gradient_accumulation_steps", None) or 1
+    if passes > 1 and value("backward_passes_per_step") > 1:
+        raise ValueError(
+            f"the optimizer has gradient_accumulation_steps={passes}, and backward_passes_per_step="
+            f"{value('backward_passes_per_step')} would accumulate once more: give one of the two."
+        )
+    state = values_of(optimizer.variables) if optimizer.built else None
+    rate = value("learning_rate")
+    if rate is not None:
+        optimizer, state = _with_rate(optimizer, rate), None
+    given = value("loss") or []
+    losses = getattr(model, "_compile_loss", None) if compiled else None
+    loss = given[0] if len(given) == 1 else given or getattr(losses, "_user_loss", None)
+    if loss is None:
+        raise ValueError("loss is missing, and the model is not compiled with one: say loss='mse', for example.")
+    weights = value("loss_weights")
+    if weights is None and losses is not None and not given:
+        weights = losses._user_loss_weights
+    if isinstance(weights, list) and len(weights) != labels:
+        raise ValueError(f"{len(weights)} loss_weights were given for {labels} label columns.")
+    of_model = getattr(model, "_compile_metrics", None) if compiled else None
+    metrics = value("metrics") or getattr(of_model, "_user_metrics", None)
+    return Recipe(
+        optimizer=optimizer,
+        state=state,
+        loss=loss,
+        loss_weights=weights[0] if isinstance(weights, list) and labels == 1 else weights,
+        metrics=metrics[0] if labels > 1 and isinstance(metrics, list) and _is_dict(metrics) else metrics,
+        weighted_metrics=getattr(of_model, "_user_weighted_metrics", None),
+        run_eagerly=bool(compiled and model.run_eagerly),
+        compiles=not (compiled and model.jit_compile is False and backend() != "tensorflow"),
+    )
+
+
+def _is_dict(metrics: list[Any]) -> bool:
+    return len(metrics) == 1 and isinstance(metrics[0], dict)
+
+
+def _with_rate(optimizer: Any, rate: float) -> Any:
+    """A new optimizer of the same kind with another learning rate."""
+    config = optimizer.get_config()
+    if "inner_optimizer" in config:
+        made = type(optimizer).from_config(config)
+        innermost(made).learning_rate = rate
+        return made
+    return type(optimizer).from_config({**config, "learning_rate": rate})
+
+
+def meaning_of(loss: Any) -> Meaning:
+    """What the outputs are that a loss of Keras' is given; see `prediction_columns`."""
+    name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+    plain = re.sub(r"[^a-z]", "", name.lower())
+    logits = hasattr(loss, "get_config") and bool(loss.get_config().get("from_logits"))
+    if plain in ("binarycrossentropy", "binaryfocalcrossentropy"):
+        return "logit" if logits else "probability"
+    if plain in ("categoricalcrossentropy", "sparsecategoricalcrossentropy", "categoricalfocalcrossentropy"):
+        return "logits" if logits else "probabilities"
+    return None
+
+
+def _identity(model: Any, recipe: Recipe, value: Callable[[str], Any]) -> Identity:
+    losses = recipe.loss if isinstance(recipe.loss, (list, tuple)) else [recipe.loss]
+    config = recipe.optimizer.get_config()
+    return {
+        "model": [f"a layer of class {name_of(layer)}" for layer in model._flatten_layers()],
+        "model's numbers": lines_of(model.weights),
+        # Not its name, which Keras numbers within a process.
+        "optimizer": [name_of(recipe.optimizer), *(f"{key}={_said(one)}" for key, one in _settings(config))],
+        "loss": [*map(_loss_said, losses), f"loss_weights={recipe.loss_weights}"],
+        "steps": [f"backend={backend()}", f"gradient_compression={name_of(value('gradient_compression'))}"],
+    }
+
+
+def _loss_said(loss: Any) -> str:
+    if isinstance(loss, (str, dict)) or not hasattr(loss, "get_config"):
+        return loss if isinstance(loss, str) else name_of(loss)
+    return f"{name_of(loss)}({', '.join(f'{key}={_said(one)}' for key, one in sorted(loss.get_config().items()))})"
+
+
+def _settings(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return sorted((key, one) for key, one in config.items() if key != "name")
+
+
+def _said(one: Any) -> str:
+    """A setting in words that are the same in each process."""
+    if one is None or isinstance(one, (bool, int, float, str)):
+        return repr(one)
+    if isinstance(one, dict):
+        return "{" + ", ".join(f"{key}: {_said(other)}" for key, other in _settings(one)) + "}"
+    return "[" + ", ".join(map(_said, one)) + "]" if isinstance(one, Sequence) else name_of(one)

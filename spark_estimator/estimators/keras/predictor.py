@@ -1,0 +1,84 @@
+"""Predicts with a Keras model: what Spark's Python workers run for `KerasModel.transform`.
+
+Nothing here imports Keras before the payload has said on which backend.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import cloudpickle
+import numpy
+
+from spark_estimator.data.decoding import Decoder
+from spark_estimator.data.fields import Array, Field
+from spark_estimator.estimators.inference.predictor import Predictor
+from spark_estimator.estimators.keras.arrays import arrays_of, as_inputs, outputs_of
+
+_DIGEST_BYTES = 32
+
+
+class KerasPredictor(Predictor):
+    """A Keras model on its way to Spark's workers."""
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        custom_objects: Mapping[str, Any],
+        inputs: Sequence[Field],
+        widths: Sequence[int],
+        batch_size: int,
+        decoders: Mapping[str, Decoder] | None = None,
+    ) -> KerasPredictor:
+        """A predictor with a copy of the model as it is now."""
+        from spark_estimator.estimators.keras.objects import digest_of, dumped, packed
+        from spark_estimator.keras.importing import backend
+
+        content, objects = dumped(model), packed("custom_objects", dict(custom_objects))
+        payload = digest_of(content, model) + cloudpickle.dumps((backend(), content, objects))
+        return cls(payload, tuple(inputs), tuple(widths), batch_size, decoders or {})
+
+    @cached_property
+    def _key(self) -> str:
+        return self.payload[:_DIGEST_BYTES].hex()  # a .keras file says when it was written
+
+    def loaded(self) -> Any:
+        """See `Predictor.loaded`. A worker whose Keras runs on another backend already predicts on that one."""
+        backend, model, custom_objects = pickle.loads(self.payload[_DIGEST_BYTES:])  # noqa: S301  # from the driver
+        if "keras" not in sys.modules:
+            os.environ["KERAS_BACKEND"] = backend
+            if backend == "tensorflow":
+                os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        from spark_estimator.estimators.keras import objects as keras_objects
+
+        return keras_objects.loaded(model, keras_objects.opened(custom_objects))
+
+    def called(self, model: Any, matrices: Sequence[Array]) -> list[Array]:
+        """See `Predictor.called`."""
+        from spark_estimator.keras.importing import backend
+
+        rows = len(matrices[0])
+        arrays = arrays_of(matrices, self.inputs)
+        if backend() == "jax":  # which compiles the model for each number of rows
+            arrays = [_filled(array, self.batch_size) for array in arrays]
+        outputs = outputs_of(model.predict_on_batch(as_inputs(model, arrays, self.inputs)))
+        found = []
+        for output in outputs:
+            array = numpy.asarray(output)[:rows]
+            wide = array.dtype.itemsize > 4 or array.dtype.kind in "iu"
+            found.append(array.astype(numpy.float64 if wide else numpy.float32))
+        return found
+
+
+def _filled(array: Array, most: int) -> Array:
+    """With its last row again and again, so that there are a power of 2 of them, or `most`."""
+    rows = min(most, 1 << (len(array) - 1).bit_length())
+    if rows <= len(array):
+        return array
+    return numpy.concatenate([array, numpy.repeat(array[-1:], rows - len(array), axis=0)])

@@ -1,0 +1,30 @@
+"""What every rank of `KerasEstimator.fit` runs: it chooses Keras' backend, and only then lets anything import Keras."""
+
+from __future__ import annotations
+
+from spark_estimator.collectives import context
+from spark_estimator.errors import DataError
+from spark_estimator.estimators.keras.spec import KerasParts, choose_backend
+from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
+
+
+def train(spec: TrainSpec) -> TrainResult | None:
+    """Returns what rank 0 brings back; None on the others.
+
+    Raises:
+        DataError: Keras, or its backend, is not there.
+    """
+    context.init()
+    parts: KerasParts = spec.framework
+    choose_backend(parts.backend, parts.environment, use_gpu=spec.use_gpu)
+    try:
+        from spark_estimator.estimators.keras import training as keras_training
+    except ModuleNotFoundError as error:
+        missing = str(error.name or "").partition(".")[0]
+        if missing not in ("keras", parts.backend):
+            raise
+        raise DataError(
+            f"rank {context.rank()} has no {missing}, with which this model is trained: pip install 'keras>=3' "
+            f"{parts.backend}, in the Python of the executors."
+        ) from error
+    return keras_training.train(spec)

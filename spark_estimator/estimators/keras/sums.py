@@ -1,0 +1,108 @@
+"""Losses and metrics over the rows of an epoch, of all ranks: Keras' metrics, whose variables are added up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+
+from spark_estimator._native import ReduceOp
+from spark_estimator.collectives import arrays, context
+from spark_estimator.estimators.keras.objects import assign, values_of
+
+
+class Sums:
+    """What a compiled model's metrics have counted.
+
+    A metric is a function of sums over rows, which is what its variables hold: those of all ranks are added up, as
+    Keras itself does for its replicas, and the result is that of all rows; also of what is no mean, such as AUC.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._rows = 0
+        # Keras divides the loss of each output by a number of rows that a compiled step may not know.
+        self._totals: dict[str, float] = {}
+
+    @property
+    def _outputs_losses(self) -> list[Any]:
+        return list(getattr(getattr(self._model, "_compile_loss", None), "metrics", None) or [])
+
+    @contextmanager
+    def adding_up(self) -> Iterator[None]:
+        """Inside, ``train_on_batch`` and ``test_on_batch`` go on with the metrics where the one before has ended."""
+        object.__setattr__(self._model, "reset_metrics", self._between)
+        try:
+            yield
+        finally:
+            object.__delattr__(self._model, "reset_metrics")
+
+    def _between(self) -> None:
+        for metric in self._outputs_losses:
+            metric.reset_state()
+
+    def begin(self) -> None:
+        """Forgets what was counted."""
+        self._model.reset_metrics()
+        self._rows = 0
+        self._totals = {}
+
+    def add(self, logs: dict[str, Any], rows: int) -> dict[str, Any]:
+        """Counts a batch, after its step.
+
+        Returns:
+            What Keras' callbacks are given: this rank's, since the epoch began.
+        """
+        self._rows += rows
+        found = dict(logs)
+        for metric in self._outputs_losses:
+            if metric.name in logs:
+                self._totals[metric.name] = self._totals.get(metric.name, 0.0) + float(logs[metric.name]) * rows
+                found[metric.name] = self._totals[metric.name] / self._rows
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """What was counted on this rank, for a checkpoint."""
+        return {"metrics": values_of(self._model.metrics_variables), "rows": self._rows, "totals": dict(self._totals)}
+
+    def take(self, state: dict[str, Any]) -> None:
+        """Goes on from it."""
+        if self._model.metrics_variables:
+            assign(self._model.metrics_variables, state["metrics"])
+        self._rows = int(state["rows"])
+        self._totals = dict(state["totals"])
+
+    def averages(self) -> dict[str, float]:
+        """Over the rows of all ranks, by the metrics' names. A collective."""
+        model = self._model
+        names = [metric.name for metric in self._outputs_losses]
+        if context.size() > 1:
+            for variable, value in zip(model.metrics_variables, _added_up(model.metrics_variables), strict=True):
+                variable.assign(value)
+        own = numpy.array([self._rows, *(self._totals.get(name, 0.0) for name in names)], numpy.float64)
+        rows, *totals = arrays.allreduce(own, ReduceOp.SUM, "estimator.averages").tolist()
+        found = {}
+        for name, value in model.get_metrics_result().items():
+            number = numpy.asarray(value.cpu().detach() if hasattr(value, "detach") else value)
+            found[name] = number.item() if number.ndim == 0 else number.tolist()
+        found |= {name: total / rows for name, total in zip(names, totals, strict=True) if rows}
+        return found
+
+
+def _added_up(variables: list[Any]) -> list[Any]:
+    """[variables] over all ranks: sums, or as the variable itself says. A collective."""
+    values = values_of(variables)
+    if not values:
+        return []
+    kinds = [str(getattr(variable, "aggregation", None) or "sum") for variable in variables]
+    # As float64: sums of large counts stay exact, and of truth values they are those of numbers.
+    sent = [value.astype(numpy.float64) for value in values]
+    sums = arrays.grouped_allreduce(sent, ReduceOp.SUM, "estimator.metrics")
+    size = context.size()
+    found = []
+    for value, total, kind in zip(values, sums, kinds, strict=True):
+        combined = total / size if kind == "mean" else value if kind == "only_first_replica" else total
+        found.append(combined.astype(value.dtype))
+    return found

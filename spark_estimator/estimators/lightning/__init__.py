@@ -1,0 +1,1 @@
+"""The Lightning estimator and its model."""

@@ -1,0 +1,200 @@
+"""What the estimator hears of Lightning's training: each batch's loss, the end of each epoch.
+
+`Watch` is told by a callback of the Trainer's and by the strategy, which are made for the package of Lightning's that
+the module is of (`callback_of`, `strategy_of`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+import spark_estimator.torch as hvd
+from spark_estimator.errors import DataError
+from spark_estimator.estimators.lightning.loaders import RowLoader
+from spark_estimator.lightning import strategy_class
+from spark_estimator.observe.driver_log import log_to_driver
+
+
+class Watch:
+    """The sums of an epoch, and what a batch's loss is multiplied with.
+
+    Attributes:
+        factor: of the batch under way, in training.
+        counted: rows of the batch under way that count.
+        seen: "train" and "validation", where the epoch has had batches of them.
+
+    Args:
+        train: this rank's batches; None: they come from a LightningDataModule of the user's.
+        held: the same for validation; None: as above, or there are none.
+        metrics: how many numbers a plain module's step gives besides the loss.
+        begin: (epoch) before each one.
+        end: (trainer) after each one, when all of Lightning's own hooks have run.
+        restore: (trainer) before the first one, when model and optimizers are there.
+        multiplied: with what every loss is multiplied.
+        stop_on_nan: as in `lightning_parts.Parts`.
+    """
+
+    def __init__(
+        self,
+        train: RowLoader | None,
+        held: RowLoader | None,
+        metrics: int,
+        begin: Callable[[int], None],
+        end: Callable[[Any], None],
+        restore: Callable[[Any], None],
+        multiplied: int = 1,
+        stop_on_nan: bool = False,
+    ) -> None:
+        self.factor = 1.0
+        self.counted = 0
+        self.seen: set[str] = set()
+        self._loaders = {"train": train, "validation": held}
+        self._width = 2 + metrics
+        self._sums = {part: torch.zeros(self._width, dtype=torch.float64) for part in self._loaders}
+        self._begin = begin
+        self._end = end
+        self._restore = restore
+        self._multiplied = multiplied
+        self._stop_on_nan = stop_on_nan
+
+    def fit_starts(self, trainer: Any) -> None:
+        self._restore(trainer)
+
+    def train_starts(self, trainer: Any) -> None:
+        """From here on the end of each epoch is told, after the last of Lightning's hooks and schedulers."""
+        own = trainer.fit_loop.on_advance_end
+
+        def ended(*args: Any, **kwargs: Any) -> None:
+            own(*args, **kwargs)
+            self._end(trainer)
+
+        trainer.fit_loop.__dict__["on_advance_end"] = ended
+
+    def epoch_starts(self, trainer: Any) -> None:
+        epoch = int(trainer.current_epoch)
+        self.seen.clear()
+        for part in self._sums:
+            self._sums[part] = torch.zeros(self._width, dtype=torch.float64)
+        train = self._loaders["train"]
+        if train is not None:
+            train.epoch = epoch
+        self._begin(epoch)
+
+    def validation_starts(self) -> None:
+        """Where an epoch has several, the last one counts."""
+        self._sums["validation"] = torch.zeros(self._width, dtype=torch.float64)
+
+    def batch_starts(self, part: str, batch: Any, number: int) -> None:
+        self.seen.add(part)
+        loader = self._loaders[part]
+        self.counted = _rows_in(batch) if loader is None else loader.counted(number)
+        self.factor = float(self._multiplied) if loader is None else loader.factor(number) * self._multiplied
+
+    def step_ended(self, part: str, output: Any) -> None:
+        """Counts what a step has returned."""
+        found = output.get("loss") if isinstance(output, Mapping) else output
+        if not isinstance(found, torch.Tensor) or found.numel() != 1 or not self.counted:
+            return
+        loss = float(found.detach())
+        if self._stop_on_nan and not math.isfinite(loss):
+            raise DataError(f"the loss of a batch on rank {hvd.rank()} was {loss} (terminate_on_nan=True).")
+        metrics = output.get("all_metrics", []) if isinstance(output, Mapping) and self._width > 2 else []
+        values = [1.0, loss, *(one for group in metrics for one in group)]
+        self._sums[part] += torch.tensor(values, dtype=torch.float64) * self.counted
+
+    def averages(self, part: str) -> list[float]:
+        """Of the epoch, over the rows of all ranks: the loss, and metrics; empty where no step gave one. Collective."""
+        sums = hvd.allreduce(self._sums[part], op=hvd.Sum, name=f"averages of {part}")
+        return [] if not sums[0] else [float(one) for one in sums[1:] / sums[0]]
+
+
+def logged(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """What the module has logged, averaged over the ranks that have it; what Lightning has averaged stays. Collective.
+
+    Args:
+        metrics: ``trainer.callback_metrics``, which differ where they were logged without ``sync_dist``.
+    """
+    own = {name: float(value) for name, value in metrics.items() if not name.endswith("_step")}
+    everybody = hvd.allgather_object(own, name="what was logged")
+    found = {}
+    for name in dict.fromkeys(name for one in everybody for name in one):
+        values = [one[name] for one in everybody if name in one]
+        found[name] = values[0] if len({*values}) == 1 else sum(values) / len(values)
+    return found
+
+
+def callback_of(flavour: str, watch: Watch) -> Any:
+    """A callback that tells `watch`."""
+    package: Any = importlib.import_module(flavour)
+
+    class Telling(package.Callback):
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            watch.fit_starts(trainer)
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            watch.train_starts(trainer)
+
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            watch.epoch_starts(trainer)
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            watch.batch_starts("train", batch, batch_idx)
+
+        def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+            watch.validation_starts()
+
+        def on_validation_batch_start(
+            self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        ) -> None:
+            watch.batch_starts("validation", batch, batch_idx)
+
+    return Telling()
+
+
+def strategy_of(flavour: str, watch: Watch, compression: Any, *, scale_lr: bool, verbose: int) -> Any:
+    """The strategy "horovod", whose losses are multiplied as `watch` says, and told to it as they were.
+
+    Args:
+        compression, scale_lr: as for the strategy. Rates of a checkpoint are changed to those of this number of ranks.
+        verbose: 0: what the log has of rates is not for the driver.
+    """
+    base: Any = strategy_class(flavour)
+
+    class Weighing(base):
+        def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            weighed = closure_loss if watch.factor == 1 else closure_loss * watch.factor
+            return super().backward(weighed, optimizer, *args, **kwargs)
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            output = super().training_step(*args, **kwargs)
+            watch.step_ended("train", output)
+            return output
+
+        def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+            output = super().validation_step(*args, **kwargs)
+            watch.step_ended("validation", output)
+            return output
+
+        def restored_rates(self, checkpoint: Mapping[str, Any]) -> None:
+            pass  # `follow_ranks` is called when the schedules have their state, too
+
+        def log_rates(self, line: str) -> None:
+            if line and verbose and self.is_global_zero:
+                log_to_driver(line)
+            else:
+                super().log_rates(line)
+
+    return Weighing(compression=compression, scale_lr=scale_lr)
+
+
+def _rows_in(batch: Any) -> int:
+    """The first extent of the first tensor in a batch; 1 where there is none."""
+    if isinstance(batch, torch.Tensor):
+        return len(batch) if batch.dim() else 1
+    parts = list(batch.values()) if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else []
+    return _rows_in(parts[0]) if parts else 1

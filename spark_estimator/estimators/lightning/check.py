@@ -1,0 +1,173 @@
+"""Tries a LightningModule on the first rows, on the driver: a batch goes through a copy's training_step."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import logging
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from spark_estimator.errors import DataError
+from spark_estimator.estimators.lightning.loaders import Named, named
+from spark_estimator.estimators.lightning.parts import Parts
+from spark_estimator.estimators.rows.sampling import Columns
+from spark_estimator.estimators.rows.shapes import Fields, shown, strange
+from spark_estimator.estimators.torch.check import ModuleTrial, first_tensors
+from spark_estimator.estimators.torch.losses import Tensors, outputs_of
+
+
+class LightningTrial(ModuleTrial):
+    """See `fitting.Trial`."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts.model)
+        self._parts = parts
+
+    def run(self, columns: Columns, fields: Fields) -> tuple[int, ...]:
+        """See `fitting.Trial.run`."""
+        rows = columns.rows
+        tensors = first_tensors(columns, fields)
+        batch = named(fields.inputs, fields.labels, fields.weight, tensors, self._parts.label_shapes)
+        state = torch.get_rng_state()
+        try:
+            with _quietly(self._parts.flavour):
+                module: Any = copy.deepcopy(self._parts.model).cpu()
+                module.configure_model()
+                if rows.num_rows == 1:
+                    module.eval()  # batch norm has nothing to say about a single row
+                if self._parts.data_module is None:
+                    self._check_loss(self._loss(module, batch), columns, fields)
+                return self._widths(module, tensors[: len(fields.inputs)], fields)
+        finally:
+            torch.set_rng_state(state)
+
+    def _loss(self, module: Any, batch: Named) -> Any:
+        """What training_step makes of a batch, after a backward pass; None: it optimizes by hand, and has."""
+        try:
+            if module.automatic_optimization:
+                try:
+                    return _without_trainer(copy.deepcopy(module), batch)
+                except Exception:  # it may have asked for the Trainer, in whichever way
+                    return _with_trainer(self._parts.flavour, module, batch)
+            return _with_trainer(self._parts.flavour, module, batch)
+        except KeyError as error:
+            if error.args and isinstance(error.args[0], str) and error.args[0] not in batch:
+                raise DataError(
+                    f"{type(module).__name__}.training_step asked its batch for {error.args[0]!r}: it is a dict of "
+                    f"{', '.join(map(repr, batch))}, the columns that feature_cols, label_cols and sample_weight_col "
+                    "name."
+                ) from error
+            raise
+
+    @staticmethod
+    def _check_loss(loss: Any, columns: Columns, fields: Fields) -> None:
+        if loss is None:
+            return
+        if not isinstance(loss, torch.Tensor):
+            raise DataError(
+                f"training_step returned {loss!r} of type {type(loss).__name__}: return the loss, a tensor of one "
+                "number, or a dict with it as 'loss'."
+            )
+        if loss.numel() != 1:
+            raise DataError(
+                f"the loss has the shape {list(loss.shape)}; it has to be one number, a mean over the rows."
+            )
+        if not math.isfinite(loss.item()):
+            raise DataError(
+                f"the loss of the first {columns.rows.num_rows} rows is {loss.item()}: "
+                f"{strange(columns, fields) or 'the model computes it so from finite numbers'}."
+            )
+
+    def _widths(self, module: Any, inputs: Tensors, fields: Fields) -> tuple[int, ...]:
+        """[labels] how many values forward() gives for a row."""
+        module.eval()
+        rows = len(inputs[0])
+        with torch.no_grad():
+            outputs = outputs_of(module, inputs)
+            fewer = outputs_of(module, [tensor[:-1] for tensor in inputs]) if rows > 2 else []
+        if len(outputs) != len(fields.labels):
+            raise DataError(
+                f"{self.takes} returned {len(outputs)} tensors for {len(fields.labels)} label columns: one each is "
+                "needed."
+            )
+        for output, field in zip(outputs, fields.labels, strict=True):
+            if not output.dim() or len(output) != rows:
+                raise DataError(
+                    f"{self.takes} returned {list(output.shape)} for a batch of {rows} rows with the label "
+                    f"{field.name!r}: the first extent has to be the rows of the batch."
+                )
+        widths = tuple(output.numel() // len(output) for output in outputs)
+        for output, width, field in zip(fewer, widths, fields.labels, strict=False):
+            if output.numel() != width * (rows - 1):
+                raise DataError(
+                    f"{self.takes}'s output for {field.name!r} has {width} values a row for {rows} rows, and another "
+                    f"number for one row less: it mixes rows. {shown(fields)}"
+                )
+        return widths
+
+
+def _without_trainer(module: Any, batch: Named) -> Any:
+    taken = inspect.signature(module.training_step).parameters
+    output = module.training_step(*((batch, 0) if len(taken) > 1 else (batch,)))
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        loss.backward()
+    return loss
+
+
+def _with_trainer(flavour: str, module: Any, batch: Named) -> Any:
+    """One step of a Trainer of this process."""
+    package: Any = importlib.import_module(flavour)
+    losses: list[Any] = []
+
+    class Keeping(package.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *args: Any) -> None:
+            losses.append(outputs.get("loss") if isinstance(outputs, Mapping) else None)
+
+    off = ("checkpointing", "progress_bar", "model_summary")
+    trainer = package.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_steps=1,
+        limit_val_batches=0,
+        logger=importlib.import_module(f"{flavour}.loggers.logger").DummyLogger(),
+        callbacks=[Keeping()],
+        use_distributed_sampler=False,
+        **{f"enable_{name}": False for name in off},
+    )
+    trainer.fit(module, _One(batch))
+    return losses[0] if losses and module.automatic_optimization else None
+
+
+class _One:
+    """A loader of one batch."""
+
+    def __init__(self, batch: Named) -> None:
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Named]:
+        return iter([self._batch])
+
+
+@contextmanager
+def _quietly(flavour: str) -> Iterator[None]:
+    """Lightning has much to say of a module without a Trainer, and of a Trainer without a logger."""
+    log = logging.getLogger(flavour)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)

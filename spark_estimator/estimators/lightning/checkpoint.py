@@ -1,0 +1,99 @@
+"""What Lightning keeps of a training, to be read without running code; and a Trainer that goes on from it.
+
+It is taken between two epochs, when all of Lightning's hooks and schedulers have run. A Trainer that goes on from it
+does so as if ``fit`` was called a second time: nothing of an epoch is half done.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import torch
+from torch import nn
+
+from spark_estimator.estimators.torch.checkpoint import packed
+from spark_estimator.estimators.torch.rank_state import take_buffers
+from spark_estimator.lightning import rates
+from spark_estimator.observe.driver_log import log_to_driver
+
+#: Of what may be any object, only plain values and tensors are kept.
+_SURE = ("state_dict", "optimizer_states", "loops", "epoch", "global_step", "pytorch-lightning_version")
+#: Belongs to the module as the user made it, which is there anyway.
+_NEEDLESS = (
+    "hyper_parameters",
+    "hparams_name",
+    "hparams_type",
+    "datamodule_hyper_parameters",
+    "datamodule_hparams_name",
+)
+
+
+def plain_checkpoint(trainer: Any) -> dict[str, Any]:
+    """Lightning's own checkpoint, less what could not be read back without running code. Collective."""
+    whole = trainer._checkpoint_connector.dump_checkpoint(False)
+    found = {name: value for name, value in whole.items() if name not in _NEEDLESS}
+    rates.note_factor(found, trainer.strategy.optimizers)
+    if not trainer.is_global_zero:
+        return found
+    left_out = []
+    for name in [name for name in found if name not in _SURE]:
+        if name == "callbacks":
+            left_out += [str(key) for key, state in found[name].items() if not _is_plain(state)]
+            found[name] = {key: state for key, state in found[name].items() if str(key) not in left_out}
+        elif not _is_plain(found[name]):
+            left_out.append(name)
+            del found[name]
+    if left_out and trainer.current_epoch == 1:
+        log_to_driver(
+            f"the checkpoint leaves out the state of {', '.join(left_out)}: it holds objects that could not be read "
+            "without running code, and begins anew where the training is gone on with"
+        )
+    return found
+
+
+def begin_after(trainer: Any, checkpoint: dict[str, Any]) -> None:
+    """Sets a Trainer, before its ``fit``, to the epochs and steps that were done."""
+    loop = trainer.fit_loop
+    loop.load_state_dict(copy.deepcopy(checkpoint["loops"]["fit_loop"]))
+    loop.restarting = False  # it would look for the middle of an epoch
+    for one in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
+        one._loaded_from_state_dict = one._resuming_from_checkpoint = False
+
+
+def restore(trainer: Any, module: nn.Module, checkpoint: dict[str, Any], own: dict[str, Any] | None) -> None:
+    """Gives everything else its state, in ``on_fit_start``, when optimizers and schedulers are there.
+
+    Args:
+        own: what this rank has for itself; None where the ranks were others.
+    """
+    user: Any = module
+    user.on_load_checkpoint(checkpoint)
+    module.load_state_dict(checkpoint["state_dict"])
+    if own is not None:
+        take_buffers(module, own)
+    trainer.strategy.load_optimizer_state_dict(checkpoint)
+    for config, state in zip(trainer.lr_scheduler_configs, checkpoint.get("lr_schedulers", []), strict=False):
+        config.scheduler.load_state_dict(state)
+    trainer.strategy.follow_ranks(checkpoint)
+    precision = trainer.precision_plugin
+    precision.on_load_checkpoint(checkpoint)
+    if type(precision).__qualname__ in checkpoint:
+        precision.load_state_dict(checkpoint[type(precision).__qualname__])
+    data = trainer.datamodule
+    if data is not None and type(data).__qualname__ in checkpoint:
+        data.load_state_dict(checkpoint[type(data).__qualname__])
+    states = checkpoint.get("callbacks", {})
+    for callback in trainer.callbacks:
+        callback.on_load_checkpoint(trainer, module, checkpoint)
+        if callback.state_key in states:
+            callback.load_state_dict(copy.deepcopy(states[callback.state_key]))
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        torch.load(io.BytesIO(packed(value)), weights_only=True)
+    except Exception:  # whatever pickle, or the objects themselves, raise
+        return False
+    return True

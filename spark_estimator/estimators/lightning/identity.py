@@ -1,0 +1,45 @@
+"""What tells one training of Lightning's from another, in `identity`'s words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spark_estimator.estimators.lightning.parts import Parts
+from spark_estimator.estimators.persistence.run_identity import Identity, name_of, of_rows_and_parameters
+from spark_estimator.estimators.torch import identity as torch_identity
+from spark_estimator.estimators.train_spec import TrainSpec
+
+#: Arguments of a Trainer on which no number depends, or that a run may be resumed with.
+_FREE = ("max_epochs", "max_steps", "max_time", "logger", "log_every_n_steps", "profiler", "default_root_dir")
+
+
+def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
+    """Of a training: its rows, its module with its hyperparameters, and the parameters that steer it.
+
+    Args:
+        checksums: [fields] of all ranks' rows.
+    """
+    parts: Parts = spec.framework
+    arguments = parts.trainer_args or {}
+    steering = [
+        f"{name}={given!r}" if isinstance(given, (bool, int, float, str)) else f"{name}={name_of(given)}"
+        for name, given in sorted(arguments.items())
+        if name not in _FREE and not name.startswith("enable_")
+    ]
+    if parts.plain is not None:
+        of_torch = torch_identity.identity_of(replace(spec, framework=parts.plain), checksums)
+        # A line only where checkpoints of earlier releases are of another training.
+        plain_rate = [] if parts.scale_lr else ["scale_lr=False"]
+        return {**of_torch, "trainer_args": steering + plain_rate}
+    chosen = dict(getattr(parts.model, "hparams", {}))
+    return {
+        **of_rows_and_parameters(spec, checksums),
+        **torch_identity.of_module(parts.model),
+        "model's hyperparameters": [
+            f"{name}={given!r}"
+            for name, given in sorted(chosen.items())
+            if isinstance(given, (bool, int, float, str, type(None)))
+        ],
+        "steps": [f"gradient_compression={name_of(parts.compression)}", f"data_module={name_of(parts.data_module)}"],
+        "trainer_args": steering + ["scale_lr=True"] * parts.scale_lr,
+    }

@@ -1,0 +1,105 @@
+"""A rank's rows as loaders of Lightning's: batches are dicts from the columns' names to tensors, as in Horovod."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from spark_estimator.data.fields import Field
+from spark_estimator.data.rank.rank_rows import RankRows
+from spark_estimator.estimators.torch.losses import Tensors
+from spark_estimator.estimators.torch.training import tensor_of
+from spark_estimator.estimators.train_spec import TrainSpec
+
+Named = dict[str, torch.Tensor]
+
+
+def named(
+    inputs: Sequence[Field],
+    labels: Sequence[Field],
+    weight: Field | None,
+    tensors: Tensors,
+    label_shapes: Sequence[Sequence[int]] | None = None,
+) -> Named:
+    """A batch by the names of its columns; of a column that is feature and label, what the feature is.
+
+    Args:
+        tensors: [inputs + labels + weight] as `torch_training.tensor_of` makes them. Columns that stand side by side in
+            one input are given apart, [rows, values] each.
+    """
+    found: Named = {}
+    for field, tensor in zip(inputs, tensors, strict=False):
+        if len(field.names) == 1:
+            found[field.names[0]] = tensor
+        else:
+            flat = tensor.reshape(len(tensor), -1)
+            found.update(zip(field.names, flat.split(list(field.widths), dim=1), strict=True))
+    for place, field in enumerate(labels):
+        tensor = tensors[len(inputs) + place]
+        shaped = tensor if label_shapes is None else tensor.reshape(len(tensor), *label_shapes[place][1:])
+        found.setdefault(field.names[0], shaped)
+    if weight is not None:
+        found.setdefault(weight.names[0], tensors[-1].reshape(-1))
+    return found
+
+
+def inputs_of(inputs: Sequence[Field], batch: Named) -> Tensors:
+    """The model's inputs of a batch: columns that stand side by side in one input are put together again."""
+    return [
+        batch[field.names[0]]
+        if len(field.names) == 1
+        else torch.cat([batch[name] for name in field.names], dim=1).reshape(-1, *field.shape)
+        for field in inputs
+    ]
+
+
+class RowLoader:
+    """The batches of one epoch: equally many on all ranks.
+
+    Attributes:
+        epoch: whose order is read; set before each.
+
+    Args:
+        rows: of this rank.
+        spec: what they are.
+        seed: of the epochs' orders; None: as they lie.
+        batch_size, most_steps: as of `RankRows.batches`.
+        label_shapes: as of `named`.
+    """
+
+    def __init__(
+        self,
+        rows: RankRows,
+        spec: TrainSpec,
+        seed: int | None,
+        batch_size: int,
+        most_steps: int | None,
+        label_shapes: Sequence[Sequence[int]] | None,
+    ) -> None:
+        self.epoch = 0
+        self._rows = rows
+        self._spec = spec
+        self._seed = seed
+        self._cut = (batch_size, most_steps)
+        self._plan = rows.plan(*self._cut)
+        self._label_shapes = label_shapes
+
+    def __len__(self) -> int:
+        return self._plan.steps
+
+    def __iter__(self) -> Iterator[Named]:
+        # Lightning asks for iterators that it throws away: all that costs is done when the first batch is asked for.
+        spec = self._spec
+        order = None if self._seed is None else (self._seed, self.epoch)
+        for batch in self._rows.batches(*self._cut, order):
+            tensors = [tensor_of(matrix, field) for matrix, field in zip(batch.matrices, spec.fields, strict=True)]
+            yield named(spec.inputs, spec.labels, spec.weight, tensors, self._label_shapes)
+
+    def counted(self, step: int) -> int:
+        """How many rows of a batch count: 0 where the rank has run out of rows, and has one that does not."""
+        return self._plan.size(self._rows.rank, step)
+
+    def factor(self, step: int) -> float:
+        """What this rank's mean over a batch is multiplied with, so that the ranks' average is that over all rows."""
+        return self.counted(step) * len(self._rows.counts) / self._plan.total(step)

@@ -1,0 +1,187 @@
+"""Checks those parameters of Lightning's estimator that are its own, and puts together what the ranks train with."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from spark_estimator.estimators.checks import labels_of, listed
+from spark_estimator.estimators.torch import losses as torch_losses
+from spark_estimator.estimators.torch import parts as torch_parts
+from spark_estimator.lightning.flavours import FLAVOURS, preferred
+
+#: Arguments of a Trainer that the job itself decides -> why.
+_REFUSED = {
+    "strategy": "gradients travel as the estimator's ranks send them; gradient_compression says how",
+    "devices": "each rank has one device; num_proc says how many ranks there are",
+    "num_nodes": "Spark says where ranks run; num_proc says how many there are",
+    "barebones": "it leaves out the callbacks by which the estimator knows how the training goes",
+}
+#: Hooks of Lightning 1.
+_GONE = ("training_epoch_end", "validation_epoch_end", "test_epoch_end")
+_OF_PLAIN = ("optimizer", "loss", "loss_constructors", "loss_weights", "metrics")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What `TrainSpec.framework` is for Lightning.
+
+    Attributes:
+        flavour: the package whose classes the module and the callbacks are: a name of `FLAVOURS`.
+        model: the LightningModule, or the plain module.
+        plain: what a plain module is trained with; None: the model is a LightningModule.
+        callbacks, logger, profiler, data_module: Lightning's objects, as the user gives them.
+        log_every_n_steps: for the logger.
+        trainer_args: take the place of our own arguments of the Trainer.
+        compression: of gradients; None: none.
+        label_shapes: [labels] of a batch, with -1 for its rows; None: as the columns have them.
+        scale_lr: whether the learning rate is multiplied by the number of ranks.
+        stop_on_nan: a batch whose loss is no finite number ends the training; False: an epoch does.
+    """
+
+    flavour: str
+    model: nn.Module
+    plain: torch_losses.Parts | None
+    callbacks: Sequence[Any] = ()
+    logger: Any = None
+    profiler: Any = None
+    data_module: Any = None
+    log_every_n_steps: int = 50
+    trainer_args: Mapping[str, Any] | None = None
+    compression: Any = None
+    label_shapes: Sequence[Sequence[int]] | None = None
+    scale_lr: bool = True
+    stop_on_nan: bool = False
+
+
+def parts_of(value: Callable[[str], Any]) -> tuple[Parts, list[str]]:
+    """What the ranks train with, and the labels' names.
+
+    Args:
+        value: gives a parameter by its name.
+
+    Raises:
+        TypeError, ValueError: it is missing, or of another kind.
+    """
+    model = value("model")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a LightningModule, or a torch.nn.Module with optimizer and loss; it was {model!r}.")
+    if value("checkpoint_every_steps") is not None:
+        raise ValueError("checkpoint_every_steps: with Lightning there is a checkpoint after each epoch, leave it out.")
+    flavour = flavour_of(model)
+    plain = None
+    if flavour is None:
+        flavour = next(filter(None, map(flavour_of, value("callbacks"))), preferred())
+        if value("data_module") is not None:
+            raise ValueError("data_module gives batches of its own form, which only a LightningModule can read.")
+        plain, labels = torch_parts.parts_of(lambda name: _of_torch(name, value))
+    else:
+        labels = labels_of(value)
+        _check_of_module(model, value)
+    package = importlib.import_module(flavour)
+    for one in value("callbacks"):
+        if not isinstance(one, package.Callback):
+            raise TypeError(f"callbacks are Callbacks of {flavour}, as the model is; one was {one!r}.")
+    data_module = value("data_module")
+    if data_module is not None:
+        kind = data_module if isinstance(data_module, type) else type(data_module)
+        if not issubclass(kind, package.LightningDataModule):
+            raise TypeError(f"data_module is a LightningDataModule of {flavour}, or its class; it was {data_module!r}.")
+    if (value("num_gpus") or 0) > 1:
+        raise ValueError(f"num_gpus={value('num_gpus')}: each process has one GPU; ask for more of them by num_proc.")
+    arguments = value("trainer_args") or {}
+    if not isinstance(arguments, Mapping):
+        raise TypeError(f"trainer_args is a dict of arguments of the Trainer; it was {arguments!r}.")
+    arguments = dict(arguments)
+    _check_trainer_args(arguments, package.Trainer, flavour, value("callbacks"))
+    return (
+        Parts(
+            flavour=flavour,
+            model=model,
+            plain=plain,
+            callbacks=[*value("callbacks"), *listed("callbacks", arguments.pop("callbacks", None))],
+            logger=value("logger"),
+            profiler=value("profiler"),
+            data_module=data_module,
+            log_every_n_steps=value("log_every_n_steps"),
+            trainer_args=arguments,
+            compression=value("gradient_compression"),
+            label_shapes=value("label_shapes"),
+            scale_lr=value("scale_lr"),
+            stop_on_nan=value("terminate_on_nan"),
+        ),
+        labels,
+    )
+
+
+def flavour_of(one: Any) -> str | None:
+    """The package of Lightning's whose class an object is of; None: of neither."""
+    modules = [kind.__module__ for kind in type(one).__mro__]
+    return next((name for name in FLAVOURS if any(module.startswith(f"{name}.") for module in modules)), None)
+
+
+def _of_torch(name: str, value: Callable[[str], Any]) -> Any:
+    """The parameters as `torch_parts` asks for them: those that Lightning's estimator does not have are left alone."""
+    if name == "callbacks":
+        return []
+    absent = ("lr_scheduler", "learning_rate", "train_minibatch_fn", "mixed_precision")
+    return None if name in absent else value(name)
+
+
+def _check_of_module(model: Any, value: Callable[[str], Any]) -> None:
+    """What a LightningModule has to have, and what it makes needless."""
+    given = [name for name in _OF_PLAIN if value(name)]
+    if given:
+        warnings.warn(
+            f"{', '.join(given)}: no effect, as {type(model).__name__} is a LightningModule, which has its own "
+            "configure_optimizers and training_step.",
+            stacklevel=2,
+        )
+    torch_parts.check_numbers(model)
+    kind: Any = type(model)
+    base = next(one for one in kind.__mro__ if one.__name__ == "LightningModule")
+    for method, why in (
+        ("training_step", "what it learns from a batch, a dict from column names to tensors"),
+        ("configure_optimizers", "what it is trained with"),
+    ):
+        if getattr(kind, method) is getattr(base, method):
+            raise ValueError(f"{type(model).__name__} has no {method}(), which says {why}.")
+    gone = next((name for name in _GONE if callable(getattr(kind, name, None))), None)
+    if gone is not None:
+        raise ValueError(
+            f"{type(model).__name__} has {gone}(), which Lightning 2 no longer calls: keep the steps' outputs in a "
+            f"list of the module's, and use them in on_{gone}()."
+        )
+    if kind.forward in (base.forward, nn.Module.forward):
+        raise ValueError(
+            f"{type(model).__name__} has no forward(), which predicts: it is called with a tensor for each feature."
+        )
+    if value("backward_passes_per_step") > 1 and not model.automatic_optimization:
+        raise ValueError(
+            f"backward_passes_per_step={value('backward_passes_per_step')}: {type(model).__name__} optimizes by hand "
+            "(automatic_optimization=False), so that it decides itself when a step is due."
+        )
+
+
+def _check_trainer_args(arguments: dict[str, Any], trainer: Any, flavour: str, callbacks: Sequence[Any]) -> None:
+    known = [name for name in inspect.signature(trainer.__init__).parameters if name != "self"]
+    for name, given in arguments.items():
+        if name in _REFUSED:
+            raise ValueError(f"trainer_args[{name!r}] = {given!r} is not taken: {_REFUSED[name]}.")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"trainer_args has {name!r}, which no Trainer of {flavour} takes.{hint}")
+    package = importlib.import_module(flavour)
+    for one in listed("callbacks", arguments.get("callbacks")):
+        if not isinstance(one, package.Callback):
+            raise TypeError(f"trainer_args['callbacks'] are Callbacks of {flavour}; one was {one!r}.")
+    if arguments.get("accelerator") in ("tpu", "mps"):
+        raise ValueError(f"trainer_args['accelerator'] is 'cpu', 'gpu' or 'auto'; it was {arguments['accelerator']!r}.")

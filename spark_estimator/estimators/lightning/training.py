@@ -1,0 +1,272 @@
+"""Trains a LightningModule on the rows of a rank: what every rank of Lightning's estimator runs, by a real Trainer."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import logging
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import spark_estimator.torch as hvd
+from spark_estimator.estimators.lightning.callbacks import Watch, callback_of, logged, strategy_of
+from spark_estimator.estimators.lightning.checkpoint import begin_after, plain_checkpoint, restore
+from spark_estimator.estimators.lightning.identity import identity_of
+from spark_estimator.estimators.lightning.legacy import adapter_class
+from spark_estimator.estimators.lightning.loaders import RowLoader
+from spark_estimator.estimators.lightning.parts import Parts
+from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Progress, Saver, line_of, line_of_return
+from spark_estimator.estimators.rank_run import Beginning, begin, check_loss
+from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
+from spark_estimator.estimators.torch.rank_state import gathered
+from spark_estimator.estimators.torch.training import leaving_out
+from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
+from spark_estimator.observe.driver_log import log_to_driver
+from spark_estimator.store import FilesystemStore
+
+
+def train(spec: TrainSpec) -> TrainResult | None:
+    """Runs on every rank. Returns what rank 0 brings back; None on the others.
+
+    With a store, rank 0 writes a checkpoint after each epoch; a run whose checkpoint is there goes on from it. Chance
+    (of PyTorch) is drawn anew for each epoch from seed, epoch and rank, so that such a run ends with the same numbers
+    as one that was never interrupted.
+    """
+    hvd.init()
+    beginning = begin(spec, identity_of, TorchForm())
+    training = _Training(spec, beginning)
+    kept = beginning.kept
+    if kept is not None:
+        training.take(kept)
+        if hvd.rank() == 0 and spec.verbose:
+            log_to_driver(line_of_return(spec.run_id, kept, spec.epochs, again=False))
+    training.run()
+    if hvd.rank() != 0:
+        return None
+    return beginning.result(spec, packed(training.numbers()), training.progress.history, "model.pt")
+
+
+class _Training:
+    """The module and its Trainer."""
+
+    def __init__(self, spec: TrainSpec, beginning: Beginning) -> None:
+        parts: Parts = spec.framework
+        rows, held, seed = beginning.rows, beginning.held, beginning.seed
+        self.progress = Progress(spec.patience, spec.restore_best)
+        self._spec = spec
+        self._parts = parts
+        self._seed = seed
+        self._identity = beginning.identity
+        self._kept: Checkpoint | None = None
+        self._saver = Saver(spec, TorchForm())
+        self._package: Any = importlib.import_module(parts.flavour)
+        quiet(parts.flavour, spec.verbose)
+        order = seed if spec.shuffle else None
+        shapes = parts.label_shapes
+        self._train: RowLoader | None = None
+        self._held: RowLoader | None = None
+        if parts.data_module is None:
+            # A plain module's labels get their shapes where its outputs are known.
+            shapes = None if parts.plain is not None else shapes
+            self._train = RowLoader(rows, spec, order, spec.batch_size, spec.train_steps, shapes)
+            if held is not None:
+                self._held = RowLoader(held, spec, None, spec.val_batch_size, spec.validation_steps, shapes)
+        self._arguments = self._trainer_arguments()
+        plain = parts.plain
+        self._watch = Watch(
+            self._train,
+            self._held,
+            0 if plain is None else sum(len(group) for group in plain.metrics),
+            begin=self._epoch_begins,
+            end=self._epoch_ended,
+            restore=self._take_up,
+            # As in TorchEstimator gradients of several batches are added up, of which Lightning makes means.
+            multiplied=1 if plain is None else _accumulated(self._arguments),
+            stop_on_nan=parts.stop_on_nan,
+        )
+        if plain is None:
+            self.module: Any = parts.model
+        else:
+            weight = None if spec.weight is None else spec.weight.names[0]
+            labels = [field.names[0] for field in spec.labels]
+            plain = replace(plain, leaving_out=leaving_out(plain, spec, beginning))
+            self.module = adapter_class(parts.flavour)(plain, spec.inputs, labels, weight)
+            self.module.counted = lambda: self._watch.counted
+            self.module.scaled = parts.scale_lr
+            self.module.model.train()
+
+    def take(self, kept: Checkpoint) -> None:
+        """Goes on from a checkpoint, once `run` is called."""
+        self._kept = kept
+        self.progress.history = kept.history
+        self.progress.best = kept.best
+
+    def run(self) -> None:
+        """The epochs that are left. Collective."""
+        if self._kept is not None and self._has_ended(self._kept):
+            self.module.on_load_checkpoint(self._kept.state["lightning"])
+            _configured(self.module).load_state_dict(self._kept.state["lightning"]["state_dict"])
+            return
+        parts = self._parts
+        trainer = self._package.Trainer(
+            **self._arguments,
+            strategy=strategy_of(
+                parts.flavour,
+                self._watch,
+                parts.compression or hvd.Compression.none,
+                scale_lr=parts.scale_lr and parts.plain is None,
+                verbose=self._spec.verbose,
+            ),
+            callbacks=[callback_of(parts.flavour, self._watch), *parts.callbacks],
+        )
+        if self._kept is not None:
+            begin_after(trainer, self._kept.state["lightning"])
+        if parts.data_module is not None:
+            given = parts.data_module
+            trainer.fit(self.module, datamodule=given() if isinstance(given, type) else given)
+        else:
+            trainer.fit(self.module, self._train, self._held)
+
+    def _has_ended(self, kept: Checkpoint) -> bool:
+        """Whether a run that is gone on with has had its epochs, or was ended before."""
+        most = self._arguments["max_epochs"]
+        had = most is not None and 0 <= most <= len(kept.history)
+        return had or self.progress.is_over or bool(kept.state["ended"])
+
+    def numbers(self) -> Any:
+        """What is brought back: of the best epoch where that is wanted, else of the last."""
+        return self.progress.best or self._inside.state_dict()
+
+    @property
+    def _inside(self) -> Any:
+        """The user's module."""
+        return self.module if self._parts.plain is None else self.module.model
+
+    def _epoch_begins(self, epoch: int) -> None:
+        torch.manual_seed(((self._seed * 100_003 + epoch) * 10_007 + hvd.rank()) % (1 << 63))
+
+    def _take_up(self, trainer: Any) -> None:
+        if self._kept is not None:
+            ranks = self._kept.ranks
+            own = ranks[hvd.rank()] if len(ranks) == hvd.size() else None
+            restore(trainer, self.module, self._kept.state["lightning"], own)
+
+    def _epoch_ended(self, trainer: Any) -> None:
+        spec = self._spec
+        entry = self._entry(trainer)
+        self.progress.add(entry, lambda: copy.deepcopy(self._inside.state_dict()))
+        if spec.checkpoint_path is not None:
+            ranks = gathered(self.module, trainer.strategy.root_device)
+            least = len(self.progress.history) >= (trainer.min_epochs or 0)
+            ended = trainer.should_stop and least and trainer.global_step >= (trainer.min_steps or 0)
+            state = {"lightning": plain_checkpoint(trainer), "ended": bool(ended)}
+            if hvd.rank() == 0:
+                history, best = self.progress.history, self.progress.best
+                self._saver.save(Checkpoint(self._identity, self._seed, state, history, best, ranks))
+        if hvd.rank() == 0 and spec.verbose:
+            log_to_driver(self._line(entry))
+        if self.progress.is_over:
+            trainer.should_stop = True
+
+    def _entry(self, trainer: Any) -> dict[str, Any]:
+        """What the history says of an epoch. Collective."""
+        found = logged(trainer.callback_metrics)
+        entry: dict[str, Any] = {"epoch": len(self.progress.history)}
+        for part, names in (("train", ("train_loss", "loss")), ("validation", ("val_loss",))):
+            means = self._watch.averages(part)
+            if not means and part in self._watch.seen:  # a step that returns no loss may have logged it
+                means = [found[name] for name in names if name in found][:1]
+            if means:
+                entry[part] = {"loss": means[0], "all_metrics": self._grouped(means[1:])}
+        entry.setdefault("train", {"loss": math.nan, "all_metrics": []})
+        loss = entry["train"]["loss"]
+        if self.module.automatic_optimization:
+            check_loss(loss, entry["epoch"], multiplied=self._parts.plain is not None)
+        if self._parts.plain is None and found:
+            entry["logged"] = found
+        return entry
+
+    def _grouped(self, means: list[float]) -> list[list[float]]:
+        plain, left = self._parts.plain, iter(means)
+        return [] if plain is None else [[next(left) for _ in group] for group in plain.metrics]
+
+    def _line(self, entry: dict[str, Any]) -> str:
+        told = {
+            name: value for name, value in entry.get("logged", {}).items() if name not in ("train_loss", "val_loss")
+        }
+        return ", ".join(
+            [
+                line_of(entry, max(self._arguments["max_epochs"] or 0, len(self.progress.history))),
+                *(f"{name} {value:.4g}" for name, value in told.items()),
+            ]
+        )
+
+    def _trainer_arguments(self) -> dict[str, Any]:
+        """All of the Trainer's but callbacks and strategy: ours, and in their place what the user says."""
+        spec, parts = self._spec, self._parts
+        callbacks = self._package.callbacks
+        on_gpu = spec.use_gpu and torch.cuda.is_available()
+        given: dict[str, Any] = {
+            "accelerator": "gpu" if on_gpu else "cpu",
+            "max_epochs": spec.epochs,
+            "accumulate_grad_batches": spec.backward_passes_per_step,
+            "logger": self._logger(),
+            "log_every_n_steps": parts.log_every_n_steps,
+            "profiler": parts.profiler,
+            "num_sanity_val_steps": 0,
+            "use_distributed_sampler": parts.data_module is not None,
+            "enable_progress_bar": any(isinstance(one, callbacks.ProgressBar) for one in parts.callbacks),
+            "enable_model_summary": any(isinstance(one, callbacks.ModelSummary) for one in parts.callbacks),
+            "enable_checkpointing": any(isinstance(one, callbacks.Checkpoint) for one in parts.callbacks),
+            "default_root_dir": self._folder(),
+        }
+        if parts.data_module is not None:
+            limits = {"limit_train_batches": spec.train_steps, "limit_val_batches": spec.validation_steps}
+            given |= {name: steps for name, steps in limits.items() if steps is not None}
+        return {**given, **(parts.trainer_args or {})}
+
+    def _folder(self) -> str | None:
+        """The run's folder in the store, where that is one of this host's file system."""
+        store = self._spec.store
+        if not isinstance(store, FilesystemStore):
+            return None
+        folder = store.get_logs_path(self._spec.run_id)
+        return folder if folder is not None and os.path.isabs(folder) else None
+
+    def _logger(self) -> Any:
+        """The user's; else TensorBoard's in the store's folder for logs, where both are there; else none."""
+        if self._parts.logger is not None:
+            return self._parts.logger
+        folder = self._folder()
+        installed = any(importlib.util.find_spec(name) is not None for name in ("tensorboard", "tensorboardX"))
+        if folder is None or not installed:
+            return False
+        return self._package.loggers.TensorBoardLogger(folder, name="")
+
+
+def quiet(flavour: str, verbose: int) -> None:
+    """Lightning's banners are shown to who asks for more than a line for each epoch."""
+    if verbose < 2:
+        fabric = "lightning.fabric" if flavour.startswith("lightning.") else "lightning_fabric"
+        for name in (flavour, fabric):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        warnings.filterwarnings("ignore", message="You defined a `validation_step` but have no `val_dataloader`")
+        # What PyTorch says of Lightning's own code.
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"(pytorch_)?lightning")
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(pytorch_)?lightning")
+
+
+def _configured(module: Any) -> Any:
+    """The module, with the layers that it makes late."""
+    module.configure_model()
+    return module
+
+
+def _accumulated(arguments: Mapping[str, Any]) -> int:
+    return int(arguments.get("accumulate_grad_batches") or 1)

@@ -1,0 +1,269 @@
+"""What a training of an estimator remembers: its history, its best epoch, and the checkpoint in the store.
+
+A checkpoint is taken after an epoch, or within one. It holds what all ranks have alike once, and what each has for
+itself for each; a run that goes on from it on as many ranks, whose rows lie as they lay, comes to
+the same bits as one that was never interrupted. A digest at its end tells a damaged one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import socket
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from spark_estimator.collectives import context
+from spark_estimator.collectives.objects import broadcast_object
+from spark_estimator.errors import DataError
+from spark_estimator.estimators.persistence.run_identity import Identity, differences
+from spark_estimator.estimators.train_spec import TrainSpec
+from spark_estimator.observe.driver_log import log_to_driver
+from spark_estimator.store import FilesystemStore
+from spark_estimator.store.digests import flaw_of, sealed
+
+# A store may be away for a while; so many checkpoints in a row may be lost, once there was one.
+_MOST_LOST = 2
+
+
+@dataclass
+class Progress:
+    """The epochs so far. Every rank has the same, as the losses are those of all ranks.
+
+    Attributes:
+        patience, restore_best: as in `TrainSpec`.
+        history: one entry for each epoch.
+        best: the model's numbers after the best epoch, as the framework has them; None where they are not wanted.
+    """
+
+    patience: int | None
+    restore_best: bool
+    history: list[dict[str, Any]] = field(default_factory=list)
+    best: Any = None
+
+    def add(self, entry: dict[str, Any], numbers: Callable[[], Any]) -> None:
+        """Counts an epoch.
+
+        Args:
+            numbers: gives a copy of the model's.
+        """
+        self.history.append(entry)
+        if self.restore_best and self._best_epoch() == len(self.history) - 1:
+            self.best = numbers()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it shall end before its last epoch."""
+        return self.patience is not None and len(self.history) - 1 - self._best_epoch() >= self.patience
+
+    @staticmethod
+    def watched(entry: dict[str, Any]) -> float:
+        """The loss by which epochs are compared: that of validation, if there is one."""
+        loss: float = entry.get("validation", entry["train"])["loss"]
+        return loss
+
+    def _best_epoch(self) -> int:
+        losses = [self.watched(entry) for entry in self.history]
+        known = [loss if math.isfinite(loss) else math.inf for loss in losses]
+        return known.index(min(known)) if known else 0
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """A place within an epoch.
+
+    Attributes:
+        steps: batches of the epoch that each rank has done.
+        rows: of all ranks together, in these.
+        spread: [ranks] tells which rows lie on each rank, and how.
+    """
+
+    steps: int
+    rows: int
+    spread: list[int]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A training after some epoch, or within one.
+
+    Attributes:
+        identity: of the data, the model and the parameters.
+        seed: with which it was begun.
+        state: of model, optimizer and scheduler.
+        history, best: as in `Progress`.
+        ranks: [ranks] what each has for itself.
+        cursor: how far it was in the epoch after those of the history; None: at its beginning.
+    """
+
+    identity: Identity
+    seed: int
+    state: dict[str, Any]
+    history: list[dict[str, Any]]
+    best: Any
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    cursor: Cursor | None = None
+
+
+class Form(Protocol):
+    """A framework's way to make a file of tensors and plain values, and to read one without running code from it."""
+
+    def stream(self, content: dict[str, Any]) -> io.BytesIO:
+        """The file."""
+
+    def unpacked(self, content: bytes) -> dict[str, Any]:
+        """What `stream` was given."""
+
+    def why(self, error: Exception) -> str:
+        """An error of `unpacked` in a line."""
+
+
+class Saver:
+    """Writes a training's checkpoints, each over the one before, whole or not at all. For rank 0.
+
+    When the first one cannot be written, the training ends: the store is not what the user thinks. Later the store may
+    be away: two checkpoints in a row are lost with a line on the driver; at the third the training ends.
+    """
+
+    def __init__(self, spec: TrainSpec, form: Form) -> None:
+        self._spec = spec
+        self._form = form
+        self._lost = _MOST_LOST
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Nothing without a store.
+
+        Raises:
+            DataError: it cannot be written; the one before is there still.
+        """
+        path = self._spec.checkpoint_path
+        if self._spec.store is None or path is None:
+            return
+        whole = {
+            **checkpoint.state,
+            "identity": checkpoint.identity,
+            "seed": checkpoint.seed,
+            "epoch": len(checkpoint.history) - 1,
+            "history": checkpoint.history,
+            "best": checkpoint.best,
+            "ranks": checkpoint.ranks,
+            "cursor": None if checkpoint.cursor is None else asdict(checkpoint.cursor),
+        }
+        content = sealed(self._form.stream(whole))
+        try:
+            self._spec.store.write(path, content)
+        except Exception as error:  # each kind of store has errors of its own
+            self._lost += 1
+            told = (
+                f"the checkpoint {path} of {len(content)} bytes cannot be written on rank 0 (host "
+                f"{socket.gethostname()}): {type(error).__name__}: {error}"
+            )
+            if self._lost > _MOST_LOST:
+                raise DataError(
+                    f"{told}. The folder has to be writable on every executor, and have room for two of them."
+                ) from error
+            log_to_driver(f"{told}; the training goes on, from the one before if it has to be started anew")
+        else:
+            self._lost = 0
+
+
+def load(spec: TrainSpec, identity: Identity, form: Form) -> Checkpoint | None:
+    """What the store has of this run, as rank 0 reads it; None when it has nothing. A collective.
+
+    Raises:
+        DataError: the store cannot be read, the file is no checkpoint of ours, or another training's.
+    """
+    if spec.checkpoint_path is None:
+        return None
+    found: bytes | str | None = None
+    if context.rank() == 0:
+        assert spec.store is not None
+        discard_partials(spec)
+        try:
+            # Not exists(), which says no where fsspec cannot reach a store.
+            found = spec.store.read(spec.checkpoint_path)
+        except FileNotFoundError:
+            pass
+        except Exception as error:  # each kind of store has errors of its own
+            found = (
+                f"{spec.checkpoint_path} cannot be read on rank 0 (host {socket.gethostname()}): "
+                f"{type(error).__name__}: {error}. Whether run_id={spec.run_id!r} has a checkpoint is not known."
+            )
+        else:
+            found = _no_checkpoint(spec, flaw) if (flaw := flaw_of(found)) else found
+    content = broadcast_object(found, root_rank=0, name="checkpoint")
+    if content is None:
+        return None
+    if isinstance(content, str):
+        raise DataError(content)
+    try:
+        told = form.unpacked(content)
+        rest = {name: told.pop(name) for name in ("identity", "seed", "history", "best", "ranks", "cursor", "epoch")}
+        cursor = None if rest["cursor"] is None else Cursor(**rest["cursor"])
+        found_in = Checkpoint(
+            {what: list(words) for what, words in rest["identity"].items()},
+            int(rest["seed"]),
+            told,
+            list(rest["history"]),
+            rest["best"],
+            list(rest["ranks"]),
+            cursor,
+        )
+    except Exception as error:
+        raise DataError(_no_checkpoint(spec, form.why(error))) from error
+    if others := differences(found_in.identity, identity):
+        raise DataError(
+            f"run_id={spec.run_id!r}: the store has a checkpoint of that name, {spec.checkpoint_path}, but of another "
+            f"training (each fold and each ParamMap is one): {'; '.join(others)}. Choose another run_id, leave it out, "
+            "or remove the checkpoint."
+        )
+    return found_in
+
+
+def _no_checkpoint(spec: TrainSpec, flaw: str) -> str:
+    return (
+        f"{spec.checkpoint_path} is no checkpoint that this training could go on from: {flaw}. Choose another run_id, "
+        "or remove it."
+    )
+
+
+def discard_partials(spec: TrainSpec) -> None:
+    """Removes what a process that was killed while it wrote has left beside the run's files in the store."""
+    if isinstance(spec.store, FilesystemStore):
+        # Nothing hangs on them: what cannot be removed stays.
+        with contextlib.suppress(Exception):
+            spec.store.discard_partials(spec.store.get_run_path(spec.run_id))
+
+
+def line_of_return(run_id: str, kept: Checkpoint, epochs: int, *, again: bool) -> str:
+    """That a run goes on, in one line.
+
+    Args:
+        epochs: it shall have.
+        again: the epoch within which the checkpoint was taken is begun anew.
+    """
+    if len(kept.history) >= epochs:
+        return f"run {run_id!r} has had its {len(kept.history)} epochs already: the model is its checkpoint's"
+    line = f"run {run_id!r} goes on from its checkpoint, after epoch {len(kept.history)}"
+    if kept.cursor is None:
+        return line
+    if again:
+        return (
+            f"{line} and {kept.cursor.steps} steps of the next, which is begun anew: its rows lie otherwise than they "
+            "did, on another number of ranks or as Spark has brought them"
+        )
+    return f"{line} and {kept.cursor.steps} steps ({kept.cursor.rows} rows) of the next"
+
+
+def line_of(entry: dict[str, Any], epochs: int) -> str:
+    """An epoch in one line."""
+    parts = [f"epoch {entry['epoch'] + 1}/{epochs}"]
+    for name in ("train", "validation"):
+        if name in entry:
+            parts.append(f"{name} loss {entry[name]['loss']:.4g}")
+            metrics = [f"{value:.4g}" for group in entry[name]["all_metrics"] for value in group]
+            if metrics:
+                parts.append(f"metrics {' '.join(metrics)}")
+    return ", ".join(parts)

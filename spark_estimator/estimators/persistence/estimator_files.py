@@ -1,0 +1,74 @@
+"""A saved estimator's folder, whatever the framework: plain parameters as JSON, and its objects in a file of their own.
+
+How the objects are written, and which of them are read without trust, is the framework's part.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import cloudpickle
+
+from spark_estimator.errors import DataError
+from spark_estimator.estimators.params import TableParams
+from spark_estimator.estimators.persistence.folders import local_path
+from spark_estimator.estimators.persistence.manifest import Told, write_told
+
+_Estimator = TypeVar("_Estimator", bound=TableParams)
+
+#: They belong to a place, and a store may hold the keys to it.
+_LEFT_OUT = ("store", "backend")
+
+
+def write(
+    estimator: TableParams, folder: Path, objects: Sequence[str], dump: Callable[[dict[str, Any], Path], None]
+) -> None:
+    """Puts an estimator's files into a new folder.
+
+    Args:
+        objects: the parameters that JSON does not hold.
+        dump: (objects by name, folder) writes those that were set.
+
+    Raises:
+        DataError: a parameter cannot be pickled.
+    """
+    chosen = {row.name: estimator.getOrDefault(row.name) for row in estimator._rows if estimator.isSet(row.name)}
+    for name in _LEFT_OUT:
+        if chosen.pop(name, None) is not None:
+            warnings.warn(f"{name} is not saved: it belongs to this place. Set it after loading.", stacklevel=6)
+    found = {name: chosen.pop(name) for name in objects if name in chosen}
+    for name, value in found.items():  # one by one, so that what cannot travel is named
+        try:
+            cloudpickle.dumps(value)
+        except Exception as error:
+            raise DataError(f"{name} cannot be saved: {type(error).__name__}: {error}") from error
+    dump(found, folder)
+    write_told(folder, estimator, {"params": chosen})
+
+
+def load(kind: type[_Estimator], path: str, objects: Sequence[str], read: Callable[[Told], Any]) -> _Estimator:
+    """The estimator that a folder tells of.
+
+    Args:
+        objects: as of `write`.
+        read: what `dump` has written; raises DataError where that needs trust, or is damaged.
+
+    Raises:
+        DataError: as `read`; or what there is is no such estimator.
+    """
+    told = Told(local_path(path), kind.__name__)
+    found = read(told)
+    if not isinstance(found, dict):
+        raise DataError(f"{told.folder} holds {type(found).__name__}, and no parts of a {kind.__name__}.")
+    unknown = [name for name in found if name not in objects]
+    if unknown:
+        raise DataError(f"{told.folder} holds {unknown[0]!r}, which is no part of a {kind.__name__}.")
+    try:
+        estimator = kind(**told.params, **found)
+    except (TypeError, ValueError) as error:
+        raise told.broken("params", f"or its objects do not fit: {error}") from error
+    estimator._resetUid(told.uid)
+    return estimator

@@ -1,0 +1,142 @@
+"""What a saved model's folder holds whatever the framework: its params, inputs, outputs and decoders (`told`).
+
+``decoders.pkl``, where there are any, has their functions, which need trust or to be given anew.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import cloudpickle
+import numpy
+
+from spark_estimator.data.fields import Field
+from spark_estimator.errors import DataError
+from spark_estimator.estimators.inference.prediction_columns import MEANINGS
+from spark_estimator.estimators.model import TableModel
+from spark_estimator.estimators.persistence.folders import is_trusted
+from spark_estimator.estimators.persistence.manifest import Told, is_text
+
+_Model = TypeVar("_Model", bound=TableModel)
+
+
+def write_plain(model: TableModel, folder: Path) -> dict[str, Any]:
+    """Writes the decoders, and returns what `write_told` is to say.
+
+    Raises:
+        DataError: a decoder cannot be pickled.
+    """
+    decoders = model.getOrDefault("decoders") or {}
+    if decoders:
+        try:
+            (folder / "decoders.pkl").write_bytes(cloudpickle.dumps(decoders))
+        except Exception as error:
+            raise DataError(f"decoders cannot be saved: {type(error).__name__}: {error}") from error
+    return {
+        "params": {row.name: model.getOrDefault(row.name) for row in model._rows if row.name != "decoders"},
+        "decoders": sorted(decoders),
+        "inputs": [asdict(field) for field in model._inputs],
+        "outputs": list(model._outputs),
+        "label_types": list(model._label_types),
+        "meanings": list(model._meanings),
+    }
+
+
+def loaded(
+    told: Told, kind: type[_Model], framework_model: Any, decoders: Mapping[str, Any] | None, *, trust: bool
+) -> _Model:
+    """The model that a folder tells of.
+
+    Args:
+        framework_model: with the trained numbers.
+        decoders: in place of those of the folder; None: they are read too.
+        trust: the folder comes from somebody whom the user would let run code here.
+
+    Raises:
+        DataError: something of it is broken, or needs trust.
+    """
+    inputs, outputs = _inputs(told), told.value("outputs", _listed(_is_count), "a list of numbers of values, with one")
+    alike = f"{len(outputs)}, as many as outputs"
+    label_types = told.value("label_types", _listed(is_text, len(outputs)), f"a list of Spark types, {alike}")
+    meant = f"{', '.join(sorted(set(MEANINGS.values())))} or null"
+    meanings = told.value("meanings", _listed(_is_meaning, len(outputs)), f"a list of {meant}, {alike}")
+    given = _decoders(told, decoders, is_trusted(trust))
+    try:
+        model = kind(
+            model=framework_model,
+            inputs=inputs,
+            outputs=outputs,
+            label_types=label_types,
+            meanings=meanings,
+            **{**told.params, "decoders": given},
+        )
+    except (TypeError, ValueError) as error:
+        raise told.broken("params", f"does not fit: {error}") from error
+    model._resetUid(told.uid)
+    return model
+
+
+def _listed(right: Callable[[Any], bool], count: int | None = None) -> Callable[[Any], bool]:
+    """Whether a value is a list of such.
+
+    Args:
+        count: how many it has; None: one at least.
+    """
+
+    def is_it(value: Any) -> bool:
+        return isinstance(value, list) and (len(value) == count if count else bool(value)) and all(map(right, value))
+
+    return is_it
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_meaning(value: Any) -> bool:
+    return value is None or value in MEANINGS.values()
+
+
+def _inputs(told: Told) -> list[Field]:
+    """The fields, from what JSON has kept of them, which knows no tuples."""
+    fields = []
+    for said in told.value("inputs", _listed(lambda one: isinstance(one, dict)), "a list of objects, with one"):
+        given: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in said.items()}
+        try:
+            field = Field(**given)
+            if not (len(field.names) == len(field.columns) == len(field.widths)):
+                raise ValueError("names, columns and widths are not as many")
+            if not all(map(is_text, field.names + field.columns)) or not all(
+                map(_is_count, field.widths + field.shape)
+            ):
+                raise ValueError("names and columns are texts, widths and shape whole numbers of 1 or more")
+            numpy.dtype(field.stored_dtype)
+            numpy.dtype(field.dtype)
+        except (TypeError, ValueError) as error:
+            raise told.broken("inputs", f"does not tell of a field in {said}: {error}") from error
+        fields.append(field)
+    return fields
+
+
+def _decoders(told: Told, given: Mapping[str, Any] | None, trust: bool) -> dict[str, Any] | None:
+    names = told.value("decoders", lambda value: value == [] or _listed(is_text)(value), "a list of columns")
+    if given is not None or not names:
+        return dict(given or {}) or None
+    if not trust:
+        raise DataError(
+            f"{told.folder}: its columns {', '.join(names)} are read by functions, and to load them could run any code "
+            "that the file names. Say decoders={...} with yours, or trust=True (in a pipeline: with trust_files()) if "
+            "you know where the file comes from."
+        )
+    file = told.file("decoders.pkl")
+    try:
+        loaded = pickle.loads(file.read_bytes())  # noqa: S301  # whoever calls trusts it
+    except Exception as error:
+        raise DataError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
+    if not isinstance(loaded, dict):
+        raise DataError(f"{file} holds {type(loaded).__name__}, and no dict from columns to functions.")
+    return loaded

@@ -1,0 +1,1 @@
+"""The PyTorch estimator and its model."""

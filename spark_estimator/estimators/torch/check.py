@@ -1,0 +1,175 @@
+"""Tries a PyTorch model on the first rows, on the driver: a batch goes forward and backward through a copy."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from spark_estimator.data.fields import matrix_of
+from spark_estimator.errors import DataError
+from spark_estimator.estimators.rows.sampling import Columns
+from spark_estimator.estimators.rows.shapes import Fields, shown, strange
+from spark_estimator.estimators.torch.losses import Parts, Tensors, loss_of, outputs_of
+from spark_estimator.estimators.torch.training import tensor_of
+
+
+class ModuleTrial:
+    """What of `fitting.Trial` is told by a module's class."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.floating = floating_type(model)
+        self.takes = f"{type(model).__name__}.forward"
+
+    def positional(self) -> tuple[int, float]:
+        """See `fitting.Trial.positional`."""
+        return inputs_taken(self._model)
+
+
+class TorchTrial(ModuleTrial):
+    """See `fitting.Trial`."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts.model)
+        self._parts = parts
+
+    def run(self, columns: Columns, fields: Fields) -> tuple[int, ...]:
+        """See `fitting.Trial.run`."""
+        rows = columns.rows
+        tensors = first_tensors(columns, fields)
+        count = len(fields.inputs)
+        labels = tensors[count : count + len(fields.labels)]
+        weight = tensors[-1] if fields.weight else None
+        model = _copied(self._parts.model).cpu()
+        state = torch.get_rng_state()
+        try:
+            model.train()
+            if rows.num_rows == 1:
+                model.eval()  # batch norm has nothing to say about a single row
+            try:
+                loss, outputs, shaped = loss_of(self._parts, model, tensors[:count], labels, weight, rows.num_rows)
+            except RuntimeError as error:
+                _check_types(model, error)
+                raise
+            if loss.numel() != 1:
+                raise DataError(
+                    f"the loss has the shape {list(loss.shape)}; it has to be one number (reduction='mean')."
+                )
+            _check_outputs(self._parts, outputs, shaped, fields)
+            loss.backward()
+            for group, output, label in zip(self._parts.metrics, outputs, shaped, strict=True):
+                for metric in group:
+                    _try_metric(metric, output.detach(), label)
+        finally:
+            torch.set_rng_state(state)
+        if not math.isfinite(loss.item()):
+            raise DataError(
+                f"the loss of the first {rows.num_rows} rows is {loss.item()}: "
+                f"{strange(columns, fields) or 'the model computes it so from finite numbers'}."
+            )
+        widths = tuple(output.numel() // len(output) for output in outputs)
+        if rows.num_rows > 2:
+            model.eval()
+            with torch.no_grad():
+                fewer = outputs_of(model, [tensor[:-1] for tensor in tensors[:count]])
+            for output, width, field in zip(fewer, widths, fields.labels, strict=True):
+                if output.numel() != width * (rows.num_rows - 1):
+                    raise DataError(
+                        f"the model's output for {field.name!r} has {width} values a row for {rows.num_rows} rows, and "
+                        "another number for one row less: it mixes rows, as [rows] and [rows, 1] do when they are "
+                        f"added. {shown(fields)}"
+                    )
+        return widths
+
+
+def _check_types(model: nn.Module, error: Exception) -> None:
+    """Raises what says more than an error of the model's, where its numbers are of another type than its inputs."""
+    for name, parameter in model.named_parameters():
+        if parameter.dtype in (torch.bfloat16, torch.float16):
+            raise DataError(
+                f"the model's {name} is of {str(parameter.dtype).removeprefix('torch.')}, and rows come as float32: "
+                "leave the model in float32 and say mixed_precision='bf16', or let forward() convert its inputs. "
+                f"({error})"
+            ) from error
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        for path, module in model.named_modules():
+            for name, value in vars(module).items():
+                try:
+                    copy.deepcopy(value if name not in ("_modules", "_parameters", "_buffers") else None)
+                except Exception:
+                    at = ".".join(filter(None, (path, name)))
+                    raise DataError(
+                        f"the model cannot be copied, as the processes' models are: {type(error).__name__}: {error}. "
+                        f"It is its attribute {at}, {value!r}: make that where it is used, or leave it out of the "
+                        "model's state (__getstate__)."
+                    ) from error
+        raise
+
+
+def _try_metric(metric: Any, output: torch.Tensor, label: torch.Tensor) -> None:
+    name = getattr(metric, "__name__", type(metric).__name__)
+    try:
+        value = metric(output, label)
+    except Exception as error:
+        raise DataError(
+            f"the metric {name} raised {type(error).__name__}: {error}. It was called with the model's output "
+            f"{list(output.shape)} and the labels {list(label.shape)} of {label.dtype}."
+        ) from error
+    try:
+        float(torch.as_tensor(value))
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise DataError(f"the metric {name} returned {value!r:.60}, and not one number.") from error
+
+
+def first_tensors(columns: Columns, fields: Fields) -> Tensors:
+    """[fields] the first rows, as a training would get them."""
+    return [tensor_of(matrix_of(columns.rows, field).copy(), field) for field in fields.all]
+
+
+def _check_outputs(
+    parts: Parts, outputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor], fields: Fields
+) -> None:
+    for loss, output, label, field in zip(parts.losses, outputs, labels, fields.labels, strict=True):
+        if isinstance(loss, nn.CrossEntropyLoss) and output.numel() == len(output):
+            raise DataError(
+                "CrossEntropyLoss compares several outputs, one for each class; the model's output for "
+                f"{field.name!r} has one, so that the loss would always be 0. Give it an output for each class, or use "
+                "BCEWithLogitsLoss."
+            )
+        if output.dim() and len(output) != len(label):
+            raise DataError(
+                f"the model returned {list(output.shape)} for a batch of {len(label)} rows with the label "
+                f"{field.name!r}: the first extent has to be the rows of the batch."
+            )
+
+
+def inputs_taken(model: nn.Module) -> tuple[int, float]:
+    """The least and the most positional arguments of ``forward``."""
+    try:
+        # torch.compile's wrapper takes whatever comes.
+        forward = getattr(model, "_orig_mod", model).forward
+        parameters = inspect.signature(forward).parameters.values()
+    except (TypeError, ValueError):
+        return 1, math.inf
+    named = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    least = sum(one.default is one.empty for one in named)
+    return least, math.inf if any(one.kind is one.VAR_POSITIONAL for one in parameters) else len(named)
+
+
+def floating_type(model: nn.Module) -> str:
+    """The type of its numbers: "float32" or "float64"."""
+    for parameter in model.parameters():
+        if parameter.dtype == torch.float64:
+            return "float64"
+    return "float32"

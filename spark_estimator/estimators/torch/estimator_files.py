@@ -1,0 +1,93 @@
+"""An estimator of PyTorch modules in a folder: what is plain as JSON, modules, losses and functions in one other file.
+
+``objects.pt`` is read by PyTorch's restricted unpickler, which makes objects of known classes only: modules, losses,
+optimizers and schedulers of PyTorch's own, tensors, and the losses of torch.nn.functional. Functions and classes of the
+user's own need trust.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import cloudpickle
+import torch
+from torch import nn
+
+from spark_estimator.errors import DataError
+from spark_estimator.estimators.params import TableParams
+from spark_estimator.estimators.persistence import estimator_files
+from spark_estimator.estimators.persistence.folders import is_trusted
+from spark_estimator.estimators.persistence.manifest import Told
+from spark_estimator.estimators.torch.reading import RefusedObjectsError, read
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class TorchFiles:
+    """What an estimator inherits that has its model and the like in ``objects.pt``.
+
+    Attributes:
+        _objects: the parameters that JSON does not hold. One file has them all, as the optimizer and its scheduler hold
+            the model's own parameters.
+    """
+
+    _objects: ClassVar[tuple[str, ...]]
+
+    def _write_files(self, folder: Path) -> None:
+        assert isinstance(self, TableParams)
+        estimator_files.write(self, folder, self._objects, _dump)
+
+    @classmethod
+    def load(cls, path: str, *, trust: bool = False) -> Self:
+        """Loads what `save` has written, and runs no code from it unless it is trusted.
+
+        Args:
+            path: a folder that this process sees.
+            trust: the folder comes from somebody whom you would let run code here; modules of your own need it.
+
+        Raises:
+            DataError: there is nothing, it is damaged or of another version, or what it holds could be had only by
+                running code from it.
+        """
+        found: Any = cls
+        loaded: Self = estimator_files.load(found, path, cls._objects, lambda told: _read(told, trust))
+        return loaded
+
+
+def _dump(objects: dict[str, Any], folder: Path) -> None:
+    # cloudpickle, so that functions and classes of a notebook are in the file itself.
+    torch.save(objects, folder / "objects.pt", pickle_module=cloudpickle)
+
+
+def _read(told: Told, trust: bool) -> Any:
+    try:
+        return read(told.file("objects.pt"), _known(), trust=is_trusted(trust))
+    except RefusedObjectsError as error:
+        raise DataError(
+            f"{told.folder}: its model, losses or functions are other than PyTorch's own, and to read them could run "
+            "any code that the file names. Say trust=True (in a pipeline: with trust_files()) if you know where the "
+            f"folder comes from. ({error})"
+        ) from error
+
+
+def _known() -> list[Any]:
+    """Classes whose objects only hold what the file says of them, and functions that only compute."""
+
+    def classes(module: Any, base: type) -> list[type]:
+        return [one for _, one in inspect.getmembers(module, inspect.isclass) if issubclass(one, base)]
+
+    schedulers = torch.optim.lr_scheduler
+    functions = [one for name, one in vars(nn.functional).items() if name.endswith(("loss", "cross_entropy"))]
+    return [
+        *classes(nn, nn.Module),
+        *classes(torch.optim, torch.optim.Optimizer),
+        *classes(schedulers, schedulers.LRScheduler),
+        *(one for one in functions if getattr(one, "__module__", "") == "torch.nn.functional"),
+        defaultdict,
+        dict,
+        set,
+    ]

@@ -1,0 +1,114 @@
+"""A `TorchModel` in a folder: JSON, the numbers, and the architecture; read without running code from it.
+
+What `folders` and `told` tell of, and: ``weights.pt`` the numbers, for ``torch.load(..., weights_only=True)``;
+``module.pt`` the architecture. The architecture of modules of torch.nn is read by PyTorch's restricted unpickler, which
+makes objects of known classes only. Other classes need either a module to fill, or trust.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import cloudpickle
+import torch
+from torch import nn
+
+from spark_estimator.errors import DataError
+from spark_estimator.estimators.persistence import model_files
+from spark_estimator.estimators.persistence.folders import is_trusted, local_path
+from spark_estimator.estimators.persistence.manifest import Told, write_told
+from spark_estimator.estimators.torch.reading import RefusedObjectsError, read
+
+if TYPE_CHECKING:
+    from spark_estimator.estimators.torch.model import TorchModel
+
+_Model = TypeVar("_Model", bound="TorchModel")
+
+
+def load(
+    kind: type[_Model],
+    path: str,
+    module: nn.Module | None,
+    decoders: Mapping[str, Any] | None = None,
+    *,
+    trust: bool,
+) -> _Model:
+    """See `TorchModel.load`."""
+    told = Told(local_path(path), kind.__name__)
+    filled = _architecture(told, is_trusted(trust)) if module is None else copy.deepcopy(module)
+    _fill(filled, told, assign=module is None)
+    return model_files.loaded(told, kind, filled.eval(), decoders, trust=trust)
+
+
+def _fill(module: nn.Module, told: Told, *, assign: bool) -> None:
+    """Gives a module the numbers.
+
+    Args:
+        assign: the module's own are replaced, which says nothing of their kind.
+    """
+    file = told.file("weights.pt")
+    try:
+        weights = read(file)
+    except RefusedObjectsError as error:
+        raise DataError(f"{file} holds more than numbers, and is not read: {error}") from error
+    try:
+        module.load_state_dict(weights, assign=assign)
+    except Exception as error:
+        whose = "the architecture beside them" if assign else "the module that was given as model=..."
+        raise DataError(f"the numbers in {file} do not fit {whose}: {type(error).__name__}: {error}") from error
+
+
+def write(model: TorchModel, folder: Path) -> None:
+    """Puts a model's files into a new folder.
+
+    Raises:
+        DataError: a decoder cannot be pickled.
+    """
+    told = model_files.write_plain(model, folder)
+    trained = copy.deepcopy(model.getModel()).cpu()
+    torch.save(trained.state_dict(), folder / "weights.pt")
+    try:
+        # With it classes of a notebook's cells, or of a function, go into the file; pickle would name them only.
+        torch.save(_without_numbers(trained), folder / "module.pt", pickle_module=cloudpickle)
+    except Exception as error:
+        # The numbers are there: it can be loaded into a module.
+        (folder / "module.pt").unlink(missing_ok=True)
+        (folder / "module.missing").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+    write_told(folder, model, told)
+
+
+def _without_numbers(module: nn.Module) -> nn.Module:
+    """The module, changed in place: all that ``weights.pt`` has is left out; buffers that are not in it are kept."""
+    kept = [
+        (name, buffer, part._buffers[buffer])
+        for name, part in module.named_modules()
+        for buffer in part._non_persistent_buffers_set
+    ]
+    bare = module.to("meta")
+    for name, buffer, value in kept:
+        bare.get_submodule(name)._buffers[buffer] = value
+    return bare
+
+
+def _architecture(told: Told, trust: bool) -> nn.Module:
+    if not told.has("module.pt"):
+        why = told.file("module.missing").read_text(encoding="utf-8") if told.has("module.missing") else ""
+        raise DataError(f"{told.folder} holds no architecture ({why}): say model=... with a module of the same one.")
+    file = told.file("module.pt")
+    known = [one for _, one in inspect.getmembers(nn, inspect.isclass) if issubclass(one, nn.Module)]
+    try:
+        loaded = read(file, [*known, set], trust=trust)
+    except RefusedObjectsError as error:
+        raise DataError(
+            f"{told.folder}: its architecture is made of classes other than torch.nn's own, and to read it could run "
+            "any code that the file names. Say model=YourModule(...), which gets its numbers, or trust=True "
+            "(in a pipeline: with trust_files()) if you know where the file comes from. "
+            f"({error})"
+        ) from error
+    if not isinstance(loaded, nn.Module):
+        raise DataError(f"{file} holds {type(loaded).__name__}, and no module of PyTorch.")
+    return loaded

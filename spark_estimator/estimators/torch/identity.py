@@ -1,0 +1,71 @@
+"""What tells one training of a PyTorch model from another, in `identity`'s words."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from spark_estimator.estimators.persistence.run_identity import Identity, name_of, of_rows_and_parameters
+from spark_estimator.estimators.train_spec import TrainSpec
+
+
+def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
+    """Of a training: its rows, its model, and the parameters that steer it.
+
+    Args:
+        checksums: [fields] of all ranks' rows.
+    """
+    parts = spec.framework
+    groups = [len(group["params"]) for group in parts.optimizer.param_groups]
+    return {
+        **of_rows_and_parameters(spec, checksums),
+        **of_module(parts.model),
+        "optimizer": [
+            f"{name_of(parts.optimizer)} of {groups} parameters",
+            *(f"{name}={_said(value)}" for group in parts.optimizer.param_groups for name, value in _settings(group)),
+        ],
+        "lr_scheduler": [name_of(parts.scheduler)],
+        "loss": [
+            f"{share} {name_of(loss)}({', '.join(f'{key}={_said(one)}' for key, one in _settings(_inside(loss)))})"
+            for share, loss in zip(parts.loss_weights, parts.losses, strict=True)
+        ],
+        "steps": [
+            f"mixed_precision={parts.precision}",
+            f"gradient_compression={name_of(parts.compression)}",
+            f"train_minibatch_fn={name_of(parts.minibatch)}",
+        ],
+    }
+
+
+def of_module(model: Any) -> Identity:
+    """Of the modules that a model is made of, and the shapes of its numbers."""
+    return {
+        "model": [f"{name or 'the model'} of class {name_of(module)}" for name, module in model.named_modules()],
+        "model's numbers": [
+            f"{name} {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+            for name, value in model.state_dict().items()
+            if hasattr(value, "shape")
+        ],
+    }
+
+
+def _said(value: Any) -> str:
+    """A setting's value, the same in each process: a tensor's by its numbers, an object's by its class."""
+    if hasattr(value, "detach"):
+        return str(value.detach().cpu().tolist())
+    if value is None or isinstance(value, (bool, int, float, str, tuple, list)):
+        return repr(value)
+    return name_of(value)
+
+
+def _inside(loss: Any) -> dict[str, Any]:
+    if isinstance(loss, functools.partial):
+        return {**loss.keywords, "arguments": loss.args, "of": loss.func}
+    if not hasattr(loss, "_buffers"):
+        return {}
+    return {**{name: value for name, value in vars(loss).items() if not name.startswith("_")}, **loss._buffers}
+
+
+def _settings(of: dict[str, Any]) -> list[tuple[str, Any]]:
+    """By name, but for the parameters themselves and what no number depends on."""
+    return sorted((name, value) for name, value in of.items() if name not in ("params", "training"))

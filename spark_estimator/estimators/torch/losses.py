@@ -1,0 +1,272 @@
+"""The loss of a batch of a PyTorch model: its outputs, the labels in their shapes, and means that are right over ranks.
+
+A loss is a mean over rows, so that the ranks' losses, each weighted by its rows, make the joint batch's. Where a loss
+divides by something else, the sum of its classes' weights, the ranks tell one another what theirs is.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from spark_estimator.data.fields import Array
+from spark_estimator.errors import DataError
+from spark_estimator.estimators.rows.shapes import class_error
+
+Tensors = list[torch.Tensor]
+#: Adds up numbers over all ranks, place by place.
+Total = Callable[[list[float]], list[float]]
+_OF_CLASSES: dict[Any, type[nn.Module]] = {
+    nn.functional.cross_entropy: nn.CrossEntropyLoss,
+    nn.functional.nll_loss: nn.NLLLoss,
+}
+# The class that torch's losses leave out unless they are told another one.
+_LEFT_OUT = -100
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What `TrainSpec.framework` is for PyTorch.
+
+    Attributes:
+        model, optimizer: the optimizer holds the model's own parameters; both travel in one pickle, which keeps that.
+        losses: [labels] functions of (output, label).
+        loss_weights: [labels].
+        scheduler: of the learning rate, moved after each epoch; None: it stays.
+        metrics: [labels] functions of (output, label), each.
+        compression: of gradients; None: none.
+        label_shapes: [labels] of a batch, with -1 for its rows; None: as the output, where that holds as many values.
+        precision: "bf16": the model's forward pass runs under autocast; None: in its own types.
+        callbacks: as `torch_callbacks` tells.
+        minibatch: the user's own step, as Horovod calls it; None: ours.
+        labels: their columns' names, for messages.
+        leaving_out: the numbers of those labels in which some rows have the class that their loss leaves out, so that
+            it divides by the others.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    losses: Sequence[Callable[..., Any]]
+    loss_weights: Sequence[float]
+    metrics: Sequence[Sequence[Callable[..., Any]]]
+    scheduler: Any = None
+    compression: Any = None
+    label_shapes: Sequence[Sequence[int]] | None = None
+    precision: str | None = None
+    callbacks: Sequence[Any] = ()
+    minibatch: Callable[..., Any] | None = None
+    labels: Sequence[str] = ()
+    leaving_out: frozenset[int] = frozenset()
+
+
+def loss_of(
+    parts: Parts,
+    model: nn.Module,
+    inputs: Tensors,
+    labels: Tensors,
+    weights: torch.Tensor | None,
+    rows: int,
+    total: Total = list,
+) -> tuple[torch.Tensor, Tensors, Tensors]:
+    """The loss of a batch, the model's outputs, and the labels in their shapes.
+
+    Args:
+        model: may be a copy of that of `parts`.
+        rows: how many of the batch's rows count: all, or none.
+        total: a collective, where there are several ranks.
+
+    Raises:
+        DataError: the model returns something else than a tensor for each label.
+    """
+    with torch.autocast(inputs[0].device.type, torch.bfloat16, enabled=parts.precision is not None):
+        try:
+            outputs = outputs_of(model, inputs)
+        except ValueError as error:
+            if len(inputs[0]) > 1 or "more than 1 value per channel" not in str(error):
+                raise
+            raise DataError(
+                "a rank's batch has a single row, with which a batch normalization can do nothing: take fewer "
+                f"processes (num_proc), a larger batch_size, or more rows. ({error})"
+            ) from error
+    if parts.precision is not None:  # losses and metrics are computed in full
+        outputs = [output.float() if output.dtype == torch.bfloat16 else output for output in outputs]
+    labels = shaped(parts, outputs, labels)
+    return joint_loss(parts, outputs, labels, weights, rows, total), outputs, labels
+
+
+def _check_classes(parts: Parts, outputs: Tensors, labels: Tensors, error: Exception) -> None:
+    """Raises what says more than "Target 7 is out of bounds", where that is it."""
+    losses: Sequence[Any] = parts.losses
+    for loss, output, label, name in zip(losses, outputs, labels, parts.labels, strict=False):
+        if not _is_of_classes(loss) or output.dim() < 2 or label.is_floating_point():
+            continue
+        classes = output.shape[1]
+        wrong = label[((label < 0) | (label >= classes)) & (label != loss.ignore_index)]
+        if wrong.numel():
+            raise class_error(name, int(wrong.reshape(-1)[0]), classes) from error
+
+
+def shaped(parts: Parts, outputs: Tensors, labels: Tensors) -> Tensors:
+    """[labels] in the shapes in which their losses want them.
+
+    Raises:
+        DataError: the model has another number of outputs than there are labels.
+    """
+    if len(outputs) != len(labels):
+        raise DataError(
+            f"the model returned {len(outputs)} tensors for {len(labels)} label columns: one each is needed."
+        )
+    return [
+        _shaped(label, output, parts.label_shapes[place] if parts.label_shapes else None)
+        for place, (label, output) in enumerate(zip(labels, outputs, strict=True))
+    ]
+
+
+def joint_loss(
+    parts: Parts, outputs: Tensors, labels: Tensors, weights: torch.Tensor | None, rows: int, total: Total
+) -> torch.Tensor:
+    """The weighted sum of the losses, so that over ranks the mean by rows is the loss of all rows together.
+
+    Raises:
+        DataError: a label is no class of the model's.
+    """
+    try:
+        return _joint_loss(parts, outputs, labels, weights, rows, total)
+    except IndexError as error:
+        _check_classes(parts, outputs, labels, error)
+        raise
+
+
+def _joint_loss(
+    parts: Parts, outputs: Tensors, labels: Tensors, weights: torch.Tensor | None, rows: int, total: Total
+) -> torch.Tensor:
+    by_class = {
+        place: _class_weights(loss, label)
+        for place, (loss, label) in enumerate(zip(parts.losses, labels, strict=True))
+        if weights is None and (divides_by_class(loss) or place in parts.leaving_out) and not label.is_floating_point()
+    }
+    scales: dict[int, float] = {}
+    if by_class:
+        *sums, all_rows = total([*(sum_ if rows else 0.0 for sum_ in by_class.values()), float(rows)])
+        # A batch of nothing but classes without weight has no loss.
+        scales = {
+            place: all_rows / (max(rows, 1) * sum_) if sum_ else 0.0 for place, sum_ in zip(by_class, sums, strict=True)
+        }
+    loss_sum = torch.zeros((), device=outputs[0].device)
+    terms = zip(parts.losses, parts.loss_weights, outputs, labels, strict=True)
+    for place, (loss, share, output, label) in enumerate(terms):
+        if place in scales:
+            value = _reduced(loss, "sum")(output, label) * scales[place]
+        elif weights is None:
+            value = loss(output, label)
+        else:
+            each = loss_of_rows(loss)(output, label).reshape(len(weights), -1)
+            by_row = each.sum(1) if reduction_of(loss) == "batchmean" else each.mean(1)
+            value = (by_row * weights.reshape(-1)).mean()
+        loss_sum = loss_sum + share * value
+    return loss_sum
+
+
+def known(loss: Any) -> Any:
+    """The loss; as a module where it is a function, or a `functools.partial` of one, whose mean is one over classes."""
+    if inspect.isfunction(loss) and loss in _OF_CLASSES:
+        return _OF_CLASSES[loss]()
+    if isinstance(loss, functools.partial) and not loss.args and loss.func in _OF_CLASSES:
+        given = {name: value for name, value in loss.keywords.items() if name not in ("size_average", "reduce")}
+        return _OF_CLASSES[loss.func](**given)
+    return loss
+
+
+def reduction_of(loss: Any) -> Any:
+    """How a loss of torch.nn, or a `functools.partial` of its functions, makes one number of its rows'."""
+    keywords = loss.keywords if isinstance(loss, functools.partial) else {}
+    return keywords.get("reduction", getattr(loss, "reduction", "mean"))
+
+
+def divides_by_class(loss: Any) -> bool:
+    """Whether the mean of a loss is one over its classes' weights and not over rows, whatever the labels are."""
+    return _is_of_classes(loss) and (loss.weight is not None or loss.ignore_index != _LEFT_OUT)
+
+
+def leaves_out(loss: Any, pieces: Iterable[tuple[Array, Array | None]]) -> bool:
+    """Whether some labels that count are of the class that a loss leaves out.
+
+    Args:
+        pieces: labels [rows, width] and their rows' weights [rows, 1]; None: there are no weights.
+    """
+    if not _is_of_classes(loss):
+        return False
+    return any(
+        bool(((labels == loss.ignore_index) & (True if weights is None else weights != 0)).any())
+        for labels, weights in pieces
+    )
+
+
+def _is_of_classes(loss: Any) -> bool:
+    return isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
+
+
+def _class_weights(loss: Any, label: torch.Tensor) -> float:
+    """What the loss of a batch divides by."""
+    counted = label != loss.ignore_index
+    if loss.weight is None:
+        return float(counted.sum())
+    return float(loss.weight.to(label.device)[label[counted]].sum())
+
+
+def outputs_of(model: nn.Module, inputs: Tensors) -> Tensors:
+    """The model's outputs as a list.
+
+    Raises:
+        DataError: they are not tensors.
+    """
+    result = model(*inputs)
+    if isinstance(result, Mapping):
+        raise DataError(
+            f"the model returned a dict of {', '.join(map(repr, result))}: return a tensor for each label column, in "
+            "their order, as a tuple."
+        )
+    outputs = list(result) if isinstance(result, (tuple, list)) else [result]
+    for output in outputs:
+        if not isinstance(output, torch.Tensor):
+            raise DataError(f"the model returned {output!r} of type {type(output).__name__}, which is no tensor.")
+    return outputs
+
+
+def loss_of_rows(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """The same loss without the mean over the rows.
+
+    Raises:
+        DataError: it cannot be had.
+    """
+    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
+        return _reduced(loss, "none")
+    try:
+        known = "reduction" in inspect.signature(loss).parameters
+    except (TypeError, ValueError):
+        known = False
+    if not known:
+        raise DataError(
+            f"sample_weight_col needs the loss of each row, but {loss!r} has no reduction that could be 'none': use a "
+            "loss of torch.nn, or a function with the keyword reduction."
+        )
+    return functools.partial(loss, reduction="none")
+
+
+def _reduced(loss: Callable[..., Any], reduction: str) -> Callable[..., Any]:
+    one = copy.copy(loss)
+    setattr(one, "reduction", reduction)  # noqa: B010  # torch declares modules' attributes otherwise
+    return one
+
+
+def _shaped(label: torch.Tensor, output: torch.Tensor, shape: Sequence[int] | None) -> torch.Tensor:
+    if shape is not None:
+        return label.reshape(len(label), *shape[1:])
+    return label.reshape(output.shape) if label.numel() == output.numel() else label

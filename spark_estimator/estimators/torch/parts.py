@@ -1,0 +1,150 @@
+"""Checks those parameters of a `TorchEstimator` that are PyTorch's, and puts together what the ranks train with."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from spark_estimator.estimators.checks import labels_of
+from spark_estimator.estimators.torch.losses import Parts, divides_by_class, known, reduction_of
+
+
+def check_callable(name: str, one: Any) -> None:
+    """Refuses what cannot be called with (output, label).
+
+    Raises:
+        TypeError: it is a class, a text, or the like.
+    """
+    if isinstance(one, type):
+        raise TypeError(f"{name} has the class {one.__name__}, and needs an object: {one.__name__}(), with brackets.")
+    if not callable(one):
+        raise TypeError(f"{name} has functions of (output, label), or modules of torch.nn; one was {one!r}.")
+
+
+def check_numbers(model: nn.Module) -> None:
+    """Refuses a model whose numbers do not stand yet, or are such that nothing here trains.
+
+    Raises:
+        ValueError: a parameter is lazy, or what travels from rank to rank is complex.
+    """
+    for name, number in [*model.named_parameters(), *model.named_buffers()]:
+        if torch.nn.parameter.is_lazy(number):
+            raise ValueError(
+                f"the model's {name} has no shape yet, as its layer is a lazy one: call the model with a batch once, "
+                "before you make the optimizer, so that all processes begin with the same numbers."
+            )
+    for name, number in model.state_dict().items():  # buffers outside of it (rotary embeddings) stay where they are
+        if isinstance(number, torch.Tensor) and number.is_complex():
+            raise ValueError(f"the model's {name} is of {number.dtype}; complex numbers are not trained here.")
+
+
+def parts_of(value: Callable[[str], Any]) -> tuple[Parts, list[str]]:
+    """What the ranks train with, and the labels' names.
+
+    Args:
+        value: gives a parameter by its name.
+
+    Raises:
+        TypeError, ValueError: it is missing, or of another kind.
+    """
+    model, optimizer = value("model"), value("optimizer")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a torch.nn.Module; it was {model!r}.")
+    check_numbers(model)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"optimizer is an optimizer of torch.optim, made with the model's parameters; it was {optimizer!r}."
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("optimizer is an LBFGS, which asks for the loss several times a step: choose another one.")
+    own = {id(parameter) for parameter in model.parameters()}
+    strange = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
+    if strange:
+        raise ValueError(
+            f"the optimizer holds {len(strange)} parameters that are not the model's: make it with model.parameters()."
+        )
+    labels = labels_of(value)
+    losses = value("loss") or []
+    constructors = value("loss_constructors") or []
+    if losses and constructors:
+        raise ValueError("loss and loss_constructors were both given: one of them makes the losses.")
+    losses = [known(loss) for loss in losses or [make() for make in constructors]]
+    if not losses:
+        raise ValueError(
+            "loss says what the model is trained for, one for each label column: loss=torch.nn.MSELoss(), for example."
+        )
+    for loss in losses:
+        check_callable("loss", loss)
+    if len(losses) != len(labels):
+        raise ValueError(f"losses: {len(losses)} for {len(labels)} label columns; one for each is needed.")
+    for loss in losses:
+        reduction = reduction_of(loss)
+        if reduction not in ("mean", "batchmean"):
+            raise ValueError(
+                f"{loss!r} has reduction={reduction!r}; a loss has to be a mean over the rows of a batch, as the "
+                "ranks' batches differ in size: leave reduction='mean'."
+            )
+        if value("sample_weight_col") and divides_by_class(loss):
+            raise ValueError(
+                f"{loss!r} divides by its classes' weights and sample_weight_col by rows, so that together they "
+                "have no mean: multiply the class's weight into the column, and leave the loss without."
+            )
+    shares = value("loss_weights") or [1 / len(losses)] * len(losses)
+    if len(shares) != len(losses):
+        raise ValueError(f"{len(shares)} loss_weights were given for {len(losses)} losses.")
+    scheduler = value("lr_scheduler")
+    if scheduler is not None and getattr(scheduler, "optimizer", None) is not optimizer:
+        raise ValueError(f"lr_scheduler is a scheduler of the optimizer that is given; it was {scheduler!r}.")
+    rate = value("learning_rate")
+    if rate is not None and scheduler is not None:
+        raise ValueError(
+            f"learning_rate={rate} and lr_scheduler were both given: a scheduler begins with the optimizer's own."
+        )
+    if rate is not None:
+        optimizer = _with_rate(optimizer, rate)
+    metrics = _grouped(value("metrics"), len(labels))
+    for metric in itertools.chain.from_iterable(metrics):
+        check_callable("metrics", metric)
+    minibatch, precision = value("train_minibatch_fn"), value("mixed_precision")
+    if minibatch is not None and (precision is not None or value("backward_passes_per_step") > 1):
+        raise ValueError(
+            "train_minibatch_fn does the whole step itself: leave out mixed_precision (use torch.autocast inside) "
+            "and backward_passes_per_step."
+        )
+    parts = Parts(
+        model=model,
+        optimizer=optimizer,
+        losses=losses,
+        loss_weights=shares,
+        metrics=metrics,
+        scheduler=scheduler,
+        compression=value("gradient_compression"),
+        label_shapes=value("label_shapes"),
+        labels=labels,
+        precision=precision,
+        callbacks=value("callbacks"),
+        minibatch=minibatch,
+    )
+    return parts, labels
+
+
+def _grouped(metrics: Sequence[Any], labels: int) -> list[list[Any]]:
+    """A list of metrics for each label."""
+    if any(isinstance(one, (list, tuple)) for one in metrics):
+        groups = [list(one) if isinstance(one, (list, tuple)) else [one] for one in metrics]
+        if len(groups) != labels:
+            raise ValueError(f"metrics has {len(groups)} lists for {labels} label columns: one for each is needed.")
+        return groups
+    return [list(metrics) for _ in range(labels)]
+
+
+def _with_rate(optimizer: torch.optim.Optimizer, rate: float) -> torch.optim.Optimizer:
+    """The optimizer with the same parameters and another learning rate; the one that is given stays as it is."""
+    other = copy.copy(optimizer)
+    other.param_groups = [{**group, "lr": rate} for group in optimizer.param_groups]
+    return other

@@ -1,0 +1,350 @@
+"""Trains a PyTorch model on the rows of a rank: what every rank of `TorchEstimator.fit` runs."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy
+import torch
+
+import spark_estimator.torch as hvd
+from spark_estimator.collectives import arrays
+from spark_estimator.data.fields import Array, Field
+from spark_estimator.data.rank.rank_rows import Batch, RankRows
+from spark_estimator.errors import DataError
+from spark_estimator.estimators.persistence.checkpoint import (
+    Checkpoint,
+    Cursor,
+    Progress,
+    Saver,
+    line_of,
+    line_of_return,
+)
+from spark_estimator.estimators.rank_run import Beginning, begin, check_loss
+from spark_estimator.estimators.torch.callbacks import Callbacks
+from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
+from spark_estimator.estimators.torch.identity import identity_of
+from spark_estimator.estimators.torch.losses import Parts, Tensors, joint_loss, leaves_out, loss_of, shaped
+from spark_estimator.estimators.torch.rank_state import gathered, take_buffers, take_chance
+from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
+from spark_estimator.observe.driver_log import log_to_driver
+
+
+def train(spec: TrainSpec) -> TrainResult | None:
+    """Runs on every rank. Returns what rank 0 brings back; None on the others.
+
+    With a store, rank 0 writes a checkpoint after each epoch, and within them if the user wants that; a run whose
+    checkpoint is there goes on from it. What chance decides is drawn anew for each epoch from seed, epoch and rank, and
+    kept within one, so that such a run ends with the same numbers as one that was never interrupted.
+    """
+    hvd.init()
+    beginning = begin(spec, identity_of, TorchForm())
+    rows, held, seed, kept = beginning.rows, beginning.held, beginning.seed, beginning.kept
+    training = _Training(spec, seed, leaving_out(spec.framework, spec, beginning))
+    progress = Progress(spec.patience, spec.restore_best)
+    spread = rows.spread() if spec.checkpoint_steps or (kept is not None and kept.cursor is not None) else []
+    cursor: Cursor | None = None
+    if kept is not None:
+        again = kept.cursor is not None and kept.cursor.spread != spread
+        cursor = None if again else kept.cursor
+        training.take(kept, within=cursor is not None)
+        progress.history = kept.history
+        progress.best = kept.best
+        if hvd.rank() == 0 and spec.verbose:
+            log_to_driver(line_of_return(spec.run_id, kept, spec.epochs, again=again))
+    saver = Saver(spec, TorchForm())
+
+    def save(ranks: list[dict[str, Any]], place: Cursor | None = None) -> None:
+        if hvd.rank() == 0:
+            state = training.state()
+            saver.save(
+                Checkpoint(beginning.identity, seed, state, progress.history, progress.best, ranks, cursor=place)
+            )
+
+    def save_within(steps: int, done: int, ranks: list[dict[str, Any]]) -> None:
+        save(ranks, Cursor(steps, done, spread))
+
+    callbacks = Callbacks(spec.framework.callbacks)
+    callbacks.call("on_train_begin", training.model, spec.framework.optimizer)
+    ended = False
+    while len(progress.history) < spec.epochs and not progress.is_over and not ended:
+        epoch = len(progress.history)
+        callbacks.call("on_epoch_begin", epoch)
+        steps, cursor = 0 if cursor is None else cursor.steps, None
+        entry: dict[str, Any] = {"epoch": epoch, "train": training.train(rows, epoch, steps, save_within)}
+        if held is not None:
+            entry["validation"] = training.evaluate(held)
+        progress.add(entry, lambda: copy.deepcopy(training.model.state_dict()))
+        training.schedule(progress.watched(entry))
+        if spec.checkpoint_path is not None:
+            save(training.of_ranks())
+        if hvd.rank() == 0 and spec.verbose:
+            log_to_driver(line_of(entry, spec.epochs))
+        ended = callbacks.ends_after(epoch, entry)
+    callbacks.call("on_train_end")
+    if hvd.rank() != 0:
+        return None
+    state = packed(progress.best or training.model.state_dict())
+    return beginning.result(spec, state, progress.history, "model.pt")
+
+
+def leaving_out(parts: Parts, spec: TrainSpec, beginning: Beginning) -> frozenset[int]:
+    """`Parts.leaving_out`, of the rows of all ranks. A collective.
+
+    Raises:
+        DataError: rows have weights, too: the mean of what is left would be neither by rows nor by weights.
+    """
+    own = []
+    for loss, place in zip(parts.losses, range(len(spec.inputs), len(spec.fields)), strict=False):
+        pieces = [
+            (labels, one.matrices[-1][number] if spec.weight else None)
+            for one in (beginning.rows, beginning.held)
+            if one is not None
+            for number, labels in enumerate(one.matrices[place])
+        ]
+        own.append(leaves_out(loss, pieces))
+    found = numpy.flatnonzero(arrays.allgather(numpy.array([own], numpy.uint8), "labels that losses leave out").any(0))
+    if spec.weight and len(found):
+        label, loss = spec.labels[found[0]].name, parts.losses[found[0]]
+        raise DataError(
+            f"column {label!r} holds {loss.ignore_index}, and {loss!r} leaves such rows out, in rows whose weight "
+            f"({spec.weight.name!r}) is not 0: give them the weight 0, or drop them."
+        )
+    return frozenset(found.tolist())
+
+
+class _Training:
+    """The model, the optimizer and the sums of one training."""
+
+    def __init__(self, spec: TrainSpec, seed: int, leaving: frozenset[int]) -> None:
+        self._spec = spec
+        self._seed = seed
+        self._within: dict[str, Any] | None = None
+        self._parts: Parts = replace(spec.framework, leaving_out=leaving)
+        use_gpu = spec.use_gpu and torch.cuda.is_available()
+        self._device = (
+            torch.device("cuda", hvd.local_rank() % torch.cuda.device_count()) if use_gpu else torch.device("cpu")
+        )
+        self.model = self._parts.model.to(self._device)
+        hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
+        self._optimizer = hvd.DistributedOptimizer(
+            self._parts.optimizer,
+            named_parameters=list(self.model.named_parameters()),
+            compression=self._parts.compression or hvd.Compression.none,
+            backward_passes_per_step=spec.backward_passes_per_step,
+        )
+
+    def step(self) -> None:
+        """One step. The learning rate that the user says is that of one process; the joint batch is larger.
+
+        It is multiplied for the step alone, so that schedulers and checkpoints know nothing of the number of ranks.
+        """
+        with joint_rate(self._optimizer, hvd.size()):
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds: Horovod's `model` and `optimizer`, and the scheduler."""
+        scheduler = self._parts.scheduler
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            **({"scheduler": scheduler.state_dict()} if scheduler is not None else {}),
+        }
+
+    def of_ranks(self, sums: torch.Tensor | None = None) -> list[dict[str, Any]]:
+        """[ranks] what each has for itself. A collective.
+
+        Args:
+            sums: of the epoch so far; None: between two epochs.
+        """
+        return gathered(self.model, self._device, sums)
+
+    def take(self, kept: Checkpoint, *, within: bool) -> None:
+        """Goes on from a checkpoint.
+
+        Args:
+            within: in the epoch in which it was taken.
+        """
+        self.model.load_state_dict(kept.state["model"])
+        self._optimizer.load_state_dict(kept.state["optimizer"])
+        if self._parts.scheduler is not None and "scheduler" in kept.state:
+            self._parts.scheduler.load_state_dict(kept.state["scheduler"])
+        if len(kept.ranks) == hvd.size():
+            own = kept.ranks[hvd.rank()]
+            take_buffers(self.model, own)
+            self._within = own if within else None
+
+    def schedule(self, loss: float) -> None:
+        """Moves the learning rate."""
+        scheduler = self._parts.scheduler
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            scheduler.step(loss)
+        elif scheduler is not None:
+            with warnings.catch_warnings():
+                # It looks for a step() that it has wrapped itself, in the driver's process.
+                warnings.filterwarnings("ignore", message=".*lr_scheduler.step|.*optimizer.step")
+                scheduler.step()
+
+    def train(
+        self, rows: RankRows, epoch: int, first: int, save: Callable[[int, int, list[dict[str, Any]]], None]
+    ) -> dict[str, Any]:
+        """One epoch. Returns its averages over all rows.
+
+        Args:
+            first: batches that are done already, before the checkpoint that was taken.
+            save: (batches done, rows of all ranks in them, what each rank has) writes a checkpoint.
+        """
+        spec = self._spec
+        self.model.train()
+        torch.manual_seed(((self._seed * 100_003 + epoch) * 10_007 + hvd.rank()) % (1 << 63))
+        sums = _Sums(self._parts)
+        order = (self._seed, epoch) if spec.shuffle else None
+        if self._within is not None:
+            take_chance(self._device, self._within)
+            sums.taken(self._within["sums"])
+            self._within = None
+        pending, unsaved = 0, 0
+        self._optimizer.zero_grad()
+        plan = rows.plan(spec.batch_size, spec.train_steps)
+        for done, batch in enumerate(rows.batches(spec.batch_size, spec.train_steps, order, first), first + 1):
+            if self._parts.minibatch is not None:
+                sums.add(*self._user_step(self._parts.minibatch, batch), batch.rows)
+            else:
+                loss, outputs, labels = self._forward(batch)
+                (loss * batch.factor).backward()
+                sums.add(loss, outputs, labels, batch.rows)
+                pending += 1
+                if pending == spec.backward_passes_per_step:
+                    self.step()
+                    pending = 0
+            unsaved += 1
+            # Gradients that wait for their step are in no checkpoint; after the last batch comes that of the epoch.
+            if spec.checkpoint_steps and unsaved >= spec.checkpoint_steps and not pending and done < plan.steps:
+                save(done, plan.done(done), self.of_ranks(sums.sums))
+                unsaved = 0
+        if pending:
+            self.step()
+        found = sums.averages()
+        check_loss(found["loss"], epoch)
+        return found
+
+    def evaluate(self, rows: RankRows) -> dict[str, Any]:
+        """The averages over all rows, with the model as it is."""
+        self.model.eval()
+        sums = _Sums(self._parts)
+        with torch.no_grad():
+            for batch in rows.batches(self._spec.val_batch_size, self._spec.validation_steps):
+                loss, outputs, labels = self._forward(batch)
+                sums.add(loss, outputs, labels, batch.rows)
+        return sums.averages()
+
+    def _tensors(self, batch: Batch) -> tuple[Tensors, Tensors, torch.Tensor | None]:
+        """Inputs, labels and weights of a batch."""
+        spec = self._spec
+        tensors = [
+            tensor_of(matrix, field).to(self._device) for matrix, field in zip(batch.matrices, spec.fields, strict=True)
+        ]
+        inputs, rest = tensors[: len(spec.inputs)], tensors[len(spec.inputs) :]
+        return inputs, rest[: len(spec.labels)], rest[len(spec.labels)] if spec.weight is not None else None
+
+    def _forward(self, batch: Batch) -> tuple[torch.Tensor, Tensors, Tensors]:
+        inputs, labels, weights = self._tensors(batch)
+        return loss_of(self._parts, self.model, inputs, labels, weights, batch.rows, total)
+
+    def _user_step(self, minibatch: Callable[..., Any], batch: Batch) -> tuple[torch.Tensor, Tensors, Tensors]:
+        """A step as the user does it, by Horovod's protocol; its loss is this rank's share of the step's."""
+        inputs, labels, weights = self._tensors(batch)
+        last: list[Tensors] = [labels]
+
+        def transform_outputs(outputs: Any, labels: Tensors) -> tuple[Tensors, Tensors]:
+            found = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+            last[0] = shaped(self._parts, found, labels)
+            return found, last[0]
+
+        def loss_fn(outputs: Tensors, labels: Tensors, sample_weights: torch.Tensor | None) -> torch.Tensor:
+            return joint_loss(self._parts, outputs, labels, sample_weights, batch.rows, total) * batch.factor
+
+        stepping = _Stepping(self._optimizer, self.step)
+        outputs, loss = minibatch(self.model, stepping, transform_outputs, loss_fn, inputs, labels, weights)
+        found = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+        return loss.detach() / (batch.factor or 1.0), found, last[0]
+
+
+class _Stepping:
+    """The optimizer as a user's step sees it: its step() has the learning rate of all ranks."""
+
+    def __init__(self, optimizer: Any, step: Callable[[], None]) -> None:
+        self._optimizer = optimizer
+        self.step = step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+
+@contextlib.contextmanager
+def joint_rate(optimizer: Any, ranks: int) -> Iterator[None]:
+    """Inside of it, an optimizer has the learning rate of so many ranks."""
+    groups = optimizer.param_groups
+    rates = [group.get("lr") for group in groups]
+    for group, rate in zip(groups, rates, strict=True):
+        if rate is not None:
+            group["lr"] = rate * ranks
+    try:
+        yield
+    finally:
+        for group, rate in zip(groups, rates, strict=True):
+            if rate is not None:
+                group["lr"] = rate
+
+
+def total(numbers: list[float]) -> list[float]:
+    """Their sums over all ranks, place by place. A collective."""
+    sums = hvd.allreduce(torch.tensor(numbers, dtype=torch.float64), op=hvd.Sum, name="what losses divide by")
+    return [float(one) for one in sums]
+
+
+class _Sums:
+    """Loss and metrics over the rows of an epoch."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._metrics = parts.metrics
+        count = sum(len(group) for group in parts.metrics)
+        self.sums = torch.zeros(2 + count, dtype=torch.float64)
+
+    def taken(self, sums: torch.Tensor) -> None:
+        """Goes on from sums of rows that were counted before."""
+        self.sums = sums.clone()
+
+    def add(self, loss: torch.Tensor, outputs: Tensors, labels: Tensors, rows: int) -> None:
+        """Counts a batch."""
+        if not rows:
+            return
+        values = [loss.detach()]
+        with torch.no_grad():
+            for group, output, label in zip(self._metrics, outputs, labels, strict=True):
+                values += [torch.as_tensor(metric(output.detach(), label)) for metric in group]
+        self.sums[0] += rows
+        for place, value in enumerate(values):
+            self.sums[place + 1] += float(value) * rows
+
+    def averages(self) -> dict[str, Any]:
+        """Over the rows of all ranks. A collective."""
+        total = hvd.allreduce(self.sums, op=hvd.Sum, name="averages of an epoch")
+        means = (total[1:] / total[0]).tolist()
+        found, place = [], 1
+        for group in self._metrics:
+            found.append(means[place : place + len(group)])
+            place += len(group)
+        return {"loss": means[0], "all_metrics": found}
+
+
+def tensor_of(matrix: Array, field: Field) -> torch.Tensor:
+    """[rows, *field.shape] over the same memory, but where the spool keeps a smaller type."""
+    tensor = torch.from_numpy(matrix).reshape(len(matrix), *field.shape)
+    return tensor.to(getattr(torch, field.dtype)) if field.stored else tensor

@@ -1,0 +1,192 @@
+"""The stream of frames between a launcher and a host agent, over ssh's standard input and output, with signs of life.
+
+Frames are those of ``result_pipe``: a letter, a length, bytes. Contents are JSON, but for the pickled function and the
+values, which are bytes. Nothing is unpickled here.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import select
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from spark_estimator.launch.worker.result_pipe import CHUNK_BYTES, FrameReader, frame
+
+# Down go:
+JOB = b"j"  # JSON: fields of the JobSpec, and `HostOrder`'s
+PAYLOAD = b"p"  # bytes of the pickled function
+START = b"s"  # JSON {process, awaited, linked}: start a worker
+RUN = b"r"  # JSON {process, rendezvous}: its rank, its peers, the key
+STOP = b"x"  # JSON {process, reason, at_once}
+BECOME = b"n"  # JSON {process, rank}: from now on it is called so
+# Up go:
+HELLO = b"h"  # JSON: who the agent is
+READY = b"y"  # JSON {address, note, problem}: answer to JOB
+STARTED = b"u"  # JSON {process, facts}: a worker waits for its rank
+BEGUN = b"b"  # JSON {process, rank, pid}: user code begins
+LINE = b"l"  # JSON {process, rank, stream, text}
+PROGRESS = b"g"  # JSON {process, rank, report}: how far it is
+MESSAGE = b"m"  # JSON {process, rank, text}: from log_to_driver
+FAILURE = b"f"  # JSON {process, report}
+VALUE = b"v"  # process, bytes of its value
+OUTCOME = b"o"  # JSON {process, ...}: a worker, and all that it started, is gone
+# Both ways:
+RELAYED = b"k"  # process, bytes between an elastic worker and its launcher
+_ALIVE = b"."
+
+# Behind this the frames begin: before it stands what the login shell has to say.
+OPENING = b"\0spark_estimator agent\n"
+_MOST_NOISE_BYTES = 1 << 20
+# Whoever sends more waits until the other end has taken some of it.
+_MAX_WAITING_BYTES = 4 << 20
+_READ_BYTES = 1 << 16
+_PROCESS = struct.Struct(">I")
+
+
+class SilentError(ConnectionError):
+    """The other end has given no sign of life for too long."""
+
+
+class Link:
+    """One end. `send` from any thread, `frames` from one.
+
+    Args:
+        source, sink: descriptors; `sink` is closed here once all is sent, `source` is the caller's.
+        heartbeat: between two signs of life; zero: none are sent, and none are expected.
+        silence: the other end is lost when it has sent nothing for so long.
+        opening: what comes before the first frame is skipped up to this; kept in `noise`.
+    """
+
+    def __init__(
+        self, source: int, sink: int, heartbeat: timedelta, silence: timedelta, *, opening: bytes = b""
+    ) -> None:
+        self._source = source
+        self._sink = sink
+        self._heartbeat = heartbeat.total_seconds()
+        self._silence = silence.total_seconds() if self._heartbeat else 0.0
+        self._opening = opening
+        self.noise = b""
+        self._changed = threading.Condition()
+        self._waiting: collections.deque[bytes] = collections.deque()
+        self._waiting_bytes = 0
+        self._closing = False
+        self._broken = False
+        self._writer = threading.Thread(target=self._write, name="spark_estimator host link", daemon=True)
+        self._writer.start()
+
+    def send(self, letter: bytes, content: bytes = b"") -> None:
+        """Queues a frame, in order. Waits while too much is queued; does nothing when the other end is gone."""
+        whole = frame(letter, content)
+        with self._changed:
+            self._changed.wait_for(lambda: self._broken or self._waiting_bytes < _MAX_WAITING_BYTES)
+            if self._broken or self._closing:
+                return
+            self._waiting.append(whole)
+            self._waiting_bytes += len(whole)
+            self._changed.notify_all()
+
+    def send_json(self, letter: bytes, **fields: Any) -> None:
+        """`send` of a JSON object."""
+        self.send(letter, json.dumps(fields).encode())
+
+    def send_bytes(self, letter: bytes, process: int, content: bytes) -> None:
+        """`send` of bytes that belong to a process, in pieces."""
+        for start in range(0, len(content), CHUNK_BYTES):
+            self.send(letter, _PROCESS.pack(process) + content[start : start + CHUNK_BYTES])
+
+    def frames(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yields (letter, content) of each frame until the stream ends.
+
+        Raises:
+            SilentError: nothing came for too long.
+            ValueError: what came is no stream of frames.
+            OSError: it cannot be read.
+        """
+        reader = FrameReader()
+        while received := self._read():
+            if self._opening:
+                received = self._skip_noise(received)
+            for letter, content in reader.feed(received):
+                if letter != _ALIVE:
+                    yield letter, content
+
+    def give_up(self) -> None:
+        """The other end is gone: nobody waits for it any more, and nothing is sent."""
+        with self._changed:
+            self._broken = True
+            self._waiting.clear()
+            self._waiting_bytes = 0
+            self._changed.notify_all()
+
+    def close(self, timeout: timedelta) -> None:
+        """Sends what is queued, as far as `timeout` allows, and lets the other end read the end of the stream."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._writer.join(timeout.total_seconds())
+
+    def _read(self) -> bytes:
+        # Before the opening the other end is still being started, for which whoever waits has a limit of its own.
+        limit = self._silence if self._silence and not self._opening else None
+        # After a pause of this process itself what has come meanwhile is there: it is asked for again before a verdict.
+        if not select.select([self._source], [], [], limit)[0] and not select.select([self._source], [], [], 0)[0]:
+            raise SilentError(f"nothing was heard from it for {limit:g} seconds")
+        return os.read(self._source, _READ_BYTES)
+
+    def _skip_noise(self, received: bytes) -> bytes:
+        self.noise += received
+        before, found, rest = self.noise.partition(self._opening)
+        if not found:
+            if len(self.noise) > _MOST_NOISE_BYTES:
+                raise ValueError("what answers is not our program: it prints without an end")
+            return b""
+        self.noise, self._opening = before, b""
+        return rest
+
+    def _write(self) -> None:
+        next_sign = time.monotonic() + self._heartbeat
+        try:
+            while True:
+                with self._changed:
+                    while not (self._waiting or self._closing or self._broken):
+                        remaining = next_sign - time.monotonic()
+                        if self._heartbeat and remaining <= 0:
+                            self._waiting.append(frame(_ALIVE, b""))
+                            break
+                        self._changed.wait(remaining if self._heartbeat else None)
+                    if self._broken or not self._waiting:
+                        return
+                    batch = list(self._waiting)
+                    self._waiting.clear()
+                for piece in batch:
+                    view = memoryview(piece)
+                    while view:
+                        view = view[os.write(self._sink, view[:_READ_BYTES]) :]
+                    with self._changed:
+                        self._waiting_bytes = max(0, self._waiting_bytes - len(piece))
+                        self._changed.notify_all()
+                next_sign = time.monotonic() + self._heartbeat
+        except OSError:
+            self.give_up()  # the end of the other direction tells the reader
+        finally:
+            with contextlib.suppress(OSError):
+                os.close(self._sink)
+
+
+def of_process(content: bytes) -> tuple[int, bytes]:
+    """The process and the bytes of a frame that `Link.send_bytes` made.
+
+    Raises:
+        ValueError: it is too short to be one.
+    """
+    if len(content) < _PROCESS.size:
+        raise ValueError("a frame that belongs to no process")
+    return _PROCESS.unpack_from(content)[0], content[_PROCESS.size :]

@@ -1,0 +1,192 @@
+"""A place on another host: what its agent's supervisor of the worker does and sees, at a distance."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
+from spark_estimator.launch.agent import link as frames
+from spark_estimator.launch.agent.link import Link
+from spark_estimator.launch.job import failures
+from spark_estimator.launch.job.failures import FailureReport
+from spark_estimator.launch.job.outcome import Outcome, Relay
+from spark_estimator.launch.worker.worker_host import named
+from spark_estimator.observe.driver_log import coloured, printable
+from spark_estimator.observe.progress import Progress
+
+_RELAYED_BYTES = 1 << 16
+# A worker that is not needed has ended within so long, or is left to its agent.
+_DISCARDED = timedelta(seconds=2)
+
+
+class PlaceThere:
+    """A `Place` on another host.
+
+    Args:
+        host: as the user calls it.
+        to_agent: the link with its agent.
+        number, rank, link: as in `HostConnection.place`.
+        relay: as in `Supervisor`.
+        closing: whether the connection has been closed on purpose.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        to_agent: Link,
+        number: int,
+        rank: int,
+        relay: Relay,
+        link: socket.socket | None,
+        closing: Callable[[], bool],
+    ) -> None:
+        self.pid = 0
+        self._host = host
+        self._to_agent = to_agent
+        self._number = number
+        self._rank = rank
+        self._relay = relay
+        self._link = link
+        self._closing = closing
+        self._value = bytearray()
+        self._events: queue.Queue[PeerFacts | Outcome] = queue.Queue()
+        self._lock = threading.Lock()
+        self._started = False
+        self._stopped: str | None = None
+        self._failed = False
+        self.over = False  # its worker has ended
+
+    def start(self) -> PeerFacts | Outcome:
+        """As in `Place`."""
+        with self._lock:
+            if self._stopped is not None:
+                return self._was_stopped()
+            self._to_agent.send_json(frames.START, process=self._number, linked=self._link is not None)
+            self._started = True
+        if self._link is not None:
+            threading.Thread(target=self._pass_on, daemon=True).start()
+        found = self._events.get()
+        if isinstance(found, PeerFacts):
+            self.pid = found.pid
+            return named(found, self._host)
+        return found
+
+    def run(self, rendezvous: Rendezvous) -> Outcome:
+        """Has the worker become a rank, and waits for its end."""
+        self._rank = -1 if rendezvous.awaited else rendezvous.rank
+        self._to_agent.send_json(frames.RUN, process=self._number, rendezvous=rendezvous.to_json())
+        while not isinstance(found := self._events.get(), Outcome):
+            pass
+        return found
+
+    def become(self, rank: int) -> None:
+        """As in `Place`."""
+        self._rank = rank
+        self._to_agent.send_json(frames.BECOME, process=self._number, rank=rank)
+
+    def stop(self, reason: str, *, at_once: bool = False) -> None:
+        """As in `Place`."""
+        with self._lock:
+            self._stopped = self._stopped or reason
+            if self._started:
+                self._to_agent.send_json(frames.STOP, process=self._number, reason=reason, at_once=at_once)
+
+    def discard(self) -> None:
+        """As in `Place`."""
+        self.stop("because it was not needed", at_once=True)
+        with suppress(queue.Empty):
+            while not isinstance(self._events.get(timeout=_DISCARDED.total_seconds()), Outcome):
+                pass
+
+    # --- what the agent says, in the thread that reads it ---
+
+    def take(self, letter: bytes, said: Mapping[str, Any]) -> None:
+        if letter == frames.STARTED:
+            self._events.put(PeerFacts(**said["facts"]))
+        elif letter == frames.BEGUN:
+            self.pid = int(said["pid"])
+            self._relay.begun(int(said["rank"]), self.pid)
+        elif letter == frames.LINE:
+            self._relay.lines(int(said["rank"]), str(said["stream"]), [coloured(str(said["text"]))])
+        elif letter == frames.MESSAGE:
+            self._relay.log(int(said["rank"]), printable(str(said["text"])))
+        elif letter == frames.PROGRESS:
+            self._relay.progress(int(said["rank"]), Progress.from_dict(said["report"]))
+        elif letter == frames.FAILURE:
+            self._fail(FailureReport.from_dict(said["report"]))
+        elif letter == frames.OUTCOME:
+            self._end(self._outcome(said))
+        else:
+            raise ValueError(f"a frame that is none of ours: {letter!r}")
+
+    def take_value(self, piece: bytes) -> None:
+        self._value += piece
+
+    def take_relayed(self, piece: bytes) -> None:
+        if self._link is not None:
+            with suppress(OSError):
+                self._link.sendall(piece)
+
+    def lost(self, why: str) -> None:
+        """The host is out of contact."""
+        if self.over:
+            return
+        if self._stopped is not None or self._closing():
+            self._end(self._was_stopped())
+            return
+        report = FailureReport(self._rank, self._host, self.pid, failures.LOST, f"is out of contact: {why}")
+        report = replace(report, when=time.time())
+        self._fail(report)
+        self._end(Outcome(self._rank, self._host, self.pid, -signal.SIGKILL, report))
+
+    def _was_stopped(self) -> Outcome:
+        message = f"was stopped {self._stopped or 'with its host'}"
+        report = FailureReport(self._rank, self._host, self.pid, failures.STOPPED, message, when=time.time())
+        return Outcome(self._rank, self._host, self.pid, -signal.SIGKILL, report)
+
+    def _fail(self, report: FailureReport) -> None:
+        if not self._failed:
+            self._failed = True
+            # By this host's clock: those of several hosts may differ by more than what lies between two failures.
+            self._relay.failed(replace(report, rank=self._rank, when=time.time()))
+
+    def _outcome(self, said: Mapping[str, Any]) -> Outcome:
+        failure = None
+        if said["failure"] is not None:
+            failure = replace(FailureReport.from_dict(said["failure"]), rank=self._rank)
+            if failure.kind == failures.NOT_STARTED:
+                self._fail(failure)
+        value = bytes(self._value) if said["bytes"] == len(self._value) else None
+        self._value.clear()
+        return Outcome(
+            rank=self._rank,
+            host=self._host,
+            pid=int(said["pid"]),
+            exit_code=int(said["exit_code"]),
+            failure=failure,
+            value=value or None,
+            sha256=str(said["sha256"]),
+        )
+
+    def _end(self, outcome: Outcome) -> None:
+        self.over = True
+        if self._link is not None:
+            with suppress(OSError):
+                self._link.shutdown(socket.SHUT_RDWR)
+        self._events.put(outcome)
+
+    def _pass_on(self) -> None:
+        assert self._link is not None
+        with suppress(OSError):
+            while received := self._link.recv(_RELAYED_BYTES):
+                self._to_agent.send_bytes(frames.RELAYED, self._number, received)
+        self._link.close()

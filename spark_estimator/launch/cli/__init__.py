@@ -1,0 +1,1 @@
+"""``horovodrun``: its command line, its configuration file and the command itself."""

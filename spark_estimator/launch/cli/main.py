@@ -1,0 +1,257 @@
+"""``horovodrun``: runs a command on several ranks, with Horovod's flags and its way of showing output.
+
+Ranks are on this host, or on several (``-H``, ``--hostfile``, ``--host-discovery-script``) that are reached by ssh: see
+``launch.ssh``. What each flag stands for is told in ``launch.flags``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from spark_estimator import __version__
+from spark_estimator.collectives.rendezvous import host_id, new_job_id
+from spark_estimator.console import discard_unread, ends_with_its_reader
+from spark_estimator.env import Settings
+from spark_estimator.errors import PreflightError, SparkEstimatorError, WorkerFailedError
+from spark_estimator.launch.cli.flags import cooldown_of, environment_of, parse, terms_of
+from spark_estimator.launch.elastic.job_entry import run_elastic
+from spark_estimator.launch.job.environment import host_share, path_with_own_python, worker_environment
+from spark_estimator.launch.job.hosts import place
+from spark_estimator.launch.job.spec import JobSpec
+from spark_estimator.launch.local import run_job
+from spark_estimator.launch.ssh.command import SshOptions
+from spark_estimator.launch.ssh.job import run_elastic_on_hosts, run_on_hosts
+from spark_estimator.launch.ssh.where import Where, find_hosts
+from spark_estimator.launch.worker.child_process import keep_standard_descriptors
+from spark_estimator.launch.worker.output import OutputFiles, lines_to
+from spark_estimator.observe.status_line import screen
+
+# A command may save its state on SIGTERM; then it is killed.
+_GENTLE = timedelta(seconds=2)
+_HERE = Where()
+
+
+@ends_with_its_reader
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Entry point of ``horovodrun``.
+
+    Args:
+        arguments: the command line without the program's name; the process's own by default.
+    """
+    keep_standard_descriptors()
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited; how a rank has ended could not be known
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    parser, options = parse(arguments)
+    if options.check_build:
+        print(build_report())
+        sys.exit(0)
+    for flag, reason in options.explained or ():
+        _say(f"{flag} has no effect: {reason}.")
+    if options.num_proc is None:
+        parser.error("-np is required: how many ranks to run.")
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        parser.error("no command was given; for example: horovodrun -np 2 python train.py")
+    if options.num_proc < 1:
+        parser.error(f"-np {options.num_proc}: at least one rank is needed.")
+    ended_by = [signal.SIGINT]
+    try:
+        with _as_interrupted(ended_by):
+            try:
+                where = _where(options)
+            except ValueError as error:
+                parser.error(str(error))
+            except PreflightError as error:
+                _say(str(error))
+                sys.exit(1)
+            sys.exit(run_command(command, options.num_proc, environment_of(options), options, where))
+    except KeyboardInterrupt:
+        how = "interrupted" if ended_by[-1] == signal.SIGINT else f"ended by {ended_by[-1].name}"
+        _say(f"{how}; all ranks have been ended.")
+        sys.exit(128 + ended_by[-1])
+
+
+def run_command(
+    command: Sequence[str],
+    size: int,
+    environment: dict[str, str],
+    options: argparse.Namespace | None = None,
+    where: Where = _HERE,
+) -> int:
+    """Runs `command` on `size` ranks, and shows their output with the rank in front.
+
+    Args:
+        environment: variables for the command, beside this process's own.
+        options: of the command line; for output files and what is said.
+        where: on which hosts; it may be an elastic job.
+
+    Returns:
+        0, or the exit status of the rank that failed first; 128 + n for one that signal n killed.
+    """
+    terms, hosts, ssh = where.terms, where.hosts, where.options
+    size = size if terms is None else terms.size
+    verbose = bool(options and options.verbose)
+    output = Path(options.output_filename) if options and options.output_filename else None
+    said = environment if hosts else _with_own_python(environment)
+    try:
+        # Where there are several hosts, each finds out its own share of cores.
+        for_workers = said if hosts else worker_environment(os.environ, said, host_share(size))
+    except ValueError as error:
+        _say(str(error))
+        return 1
+    job = JobSpec(
+        job_id=new_job_id(),
+        size=size,
+        function=shlex.join(command),
+        command=tuple(command),
+        environment=for_workers,
+        progress=terms is None and screen() is not None,
+        driver_host_id=host_id(),
+    )
+    if verbose:
+        shares = place(hosts, size, "-H") if hosts else ()
+        places = ", ".join(f"{len(share.ranks)} on {share.host.name}" for share in shares)
+        _say(f"{size} ranks, {places or f'all on {socket.gethostname()}'}: {job.function}")
+    with contextlib.ExitStack() as stack:
+        show = lines_to(with_time=bool(options and options.prefix_output_with_timestamp))
+        if output is not None:
+            show = stack.enter_context(OutputFiles(output, size, show)).show
+        try:
+            if terms is None:
+                if hosts is None or ssh is None:
+                    run_job(job, show_line=show, gentle=_GENTLE)
+                else:
+                    run_on_hosts(job, hosts, ssh, show_line=show, gentle=_GENTLE)
+            elif hosts is None or ssh is None:
+                run_elastic(job, terms, show_line=show, say=_say, gentle=_GENTLE)
+            else:
+                run_elastic_on_hosts(
+                    job,
+                    terms,
+                    hosts,
+                    ssh,
+                    show_line=show,
+                    say=_say,
+                    gentle=_GENTLE,
+                    cooldown=where.cooldown,
+                    watch=where.watch,
+                )
+        except WorkerFailedError as error:
+            _say(str(error))
+            status = error.exitcode if error.exitcode is not None else 1
+            return status if status >= 0 else 128 - status
+        except SparkEstimatorError as error:
+            _say(str(error))
+            return 1
+    if verbose:
+        _say("all ranks ended with exit status 0")
+    return 0
+
+
+def build_report() -> str:
+    """What ``--check-build`` prints, in Horovod's form."""
+
+    def mark(present: bool, name: str) -> str:
+        return f"    [{'X' if present else ' '}] {name}"
+
+    torch = importlib.util.find_spec("torch") is not None
+    lines = [
+        f"spark_estimator v{__version__} (Horovod's API):",
+        "",
+        "Available Frameworks:",
+        mark(importlib.util.find_spec("tensorflow") is not None, "TensorFlow"),
+        mark(torch, "PyTorch"),
+        mark(False, "MXNet"),
+        "",
+        "Available Controllers:",
+        mark(False, "MPI"),
+        mark(True, "Gloo (its place is taken by spark_estimator's own controller)"),
+        "",
+        "Available Tensor Operations:",
+        mark(False, "NCCL"),
+        mark(False, "DDL"),
+        mark(False, "CCL"),
+        mark(False, "MPI"),
+        mark(True, "Gloo (its place is taken by spark_estimator's own engine: shared memory and TCP)"),
+    ]
+    return "\n".join(lines)
+
+
+def _where(options: argparse.Namespace) -> Where:
+    """On which hosts the job runs. Raises as `find_hosts`."""
+    network = {
+        "--ssh-port": options.ssh_port,
+        "--ssh-identity-file": options.ssh_identity_file,
+        "--network-interfaces": options.network_interfaces,
+    }
+
+    def read_options(needed: bool) -> SshOptions:
+        settings = Settings.read({**os.environ, **environment_of(options)})
+        port, identity_file, interfaces = network.values()
+        return SshOptions.read(settings, port=port, identity_file=identity_file, interfaces=interfaces, needed=needed)
+
+    found = find_hosts(
+        options.num_proc,
+        read_options,
+        _say,
+        hosts=options.hosts,
+        hostfile=options.hostfile,
+        script=options.host_discovery_script,
+        slots_per_host=options.slots_per_host,
+        terms=terms_of(options),
+        cooldown=cooldown_of(options.blacklist_cooldown_range),
+    )
+    if found.hosts is None:
+        for flag, value in {**network, "--blacklist-cooldown-range": options.blacklist_cooldown_range}.items():
+            if value is not None:
+                _say(f"{flag} has no effect: all ranks run on this host.")
+    return found
+
+
+def _with_own_python(environment: dict[str, str]) -> dict[str, str]:
+    return {"PATH": path_with_own_python(os.environ.get("PATH", os.defpath)), **environment}
+
+
+def _say(text: str) -> None:
+    print(f"horovodrun: {text}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _as_interrupted(ended_by: list[signal.Signals]) -> Iterator[None]:
+    """Within, SIGTERM and SIGHUP are Ctrl-C: the ranks are ended before this process ends.
+
+    Args:
+        ended_by: takes the signal that came.
+    """
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        ended_by.append(signal.Signals(number))
+        discard_unread()  # a terminal that has hung up takes no more lines
+        raise KeyboardInterrupt
+
+    before = {}
+    with contextlib.suppress(ValueError):  # not in the main thread
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup asks for
+                before[number] = signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    main()

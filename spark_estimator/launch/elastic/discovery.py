@@ -1,0 +1,234 @@
+"""Asks a script of the user's which hosts there are, at the start of an elastic job and again and again while it runs.
+
+The script is a command for the shell. It prints a line for each host, ``host:slots``, or ``host`` alone; what follows a
+# is a comment, and a host with 0 slots is left out. An answer that fails, or names no host at all, is no answer: it
+would end the job, and who looks after hosts fails more often than all of them do. Before the job begins that is an
+error; later the last good answer stays in force, and one line says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from spark_estimator.errors import PreflightError
+from spark_estimator.launch.job.hosts import Host, merged, read_line
+from spark_estimator.launch.worker.child_process import describe_end
+from spark_estimator.observe.driver_log import printable
+
+#: Between the end of one answer and the next question.
+EVERY = timedelta(seconds=1)
+#: A script that takes longer is killed, and its answer counts as failed.
+LONGEST = timedelta(seconds=30)
+_LEAST_SECONDS = 1.0
+_MOST_BYTES = 1 << 20
+_TAIL_LINES = 5
+_SLICE_SECONDS = 0.05
+_ZERO = re.compile(r"\s*\S+\s*(?::|\s+slots\s*=)\s*0+\s*")
+
+
+class HostScript:
+    """The script.
+
+    Args:
+        command: for the shell.
+        default_slots: of a host that it names without a number.
+        longest: how long it may take.
+    """
+
+    def __init__(self, command: str, default_slots: int = 1, longest: timedelta = LONGEST) -> None:
+        self.command = command
+        self._default_slots = default_slots
+        self._longest = longest.total_seconds()
+        self._lock = threading.Lock()
+        self._running: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    def ask(self, at_most: timedelta = LONGEST) -> list[Host]:
+        """Runs it. Returns the hosts, at least one, in the order in which it names them.
+
+        Args:
+            at_most: who asks has no more time, though the script may take longer.
+
+        Raises:
+            PreflightError: it gave no answer; the text names it and says why.
+        """
+        try:
+            status, out, err = self._run(min(self._longest, at_most.total_seconds()))
+            if status != 0:
+                raise ValueError(f"ended with {describe_end(status)}{_tail(err)}")
+            return self._read(out.decode("utf-8", "replace"))
+        except (OSError, ValueError) as error:
+            raise PreflightError(f"the host discovery script {self.command!r} {printable(str(error))}.") from error
+
+    def stop(self) -> None:
+        """Ends it, where it runs, and lets it run no more."""
+        with self._lock:
+            self._stopped = True
+            if self._running is not None:
+                _kill(self._running)
+
+    def _read(self, text: str) -> list[Host]:
+        found = []
+        for number, line in enumerate(text.splitlines(), 1):
+            host = line.partition("#")[0].strip()
+            if not host or _ZERO.fullmatch(host):
+                continue
+            try:
+                found.append(read_line(host, self._default_slots))
+            except ValueError:
+                raise ValueError(
+                    f"printed, in line {number}, {line[:200]!r}, which is not of the form host:slots"
+                ) from None
+        if not found:
+            raise ValueError("named no host with a slot")
+        return merged(found, self.command)
+
+    def _run(self, seconds: float) -> tuple[int, bytes, bytes]:
+        """(exit status, what it printed, what it printed on stderr). It is gone then."""
+        with self._lock:
+            if self._stopped:
+                raise InterruptedError("is not asked any more")
+            process = self._running = subprocess.Popen(
+                ["/bin/sh", "-c", self.command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        try:
+            with process, contextlib.closing(selectors.DefaultSelector()) as waiting:
+                try:
+                    return self._follow(process, waiting, seconds)
+                except BaseException:
+                    _kill(process)
+                    raise
+        finally:
+            with self._lock:
+                self._running = None
+
+    def _follow(
+        self, process: subprocess.Popen[bytes], waiting: selectors.BaseSelector, seconds: float
+    ) -> tuple[int, bytes, bytes]:
+        assert process.stdout and process.stderr
+        said = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+        for descriptor in said:
+            waiting.register(descriptor, selectors.EVENT_READ)
+        deadline = time.monotonic() + seconds
+        while True:
+            ended = process.poll() is not None  # asked before the last look: what it started may hold the pipes
+            ready = waiting.select(0 if ended else _SLICE_SECONDS)
+            for key, _ in ready:
+                received = os.read(key.fd, 1 << 16)
+                said[key.fd] += received
+                if not received:
+                    waiting.unregister(key.fd)
+                elif key.fd == process.stderr.fileno():
+                    del said[key.fd][:-_MOST_BYTES]
+                elif len(said[key.fd]) > _MOST_BYTES:
+                    raise ValueError("prints without an end")
+            if ended and not ready:
+                break
+            if time.monotonic() >= deadline:
+                last = _tail(said[process.stderr.fileno()])
+                raise ValueError(f"did not end within {seconds:.3g} seconds, and was killed{last}")
+        out, err = said.values()
+        return process.returncode, bytes(out), bytes(err)
+
+
+class HostWatch:
+    """Asks a script again and again in a thread of its own; a ``elastic_job.Discovery``.
+
+    Args:
+        script: that has answered once.
+        hosts: its answer.
+        every: see `EVERY`.
+
+    Attributes:
+        hosts: the last good answer.
+    """
+
+    def __init__(self, script: HostScript, hosts: Sequence[Host], every: timedelta = EVERY) -> None:
+        self.hosts = list(hosts)
+        self._script = script
+        self._every = every.total_seconds()
+        self._over = threading.Event()
+
+    def start(self, offer: Callable[[Sequence[Host]], None], say: Callable[[str], None]) -> None:
+        """As in `Discovery`."""
+        threading.Thread(target=self._watch, args=(offer, say), name="spark_estimator hosts", daemon=True).start()
+
+    def stop(self) -> None:
+        """As in `Discovery`."""
+        self._over.set()
+        self._script.stop()
+
+    def _watch(self, offer: Callable[[Sequence[Host]], None], say: Callable[[str], None]) -> None:
+        fails = False
+        while not self._over.wait(self._every):
+            try:
+                found = self._script.ask()
+            except PreflightError as error:
+                if not fails and not self._over.is_set():
+                    say(f"{str(error).rstrip('.')}: the hosts stay {_named(self.hosts)} until it answers again")
+                fails = True
+                continue
+            fails = False
+            if found != self.hosts:
+                self.hosts = found
+                offer(found)
+
+
+def first_hosts(
+    script: HostScript, slots: int, patience: timedelta, say: Callable[[str], None], every: timedelta = EVERY
+) -> list[Host]:
+    """The script's first answer with so many slots.
+
+    Args:
+        slots: that the job begins with, at least.
+        patience: how long they are waited for.
+        say: is told once when there is something to wait for.
+
+    Raises:
+        PreflightError: the first answer failed, or there were too few slots all the time.
+    """
+    deadline = time.monotonic() + patience.total_seconds()
+
+    def left() -> timedelta:  # a moment for the script in any case
+        return timedelta(seconds=max(deadline - time.monotonic(), _LEAST_SECONDS))
+
+    found = script.ask(left())
+    waits = False
+    while (there := sum(host.slots for host in found)) < slots:
+        few = f"the host discovery script {script.command!r} offers {there} slots ({_named(found)}), and {slots} ranks"
+        if time.monotonic() >= deadline:
+            raise PreflightError(f"{few} were asked for; others were waited for {patience.total_seconds():g} seconds.")
+        if not waits:
+            say(f"{few} are to begin: waiting for more, at most {patience.total_seconds():g} seconds")
+        waits = True
+        time.sleep(every.total_seconds())
+        with contextlib.suppress(PreflightError):
+            found = script.ask(left())
+    return found
+
+
+def _named(hosts: Sequence[Host]) -> str:
+    return ", ".join(f"{host.name}:{host.slots}" for host in hosts)
+
+
+def _tail(err: bytes | bytearray) -> str:
+    lines = [line.strip() for line in bytes(err).decode("utf-8", "replace").splitlines() if line.strip()]
+    return f"; the last it said: {' | '.join(lines[-_TAIL_LINES:])}" if lines else ""
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,330 @@
+"""One elastic job: its processes, the events that tell of them, and what a `RoundPlanner` decides, done."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Protocol
+
+from spark_estimator.collectives.launcher_link import OVER, READY, ROUND, UPDATED, Ready
+from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, new_job_id, new_key
+from spark_estimator.elastic.rounds import (
+    Announce,
+    Begin,
+    Decision,
+    Dissolve,
+    Fail,
+    Finish,
+    Kill,
+    Release,
+    RoundPlanner,
+    Start,
+    Terms,
+)
+from spark_estimator.errors import JobFailedError, PreflightError
+from spark_estimator.launch.elastic.placement import FAILURES, Seats
+from spark_estimator.launch.elastic.process import MakePlace, Process
+from spark_estimator.launch.job.failures import LOST, STOPPED, FailureReport, error_of, first_failure
+from spark_estimator.launch.job.hosts import Host
+from spark_estimator.launch.job.monitor import Ended, Offered, Told, Watch
+from spark_estimator.launch.job.outcome import Outcome
+
+# Processes that were killed are gone within so long, or the launcher goes on without them.
+_CLEAN_UP = timedelta(seconds=10)
+_NO_RANK = -1
+_SLICE_SECONDS = 0.1
+
+
+class Discovery(Protocol):
+    """Whoever knows of hosts that come and go."""
+
+    def start(self, offer: Callable[[Sequence[Host]], None], say: Callable[[str], None]) -> None:
+        """From now on `offer` is called with all hosts each time that they have changed; from any thread.
+
+        Args:
+            say: for people: what is the matter where the hosts cannot be known.
+        """
+
+    def stop(self) -> None:
+        """Nothing is offered any more. Does not wait."""
+
+
+class ElasticJob:
+    """One job, from its first process to its last. `run` once.
+
+    Args:
+        seats: where its processes go.
+        make: makes their places.
+        discovery: tells of hosts that come and go; None: they are always the same.
+        terms, show_line, say, gentle, look: as in ``elastic.run_elastic``.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        show_line: Callable[[int, str, str], None],
+        say: Callable[[str], None],
+        gentle: timedelta,
+        seats: Seats,
+        make: MakePlace,
+        discovery: Discovery | None = None,
+        look: Callable[[int], None] = lambda started: None,
+    ) -> None:
+        self._look = look
+        self._seats = seats
+        self._discovery = discovery
+        self._make = make
+        self._terms = terms
+        self._say = say
+        self._gentle = gentle
+        self._planner = RoundPlanner(terms, room=seats.room)
+        self._watch = Watch(stop=self._stop, show_line=show_line)
+        self._processes: dict[int, Process] = {}  # those that live
+        self._numbers = terms.size
+        self._well: list[tuple[int, Outcome]] = []
+        self._released: set[int] = set()
+        self._lost: list[FailureReport] = []
+        self._errors: list[BaseException] = []
+        self._over = False
+
+    def run(self) -> list[Outcome]:
+        """As ``elastic.run_elastic``."""
+        try:
+            self._start_all()
+            if self._discovery is not None:
+                self._discovery.start(lambda hosts: self._watch.events.put(Offered(tuple(hosts))), self._say)
+            while not self._over:
+                self._take_one_event()
+                self._look(self._terms.size)
+                self._look_at_the_seats(time.monotonic())
+                waited_for = self._planner.waits_for_room
+                for decision in self._planner.decide(time.monotonic()):
+                    self._do(decision)
+                if self._planner.waits_for_room not in ("", waited_for):
+                    self._say(self._planner.waits_for_room)
+        except BaseException:
+            self._stop("because the launcher was interrupted")
+            self._await_ends()
+            raise
+        finally:
+            if self._discovery is not None:
+                self._discovery.stop()
+        return [outcome for _, outcome in sorted(self._well, key=lambda pair: pair[0])]
+
+    # --- starting -------------------------------------------------------------------------------------------------
+
+    def _start_all(self) -> None:
+        """Starts the first round. All are started before any is told who the others are, processes included."""
+        for number in range(self._terms.size):
+            self._start(number, number)
+        processes = list(self._processes.values())
+        try:
+            for number, process in enumerate(processes):
+                while not process.started.wait(_SLICE_SECONDS):
+                    self._look(number)
+        finally:
+            peers = [replace(process.facts, rank=process.rank) for process in processes if process.facts is not None]
+            job_id, key = new_job_id(), new_key()
+            for process in processes:
+                whole = len(peers) == len(processes)
+                process.tell(Rendezvous(job_id, key, process.rank, tuple(peers), -1) if whole else None)
+
+    def _start_newcomer(self) -> str:
+        """The host on which it is started."""
+        number, self._numbers = self._numbers, self._numbers + 1
+        self._start(number, _NO_RANK)
+        self._planner.started(number)
+        process = self._processes[number]
+        threading.Thread(target=self._let_wait, args=(process,), daemon=True).start()
+        return process.host
+
+    @staticmethod
+    def _let_wait(process: Process) -> None:
+        """Tells a newcomer, once it is there, that it will be told its rank later."""
+        process.started.wait()
+        if process.facts is not None:
+            alone = (replace(process.facts, rank=0),)
+            process.tell(Rendezvous(new_job_id(), new_key(), 0, alone, -1, awaited=True))
+
+    def _start(self, number: int, rank: int) -> None:
+        self._processes[number] = Process(number, rank, self._seats.take(number), self._make, self._watch)
+
+    # --- what is told ---------------------------------------------------------------------------------------------
+
+    def _take_one_event(self) -> None:
+        event = next(self._watch.shown())
+        now = time.monotonic()
+        if isinstance(event, Told):
+            process = self._processes.get(event.process)
+            if process is None or event.frame.get("kind") != READY:
+                return
+            try:
+                process.ready = Ready.from_message(event.frame)
+            except ValueError as error:
+                process.place.stop(f"because it does not speak as it should: {error}", at_once=True)
+                return
+            ready = process.ready
+            self._planner.ready(
+                event.process, now, holds_state=ready.holds_state, silent=ready.silent, commits=ready.commits
+            )
+        elif isinstance(event, Ended):
+            self._note_end(event, now)
+        elif isinstance(event, Offered):
+            for change in self._seats.offer(event.hosts):
+                self._say(f"host {change}")
+
+    def _look_at_the_seats(self, now: float) -> None:
+        """Has the planner know for how many processes there is room, and which have lost theirs."""
+        for host in self._seats.returned(now):
+            self._say(f"host {host} may be used again")
+        self._planner.room = self._seats.room
+        self._planner.room_may_grow = self._discovery is not None or self._seats.some_may_return
+        self._planner.unwanted(self._seats.without_slot(), now)
+
+    def _note_end(self, event: Ended, now: float) -> None:
+        process = self._processes.pop(event.process)
+        process.link.close()
+        self._seats.leave(event.process)
+        if event.process in self._released:
+            return  # it was asked to go
+        outcome = event.outcome
+        story: str | None = None
+        if outcome is None:
+            assert event.error is not None
+            self._errors.append(event.error)
+            story = f"rank {process.rank} could not be started or watched: {event.error!r}"
+            if isinstance(event.error, PreflightError):
+                story = f"host {event.error}"
+        elif outcome.failure is not None:
+            self._lost.append(outcome.failure)
+            story = f"{outcome.failure.where} {outcome.failure.message}"
+        else:
+            self._well.append((process.rank, outcome))
+        if story is not None and not self._over:
+            self._say(story if isinstance(event.error, PreflightError) else f"lost {story}")
+            self._blame(process.host, event, now)
+        self._planner.ended(event.process, now, story)
+
+    def _blame(self, host: str, event: Ended, now: float) -> None:
+        """Puts a host out that is out of contact, or on which ranks fail again and again."""
+        failure = None if event.outcome is None else event.outcome.failure
+        if isinstance(event.error, PreflightError):
+            if how_long := self._seats.unreachable(host, now):
+                self._say(f"host {host} {how_long}")
+        elif failure is not None and failure.kind == LOST:
+            if how_long := self._seats.lose(host, now):
+                self._say(f"host {host} is out of contact and {how_long}")
+        elif (
+            failure is not None
+            and failure.kind != STOPPED
+            and not failure.secondary
+            and (how_long := self._seats.failed(host, now))
+        ):
+            self._say(f"{FAILURES} ranks or more have failed on host {host}: it {how_long}")
+
+    # --- what is decided ------------------------------------------------------------------------------------------
+
+    def _do(self, decision: Decision) -> None:
+        if isinstance(decision, Begin):
+            self._begin(decision.processes)
+        elif isinstance(decision, Announce):
+            for number in decision.processes:
+                self._tell(number, {"kind": UPDATED})
+        elif isinstance(decision, Dissolve):
+            for number in decision.processes:
+                self._tell(number, {"kind": OVER})
+        elif isinstance(decision, Start):
+            started = [self._start_newcomer() for _ in range(decision.count)]
+            where = ", ".join(dict.fromkeys(filter(None, started)))
+            self._say(f"starting {decision.count} more" + (f" on {where}" if where else ""))
+        elif isinstance(decision, Kill):
+            self._processes[decision.process].place.stop(decision.why, at_once=True)
+        elif isinstance(decision, Release):
+            self._release(decision.processes)
+        elif isinstance(decision, Finish):
+            self._end("because the job is done")
+        else:
+            self._fail(decision)
+
+    def _release(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            process = self._processes[number]
+            self._say(f"process {process.place.pid} on host {process.host} is ended: its slot is gone")
+            self._released.add(number)
+            self._seats.leave(number)
+            process.place.stop("because its slot is gone")
+
+    def _begin(self, numbers: Sequence[int]) -> None:
+        """Tells the processes of a new round who they are in it."""
+        job_id, key = new_job_id(), new_key()
+        waiting = [self._processes[number].ready for number in numbers]
+        peers = tuple(
+            _known_as(self._processes[number], ready.facts, rank)
+            for rank, (number, ready) in enumerate(zip(numbers, waiting, strict=True))
+            if ready is not None
+        )
+        whys = [ready.why for ready in waiting if ready is not None and ready.why]
+        self._say(
+            f"round {self._planner.round} begins with {len(peers)} ranks, processes "
+            f"{', '.join(str(peer.pid) for peer in peers)}" + (f"; the last one ended so: {whys[0]}" if whys else "")
+        )
+        for rank, number in enumerate(numbers):
+            self._processes[number].become(rank)
+            coming = Rendezvous(job_id, key, rank, peers, -1, -1)
+            self._tell(number, {"kind": ROUND, "rendezvous": coming.to_json()})
+
+    def _tell(self, number: int, frame: Mapping[str, Any]) -> None:
+        try:
+            self._processes[number].link.send(frame)
+        except TimeoutError:
+            self._processes[number].place.stop("because it does not listen to its launcher", at_once=True)
+        except OSError:
+            pass  # it has died: its end is on its way
+
+    def _fail(self, decision: Fail) -> None:
+        """Ends the job, and raises what tells its whole story."""
+        lost = list(self._lost)
+        self._end("after that")
+        lines = [f"the elastic job cannot go on: {decision.why}."]
+        lines += ["Lost so far:"] * bool(lost) + [f"  {report.where} {_shortened(report.message)}" for report in lost]
+        cause = first_failure(lost)
+        if cause is None:
+            raise JobFailedError("\n".join(lines)) from (self._errors[0] if self._errors else None)
+        raise error_of(cause, "\n".join(lines))
+
+    # --- ends -----------------------------------------------------------------------------------------------------
+
+    def _stop(self, reason: str) -> None:
+        for process in self._processes.values():
+            process.place.stop(reason)
+
+    def _end(self, reason: str) -> None:
+        self._over = True
+        self._stop(reason)
+        if not self._await_ends():
+            left = ", ".join(str(process.place.pid) for process in self._processes.values())
+            self._say(f"these processes could not be ended: {left}")
+
+    def _await_ends(self) -> bool:
+        """Returns when no process is left; False when some cannot be ended."""
+        self._over = True
+        deadline = time.monotonic() + (_CLEAN_UP + self._gentle).total_seconds()
+        while self._processes and time.monotonic() < deadline:
+            event = next(self._watch.shown())
+            if isinstance(event, Ended):
+                self._note_end(event, time.monotonic())
+        return not self._processes
+
+
+def _known_as(process: Process, told: PeerFacts, rank: int) -> PeerFacts:
+    """Where a process says that it listens now, under the name by which the job knows its host."""
+    first = process.facts
+    assert first is not None
+    return replace(told, rank=rank, host=first.host, host_id=first.host_id)
+
+
+def _shortened(message: str) -> str:
+    return message.split("\n", 1)[0][:500]

@@ -1,0 +1,146 @@
+"""On which host each process of an elastic job is, where there is room for another, and which hosts are out. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from spark_estimator.launch.job.hosts import Host
+
+#: A host on which so many ranks have failed is not used again.
+FAILURES = 3
+
+
+@dataclass(frozen=True)
+class Cooldown:
+    """How long a host is out that has failed: `first`, then twice as long each time, and never longer than `most`."""
+
+    first: timedelta
+    most: timedelta
+
+    def __post_init__(self) -> None:
+        if not timedelta(0) < self.first <= self.most:
+            raise ValueError(
+                f"a cool-down of {self.first.total_seconds():g} to {self.most.total_seconds():g} seconds: it is more "
+                "than 0, and the second number is no less than the first."
+            )
+
+    def seconds(self, times: int) -> float:
+        """How long a host is out for the `times`-th time, from 1."""
+        return min(self.first.total_seconds() * 2.0 ** min(times - 1, 60), self.most.total_seconds())
+
+
+#: Where no other was asked for.
+WHILE_IT_BOOTS = Cooldown(timedelta(seconds=10), timedelta(minutes=10))
+
+
+class Seats:
+    """The slots of a job's hosts. Times are seconds, on a clock of the caller's.
+
+    A host is *out* when it was out of contact, or `FAILURES` ranks have failed on it; the only host that is left is not
+    put out for failures. It stays out for good, or until its cool-down is over.
+
+    Args:
+        hosts: in the order in which they are filled.
+        cooldown: None: who is out stays out.
+    """
+
+    def __init__(self, hosts: Sequence[Host], cooldown: Cooldown | None = None) -> None:
+        self._slots = {host.name: host.slots for host in hosts}
+        self._cooldown = cooldown
+        self._taken: dict[int, str] = {}
+        self._out: dict[str, float] = {}  # until when
+        self._failures: Counter[str] = Counter()
+        self._times_out: Counter[str] = Counter()
+
+    @property
+    def room(self) -> int:
+        """How many processes there can be at the same time."""
+        return sum(self._usable().values())
+
+    @property
+    def some_may_return(self) -> bool:
+        """Whether a host is out that will be used again."""
+        return any(until < math.inf for host, until in self._out.items() if host in self._slots)
+
+    def take(self, process: int) -> str:
+        """The host of a process that is about to be started: the first with a free slot.
+
+        Raises:
+            LookupError: there is none.
+        """
+        taken = Counter(self._taken.values())
+        for host, slots in self._usable().items():
+            if taken[host] < slots:
+                self._taken[process] = host
+                return host
+        raise LookupError(f"all {self.room} slots are taken")
+
+    def leave(self, process: int) -> None:
+        """A process is gone."""
+        self._taken.pop(process, None)
+
+    def offer(self, hosts: Sequence[Host]) -> list[str]:
+        """From now on these are the hosts. Those that stay keep their place in the order; others come behind them.
+
+        Returns:
+            What has changed, in words, a text for each host.
+        """
+        offered = {host.name: host.slots for host in hosts}
+        changes = [f"{name} is gone" for name in self._slots if name not in offered]
+        for name, slots in offered.items():
+            before = self._slots.get(name, 0)
+            if slots != before:
+                has = f"{name} has {slots} slot{'s' * (slots != 1)}"
+                changes.append(has + (f", before {before}" if before else ""))
+        stay = {name: offered[name] for name in self._slots if name in offered}
+        self._slots = stay | offered
+        return changes
+
+    def lose(self, host: str, now: float) -> str:
+        """A host is out of contact. For how long it is out, in words; '' when that is not new."""
+        return self._put_out(host, now, self._cooldown) if host in self._usable() else ""
+
+    def unreachable(self, host: str, now: float) -> str:
+        """A host could not be had for a new process: as `lose`, but it may only just be booting."""
+        return self._put_out(host, now, self._cooldown or WHILE_IT_BOOTS) if host in self._usable() else ""
+
+    def failed(self, host: str, now: float) -> str:
+        """A rank has failed on a host. For how long the host is out, in words; '' when it is not."""
+        self._failures[host] += 1
+        usable = self._usable()
+        if self._failures[host] < FAILURES or host not in usable or len(usable) == 1:
+            return ""
+        return self._put_out(host, now, self._cooldown)
+
+    def returned(self, now: float) -> list[str]:
+        """The hosts whose cool-down is over; they are used again."""
+        found = [host for host, until in self._out.items() if until <= now]
+        for host in found:
+            del self._out[host]
+        return [host for host in found if host in self._slots]
+
+    def without_slot(self) -> list[int]:
+        """The processes whose slots are gone; where a host has fewer slots than processes, those that came last."""
+        usable, kept = self._usable(), Counter[str]()
+        found = []
+        for process, host in sorted(self._taken.items()):
+            kept[host] += 1
+            if kept[host] > usable.get(host, 0):
+                found.append(process)
+        return found
+
+    def _usable(self) -> dict[str, int]:
+        return {host: slots for host, slots in self._slots.items() if host not in self._out}
+
+    def _put_out(self, host: str, now: float, cooldown: Cooldown | None) -> str:
+        self._times_out[host] += 1
+        if cooldown is None:
+            self._out[host] = math.inf
+            return "will not be used again"
+        seconds = cooldown.seconds(self._times_out[host])
+        self._out[host] = now + seconds
+        return f"will not be used for {seconds:g} seconds"

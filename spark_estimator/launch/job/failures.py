@@ -1,0 +1,206 @@
+"""Finds the cause among the failures of a job, and says it: the first that failed by itself, not those it took along.
+
+A *report* is what one rank's end looked like to its supervisor. Reports are plain data: they travel as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from spark_estimator.errors import (
+    JobFailedError,
+    PythonEnvironmentError,
+    RemoteTraceback,
+    ResultError,
+    WorkerFailedError,
+)
+from spark_estimator.launch.job.source_lines import with_source
+from spark_estimator.observe.driver_log import printable
+
+# Kinds of report.
+RAISED = "raised"  # the function raised an exception
+EXITED = "exited"  # the process ended before the function returned, or the command's status was not 0
+KILLED = "killed"  # ... by a signal
+NOT_LOADED = "not loaded"  # the function could not be unpickled
+BAD_RESULT = "bad result"  # the value could not be pickled, or was too large
+NOT_STARTED = "not started"  # the worker, or its supervisor, did not get as far as the function
+ENVIRONMENT = "environment"  # it cannot run this job at all: versions differ
+LOST = "lost"  # its supervisor is gone
+STOPPED = "stopped"  # ended by the launcher; never a cause
+
+MAX_TRACEBACK_CHARACTERS = 64_000
+_MAX_TAIL_CHARACTERS = 16_000
+_MAX_COMMAND_CHARACTERS = 300
+_FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
+    "rank": int,
+    "host": str,
+    "pid": int,
+    "kind": str,
+    "message": str,
+    "traceback": str,
+    "log_tail": str,
+    "exit_code": (int, type(None)),
+    "when": (int, float),
+    "secondary": bool,
+}
+_OPENING, _CLOSING = "<<<spark_estimator failure ", " spark_estimator>>>"
+
+
+@dataclass(frozen=True)
+class FailureReport:
+    """How one rank ended, when it did not end well.
+
+    Attributes:
+        rank: -1 when it had none yet.
+        host, pid: where it ran; pid 0 when there was no process yet.
+        kind: one of the constants above.
+        message: one sentence or a few, without rank and host.
+        traceback: its Python stack, as the rank printed it; '' when there is none.
+        exit_code: its exit status; negative is the number of the signal; None when it raised.
+        when: seconds since the epoch, by the clock of its host.
+        secondary: it failed because another rank had: a collective lost its peer.
+        log_tail: the last lines that it printed; '' when there are none.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    kind: str
+    message: str
+    traceback: str = ""
+    exit_code: int | None = None
+    when: float = 0.0
+    secondary: bool = False
+    log_tail: str = ""
+
+    @property
+    def where(self) -> str:
+        """The rank in words."""
+        process = f", pid {self.pid}" if self.pid else ""
+        name = f"rank {self.rank}" if self.rank >= 0 else "a worker without a rank yet"
+        return f"{name} (host {self.host}{process})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; long texts lose their middle."""
+        return {
+            **asdict(self),
+            "traceback": shorten(self.traceback),
+            "message": shorten(self.message),
+            "log_tail": shorten(self.log_tail, _MAX_TAIL_CHARACTERS),
+        }
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> FailureReport:
+        """The inverse of `to_dict`; the texts are made safe to print.
+
+        Raises:
+            TypeError, ValueError: the fields are not those of a report.
+        """
+        report = cls(**fields)
+        for name, kinds in _FIELD_TYPES.items():
+            if not isinstance(getattr(report, name), kinds):
+                raise ValueError(f"field {name!r} of a failure report is {getattr(report, name)!r}")
+        return replace(
+            report,
+            host=printable(report.host),
+            message=printable(report.message),
+            traceback=printable(report.traceback),
+            log_tail=printable(report.log_tail),
+        )
+
+
+def shorten(text: str, limit: int = MAX_TRACEBACK_CHARACTERS) -> str:
+    """`text`, without its middle when it is longer than `limit` characters."""
+    half = limit // 2
+    note = f"\n... {len(text) - 2 * half} characters left out ...\n"
+    if len(text) <= limit + len(note):  # it would be no shorter
+        return text
+    return text[:half] + note + text[-half:]
+
+
+def first_failure(reports: Sequence[FailureReport]) -> FailureReport | None:
+    """The cause: the earliest of those that failed by themselves, else the earliest of those that lost a peer.
+
+    Reports of ranks that the launcher stopped are no causes. None when nothing else is left.
+    """
+    causes = [report for report in reports if report.kind != STOPPED]
+    return min(causes, key=lambda report: (report.secondary, report.when), default=None)
+
+
+def job_error(
+    cause: FailureReport, reports: Sequence[FailureReport], size: int, function: str
+) -> JobFailedError | PythonEnvironmentError:
+    """The exception that tells the whole story of a failed job; its ``__cause__`` is the cause's own traceback.
+
+    Args:
+        cause: as `first_failure` found it.
+        reports: all that are known, the cause included.
+        size: number of ranks; those without a report are said to have ended well or not at all.
+        function: what was run, for the text.
+    """
+    others = [report for report in sorted(reports, key=lambda report: report.rank) if report is not cause]
+    lines = [f"{cause.where} {cause.message}"]
+    if others:
+        lines.append(f"The other ranks of {shorten(function, _MAX_COMMAND_CHARACTERS)}:")
+        lines += [f"  {other.where} {_first_line(other.message)}" for other in others]
+    silent = size - len({report.rank for report in reports if report.rank >= 0})
+    if silent > 0 and others:
+        lines.append(f"  {silent} more without a failure")
+    if not others and cause.kind != RAISED and function not in cause.message:
+        lines.append(f"It ran {shorten(function, _MAX_COMMAND_CHARACTERS)}")
+    return error_of(cause, "\n".join(lines))
+
+
+def error_of(cause: FailureReport, text: str) -> JobFailedError | PythonEnvironmentError:
+    """The exception for a job that failed because of `cause`, with the fields that programs read.
+
+    Args:
+        text: the whole story, for people.
+    """
+    error: JobFailedError | PythonEnvironmentError
+    traceback = with_source(cause.traceback)
+    if cause.kind == ENVIRONMENT:
+        error = PythonEnvironmentError(text)
+    else:
+        error = (ResultError if cause.kind == BAD_RESULT else WorkerFailedError)(
+            text,
+            kind=cause.kind,
+            rank=cause.rank,
+            host=cause.host,
+            exitcode=cause.exit_code,
+            traceback=traceback,
+            log_tail=cause.log_tail,
+        )
+    if traceback:
+        error.__cause__ = RemoteTraceback(traceback)
+    elif cause.log_tail:
+        error.__cause__ = RemoteTraceback(f"The last lines that it printed:\n{cause.log_tail}")
+    return error
+
+
+def _first_line(message: str) -> str:
+    return shorten(message.split("\n", 1)[0], 300)
+
+
+def to_marked_text(report: FailureReport) -> str:
+    """A report as part of an exception's text, for when that is the only way to the driver."""
+    return f"{report.where} {report.message}\n{_OPENING}{json.dumps(report.to_dict())}{_CLOSING}"
+
+
+def find_marked(text: str) -> list[FailureReport]:
+    """The reports that `to_marked_text` put somewhere into `text`. What is malformed or cut off is left out."""
+    reports = []
+    for part in text.split(_OPENING)[1:]:
+        written, closing, _ = part.partition(_CLOSING)
+        if not closing:
+            continue
+        try:
+            report = FailureReport.from_dict(json.loads(written))
+        except (ValueError, TypeError):
+            continue
+        if report not in reports:
+            reports.append(report)
+    return reports

@@ -1,0 +1,331 @@
+"""What every launcher does while a job runs: shows lines, gathers failures, ends the job after the first or Ctrl-C."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from spark_estimator.env import IGNORE_LAUNCHER_VARIABLE, Settings
+from spark_estimator.errors import JobTimeoutError, StartTimeoutError
+from spark_estimator.foreign_launchers import foreign_job
+from spark_estimator.launch.job.failures import STOPPED, FailureReport, first_failure
+from spark_estimator.launch.job.hosts import Host
+from spark_estimator.launch.job.outcome import Outcome
+from spark_estimator.log import logger
+from spark_estimator.observe.driver_log import flush, print_line, print_message
+from spark_estimator.observe.progress import Progress
+from spark_estimator.observe.status_line import StatusLine
+
+_log = logger(__name__)
+
+# After the first failure the others may have failed by themselves an instant earlier; let them say so.
+GRACE = timedelta(seconds=0.3)
+# A lost peer is never the cause: the report of the rank that was lost is on its way.
+GRACE_WITHOUT_CAUSE = timedelta(seconds=1.5)
+# Stopped ranks are gone within so long, or the launcher goes on without them.
+CLEAN_UP = timedelta(seconds=5)
+# Where there is a harder way, it is taken sooner: a rank that is still being started hears of no stop.
+_BEFORE_CANCELLING = timedelta(seconds=2)
+_SLICE_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Begun:
+    """User code has begun on a rank."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A rank printed lines, which came together; stream is "stdout" or "stderr"."""
+
+    rank: int
+    stream: str
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Message:
+    """A rank called `log_to_driver`."""
+
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Said:
+    """The launcher itself has something to say."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A rank has said how far it is."""
+
+    rank: int
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A rank has failed."""
+
+    report: FailureReport
+
+
+@dataclass(frozen=True)
+class Told:
+    """A process of an elastic job has sent its launcher a frame (``collectives.launcher_link``).
+
+    Attributes:
+        process: the number that the launcher gave it.
+    """
+
+    process: int
+    frame: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process of an elastic job, and all that it started, is gone.
+
+    Attributes:
+        process: the number that the launcher gave it.
+        outcome: how it ended; None when it could not be watched, for the reason in `error`.
+    """
+
+    process: int
+    outcome: Outcome | None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Offered:
+    """From now on these are all the hosts on which processes of an elastic job may run."""
+
+    hosts: tuple[Host, ...]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Nothing more will come: all supervisors have ended."""
+
+
+Event = Begun | Lines | Message | Said | Moved | Failed | Told | Ended | Offered | Finished
+
+
+@dataclass
+class Watch:
+    """Follows one job from the launcher's main thread until nothing of it is left.
+
+    Attributes:
+        events: what the supervisors say, put there by other threads; bounded, so that a rank that prints faster than
+            the launcher can is slowed down and fills no memory.
+        stop: has all supervisors end their workers; must not block. May be called more than once.
+        cancel: the harder way, when `stop` has not helped within two seconds; None when there is none.
+        show_line: prints a line.
+        show_begun: called with rank and process once user code has begun on a rank.
+        size: number of ranks.
+        waiting: called now and then until all ranks have begun, with the seconds since the start.
+        clock: called now and then while nothing has failed; ends the job by raising.
+        status: the line that tells how far the job is; None: nobody looks on.
+        reports: failures so far.
+    """
+
+    stop: Callable[[str], None]
+    cancel: Callable[[], None] | None = None
+    show_line: Callable[[int, str, str], None] = print_line
+    show_message: Callable[[int, str], None] = print_message
+    show_begun: Callable[[int, int], None] | None = None
+    size: int = 1
+    waiting: Callable[[float], None] | None = None
+    clock: Callable[[], None] | None = None
+    status: StatusLine | None = None
+    events: queue.Queue[Event] = field(default_factory=lambda: queue.Queue(maxsize=1_000))
+    reports: list[FailureReport] = field(default_factory=list)
+    begun: set[int] = field(default_factory=set)
+    _unshown: collections.deque[str] = field(default_factory=collections.deque)
+    _unshown_of: tuple[int, str] = (-1, "stdout")
+
+    def __post_init__(self) -> None:
+        _warn_of_copies()
+
+    def follow(self) -> None:
+        """Returns when the job has ended by itself, or has been ended after a failure (see `reports`).
+
+        Raises:
+            BaseException: whatever interrupts the calling thread (Ctrl-C), or what `waiting` or `clock` raises, once
+                the job has been ended.
+        """
+        finished = False
+        started = time.monotonic()
+        try:
+            decide_at: float | None = None
+            for event in self.shown():
+                if isinstance(event, Finished):
+                    finished = True
+                    return
+                if isinstance(event, Failed):
+                    decide_at = self._decision_time(decide_at)
+                if decide_at is not None and time.monotonic() >= decide_at:
+                    self.stop("after that")
+                    finished = self.wait_for_the_end()
+                    return
+                if self.waiting is not None and len(self.begun) < self.size and not self.reports:
+                    self.waiting(time.monotonic() - started)
+                if self.clock is not None and not self.reports:
+                    self.clock()
+        except BaseException as error:
+            if not finished:
+                late = isinstance(error, (StartTimeoutError, JobTimeoutError))
+                self.stop("because its time was over" if late else "because the launcher was interrupted")
+                self.wait_for_the_end()
+            raise
+        finally:
+            if self.status is not None:
+                self.status.close()
+
+    def say(self, text: str) -> None:
+        """Prints a line of the launcher's own on stderr."""
+        if self.status is not None:
+            self.status.hide()
+        print(f"spark_estimator: {text}", file=sys.stderr, flush=True)
+
+    def _decision_time(self, before: float | None) -> float:
+        """When to stop the job, now that one more report is here: soon when the cause is known, else later."""
+        cause = first_failure(self.reports)
+        known = cause is not None and not cause.secondary
+        at = time.monotonic() + (GRACE if known else GRACE_WITHOUT_CAUSE).total_seconds()
+        return at if before is None else min(before, at)
+
+    def wait_for_the_end(self) -> bool:
+        """Waits for `Finished`, once more with `cancel` where there is one. False when it did not come at all."""
+        for step in (None, self.cancel):
+            if step is not None:
+                step()
+            patience = CLEAN_UP if step is not None or self.cancel is None else _BEFORE_CANCELLING
+            deadline = time.monotonic() + patience.total_seconds()
+            for event in self.shown():
+                if isinstance(event, Finished):
+                    return True
+                if time.monotonic() >= deadline:
+                    break
+            if self.cancel is None:
+                break
+        return False
+
+    def shown(self) -> Iterator[Event | None]:
+        """Yields each event once it is shown or noted; None now and then, so that the caller can look at the time."""
+        self._show_lines(*self._unshown_of)  # when Ctrl-C came in between
+        while True:
+            try:
+                event = self.events.get(timeout=_SLICE_SECONDS)
+            except queue.Empty:
+                if self.status is not None:
+                    self.status.draw(self.begun)
+                yield None
+                continue
+            if self.status is not None:
+                if isinstance(event, Moved):
+                    self.status.note(event.rank, event.progress)
+                elif isinstance(event, (Lines, Message)) or self.show_begun is not None:
+                    self.status.hide()
+            if isinstance(event, Lines):
+                self._unshown.extend(event.texts)
+                self._show_lines(event.rank, event.stream)
+            elif isinstance(event, Message):
+                self.show_message(event.rank, event.text)
+            elif isinstance(event, Said):
+                self.say(event.text)
+            elif isinstance(event, Begun):
+                self.begun.add(event.rank)
+                if self.show_begun is not None:
+                    self.show_begun(event.rank, event.pid)
+            elif isinstance(event, Failed):
+                self.note(event.report)
+            if self.events.empty():
+                flush()
+                if self.status is not None:
+                    self.status.draw(self.begun)
+            yield event
+
+    def _show_lines(self, rank: int, stream: str) -> None:
+        """Shows what is left of the lines that came together."""
+        self._unshown_of = rank, stream
+        while self._unshown:
+            self.show_line(rank, stream, self._unshown.popleft())
+
+    def note(self, report: FailureReport) -> None:
+        """Adds a report, unless its rank has one that says more."""
+        for index, known in enumerate(self.reports):
+            if known.rank == report.rank >= 0:
+                if known.kind == STOPPED != report.kind:
+                    self.reports[index] = report
+                return
+        self.reports.append(report)
+
+
+@functools.cache  # once in a program
+def _warn_of_copies() -> None:
+    """Warns when mpirun, srun or the like runs several copies of this program, each of which starts the whole job."""
+    switch = IGNORE_LAUNCHER_VARIABLE
+    if Settings.read({switch: os.environ.get(switch, "")}).ignore_launcher:
+        return
+    job = foreign_job()
+    if job is not None:
+        _log.warning(
+            "This program is %s. Each of them that comes here starts a job of its own, with the same folders and "
+            "checkpoints. Start the program once, or set %s=1 if you want that.",
+            job.process,
+            switch,
+        )
+
+
+class EventRelay:
+    """A supervisor's `Relay` into the queue of a `Watch` in the same process."""
+
+    def __init__(self, events: queue.Queue[Event]) -> None:
+        self._events = events
+
+    def begun(self, rank: int, pid: int) -> None:
+        """User code begins."""
+        self._events.put(Begun(rank, pid))
+
+    def lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
+        """Lines of "stdout" or "stderr" that came together."""
+        self._events.put(Lines(rank, stream, texts))
+
+    def log(self, rank: int, message: str) -> None:
+        """A message for the person at the driver."""
+        self._events.put(Message(rank, message))
+
+    def progress(self, rank: int, progress: Progress) -> None:
+        """How far the rank is."""
+        self._events.put(Moved(rank, progress))
+
+    def failed(self, report: FailureReport) -> None:
+        """The rank has failed."""
+        self._events.put(Failed(report))
+
+
+def say_when_done(threads: list[threading.Thread], events: queue.Queue[Event]) -> None:
+    """Puts `Finished` into `events` once all `threads` have ended."""
+
+    def wait() -> None:
+        for thread in threads:
+            thread.join()
+        events.put(Finished())
+
+    threading.Thread(target=wait, name="spark_estimator end of job", daemon=True).start()

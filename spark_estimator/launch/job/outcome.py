@@ -1,0 +1,63 @@
+"""What a supervisor tells: while its worker runs, to a `Relay`; in the end, as an `Outcome`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from spark_estimator.errors import ResultError
+from spark_estimator.launch.job.failures import FailureReport
+from spark_estimator.observe.progress import Progress
+
+
+class Relay(Protocol):
+    """Where a supervisor passes on what its worker says. Called in the supervisor's thread; must not block for long."""
+
+    def begun(self, rank: int, pid: int) -> None:
+        """User code begins."""
+
+    def lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
+        """Lines of "stdout" or "stderr" that came together, without their ends."""
+
+    def log(self, rank: int, message: str) -> None:
+        """A message for the person at the driver."""
+
+    def progress(self, rank: int, progress: Progress) -> None:
+        """How far the rank is; called once a second where ``JobSpec.progress`` asks for it."""
+
+    def failed(self, report: FailureReport) -> None:
+        """The rank has failed; it may not have ended yet."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a worker ended.
+
+    Attributes:
+        rank, host, pid: which one; pid is the command's own where a command was run.
+        exit_code: negative is the number of a signal.
+        failure: None when it ended well.
+        value: the pickled value; None when none was wanted or it did not arrive.
+        sha256: of the value, as the worker computed it.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    exit_code: int
+    failure: FailureReport | None
+    value: bytes | None = field(default=None, repr=False)
+    sha256: str = ""
+
+    @property
+    def pickled(self) -> bytes:
+        """`value`, when it is what the rank has sent.
+
+        Raises:
+            ResultError: it is not.
+        """
+        if self.value is None or hashlib.sha256(self.value).hexdigest() != self.sha256:
+            raise ResultError(f"the value of rank {self.rank} (host {self.host}) did not arrive whole.")
+        return self.value

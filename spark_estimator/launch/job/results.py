@@ -1,0 +1,152 @@
+"""The rows that come back through Spark, a manifest a rank and values in chunks; and their verification.
+
+A driver whose Java memory runs out while it collects rows may be given none of them without an error, so nothing is
+believed that is not accounted for: every rank's manifest, every chunk, the size and the hash of the value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from spark_estimator.errors import ResultError
+from spark_estimator.launch.job.failures import FailureReport
+from spark_estimator.launch.job.outcome import Outcome
+
+SCHEMA = "partition int, rank int, kind string, seq int, data binary"
+CHUNK_BYTES = 1 << 20
+_MANIFEST, _CHUNK = "manifest", "result"
+
+
+class ResultRow(NamedTuple):
+    """One row, with the columns of `SCHEMA`."""
+
+    partition: int
+    rank: int
+    kind: str
+    seq: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What one rank's supervisor says of its end.
+
+    Attributes:
+        bytes, sha256: of the value that this rank sent; 0 and '' for none.
+        lines: the last that it printed, where they could go nowhere else: "stdout", "stderr" or "" for a message, text.
+        left_out: how many stood before those.
+        logged: how many are in its log file.
+        log_problem: why that could not be written; '': it could.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    exit_code: int
+    bytes: int
+    sha256: str
+    failure: FailureReport | None
+    lines: list[tuple[str, str]] = field(default_factory=list)
+    left_out: int = 0
+    logged: int = 0
+    log_problem: str = ""
+
+
+def rows_of(outcome: Outcome, partition: int, kept: Mapping[str, Any] | None = None) -> Iterator[ResultRow]:
+    """The rows in which a task hands over how its worker ended.
+
+    Args:
+        kept: of `Manifest`, what there is to say of lines that did not reach the driver.
+    """
+    value = outcome.value or b""
+    manifest: dict[str, Any] = {
+        "rank": outcome.rank,
+        "host": outcome.host,
+        "pid": outcome.pid,
+        "exit_code": outcome.exit_code,
+        "bytes": len(value),
+        "sha256": outcome.sha256,
+        "failure": None if outcome.failure is None else outcome.failure.to_dict(),
+        **(kept or {}),
+    }
+    yield ResultRow(partition, outcome.rank, _MANIFEST, 0, json.dumps(manifest).encode())
+    for seq, start in enumerate(range(0, len(value), CHUNK_BYTES)):
+        yield ResultRow(partition, outcome.rank, _CHUNK, seq, value[start : start + CHUNK_BYTES])
+
+
+def manifests_of(rows: Iterable[ResultRow]) -> list[Manifest]:
+    """The manifests among `rows`, in rank order.
+
+    Raises:
+        ResultError: one of them is malformed.
+    """
+    manifests = []
+    for row in rows:
+        if row.kind != _MANIFEST:
+            continue
+        try:
+            fields: dict[str, Any] = json.loads(bytes(row.data))
+            if fields["failure"] is not None:
+                fields["failure"] = FailureReport.from_dict(fields["failure"])
+            fields["lines"] = [(str(stream), str(text)) for stream, text in fields.get("lines", ())]
+            manifests.append(Manifest(**fields))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ResultError(f"the manifest of partition {row.partition} cannot be read: {error!r}") from error
+    return sorted(manifests, key=lambda manifest: manifest.rank)
+
+
+def verified_values(rows: Sequence[ResultRow], size: int, wanted: Collection[int]) -> list[bytes]:
+    """The pickled values of some ranks, once everything that `size` ranks must have sent is here and whole.
+
+    Args:
+        wanted: the ranks whose values must be here.
+
+    Returns:
+        [wanted] values, in rank order.
+
+    Raises:
+        ResultError: something is missing; the text says what, and what is the likely reason.
+    """
+    if not rows:
+        raise ResultError(
+            "Spark reported success but returned no rows: the driver's JVM most likely ran out of memory while it "
+            "collected them. Give it more (spark.driver.memory), or return a smaller value."
+        )
+    manifests = manifests_of(rows)
+    ranks = [manifest.rank for manifest in manifests]
+    if ranks != list(range(size)):
+        raise ResultError(
+            f"Spark returned the manifests of ranks {ranks}; those of ranks 0 to {size - 1} were expected."
+        )
+    chunks: dict[int, list[tuple[int, bytes]]] = {rank: [] for rank in ranks}
+    for row in rows:
+        if row.kind == _CHUNK:
+            chunks[row.rank].append((row.seq, row.data))
+    return [_whole_value(manifests[rank], sorted(chunks[rank])) for rank in sorted(wanted)]
+
+
+def verified_value(rows: Sequence[ResultRow]) -> bytes:
+    """The pickled value of one rank, whose rows alone these are.
+
+    Raises:
+        ResultError: it is not here, or not whole.
+    """
+    manifests = manifests_of(rows)
+    if len(manifests) != 1:
+        raise ResultError(f"Spark returned {len(manifests)} manifests of that rank, and not 1.")
+    return _whole_value(manifests[0], sorted((row.seq, row.data) for row in rows if row.kind == _CHUNK))
+
+
+def _whole_value(manifest: Manifest, chunks: Sequence[tuple[int, bytes]]) -> bytes:
+    """The value that one rank has sent, by its own account of it; no pickle is empty, so neither is a value."""
+    value = b"".join(bytes(data) for _, data in chunks)
+    if not value or len(value) != manifest.bytes or hashlib.sha256(value).hexdigest() != manifest.sha256:
+        raise ResultError(
+            f"rank {manifest.rank}'s value did not arrive whole: {len(value)} of {manifest.bytes} bytes in "
+            f"{len(chunks)} chunks, or altered. If the driver's JVM is short of memory, raise spark.driver.memory."
+        )
+    return value

@@ -1,0 +1,339 @@
+"""What a launcher tells its supervisors and its workers, as values; and the arithmetic of who becomes which rank.
+
+`JobSpec` goes from the driver to every supervisor, `TaskFacts` from each supervisor to all others, `WorkerSpec` from a
+supervisor to its worker. The key of the job exists only in the last one, and travels only through the worker's stdin.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, host_id
+from spark_estimator.env import (
+    ATTEMPT_VARIABLE,
+    FEED_FD_VARIABLE,
+    JOB_VARIABLE,
+    PROGRESS_FD_VARIABLE,
+    RENDEZVOUS_FD_VARIABLE,
+    WORKER_CHOICES_VARIABLE,
+    horovod_variables,
+)
+from spark_estimator.launch.job.environment import undecided
+from spark_estimator.launch.job.gpus import Pinning, TaskGpus, pinning
+from spark_estimator.launch.job.versions import own_versions
+
+# Larger values belong into storage: they pass through the memory of a worker, an executor and the driver.
+MAX_RESULT_BYTES = 64 << 20
+
+# With these a process would speak to the Java of the driver's own Spark session: never for anybody else.
+_OF_THE_DRIVER = {"PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"}
+
+# Set for each rank by its launcher, so not to be handed on from the driver's own environment.
+_OF_ONE_RANK = {
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+    "HOROVOD_LOCAL_RANK",
+    "HOROVOD_LOCAL_SIZE",
+    "HOROVOD_CROSS_RANK",
+    "HOROVOD_CROSS_SIZE",
+    "HOROVOD_HOSTNAME",
+    RENDEZVOUS_FD_VARIABLE,
+    PROGRESS_FD_VARIABLE,
+    JOB_VARIABLE,
+    FEED_FD_VARIABLE,
+    WORKER_CHOICES_VARIABLE,
+    ATTEMPT_VARIABLE,
+}
+_FORWARDED = ("HOROVOD_", "SPARK_ESTIMATOR_", "NCCL_")
+_OF_ONE_PROCESS = ("CONDA", "CUDA_VISIBLE_DEVICES", "LD_", "PYSPARK_", "PYTHON", "SPARK_", "VIRTUAL_ENV", "_")
+_PRELOADABLE = ("torch", "tensorflow")
+
+
+@dataclass(frozen=True)
+class ChannelAddress:
+    """Where the driver listens for its supervisors, and the token with which they show that they belong to the job.
+
+    The token travels with the task, as the function does. It opens the driver channel (facts, lines, messages, failure
+    reports) but not the ring: the ring's key is made of the token and of what every task draws when it starts.
+    """
+
+    host: str
+    port: int
+    token: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One job, as the driver describes it to every supervisor.
+
+    Attributes:
+        job_id: names this attempt; not secret. It stands in each worker's environment as `JOB_VARIABLE`.
+        size: number of ranks.
+        attempt: how often the job has been started, this time included.
+        function: what is run, for messages: ``train()`` or the command.
+        payload: cloudpickle of (function, args, kwargs); empty when a command is run.
+        command: program and arguments; empty when a function is run.
+        environment: variables that every worker gets, before it starts.
+        environment_if_unset: the same, for those that its host has not set otherwise.
+        preload: modules that a worker imports while its supervisor is still gathering addresses.
+        all_results: every rank's value is wanted, not only rank 0's.
+        forward_lines: the workers' lines go to the driver.
+        progress: the workers tell how far they are.
+        log_folder: shared by executors and driver; for lines where no connection to the driver is had. '': none.
+        driver_host_id: `host_id` of the driver.
+        driver_sys_path: where the driver finds modules; used by the workers on its own host.
+        channel: None when there is no driver channel.
+        max_result_bytes: a rank's larger value is refused.
+        versions: of Python and packages on the driver, see ``versions.own_versions``.
+        gpus_per_rank: as in ``gpus.pinning``.
+    """
+
+    job_id: str
+    size: int
+    function: str
+    payload: bytes = field(default=b"", repr=False)
+    command: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    environment_if_unset: Mapping[str, str] = field(default_factory=dict, repr=False)
+    preload: tuple[str, ...] = ()
+    all_results: bool = False
+    forward_lines: bool = True
+    progress: bool = False
+    log_folder: str = ""
+    driver_host_id: str = ""
+    driver_sys_path: tuple[str, ...] = ()
+    channel: ChannelAddress | None = None
+    max_result_bytes: int = MAX_RESULT_BYTES
+    attempt: int = 1
+    versions: Mapping[str, str] = field(default_factory=own_versions, repr=False)
+    gpus_per_rank: float | None = None
+
+    @property
+    def wanted_ranks(self) -> range:
+        """The ranks whose value is sent."""
+        return range(self.size if self.all_results else 1)
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """What one supervisor tells all others before ranks exist. Partitions number the supervisors from 0.
+
+    Attributes:
+        gpus: what its task has of them.
+        key_share: 32 random bytes; the shares of all supervisors and the channel's token make the key of the job.
+        versions: of Python and packages, to be compared.
+    The others are as in `PeerFacts`.
+    """
+
+    host: str
+    host_id: str
+    address: str
+    port: int
+    local_name: str
+    pid: int
+    gpus: TaskGpus = field(default_factory=TaskGpus)
+    key_share: bytes = field(default=b"", repr=False)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """One line. It holds a share of the key: for the driver channel and Spark's own exchange only."""
+        return json.dumps({**asdict(self), "key_share": self.key_share.hex()})
+
+    @classmethod
+    def from_json(cls, text: str) -> TaskFacts:
+        """The inverse of `to_json`."""
+        fields: dict[str, Any] = json.loads(text)
+        fields["key_share"] = bytes.fromhex(fields["key_share"])
+        gpus = fields["gpus"]
+        fields["gpus"] = TaskGpus(tuple(gpus["names"]), tuple(gpus["uuids"]), tuple(gpus["there"]), gpus["visible"])
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What one worker is told through its stdin, with the payload behind it.
+
+    Attributes:
+        function, command, all_results: as in `JobSpec`.
+        rendezvous: who it is and who the others are; holds the key.
+        environment: variables of this rank: HOROVOD_*, CUDA_VISIBLE_DEVICES.
+        sys_path: where it finds modules, from now on.
+        python_path: PYTHONPATH as its own children shall see it; None removes it.
+        max_result_bytes: a larger value is refused.
+    """
+
+    function: str
+    rendezvous: Rendezvous
+    environment: Mapping[str, str] = field(repr=False)
+    sys_path: tuple[str, ...] = ()
+    python_path: str | None = None
+    command: tuple[str, ...] = ()
+    all_results: bool = False
+    max_result_bytes: int = MAX_RESULT_BYTES
+
+    @property
+    def wants_result(self) -> bool:
+        """Whether this rank's value is to be sent."""
+        return self.all_results or self.rendezvous.rank == 0
+
+    def to_json(self) -> str:
+        """The whole value, key included. For the worker's stdin and nowhere else."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return json.dumps({**fields, "rendezvous": self.rendezvous.to_json(), "environment": dict(self.environment)})
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkerSpec:
+        """The inverse of `to_json`."""
+        fields: dict[str, Any] = json.loads(text)
+        fields["rendezvous"] = Rendezvous.from_json(fields["rendezvous"])
+        fields["sys_path"] = tuple(fields["sys_path"])
+        fields["command"] = tuple(fields["command"])
+        return cls(**fields)
+
+
+def assign_ranks(host_ids: Sequence[str]) -> list[int]:
+    """The rank of each partition: ranks of one host are contiguous, in partition order; partition 0 is rank 0.
+
+    Args:
+        host_ids: [partitions] the host of each partition. Hosts are ordered by their lowest partition.
+
+    Returns:
+        [partitions] ranks, a permutation of 0 ... n-1.
+    """
+    hosts = list(dict.fromkeys(host_ids))
+    order = sorted(range(len(host_ids)), key=lambda partition: (hosts.index(host_ids[partition]), partition))
+    ranks = [0] * len(host_ids)
+    for rank, partition in enumerate(order):
+        ranks[partition] = rank
+    return ranks
+
+
+def job_key(shares: Sequence[bytes], token: bytes, job_id: str) -> bytes:
+    """The key that all ranks compute alike from what each has contributed, 32 bytes.
+
+    Who has listened to the exchange knows the shares but not the token, which came with the task; who can read a task's
+    description knows the token but not the shares.
+
+    Args:
+        shares: [partitions] 32 random bytes each.
+        token: of the driver channel; empty without one.
+    """
+    return hashlib.sha256(b"".join(shares) + token + job_id.encode()).digest()
+
+
+def rendezvous_of(everyone: Sequence[TaskFacts], partition: int, job: JobSpec, endpoint: Endpoint) -> Rendezvous:
+    """The rendezvous of the worker of `partition`.
+
+    Args:
+        everyone: [partitions] all supervisors' facts.
+        endpoint: the sockets that this worker has inherited, under the numbers that they have here.
+    """
+    ranks = assign_ranks([facts.host_id for facts in everyone])
+    peers = sorted(
+        (
+            PeerFacts(rank, facts.host, facts.host_id, facts.address, facts.port, facts.local_name, facts.pid)
+            for rank, facts in zip(ranks, everyone, strict=True)
+        ),
+        key=lambda peer: peer.rank,
+    )
+    return Rendezvous(
+        job_id=job.job_id,
+        key=job_key([facts.key_share for facts in everyone], job.channel.token if job.channel else b"", job.job_id),
+        rank=ranks[partition],
+        peers=tuple(peers),
+        listen_fd=endpoint.tcp.fileno(),
+        local_fd=-1 if endpoint.local is None else endpoint.local.fileno(),
+    )
+
+
+def pinning_of(everyone: Sequence[TaskFacts], partition: int, job: JobSpec) -> Pinning:
+    """The GPUs that the worker of `partition` shall see.
+
+    Raises:
+        ValueError: two ranks of its host have the same GPU, and were not to share.
+    """
+    own = everyone[partition].host_id
+    here = [number for number, facts in enumerate(everyone) if facts.host_id == own]
+    return pinning([everyone[number].gpus for number in here], here.index(partition), job.gpus_per_rank)
+
+
+def worker_spec(job: JobSpec, rendezvous: Rendezvous, variables: Mapping[str, str] | None = None) -> WorkerSpec:
+    """What the worker that becomes `rendezvous.rank` is told by the supervisor that calls this.
+
+    Args:
+        variables: more of this worker's own: CUDA_VISIBLE_DEVICES among them.
+    """
+    peer = rendezvous.peers[rendezvous.rank]
+    environment = {**horovod_variables(rendezvous.topology, peer.host), **(variables or {})}
+    if rendezvous.awaited:  # what is not known yet is not said
+        environment = {name: value for name, value in environment.items() if not name.endswith(("_RANK", "_SIZE"))}
+    environment[ATTEMPT_VARIABLE] = str(job.attempt)
+    sys_path = list(sys.path)
+    if job.driver_host_id == host_id():
+        # Modules that lie beside the user's script are importable on the driver; on its own host they can be here too.
+        sys_path += [entry for entry in job.driver_sys_path if entry not in sys_path]
+    asked_for = job.environment.get("PYTHONPATH")
+    if asked_for is not None:
+        sys_path += [entry for entry in asked_for.split(os.pathsep) if entry and entry not in sys_path]
+    return WorkerSpec(
+        function=job.function,
+        rendezvous=rendezvous,
+        environment=environment,
+        sys_path=tuple(sys_path),
+        python_path=os.environ.get("PYTHONPATH") if asked_for is None else asked_for,
+        command=job.command,
+        all_results=job.all_results,
+        max_result_bytes=job.max_result_bytes,
+    )
+
+
+def forwarded_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those of the driver's variables that workers follow wherever they run: Horovod's settings, ours and NCCL's."""
+    return {name: value for name, value in environ.items() if name.startswith(_FORWARDED) and name not in _OF_ONE_RANK}
+
+
+def checked_environment(environ: Mapping[str, str] | None) -> dict[str, str]:
+    """What a user asks for as the ranks' environment, often a copy of ``os.environ``, less what would do harm there.
+
+    Raises:
+        TypeError: it is no mapping from text to text.
+    """
+    if environ is None:
+        return {}
+    if not isinstance(environ, Mapping):
+        raise TypeError(f"env holds variables, for example {{'NAME': 'value'}}; it was {environ!r}.")
+    for name, value in environ.items():
+        if (type(name), type(value)) != (str, str):
+            raise TypeError(f"env holds text: the variable {name!r} was given as {value!r}.")
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"env: {name!r}={value!r} cannot be an environment variable.")
+    asked_for = undecided(environ)
+    return {name: value for name, value in asked_for.items() if name not in _OF_ONE_RANK | _OF_THE_DRIVER}
+
+
+def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those of the driver's variables that may mean on other hosts what they mean here, where these do not set them.
+
+    Left out is what describes the driver's own process: its Python, its libraries, its Spark, the devices that it sees.
+    """
+    return {
+        name: value
+        for name, value in undecided(environ).items()
+        if not name.startswith(_OF_ONE_PROCESS) and name not in _OF_ONE_RANK
+    }
+
+
+def modules_to_preload(payload: bytes) -> tuple[str, ...]:
+    """Frameworks that the driver has loaded and that the payload mentions: importing them early hides their cost."""
+    return tuple(name for name in _PRELOADABLE if name in sys.modules and name.encode() in payload)
+
+
+def driver_sys_path() -> tuple[str, ...]:
+    """This process's module search path, with the current folder spelled out."""
+    return tuple(entry or os.getcwd() for entry in sys.path)

@@ -1,0 +1,178 @@
+"""What Spark runs in each task of a job's barrier stage: the supervisor of one worker."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import pyarrow
+from pyspark import BarrierTaskContext, Broadcast
+
+from spark_estimator.collectives.rendezvous import Endpoint, host_id
+from spark_estimator.launch.job import failures
+from spark_estimator.launch.job.environment import task_share, worker_environment
+from spark_estimator.launch.job.failures import FailureReport, to_marked_text
+from spark_estimator.launch.job.gpus import ORDER, VISIBLE, Pinning, TaskGpus, hosts_apart, look
+from spark_estimator.launch.job.outcome import Outcome
+from spark_estimator.launch.job.results import ResultRow, rows_of
+from spark_estimator.launch.job.spec import JobSpec, TaskFacts, pinning_of, rendezvous_of, worker_spec
+from spark_estimator.launch.job.versions import differences, own_versions, refusal
+from spark_estimator.launch.spark.feed import Feed, Feeding
+from spark_estimator.launch.spark.task_relay import TaskRelay
+from spark_estimator.launch.worker import orphans as strays
+from spark_estimator.launch.worker.child_process import keep_standard_descriptors
+from spark_estimator.launch.worker.supervisor import Supervisor
+
+_ARROW_TYPES = (pyarrow.int32(), pyarrow.int32(), pyarrow.string(), pyarrow.int32(), pyarrow.binary())
+# Without a driver channel the first task that fails ends the stage: one that only lost a peer lets the cause go first,
+# which on a busy machine takes its time.
+_SECONDARY_WAITS = timedelta(seconds=4)
+# A supervisor that has no connection to the driver by then exchanges addresses through Spark: a firewall that drops
+# what it does not like is waited for no longer.
+_CONNECTS_WITHIN = timedelta(seconds=1.5)
+
+
+def batches_of(
+    outcome: Outcome, partition: int, kept: Mapping[str, Any] | None = None
+) -> Iterator[pyarrow.RecordBatch]:
+    """The rows in which a task hands over how its worker ended; `kept` as in `rows_of`."""
+    for row in rows_of(outcome, partition, kept):
+        columns = [[value] for value in row]
+        yield pyarrow.RecordBatch.from_arrays(
+            [pyarrow.array(column, kind) for column, kind in zip(columns, _ARROW_TYPES, strict=True)],
+            names=ResultRow._fields,
+        )
+
+
+@dataclass(frozen=True)
+class BarrierTask:
+    """What Spark calls in each task of the stage.
+
+    Attributes:
+        job: what is run.
+        feed: takes the task's rows; None: there are none.
+        payload: the job's, where that comes apart from it.
+    """
+
+    job: JobSpec
+    feed: Feed | None = None
+    payload: Broadcast[bytes] | None = None
+
+    def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        """Supervises one worker and yields its result rows."""
+        if self.feed is None:
+            for _ in batches:
+                pass
+        context = BarrierTaskContext.get()
+        partition = context.partitionId()
+        relay = TaskRelay(self.job)
+        try:
+            with strays.ended_first():
+                outcome = self._supervise(context, partition, relay, Feeding(self.feed, batches))
+        finally:
+            relay.close()
+        yield from batches_of(outcome, partition, relay.kept())
+
+    def _supervise(self, context: BarrierTaskContext, partition: int, relay: TaskRelay, feeding: Feeding) -> Outcome:
+        keep_standard_descriptors()
+        refused = refusal(self.job.versions, own_versions())
+        if refused:
+            raise _setup_failure(failures.ENVIRONMENT, refused)
+        address = context.getTaskInfos()[partition].address.rpartition(":")[0].strip("[]")
+        try:
+            endpoint = Endpoint.open(address)
+        except (OSError, ValueError) as error:
+            raise _setup_failure(
+                failures.NOT_STARTED,
+                f"could not start: Spark knows its executor as {address!r}, where its peers would have to connect, but "
+                f"{error}. Give that host a name or address of its own that the others reach: set SPARK_LOCAL_IP "
+                "there, or spark.driver.host for a local session.",
+            ) from error
+        around = {**self.job.environment_if_unset, **os.environ}
+        environment = worker_environment(around, self.job.environment, task_share(context.cpus()), spark=True)
+        job = replace(self.job, environment=environment)
+        supervisor = Supervisor(job, endpoint, relay, inherited=feeding.worker_ends)
+        try:
+            supervisor.start()
+            feeding.start()
+            connecting = threading.Thread(target=relay.connect, args=(partition, supervisor.stop), daemon=True)
+            connecting.start()
+            connecting.join(_CONNECTS_WITHIN.total_seconds())
+            everyone = self._exchange_facts(context, endpoint, supervisor.pid, relay)
+            rendezvous = rendezvous_of(everyone, partition, self.job, endpoint)
+            pinned = self._pinned(everyone, partition)
+            spec = worker_spec(self.job, rendezvous, {**feeding.variables, **pinned.variables})
+            connecting.join()
+            relay.placed(rendezvous.rank, supervisor.pid)
+            if rendezvous.rank == 0:  # one tells it for all
+                self._tell_of(everyone, pinned, relay)
+            outcome = supervisor.run(spec, self.job.payload if self.payload is None else self.payload.value)
+        except BaseException:
+            supervisor.discard()
+            raise
+        finally:
+            feeding.end()
+        failure = outcome.failure
+        if failure is not None and failure.kind != failures.STOPPED and not relay.connected:
+            # Nobody can be told to stop the others, so Spark has to: this task fails.
+            if failure.secondary:
+                time.sleep(_SECONDARY_WAITS.total_seconds())
+            raise RuntimeError(to_marked_text(failure))
+        return outcome
+
+    def _exchange_facts(
+        self, context: BarrierTaskContext, endpoint: Endpoint, pid: int, relay: TaskRelay
+    ) -> list[TaskFacts]:
+        """The facts of all supervisors, by partition."""
+        given = context.resources().get("gpu")
+        wants = self.job.gpus_per_rank is not None
+        facts = TaskFacts(
+            host=socket.gethostname(),
+            host_id=host_id(),
+            address=endpoint.address,
+            port=endpoint.port,
+            local_name=endpoint.local_name,
+            pid=pid,
+            gpus=look(given.addresses if given is not None else (), os.environ) if wants else TaskGpus(),
+            key_share=secrets.token_bytes(32),
+            versions=own_versions(),
+        )
+        try:
+            everyone = relay.everyones_facts(facts)
+        except ConnectionError as error:
+            raise _setup_failure(failures.STOPPED, f"was stopped: {error}") from error
+        if everyone is None:
+            everyone = [TaskFacts.from_json(text) for text in context.allGather(facts.to_json())]
+        hosts = hosts_apart([one.host_id for one in everyone], [one.gpus for one in everyone])
+        return [replace(one, host_id=host) for one, host in zip(everyone, hosts, strict=True)]
+
+    def _pinned(self, everyone: list[TaskFacts], partition: int) -> Pinning:
+        """The GPUs of this task's worker; a user's own word for all of them counts where Spark gave none."""
+        try:
+            pinned = pinning_of(everyone, partition, self.job)
+        except ValueError as error:
+            raise _setup_failure(failures.NOT_STARTED, f"could not start: {error}") from error
+        said = {**self.job.environment_if_unset, **self.job.environment}
+        if VISIBLE in said and not any(one.gpus.names for one in everyone):
+            return Pinning({})
+        if ORDER in said or ORDER in os.environ:
+            return replace(pinned, variables={name: text for name, text in pinned.variables.items() if name != ORDER})
+        return pinned
+
+    def _tell_of(self, everyone: list[TaskFacts], pinned: Pinning, relay: TaskRelay) -> None:
+        """What the person at the driver should know before the ranks begin."""
+        differing = differences(self.job.versions, [(one.host, one.versions) for one in everyone])
+        for text in filter(None, (differing, pinned.notice)):
+            relay.log(0, f"spark_estimator: {text}")
+
+
+def _setup_failure(kind: str, message: str) -> RuntimeError:
+    """What a task raises before it has a worker to report on."""
+    return RuntimeError(to_marked_text(FailureReport(-1, socket.gethostname(), 0, kind, message, when=time.time())))

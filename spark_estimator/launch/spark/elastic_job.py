@@ -1,0 +1,348 @@
+"""Runs an elastic job on Spark: each of its processes in a small Spark job of its own, so that they come and go alone.
+
+What is promised of elastic jobs stands in ``elastic/__init__.py``; ``launch.elastic`` runs this one as any other, on
+places that are tasks (`spark_place`). What is Spark's part in it:
+
+- No process depends on another's task, nor on ``spark.task.maxFailures``: an executor that is lost costs the processes
+  that it had. A new process is a new Spark job, which waits until there is a slot for it.
+- The driver must be within the executors' reach. Each task connects to it and takes its orders: `elastic_task`.
+- A host on which `FAILURES` processes have ended badly, other than by an exception, is not used again, as long as there
+  is another. Spark does not take wishes, so a task that it starts there nevertheless is left to hold its slot, doing
+  nothing, and another is started.
+- Whoever cancels one of its Spark jobs, by job group, tag or web page, cancels the whole.
+- The GPUs that ranks see are those that their executors see: ``local_rank`` changes from round to round, and what a
+  process sees cannot.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from spark_estimator.collectives.rendezvous import PeerFacts, host_id, new_job_id
+from spark_estimator.elastic.rounds import Terms
+from spark_estimator.env import Settings
+from spark_estimator.errors import PreflightError, PythonEnvironmentError, StartTimeoutError
+from spark_estimator.launch.elastic.job_entry import elastic, run_elastic
+from spark_estimator.launch.elastic.placement import FAILURES, Seats
+from spark_estimator.launch.job import failures
+from spark_estimator.launch.job.failures import FailureReport
+from spark_estimator.launch.job.hosts import Host
+from spark_estimator.launch.job.outcome import Relay
+from spark_estimator.launch.job.pickling import dump_function, load_values, name_of
+from spark_estimator.launch.job.results import manifests_of
+from spark_estimator.launch.job.spec import (
+    JobSpec,
+    checked_environment,
+    driver_sys_path,
+    forwarded_environment,
+    modules_to_preload,
+)
+from spark_estimator.launch.spark import errors as spark_errors
+from spark_estimator.launch.spark.barrier_job import threads_said_here
+from spark_estimator.launch.spark.elastic_server import Over, SparkTask, Switchboard, link_over
+from spark_estimator.launch.spark.elastic_worker import SparkPlace
+from spark_estimator.launch.spark.job_tag import JobTag
+from spark_estimator.launch.spark.slots import Configuration, count_slots, has_dynamic_allocation
+from spark_estimator.launch.spark.start import SAY_WAITING_AFTER, TaskReports, slots_wanting
+from spark_estimator.launch.worker.worker_host import Place
+from spark_estimator.observe.driver_address import driver_address
+
+_COUNT_SLOTS_EVERY = timedelta(seconds=5)
+# After the job's end: Spark has ended all of its tasks within so long, or goes on to do so without us.
+_CLEAN_UP = timedelta(seconds=5)
+
+
+def run_elastic_on_spark(
+    spark: SparkSession,
+    function: Callable[..., Any],
+    terms: Terms,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    show_line: Callable[[int, str, str], None],
+    say: Callable[[str], None],
+    start_timeout: timedelta | None = None,
+    tell_places: bool = False,
+) -> list[Any]:
+    """As ``spark.run_on_spark`` with all results, in a job that goes on when it loses ranks.
+
+    Args:
+        say: prints what becomes of the job.
+        tell_places: also where each worker runs.
+
+    Returns:
+        The values of those that returned, in the order of their last ranks.
+
+    Raises:
+        PicklingError: the function or an argument cannot travel.
+        PreflightError: the executors cannot reach the driver, or their Python cannot run the job.
+        StartTimeoutError: not all ranks had a slot in time.
+        JobCancelledError: somebody cancelled it in Spark.
+        WorkerFailedError: fewer ranks are left than are needed, or another of the terms is broken; the text tells of
+            all that were lost.
+        ResultError: a value cannot be had.
+    """
+    payload = dump_function(function, args, kwargs or {})
+    job = elastic(
+        JobSpec(
+            job_id=new_job_id(),
+            size=terms.size,
+            function=name_of(function),
+            payload=payload,
+            environment={
+                **forwarded_environment(os.environ),
+                **threads_said_here(spark),
+                **checked_environment(environment),
+            },
+            preload=modules_to_preload(payload),
+            all_results=True,
+            driver_host_id=host_id(),
+            driver_sys_path=driver_sys_path(),
+        )
+    )
+    jobs = _Jobs(spark, job, terms, start_timeout, say, tell_places)
+    try:
+        outcomes = run_elastic(
+            job, terms, show_line=show_line, say=jobs.say, make=jobs.make, seats=jobs.seats, look=jobs.look
+        )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"{job.function} was interrupted; all of its ranks have been ended") from None
+    finally:
+        jobs.close()
+    return load_values([outcome.pickled for outcome in outcomes], job.function)
+
+
+class Record:
+    """Which hosts a job has seen, and how its processes fared there. Pure."""
+
+    def __init__(self) -> None:
+        self._bad_ends: collections.Counter[str] = collections.Counter()
+        self._seen: set[str] = set()
+
+    def seen(self, host: str) -> None:
+        """A process has started there."""
+        self._seen.add(host)
+
+    def ended_badly(self, host: str) -> bool:
+        """A process has. Whether it is the one after which the host is not used again."""
+        before = self.is_used(host)
+        self._bad_ends[host] += 1
+        return before and not self.is_used(host)
+
+    def is_used(self, host: str) -> bool:
+        """Whether processes may start there; on the only host that is left they may."""
+        if self._bad_ends[host] < FAILURES:
+            return True
+        return not any(self._bad_ends[other] < FAILURES for other in self._seen - {host})
+
+
+class SparkSeats(Seats):
+    """There is one host, which is the whole session: Spark decides where in it a process is, and knows what is lost.
+
+    Attributes:
+        limit: as many slots as the session has. Never less than the job has begun with: an executor that is lost may
+            come again.
+    """
+
+    def __init__(self, terms: Terms) -> None:
+        super().__init__([Host("", terms.most)])
+        self.limit = terms.most
+
+    @property
+    def room(self) -> int:
+        """As in `Seats`."""
+        return min(self.limit, super().room)
+
+    def lose(self, host: str, now: float) -> str:
+        """As in `Seats`."""
+        return ""
+
+    def unreachable(self, host: str, now: float) -> str:
+        """As in `Seats`."""
+        return ""
+
+    def failed(self, host: str, now: float) -> str:
+        """As in `Seats`."""
+        return ""
+
+
+class _Jobs:
+    """The Spark jobs of one elastic job; for its places, `SparkJobs`."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        job: JobSpec,
+        terms: Terms,
+        start_timeout: timedelta | None,
+        say: Callable[[str], None],
+        tell_places: bool,
+    ) -> None:
+        self._spark = spark
+        self._terms = terms
+        self._start_timeout = start_timeout
+        self._print = say
+        self._tell_places = tell_places
+        self._tag = JobTag(spark, f"spark_estimator-{job.job_id}")
+        self._reports = TaskReports(spark, self._tag.text)
+        self._settings = Settings.read(job.environment)
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._tasks: list[SparkTask] = []
+        self._hosts = Record()
+        self._error: Exception | None = None
+        self._began = time.monotonic()
+        self._started = 0
+        self._all_started = False
+        self._said_waiting = False
+        self._over = threading.Event()
+        self.seats = SparkSeats(terms)
+        self._switchboard = Switchboard(self._own_address(), job)
+        if terms.most > terms.size and not has_dynamic_allocation(spark):
+            self.seats.limit = terms.size
+            threading.Thread(target=self._count_slots, name="spark_estimator slots", daemon=True).start()
+
+    # --- what the launcher asks ---
+
+    def make(self, _host: str, number: int, rank: int, relay: Relay, link: socket.socket) -> Place:
+        """As ``elastic_process.MakePlace``."""
+        return SparkPlace(self, number, rank, relay, link)
+
+    def look(self, started: int) -> None:
+        """Called now and then; ends the job by raising."""
+        if self._error is not None:
+            raise self._error
+        self._all_started |= started == self._terms.size
+        if self._all_started:
+            return
+        seconds = time.monotonic() - self._began
+        late = self._start_timeout is not None and seconds >= self._start_timeout.total_seconds()
+        function, size = self._switchboard.job.function, self._terms.size
+        if late:
+            assert self._start_timeout is not None
+            raise StartTimeoutError(
+                slots_wanting(self._spark, function, self._started, size, self._start_timeout, self._reports)
+            )
+        if seconds >= SAY_WAITING_AFTER.total_seconds() and not self._said_waiting:
+            self._said_waiting = True
+            print(
+                f"spark_estimator: Spark has started {function} on {self._started} of {size} ranks after {seconds:.0f} "
+                f"seconds; {self._reports.holders()}.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def say(self, text: str) -> None:
+        """As the argument of that name. What is lost once Spark itself has ended the job is no news."""
+        if self._error is None:
+            self._print(text)
+
+    # --- what the places ask ---
+
+    def new_task(self) -> SparkTask:
+        """As in `SparkJobs`."""
+        times = (self._settings.heartbeat_seconds, self._settings.silence_seconds)
+        heartbeat, silence = (timedelta(seconds=seconds) for seconds in times)
+        job = self._switchboard.job
+        with self._lock:
+            task = SparkTask(
+                self._spark, next(self._numbers), job, self._tag, lambda sock: link_over(sock, heartbeat, silence)
+            )
+            self._tasks.append(task)
+        self._switchboard.expect(task)
+        return task
+
+    def is_used(self, host: str) -> bool:
+        """As in `SparkJobs`."""
+        with self._lock:
+            return self._hosts.is_used(host)
+
+    def set_aside(self, task: SparkTask) -> None:
+        """As in `SparkJobs`."""
+
+    def started(self, rank: int, facts: PeerFacts) -> None:
+        """As in `SparkJobs`."""
+        with self._lock:
+            self._started += 1
+            self._hosts.seen(facts.host)
+        if self._tell_places:
+            name = f"rank {rank}" if rank >= 0 else "a new process"
+            self.say(f"{name} runs on host {facts.host}, pid {facts.pid}")
+
+    def ended(self, host: str, failure: FailureReport | None) -> None:
+        """As in `SparkJobs`."""
+        if failure is None or failure.kind in (failures.RAISED, failures.STOPPED):
+            return
+        with self._lock:
+            last = self._hosts.ended_badly(host)
+        if last and not self._over.is_set():
+            self.say(f"host {host} will not be used again: {FAILURES} processes have ended badly there")
+
+    def ended_by_spark(self, over: Over, connected: bool) -> None:
+        """As in `SparkJobs`. What would befall all other tasks, too, ends the job."""
+        error: Exception | None = None
+        if over.error is not None:
+            text = str(over.error)
+            function = self._switchboard.job.function
+            error = spark_errors.cancelled(text, function)
+            # A lost executor is one process less, whenever it is lost.
+            if error is None and not connected and spark_errors.lost_executor(text) is None:
+                error = spark_errors.explain(text) or spark_errors.ended_by_spark(over.error, function)
+        else:
+            for manifest in manifests_of(over.rows):
+                if manifest.failure is not None and not connected:
+                    kind = PythonEnvironmentError if manifest.failure.kind == failures.ENVIRONMENT else PreflightError
+                    error = kind(f"an executor on host {manifest.host} {manifest.failure.message}")
+        self._error = self._error or error
+
+    # --- its own ---
+
+    def close(self) -> None:
+        """Ends what is left of the Spark jobs."""
+        self._over.set()
+        self._switchboard.close()
+        with self._lock:
+            tasks = list(self._tasks)
+        deadline = time.monotonic() + _CLEAN_UP.total_seconds()
+        for task in tasks:
+            task.hang_up()
+        left = [task for task in tasks if task.wait(timedelta(seconds=1)) is None and task.submitted]
+        while left and time.monotonic() < deadline:
+            for task in left:
+                task.give_up(timedelta(seconds=0.2))
+            left = [task for task in left if task.over is None]
+        for task in tasks:
+            task.close()
+
+    def _own_address(self) -> str:
+        if not Settings.read().driver_channel:
+            raise PreflightError(
+                "SPARK_ESTIMATOR_DRIVER_CHANNEL is 0, and the processes of an elastic job are led by the driver: leave "
+                "it out, or use spark.run with max_restarts."
+            )
+        host = Configuration(self._spark).get("spark.driver.host") or ""
+        try:
+            return driver_address(host)
+        except OSError as error:
+            raise PreflightError(
+                f"the executors of an elastic job have to reach this process, but {error}: set spark.driver.host to a "
+                "name or address that they reach."
+            ) from error
+
+    def _count_slots(self) -> None:
+        """Looks now and then whether there is room for more."""
+        while not self._over.wait(_COUNT_SLOTS_EVERY.total_seconds()):
+            count = count_slots(self._spark).count
+            self.seats.limit = self._terms.most if count is None else max(self._terms.size, count)

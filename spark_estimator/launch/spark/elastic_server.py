@@ -1,0 +1,216 @@
+"""One Spark job of one task, as the driver sees it; and the server to which such tasks connect."""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import socket
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from pyspark.sql import SparkSession
+
+from spark_estimator import authentication
+from spark_estimator.errors import AuthenticationError
+from spark_estimator.launch.agent.link import Link
+from spark_estimator.launch.job.results import SCHEMA, ResultRow
+from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
+from spark_estimator.launch.spark.elastic_task import ElasticTask
+from spark_estimator.launch.spark.job_tag import JobTag
+from spark_estimator.launch.spark.session_thread import session_thread
+from spark_estimator.observe.channel import read_context
+
+
+@dataclass(frozen=True)
+class Connected:
+    """The task runs, and has reached the driver."""
+
+    link: Link
+
+
+@dataclass(frozen=True)
+class Over:
+    """The task's Spark job is over.
+
+    Attributes:
+        rows: that it returned; empty after an error.
+        error: with which Spark ended it.
+    """
+
+    rows: list[ResultRow] = field(default_factory=list)
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Somebody does not want it any more."""
+
+
+class SparkTask:
+    """A Spark job of one task. To be made in the thread whose job group and tags it shall have.
+
+    Args:
+        number: by which the task is known when it connects.
+        job: what it runs.
+        tag: of all tasks of the elastic job.
+        link_to: makes the link over a socket.
+
+    Attributes:
+        events: `Connected`, `Over` and `Stopped`, as they come.
+        over: how it has ended; None before.
+    """
+
+    def __init__(
+        self, spark: SparkSession, number: int, job: JobSpec, tag: JobTag, link_to: Callable[[socket.socket], Link]
+    ) -> None:
+        self.number = number
+        self.events: queue.Queue[Connected | Over | Stopped] = queue.Queue()
+        self.over: Over | None = None
+        self._spark = spark
+        self._job = job
+        self._common_tag = tag
+        self._tag = JobTag(spark, f"{tag.text}-{number}")
+        self._link_to = link_to
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._given_up = False
+        self._submitted = False
+        self._wanted = threading.Event()
+        # Started here, as it takes over the properties of the thread that starts it; it waits until it is wanted.
+        self._thread = session_thread(spark, self._collect)
+        self._thread.start()
+
+    @property
+    def submitted(self) -> bool:
+        """Whether Spark was asked to run it."""
+        return self._submitted
+
+    @property
+    def given_up(self) -> bool:
+        """Whether `give_up` was called: that it ends means nothing."""
+        return self._given_up
+
+    def submit(self) -> None:
+        """Has Spark run the task, once there is a slot."""
+        self._submitted = True
+        self._wanted.set()
+
+    def connected(self, sock: socket.socket) -> None:
+        """The task has come.
+
+        Raises:
+            AuthenticationError: it is not wanted, or has come before.
+        """
+        with self._lock:
+            if self._given_up or self._socket is not None:
+                raise AuthenticationError(f"task {self.number} is not wanted any more, or has come before")
+            self._socket = sock
+        self.events.put(Connected(self._link_to(sock)))
+
+    def wake(self) -> None:
+        """Whoever waits for an event need not wait any longer."""
+        self.events.put(Stopped())
+
+    def hang_up(self) -> None:
+        """Ends the connection: the task ends its worker, if there is one, and itself."""
+        with self._lock:
+            sock = self._socket
+        if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def give_up(self, patience: timedelta = timedelta(0)) -> None:
+        """Ends the task, and its Spark job wherever that is. May block for as long as Spark takes to answer.
+
+        Args:
+            patience: so long it may take to end by itself, before Spark is asked to cancel it.
+        """
+        self._given_up = True
+        self._wanted.set()
+        self.hang_up()
+        if self._submitted and self.wait(patience) is None:
+            self._tag.cancel()
+
+    def wait(self, patience: timedelta) -> Over | None:
+        """Waits for the end of the Spark job; None when it is not over by then."""
+        if self._submitted:
+            self._thread.join(patience.total_seconds())
+        return self.over
+
+    def close(self) -> None:
+        """Closes the socket, once nobody uses the link any more."""
+        with self._lock:
+            if self._socket is not None:
+                self._socket.close()
+
+    def _collect(self) -> None:
+        over = Over(error=InterruptedError("it was given up before Spark had it"))
+        self._wanted.wait()
+        try:
+            if self._given_up:
+                return
+            self._common_tag.add()
+            self._tag.add(f"{self._job.function}, an elastic job's task {self.number}")
+            with warnings.catch_warnings():
+                # PySpark tells at each call which pandas it would rather have.
+                warnings.filterwarnings("ignore", message=".*PySpark does not yet fully support pandas")
+                frame = self._spark.range(0, 1, 1, 1).mapInArrow(ElasticTask(self._job, self.number), SCHEMA)
+            over = Over([ResultRow(*row) for row in frame.collect()])
+        except BaseException as error:
+            over = Over(error=error)
+        finally:
+            self.over = over
+            self.events.put(over)
+            self.hang_up()
+
+
+class Switchboard:
+    """The driver's server, to which the tasks of one elastic job connect.
+
+    Args:
+        address: of this host, where the executors reach it.
+        job: gets the channel with which its tasks find this server: see the attribute.
+
+    Attributes:
+        job: `job`, with that channel.
+    """
+
+    def __init__(self, address: str, job: JobSpec) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server((address, 0), family=family)
+        token = secrets.token_bytes(authentication.KEY_BYTES)
+        host, port = listener.getsockname()[:2]
+        self.job = replace(job, channel=ChannelAddress(host, port, token))
+        self._tasks: dict[int, SparkTask] = {}
+        self._doorkeeper = authentication.Doorkeeper(
+            [listener], token, self._admit, approve=self._approve, name="elastic driver"
+        )
+
+    def expect(self, task: SparkTask) -> None:
+        """This task may connect from now on."""
+        self._tasks[task.number] = task
+
+    def close(self) -> None:
+        """Lets nobody in any more."""
+        self._doorkeeper.close()
+
+    def _approve(self, context: bytes) -> None:
+        job_id, number = read_context(context)
+        task = self._tasks.get(number)
+        if job_id != self.job.job_id.encode() or task is None or task.given_up:
+            raise AuthenticationError(f"no task of that job and number is expected: {job_id!r}, {number}")
+
+    def _admit(self, sock: socket.socket, context: bytes, origin: str) -> None:
+        self._tasks[read_context(context)[1]].connected(sock)
+
+
+def link_over(sock: socket.socket, heartbeat: timedelta, silence: timedelta) -> Link:
+    """The driver's end of the talk with a task's agent."""
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Link(sock.fileno(), os.dup(sock.fileno()), heartbeat, silence)

@@ -1,0 +1,142 @@
+"""What Spark runs for each process of an elastic job: a task of its own, in which a host agent of one rank works.
+
+The task connects to the driver, which then orders as it does an agent that it has reached by ssh (``ssh.link``). Two
+things are different: a value goes back through Spark, since nothing that will be unpickled may come from a socket; and
+what the driver sends of a round's key is only a share of it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import pyarrow
+from pyspark import TaskContext
+
+from spark_estimator.authentication import RefusedError
+from spark_estimator.collectives import launcher_link
+from spark_estimator.collectives.rendezvous import Rendezvous
+from spark_estimator.env import Settings
+from spark_estimator.errors import AuthenticationError
+from spark_estimator.launch.agent import link as frames
+from spark_estimator.launch.agent.agent import Agent, HostOrder, told
+from spark_estimator.launch.agent.link import Link
+from spark_estimator.launch.job import failures
+from spark_estimator.launch.job.environment import task_share, worker_environment
+from spark_estimator.launch.job.failures import FailureReport
+from spark_estimator.launch.job.outcome import Outcome
+from spark_estimator.launch.job.spec import JobSpec, job_key
+from spark_estimator.launch.job.versions import own_versions, refusal
+from spark_estimator.launch.spark.barrier_task import batches_of
+from spark_estimator.launch.worker import orphans as strays
+from spark_estimator.observe.channel import connected_socket
+
+
+@dataclass(frozen=True)
+class ElasticTask:
+    """What Spark calls in the one task of such a job.
+
+    Attributes:
+        job: what is run; it has a channel.
+        number: of the task, by which the driver knows it when it connects.
+    """
+
+    job: JobSpec
+    number: int
+
+    def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        """Supervises one worker and yields its result rows; none when the driver has no use for this task."""
+        for _ in batches:
+            pass
+        with strays.ended_first():
+            outcome = self._supervise()
+        if outcome is not None:
+            yield from batches_of(outcome, self.number)
+
+    def _supervise(self) -> Outcome | None:
+        job, address = self.job, self.job.channel
+        assert address is not None
+        refused = refusal(job.versions, own_versions())
+        if refused:
+            return _refused(failures.ENVIRONMENT, refused)
+        try:
+            sock = connected_socket((address.host, address.port), address.token, job.job_id, self.number)
+        except RefusedError:
+            return None  # Spark has started the task once more, and the driver has given its first start up
+        except (OSError, AuthenticationError) as error:
+            return _refused(
+                failures.NOT_STARTED,
+                f"cannot reach the driver at {address.host}:{address.port} ({error}), which an elastic job needs: let "
+                "the executors connect to the driver's host, or name an address of it that they reach, "
+                "spark.driver.host.",
+            )
+        context = TaskContext.get()
+        cpus = 1 if context is None else context.cpus()
+        around = {**job.environment_if_unset, **os.environ}
+        environment = worker_environment(around, job.environment, task_share(cpus), spark=True)
+        settings = Settings.read(environment)
+        heartbeat, silence = (timedelta(seconds=s) for s in (settings.heartbeat_seconds, settings.silence_seconds))
+        with sock:
+            link = Link(sock.fileno(), os.dup(sock.fileno()), heartbeat, silence)
+            agent = TaskAgent(link, replace(job, environment=environment), sock.getsockname()[0], address.token)
+            agent.run()
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        return agent.outcome
+
+
+class TaskAgent(Agent):
+    """A host agent in a Spark task, with one worker.
+
+    Args:
+        link: with the driver.
+        job: with the environment that the worker gets.
+        address: of this host, at which the ranks of others find the worker: that from which the driver was reached.
+        token: of the driver channel.
+
+    Attributes:
+        outcome: how the worker has ended; None before, and when there was none.
+    """
+
+    def __init__(self, link: Link, job: JobSpec, address: str, token: bytes) -> None:
+        super().__init__(link)
+        self.outcome: Outcome | None = None
+        self.job = job
+        self.payload = job.payload
+        self.address = address
+        self.order = HostOrder(socket.gethostname(), "", 1, (), 0.0, len(job.payload))
+        self._token = token
+        self._pending = bytearray()
+
+    def hand_over(self, number: int, outcome: Outcome) -> None:
+        """Tells the driver how the worker has ended, and keeps its value for Spark."""
+        self.outcome = outcome
+        self.link.send_json(frames.OUTCOME, process=number, **told(outcome), bytes=None)
+
+    def completed(self, rendezvous: Rendezvous) -> Rendezvous:
+        """Makes the round's key of the share that the driver has sent, and of the token, which came with the task.
+
+        So neither who has listened to the connection knows it, nor who can read a task's description.
+        """
+        return replace(rendezvous, key=job_key([rendezvous.key], self._token, rendezvous.job_id))
+
+    def passed_down(self, received: bytes) -> bytes:
+        """What the driver tells the worker between two rounds, keys completed."""
+        self._pending += received
+        given = b""
+        while (message := launcher_link.take(self._pending)) is not None:
+            if message.get("kind") == launcher_link.ROUND:
+                coming = self.completed(Rendezvous.from_json(str(message["rendezvous"])))
+                message = {**message, "rendezvous": coming.to_json()}
+            given += launcher_link.pack(message)
+        return given
+
+
+def _refused(kind: str, message: str) -> Outcome:
+    host = socket.gethostname()
+    return Outcome(-1, host, 0, 1, FailureReport(-1, host, 0, kind, message, when=time.time()))

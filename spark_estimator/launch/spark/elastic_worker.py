@@ -1,0 +1,211 @@
+"""A place in a Spark job: what its one task's supervisor of the worker does and sees, at a distance."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Protocol
+
+from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
+from spark_estimator.errors import ResultError
+from spark_estimator.launch.agent import link as frames
+from spark_estimator.launch.agent.link import Link, SilentError
+from spark_estimator.launch.agent.worker_handle import PlaceThere
+from spark_estimator.launch.job import failures
+from spark_estimator.launch.job.failures import FailureReport
+from spark_estimator.launch.job.outcome import Outcome, Relay
+from spark_estimator.launch.job.results import verified_value
+from spark_estimator.launch.spark.elastic_server import Connected, Over, SparkTask
+from spark_estimator.observe.driver_log import printable
+
+# A task that has told how its worker ended gives its rows to Spark within so long.
+_ROWS = timedelta(seconds=30)
+# One whose worker has failed ends by itself within so long. That of an executor that was lost has ended already, but
+# Spark starts it once more; it then finds that it is not wanted, unless it waits for a slot.
+_FAREWELL = timedelta(seconds=4)
+# When a connection has ended, Spark has told within so long whether it was somebody there who has ended the task.
+_SPARK_SAYS = timedelta(seconds=0.5)
+
+
+class SparkJobs(Protocol):
+    """What a place asks of the job that it belongs to. Called in any thread."""
+
+    def new_task(self) -> SparkTask:
+        """A task that may connect."""
+
+    def is_used(self, host: str) -> bool:
+        """Whether workers are started on a host."""
+
+    def set_aside(self, task: SparkTask) -> None:
+        """A task on a host that is not used: it keeps its slot until the job's end, so that no other gets it."""
+
+    def ended_by_spark(self, over: Over, connected: bool) -> None:
+        """Spark has ended a task that nobody had given up."""
+
+    def started(self, rank: int, facts: PeerFacts) -> None:
+        """A worker has started."""
+
+    def ended(self, host: str, failure: FailureReport | None) -> None:
+        """A worker is gone."""
+
+
+class SparkPlace:
+    """A `Place` in a Spark job of its own, of one task; to be made in the thread that has called for the job.
+
+    Args:
+        jobs: that it belongs to.
+        number: of the process, unique in the job.
+        rank: which it will be; -1 when that is not known.
+        relay, link: as in `PlaceHere`.
+    """
+
+    def __init__(self, jobs: SparkJobs, number: int, rank: int, relay: Relay, link: socket.socket) -> None:
+        self._jobs = jobs
+        self._number = number
+        self._rank = rank
+        self._relay = relay
+        self._worker_link = link
+        self._task = jobs.new_task()
+        self._there: PlaceThere | None = None
+        self._host = "unknown"
+        self._lock = threading.Lock()
+        self._stopped = ""
+
+    @property
+    def pid(self) -> int:
+        """As in `Place`."""
+        return 0 if self._there is None else self._there.pid
+
+    def start(self) -> PeerFacts | Outcome:
+        """As in `Place`. Waits for a slot for as long as it takes."""
+        while True:
+            self._task.submit()
+            event = self._task.events.get()
+            if isinstance(event, Connected):
+                talk = event.link.frames()
+                with suppress(OSError, ValueError, KeyError, StopIteration):
+                    self._host = printable(_hello(talk))
+            if not isinstance(event, Connected) or self._jobs.is_used(self._host):
+                break
+            self._jobs.set_aside(self._task)
+            with self._lock:
+                self._task = self._jobs.new_task()
+                if self._stopped:
+                    self._task.wake()
+        if isinstance(event, Over):
+            self._jobs.ended_by_spark(event, connected=False)
+            return self._failed(failures.NOT_STARTED, "could not be started: Spark has ended its task")
+        with self._lock:
+            if isinstance(event, Connected) and not self._stopped:
+                self._there = PlaceThere(
+                    self._host,
+                    event.link,
+                    self._number,
+                    self._rank,
+                    self._relay,
+                    self._worker_link,
+                    lambda: self._task.given_up,
+                )
+        if self._there is None or not isinstance(event, Connected):
+            self._task.give_up()
+            return self._failed(failures.STOPPED, f"was stopped {self._stopped}")
+        threading.Thread(target=self._read, args=(event.link, talk, self._there), daemon=True).start()
+        found = self._there.start()
+        if isinstance(found, PeerFacts):
+            self._jobs.started(self._rank, found)
+            return found
+        return self._ended(found)
+
+    def run(self, rendezvous: Rendezvous) -> Outcome:
+        """As in `Place`. The value of a worker that has ended well comes through Spark."""
+        assert self._there is not None
+        self._rank = rendezvous.rank
+        return self._ended(self._there.run(rendezvous))
+
+    def become(self, rank: int) -> None:
+        """As in `Place`."""
+        self._rank = rank
+        if self._there is not None:
+            self._there.become(rank)
+
+    def stop(self, reason: str, *, at_once: bool = False) -> None:
+        """As in `Place`."""
+        with self._lock:
+            self._stopped = self._stopped or reason
+            self._task.wake()
+            there = self._there
+        if there is not None:
+            there.stop(reason, at_once=at_once)
+
+    def discard(self) -> None:
+        """As in `Place`."""
+        if self._there is not None:
+            self._there.discard()
+        self._task.give_up()
+
+    def _read(self, link: Link, talk: Iterator[tuple[bytes, bytes]], there: PlaceThere) -> None:
+        """Takes what the task's agent says until it says nothing more."""
+        why = "its Spark executor, or its host, has died or was cut off"
+        try:
+            for letter, content in talk:
+                if letter == frames.RELAYED:
+                    there.take_relayed(frames.of_process(content)[1])
+                else:
+                    there.take(letter, json.loads(content))
+        except SilentError as error:
+            why = f"{error}: its host, or the network to it, is down"
+        except OSError:
+            pass
+        except (ValueError, TypeError, KeyError) as error:
+            why = f"its supervisor does not speak as it should: {error!r}"
+        link.give_up()
+        if not there.over and not self._task.given_up:
+            over = self._task.wait(_SPARK_SAYS)
+            if over is not None:
+                self._jobs.ended_by_spark(over, connected=True)
+        there.lost(why)
+        self._task.hang_up()
+
+    def _ended(self, outcome: Outcome) -> Outcome:
+        """`outcome`, with the value that it has; nothing of the task is left."""
+        failure = outcome.failure
+        if failure is None:
+            self._task.hang_up()  # the agent takes the end of the talk for leave to go
+            over = self._task.wait(_ROWS)
+            try:
+                outcome = replace(outcome, value=verified_value([] if over is None else over.rows))
+            except ResultError as error:
+                failure = self._report(failures.LOST, f"ended well, but its value was lost: {error}")
+                outcome = replace(outcome, failure=failure)
+        if failure is not None:
+            threading.Thread(target=self._task.give_up, args=(_FAREWELL,), daemon=True).start()
+        self._jobs.ended(self._host, failure)
+        return outcome
+
+    def _failed(self, kind: str, message: str) -> Outcome:
+        self._worker_link.close()
+        report = self._report(kind, message)
+        return Outcome(self._rank, self._host, 0, -signal.SIGKILL, report)
+
+    def _report(self, kind: str, message: str) -> FailureReport:
+        return FailureReport(self._rank, self._host, self.pid, kind, message, when=time.time())
+
+
+def _hello(talk: Iterator[tuple[bytes, bytes]]) -> str:
+    """The name of the host whose agent says hello.
+
+    Raises:
+        ValueError, KeyError, StopIteration, OSError: it does not.
+    """
+    letter, content = next(talk)
+    if letter != frames.HELLO:
+        raise ValueError(f"a frame before the hello: {letter!r}")
+    said: dict[str, Any] = json.loads(content)
+    return str(said["hostname"])

@@ -1,0 +1,129 @@
+"""Turns what Spark says when its workers' Python cannot run a job into one sentence with the setting to change."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from spark_estimator import __version__
+from spark_estimator.errors import (
+    JobCancelledError,
+    JobFailedError,
+    NotEnoughSlotsError,
+    PythonEnvironmentError,
+    ResultError,
+    SparkEstimatorError,
+)
+from spark_estimator.launch.job.failures import shorten
+
+_MODULES = {
+    "spark_estimator": "pip install spark-estimator",
+    "pyarrow": "pip install 'spark-estimator[spark]'",
+    "pandas": "pip install 'spark-estimator[spark]'",
+    "numpy": "pip install numpy",
+    "cloudpickle": "pip install cloudpickle",
+    "pyspark": "pip install pyspark",
+}
+
+
+def remedy() -> str:
+    """Which setting decides what Python the workers run."""
+    return (
+        "Spark runs `python3` from PATH unless it is told otherwise: set the environment variable "
+        f"PYSPARK_PYTHON={sys.executable} before the Spark session is created (or, with spark-submit, "
+        "--conf spark.pyspark.python=...; on a cluster, a path that is good on every worker)"
+    )
+
+
+def explain(text: str) -> SparkEstimatorError | None:
+    """The error that Spark's `text` amounts to, when it is one that people meet and Spark explains badly; else None."""
+    mine = ".".join(map(str, sys.version_info[:2]))
+    if "PYTHON_VERSION_MISMATCH" in text or "different minor version than that in driver" in text:
+        match = re.search(r"worker[^\d]{0,40}(\d+\.\d+)", text)
+        theirs = f"Python {match[1]}" if match else "another Python"
+        return PythonEnvironmentError(
+            f"Spark's workers run {theirs}, but the driver runs Python {mine}, and "
+            f"functions that the one has pickled the other cannot read. {remedy()}."
+        )
+    if match := re.search(r"No module named '([\w.]+)'", text):
+        name = match[1].partition(".")[0]
+        if name in _MODULES:
+            install = _MODULES[name]
+            return PythonEnvironmentError(
+                f"the Python of Spark's workers has no module {name!r}. {remedy()}; or install it there: {install}"
+            )
+    if re.search(r"Can't get attribute '\w+' on <module 'spark_estimator\b|'JobSpec' object has no attribute", text):
+        return PythonEnvironmentError(
+            "the Python of Spark's workers has another version of spark_estimator than the driver, which cannot read "
+            f"its jobs: install spark_estimator {__version__} there, or the same wheel on both. {remedy()}."
+        )
+    if match := re.search(
+        r"(?:PACKAGE_NOT_INSTALLED\] |ImportError: )(\w+) ?(?:>=)? ?([\d.]*) must be installed", text
+    ):
+        return PythonEnvironmentError(f"the Python of Spark's workers lacks {match[1]} {match[2]}. {remedy()}.")
+    if match := re.search(r'Cannot run program "([^"]+)"', text):
+        return PythonEnvironmentError(
+            f"Spark cannot start its workers' Python: there is no {match[1]!r} on their host. {remedy()}."
+        )
+    if "SPARK-24819" in text or "BARRIER_STAGE_REQUIRES_MORE_SLOTS" in text:
+        match = re.search(r"requires? (?:more )?(\d+)? ?slots.*?only (\d+)", text)
+        known = f" ({match[0]})" if match else ""
+        return NotEnoughSlotsError(
+            f"Spark has not got a slot for every rank{known}. Ask for fewer ranks, or give the session more "
+            "executors or cores."
+        )
+    if match := re.search(
+        r"Total size of serialized results of .* bigger than spark\.driver\.maxResultSize \(.*?\)", text
+    ):
+        return ResultError(
+            f"the values that the ranks returned are too much together: {match[0]}. Return less (save it to storage "
+            "and return the path), or start the session with a larger spark.driver.maxResultSize."
+        )
+    if "SPARK-24942" in text:
+        return NotEnoughSlotsError(
+            "Spark starts no barrier stage while dynamic allocation is on. Start the session with "
+            "spark.dynamicAllocation.enabled=false."
+        )
+    return None
+
+
+def cancelled(text: str, function: str) -> JobCancelledError | None:
+    """The error that Spark's `text` amounts to when somebody has cancelled the job, or killed its stage; else None."""
+    told = r"\[SPARK_JOB_CANCELLED\]|\[OPERATION_CANCELED\]|Job \d+ (?:was )?cancelled\b|Stage \d+ was cancelled\b"
+    match = re.search(rf"(?:{told})[^\n]*", text)
+    if match is None:
+        return None
+    said = re.sub(r"\s*SQLSTATE: \w+", "", match[0]).strip().rstrip(".")
+    return JobCancelledError(f"{function} was cancelled in Spark, and its ranks have been ended: {said}.")
+
+
+def lost_executor(text: str) -> tuple[int | None, str] | None:
+    """The partition whose executor was lost, if Spark's `text` names it, and why, in Spark's words; None: none was."""
+    match = re.search(r"ExecutorLostFailure \([^\n]*?\)(?: Reason: ([^\n]*))?", text)
+    if match is None:
+        return None
+    task = re.search(r"task \w+\(\d+, (\d+)\) finished unsuccessfully", text[: match.start()])
+    return int(task[1]) if task else None, (match[1] or "").strip().rstrip(".")
+
+
+def ended_by_spark(error: BaseException, function: str) -> JobFailedError:
+    """For what nothing more is known of: the core of Spark's own message; the whole is the error's `traceback`."""
+    # Not as the cause: forty lines of Java would stand before the sentence that counts.
+    lost = lost_executor(str(error))
+    if lost is None:
+        said = f"Spark ended the job before the ranks could report: {telling_line(error)}"
+    else:
+        why = f": {lost[1]}" if lost[1] else ""
+        said = f"a Spark executor that had ranks of {function} has died or was cut off{why}; see its log"
+    return JobFailedError(said, traceback=shorten(str(error)))
+
+
+def telling_line(error: BaseException) -> str:
+    """The line of Spark's message that says what happened, of at most 500 characters."""
+    lines = [
+        line.strip().lstrip(": ") for line in str(error).splitlines() if not line.lstrip().startswith(("at ", "..."))
+    ]
+    lines = [line for line in lines if line]
+    return next(
+        (line for line in lines if re.search(r"(?:Exception|Error)\b.*:", line)), lines[0] if lines else repr(error)
+    )[:500]

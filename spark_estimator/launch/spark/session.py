@@ -1,0 +1,98 @@
+"""Finds the Spark session to run in, or makes one for local use."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import cast
+
+from pyspark.sql import SparkSession
+
+from spark_estimator.errors import NotEnoughSlotsError, PreflightError
+from spark_estimator.launch.spark.java import java_environment
+from spark_estimator.log import logger
+
+_log = logger(__name__)
+
+# More ranks than that on this machine would only get in one another's way; whoever wants them makes the session.
+_MOST_RANKS_PER_CORE = 4
+_ALWAYS_FINE = 8
+# Who sets one of these has said already where Spark runs.
+_SAYS_WHERE = ("MASTER", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "DATABRICKS_RUNTIME_VERSION")
+
+
+def session_for(size: int) -> SparkSession:
+    """The session of this thread or process; where there is none, a new one in which `size` ranks can run.
+
+    Args:
+        size: number of ranks; 0 for as many as there are slots.
+
+    Raises:
+        NotEnoughSlotsError: there is none, and `size` is too much for one on this machine.
+        PreflightError: there is none and none can be made.
+    """
+    return existing_session() or _new_session(size)
+
+
+def existing_session() -> SparkSession | None:
+    """The active session, classic or Connect; None when there is none."""
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        return session
+    connect = sys.modules.get("pyspark.sql.connect.session")
+    if connect is not None:
+        session = connect.SparkSession.getActiveSession()
+        if session is not None:
+            return cast("SparkSession", session)
+        if getattr(connect.SparkSession, "_default_session", None) is not None:
+            return SparkSession.builder.getOrCreate()
+    core = sys.modules.get("pyspark.core.context") or sys.modules.get("pyspark.context")
+    if core is not None and core.SparkContext._active_spark_context is not None:
+        return SparkSession.builder.getOrCreate()
+    return None
+
+
+def _new_session(size: int) -> SparkSession:
+    said_where = any(os.environ.get(name) for name in _SAYS_WHERE)
+    os.environ.update(java_environment())
+    builder = SparkSession.builder.appName("spark_estimator")
+    if not said_where:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        most = max(_ALWAYS_FINE, _MOST_RANKS_PER_CORE * cores)
+        if size > most:
+            raise NotEnoughSlotsError(
+                f"{size} ranks were asked for and there is no Spark session. A new one would run on this machine, "
+                f"whose {cores} cores are enough for {most} ranks at most. Connect to a cluster first "
+                f'(SparkSession.builder.master("...").getOrCreate()), or ask for {cores} ranks.'
+            )
+        master = f"local[{max(size, cores)}]"
+        builder = (
+            builder.master(master)
+            .config("spark.ui.showConsoleProgress", "false")
+            # What Spark would otherwise wait for ten minutes is refused within seconds.
+            .config("spark.scheduler.barrier.maxConcurrentTasksCheck.interval", "1s")
+            .config("spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures", "3")
+        )
+        # Local workers can have the very Python that runs here, packages and all; Spark would take python3 from PATH.
+        if not os.environ.get("PYSPARK_PYTHON"):
+            os.environ["PYSPARK_PYTHON"] = sys.executable
+        python_path = _python_path()
+        if python_path:
+            builder = builder.config("spark.executorEnv.PYTHONPATH", python_path)
+        _log.info("no Spark session: starting one with master %s", master)
+    try:
+        return builder.getOrCreate()
+    except Exception as error:
+        raise PreflightError(
+            f"there is no Spark session, and none could be started: {str(error).splitlines()[0]}. Create one before "
+            "run() (SparkSession.builder...getOrCreate()), or use HorovodRunner(np=-N), which needs no Spark."
+        ) from error
+
+
+def _python_path() -> str:
+    """PYTHONPATH for local workers when they would not find this package otherwise: it runs from a source folder."""
+    root = str(Path(__file__).resolve().parents[2])
+    if Path(root).name in ("site-packages", "dist-packages"):
+        return ""
+    return os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))

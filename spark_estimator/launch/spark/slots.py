@@ -1,0 +1,341 @@
+"""How many tasks a Spark session can run at the same time, and whether a barrier job can run in it at all.
+
+A *slot* is room for one task. What Spark itself would check takes it ten minutes to refuse; here it takes seconds.
+Everything is asked by SQL and configuration, which classic sessions and Spark Connect both answer.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from spark_estimator.errors import NotEnoughSlotsError, PreflightError
+from spark_estimator.launch.job.gpus import GPUS_PER_RANK
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Executors of a young session register one after the other: so long after the last one nobody waits for more...
+REGISTRATION = timedelta(seconds=4)
+# ... but when there is none at all yet, the first may well take longer.
+FIRST_REGISTRATION = timedelta(seconds=30)
+_POLL_SECONDS = 0.25
+_ENCRYPTION = ("spark.network.crypto.enabled", "spark.ssl.enabled", "spark.ssl.rpc.enabled")
+ALLOW_UNENCRYPTED = "spark.spark_estimator.allowUnencrypted"
+_PER_TASK = "spark.task.resource.gpu.amount"
+_PER_EXECUTOR = "spark.executor.resource.gpu.amount"
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How many tasks can run at once, and how that comes about.
+
+    Attributes:
+        count: None when it cannot be found out.
+        arithmetic: for people: ``2 cores / 1 per task (spark.task.cpus)``.
+        by_gpus: GPUs, not cores, are the limit.
+    """
+
+    count: int | None
+    arithmetic: str
+    by_gpus: bool = False
+
+
+class Configuration:
+    """The settings of a session, as far as they can be read."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def get(self, name: str) -> str | None:
+        """The value of a setting; None when it is not set, or may not be seen."""
+        try:
+            return self._spark.conf.get(name, None)
+        except Exception:  # some platforms forbid reading some settings
+            return None
+
+    def number(self, name: str) -> float | None:
+        """The value of a numeric setting; None when it is not set or not a number."""
+        try:
+            return float(self.get(name) or "")
+        except ValueError:
+            return None
+
+    def is_true(self, name: str) -> bool:
+        """Whether a setting is switched on."""
+        return (self.get(name) or "").strip().lower() == "true"
+
+    @property
+    def master(self) -> str:
+        """Where the session runs: ``local[2]``, ``spark://...``; '' when it does not say."""
+        return self.get("spark.master") or ""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether executor and driver are one process."""
+        return re.fullmatch(r"local(\[.*\])?", self.master) is not None
+
+
+def has_dynamic_allocation(spark: SparkSession) -> bool:
+    """Whether executors come as they are needed."""
+    conf = Configuration(spark)
+    return conf.is_true("spark.dynamicAllocation.enabled") and not conf.is_local
+
+
+def check_session(spark: SparkSession, *, together: bool = True) -> None:
+    """Refuses sessions in which a job cannot run, whatever its size.
+
+    Args:
+        together: its ranks start in a barrier stage; False: each in a Spark job of its own.
+
+    Raises:
+        PreflightError: the text names the setting to change.
+    """
+    conf = Configuration(spark)
+    if together and has_dynamic_allocation(spark):
+        raise PreflightError(
+            "spark.dynamicAllocation.enabled is true, and Spark refuses to start the ranks of a job together (a "
+            "barrier stage) while executors may come and go. Start the session with "
+            "spark.dynamicAllocation.enabled=false and a fixed number of executors (spark.executor.instances)."
+        )
+    gpus = conf.number(_PER_TASK)
+    if conf.is_local and gpus:
+        raise PreflightError(
+            f"spark.task.resource.gpu.amount is {gpus:g}, but a session with master {conf.master!r} has no GPU "
+            "resources to give: its tasks would wait for ever. Leave that setting out (ranks then see all GPUs of "
+            "this host), or use HorovodRunner(np=-N), which needs no Spark."
+        )
+
+
+def check_encryption(spark: SparkSession) -> None:
+    """Refuses sessions whose own traffic is encrypted: that between the ranks would not be.
+
+    Raises:
+        PreflightError: the text names the setting that allows it all the same.
+    """
+    conf = Configuration(spark)
+    asked_for = [name for name in _ENCRYPTION if conf.is_true(name)]
+    if asked_for and not conf.is_local and not conf.is_true(ALLOW_UNENCRYPTED):
+        raise PreflightError(
+            f"{asked_for[0]} is true, so Spark encrypts what its hosts send one another, but the ranks of a job "
+            "authenticate one another and do not encrypt: gradients and parameters would be readable on the network. "
+            f"Where that is acceptable, say so with spark.conf.set({ALLOW_UNENCRYPTED!r}, 'true')."
+        )
+
+
+def count_slots(spark: SparkSession) -> Slots:
+    """How many tasks the session can run at the same time, as of now."""
+    conf = Configuration(spark)
+    cpus = int(conf.number("spark.task.cpus") or 1)
+    wanted = wanted_gpus(conf)
+    exact = None if conf.is_local or needs_profile(conf) else _slots_by_scheduler(spark)
+    cores, where = _cores(spark, conf, exact is not None)
+    if cores is None:
+        return Slots(exact, where if exact is None else f"as Spark's scheduler counts them, {cpus} cores per task")
+    by_cores = cores // cpus
+    text = f"{cores} cores{where} / {cpus} per task (spark.task.cpus)"
+    if not wanted:
+        return Slots(by_cores if exact is None else exact, text)
+    each = f"{wanted:g} per {f'rank ({GPUS_PER_RANK})' if needs_profile(conf) else f'task ({_PER_TASK})'}"
+    gpus, executors = conf.number(_PER_EXECUTOR), _executors(spark, conf, cores)
+    if gpus is not None and executors:
+        by_gpus = executors * int(gpus / wanted)
+        if by_gpus < by_cores:
+            text = f"{executors} executors x {gpus:g} GPUs / {each}"
+            return Slots(by_gpus if exact is None else exact, text, by_gpus=True)
+    if exact is not None and exact < by_cores:
+        return Slots(exact, f"GPUs of the executors / {each}", by_gpus=True)
+    return Slots(by_cores, text)
+
+
+def wanted_gpus(conf: Configuration) -> float:
+    """How many GPUs, or which part of one, each rank is to have; 0 for none.
+
+    What `GPUS_PER_RANK` says; else what the session asks for every task; else, where its executors have GPUs that no
+    task asks for, one.
+    """
+    if conf.is_local:
+        return 0.0
+    said = conf.number(GPUS_PER_RANK)
+    per_task = conf.number(_PER_TASK) if said is None else said
+    if per_task is None:
+        return 1.0 if conf.number(_PER_EXECUTOR) else 0.0
+    return per_task
+
+
+def needs_profile(conf: Configuration) -> bool:
+    """Whether ranks want other GPUs than the session's tasks get: Spark then has to be asked for this stage alone."""
+    return wanted_gpus(conf) != (conf.number(_PER_TASK) or 0.0) and not conf.is_local
+
+
+def require_slots(spark: SparkSession, size: int, patience: timedelta = REGISTRATION, *, size_word: str = "") -> None:
+    """Returns when `size` ranks can run at the same time, or when nobody can tell.
+
+    Args:
+        patience: how long to wait for one more executor.
+        size_word: the argument by which the user says how many ranks; '' where the message shall not name one.
+
+    Raises:
+        NotEnoughSlotsError: they cannot run; the text has the arithmetic and the remedy.
+    """
+    conf = Configuration(spark)
+    if conf.is_local:
+        patience = timedelta(0)
+    slots = _poll(spark, lambda slots: slots.count is None or slots.count >= size, patience)
+    if slots.count is None or slots.count >= size or _promised(conf) >= size:
+        return
+    is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
+    fewer = f"use {size_word}={slots.count}" if size_word else f"ask for {slots.count} ranks"
+    raise NotEnoughSlotsError(
+        f"{size} ranks need {size} slots at the same time, but this session has {slots.count}: {slots.arithmetic}. "
+        f"{_remedy(conf, slots, size, is_connect)}" + (f", or {fewer}." if slots.count else ".")
+    )
+
+
+def all_slots(spark: SparkSession) -> int:
+    """As many ranks as the session has slots, once the number has stopped growing.
+
+    Raises:
+        NotEnoughSlotsError: there is none, or the number cannot be found out.
+    """
+    slots = _settled(spark)
+    if not slots.count:
+        raise NotEnoughSlotsError(
+            f"without a number of ranks, all slots are meant, but this session shows none ({slots.arithmetic}). Say "
+            "how many, for example 2."
+        )
+    return slots.count
+
+
+def default_size(spark: SparkSession) -> int:
+    """What Horovod takes for the number of ranks where none is given: ``spark.default.parallelism``.
+
+    Where that is not set, it stands for all cores, so here for all slots. Where it is set, to cut data into several
+    parts for each core as many do, it never means more ranks than there are slots.
+
+    Raises:
+        NotEnoughSlotsError: there is no slot, or the number cannot be found out.
+    """
+    asked_for = int(Configuration(spark).number("spark.default.parallelism") or 0)
+    if asked_for < 1:
+        return all_slots(spark)
+    count = _settled(spark).count
+    return asked_for if count is None else min(asked_for, all_slots(spark))
+
+
+def _settled(spark: SparkSession) -> Slots:
+    """The slots, once their number has stopped growing."""
+    return _poll(spark, lambda _: False, timedelta(0) if Configuration(spark).is_local else timedelta(seconds=1))
+
+
+def _poll(spark: SparkSession, enough: Callable[[Slots], bool], patience: timedelta) -> Slots:
+    """Asks until there are enough, or until there have been no more for `patience`."""
+    started = time.monotonic()
+    grown_at, most = started, -1
+    while True:
+        slots = count_slots(spark)
+        now = time.monotonic()
+        if enough(slots):
+            return slots
+        if slots.count is None or slots.count > most:
+            grown_at, most = now, slots.count or 0
+        waits_for_first = slots.count == 0 and patience and now - started < FIRST_REGISTRATION.total_seconds()
+        if now - grown_at >= patience.total_seconds() and not waits_for_first:
+            return slots
+        time.sleep(_POLL_SECONDS)
+
+
+def _promised(conf: Configuration) -> int:
+    """The slots that the session will have once all executors that it asked for are there; 0 if it does not say."""
+    cpus = int(conf.number("spark.task.cpus") or 1)
+    if wanted_gpus(conf):
+        return 0
+    if match := _LOCAL_CLUSTER.fullmatch(conf.master):
+        return int(match[1]) * (int(match[2]) // cpus)
+    executors, cores = conf.number("spark.executor.instances"), _executor_cores(conf)
+    return int(executors) * (cores // cpus) if executors and cores else 0
+
+
+def _cores(spark: SparkSession, conf: Configuration, is_classic: bool) -> tuple[int | None, str]:
+    """The cores of all executors, and a word on where they are; None, and why, when that cannot be found out."""
+    if match := re.fullmatch(r"local\[(\d+)(?:,\s*\d+)?\]", conf.master):
+        return int(match[1]), f" (master {conf.master})"
+    if conf.master == "local":
+        return 1, " (master local)"
+    if match := _LOCAL_CLUSTER.fullmatch(conf.master):
+        return int(match[1]) * int(match[2]), f" (master {conf.master})"
+    if conf.get("spark.default.parallelism"):
+        return None, "spark.default.parallelism is set, which hides the number of cores"
+    splits = _default_splits(spark, conf)
+    if splits is None:
+        return None, "Spark does not say how many cores it has"
+    if splits == 2 and is_classic:
+        return None, "Spark says 2 cores also when it has fewer"
+    return splits, ""
+
+
+def _default_splits(spark: SparkSession, conf: Configuration) -> int | None:
+    """The number of parts in which Spark would make a range: its default parallelism, which is the number of cores."""
+    name = "spark.sql.leafNodeDefaultParallelism"
+    override = conf.get(name)
+    try:
+        if override:
+            spark.conf.unset(name)
+        try:
+            plan = str(spark.sql("EXPLAIN SELECT * FROM range(1000000)").collect()[0][0])
+        finally:
+            if override:
+                spark.conf.set(name, override)
+    except Exception:
+        return None
+    match = re.search(r"\bsplits=(?:Some\()?(\d+)", plan)
+    return int(match[1]) if match else None
+
+
+def _executor_cores(conf: Configuration) -> int | None:
+    if match := _LOCAL_CLUSTER.fullmatch(conf.master):
+        return int(match[2])
+    cores = conf.number("spark.executor.cores")
+    return int(cores) if cores else None
+
+
+def _executors(spark: SparkSession, conf: Configuration, cores: int) -> int | None:
+    """How many executors the session has; None when that cannot be found out."""
+    own = _executor_cores(conf)
+    if own:
+        return cores // own
+    try:  # a classic session counts them, the driver among them
+        return len(spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()) - 1
+    except Exception:
+        return None
+
+
+def _slots_by_scheduler(spark: SparkSession) -> int | None:
+    """What a classic session's scheduler itself says; None over Spark Connect, and where Java may not be called."""
+    try:
+        context = spark.sparkContext._jsc.sc()
+        return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
+    except Exception:
+        return None
+
+
+def _remedy(conf: Configuration, slots: Slots, size: int, remote: bool) -> str:
+    """What to do for `size` slots, without a full stop; `remote`: who started the session has not set its master."""
+    if slots.by_gpus:
+        name = GPUS_PER_RANK if needs_profile(conf) else _PER_TASK
+        return f"Start the session with more executors that have GPUs, or let ranks share them, by a smaller {name}"
+    cpus = int(conf.number("spark.task.cpus") or 1)
+    if conf.is_local or conf.master.startswith("local-cluster"):
+        master = f"local[{size * cpus}]" if conf.is_local else f"local-cluster[{size},{cpus},1024]"
+        if remote:
+            return f'Start the Spark Connect server, which sets the master, with --master "{master}"'
+        return f'Start the session with .master("{master}")'
+    cores = _executor_cores(conf)
+    if cores and cores >= cpus:
+        return f"Start the session with spark.executor.instances={-(-size // (cores // cpus))} (of {cores} cores each)"
+    return f"Give the session {size * cpus} cores (more workers, spark.executor.instances, or a larger spark.cores.max)"

@@ -1,0 +1,248 @@
+"""Follows a job on Spark until its ranks run: says what it waits for and who holds the slots; gives up after a time.
+
+How far the ranks are is known from their supervisors, where these reach the driver; that tasks run at all, from Spark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from spark_estimator.errors import StartTimeoutError
+from spark_estimator.launch.spark.slots import count_slots
+from spark_estimator.log import logger
+from spark_estimator.observe.driver_log import printable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SAY_WAITING_AFTER = timedelta(seconds=20)
+_MOST_HOLDERS = 5
+# Spark writes down what tasks do when the next of them does something, or with its executors' heartbeat every 10 s.
+_OLD = timedelta(seconds=12)
+_log = logger(__name__)
+
+
+class TaskReports:
+    """What Spark tells of one job's tasks: a classic session's status tracker, or Spark Connect's reports of progress.
+
+    Args:
+        tag: of the job.
+    """
+
+    def __init__(self, spark: SparkSession, tag: str) -> None:
+        self._spark: Any = spark
+        self._tag = tag
+        self._is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
+        self._reported: int | None = None
+        self._thread = 0
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Runs the job, in the thread that calls this: Connect reports in the very thread that waits for its rows."""
+        self._thread = threading.get_ident()
+        register = getattr(self._spark, "registerProgressHandler", None) if self._is_connect else None
+        if register is None:  # Spark 3.5 reports nothing
+            yield
+            return
+        register(self._take)
+        try:
+            yield
+        finally:
+            self._spark.removeProgressHandler(self._take)
+
+    def _take(self, inflight_tasks: int = 0, **_: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self._reported = inflight_tasks
+
+    def started(self) -> int | None:
+        """How many tasks of the job run, or have run; None when Spark does not tell. May be `_OLD` behind."""
+        if self._is_connect:
+            return self._reported
+        try:
+            # Of a DataFrame's rows other stages come first, which start no ranks.
+            stages = [self._tracker.getStageInfo(stage) for stage in self._own_stages() if self._starts_ranks(stage)]
+        except Exception:  # a stopped session, or one that forbids Java
+            return None
+        return sum(int(one.numActiveTasks + one.numCompletedTasks) for one in stages if one is not None)
+
+    def others(self) -> list[Any] | None:
+        """The stages of this session's application, beside the job's own, that have tasks to do; None: not told."""
+        if self._is_connect:
+            return None
+        try:
+            own = self._own_stages()
+            active = [self._tracker.getStageInfo(stage) for stage in self._tracker.getActiveStageIds()]
+        except Exception:
+            return None
+        # Whatever is not done counts: the numbers of running tasks may be old.
+        return [
+            one for one in active if one is not None and one.stageId not in own and one.numCompletedTasks < one.numTasks
+        ]
+
+    def holders(self) -> str:
+        """Who is at work in this session's application beside the job, in words."""
+        left = self.others()
+        if left is None:
+            kind = "Spark Connect" if self._is_connect else "this session"
+            return f"what holds them, {kind} does not tell: see the Spark UI"
+        if not left and self.computes_rows():
+            return "Spark still computes the DataFrame's rows"
+        if not left:
+            return "no other job of this application is at work: its executors may be lost, or not there yet"
+        texts = [
+            f"stage {one.stageId} ({self._name_of(one)!r}; of {one.numTasks} tasks {one.numActiveTasks} run and "
+            f"{one.numCompletedTasks} are done)"
+            for one in left
+        ]
+        more = f" and {len(texts) - _MOST_HOLDERS} more stages" if len(texts) > _MOST_HOLDERS else ""
+        return f"other jobs of this application are at work: {', '.join(texts[:_MOST_HOLDERS])}{more}"
+
+    def _name_of(self, stage: Any) -> str:
+        """The description of a stage's job, where it has one; else the place in the program that Spark found for it."""
+        with contextlib.suppress(Exception):  # Spark's store is a moment behind, or this session forbids Java
+            said = self._spark.sparkContext._jsc.sc().statusStore().lastStageAttempt(stage.stageId).description()
+            if said.isDefined() and said.get().strip():
+                return printable(str(said.get()).strip().splitlines()[0])
+        return printable(str(stage.name).splitlines()[0])
+
+    def computes_rows(self) -> bool:
+        """Whether a stage of the job is at work that starts no ranks."""
+        try:
+            active = set(self._tracker.getActiveStageIds())
+            return any(stage in active and not self._starts_ranks(stage) for stage in self._own_stages())
+        except Exception:  # Spark Connect, a stopped session, or one that forbids Java
+            return False
+
+    def _starts_ranks(self, stage: int) -> bool:
+        """Whether it is a barrier stage, or nothing is known of it."""
+        try:
+            graph = self._spark.sparkContext._jsc.sc().statusStore().operationGraphForStage(stage)
+            return bool(graph.rootCluster().getBarrierClusters().size())
+        except Exception:  # Spark's store is a moment behind, or has dropped it
+            return True
+
+    @property
+    def _tracker(self) -> Any:
+        return self._spark.sparkContext.statusTracker()
+
+    def _own_stages(self) -> set[int]:
+        # By the tag: PySpark's own tracker knows job groups only, and ours would replace the notebook's.
+        jobs = list(self._spark.sparkContext._jsc.sc().statusTracker().getJobIdsForTag(self._tag))
+        infos = [self._tracker.getJobInfo(job) for job in jobs]
+        return {int(stage) for info in infos if info is not None for stage in info.stageIds}
+
+
+def slots_wanting(
+    spark: SparkSession, function: str, started: int, size: int, timeout: timedelta, reports: TaskReports
+) -> str:
+    """What to say when Spark has not started all ranks of a job in time.
+
+    Args:
+        started: how many it has.
+    """
+    slots = count_slots(spark)
+    count = f"has {slots.count}: {slots.arithmetic}" if slots.count is not None else slots.arithmetic
+    how_far = f"has started {function} on {started} of" if started else f"has not started {function} on any of"
+    return (
+        f"Spark {how_far} {size} ranks within {timeout.total_seconds():g} seconds (start_timeout). It needs {size} "
+        f"slots that are free at the same time. This session {count}; {reports.holders()}. Wait until they are free, "
+        "give the session more, ask for fewer ranks, or raise start_timeout (or HOROVOD_SPARK_START_TIMEOUT)."
+    )
+
+
+@dataclass
+class Start:
+    """The time from a job's submission until user code has begun on all of its ranks.
+
+    Attributes:
+        function: what is run, for messages.
+        size: number of ranks.
+        timeout: how long it may take; None: for ever.
+        reports: what Spark tells.
+        placed: by partition, the rank, host and pid of the workers whose supervisors have said so.
+        begun: the ranks whose user code has begun.
+        connected: says how many supervisors are connected to the driver.
+        say: prints a line at the driver.
+    """
+
+    spark: SparkSession
+    function: str
+    size: int
+    timeout: timedelta | None
+    reports: TaskReports
+    placed: Mapping[int, Mapping[str, Any]]
+    begun: Collection[int]
+    connected: Callable[[], int]
+    say: Callable[[str], None]
+    _said: bool = field(default=False, init=False)
+    _runs_unseen: bool = field(default=False, init=False)
+
+    def look(self, seconds: float) -> None:
+        """Called now and then until all ranks have begun.
+
+        Args:
+            seconds: since the job was submitted.
+
+        Raises:
+            StartTimeoutError: it takes too long.
+        """
+        if self._runs_unseen:
+            return
+        late = self.timeout is not None and seconds >= self.timeout.total_seconds()
+        quiet = seconds < SAY_WAITING_AFTER.total_seconds() or self._said
+        if not late and (quiet or self.begun):
+            return
+        heard = bool(self.begun or self.placed or self.connected())
+        started = None if heard else self.reports.started()
+        waits = self.reports.others() or self.reports.computes_rows()
+        if not heard and not started and seconds < _OLD.total_seconds() and not waits:
+            return  # nothing is in their way: they may well run, and Spark has not told it yet
+        if not heard and started != 0:
+            # Tasks run, or nobody knows; the driver is out of their reach. They end as they may.
+            self._runs_unseen = True
+            _log.info("%s: its ranks cannot tell the driver when they begin", self.function)
+        elif late:
+            raise StartTimeoutError(self._stuck() if heard else self._slots_wanting())
+        else:
+            self._said = True
+            self.say(self._waiting(seconds))
+
+    def hindrance(self) -> str:
+        """What Spark waits for, a sentence; '' when it does not wait, had too little time, or nobody can tell."""
+        heard = bool(self.begun or self.placed or self.connected())
+        if heard or self.reports.started() != 0:
+            return ""
+        if self.reports.others() == [] and (count_slots(self.spark).count or 0) >= self.size:
+            return ""
+        return f"It needs {self.size} slots that are free at the same time; {self.reports.holders()}."
+
+    def _waiting(self, seconds: float) -> str:
+        return (
+            f"Spark has not started {self.function} on any of {self.size} ranks for {seconds:.0f} seconds. It needs "
+            f"{self.size} slots that are free at the same time; {self.reports.holders()}."
+        )
+
+    def _slots_wanting(self) -> str:
+        assert self.timeout is not None
+        return slots_wanting(self.spark, self.function, 0, self.size, self.timeout, self.reports)
+
+    def _stuck(self) -> str:
+        assert self.timeout is not None
+        where = {
+            frame["rank"]: f"rank {frame['rank']} (host {printable(frame['host'])})"
+            for frame in list(self.placed.values())
+        }
+        missing = [rank for rank in range(self.size) if rank not in self.begun]
+        names = ", ".join(where.get(rank, f"rank {rank}") for rank in missing[:_MOST_HOLDERS])
+        more = f" and {len(missing) - _MOST_HOLDERS} more" if len(missing) > _MOST_HOLDERS else ""
+        return (
+            f"{names}{more} of {self.size} ranks had not begun {self.function} within "
+            f"{self.timeout.total_seconds():g} seconds (start_timeout), though Spark has started their tasks: their "
+            "Python is slow to start there, or its host is overloaded (see that executor's log). Raise start_timeout "
+            "(or HOROVOD_SPARK_START_TIMEOUT) if that is to be expected."
+        )

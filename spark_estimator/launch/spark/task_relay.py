@@ -1,0 +1,140 @@
+"""Where a supervisor in a Spark task passes on what its worker says: the driver channel, else what `KeptLines` does."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spark_estimator.collectives.rendezvous import host_id
+from spark_estimator.errors import AuthenticationError
+from spark_estimator.launch.job.failures import FailureReport
+from spark_estimator.launch.job.spec import JobSpec, TaskFacts
+from spark_estimator.launch.spark.kept_lines import KeptLines
+from spark_estimator.observe import channel, frames
+from spark_estimator.observe.progress import Progress
+
+
+class TaskRelay:
+    """A supervisor's `Relay` in a Spark task."""
+
+    def __init__(self, job: JobSpec) -> None:
+        self._job = job
+        self._lock = threading.Lock()
+        self._channel: channel.SupervisorChannel | None = None
+        self._kept = KeptLines(job)
+        self._rank = -1
+        self._went_to_spark = False  # with its facts, because no channel was there in time
+
+    @property
+    def connected(self) -> bool:
+        """Whether the driver listens."""
+        return self._channel is not None and self._channel.usable
+
+    def kept(self) -> dict[str, Any]:
+        """What the manifest says of lines that had no connection to go by; after `close`."""
+        return self._kept.to_manifest()
+
+    def connect(self, partition: int, on_stop: Callable[[str], None]) -> None:
+        """Connects to the driver, if it can be reached."""
+        address = self._job.channel
+        if address is None:
+            return
+        try:
+            connected = channel.SupervisorChannel.connect(
+                (address.host, address.port), address.token, self._job.job_id, partition, on_stop
+            )
+        except (OSError, AuthenticationError) as error:
+            self._note(f"spark_estimator: no channel to the driver at {address.host}:{address.port}: {error}")
+            return
+        with self._lock:
+            self._channel = connected
+            if self._went_to_spark:
+                connected.send(frames.GATHER)
+
+    def everyones_facts(self, own: TaskFacts) -> list[TaskFacts] | None:
+        """Tells the driver this supervisor's facts, and waits for those of all.
+
+        Returns:
+            [partitions] facts; None when they are to be exchanged through Spark: the driver says so, or there is none.
+
+        Raises:
+            ConnectionError: the driver has been told, but is gone or wants this supervisor to stop.
+        """
+        with self._lock:
+            if not self._send(frames.FACTS, facts=own.to_json()):
+                self._went_to_spark = True
+                return None
+        assert self._channel is not None
+        answer = self._channel.answer()
+        if answer is None:
+            raise ConnectionError("the driver ended the job while addresses were exchanged")
+        if answer["kind"] == frames.GATHER:
+            return None
+        return [TaskFacts.from_json(text) for text in answer["facts"]]
+
+    def placed(self, rank: int, pid: int) -> None:
+        """Says which rank this task's worker is.
+
+        On return the driver will hear it whatever becomes of this process: called before the worker can run user code,
+        so that the driver can name the rank of a supervisor that vanishes.
+        """
+        if self._send(frames.PLACED, rank=rank, host=socket.gethostname(), pid=pid):
+            assert self._channel is not None
+            self._channel.flush(channel.CONNECT_TIMEOUT)
+
+    def begun(self, rank: int, pid: int) -> None:
+        """User code begins."""
+        self._send(frames.BEGUN, rank=rank, host=socket.gethostname(), pid=pid)
+
+    def lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
+        """Lines of "stdout" or "stderr"."""
+        for text in texts:
+            if not self._job.forward_lines:
+                self._note_line(rank, stream, text)
+            elif not self._send(frames.LINE, rank=rank, stream=stream, text=text):
+                self._keep(rank, stream, text)
+
+    def log(self, rank: int, message: str) -> None:
+        """A message for the person at the driver."""
+        if not self._send(frames.LOG, rank=rank, text=message):
+            self._keep(rank, "", message)
+
+    def progress(self, rank: int, progress: Progress) -> None:
+        """How far the rank is."""
+        self._send(frames.PROGRESS, rank=rank, report=progress.to_dict())
+
+    def failed(self, report: FailureReport) -> None:
+        """The rank has failed."""
+        told = self._send(frames.FAILURE, report=report.to_dict())
+        if told and self._job.driver_host_id == host_id():
+            return  # the executor's log would most likely be the same screen
+        self._note(f"{report.where} {report.message}\n{report.traceback}".rstrip())
+
+    def close(self) -> None:
+        """Sends what is left and disconnects."""
+        for stream, text in self._kept.close():
+            self._note_line(self._rank, stream, text)
+        if self._channel is not None:
+            self._channel.close()
+
+    def _send(self, kind: str, **fields: Any) -> bool:
+        return self._channel is not None and self._channel.send(kind, **fields)
+
+    def _keep(self, rank: int, stream: str, text: str) -> None:
+        """Where the driver does not listen."""
+        self._rank = rank
+        for line in self._kept.take(rank, stream, text):
+            self._note_line(rank, *line)
+
+    def _note_line(self, rank: int, stream: str, text: str) -> None:
+        self._note(f"[{rank}]<{stream}>:{text}" if stream else f"[{rank}] {text}")
+
+    @staticmethod
+    def _note(text: str) -> None:
+        """Writes to the executor's log."""
+        with contextlib.suppress(OSError, ValueError):
+            print(text, file=sys.stderr, flush=True)

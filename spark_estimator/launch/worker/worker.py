@@ -1,0 +1,313 @@
+"""The program that every rank runs, wherever its launcher put it: a function or a command, and an account of its end.
+
+Its supervisor writes the `WorkerSpec` and the pickled function to its stdin, and reads ``result_pipe`` frames from a
+pipe. Secrets are in neither its arguments nor its environment. The process leads a process group of its own, which dies
+with the supervisor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import importlib
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import BinaryIO
+
+from spark_estimator.errors import NativeLibraryError, PeerLostError, ShutDownError
+from spark_estimator.launch.job import failures
+from spark_estimator.launch.job.environment import forget_malloc
+from spark_estimator.launch.job.failures import FailureReport
+from spark_estimator.launch.job.spec import WorkerSpec
+from spark_estimator.launch.worker.result_pipe import BEGUN, ENDED, FAILURE, LOG, ResultWriter
+from spark_estimator.observe import progress
+
+_PR_SET_PDEATHSIG = 1
+_LINGERING = timedelta(seconds=10)
+_LENGTH = struct.Struct(">Q")
+
+
+def bind_to_parent(parent: int) -> None:
+    """Has the kernel end this process group when process `parent` dies; ends it at once when that is gone already."""
+    try:
+        from spark_estimator import _native
+
+        _native.check(_native.library().se_die_with_parent(parent))
+    except (NativeLibraryError, ImportError):
+        # Without the library only this process is bound, not what it starts; its end is still better than none.
+        if sys.platform.startswith("linux"):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    except ShutDownError:
+        os._exit(1)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def input_of(spec: WorkerSpec, payload: bytes) -> list[bytes]:
+    """What the supervisor writes to a worker's stdin, in pieces: the spec with its length, and the payload."""
+    text = spec.to_json().encode()
+    return [_LENGTH.pack(len(text)) + text, payload]
+
+
+def read_spec(stream: BinaryIO) -> WorkerSpec:
+    """Takes the spec off the front of stdin; the payload is what comes next.
+
+    Raises:
+        EOFError: the supervisor went away, or gave the job up, before it had written everything.
+    """
+    header = stream.read(_LENGTH.size)
+    (length,) = _LENGTH.unpack(header) if len(header) == _LENGTH.size else (0,)
+    text = stream.read(length)
+    if not text or len(text) != length:
+        raise EOFError("the supervisor ended before it had said what to run")
+    return WorkerSpec.from_json(text.decode())
+
+
+def main() -> None:
+    """Entry point; `supervisor` starts it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--result-fd", type=int, required=True)
+    parser.add_argument("--preload", default="")
+    options = parser.parse_args()
+    bind_to_parent(options.parent)
+    # What Spark or a shell may have set to "ignore" would be inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.set_inheritable(options.result_fd, False)
+    pipe = ResultWriter(options.result_fd)
+    for name in filter(None, options.preload.split(",")):
+        with suppress(Exception):  # if the function needs it, the function's own import will tell
+            importlib.import_module(name)
+    try:
+        spec = read_spec(sys.stdin.buffer)
+    except EOFError:
+        os._exit(1)
+    sys.path[:] = spec.sys_path
+    importlib.invalidate_caches()
+    if spec.python_path is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = spec.python_path
+    os.environ.update(spec.environment)
+    if spec.command:
+        sys.exit(run_command(spec, pipe))
+    forget_malloc(os.environ)  # a command, in its turn, needs it: there the rank is the command's process
+    status = run_function(spec, sys.stdin.buffer, pipe)
+    _tell_of_lingering_threads(spec)
+    sys.exit(status)
+
+
+def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int:
+    """Unpickles and calls the function, and sends its value, or what went wrong.
+
+    Args:
+        payload: the pickle; read as it comes, so that a large model is held once and not twice.
+
+    Returns:
+        The exit status of this process.
+    """
+    import cloudpickle
+
+    from spark_estimator import compat
+    from spark_estimator.collectives import rendezvous
+    from spark_estimator.observe import driver_log
+
+    faulthandler.enable()  # a crash in native code then leaves the Python stack on stderr
+    sys.argv = [spec.function]
+    rendezvous.set_current(spec.rendezvous)
+    driver_log.set_sink(lambda message: _send_message(pipe, message))
+    compat.install()  # before the function is unpickled: it may name horovod or sparkdl
+    pipe.send_json(BEGUN, {"pid": os.getpid()})
+    try:
+        # The payload came through the supervisor's pipe, from the driver whose function is to be run.
+        function, args, kwargs = pickle.load(payload)  # noqa: S301
+    except BaseException as error:
+        return _fail(pipe, spec, failures.NOT_LOADED, _not_loaded(spec.function, error), error)
+    finally:
+        _close_stdin()
+    try:
+        value = function(*args, **kwargs)
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        said = "" if error.code is None else repr(error.code)
+        message = f"called sys.exit({said}) before {spec.function} returned"
+        return _fail(pipe, spec, failures.EXITED, message, error, exit_code=status)
+    except BaseException as error:
+        return _fail(pipe, spec, failures.RAISED, f"raised {_named(error)}", error)
+    if spec.wants_result:
+        try:
+            pickled = cloudpickle.dumps(value)
+        except BaseException as error:
+            message = (
+                f"returned a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled: "
+                f"{_named(error)}. Return plain data (numbers, arrays, a state_dict), or save it to storage in "
+                f"{spec.function} and return the path."
+            )
+            return _fail(pipe, spec, failures.BAD_RESULT, message, error)
+        if len(pickled) > spec.max_result_bytes:
+            message = (
+                f"returned a value of {len(pickled) / (1 << 20):.1f} MiB when pickled; at most "
+                f"{spec.max_result_bytes >> 20} MiB come back to the driver. Save it to storage in {spec.function} "
+                "(a path that the driver can read too) and return the path."
+            )
+            return _fail(pipe, spec, failures.BAD_RESULT, message, None)
+        pipe.send_value(pickled)
+    else:
+        pipe.send_value(b"")  # says that the function has returned: an exit status of 0 alone does not
+    return 0
+
+
+def run_command(spec: WorkerSpec, pipe: ResultWriter) -> int:
+    """Runs the command in this process's group and waits: this process stays as the guard that dies with the launcher.
+
+    Returns:
+        The exit status of this process.
+    """
+    from spark_estimator import compat
+    from spark_estimator.collectives.rendezvous import offer_to_command
+
+    descriptor, variables = offer_to_command(spec.rendezvous)
+    environment = {**os.environ, **variables, "PYTHONUNBUFFERED": "1"}
+    if not compat.real_horovod_present():
+        paths = [*filter(None, [spec.python_path]), compat.shims_path()]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    found = spec.rendezvous
+    told = progress.pipe(environment)
+    sockets = [fd for fd in (found.listen_fd, found.local_fd, found.launcher_fd, told) if fd is not None and fd >= 0]
+    # A handler, not SIG_IGN: an ignored signal would stay ignored in the command.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        # A command line is what horovodrun is for; it goes to no shell.
+        child = subprocess.Popen(
+            spec.command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[descriptor, *sockets]
+        )
+    except OSError as error:
+        message = f"could not start the command {spec.command[0]!r}: {error.strerror or error}"
+        return _fail(pipe, spec, failures.NOT_STARTED, message, None, exit_code=127)
+    for fd in [descriptor, *sockets]:
+        os.close(fd)
+    pipe.send_json(BEGUN, {"pid": child.pid})
+    status = child.wait()
+    pipe.send_json(ENDED, {"status": status})
+    return status if status >= 0 else 128 - status
+
+
+def _close_stdin() -> None:
+    """Has stdin be empty from now on."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # the old one has read ahead
+
+
+def _tell_of_lingering_threads(spec: WorkerSpec) -> None:
+    """Says after a while which of the user's threads keep this process from ending."""
+    lingering = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.is_alive()]
+    lingering.remove(threading.main_thread().name)
+    if not lingering:
+        return
+    text = f"spark_estimator: {spec.function} has returned on rank {spec.rendezvous.rank}, but its process waits for "
+    text += f"threads of its own: {', '.join(lingering)}"
+    timer = threading.Timer(_LINGERING.total_seconds(), lambda: print(text, file=sys.stderr))
+    timer.daemon = True
+    timer.start()
+
+
+def _send_message(pipe: ResultWriter, message: str) -> bool:
+    if not pipe.usable:
+        return False
+    pipe.send(LOG, message.encode("utf-8", "replace"))
+    return True
+
+
+def _fail(
+    pipe: ResultWriter,
+    spec: WorkerSpec,
+    kind: str,
+    message: str,
+    error: BaseException | None,
+    *,
+    exit_code: int | None = None,
+) -> int:
+    """Sends a report and gives the exit status for it."""
+    report = FailureReport(
+        rank=spec.rendezvous.rank,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        kind=kind,
+        message=message,
+        traceback="" if error is None else _traceback_text(error),
+        exit_code=exit_code,
+        when=time.time(),
+        secondary=error is not None and any(isinstance(link, (PeerLostError, ShutDownError)) for link in _chain(error)),
+    )
+    pipe.send_json(FAILURE, report.to_dict())
+    return exit_code or 1
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """`error`, and what it was raised from or while handling."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _named(error: BaseException) -> str:
+    """Type and message, as the last line of a traceback has them."""
+    try:
+        return "".join(traceback.format_exception_only(type(error), error)).strip()
+    except Exception:  # a user's __str__ may fail
+        return type(error).__name__
+
+
+def _traceback_text(error: BaseException) -> str:
+    """The whole traceback, chain included, without the frames of this file."""
+    with suppress(Exception):
+        for link in _chain(error):
+            link.__traceback__ = _without_own_frames(link.__traceback__)
+    try:
+        return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except Exception:
+        return f"{type(error).__name__} (its traceback cannot be printed)"
+
+
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+def _not_loaded(function: str, error: BaseException) -> str:
+    """Why the function could not be unpickled, and what to do."""
+    text = f"could not load {function}: {_named(error)}."
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        top = error.name.partition(".")[0]
+        return (
+            f"{text} The module {top!r} is on the driver but not here. If it is yours, send it along: "
+            "sc.addPyFile(...) or spark.addArtifact(..., pyfile=True) for a file or zip, or "
+            f"cloudpickle.register_pickle_by_value({top}) before run(). If it is a package, install it on the "
+            "workers too."
+        )
+    if isinstance(error, (AttributeError, ImportError)):
+        return (
+            f"{text} A module here is of another version than the driver's, or is a script that only the driver runs."
+        )
+    return text

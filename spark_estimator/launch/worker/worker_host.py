@@ -1,0 +1,119 @@
+"""A place: where a worker of a job runs, under a supervisor; on this host (`PlaceHere`) or another (``ssh.place``).
+
+Whoever runs a job starts the workers of all places, gathers where they listen, and tells each of them its rank.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Protocol
+
+from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous
+from spark_estimator.launch.job.outcome import Outcome, Relay
+from spark_estimator.launch.job.spec import JobSpec, worker_spec
+from spark_estimator.launch.worker.child_process import keep_standard_descriptors
+from spark_estimator.launch.worker.supervisor import Supervisor
+
+LOOPBACK = "127.0.0.1"
+
+
+class Place(Protocol):
+    """`start`, then `run` or `discard`, in one thread, which lives until then; the others from any."""
+
+    @property
+    def pid(self) -> int:
+        """The worker's process on its host; 0 before `start`."""
+
+    def start(self) -> PeerFacts | Outcome:
+        """Starts the worker, which then waits.
+
+        Returns:
+            Where it will listen, the rank in it means nothing; or how it has ended instead.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+
+    def run(self, rendezvous: Rendezvous) -> Outcome:
+        """Tells the worker who it is and stays until it, and all that it started, is gone.
+
+        Args:
+            rendezvous: without descriptors, which are put in where the worker runs.
+        """
+
+    def become(self, rank: int) -> None:
+        """From now on the worker is called by another number."""
+
+    def stop(self, reason: str, *, at_once: bool = False) -> None:
+        """Has the worker ended; as in `Supervisor`."""
+
+    def discard(self) -> None:
+        """Ends a worker that `run` will not be called for."""
+
+
+#: Makes the places of a job, in rank order; what becomes of their workers is told to the relay.
+Places = Callable[[Relay], Sequence[Place]]
+
+
+class PlaceHere:
+    """A place on this host.
+
+    Args:
+        job, relay, gentle: as in `Supervisor`.
+        address: of this host; where the worker listens.
+        host: how the job calls this host; '' where it is the only one.
+        link: a socket to the launcher that an elastic worker inherits.
+    """
+
+    def __init__(
+        self,
+        job: JobSpec,
+        relay: Relay,
+        *,
+        gentle: timedelta = timedelta(0),
+        address: str = LOOPBACK,
+        host: str = "",
+        link: socket.socket | None = None,
+    ) -> None:
+        keep_standard_descriptors()
+        self._job = job
+        self._host = host
+        endpoint = Endpoint.open(address)
+        self._facts = named(endpoint.facts(0), host)
+        self._local_fd = -1 if endpoint.local is None else endpoint.local.fileno()
+        self._listen_fd = endpoint.tcp.fileno()
+        self._link_fd = -1 if link is None else link.fileno()
+        inherited = [] if link is None else [link]
+        self._supervisor = Supervisor(job, endpoint, relay, gentle=gentle, inherited=inherited, host=host)
+
+    @property
+    def pid(self) -> int:
+        return self._supervisor.pid
+
+    def start(self) -> PeerFacts | Outcome:
+        self._supervisor.start()
+        return replace(self._facts, pid=self.pid)
+
+    def run(self, rendezvous: Rendezvous) -> Outcome:
+        found = replace(rendezvous, listen_fd=self._listen_fd, local_fd=self._local_fd, launcher_fd=self._link_fd)
+        return self._supervisor.run(worker_spec(self._job, found), self._job.payload)
+
+    def become(self, rank: int) -> None:
+        self._supervisor.become(rank)
+
+    def stop(self, reason: str, *, at_once: bool = False) -> None:
+        self._supervisor.stop(reason, at_once=at_once)
+
+    def discard(self) -> None:
+        self._supervisor.discard()
+
+
+def named(facts: PeerFacts, host: str) -> PeerFacts:
+    """`facts` under the name by which the user calls that host; '' leaves them as they are.
+
+    Ranks are on one host when they were given one name: a machine that goes by two names stands for two hosts.
+    """
+    return replace(facts, host=host, host_id=f"{facts.host_id} as {host}") if host else facts

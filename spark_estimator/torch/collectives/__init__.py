@@ -1,0 +1,1 @@
+"""Collectives on tensors: blocking, asynchronous, grouped and differentiable."""

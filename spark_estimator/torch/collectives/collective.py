@@ -1,0 +1,352 @@
+"""One collective on tensors, checked and ready to go: each of Horovod's forms of an op is a way to send one off.
+
+A blocking form calls `Collective.run`, which works in the calling thread; an asynchronous one calls
+`Collective.submit` and hands out a number. The functions below make collectives from what users give.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from spark_estimator._native import Op, ReduceOp
+from spark_estimator.collectives import context
+from spark_estimator.collectives import ops as collectives
+from spark_estimator.collectives.engine import Engine
+from spark_estimator.collectives.handle import Handle
+from spark_estimator.collectives.ops import Tensor
+from spark_estimator.collectives.process_set import ProcessSet
+from spark_estimator.collectives.reductions import request_name
+from spark_estimator.errors import HorovodInternalError
+from spark_estimator.torch.collectives.device import await_outputs, gathered, place_of
+from spark_estimator.torch.collectives.memory import described, where, wire_form, writable_wire_form, write_back
+from spark_estimator.torch.collectives.pending import registered
+from spark_estimator.torch.collectives.reductions import Average, Sum, check_adasum
+
+Result = TypeVar("Result")
+
+#: Rows that each rank gave to an allgather, or sent to this one in an alltoall.
+Rows = tuple[int, ...]
+
+only: Callable[[Sequence[Any]], Any] = operator.itemgetter(0)
+
+
+class Collective(Generic[Result]):
+    """A collective that can be run, or submitted, once.
+
+    Args:
+        op: the kind, for the engine.
+        name: for the engine; a kind when `unnamed`. See `request_name`.
+        unnamed: whether the ranks' calls meet by their order.
+        tensors: where the wire forms lie.
+        keep: what owns that memory.
+        result: waits, and makes the user's result when it is done; is given the handle, or None where there is nothing
+            to wait for.
+        options: further arguments of ``collectives.ops.submit``.
+    """
+
+    __slots__ = ("_keep", "_name", "_op", "_options", "_result", "_tensors", "_unnamed")
+
+    def __init__(
+        self,
+        op: Op,
+        name: str,
+        unnamed: bool,
+        tensors: Sequence[Tensor],
+        keep: object,
+        result: Callable[[Handle | None], Result],
+        **options: Any,
+    ) -> None:
+        self._op = op
+        self._name = name
+        self._unnamed = unnamed
+        self._tensors = tensors
+        self._keep = keep
+        self._result = result
+        self._options = options
+
+    def run(self, *, repeats: bool = True) -> Result:
+        """Runs it and gives its result. Raises as ``collectives.ops.run`` does.
+
+        Args:
+            repeats: False when none of this name can come again.
+        """
+        handle = collectives.run(
+            self._op,
+            self._name,
+            self._tensors,
+            keep=self._keep,
+            unnamed=self._unnamed,
+            repeats=repeats,
+            **self._options,
+        )
+        return self._result(handle)
+
+    def submit(self, of: Callable[[Result], object] | None = None) -> int:
+        """Submits it and gives the number that `synchronize` takes. Raises as ``collectives.ops.submit`` does.
+
+        Args:
+            of: what `synchronize` makes of the result; None: nothing else.
+        """
+        handle = collectives.submit(
+            self._op, self._name, self._tensors, keep=self._keep, unnamed=self._unnamed, **self._options
+        )
+        result = self._result
+        return registered(handle, lambda: result(handle) if of is None else of(result(handle)))
+
+
+def allreduce_of(
+    tensors: Sequence[torch.Tensor],
+    kind: str,
+    name: str | None,
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet | None,
+    *,
+    in_place: bool = False,
+) -> Collective[list[torch.Tensor]]:
+    """Tensors that are reduced as one, each into a new one or in place.
+
+    Args:
+        tensors: as the user gave them.
+        kind: of the user's call: names of different kinds are different names.
+        name: the user's; None: by order.
+        op, prescale, postscale, process_set: as in `allreduce`.
+        in_place: whether the results go where the tensors are.
+    """
+    wire = writable_wire_form if in_place else wire_form
+    place = place_of(tensors, kind, process_set)
+    sources = [wire(tensor, kind, place.device) for tensor in tensors]
+    if op is ReduceOp.ADASUM:
+        check_adasum(op, context.engine(process_set).size, kind)
+    if in_place and len(sources) > 1:
+        _check_apart(sources, kind)
+    outputs = sources if in_place else [torch.empty_like(source) for source in sources]
+
+    gpu = place.gpu(kind)
+
+    def result(handle: Handle | None) -> list[torch.Tensor]:
+        await_outputs(handle, gpu, (*sources, *outputs), kind)
+        if in_place:
+            return [write_back(output, tensor) for output, tensor in zip(outputs, tensors, strict=True)]
+        return _on_devices(outputs, tensors)
+
+    return Collective(
+        Op.ALLREDUCE,
+        *request_name(kind, name),
+        [described(source, output) for source, output in zip(sources, outputs, strict=True)],
+        (sources, outputs),
+        result,
+        reduce_op=op,
+        prescale=prescale,
+        postscale=postscale,
+        process_set=process_set,
+        gpu=gpu,
+    )
+
+
+def _check_apart(tensors: Sequence[torch.Tensor], kind: str) -> None:
+    """Raises ValueError when two tensors share memory: each would be reduced with what the other has left there."""
+    ranges = sorted(
+        (tensor.data_ptr(), tensor.nbytes, number) for number, tensor in enumerate(tensors) if tensor.nbytes
+    )
+    for (start, length, number), (following, _, other) in itertools.pairwise(ranges):
+        if start + length > following:
+            first, second = sorted((number, other))
+            raise ValueError(
+                f"{where(kind)}: tensors {first} and {second} of the group share memory, and cannot be reduced in "
+                "place together; use the form that makes new tensors, or clone one of them."
+            )
+
+
+def allgather_of(
+    tensors: Sequence[torch.Tensor], kind: str, name: str | None, process_set: ProcessSet | None
+) -> Collective[list[tuple[torch.Tensor, Rows]]]:
+    """Tensors whose rows are joined, in one request; the result of each comes with the rows that each rank gave.
+
+    Raises:
+        IndexError: a tensor has no dimension to join along.
+    """
+    place = place_of(tensors, kind, process_set)
+    sources = [wire_form(tensor, kind, place.device) for tensor in tensors]
+    for number, source in enumerate(sources):
+        if source.dim() == 0:
+            which = "a" if len(sources) == 1 else f"tensor {number} is a"
+            raise IndexError(
+                f"{where(kind)}: tensors are joined along dimension 0, and {which} 0-dimensional tensor has none: "
+                "unsqueeze it."
+            )
+
+    gpu = place.gpu(kind)
+
+    def result(handle: Handle | None) -> list[tuple[torch.Tensor, Rows]]:
+        assert handle is not None
+        every = gathered(handle, place, gpu, sources, kind)
+        return [(joined.to(tensor.device), rows) for (joined, rows), tensor in zip(every, tensors, strict=True)]
+
+    wires = [_without_output(source) for source in sources]
+    return Collective(Op.ALLGATHER, *request_name(kind, name), wires, sources, result, process_set=process_set, gpu=gpu)
+
+
+def broadcast_of(
+    tensor: torch.Tensor,
+    root_rank: int,
+    kind: str,
+    name: str | None,
+    process_set: ProcessSet | None,
+    *,
+    in_place: bool = False,
+) -> Collective[torch.Tensor]:
+    """A tensor that becomes the root's, as a new one or in place. See `allreduce_of` for the arguments.
+
+    Raises:
+        ValueError: when it is sent off: the root is none of the set's ranks.
+    """
+    place = place_of([tensor], kind, process_set)
+    source = (writable_wire_form if in_place else wire_form)(tensor, kind, place.device)
+    output = source if in_place else torch.empty_like(source)
+    gpu = place.gpu(kind)
+
+    def result(handle: Handle | None) -> torch.Tensor:
+        await_outputs(handle, gpu, (source, output), kind)
+        return write_back(output, tensor) if in_place else output.to(tensor.device)
+
+    return Collective(
+        Op.BROADCAST,
+        *request_name(kind, name),
+        [described(source, output)],
+        (source, output),
+        result,
+        root_rank=root_rank,
+        process_set=process_set,
+        gpu=gpu,
+    )
+
+
+def alltoall_of(
+    tensor: torch.Tensor, splits: object, kind: str, name: str | None, process_set: ProcessSet | None
+) -> Collective[tuple[torch.Tensor, torch.Tensor]]:
+    """A tensor whose rows go to the ranks; the result is the pair of the rows received and of [size] their numbers.
+
+    Raises:
+        ValueError: the tensor has no rows to share, or the splits do not share them.
+    """
+    place = place_of([tensor], kind, process_set)
+    source = _with_rows(tensor, kind, place.device)
+    engine = context.engine(process_set)
+    gpu = place.gpu(kind)
+    shares = _shares(splits, source.shape[0], engine, kind)
+    device = splits.device if isinstance(splits, torch.Tensor) else torch.device("cpu")
+
+    def result(handle: Handle | None) -> tuple[torch.Tensor, torch.Tensor]:
+        assert handle is not None
+        [(joined, rows)] = gathered(handle, place, gpu, [source], kind)
+        return joined.to(tensor.device), torch.tensor(rows, dtype=torch.int32, device=device)
+
+    wires = [_without_output(source)]
+    name, unnamed = request_name(kind, name)
+    return Collective(
+        Op.ALLTOALL, name, unnamed, wires, source, result, splits=shares, process_set=process_set, gpu=gpu
+    )
+
+
+def reducescatter_of(
+    tensors: Sequence[torch.Tensor],
+    kind: str,
+    name: str | None,
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet | None,
+) -> Collective[list[torch.Tensor]]:
+    """Tensors that are reduced as one and of which each rank gets its rows. See `allreduce_of` for the arguments.
+
+    Raises:
+        ValueError: a tensor has no rows to share.
+        HorovodInternalError: the op is neither Average nor Sum.
+    """
+    if op not in (Average, Sum):
+        raise HorovodInternalError(
+            f"{where(kind)}: op=hvd.{op.name.title()} is not defined: use hvd.Average or hvd.Sum, or take this rank's "
+            "rows of an allreduce."
+        )
+    place = place_of(tensors, kind, process_set)
+    sources = [_with_rows(tensor, kind, place.device) for tensor in tensors]
+    engine = context.engine(process_set)
+    outputs = [
+        source.new_empty((source.shape[0] // engine.size + (engine.rank < source.shape[0] % engine.size), *rest))
+        for source in sources
+        for rest in [source.shape[1:]]
+    ]
+    gpu = place.gpu(kind)
+
+    def result(handle: Handle | None) -> list[torch.Tensor]:
+        await_outputs(handle, gpu, (*sources, *outputs), kind)
+        return _on_devices(outputs, tensors)
+
+    return Collective(
+        Op.REDUCESCATTER,
+        *request_name(kind, name),
+        [described(source, output) for source, output in zip(sources, outputs, strict=True)],
+        (sources, outputs),
+        result,
+        reduce_op=op,
+        prescale=prescale,
+        postscale=postscale,
+        process_set=process_set,
+        gpu=gpu,
+    )
+
+
+def group(tensors: object, kind: str) -> list[torch.Tensor]:
+    """The members of a group. Raises ValueError when there are none, or they are no list."""
+    if not isinstance(tensors, (list, tuple)):
+        raise ValueError(f"{where(kind)}: a list of tensors is needed, not a {type(tensors).__name__}.")
+    if not tensors:
+        raise ValueError(f"{where(kind)}: at least one tensor is needed, and the list is empty.")
+    return list(tensors)
+
+
+def _with_rows(tensor: torch.Tensor, kind: str, device: torch.device) -> torch.Tensor:
+    source = wire_form(tensor, kind, device)
+    if source.dim() == 0:
+        raise ValueError(
+            f"{where(kind)}: the rows of a tensor are shared, along dimension 0, and a 0-dimensional tensor has none: "
+            "unsqueeze it."
+        )
+    return source
+
+
+def _shares(splits: object, rows: int, engine: Engine, kind: str) -> tuple[int, ...] | None:
+    """[size] how many rows go to each rank; None: equally many."""
+    if splits is None:
+        if rows % engine.size:
+            raise ValueError(
+                f"{where(kind)}: {rows} rows cannot be shared equally by {engine.size} ranks; give splits."
+            )
+        return None
+    given = splits.tolist() if isinstance(splits, torch.Tensor) else splits
+    try:
+        shares = tuple(operator.index(share) for share in given)  # type: ignore[attr-defined]
+    except TypeError:
+        shares = ()
+    if len(shares) != engine.size or min(shares) < 0 or sum(shares) != rows:
+        raise ValueError(
+            f"{where(kind)}: splits={splits!r} must be {engine.size} whole numbers, 0 or more, "
+            f"one for each rank, whose sum is {rows}, the number of rows."
+        )
+    return shares
+
+
+def _without_output(source: torch.Tensor) -> Tensor:
+    """A tensor for an op that makes the memory for its result itself."""
+    return described(source)._replace(output=0)
+
+
+def _on_devices(outputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [output.to(tensor.device) for output, tensor in zip(outputs, tensors, strict=True)]

@@ -1,0 +1,254 @@
+"""The blocking collectives on a list of tensors that return new ones; autograd can differentiate through them.
+
+The gradient of a group is a group, of the gradients of those of its tensors that have one: the floating-point ones.
+Names and autograd functions are as in `differentiable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from spark_estimator._native import ReduceOp
+from spark_estimator.collectives import context
+from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.torch.collectives.collective import allgather_of, allreduce_of, group, reducescatter_of
+from spark_estimator.torch.collectives.differentiable import (
+    check_has_gradient,
+    derivative,
+    gradient_name,
+    needs_gradient,
+    scatter_scale,
+)
+from spark_estimator.torch.collectives.memory import checked_tensor
+from spark_estimator.torch.collectives.reductions import Average, reduce_op
+from spark_estimator.torch.compression.compressors import Compression, checked_compressor
+
+_ALLREDUCE, _ALLGATHER, _REDUCESCATTER = "grouped_allreduce", "grouped_allgather", "grouped_reducescatter"
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Reduces tensors over all ranks into new ones: all of them, or none.
+
+    Args:
+        tensors: of any shapes and types; at least one, and as many on all ranks.
+        average, name, compression, op, prescale_factor, postscale_factor, process_set: as in `allreduce`.
+
+    The gradient is the same operation on the incoming gradients.
+
+    Raises:
+        ValueError: there is no tensor; else as in `allreduce`.
+        HorovodInternalError: the ranks disagree about the operation, or a rank is lost.
+    """
+    operation = reduce_op(average, op)
+    compression = checked_compressor(compression, _ALLREDUCE)
+    compressed, contexts = _compressed(tensors, _ALLREDUCE, compression)
+    reduced = _allreduce(compressed, name, operation, prescale_factor, postscale_factor, process_set)
+    return _decompressed(reduced, contexts, compression)
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[torch.Tensor]:
+    """Joins all ranks' tensors along the first dimension, as `allgather` does: all of the list, or none.
+
+    Args:
+        tensors: each [n, *shape], of any types; at least one, and as many on all ranks.
+        name, process_set: as in `allreduce`.
+
+    The gradients are as in `allgather`.
+
+    Raises:
+        IndexError: a tensor has no dimension to join along.
+        ValueError: there is no tensor; else as in `allreduce`.
+        HorovodInternalError: the ranks' shapes differ beyond the first dimension, or a rank is lost.
+    """
+    members = group(tensors, _ALLGATHER)
+    if _need_gradients(members, _ALLGATHER):
+        return list(HorovodGroupedAllgather.apply(name, process_set, *members))
+    gathered = allgather_of(members, _ALLGATHER, name, process_set).run()
+    gradient_name(_ALLGATHER, name, process_set)
+    return [joined for joined, _ in gathered]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Reduces tensors over all ranks and gives each rank its rows, as `reducescatter` does: of all tensors, or none.
+
+    Args:
+        tensors: each [n, *shape], of any types; at least one, and as many on all ranks.
+        name, compression, op, process_set, prescale_factor, postscale_factor: as in `reducescatter`.
+
+    The gradients are as in `reducescatter`.
+
+    Raises:
+        ValueError: there is no tensor, or one without rows; else as in `allreduce`.
+        HorovodInternalError: `op` is another one, the ranks disagree about the operation, or a rank is lost.
+    """
+    operation = reduce_op(None, op)
+    compression = checked_compressor(compression, _REDUCESCATTER)
+    compressed, contexts = _compressed(tensors, _REDUCESCATTER, compression)
+    arguments = (name, operation, process_set, prescale_factor, postscale_factor)
+    if _need_gradients(compressed, _REDUCESCATTER):
+        reduced = list(HorovodGroupedReducescatter.apply(*arguments, *compressed))
+    else:
+        factors = (prescale_factor, postscale_factor)
+        reduced = reducescatter_of(compressed, _REDUCESCATTER, name, operation, *factors, process_set).run()
+        gradient_name(_REDUCESCATTER, name, process_set)
+    return _decompressed(reduced, contexts, compression)
+
+
+def _allreduce(
+    tensors: list[torch.Tensor],
+    name: str | None,
+    operation: ReduceOp,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+) -> list[torch.Tensor]:
+    if _need_gradients(tensors, _ALLREDUCE):
+        arguments = (None, name, operation, prescale, postscale, process_set)
+        return list(HorovodGroupedAllreduce.apply(*arguments, *tensors))
+    reduced = allreduce_of(tensors, _ALLREDUCE, name, operation, prescale, postscale, process_set).run()
+    gradient_name(_ALLREDUCE, name, process_set)
+    return reduced
+
+
+class HorovodGroupedAllreduce(torch.autograd.Function):
+    """`grouped_allreduce` without compression, as an autograd function."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        average: bool | None,
+        name: str | None,
+        op: int | None,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """See `grouped_allreduce`."""
+        operation = reduce_op(average, op)
+        members = group(tensors, _ALLREDUCE)
+        ctx.arguments = arguments = (operation, prescale_factor, postscale_factor, process_set)
+        reduced = allreduce_of(members, _ALLREDUCE, name, *arguments).run()
+        ctx.gradient_name = gradient_name(_ALLREDUCE, name, process_set)
+        return _noted(ctx, reduced)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """The same operation on the gradients."""
+        check_has_gradient(ctx.arguments[0], _ALLREDUCE)
+        reduced = _allreduce(_wanted(ctx, gradients), ctx.gradient_name, *ctx.arguments)
+        return (*[None] * 6, *_in_place_of(ctx, reduced))
+
+
+class HorovodGroupedAllgather(torch.autograd.Function):
+    """`grouped_allgather` as an autograd function."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """See `grouped_allgather`."""
+        members = group(tensors, _ALLGATHER)
+        gathered = allgather_of(members, _ALLGATHER, name, process_set).run()
+        ctx.gradient_name = gradient_name(_ALLGATHER, name, process_set)
+        own = context.engine(process_set).rank
+        ctx.process_set = process_set
+        ctx.places = [(sum(rows[:own]), rows[own]) for joined, rows in gathered if joined.is_floating_point()]
+        return _noted(ctx, [joined for joined, _ in gathered])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Own rows of the averages."""
+        name, process_set, places = ctx.gradient_name, ctx.process_set, ctx.places
+
+        def own_rows(*gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            averaged = _allreduce(list(gradients), name, Average, 1.0, 1.0, process_set)
+            return tuple(each.narrow(0, *place) for each, place in zip(averaged, places, strict=True))
+
+        def joined(*again: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return tuple(grouped_allgather(again, name, process_set))
+
+        own = derivative(own_rows, joined, *_wanted(ctx, gradients))
+        return (None, None, *_in_place_of(ctx, own))
+
+
+class HorovodGroupedReducescatter(torch.autograd.Function):
+    """`grouped_reducescatter` without compression, as an autograd function."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        name: str | None,
+        op: int,
+        process_set: ProcessSet,
+        prescale_factor: float,
+        postscale_factor: float,
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """See `grouped_reducescatter`."""
+        operation, factors = reduce_op(None, op), (prescale_factor, postscale_factor)
+        members = group(tensors, _REDUCESCATTER)
+        reduced = reducescatter_of(members, _REDUCESCATTER, name, operation, *factors, process_set).run()
+        ctx.gradient_name = gradient_name(_REDUCESCATTER, name, process_set)
+        ctx.process_set = process_set
+        ctx.scale = scatter_scale(operation, process_set, *factors)
+        return _noted(ctx, reduced)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """All ranks' gradients, joined."""
+        scaled = [gradient * ctx.scale for gradient in _wanted(ctx, gradients)]
+        joined = grouped_allgather(scaled, ctx.gradient_name, ctx.process_set)
+        return (*[None] * 5, *_in_place_of(ctx, joined))
+
+
+def _need_gradients(tensors: Sequence[object], kind: str) -> bool:
+    return any([needs_gradient(tensor, kind) for tensor in tensors])  # noqa: C419  all of them are checked
+
+
+def _noted(ctx: Any, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Notes which outputs have a gradient: on all ranks the same ones, whatever each rank needs."""
+    ctx.floating = [output.is_floating_point() for output in outputs]
+    ctx.mark_non_differentiable(*[output for output in outputs if not output.is_floating_point()])
+    return tuple(outputs)
+
+
+def _wanted(ctx: Any, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [gradient for gradient, floating in zip(gradients, ctx.floating, strict=True) if floating]
+
+
+def _in_place_of(ctx: Any, results: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """[number of tensors] the results at the places of those that have a gradient."""
+    remaining = iter(results)
+    return [next(remaining) if floating else None for floating in ctx.floating]
+
+
+def _compressed(tensors: object, kind: str, compression: Any) -> tuple[list[torch.Tensor], list[Any]]:
+    pairs = [compression.compress(checked_tensor(tensor, kind)) for tensor in group(tensors, kind)]
+    return [compressed for compressed, _ in pairs], [ctx for _, ctx in pairs]
+
+
+def _decompressed(tensors: Sequence[torch.Tensor], contexts: Sequence[Any], compression: Any) -> list[torch.Tensor]:
+    return [compression.decompress(tensor, ctx) for tensor, ctx in zip(tensors, contexts, strict=True)]

@@ -1,0 +1,82 @@
+"""The collectives on a list of tensors that return a handle, or work in place: all of the list is done, or nothing.
+
+A group is agreed on and carried as one: as fast as one tensor of that size, and a rank cannot have a part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.torch.collectives.collective import allgather_of, allreduce_of, group, reducescatter_of
+from spark_estimator.torch.collectives.reductions import Average, reduce_op
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Reduces tensors over all ranks into new ones; see `grouped_allreduce`. Returns one handle, of a list."""
+    kind, operation = "grouped_allreduce", reduce_op(average, op)
+    members = group(tensors, kind)
+    return allreduce_of(members, kind, name, operation, prescale_factor, postscale_factor, process_set).submit()
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Reduces tensors over all ranks in place; see `grouped_allreduce`. Returns one handle, of the list."""
+    kind, operation = "grouped_allreduce", reduce_op(average, op)
+    factors = (prescale_factor, postscale_factor)
+    return allreduce_of(group(tensors, kind), kind, name, operation, *factors, process_set, in_place=True).submit()
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Reduces tensors over all ranks in place and returns their list; see `grouped_allreduce`. Not differentiable."""
+    kind, operation = "grouped_allreduce", reduce_op(average, op)
+    factors = (prescale_factor, postscale_factor)
+    return allreduce_of(group(tensors, kind), kind, name, operation, *factors, process_set, in_place=True).run()
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Joins all ranks' tensors along the first dimension; see `grouped_allgather`. Returns one handle, of a list."""
+    kind = "grouped_allgather"
+    request = allgather_of(group(tensors, kind), kind, name, process_set)
+    return request.submit(lambda gathered: [joined for joined, _ in gathered])
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Reduces tensors and gives each rank its rows; see `grouped_reducescatter`. Returns one handle, of a list."""
+    kind, operation = "grouped_reducescatter", reduce_op(None, op)
+    factors = (prescale_factor, postscale_factor)
+    return reducescatter_of(group(tensors, kind), kind, name, operation, *factors, process_set).submit()

@@ -1,0 +1,200 @@
+"""Turns tensors into what the engine reads and writes: an address, a shape and an element type.
+
+The *wire form* of a tensor holds its elements densely, in an order that is the same on all ranks, in the memory where
+the engine is to work: the host's, or that of the tensor's GPU (``device`` says which). It is the tensor itself where
+that is so already; else a copy, and the result is copied back. Tensors of devices that the engine does not know (MPS)
+are such a case: what is computed is right, at the price of two copies through the host.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Iterable
+
+import torch
+from torch.autograd import forward_ad
+from torch.nn.parameter import is_lazy
+
+from spark_estimator._native import DType
+from spark_estimator.collectives.ops import Tensor
+from spark_estimator.collectives.reductions import where as where
+from spark_estimator.torch.collectives.device import HOST
+
+ELEMENT_TYPES: dict[torch.dtype, DType] = {
+    torch.uint8: DType.UINT8,
+    torch.int8: DType.INT8,
+    torch.int16: DType.INT16,
+    torch.int32: DType.INT32,
+    torch.int64: DType.INT64,
+    torch.float16: DType.FLOAT16,
+    torch.bfloat16: DType.BFLOAT16,
+    torch.float32: DType.FLOAT32,
+    torch.float64: DType.FLOAT64,
+    torch.bool: DType.BOOL,
+}
+
+
+def element_type(dtype: torch.dtype) -> DType:
+    """The engine's code of an element type. Raises ValueError for one that it does not know."""
+    code = ELEMENT_TYPES.get(dtype)
+    if code is None:
+        known = ", ".join(str(known).removeprefix("torch.") for known in ELEMENT_TYPES)
+        raise ValueError(f"Tensors of type {dtype} cannot be sent; supported are {known}.")
+    return code
+
+
+def checked_tensor(tensor: object, kind: str) -> torch.Tensor:
+    """`tensor`, which is one. Raises ValueError for everything else.
+
+    Args:
+        tensor: as the caller got it.
+        kind: of the operation that it is for.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(
+            f"{where(kind)}: a torch.Tensor is needed, not {type(tensor).__name__} ({reprlib.repr(tensor)}); "
+            "torch.as_tensor() makes one of numbers and arrays."
+        )
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise ValueError(
+            f"{where(kind)}: this tensor stands for others in torch.func.grad, vmap, jvp or the like, and those do not "
+            "go through collectives. Transform what this rank computes by itself, and call the collective on the "
+            "result; or use backward() or torch.autograd.grad()."
+        )
+    # A dual level is open, which is rare.
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+        raise ValueError(
+            f"{where(kind)}: this tensor has a tangent of forward-mode differentiation, which would be lost. Call the "
+            "collective on both parts of torch.autograd.forward_ad.unpack_dual(tensor), and make_dual() of the results."
+        )
+    return tensor
+
+
+def wire_form(tensor: object, kind: str, device: torch.device = HOST) -> torch.Tensor:
+    """A contiguous tensor on `device` with the elements of `tensor`: itself, detached, where it is one already.
+
+    Raises:
+        ValueError: it is no tensor, or one without data, sparse, nested or of an unsupported element type.
+    """
+    given = checked_tensor(tensor, kind)
+    try:
+        element_type(given.dtype)
+    except ValueError as error:
+        raise ValueError(f"{where(kind)}: {error}") from None
+    if given.layout is not torch.strided or given.is_nested:
+        layout = "nested" if given.is_nested else given.layout
+        raise ValueError(f"{where(kind)}: a dense tensor is needed, not one of layout {layout}; use tensor.to_dense().")
+    wire = given.detach()
+    if not (wire.is_cpu and device is HOST):
+        if wire.is_meta:
+            raise ValueError(
+                f"{where(kind)}: a tensor of shape {tuple(wire.shape)} on device 'meta' holds no values that could be "
+                "sent; move its module to memory first, for example by module.to_empty(device='cpu')."
+            )
+        wire = wire.to(device)
+    # A lazily negated view (of a conjugate's imaginary part) has other bits in memory than its values.
+    return wire.resolve_neg().contiguous()
+
+
+def check_parameter(name: str, tensor: torch.Tensor, kind: str) -> None:
+    """Raises ValueError for a parameter whose values, or gradients, no operation could send.
+
+    Args:
+        name: for the message.
+        tensor: the parameter, or a buffer.
+        kind: of the operation that it is for.
+    """
+    if is_lazy(tensor):
+        why = "has no shape yet, as its module is lazy: run one forward pass of the model first"
+    elif tensor.is_nested or tensor.layout is not torch.strided:
+        layout = "nested" if tensor.is_nested else tensor.layout
+        why = f"is of layout {layout}, and dense tensors can be sent: use a dense one, or leave it out"
+    elif tensor.is_meta:
+        why = (
+            f"of shape {tuple(tensor.shape)} is on device 'meta' and holds no values: move its module to memory first, "
+            "for example by module.to_empty(device='cpu')"
+        )
+    elif tensor.is_complex():
+        why = (
+            f"is of type {tensor.dtype}, which cannot be sent: keep it as real numbers, torch.view_as_real(...), and "
+            "use torch.view_as_complex(...) where the model computes with it"
+        )
+    elif tensor.dtype not in ELEMENT_TYPES:
+        known = ", ".join(str(known).removeprefix("torch.") for known in ELEMENT_TYPES)
+        why = f"is of type {tensor.dtype}, which cannot be sent: convert it to one of {known}, or leave it out"
+    else:
+        return
+    raise ValueError(f"{where(kind)}: {reprlib.repr(name)} {why}.")
+
+
+def writable_wire_form(tensor: object, kind: str, device: torch.device = HOST) -> torch.Tensor:
+    """As `wire_form`, of a tensor into which the result can be written back. Raises ValueError where it cannot."""
+    wire = wire_form(tensor, kind, device)
+    assert isinstance(tensor, torch.Tensor)
+    if not tensor.is_contiguous() and overlaps_itself(tensor):
+        raise ValueError(
+            f"{where(kind)}: an operation in place needs a tensor whose elements do not share memory; this one has "
+            f"shape {tuple(tensor.shape)} and strides {tensor.stride()}. Use tensor.contiguous()."
+        )
+    return wire
+
+
+def write_back(wire: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Copies a result into the tensor that it belongs to, unless it is there already. Returns that tensor."""
+    if wire.data_ptr() != tensor.data_ptr() or wire.device != tensor.device:
+        tensor.detach().copy_(wire)
+    return tensor
+
+
+def is_alone(tensor: torch.Tensor) -> bool:
+    """Whether no other tensor shares memory with a dense one, as far as PyTorch itself knows.
+
+    A gradient's memory may be another gradient's, too, or of something that autograd has yet to read: where parameters
+    meet in a view, ``cat`` or ``+``, it hands out views of one tensor. The very same tensor as the gradient of two
+    parameters is alone, and so are two tensors that were made of one array: `overlapping` knows of these.
+    """
+    return references(tensor.untyped_storage()._cdata) <= ALONE
+
+
+# How many refer to a storage. Some older builds for CPUs cannot tell: there no gradient counts as alone.
+references: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda storage: 1)
+_own = torch.empty(1)
+#: What `references` gives for a storage that one tensor has.
+ALONE = references(_own.untyped_storage()._cdata) if hasattr(torch._C, "_storage_Use_Count") else 0
+
+
+def overlapping(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """The ids of those dense tensors that lie in each other's memory, in part or as a whole, elements between included.
+
+    Args:
+        tensors: any number of them; one tensor may come more than once, and overlaps itself then.
+    """
+    places = []
+    for tensor in tensors:
+        if tensor.numel():
+            start, length = tensor.data_ptr(), tensor.nbytes
+            if not tensor.is_contiguous():
+                last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+                length = (last + 1) * tensor.itemsize
+            places.append((start, start + length, id(tensor)))
+    places.sort()
+    found: set[int] = set()
+    furthest, end_of_all = 0, 0  # of all before: the one that ends last, and where
+    for start, end, number in places:
+        if start < end_of_all:
+            found.update((furthest, number))
+        if end > end_of_all:
+            furthest, end_of_all = number, end
+    return found
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether several elements share one place in memory, as in an expanded tensor: it cannot be written to."""
+    return any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def described(wire_input: torch.Tensor, wire_output: torch.Tensor | None = None) -> Tensor:
+    """The addresses of a wire form; without `wire_output` the result goes where the input is."""
+    source = wire_input.data_ptr()
+    target = source if wire_output is None else wire_output.data_ptr()
+    return Tensor(source, target, element_type(wire_input.dtype), tuple(wire_input.shape))

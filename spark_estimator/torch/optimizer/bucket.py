@@ -1,0 +1,321 @@
+"""A bucket of gradients on its way: taken from the parameters, handed to the engine by address, put back as averages.
+
+`Bucket` is what every kind of bucket promises; `DenseBucket` is the usual one. A gradient is not copied where it lies
+densely in host memory or on the GPU, in the parameter's own type and order: the engine works on the memory that
+autograd gave it. In all other cases (another order, a sparse gradient, another device, compression) a copy travels.
+
+So it does where the memory is not the gradient's alone: of other gradients, say, or of what autograd has yet to read.
+Each parameter's average is then put into a tensor of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spark_estimator._native import Op, ReduceOp
+from spark_estimator.collectives import context
+from spark_estimator.collectives import ops as collectives
+from spark_estimator.collectives.engine import Engine
+from spark_estimator.collectives.handle import Handle
+from spark_estimator.collectives.ops import Gpu, Plan
+from spark_estimator.collectives.process_set import ProcessSet
+from spark_estimator.torch.collectives.device import await_outputs, let_wait, place_of_all, raw_stream
+from spark_estimator.torch.collectives.memory import ALONE, described, element_type, references
+from spark_estimator.torch.compression.compressors import BucketCompression, NoneCompressor, wire_dtype
+from spark_estimator.torch.optimizer.slot import Slot
+
+
+@dataclass(frozen=True)
+class Options:
+    """How gradients are exchanged; the same on all ranks.
+
+    Attributes:
+        compression: what is sent in place of a gradient; see ``compression.Compressor``.
+        op: Average or Sum.
+        predivide: f of ``gradient_predivide_factor``: multiplied by 1/f before the sum and by f/size after it.
+        groups: explicit buckets: a number of them, or lists of parameters; None: by size.
+        sparse_as_dense: sparse gradients travel as dense ones and come back sparse.
+        process_set: over whose ranks; None: all.
+        shard_state: whether each rank then steps a share of the parameters only.
+    """
+
+    compression: Any
+    op: ReduceOp
+    predivide: float
+    groups: int | Sequence[Sequence[torch.Tensor]] | None
+    sparse_as_dense: bool
+    process_set: ProcessSet | None = None
+    shard_state: bool = False
+
+    def engine(self) -> Engine:
+        """That of the ranks which exchange. Raises as ``context.engine`` does."""
+        return context.engine(self.process_set)
+
+    def bucket(self, name: str, slots: list[Slot]) -> Bucket:
+        """A bucket for dense gradients, in the compression's own way where it has one."""
+        if isinstance(self.compression, BucketCompression):
+            made: Bucket = self.compression.bucket(name, slots, self)
+            return made
+        return DenseBucket(name, slots, self)
+
+    def next_name(self) -> str:
+        """A name for one more optimizer, that all ranks of the set make alike if they make it in the same order.
+
+        Each set counts by itself: a rank that is in one of them more has made more optimizers than others.
+        """
+        number = context.next_number(f"DistributedOptimizer {self.engine().process_set}")
+        return f"DistributedOptimizer.{number}"
+
+    def scaled_op(self) -> tuple[ReduceOp, float, float]:
+        """The reduction, with the factors before and after it."""
+        if self.predivide == 1.0:
+            return self.op, 1.0, 1.0
+        return ReduceOp.SUM, 1.0 / self.predivide, self.predivide / self.engine().size
+
+
+class Bucket(ABC):
+    """Gradients that are exchanged together: ``submit``, ``proceed``, ``finish`` and ``forget``, once in an exchange.
+
+    Args:
+        name: of the request; the same on all ranks.
+        slots: whose gradients.
+        options: how they are exchanged.
+
+    Attributes:
+        place: where the gradients are worked on.
+        missing: ids of the parameters whose gradients are not complete yet. Autograd's threads take theirs out.
+        torn: nobody knows whether the engine has it: the name of what, such as a KeyboardInterrupt, came while it was
+            handed over; "" when nothing did.
+        bytes_given: that this rank handed to the engine in the last exchange.
+    """
+
+    bytes_given = 0
+
+    def __init__(self, name: str, slots: list[Slot], options: Options) -> None:
+        self.name = name
+        self.slots = slots
+        self._options = options
+        self._keys = [id(slot.param) for slot in slots]
+        self.missing = set(self._keys)
+        self.torn = ""
+        self.place = place_of_all([slot.param for slot in slots], options.process_set)
+        self._gpu: Gpu | None = None  # with the stream on which it was submitted
+        # Of the GPU, on which this exchange's gradients were computed. What is made here is used in it, too.
+        self._streams: set[int] = set()
+        self._handle: Handle | None = None
+        self._lock = threading.Lock()
+        self.note_stream()
+
+    @property
+    def submitted(self) -> bool:
+        """Whether the engine has it, or has had it, in the present exchange."""
+        return self._handle is not None or self.torn != ""
+
+    def submit(self) -> None:
+        """Hands the bucket to the engine, with zeros for parameters without gradient; once in an exchange.
+
+        Does not block.
+        """
+        with self._lock:  # two of autograd's threads may each have brought the last gradient
+            if self._handle is None:
+                try:
+                    self._gather_streams()
+                    self._handle = self._submit()
+                except Exception:
+                    raise
+                except BaseException as error:
+                    self.torn = type(error).__name__
+                    raise
+
+    def note_stream(self) -> None:
+        """What comes on a GPU's current stream is to come before what is submitted."""
+        if self.place.on_gpu:
+            self._streams.add(raw_stream(self.place.number))
+
+    def _gather_streams(self) -> None:
+        """Has the current stream wait for those on which autograd has computed: a branch's backward is on its own."""
+        self._gpu = self.place.gpu("DistributedOptimizer")
+        if self._gpu is not None:
+            others = self._streams - {self._gpu.stream}
+            if others:
+                let_wait(self._gpu.device, others)
+
+    def proceed(self) -> None:  # noqa: B027  most kinds have one part only
+        """Waits for the first part of an exchange that has two, and submits the second. Raises as `finish` does."""
+
+    @abstractmethod
+    def _submit(self) -> Handle:
+        """Hands the gradients that there are to the engine. Does not block."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Waits for the reduction, then makes its results the parameters' gradients. Raises as ``Handle.wait`` does."""
+
+    def forget(self) -> None:
+        """Makes ready for the next exchange. What is still in flight keeps its memory to itself."""
+        self._handle = None
+        self.torn = ""
+        self._streams.clear()
+        self.missing.update(self._keys)
+        for slot in self.slots:
+            slot.forget()
+
+    def let_go_of_memory(self) -> None:
+        """Parts the parameters from memory that the engine may be writing; `finish` brings them together again."""
+        for slot in self.slots:
+            slot.param.grad = None
+
+
+class DenseBucket(Bucket):
+    """Gradients of one wire type that are reduced by one allreduce."""
+
+    def __init__(self, name: str, slots: list[Slot], options: Options) -> None:
+        super().__init__(name, slots, options)
+        wire_type = wire_dtype(options.compression, slots[0].dtype)
+        self._plan: Plan | None = None
+        # One flag a gradient travels along: 1 where this rank has one. What is 0 for all ranks keeps no gradient
+        # anywhere, as in a single process, so that weight decay or momentum do not move a parameter that nobody used.
+        # None: a custom compressor, whose wire type, order and size are known when it has compressed.
+        self._ones = None if wire_type is None else torch.ones(len(slots), dtype=wire_type, device=self.place.device)
+        self._flags: torch.Tensor | None = None
+        self._sent: list[torch.Tensor] = []  # all that the engine reads and writes
+        self._held: list[torch.Tensor] | None = None  # all gradients, when all travel where they lie
+        # Parameters, and the strides of those that are not contiguous: to ask the latter of each gradient costs most.
+        self._direct = [
+            (
+                slot,
+                slot.param,
+                None if torch.empty(slot.param.shape, device="meta").stride() == slot.strides else slot.strides,
+            )
+            for slot in slots
+        ]
+
+    def _submit(self) -> Handle:
+        self._held = self._gradients_that_lie_right()
+        if self._held is not None and self._ones is not None:
+            return self._submit_plan(self._held, self._ones)
+        for slot in self.slots:
+            self._take(slot)
+        wires = [_present(slot.wire) for slot in self.slots]
+        if self._ones is None:
+            op, prescale, postscale = self._options.scaled_op()
+            self.bytes_given = sum(wire.nbytes for wire in wires)
+            self._sent = wires
+            return collectives.submit(
+                Op.ALLREDUCE,
+                self.name,
+                [described(wire) for wire in wires],
+                reduce_op=op,
+                prescale=prescale,
+                postscale=postscale,
+                process_set=self._options.process_set,
+                keep=wires,
+                gpu=self._gpu,
+            )
+        present = torch.tensor([slot.gradient is not None for slot in self.slots])
+        return self._submit_plan(wires, present.to(self.place.device, self._ones.dtype))
+
+    def _gradients_that_lie_right(self) -> list[torch.Tensor] | None:
+        """All gradients, if each can travel as it is; else None. The usual case, once a step: not a line too much."""
+        if self._options.compression is not NoneCompressor:
+            return None
+        dtype, strided, count, alone = self.slots[0].dtype, torch.strided, references, ALONE
+        device = self.place.torch_number
+        gradients = []
+        for slot, param, strides in self._direct:
+            gradient = param.grad
+            if (
+                gradient is None
+                or gradient.dtype is not dtype
+                or gradient.layout is not strided
+                or gradient.get_device() != device
+                or not (gradient.is_contiguous() if strides is None else gradient.stride() == strides)
+                or gradient.is_neg()
+                or (count(gradient.untyped_storage()._cdata) > alone and gradient is not slot.before)
+                or slot.overlapped
+            ):
+                return None
+            gradients.append(gradient)
+        return gradients
+
+    def _submit_plan(self, wires: list[torch.Tensor], own: torch.Tensor) -> Handle:
+        """Hands over wire forms, and for each whether there is a gradient."""
+        flags = self._flags = torch.empty_like(own)
+        if self._plan is None:
+            self._plan = self._planned([*wires, own])
+            self.bytes_given = sum(wire.nbytes for wire in (*wires, own))
+        places = [wire.data_ptr() for wire in wires]
+        self._sent = [*wires, own, flags]
+        stream = 0 if self._gpu is None else self._gpu.stream
+        # Nobody looks at gradients before the end of backward, which waits.
+        return self._plan.submit(
+            [*places, own.data_ptr()], [*places, flags.data_ptr()], self._sent, defer=True, stream=stream
+        )
+
+    def _planned(self, wires: Sequence[torch.Tensor]) -> Plan:
+        """The request for wire forms such as these, whose types and shapes are the same in every step."""
+        op, prescale, postscale = self._options.scaled_op()
+        forms = [(element_type(wire.dtype), tuple(wire.shape)) for wire in wires]
+        return collectives.plan(
+            Op.ALLREDUCE,
+            self.name,
+            forms,
+            reduce_op=op,
+            prescale=prescale,
+            postscale=postscale,
+            process_set=self._options.process_set,
+            device=self.place.engines_device,
+        )
+
+    def finish(self) -> None:
+        assert self._handle is not None
+        await_outputs(self._handle, self._gpu, self._sent, "DistributedOptimizer")
+        if self._held is not None:
+            for slot, gradient in zip(self.slots, self._held, strict=True):
+                if slot.param.grad is not gradient:
+                    slot.param.grad = gradient
+            return
+        # Only where this rank misses a gradient: to read them makes the CPU wait for the GPU.
+        misses = self._flags is not None and any(slot.gradient is None for slot in self.slots)
+        flags = self._flags.tolist() if self._flags is not None and misses else None
+        for position, slot in enumerate(self.slots):
+            if slot.gradient is None:
+                if flags is None or flags[position]:
+                    self._give_back(slot)
+            elif slot.wire is not slot.gradient or slot.param.grad is not slot.gradient:
+                self._give_back(slot)
+
+    def forget(self) -> None:
+        super().forget()
+        self._flags = self._held = None
+        self._sent = []
+
+    def _take(self, slot: Slot) -> None:
+        gradient = slot.take()
+        compression = self._options.compression
+        if gradient is not None and gradient.get_device() == self.place.torch_number and slot.fits(gradient):
+            wire = gradient
+        else:
+            wire = slot.copied(self.place.device, slot.dtype)
+        if compression is not NoneCompressor:
+            wire, slot.context = compression.compress(wire.detach())
+            if self._ones is None:
+                wire = wire.detach().to(self.place.device).contiguous()
+        slot.wire = wire
+
+    def _give_back(self, slot: Slot) -> None:
+        wire = slot.wire
+        if self._options.compression is not NoneCompressor:
+            wire = self._options.compression.decompress(wire, slot.context)
+        slot.put_back(_present(wire))
+
+
+def _present(wire: torch.Tensor | None) -> torch.Tensor:
+    assert wire is not None
+    return wire

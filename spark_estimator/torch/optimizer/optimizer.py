@@ -1,0 +1,441 @@
+"""``DistributedOptimizer``: the user's own optimizer, whose gradients are averages over all ranks.
+
+The object stays the same; its class becomes a subclass of the user's class with the same name, so that learning-rate
+schedulers made before, ``isinstance`` and ``state_dict`` hold. ``step`` itself is not overridden: a scheduler puts its
+own function in the instance, past any subclass; the optimizer's step hooks are called either way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch._compile import _disable_dynamo
+
+from spark_estimator._native import ReduceOp
+from spark_estimator.collectives import context
+from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.observe import progress
+from spark_estimator.torch.collectives.memory import where
+from spark_estimator.torch.collectives.reductions import check_adasum
+from spark_estimator.torch.compression.compressors import UNCHOSEN
+from spark_estimator.torch.optimizer.adasum import TAKES_SCALE, AdasumStep
+from spark_estimator.torch.optimizer.arguments import (
+    check_passes,
+    check_predivide,
+    checked_groups,
+    checked_names,
+    checked_op,
+    compression_for,
+    ranks_of,
+)
+from spark_estimator.torch.optimizer.bucket import Options
+from spark_estimator.torch.optimizer.exchange import GradientExchange
+from spark_estimator.torch.optimizer.sharded_state import ShardedState, check_can_shard
+
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
+
+#: The one attribute that wrapping adds to the user's object.
+_ATTRIBUTE = "_distributed"
+
+
+@dataclass
+class _Distributed:
+    """What a wrapped optimizer carries with it. With one rank for good there is nothing to
+    exchange, and no hook."""
+
+    options: Options
+    passes: int
+    exchange: GradientExchange | AdasumStep | None
+    hooks: list[Any]
+    skipping: bool = False
+    shards: ShardedState | None = None
+
+    def after_a_step_that_raised(self) -> None:
+        """What a step that raised has left in the optimizer's groups is put right."""
+        if self.shards is not None:
+            self.shards.restore()
+
+
+def DistributedOptimizer(  # Horovod's name: a function that is used like a class
+    optimizer: OptimizerT,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = UNCHOSEN,
+    backward_passes_per_step: int = 1,
+    op: int = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+    shard_state: bool = False,
+) -> OptimizerT:
+    """Makes an optimizer step with gradients that are reduced over all ranks; returns that same object.
+
+    Gradients travel while ``backward()`` is at work on others, and are averages when it returns: clip, unscale and log
+    them as in one process. (A backward inside another one's autograd function or hook is part of that: averages are
+    there when the outer one returns, or after ``step()``.) A parameter that is not used on some ranks counts as zero
+    there; one that no rank uses keeps no gradient.
+
+    All ranks make their optimizers in the same order, in which messages number them from 0, and step them in the same
+    order. A parameter that several have is exchanged by the one that was made last, in its way; the others step with
+    what came of it.
+
+    A copy or a pickle is a plain optimizer of its own class: wrap it again. LBFGS works, each evaluation of its closure
+    an exchange; its state can be neither broadcast nor divided.
+
+    Args:
+        optimizer: any ``torch.optim.Optimizer``. Parameters may be added, frozen or unfrozen later, on all ranks alike.
+        named_parameters: usually ``model.named_parameters()``, for messages. None: parameters are named by number.
+        compression: what is sent in place of each gradient; see `Compression`. Where none is given,
+            SPARK_ESTIMATOR_COMPRESSION says which (none, fp16 or bf16).
+        backward_passes_per_step: gradients of so many backward passes are added up before they travel (they are not
+            divided by that number). To accumulate needs it: one pass more than told, before ``step()``, is refused.
+        op: `Average` or `Sum` of gradients. `Adasum`: each rank steps by its own gradients, and what the step has
+            changed is combined by the adaptive sum.
+        gradient_predivide_factor: f: an average is taken as 1/f before and f/size after the sum.
+        num_groups: deprecated, as ``groups=num_groups``.
+        groups: which gradients travel together: a number of nearly equal groups, or lists of parameters; by default so
+            many as fill SPARK_ESTIMATOR_BUCKET_BYTES.
+        sparse_as_dense: sparse gradients travel as dense ones and come back sparse; without it their rows travel.
+        process_set: over whose ranks; a rank outside it steps by its own gradients.
+        shard_state: each rank holds the optimizer's state for its share of the parameters only (for Adam 8 bytes a
+            parameter in the job instead of on each rank) and steps that share. For optimizers of ``torch.optim`` that
+            treat each element by itself (``sharded_state.ELEMENTWISE``) and their subclasses. Not in Horovod.
+
+    Raises:
+        ValueError: an argument is out of range, or `named_parameters` is not a list of unique names that covers the
+            optimizer's parameters; Adasum with a compression that works on averages and sums; a process set that is
+            not registered.
+        NotImplementedError: Adasum for a number of ranks that is no power of two.
+        MismatchError: later, from the first backward or step: the ranks' parameters differ; the first one is named.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"DistributedOptimizer wraps a torch.optim.Optimizer, not a {type(optimizer).__name__}.")
+    operation = checked_op(op)
+    check_predivide(gradient_predivide_factor, operation)
+    check_passes(backward_passes_per_step)
+    if num_groups:
+        if groups is None and num_groups < 0:
+            raise ValueError(f"num_groups={num_groups!r} must be 0, or the number of groups.")
+        warnings.warn("num_groups= is deprecated; use groups=.", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    names = checked_names(optimizer, named_parameters)
+    over = None if process_set is global_process_set else process_set
+    size = ranks_of(over)  # raises before init(), while nothing has been changed
+    compression = compression_for(compression, operation)
+    options = Options(
+        compression,
+        operation,
+        gradient_predivide_factor,
+        checked_groups(optimizer, groups),
+        sparse_as_dense,
+        over,
+        shard_state,
+    )
+    check_adasum(operation, size, "DistributedOptimizer")
+    if shard_state:
+        check_can_shard(optimizer)
+        if operation is ReduceOp.ADASUM:
+            raise ValueError(
+                f"{where('DistributedOptimizer')}: shard_state=True does not go together with op=hvd.Adasum: each rank "
+                "steps on its own there."
+            )
+
+    unwrap(optimizer)
+    distributed = _Distributed(options, backward_passes_per_step, None, [])
+    if size > 1 or (over is None and context.settings().elastic):  # an elastic job may come to have more ranks
+        distributed.hooks = [optimizer.register_step_pre_hook(_before_step), _first_after_step(optimizer)]
+        if operation is ReduceOp.ADASUM:
+            distributed.exchange = AdasumStep(optimizer, names, options)
+        else:
+            distributed.exchange = exchange = GradientExchange(optimizer, names, backward_passes_per_step, options)
+            if shard_state:
+                distributed.shards = ShardedState(optimizer, over)
+                distributed.hooks.append(optimizer.register_step_pre_hook(_enter_pieces))
+                exchange.before_backward = distributed.shards.restore
+    optimizer.__class__ = _distributed_class(type(optimizer))  # type: ignore[assignment]  # which is a subclass of it
+    setattr(optimizer, _ATTRIBUTE, distributed)
+    return optimizer
+
+
+class DistributedMethods(torch.optim.Optimizer):
+    """What wrapping adds to the user's optimizer class. Horovod's names."""
+
+    _distributed: _Distributed
+
+    def synchronize(self) -> None:
+        """Returns when all gradients are averages, also those that no backward has computed here. Collective.
+
+        Not needed before clipping or unscaling: the averages are there when ``backward()`` returns.
+        """
+        if self._distributed.exchange is not None:
+            self._distributed.exchange.synchronize()
+            self._distributed.exchange.forget_passes()
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """In this context ``step()`` takes the gradients as they are. Raises AssertionError with Adasum."""
+        if self._distributed.options.op is ReduceOp.ADASUM:
+            raise AssertionError(
+                f"{where('skip_synchronize')}: it has no meaning with op=hvd.Adasum: what a step has changed is "
+                "combined after it."
+            )
+        self._distributed.skipping = True
+        try:
+            yield
+        finally:
+            self._distributed.skipping = False
+
+    def set_backward_passes_per_step(self, passes: int | None) -> None:
+        """Changes how many backward passes make a step, from the next step on.
+
+        Args:
+            passes: the number; or None where it is not known beforehand: all ranks make as many passes, and gradients
+                are averages after each, but for those in `accumulating`. ``backward_passes_per_step`` is 1 then.
+
+        Raises:
+            ValueError: it is below 1; it is None, and `op` is `Sum`: a sum of sums would count gradients twice.
+        """
+        if passes is not None:
+            check_passes(passes)
+        elif self._distributed.options.op is ReduceOp.SUM:
+            raise ValueError(
+                f"{where('DistributedOptimizer')}: set_backward_passes_per_step(None) does not go with op=hvd.Sum: "
+                "what was summed before would be summed again in a later pass. Use op=hvd.Average."
+            )
+        self._distributed.passes = passes or 1
+        if self._distributed.exchange is not None:
+            self._distributed.exchange.passes_per_step = passes or 1
+            self._distributed.exchange.repeating = passes is None
+            self._distributed.exchange.begin_step()
+
+    @contextlib.contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Backward passes in this context add to the gradients, and nothing travels; they do not count for the step.
+
+        The next one outside, or else ``step()``, exchanges all that has been added. All ranks need not make equally
+        many of these passes. Not in Horovod.
+        """
+        exchange = self._distributed.exchange
+        if exchange is None:
+            yield
+            return
+        before, exchange.accumulating = exchange.accumulating, True
+        try:
+            yield
+        finally:
+            exchange.accumulating = before
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """As the optimizer's own. Raises AssertionError inside a backward pass, while gradients are in flight."""
+        self._distributed.after_a_step_that_raised()
+        exchange = self._distributed.exchange
+        if exchange is not None:
+            if exchange.in_backward:
+                raise AssertionError(
+                    "zero_grad() was called while a backward pass is under way: its gradients are in flight."
+                )
+            exchange.begin_step()  # what was exchanged and not used is given up, as it is on ranks without a backward
+        super().zero_grad(*args, **kwargs)
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        """As the optimizer's own; what ``shard_state=True`` does before a step comes after all such hooks."""
+        handle = super().register_step_pre_hook(hook)
+        if self._distributed.shards is not None:
+            last, hooks = self._distributed.hooks[-1].id, self._optimizer_step_pre_hooks
+            hooks[last] = hooks.pop(last)
+        return handle
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """As the optimizer's own; backward passes that were counted for the coming step are forgotten."""
+        if self._distributed.exchange is not None:
+            self._distributed.exchange.begin_step()
+        if self._distributed.shards is not None:
+            self._distributed.shards.forget()
+        super().load_state_dict(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the optimizer's own. With ``shard_state=True``, what `consolidate_state_dict` has brought together here.
+
+        Raises:
+            RuntimeError: the state is divided among the ranks and has not been brought together since the last step.
+        """
+        shards = self._distributed.shards
+        whole = None if shards is None else shards.whole_state()
+        if whole is None:
+            return super().state_dict()
+        own, self.state = self.state, defaultdict(dict, whole)
+        try:
+            return super().state_dict()
+        finally:
+            self.state = own
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Brings a divided state together on one rank, whose ``state_dict()`` is whole then. Collective.
+
+        Without ``shard_state=True`` there is nothing to do.
+        """
+        if self._distributed.shards is not None:
+            self._distributed.shards.consolidate(to)
+
+    @property
+    def state_is_divided(self) -> bool:
+        """Whether steps have left a state that is divided among the ranks (``shard_state=True``)."""
+        return self._distributed.shards is not None and self._distributed.shards.holds_state
+
+    def forget_divided_state(self) -> None:
+        """Drops this rank's share of a divided state: a whole one takes its place."""
+        if self._distributed.shards is not None:
+            self._distributed.shards.forget()
+
+    @property
+    def bytes_given(self) -> int:
+        """Bytes of gradients, in the form in which they travel, that this rank gave to the last exchange; 0 before it.
+
+        What crosses a wire depends on the collective: of an allreduce up to twice as much, of an allgather so much from
+        every other rank.
+        """
+        return 0 if self._distributed.exchange is None else self._distributed.exchange.bytes_given
+
+    @property
+    def op(self) -> int:
+        """How gradients are reduced."""
+        return self._distributed.options.op
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """How many backward passes make a step."""
+        return self._distributed.passes
+
+    @property
+    def gradient_predivide_factor(self) -> float:
+        """f of the average taken as 1/f before and f/size after the sum."""
+        return self._distributed.options.predivide
+
+    @property
+    def sparse_as_dense(self) -> bool:
+        """Whether sparse gradients are accepted, and travel as dense ones."""
+        return self._distributed.options.sparse_as_dense
+
+    @property
+    def process_set(self) -> ProcessSet:
+        """Over whose ranks gradients are reduced."""
+        return self._distributed.options.process_set or global_process_set
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy or a pickle is an optimizer of the user's own class, not a distributed one: it belongs to no job."""
+        if self._distributed.shards is not None and self._distributed.shards.holds_state:
+            raise TypeError(
+                "An optimizer whose state is divided among ranks (shard_state=True) cannot be copied or pickled; use "
+                "consolidate_state_dict() and state_dict()."
+            )
+        state = self.__getstate__()
+        if isinstance(state, dict):
+            added = {_ATTRIBUTE, TAKES_SCALE} if self._distributed.options.op is ReduceOp.ADASUM else {_ATTRIBUTE}
+            state = {key: value for key, value in state.items() if key not in added}
+        # Made by the standard library alone, so that it can be loaded where this package is not installed.
+        return copyreg._reconstructor, (_own_class(self), object, None), state  # type: ignore[attr-defined]  # no stub
+
+
+def own_class_of(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
+    """The class that the user made the optimizer with, wrapped or not."""
+    return _own_class(optimizer) if isinstance(optimizer, DistributedMethods) else type(optimizer)
+
+
+def _distributed_class(own: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    if own not in _distributed_classes:
+        names = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
+        _distributed_classes[own] = type(own.__name__, (DistributedMethods, own), names)
+    return _distributed_classes[own]
+
+
+def _own_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
+    own: type[torch.optim.Optimizer] = type(optimizer).__bases__[1]
+    return own
+
+
+#: The user's class -> its distributed subclass, so that two optimizers of one class stay of one class.
+_distributed_classes: dict[type[torch.optim.Optimizer], type[torch.optim.Optimizer]] = {}
+
+
+def unwrap(optimizer: torch.optim.Optimizer) -> None:
+    """Takes back an earlier wrapping, as when a notebook cell is run twice; backward passes are the rank's own then."""
+    if isinstance(optimizer, DistributedMethods):
+        distributed = optimizer._distributed
+        for hook in distributed.hooks:
+            hook.remove()
+        if distributed.exchange is not None:
+            distributed.exchange.close()
+        optimizer.__class__ = _own_class(optimizer)  # type: ignore[assignment]  # which is what it was
+        delattr(optimizer, _ATTRIBUTE)
+
+
+@_disable_dynamo  # where step is compiled, the exchange is not
+def _before_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    """Averages what no backward has averaged; with a closure that is known only after the closure has run."""
+    exchange = optimizer._distributed.exchange
+    assert exchange is not None
+    exchange.before_step()
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if callable(closure):
+        if isinstance(closure, _AveragedClosure):
+            return None  # a step that calls its base class's step: the hooks see it twice
+        averaged = _AveragedClosure(closure, optimizer)
+        if len(args) > 1:
+            return (args[0], averaged, *args[2:]), kwargs
+        return args, {**kwargs, "closure": averaged}
+    if not optimizer._distributed.skipping:
+        exchange.synchronize()
+    return None
+
+
+@_disable_dynamo
+def _enter_pieces(optimizer: DistributedMethods, args: Any, kwargs: Any) -> None:
+    """The last before a step with ``shard_state=True``: no other hook sees the pieces, or leaves them by raising."""
+    shards = optimizer._distributed.shards
+    if shards is not None and not callable(args[1] if len(args) > 1 else kwargs.get("closure")):
+        shards.enter()
+
+
+def _first_after_step(optimizer: torch.optim.Optimizer) -> Any:
+    """Registers `_after_step` before the hooks that there are: they see what the step has made in the end."""
+    hooks = optimizer._optimizer_step_post_hooks
+    others = dict(hooks)
+    hooks.clear()
+    handle = optimizer.register_step_post_hook(_after_step)
+    hooks.update(others)
+    return handle
+
+
+@_disable_dynamo  # where step is compiled, the exchange is not
+def _after_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> None:
+    progress.count_step()
+    exchange = optimizer._distributed.exchange
+    assert exchange is not None
+    if optimizer._distributed.shards is not None:
+        optimizer._distributed.shards.leave()
+    exchange.after_step()
+
+
+class _AveragedClosure:
+    """The user's closure, after which the gradients are averages; a step may call it any number of times."""
+
+    def __init__(self, closure: Callable[[], Any], optimizer: DistributedMethods) -> None:
+        self._closure = closure
+        self._optimizer = optimizer
+
+    def __call__(self) -> Any:
+        distributed = self._optimizer._distributed
+        assert distributed.exchange is not None
+        distributed.after_a_step_that_raised()
+        loss = distributed.exchange.evaluate(self._closure, synchronize=not distributed.skipping)
+        if distributed.shards is not None:
+            distributed.shards.enter()
+        return loss

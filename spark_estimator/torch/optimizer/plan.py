@@ -1,0 +1,161 @@
+"""What one optimizer's exchange is made of: its parameters in buckets, on which the ranks agree before one travels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from spark_estimator._native import Op, ReduceOp
+from spark_estimator.collectives import context
+from spark_estimator.collectives import ops as collectives
+from spark_estimator.errors import MismatchError
+from spark_estimator.torch.agreement import agree
+from spark_estimator.torch.collectives.device import place_of_all
+from spark_estimator.torch.collectives.memory import described, element_type
+from spark_estimator.torch.compression.compressors import BucketCompression, wire_dtype
+from spark_estimator.torch.optimizer.bucket import Options
+from spark_estimator.torch.optimizer.bucket_sizes import Gradient, description, plan
+from spark_estimator.torch.optimizer.slot import Slot
+from spark_estimator.torch.optimizer.sparse_bucket import SparseBucket
+
+
+class GradientPlan:
+    """The buckets of some parameters' gradients.
+
+    Attributes:
+        slots: of the parameters, in the optimizer's order.
+        buckets: in the order in which they are expected to be complete.
+        bucket_of: parameter id -> its bucket.
+        agreed: the ranks have compared their plans.
+
+    Args:
+        name: of the exchange, alike on all ranks.
+        slots: see above.
+        options: how to exchange.
+        passes: backward passes per step.
+    """
+
+    def __init__(self, name: str, slots: Sequence[Slot], options: Options, passes: int) -> None:
+        self.slots = list(slots)
+        self.agreed = False
+        self._name = name
+        self._options = options
+        self._passes = passes
+        self._make({})
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a bucket has been submitted, and its exchange is not over."""
+        return any(bucket.submitted for bucket in self.buckets)
+
+    def forget(self) -> None:
+        """Makes all buckets ready for the next exchange."""
+        for bucket in self.buckets:
+            bucket.forget()
+
+    def agree(self) -> bool:
+        """Compares plans with the other ranks, before the first bucket travels. Collective.
+
+        Returns:
+            Whether the buckets are others now: gradients have turned out to be sparse on some rank.
+
+        Raises:
+            MismatchError: they differ, or another rank still exchanges by the plan before this one.
+        """
+        # Under the first bucket's own name: a rank that holds to the old plan submits that, and all get an error.
+        name, detail = f"{self._name}.bucket.0", f"{self._name}.plan"
+        process_set = self._options.process_set
+        subject = "the parameters of DistributedOptimizer"
+        try:
+            agree(self._description, name=name, subject=subject, detail_name=detail, process_set=process_set)
+        except MismatchError as error:
+            if str(error).startswith("The ranks disagree"):
+                raise
+            raise MismatchError(
+                f"Rank {context.rank()} is about to exchange other gradients than before, and another rank is not: "
+                "add_param_group, requires_grad_ or a change of type must happen on all ranks between the same two "
+                f"steps. ({error})"
+            ) from error
+        self.agreed = True
+        return not self._options.sparse_as_dense and self._find_sparse()
+
+    def _make(self, sparse_dims: dict[int, int]) -> None:
+        """Makes the buckets.
+
+        Args:
+            sparse_dims: position of a parameter whose gradients are sparse -> how many of its dimensions are.
+        """
+        params = [slot.param for slot in self.slots]
+        gradients = [self._planned(slot) for slot in self.slots]
+        dense = [position for position in range(len(params)) if position not in sparse_dims]
+        groups = self._group_positions([params[position] for position in dense])
+        planned = [
+            [dense[number] for number in numbers]
+            for numbers in plan([gradients[position] for position in dense], context.settings().bucket_bytes, groups)
+        ]
+        self.buckets = [
+            self._options.bucket(f"{self._name}.bucket.{number}", [self.slots[position] for position in positions])
+            for number, positions in enumerate(planned)
+        ]
+        for position, dims in sparse_dims.items():
+            name = f"{self._name}.sparse.{position}"
+            self.buckets.append(SparseBucket(name, self.slots[position], self._options, dims))
+        self.bucket_of = {id(slot.param): bucket for bucket in self.buckets for slot in bucket.slots}
+        op, prescale, postscale = self._options.scaled_op()
+        header = (
+            f"{len(params)} parameters, {op.name.lower()}, scales {prescale} and {postscale}, "
+            f"sparse gradients {'as dense ones' if self._options.sparse_as_dense else 'by their rows'}"
+        )
+        if self._passes > 1:
+            header += f", {self._passes} backward passes a step"
+        if self._options.shard_state:
+            header += ", state in shares"
+        if isinstance(self._options.compression, BucketCompression):
+            header += f", {self._options.compression!r}"
+        self._description = description(gradients, [*planned, *([position] for position in sparse_dims)], header)
+
+    def _planned(self, slot: Slot) -> Gradient:
+        element_type(slot.dtype)
+        wire_type = wire_dtype(self._options.compression, slot.dtype)
+        return Gradient(
+            name=slot.name,
+            shape=tuple(slot.param.shape),
+            order=slot.order,
+            dtype=str(slot.dtype).removeprefix("torch."),
+            wire_dtype="" if wire_type is None else str(wire_type).removeprefix("torch."),
+            wire_bytes=slot.param.numel() * (slot.dtype if wire_type is None else wire_type).itemsize,
+            on_gpu=place_of_all([slot.param], self._options.process_set).on_gpu,
+        )
+
+    def _group_positions(self, params: Sequence[torch.Tensor]) -> int | list[list[int]] | None:
+        groups = self._options.groups
+        if groups is None or isinstance(groups, int):
+            return groups
+        position = {id(param): number for number, param in enumerate(params)}
+        found = [[position[id(param)] for param in group if id(param) in position] for group in groups]
+        return [group for group in found if group]
+
+    def _find_sparse(self) -> bool:
+        """Plans sparse buckets for parameters whose gradient is sparse on some rank, now that all have a gradient."""
+        # Sums, in which a rank that has joined takes part with zeros: of ranks with a sparse one, of its dimensions.
+        seen = torch.zeros((2, len(self.slots)), dtype=torch.int64)
+        for position, slot in enumerate(self.slots):
+            gradient = slot.param.grad
+            if gradient is not None and gradient.layout is torch.sparse_coo:
+                seen[:, position] = torch.tensor([1, gradient.sparse_dim()])
+        name, process_set = f"{self._name}.sparse", self._options.process_set
+        collectives.run(
+            Op.ALLREDUCE,
+            name,
+            [described(seen)],
+            reduce_op=ReduceOp.SUM,
+            process_set=process_set,
+            keep=seen,
+            repeats=False,
+        )
+        ranks, dims = seen.tolist()
+        found = {at: of // count for at, (count, of) in enumerate(zip(ranks, dims, strict=True)) if count}
+        if found:
+            self._make(found)
+        return bool(found)

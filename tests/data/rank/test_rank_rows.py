@@ -1,0 +1,67 @@
+"""A rank's rows: read in an order that does not depend on how they have come, where that is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import pytest
+
+from spark_estimator.collectives import context
+from spark_estimator.data.rank.rank_rows import RankRows, balanced, ordered_by_value
+
+
+@dataclass
+class Rows:
+    """As a spool."""
+
+    matrices: list[Any]
+
+    @property
+    def rows(self) -> int:
+        return len(self.matrices[0])
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    context.init()
+    yield
+    context.shutdown()
+
+
+def some(count: int) -> list[Any]:
+    draw = numpy.random.default_rng(3)
+    numbers = draw.normal(size=(count, 3)).astype(numpy.float32)
+    numbers[: count // 2, 0] = 0  # rows that begin alike
+    return [numbers, draw.integers(0, 3, (count, 1)), draw.integers(0, 255, (count, 5), numpy.uint8)]
+
+
+def read(rows: RankRows) -> list[bytes]:
+    return [
+        b"".join(matrix.tobytes() for matrix in batch.matrices) for batch in rows.batches(7, order=(5, 1)) if batch.rows
+    ]
+
+
+def test_rows_are_read_in_the_same_order_however_they_have_come() -> None:
+    first = some(20_011)  # of several blocks
+    mixed = numpy.random.default_rng(4).permutation(len(first[0]))
+    other = [matrix[mixed] for matrix in first]
+    ones, others = (balanced(Rows(given), "test", by_value=True) for given in (first, other))  # type: ignore[arg-type]
+    assert ones.checksum() == others.checksum() and ones.spread() == others.spread()
+    assert read(ones) == read(others)
+    parts = [rows.split(0.3, 9) for rows in (ones, others)]
+    for one, two in zip(*parts, strict=True):
+        assert read(one) == read(two)
+        assert one.spread() == two.spread()
+    as_they_lie = balanced(Rows(other), "test")  # type: ignore[arg-type]
+    assert as_they_lie.checksum() == ones.checksum()
+    assert as_they_lie.spread() != ones.spread() and read(as_they_lie) != read(ones)
+
+
+def test_an_order_by_value_has_each_row_once() -> None:
+    for count in (1, 2, 500):
+        assert sorted(ordered_by_value(some(count)).tolist()) == list(range(count))
+    alike = [numpy.zeros((40, 2)), numpy.ones((40, 1), numpy.int64)]
+    assert sorted(ordered_by_value(alike).tolist()) == list(range(40))

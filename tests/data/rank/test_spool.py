@@ -1,0 +1,234 @@
+"""Fields, and the spool between a supervisor and its worker."""
+
+from __future__ import annotations
+
+import decimal
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+import pandas
+import pyarrow
+import pytest
+
+from spark_estimator.data.decoding import Decoder
+from spark_estimator.data.fields import Field, matrix_of, widths_of
+from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.rank.spool import Spool, SpoolFeed, Writer, receive
+from spark_estimator.data.transformation import Transformation
+from spark_estimator.errors import DataError
+
+
+def batch(**columns: object) -> pyarrow.RecordBatch:
+    return pyarrow.RecordBatch.from_pydict(columns)
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def through(feed: SpoolFeed, batches: Iterator[pyarrow.RecordBatch]) -> tuple[Spool, Spool]:
+    ours, theirs = pair()
+    with ours, theirs:
+        thread = threading.Thread(target=feed.take, args=(batches, ours), daemon=True)
+        thread.start()
+        theirs.settimeout(20)
+        found = receive(feed.fields, theirs)
+        thread.join(20)
+        return found
+
+
+X = Field(("x", "y"), ("c0", "c1"), (1, 2), "float32", (3,))
+LABEL = Field(("label",), ("c2",), (1,), "int64")
+
+
+def test_columns_stand_side_by_side() -> None:
+    rows = batch(c0=[1.0, 2.0], c1=[[3.0, 4.0], [5.0, 6.0]])
+    assert matrix_of(rows, X).tolist() == [[1, 3, 4], [2, 5, 6]]
+    assert matrix_of(rows.slice(1), X).tolist() == [[2, 5, 6]], "a slice has offsets of its own"
+
+
+def test_a_field_has_as_many_values_as_its_shape() -> None:
+    with pytest.raises(ValueError, match=r"x, y has 3 values a row.*\[2, 2\]"):
+        Field(("x", "y"), ("c0", "c1"), (1, 2), "float32", (2, 2))
+
+
+@pytest.mark.parametrize(
+    ("columns", "field", "words"),
+    [
+        ({"c2": [1, None]}, LABEL, r"'label' holds null in row 8"),
+        ({"c2": [1.0, 2.5]}, LABEL, r"whole numbers in the first rows.*row 8 .*2\.5"),
+        ({"c0": [1.0, 2.0], "c1": [[1.0, 2.0], [1.0]]}, X, r"'y' has 2 values in the first rows, but 1 in row 8"),
+        ({"c0": [1.0, 2.0], "c1": [[1.0, 2.0], [1.0, None]]}, X, r"'y' holds null inside of the array in row 8"),
+        ({"c0": [1.0, 2.0], "c1": [[1.0, 2.0], None]}, X, r"'y' holds null in row 8"),
+    ],
+)
+def test_what_is_wrong_is_named(columns: dict[str, object], field: Field, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        matrix_of(batch(**columns), field, row=7)
+
+
+def test_shorter_arrays_are_filled_up() -> None:
+    """Values in their places, whatever type; what is wrong is found in its row, though rows differ in length."""
+    field = Field(("v", "w"), ("c0", "c1"), (3, 1), "int64", (4,), (-1.0, None))
+    rows = batch(c0=[[9], [1.0, 2.0, 3.0], [], [4.0]], c1=[5, 6, 7, 8]).slice(1)
+    assert matrix_of(rows, field).tolist() == [[1, 2, 3, 6], [-1, -1, -1, 7], [4, -1, -1, 8]]
+    assert matrix_of(rows, field).dtype == "int64"
+    for wrong, words in (
+        ([[1], [2, 3], [4, 5, 6, 7]], "'v' has 4 values in row 12 of .* room for 3: padding fills .* input_shapes"),
+        ([[1], [2, None]], "'v' holds null inside of the array in row 11"),
+        ([[1.0], [], [2.0, 2.5]], r"row 12 of this rank's rows holds .*2\.5"),
+        ([[1], None], "'v' holds null in row 11"),
+    ):
+        with pytest.raises(DataError, match=words):
+            matrix_of(batch(c0=wrong, c1=[1] * len(wrong)), field, row=10)
+
+
+def test_widths() -> None:
+    rows = batch(a=[1, 2], b=[[1], [2]], c=[[1], [2, 3]])
+    assert widths_of(rows, ["a", "b", "c"]) == [1, 1, None]
+
+
+def test_rows_reach_the_worker(tmp_path: Path) -> None:
+    batches = [batch(c0=[1.0 * n], c1=[[2.0 * n, 3.0 * n]], c2=[n]) for n in range(5)]
+    feed = SpoolFeed((X, LABEL), folder=str(tmp_path))
+    train, held = through(feed, iter(batches))
+    assert train.matrices[0].tolist() == [[n, 2 * n, 3 * n] for n in range(5)]
+    assert train.matrices[1].ravel().tolist() == list(range(5))
+    assert held.rows == 0
+    assert os.listdir(tmp_path) == [], "the files have no names"
+    with pytest.raises(ValueError, match="read-only"):
+        train.matrices[0][0, 0] = 1
+
+
+def test_marked_rows_are_kept_apart(tmp_path: Path) -> None:
+    feed = SpoolFeed((LABEL,), marker="marker", folder=str(tmp_path))
+    train, held = through(feed, iter([batch(c2=[1, 2, 3, 4], marker=[True, False, False, True])]))
+    assert train.matrices[0].ravel().tolist() == [2, 3]
+    assert held.matrices[0].ravel().tolist() == [1, 4]
+    feed = SpoolFeed((LABEL,), marker="marker", folder=str(tmp_path))
+    with pytest.raises(DataError, match="validation marks holds null"):
+        through(feed, iter([batch(c2=[1, 2], marker=[True, None])]))
+
+
+def test_no_rows_at_all(tmp_path: Path) -> None:
+    train, held = through(SpoolFeed((X, LABEL), folder=str(tmp_path)), iter([]))
+    assert train.rows == held.rows == 0
+    assert train.matrices[0].shape == (0, 3)
+
+
+def test_a_bad_value_is_told_to_the_worker(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="'label' holds null in row 0"):
+        through(SpoolFeed((LABEL,), folder=str(tmp_path)), iter([batch(c2=pyarrow.array([None], pyarrow.int64()))]))
+
+
+def test_a_long_failure_is_told_with_its_beginning_and_its_end(tmp_path: Path) -> None:
+    def broken() -> Iterator[pyarrow.RecordBatch]:
+        yield batch(c2=[1])
+        raise ValueError("the first" + "\N{GRINNING FACE}" * 100_000 + "the last")
+
+    with pytest.raises(DataError, match=r"^ValueError: the first(?s:.*)characters(?s:.*)the last$"):
+        through(SpoolFeed((LABEL,), folder=str(tmp_path)), broken())
+
+
+def test_spark_s_own_failure_is_told_to_the_worker(tmp_path: Path) -> None:
+    def broken() -> Iterator[pyarrow.RecordBatch]:
+        yield batch(c2=[1])
+        raise OSError("the stream broke")
+
+    with pytest.raises(DataError, match="OSError: the stream broke"):
+        through(SpoolFeed((LABEL,), folder=str(tmp_path)), broken())
+
+
+def exits(_: object) -> object:
+    raise SystemExit(3)
+
+
+def test_a_function_that_exits_is_told_to_the_worker(tmp_path: Path) -> None:
+    """As one that raises: its name, the row and the cause, not just that rows are missing."""
+    rows = [batch(b=[b"x"]), batch(b=[b"y"])]
+    for preparation, words in (
+        (
+            Preparation(("b",), decoders={"b": Decoder("b", exits)}),
+            "decoder of column 'b' failed in row 0 .*on 1 bytes",
+        ),
+        (Preparation(("b",), transformation=Transformation(exits)), "transformation_fn failed on 1 rows, from row 0"),
+    ):
+        feed = SpoolFeed((Field(("b",), ("c0",), (1,), "float32"),), folder=str(tmp_path), preparation=preparation)
+        with pytest.raises(DataError, match=rf"(?s){words}.*: SystemExit: 3\n.*in exits"):
+            through(feed, iter(rows))
+
+
+def test_what_a_function_returns_is_of_one_type() -> None:
+    """Arrow would read numbers out of texts and out of times; of a name that comes twice pandas makes a frame."""
+
+    def refused(first: object, later: object) -> str:
+        known, _ = Transformation(lambda rows: pandas.DataFrame({"x": first})).apply({}, ["x"])
+        with pytest.raises(DataError) as error:
+            replace(known, function=lambda rows: later).apply({}, ["x"], 200)
+        return str(error.value)
+
+    text = refused([0.5], pandas.DataFrame({"x": [None, "1.5"]}))
+    assert "returned '1.5' in column 'x', in row 1 of its result for the rows from row 200 of this rank's" in text
+    assert "the first rows held double. Return one type" in text
+    assert "the first rows held bigint" in refused([1], pandas.DataFrame({"x": pandas.to_datetime(["2020-01-01"])}))
+    assert "held string" in refused(["a"], pandas.DataFrame({"x": [1]}))
+    assert "returned 2 columns named 'x': return one" in refused([1], pandas.DataFrame([[1, 2]], columns=["x", "x"]))
+    assert "it has 'X'. Did you mean 'X'?" in refused([1], pandas.DataFrame({"X": [1]}))
+    known, _ = Transformation(lambda rows: pandas.DataFrame({"x": [1.5]})).apply({}, ["x"])
+    for same in ([1], [True], [None], [decimal.Decimal("0.5")], pandas.Categorical([1, 2])):
+        made = replace(known, function=lambda rows, same=same: pandas.DataFrame({"x": same}))
+        assert made.apply({}, ["x"])[1]["x"].type == pyarrow.float64()
+
+
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="SPARK_ESTIMATOR_SPOOL_FOLDER='/nowhere' is no folder on host"):
+        through(SpoolFeed((LABEL,), folder="/nowhere"), iter([batch(c2=[1])]))
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    writer = Writer((LABEL,), str(tmp_path))
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, writer.descriptors[0])
+    os.close(full)
+    with pytest.raises(
+        DataError,
+        match=rf"no space left in {tmp_path} on host .* after 0 rows \(0 bytes\).*SPARK_ESTIMATOR_SPOOL_FOLDER",
+    ):
+        writer.append(batch(c2=[1]))
+
+
+def test_a_supervisor_that_is_gone() -> None:
+    ours, theirs = pair()
+    ours.close()
+    with theirs, pytest.raises(DataError, match="ended before it had all rows"):
+        receive((LABEL,), theirs)
+
+
+def test_a_worker_that_is_gone_ends_the_feed(tmp_path: Path) -> None:
+    taken = []
+
+    def batches() -> Iterator[pyarrow.RecordBatch]:
+        for number in range(100):
+            taken.append(number)
+            yield batch(c2=[number])
+
+    ours, theirs = pair()
+    with ours, theirs:
+        SpoolFeed((LABEL,), folder=str(tmp_path)).take(batches(), ours, lambda: len(taken) > 3)
+    assert len(taken) == 4
+
+
+def test_a_large_spool_is_mapped_not_held(tmp_path: Path) -> None:
+    field = Field(("v",), ("c0",), (1000,), "float64", (1000,))
+    writer = Writer((field,), str(tmp_path))
+    values = numpy.random.default_rng(0).random((500, 1000))
+    for piece in numpy.array_split(values, 7):
+        lists = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(piece.ravel()), 1000)
+        writer.append(pyarrow.RecordBatch.from_arrays([lists], names=["c0"]))
+    assert numpy.array_equal(writer.spool().matrices[0], values)

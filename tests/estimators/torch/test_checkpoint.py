@@ -1,0 +1,235 @@
+"""What outlives an epoch: checkpoints, resumed runs, early stopping, schedules; and what is left of a killed one."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from spark_estimator import TorchEstimator, WorkerFailedError
+from spark_estimator.env import ATTEMPT_VARIABLE, JOB_VARIABLE
+from spark_estimator.estimators.torch.callbacks import Callback
+from spark_estimator.spark import SparkBackend
+from spark_estimator.store import HDFSStore, Store
+from tests.store.hadoop import core_site, stand_in
+
+from .conftest import linear
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Make = Callable[..., TorchEstimator]
+pytestmark = pytest.mark.timeout(240)
+
+
+def chancy() -> nn.Module:
+    """Its training depends on chance."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+
+
+def test_a_run_goes_on_from_its_checkpoint_to_the_very_same_numbers(
+    line: DataFrame, estimator: Make, tmp_path: Path
+) -> None:
+    def run(store: Store, epochs: int) -> Any:
+        net = chancy()
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+        given = {"lr_scheduler": scheduler, "store": store, "run_id": "run", "epochs": epochs, "validation": 0.2}
+        return estimator(model=net, optimizer=optimizer, **given, random_seed=None if epochs > 2 else 9).fit(line)
+
+    store = Store.create(str(tmp_path / "store"))
+    run(store, 2)
+    resumed = run(store, 4)  # the seed is the checkpoint's
+    assert [entry["epoch"] for entry in resumed.getHistory()] == [0, 1, 2, 3]
+    kept = torch.load(tmp_path / "store" / "runs" / "run" / "checkpoint", weights_only=True)
+    assert (kept["epoch"], kept["seed"]) == (3, 9)
+    assert kept["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.01 / 16), "four epochs; nothing of the ranks"
+
+    net = chancy()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    whole = estimator(
+        model=net, optimizer=optimizer, lr_scheduler=scheduler, epochs=4, validation=0.2, random_seed=9
+    ).fit(line)
+    assert whole.getHistory() == resumed.getHistory()
+    for name, value in whole.getModel().state_dict().items():
+        assert torch.equal(value, resumed.getModel().state_dict()[name]), name
+
+
+def test_early_stopping_brings_back_the_best(line: DataFrame, estimator: Make) -> None:
+    """A learning rate that makes it worse each epoch: the first one is the best."""
+    net = linear()
+    growing = torch.optim.SGD(net.parameters(), lr=0.45)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(growing, lambda epoch: 1.4**epoch)
+    model = estimator(
+        model=net,
+        optimizer=growing,
+        lr_scheduler=scheduler,
+        epochs=30,
+        batch_size=60,
+        early_stopping_patience=2,
+        restore_best=True,
+        validation=0.25,
+    ).fit(line)
+    losses = [entry["validation"]["loss"] for entry in model.getHistory()]
+    best = losses.index(min(losses))
+    assert len(losses) == best + 3 < 30
+    held = line.count()
+    predicted = model.transform(line).selectExpr("avg(pow(y__output - y, 2)) AS loss").first()
+    assert held and predicted is not None
+    assert predicted.loss < losses[-1], "not the last epoch's model"
+
+
+class Dying(nn.Module):
+    """Has a rank killed: in attempt n, at the k-th call of a function of a name, where ``deaths[n - 1]`` says so."""
+
+    def __init__(self, *deaths: tuple[int, str, int]) -> None:
+        super().__init__()
+        self.deaths = deaths
+        self.inner = linear()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        attempt = int(os.environ.get(ATTEMPT_VARIABLE, 0)) if os.environ.get(JOB_VARIABLE) else 0
+        if 0 < attempt <= len(self.deaths) and os.environ["HOROVOD_RANK"] == str(self.deaths[attempt - 1][0]):
+            _, name, number = self.deaths[attempt - 1]
+            calls = itertools.count(1)
+
+            def look(frame: Any, event: str, arg: Any) -> None:
+                called = frame.f_code.co_name if event == "call" else getattr(arg, "__name__", "")
+                if event in ("call", "c_call") and called == name and next(calls) == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            sys.setprofile(look)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.next_batch(x)
+
+    def next_batch(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.inner(x)
+        return found
+
+
+def ranks_left() -> list[int]:
+    """Processes of this test run that are ranks."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if JOB_VARIABLE in process.environ():
+                found.append(process.pid)
+    return found
+
+
+def left_in(folder: Path) -> list[str]:
+    """Files, but for those that a run has in a store."""
+    files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    return [name for name in files if name != "runs/run/checkpoint"]
+
+
+def test_a_rank_killed_while_it_writes_is_named_and_leaves_nothing(
+    line: DataFrame, estimator: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_ESTIMATOR_SPOOL_FOLDER", str(tmp_path))
+    # Of two new folders, of the first checkpoint and its folder; then of the second one.
+    net = Dying((0, "fsync", 5))
+    with pytest.raises(WorkerFailedError, match=r"(?s)rank 0.*SIGKILL"):
+        estimator(model=net, epochs=5, store=Store.create(str(tmp_path)), run_id="run").fit(line)
+    assert left_in(tmp_path) == []
+    kept = torch.load(tmp_path / "runs" / "run" / "checkpoint", weights_only=True)
+    assert kept["epoch"] == 0, "the one before is whole"
+
+
+def test_a_store_on_hadoop_s_default_file_system(
+    line: DataFrame, estimator: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank is killed in the middle of the second checkpoint, which is written in place; then the run goes on."""
+    variables = stand_in(tmp_path)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(core_site(tmp_path / "conf", fs__defaultFS="hdfs://default:8020")))
+    store = HDFSStore("/user/test/horovod")
+    backend = SparkBackend(2, variables, verbose=0)
+    given = {"num_proc": None, "backend": backend, "store": store, "run_id": "run", "epochs": 3}
+    # The first checkpoint makes two calls: of the file beside it, and of the file itself.
+    with pytest.raises(WorkerFailedError, match=r"(?s)rank 0.*SIGKILL"):
+        estimator(model=Dying((0, "_check_size", 4)), **given).fit(line)
+    folder = tmp_path / "files/default:8020/user/test/horovod/runs/run"
+    assert sorted(os.listdir(folder)) == [".checkpoint.next", "checkpoint"]
+    (folder / "checkpoint").write_bytes(b"torn")  # as a kill a moment earlier leaves it
+    resumed = estimator(model=Dying(), **given).fit(line)
+    assert os.listdir(folder) == ["checkpoint"]
+    whole = estimator(epochs=3).fit(line)
+    assert resumed.getHistory() == whole.getHistory()
+    assert not Path("/user/test/horovod").exists()
+
+
+# 102 rows in batches of 16 are 7 steps an epoch.
+IN_THE_THIRD_EPOCH = 7 * 2 + 5
+
+
+@pytest.mark.timeout(500)
+def test_ranks_killed_in_each_phase_change_nothing(
+    line: DataFrame,
+    estimator: Make,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While rows are spooled, in epoch 3 of 5, while a checkpoint is written, at the end; with a store and without."""
+    spools = tmp_path / "spools"
+    spools.mkdir()
+    monkeypatch.setenv("SPARK_ESTIMATOR_SPOOL_FOLDER", str(spools))
+    store = Store.create(str(tmp_path / "store"))
+    undisturbed = estimator(epochs=5).fit(line)
+    capfd.readouterr()
+    deaths = ((1, "receive", 1), (1, "next_batch", IN_THE_THIRD_EPOCH), (0, "fsync", 3), (0, "on_train_end", 1))
+    kept = {"store": store, "run_id": "run", "checkpoint_every_steps": 2, "callbacks": [Callback()]}
+    with_store = estimator(model=Dying(*deaths), epochs=5, max_restarts=4, verbose=1, **kept).fit(line)
+    lines = "".join(capfd.readouterr())
+    places = re.findall(r"run 'run' (?:goes on from its checkpoint, )?((?:after|has had) .*)", lines)
+    assert places == [
+        "after epoch 2 and 4 steps (119 rows) of the next",
+        "after epoch 2 and 6 steps (175 rows) of the next",  # the one after that epoch was torn
+        "has had its 5 epochs already: the model is its checkpoint's",
+    ], lines
+    without = estimator(
+        model=Dying((1, "next_batch", IN_THE_THIRD_EPOCH), (0, "on_train_end", 1)),
+        callbacks=[Callback()],
+        epochs=5,
+        max_restarts=2,
+    ).fit(line)
+    for disturbed in (with_store, without):
+        assert disturbed.getHistory() == undisturbed.getHistory()
+        found = [value for _, value in disturbed.getModel().named_parameters()]
+        for one, other in zip(found, undisturbed.getModel().parameters(), strict=True):
+            assert torch.equal(one, other)
+    assert left_in(tmp_path / "store") == left_in(spools) == ranks_left() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"store": 5}, TypeError, r"store is a Store, for example Store\.create"),
+        ({"checkpoint_every_steps": 5}, ValueError, "checkpoint_every_steps needs a store"),
+        (
+            {"lr_scheduler": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(linear().parameters(), 0.1), 1)},
+            ValueError,
+            "lr_scheduler is a scheduler of the optimizer that is given",
+        ),
+    ],
+)
+def test_refused(line: DataFrame, estimator: Make, given: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        estimator(**given).fit(line)

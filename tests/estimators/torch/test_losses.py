@@ -1,0 +1,71 @@
+"""Means of losses that are right over rows and ranks, however the loss is written."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from spark_estimator.estimators.torch.losses import (
+    Parts,
+    Tensors,
+    divides_by_class,
+    joint_loss,
+    known,
+    reduction_of,
+)
+
+LOSSES: list[tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = [
+    (nn.KLDivLoss(reduction="batchmean"), torch.rand),
+    (functools.partial(functional.kl_div, reduction="batchmean"), torch.rand),
+    (nn.MSELoss(), torch.randn),
+    (functools.partial(functional.huber_loss, delta=0.3), torch.randn),
+]
+
+
+def joint(loss: Callable[..., torch.Tensor], outputs: Tensors, labels: Tensors, weights: torch.Tensor | None) -> float:
+    model = nn.Linear(1, 1)
+    parts = Parts(model, torch.optim.SGD(model.parameters(), lr=0.1), [loss], [1.0], [[]])
+    return joint_loss(parts, outputs, labels, weights, len(labels[0]), list).item()
+
+
+@pytest.mark.parametrize(("loss", "numbers"), LOSSES)
+def test_weights_of_one_change_nothing(loss: Callable[..., torch.Tensor], numbers: Callable[..., torch.Tensor]) -> None:
+    torch.manual_seed(0)
+    output, label = torch.log_softmax(torch.randn(5, 4), 1), numbers(5, 4)
+    expected = loss(output, label).item()
+    assert joint(loss, [output], [label], None) == pytest.approx(expected)
+    assert joint(loss, [output], [label], torch.ones(5)) == pytest.approx(expected)
+
+
+def test_functions_with_settings_are_known_as_the_modules_that_do_the_same() -> None:
+    weight = torch.tensor([1.0, 2.0, 3.0])
+    loss = known(functools.partial(functional.cross_entropy, ignore_index=0, weight=weight))
+    assert isinstance(loss, nn.CrossEntropyLoss) and loss.ignore_index == 0 and loss.weight is weight
+    assert divides_by_class(loss) and divides_by_class(known(functools.partial(functional.nll_loss, ignore_index=1)))
+    assert reduction_of(functools.partial(functional.mse_loss, reduction="sum")) == "sum"
+    assert known(functional.mse_loss) is functional.mse_loss
+    assert isinstance(known(functional.cross_entropy), nn.CrossEntropyLoss)
+
+
+def test_a_class_that_is_left_out_counts_on_no_rank() -> None:
+    torch.manual_seed(0)
+    loss = known(functools.partial(functional.cross_entropy, ignore_index=0))
+    output, label = torch.randn(6, 3), torch.tensor([0, 0, 1, 2, 1, 0])
+    sizes = (2, 4)  # rows of two ranks, on one of which no row counts
+    told = [[float((part != 0).sum()), float(len(part))] for part in label.split(sizes)]
+    total = [sum(column) for column in zip(*told, strict=True)]
+    model = nn.Linear(1, 1)
+    parts = Parts(model, torch.optim.SGD(model.parameters(), lr=0.1), [loss], [1.0], [[]])
+    found = sum(
+        rows * joint_loss(parts, [one], [two], None, rows, lambda _: total).item()
+        for rows, one, two in zip(sizes, output.split(sizes), label.split(sizes), strict=True)
+    )
+    assert found / 6 == pytest.approx(functional.cross_entropy(output, label, ignore_index=0).item())

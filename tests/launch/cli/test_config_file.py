@@ -1,0 +1,122 @@
+"""``horovodrun --config-file``: Horovod's YAML, as the flags that it stands for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark_estimator.launch.cli.config_file import flags_of
+from spark_estimator.launch.cli.flags import environment_of, parse
+
+CONFIG = """
+---
+controller: gloo
+verbose: 2
+
+params:
+  fusion_threshold_mb: 32   # MiB
+  cycle_time_ms: 10.5
+  cache-capacity: 2048
+  hierarchical_allreduce: true
+  hierarchical_allgather: no
+
+autotune:
+  enabled: true
+  log_file: 'it''s a log.txt'
+  warmup_samples: 5
+  steps_per_sample: 20
+  bayes_opt_max_samples: 50
+  gaussian_process_noise: 0.9
+
+timeline:
+  filename: "/tmp/a #1.json"
+  mark_cycles: False
+stall_check:
+    enabled: false
+    warning_time_seconds: 120
+    shutdown_time_seconds: null
+library_options:
+# none of ours
+  thread_affinity: 0,2
+  mpi_args: --oversubscribe -x "A B"
+  gloo_timeout_seconds: 60
+  num_nccl_streams:
+logging:
+  level: info
+  hide_timestamp: false
+"""
+
+
+def test_every_group_of_horovod_s_is_read_and_flags_win(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(CONFIG)
+    flags = [
+        "-np",
+        "2",
+        "--config-file",
+        str(file),
+        "--cache-capacity",
+        "7",
+        "--stall-check",
+        "python",
+        "--no-autotune",
+    ]
+    _, options = parse(flags)
+    assert environment_of(options) == {
+        "HOROVOD_FUSION_THRESHOLD": str(32 << 20),
+        "HOROVOD_CACHE_CAPACITY": "7",
+        "HOROVOD_HIERARCHICAL_ALLREDUCE": "1",
+        "HOROVOD_AUTOTUNE": "1",
+        "HOROVOD_AUTOTUNE_LOG": "it's a log.txt",
+        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "5",
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "20",
+        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": "50",
+        "HOROVOD_TIMELINE": "/tmp/a #1.json",
+        "HOROVOD_TIMELINE_MARK_CYCLES": "0",
+        "HOROVOD_STALL_CHECK_DISABLE": "0",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "120",
+        "HOROVOD_THREAD_AFFINITY": "0,2",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "60",
+        "HOROVOD_LOG_LEVEL": "INFO",
+        "HOROVOD_LOG_HIDE_TIME": "0",
+    }
+    assert options.verbose and options.command == ["python", "--no-autotune"]
+    assert [flag for flag, _ in options.explained] == [
+        "--cycle-time-ms",
+        "--autotune-gaussian-process-noise",
+        "--mpi-args",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("params:\n  fusion_treshold_mb: 3", r"line 2: 'fusion_treshold_mb' is none of Horovod's keys in .*'params'"),
+        (
+            "fusion_threshold_mb: 3",
+            r"line 1: 'fusion_threshold_mb' is none of .*outside of a group; .* params, autotune",
+        ),
+        ("params: {cycle_time_ms: 3}", r"line 1: '\{cycle_time_ms: 3\}' is more of YAML than is read here"),
+        ("params:\n  - 3", r"line 2: '- 3' is not of the form key: value"),
+        ("autotune:\n  enabled: maybe", r"line 2: enabled is true or false, and not 'maybe'"),
+        ("  enabled: true", r"line 1: 'enabled: true' is in no group"),
+        ("controller: ccl", r"line 1: there is no controller 'ccl'"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_its_line(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=says):
+        flags_of(str(file))
+
+
+def test_a_file_that_is_not_there_or_has_a_value_that_no_flag_takes_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("params:\n  fusion_threshold_mb: -1\n")
+    for name, says in ((str(file), "-1 is negative"), ("/no/such.yaml", "/no/such.yaml cannot be read: No such file")):
+        with pytest.raises(SystemExit) as ended:
+            parse(["-np", "2", "--config-file", name, "true"])
+        assert ended.value.code == 2 and says in capsys.readouterr().err

@@ -1,0 +1,249 @@
+"""``horovodrun``: Horovod's flags, output and exit status, with real commands."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import spark_estimator
+from spark_estimator.elastic.rounds import Terms
+from spark_estimator.env import Settings
+from spark_estimator.launch.cli import flags as flags_module
+from spark_estimator.launch.cli import main as cli
+from tests.launch import clusters
+
+
+def horovodrun(*arguments: str, folder: Path | None = None, **env: str | None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "spark_estimator.launch.cli.main", *arguments],
+        env=clusters.environment(**env),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_every_rank_s_lines_are_shown_with_the_rank_in_front() -> None:
+    code = "import os, sys; print('I am', os.environ['HOROVOD_RANK']); print('oops', file=sys.stderr)"
+    code += "; print('no end', end='')"
+    done = horovodrun("-np", "3", *python(code))
+    assert done.returncode == 0, done.stderr
+    for rank in range(3):
+        assert f"[{rank}]<stdout>:I am {rank}\n" in done.stdout
+        assert f"[{rank}]<stdout>:no end\n" in done.stdout
+        assert f"[{rank}]<stderr>:oops\n" in done.stderr
+
+
+def test_a_script_for_horovod_computes(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch\nimport horovod.torch as hvd\nhvd.init()\n"
+        "print(sys.argv[1:], hvd.rank(), hvd.local_rank(), hvd.allreduce(torch.ones(1), op=hvd.Sum).item())\n"
+    )
+    done = horovodrun("-np", "2", "-H", "localhost:2", "python", "train.py", "-np", "7", "--lr=1", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        assert f"[{rank}]<stdout>:['-np', '7', '--lr=1'] {rank} {rank} 2.0\n" in done.stdout
+
+
+def test_the_first_rank_that_fails_ends_the_others_and_gives_the_status() -> None:
+    code = "import os, time\nif os.environ['HOROVOD_RANK'] == '1': os._exit(7)\ntime.sleep(1000)"
+    done = horovodrun("-np", "3", *python(code))
+    assert done.returncode == 7
+    assert "rank 1 (host " in done.stderr and "ended with exit status 7" in done.stderr
+    assert "rank 0 (host " in done.stderr and "was stopped after that" in done.stderr
+
+
+def test_who_lost_a_peer_is_not_blamed() -> None:
+    pytest.importorskip("torch")
+    code = (
+        "import torch, spark_estimator.torch as hvd\nhvd.init()\n"
+        "for step in range(10**9):\n"
+        "    if hvd.rank() == 1 and step == 100: raise ValueError('mine')\n"
+        "    hvd.allreduce(torch.ones(10), name='x')\n"
+    )
+    done = horovodrun("-np", "2", *python(code))
+    assert done.returncode == 1
+    assert "horovodrun: rank 1 (host " in done.stderr, done.stderr
+
+
+def test_a_signal_is_named() -> None:
+    done = horovodrun("-np", "2", "bash", "-c", "kill -11 $$")
+    assert done.returncode == 128 + 11
+    assert "was killed by signal 11 (SIGSEGV)" in done.stderr
+
+
+def test_a_command_that_does_not_exist() -> None:
+    done = horovodrun("-np", "2", "/no/such/program")
+    assert done.returncode == 127
+    assert "could not start the command '/no/such/program': No such file or directory" in done.stderr
+
+
+def test_stdin_is_empty_and_nothing_is_inherited_that_should_not_be() -> None:
+    code = "import os, sys; print(repr(sys.stdin.read()), sorted(os.listdir('/proc/self/fd'), key=int))"
+    done = horovodrun("-np", "1", *python(code))
+    assert "[0]<stdout>:'' ['0', '1', '2', " in done.stdout, done.stderr
+    # The rendezvous, two listening sockets, and the descriptor that lists the folder.
+    assert len(done.stdout.split("[", 2)[2].split(",")) == 7, done.stdout
+
+
+def test_output_files(tmp_path: Path) -> None:
+    code = "import os, sys; print('out', os.environ['HOROVOD_RANK']); print('err', file=sys.stderr)"
+    done = horovodrun("-np", "11", "--output-filename", str(tmp_path / "logs"), *python(code))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "logs/rank.03/stdout").read_text() == "out 3\n"
+    assert (tmp_path / "logs/rank.10/stderr").read_text() == "err\n"
+
+
+def test_flags_become_settings() -> None:
+    flags = ["--fusion-threshold-mb", "3", "--start-timeout", "9", "--no-stall-check", "--log-level", "debug"]
+    flags += ["--stall-check-warning-time-seconds", "5", "--stall-check-shutdown-time-seconds", "8"]
+    _, options = flags_module.parse(["-np", "2", *flags, "true"])
+    assert flags_module.environment_of(options) == {
+        "HOROVOD_FUSION_THRESHOLD": str(3 << 20),
+        "HOROVOD_START_TIMEOUT": "9",
+        "HOROVOD_STALL_CHECK_DISABLE": "1",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "5",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "8",
+        "HOROVOD_LOG_LEVEL": "DEBUG",
+    }
+    flags = ["--no-hierarchical-allreduce", "--no-autotune", "--timeline-filename", "t.json", "--timeline-mark-cycles"]
+    flags += ["--autotune-log-file", "a.csv", "--thread-affinity", "0,1", "--log-without-timestamp", "--stall-check"]
+    _, options = flags_module.parse(["-np", "2", *flags, "true"])
+    assert flags_module.environment_of(options) == {
+        "HOROVOD_HIERARCHICAL_ALLREDUCE": "0",
+        "HOROVOD_AUTOTUNE": "0",
+        "HOROVOD_AUTOTUNE_LOG": "a.csv",
+        "HOROVOD_TIMELINE": "t.json",
+        "HOROVOD_TIMELINE_MARK_CYCLES": "1",
+        "HOROVOD_THREAD_AFFINITY": "0,1",
+        "HOROVOD_LOG_HIDE_TIME": "1",
+        "HOROVOD_STALL_CHECK_DISABLE": "0",
+    }
+    Settings.read(flags_module.environment_of(options))
+
+
+def test_flags_of_an_elastic_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    def terms(*flags: str) -> Terms | None:
+        return flags_module.terms_of(flags_module.parse(["-np", "3", *flags, "true"])[1])
+
+    assert terms() is None
+    assert terms("--min-np", "2") == Terms(3, 2)
+    assert terms("--max-num-proc", "4") == Terms(3, 3, replace=True, max_size=4)
+    monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", "7")
+    assert terms("--min-num-proc", "1", "--reset-limit", "5") == Terms(3, 1, False, 5, timedelta(seconds=7))
+    assert terms("--min-np", "1", "--elastic-timeout", "9") == Terms(3, 1, timeout=timedelta(seconds=9))
+
+
+def test_ctrl_c_in_a_terminal_ends_everything_with_130(tmp_path: Path) -> None:
+    """SIGINT to the whole process group; a second one while a rank takes its time to end."""
+    marker = uuid.uuid4().hex
+    code = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: None); print('begun', flush=True)"
+    endless = python(code + "\nwhile True: time.sleep(1)")
+    for flags in ([], ["--min-np", "1"]):
+        launcher = subprocess.Popen(
+            [sys.executable, "-m", "spark_estimator.launch.cli.main", "-np", "2", *flags, *endless],
+            env=clusters.environment(**{clusters.MARKER: marker}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert launcher.stdout is not None
+        for _ in range(2):
+            assert "begun" in launcher.stdout.readline()
+        os.killpg(launcher.pid, signal.SIGINT)
+        time.sleep(0.3)
+        os.killpg(launcher.pid, signal.SIGINT)
+        _, said = launcher.communicate(timeout=60)
+        assert launcher.returncode == 130, said
+        assert "horovodrun: interrupted; all ranks have been ended." in said and "Traceback" not in said
+        clusters.wait_until_gone(marker, 10)
+
+
+def test_lines_carry_the_time_where_that_is_wanted(tmp_path: Path) -> None:
+    done = horovodrun("-np", "1", "--prefix-output-with-timestamp", "--output-filename", str(tmp_path), "echo", "hi")
+    assert re.fullmatch(r"\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4}\[0\]<stdout>:hi\n", done.stdout), done.stderr
+    assert (tmp_path / "rank.0/stdout").read_text() == "hi\n"
+
+
+def test_settings_reach_the_command() -> None:
+    code = "import os; print(os.environ['HOROVOD_FUSION_THRESHOLD'], os.environ['HOROVOD_LOG_LEVEL'])"
+    assert (
+        "[0]<stdout>:0 ERROR"
+        in horovodrun("-np", "1", "--fusion-threshold-mb", "0", "--log-level", "ERROR", *python(code)).stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["python", "x.py"], "-np is required"),
+        (["-np", "2"], "no command was given"),
+        (["-np", "0", "true"], "at least one rank"),
+        (["-np", "-3", "true"], "at least one rank"),
+        (["-np", "two", "true"], "invalid int value"),
+        (["-np", "2", "--hosts=-oProxyCommand=evil:1", "true"], "not of the form host:slots"),
+        (["-np", "2", "-H", "localhost:2", "--hostfile", "x", "true"], "give one of them"),
+        (["-np", "2", "--hostfile", "/no/such/file", "true"], "/no/such/file cannot be read: No such file"),
+        (["-np", "4", "-H", "localhost:2", "true"], "localhost:2 offers 2 slots, but 4 ranks were asked for"),
+        (["-np", "2", "-H", "localhost:x", "true"], "not of the form host:slots"),
+        (["-np", "2", "--min-np", "3", "true"], "min_size=3"),
+        (["-np", "2", "--max-np", "1", "true"], "--max-np 1 is less than the 2 ranks of -np"),
+        (["-np", "2", "--reset-limit", "1", "true"], "--reset-limit is for elastic jobs: say --min-np"),
+        (["-np", "2", "--elastic-timeout", "0", "true"], "0 would be none at all"),
+        (["-np", "2", "--host-discovery-script", "x", "-H", "a", "true"], "script x: give one of them"),
+        (["-np", "2", "--slots-per-host", "2", "true"], "is for hosts that a host discovery script names"),
+        (["-np", "2", "--blacklist-cooldown-range", "1", "2", "true"], "range is for elastic jobs: say --min-np"),
+        (["-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "3", "2", "true"], "cool-down of 3 to 2 seconds"),
+        (["-np", "2", "--fusion-threshold-mb", "-1", "true"], "is negative"),
+        (["-np", "2", "--no-such-flag", "true"], "--no-such-flag"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_what_only_mpi_needed_is_explained_and_goes_on() -> None:
+    flags = ["--mpi", "--mpi-args=--oversubscribe", "--gloo", "--num-nccl-streams", "2", "--no-torus-allreduce"]
+    done = horovodrun(*flags, "-np", "1", "echo", "fine")
+    assert done.returncode == 0 and "[0]<stdout>:fine" in done.stdout
+    assert "--mpi has no effect: there is no MPI" in done.stderr and "--gloo" not in done.stderr
+    assert "--num-nccl-streams has no effect: GPU tensors travel on one stream" in done.stderr
+    assert "torus" not in done.stderr
+
+
+def test_version_and_build(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, says in ((["-v"], spark_estimator.__version__), (["--check-build"], "[X] Gloo"), (["-cb"], "[ ] MPI")):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(flags)
+        assert ended.value.code == 0
+        assert says in capsys.readouterr().out
+
+
+def test_python_is_the_one_beside_horovodrun_also_when_its_environment_is_not_activated() -> None:
+    system = shutil.which("env")
+    assert system is not None
+    done = horovodrun("-np", "1", "python", "-c", "import sys; print(sys.prefix)", PATH=str(Path(system).parent))
+    assert f"[0]<stdout>:{sys.prefix}" in done.stdout, done.stderr

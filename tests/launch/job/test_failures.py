@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import linecache
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from spark_estimator.errors import PythonEnvironmentError, RemoteTraceback, ResultError, WorkerFailedError
+from spark_estimator.launch.job import failures
+from spark_estimator.launch.job.failures import FailureReport, find_marked, first_failure, job_error, to_marked_text
+from spark_estimator.launch.job.source_lines import with_source
+
+
+def report(rank: int, kind: str = failures.RAISED, when: float = 0.0, **more: Any) -> FailureReport:
+    return FailureReport(rank, f"host{rank}", 100 + rank, kind, f"did {kind}", when=when, **more)
+
+
+def test_the_earliest_is_the_cause() -> None:
+    reports = [report(2, when=5.0), report(0, failures.KILLED, when=3.0), report(1, when=4.0)]
+    for _ in range(6):
+        random.shuffle(reports)
+        cause = first_failure(reports)
+        assert cause is not None and cause.rank == 0
+
+
+def test_one_that_lost_a_peer_never_beats_one_that_failed_by_itself() -> None:
+    cause = first_failure([report(0, when=1.0, secondary=True), report(1, when=9.0)])
+    assert cause is not None and cause.rank == 1
+    cause = first_failure([report(3, when=2.0, secondary=True), report(0, when=1.0, secondary=True)])
+    assert cause is not None and cause.rank == 0
+
+
+def test_one_that_the_launcher_stopped_is_no_cause() -> None:
+    assert first_failure([report(0, failures.STOPPED), report(1, failures.STOPPED)]) is None
+    assert first_failure([]) is None
+
+
+def test_the_error_tells_the_cause_first_and_then_the_others() -> None:
+    cause = report(1, traceback="Traceback ...\nValueError: x", exit_code=None)
+    error = job_error(cause, [report(0, failures.STOPPED), cause, report(2, secondary=True)], 5, "train()")
+    assert isinstance(error, WorkerFailedError)
+    assert (error.rank, error.host, error.exitcode) == (1, "host1", None)
+    assert str(error).splitlines() == [
+        "rank 1 (host host1, pid 101) did raised",
+        "The other ranks of train():",
+        "  rank 0 (host host0, pid 100) did stopped",
+        "  rank 2 (host host2, pid 102) did raised",
+        "  2 more without a failure",
+    ]
+    assert isinstance(error.__cause__, RemoteTraceback) and "ValueError: x" in str(error.__cause__)
+
+
+def test_what_was_run_is_named_once() -> None:
+    command = "python train.py " + "--option value " * 100
+    cause = report(1, failures.EXITED)
+    text = str(job_error(cause, [cause], 1, command))
+    assert text.splitlines()[0] == "rank 1 (host host1, pid 101) did exited"
+    assert text.splitlines()[1].startswith("It ran python train.py ") and len(text) < 500
+    text = str(job_error(cause, [cause, report(0, failures.EXITED), report(2, failures.STOPPED)], 3, command))
+    assert text.count("train.py") == 1
+    raised = replace(cause, message="was bad before train() returned")
+    assert str(job_error(raised, [raised], 1, "train()")).count("train()") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        (failures.BAD_RESULT, ResultError),
+        (failures.ENVIRONMENT, PythonEnvironmentError),
+        (failures.EXITED, WorkerFailedError),
+        (failures.NOT_LOADED, WorkerFailedError),
+    ],
+)
+def test_the_kind_of_failure_decides_the_kind_of_error(kind: str, error: type[Exception]) -> None:
+    assert type(job_error(report(0, kind), [report(0, kind)], 1, "f()")) is error
+
+
+def test_reports_survive_inside_a_java_trace() -> None:
+    first = report(1, traceback='File "x"\n  raise ValueError("{quoted}")')
+    text = f"org.apache.spark.SparkException: Job aborted\nRuntimeError: {to_marked_text(first)}\n\tat java.lang.Thread"
+    assert find_marked(text + text) == [first]
+    assert find_marked(text[: len(text) // 2]) == []
+    assert find_marked("nothing here") == []
+
+
+def test_a_cell_s_lines_are_those_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell, lines = "/tmp/ipykernel_7/1.py", ["def bad():\n", "    return 1 // 0  # \x1b[2J\n"]
+    monkeypatch.setitem(linecache.cache, cell, (60, None, lines, cell))
+    known = '  File "/site/known.py", line 1, in main\n    bad()\n'
+    traceback = f'Traceback (most recent call last):\n{known}  File "{cell}", line 2, in bad\nZeroDivisionError: no'
+    error = job_error(report(0, traceback=traceback), [report(0)], 1, "f()")
+    assert isinstance(error, WorkerFailedError)
+    added = traceback.replace("in bad\n", "in bad\n    return 1 // 0  # \\x1b[2J\n")
+    assert error.traceback == added and added in str(error.__cause__)
+    assert with_source(added) == added
+    group = f'  | Traceback (most recent call last):\n  |   File "{cell}", line 2, in bad\n  | E'
+    assert "in bad\n  |     return 1 // 0" in with_source(group)
+    # Others stay as they are: no such line, a file that is not in memory, an entry that is not loaded, nonsense.
+    monkeypatch.setitem(linecache.cache, "lazy.py", (list,))
+    frames = [f'  File "{file}", line {number}, in x' for file, number in ((cell, 3), (cell, 0), ("lazy.py", 1))]
+    for other in (*frames, f'  File "{__file__}x", line 1, in x', '  File "", line 1, in', "", "\n\n", "x" * 99):
+        assert with_source(other) == other
+
+
+def test_a_long_traceback_loses_its_middle() -> None:
+    long = report(0, traceback="begin " + "x" * 1_000_000 + " end")
+    sent = FailureReport.from_dict(long.to_dict())
+    assert len(sent.traceback) < 70_000
+    assert sent.traceback.startswith("begin") and sent.traceback.endswith("end") and "left out" in sent.traceback
+
+
+@pytest.mark.parametrize("change", [{"rank": "1"}, {"pid": None}, {"when": "now"}, {"host": 3}, {"secondary": 1.5}])
+def test_what_is_no_report_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="failure report"):
+        FailureReport.from_dict({**report(0).to_dict(), **change})
+    with pytest.raises(TypeError):
+        FailureReport.from_dict({**report(0).to_dict(), "more": 1})
+
+
+def test_a_report_cannot_steer_the_terminal() -> None:
+    evil = FailureReport.from_dict({**report(0).to_dict(), "message": "a\x1b[2Jb\r\nc"})
+    assert evil.message == "a\\x1b[2Jb\\x0d\nc"

@@ -1,0 +1,170 @@
+"""The arithmetic of slots, and what is refused because of it, on sessions that answer as Spark's kinds do."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from spark_estimator.errors import NotEnoughSlotsError, PreflightError
+from spark_estimator.launch.spark import slots
+from spark_estimator.launch.spark.slots import check_encryption, check_session, count_slots, require_slots
+
+
+class Session:
+    """Settings, and the plan of a range; as over Spark Connect, there is no scheduler to be asked."""
+
+    def __init__(self, splits: int, settings: dict[str, str]) -> None:
+        self.settings = settings
+        self.splits = splits
+        self.conf = self
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        return self.settings.get(name, default)
+
+    def set(self, name: str, value: str) -> None:
+        self.settings[name] = value
+
+    def unset(self, name: str) -> None:
+        del self.settings[name]
+
+    def sql(self, text: str) -> Any:
+        splits = self.settings.get("spark.sql.leafNodeDefaultParallelism", self.splits)
+        return Rows(f"== Physical Plan ==\n*(1) Range (0, 1000000, step=1, splits={splits})")
+
+
+class Rows:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def collect(self) -> list[list[str]]:
+        return [[self.text]]
+
+
+def session(master: str, splits: int = 0, **settings: str) -> Any:
+    return Session(splits, {"spark.master": master, **{f"spark.{name}": value for name, value in settings.items()}})
+
+
+@pytest.mark.parametrize(
+    ("made", "count"),
+    [
+        (session("local"), 1),
+        (session("local[3]"), 3),
+        (session("local[3, 2]"), 3),
+        (session("local[*]", 5), 5),
+        (session("local[8]", **{"task.cpus": "3"}), 2),
+        (session("local-cluster[3,2,1024]"), 6),
+        (session("spark://x:7077", 12), 12),
+        (session("spark://x:7077", 12, **{"task.cpus": "4"}), 3),
+        (session("yarn", 12, **{"default.parallelism": "100"}), None),
+        (session("yarn", 12, **{"sql.leafNodeDefaultParallelism": "7"}), 12),
+    ],
+)
+def test_slots_are_cores_by_cores_per_task(made: Any, count: int | None) -> None:
+    before = dict(made.settings)
+    assert count_slots(made).count == count
+    assert made.settings == before
+
+
+def test_gpus_can_be_the_limit() -> None:
+    gpus = {"executor.cores": "4", "executor.resource.gpu.amount": "2", "task.resource.gpu.amount": "1"}
+    found = count_slots(session("yarn", 12, **gpus))
+    assert (found.count, found.by_gpus) == (6, True)
+    assert found.arithmetic == "3 executors x 2 GPUs / 1 per task (spark.task.resource.gpu.amount)"
+    assert count_slots(session("yarn", 12, **{**gpus, "task.resource.gpu.amount": "0.25"})).count == 12
+    with pytest.raises(
+        NotEnoughSlotsError, match=r"8 ranks need 8 slots .* has 6: 3 executors x 2 GPUs.*more executors"
+    ):
+        require_slots(session("yarn", 12, **gpus), 8, timedelta(0))
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (
+            session("local[2]"),
+            r'has 2: 2 cores \(master local\[2\]\) / 1 per task.*\.master\("local\[4\]"\), or use num_proc=2\.',
+        ),
+        (
+            session("local[2]", **{"task.cpus": "2"}),
+            r'2 cores .* / 2 per task.*\.master\("local\[8\]"\), or use num_proc=1\.',
+        ),
+        (session("local[1]", **{"task.cpus": "2"}), r'has 0: .*\.master\("local\[8\]"\)\.$'),
+        (session("local-cluster[2,1,1024]"), r'\.master\("local-cluster\[4,1,1024\]"\), or use num_proc=2\.'),
+        (session("spark://x", 3), r"Give the session 4 cores .*spark\.cores\.max.*, or use num_proc=3\."),
+        (
+            session("yarn", 2, **{"executor.cores": "2"}),
+            r"spark\.executor\.instances=2 \(of 2 cores each\), or use num_proc=2\.",
+        ),
+    ],
+)
+def test_too_many_ranks_are_refused_with_arithmetic_and_remedy(made: Any, says: str) -> None:
+    with pytest.raises(NotEnoughSlotsError, match=says) as caught:
+        require_slots(made, 4, timedelta(0), size_word="num_proc")
+    assert str(caught.value).startswith("4 ranks need 4 slots at the same time, but this session has ")
+
+
+def test_over_spark_connect_the_master_is_the_servers() -> None:
+    remote = type("SparkSession", (Session,), {"__module__": "pyspark.sql.connect.session"})
+    for master, wanted in (("local[2]", "local[4]"), ("local-cluster[2,1,1024]", "local-cluster[4,1,1024]")):
+        with pytest.raises(NotEnoughSlotsError) as caught:
+            require_slots(remote(2, {"spark.master": master}), 4, timedelta(0))
+        text = str(caught.value)
+        assert f'Start the Spark Connect server, which sets the master, with --master "{wanted}", or ask for 2' in text
+
+
+def test_executors_that_come_a_moment_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "_POLL_SECONDS", 0.01)
+    young = session("spark://x", 1)
+    real = young.sql
+
+    def grows(text: str) -> Any:
+        young.splits += 1
+        return real(text)
+
+    young.sql = grows
+    require_slots(young, 6, timedelta(seconds=5))
+    assert young.splits == 6
+
+
+def test_executors_that_are_on_order_are_left_to_spark() -> None:
+    ordered = session("yarn", 2, **{"executor.cores": "2", "executor.instances": "3"})
+    require_slots(ordered, 6, timedelta(0))
+    with pytest.raises(NotEnoughSlotsError):
+        require_slots(ordered, 7, timedelta(0))
+
+
+def test_nobody_is_refused_for_what_cannot_be_known() -> None:
+    require_slots(session("yarn", 1, **{"default.parallelism": "1"}), 50, timedelta(0))
+
+
+def test_dynamic_allocation_is_refused_but_for_local_masters() -> None:
+    with pytest.raises(PreflightError, match=r"spark\.dynamicAllocation\.enabled is true.*=false"):
+        check_session(session("spark://x", **{"dynamicAllocation.enabled": "true"}))
+    check_session(session("local[2]", **{"dynamicAllocation.enabled": "true"}))
+    check_session(session("spark://x", **{"dynamicAllocation.enabled": "false"}))
+
+
+@pytest.mark.parametrize("name", ["network.crypto.enabled", "ssl.enabled", "ssl.rpc.enabled"])
+def test_where_spark_encrypts_ranks_do_not_go_unencrypted_unless_that_is_allowed(name: str) -> None:
+    encrypted = session("spark://x", **{name: "true"})
+    with pytest.raises(PreflightError, match=rf"spark\.{name} is true.*spark\.conf\.set\('(.*)', 'true'\)"):
+        check_encryption(encrypted)
+    encrypted.conf.set(slots.ALLOW_UNENCRYPTED, "true")
+    check_encryption(encrypted)
+    check_encryption(session("local[2]", **{name: "true"}))
+    check_encryption(session("spark://x"))
+
+
+def test_gpus_on_a_local_master_are_refused_because_spark_would_wait_for_ever() -> None:
+    with pytest.raises(PreflightError, match=r"spark\.task\.resource\.gpu\.amount is 1.*'local\[2\]'.*np=-N"):
+        check_session(session("local[2]", **{"task.resource.gpu.amount": "1"}))
+    check_session(session("local-cluster[1,1,1024]", **{"task.resource.gpu.amount": "1"}))
+
+
+def test_a_real_session_answers(spark: Any) -> None:
+    assert count_slots(spark).count == 2
+    check_session(spark)
+    assert slots._default_splits(spark, slots.Configuration(spark)) == 2
+    assert slots._slots_by_scheduler(spark) == 2

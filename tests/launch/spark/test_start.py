@@ -1,0 +1,90 @@
+"""What is said, and when, while ranks have not begun; who holds slots is tried in `tests/spark`."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from spark_estimator.errors import StartTimeoutError
+from spark_estimator.launch.spark.job_tag import JobTag
+from spark_estimator.launch.spark.start import Start, TaskReports
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def start(spark: Any, **more: Any) -> Start:
+    values = {
+        "timeout": timedelta(seconds=30),
+        "placed": {},
+        "begun": set(),
+        "connected": lambda: 0,
+        "say": say,
+        **more,
+    }
+    return Start(spark=spark, function="train()", size=3, reports=TaskReports(spark, "no job's"), **values)
+
+
+def test_one_line_is_said_after_a_while(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    job = start(spark)
+    job.look(19)
+    assert capsys.readouterr().err == ""
+    job.look(20)
+    job.look(29)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "has not started train() on any of 3 ranks for 20 seconds" in said
+    assert "no other job of this application is at work" in said
+    with pytest.raises(StartTimeoutError, match=r"within 30 seconds .*This session has 2: 2 cores"):
+        job.look(30)
+
+
+def test_who_has_slots_and_too_little_time_is_not_told_of_slots(spark: Any) -> None:
+    assert "It needs 3 slots that are free" in start(spark).hindrance()
+    short = start(spark)
+    short.size = 2
+    assert short.hindrance() == ""
+
+
+def test_a_users_own_description_of_jobs_stays(spark: Any) -> None:
+    def described() -> str:
+        JobTag(spark, "a tag").add("train() on 2 ranks")
+        return str(spark.sparkContext.getLocalProperty("spark.job.description"))
+
+    with ThreadPoolExecutor(1) as thread:  # these properties are the thread's
+        assert thread.submit(described).result() == "spark_estimator: train() on 2 ranks"
+        thread.submit(spark.sparkContext.setJobDescription, "mine").result()
+        assert thread.submit(described).result() == "mine"
+
+
+def test_ranks_that_are_late_are_named(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    placed = {0: {"rank": 0, "host": "a", "pid": 1}, 1: {"rank": 2, "host": "b\x1b[0m", "pid": 2}}
+    job = start(spark, placed=placed, begun={0})
+    job.look(29)
+    assert capsys.readouterr().err == "", "some run, so slots are not what is wanting"
+    with pytest.raises(StartTimeoutError, match=r"^rank 1, rank 2 \(host b\\x1b\[0m\) of 3 ranks had not begun"):
+        job.look(30)
+    with pytest.raises(StartTimeoutError, match=r"^rank 0, rank 1, rank 2 of 3"):
+        start(spark, connected=lambda: 1).look(30)
+
+
+def test_without_a_limit_nobody_is_late(spark: Any) -> None:
+    start(spark, timeout=None).look(1e6)
+
+
+def test_ranks_that_cannot_tell_that_they_run_are_left_alone(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    class Silent(TaskReports):
+        def started(self) -> int | None:
+            return None  # as Spark Connect 3.5
+
+    job = start(spark)
+    job.reports = Silent(spark, "")
+    job.look(20)
+    job.look(30)
+    assert capsys.readouterr().err == ""

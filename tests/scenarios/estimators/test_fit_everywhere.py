@@ -1,0 +1,34 @@
+"""`TorchEstimator.fit` in a program of its own on a Spark Connect server: from files, through a store, in folds.
+
+The program, ``tests/launch/drivers/fits.py``, takes any master; the other kinds of Spark differ in how ranks are
+started, which ``tests/scenarios/launch/test_spark_everywhere.py`` tries on each.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark.sql.connect.session")
+pytest.importorskip("torch")
+
+from tests.launch import clusters
+
+
+@pytest.mark.timeout(500)
+def test_fit_over_connect(tmp_path: Path) -> None:
+    with (
+        clusters.connect_server(tmp_path) as address,
+        clusters.driver("fits.py", address, str(tmp_path / "data"), folder=tmp_path) as driver,
+    ):
+        found = driver.wait(400)
+        output = driver.output()
+    assert "Parquet files (300 rows) by themselves" in str(found["lines"])
+    assert found["files"]["history"][1]["train"]["loss"] < found["files"]["history"][0]["train"]["loss"]  # type: ignore[index]
+    assert "spark_estimator: attempt 1 of 2 failed: rank 1 (host " in output
+    assert found["killed"] == found["undisturbed"], "bit for bit, after a restart from the store"
+    assert [name for name in found["left"] if not name.endswith("/checkpoint")] == []  # type: ignore[attr-defined]
+    (error,) = found["folds"]["errors"]  # type: ignore[index]
+    assert error < 0.2
+    assert found["folds"]["rows"] == 300  # type: ignore[index]

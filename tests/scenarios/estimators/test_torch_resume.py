@@ -1,0 +1,227 @@
+"""Trainings that go on from a checkpoint, as the ranks run them: without Spark, on rows of a Parquet file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from torch import nn
+
+from spark_estimator.errors import DataError
+from spark_estimator.store import Store
+from tests.ranks import run_ranks
+
+ROWS, WIDTH = 203, 3
+
+
+def network(between: type[nn.Module]) -> nn.Module:
+    """Its training depends on chance, and its validation on what each rank has counted."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), between(), nn.Dropout(0.3), nn.Linear(8, 1))
+
+
+class Interrupting(nn.MSELoss):
+    """Raises at a batch, on all ranks."""
+
+    def __init__(self, at: int | None = None) -> None:
+        super().__init__()
+        self._left = at
+
+    def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        if self._left is not None and torch.is_grad_enabled():
+            self._left -= 1
+            if self._left < 0:
+                raise InterruptedError
+        return super().forward(output, label)
+
+
+def trained(folder: str, **changed: Any) -> Any:
+    """What `train` comes to on this rank with rows of ``rows.parquet``."""
+    from spark_estimator.data.fields import Field
+    from spark_estimator.data.parquet import FileRows, files_at
+    from spark_estimator.data.preparation import Preparation
+    from spark_estimator.estimators.torch.losses import Parts
+    from spark_estimator.estimators.torch.training import train
+    from spark_estimator.estimators.train_spec import TrainSpec
+
+    net = network(changed.pop("between", nn.ReLU))
+    optimizer = changed.pop("optimizer", torch.optim.Adam)(net.parameters(), lr=changed.pop("lr", 0.01))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
+    loss = changed.pop("loss", None) or Interrupting(changed.pop("interrupted", None))
+    given = {
+        "inputs": (Field(("x",), ("c0",), (WIDTH,), "float32", (WIDTH,)),),
+        "labels": (Field(("y",), ("c1",), (1,), "float32", ()),),
+        **dict.fromkeys(("weight", "train_steps", "validation_steps", "patience", "held_source")),
+        "held_share": 0.2,
+        "seed": 5,
+        "batch_size": 8,
+        "val_batch_size": 8,
+        "epochs": 3,
+        "shuffle": True,
+        "verbose": 1,
+        "backward_passes_per_step": 2,
+        "use_gpu": False,
+        "restore_best": True,
+        "large": 1 << 40,
+        "store": Store.create(f"{folder}/store"),
+        "checkpoint_steps": 3,
+        "run_id": "run",
+        "source": FileRows(files_at(f"{folder}/{changed.pop('rows', 'rows')}.parquet"), Preparation(("x", "y"))),
+        "framework": Parts(net, optimizer, [loss], [1.0], [[nn.L1Loss()]], scheduler),
+    }
+    return train(TrainSpec(**{**given, **changed}))
+
+
+def in_ranks(rank: int, folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"refused": []}
+    whole = trained(folder, store=None, checkpoint_steps=None, verbose=0)
+    # 11 batches an epoch, a step for every two of them; checkpoints after 4, after 8, and at the end.
+    for at in (15, 12, 5):
+        with pytest.raises(InterruptedError):
+            trained(folder, interrupted=at)
+    found["cursor"] = rank == 0 and torch.load(f"{folder}/store/runs/run/checkpoint", weights_only=True)["cursor"]
+    for changed in (
+        {"between": nn.Tanh},
+        {"optimizer": torch.optim.SGD},
+        {"lr": 0.1},
+        {"loss": nn.HuberLoss(delta=0.5)},
+        {"batch_size": 16},
+        {"rows": "others"},
+    ):
+        with pytest.raises(DataError) as refusal:
+            trained(folder, **changed)
+        found["refused"].append(str(refusal.value))
+    resumed = trained(folder)
+    if rank == 0:
+        found["history"] = json.dumps(resumed.history) == json.dumps(whole.history)
+        found["state"] = resumed.state == whole.state
+    # The same rows in another order are the same training, but not the same place within an epoch.
+    with pytest.raises(InterruptedError):
+        trained(folder, run_id="turned", interrupted=16)
+    with pytest.raises(InterruptedError):  # at its 8th batch: where it was, 7 would be left
+        trained(folder, run_id="turned", rows="turned", epochs=2, interrupted=7)
+    Path(folder, "store", "runs", "nonsense").mkdir(exist_ok=True)
+    Path(folder, "store", "runs", "nonsense", "checkpoint").write_bytes(b"nonsense")
+    Path(folder, "store", "runs", "unreadable", "checkpoint").mkdir(parents=True, exist_ok=True)
+    for run_id in ("nonsense", "unreadable"):
+        with pytest.raises(DataError) as refusal:
+            trained(folder, run_id=run_id)
+        found["refused"].append(str(refusal.value))
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_a_run_goes_on_within_an_epoch_and_another_s_is_refused_in_words(tmp_path: Path) -> None:
+    numbers = numpy.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(numpy.float32)
+    table = pyarrow.table({"x": numbers.tolist(), "y": numbers.sum(1)})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    pyarrow.parquet.write_table(table.take(list(range(ROWS))[::-1]), tmp_path / "turned.parquet")
+    pyarrow.parquet.write_table(table.set_column(1, "y", pyarrow.array(-numbers.sum(1))), tmp_path / "others.parquet")
+    first, second = run_ranks(2, in_ranks, 240, args=(str(tmp_path),))
+    assert (first["cursor"]["steps"], first["cursor"]["rows"]) == (8, 120)
+    assert first["history"] and first["state"], "bit for bit"
+    for refused in (first["refused"], second["refused"]):
+        for text, words in zip(
+            refused,
+            (
+                "model: 2 of class ReLU there, 2 of class Tanh here",
+                "optimizer: Adam of [6] parameters there, SGD of [6] parameters here",
+                "optimizer: initial_lr=0.01 there, initial_lr=0.1 here. ",
+                "loss: 1.0 Interrupting(reduction='mean') there, 1.0 HuberLoss(delta=0.5, reduction='mean') here",
+                "parameters: batch_size=8 there, batch_size=16 here",
+                "rows: checksums [",
+                "checkpoint is no checkpoint that this training could go on from",
+                "cannot be read on rank 0 (host ",
+            ),
+            strict=True,
+        ):
+            assert words in text, text
+        assert "run_id='run': the store has a checkpoint of that name" in refused[0]
+        assert "IsADirectoryError" in refused[-1]
+    assert [path.name for path in (tmp_path / "store" / "runs" / "run").iterdir()] == ["checkpoint"]
+
+
+def test_a_store_that_is_away(tmp_path: Path) -> None:
+    """Where its folder should be stands a file."""
+    from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Saver
+    from spark_estimator.estimators.torch.checkpoint import TorchForm
+
+    class Spec:
+        store = Store.create(str(tmp_path))
+        checkpoint_path = store.get_checkpoint_path("run")
+
+    def away(yes: bool) -> None:
+        runs = tmp_path / "runs"
+        if runs.is_dir():
+            runs.rename(tmp_path / "before")
+        runs.unlink(missing_ok=True)
+        if yes:
+            runs.write_text("no folder")
+        elif (tmp_path / "before").exists():
+            (tmp_path / "before").rename(runs)
+
+    def save(saver: Saver, epochs: int) -> None:
+        saver.save(Checkpoint({}, 1, {}, [{"epoch": n} for n in range(epochs)], None))
+
+    words = r"runs/run/checkpoint of \d+ bytes cannot be written on rank 0 \(host .*\): .*Error: .*has to be writable"
+    away(True)
+    with pytest.raises(DataError, match=words):
+        save(Saver(Spec(), TorchForm()), 1)  # type: ignore[arg-type]
+    away(False)
+    saver = Saver(Spec(), TorchForm())  # type: ignore[arg-type]
+    save(saver, 1)
+    away(True)
+    save(saver, 2)
+    save(saver, 3)
+    away(False)
+    assert torch.load(Spec.checkpoint_path or "")["epoch"] == 0, "the one before stays"
+    save(saver, 4)
+    away(True)
+    save(saver, 5)
+    save(saver, 6)
+    with pytest.raises(DataError, match=words):
+        save(saver, 7)
+    away(False)
+    assert torch.load(Spec.checkpoint_path or "")["epoch"] == 3
+
+
+def test_a_checkpoint_that_is_damaged_is_not_gone_on_from(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """A bit that has turned anywhere in it, an end that is lost, nothing at all, and another program's file."""
+    import spark_estimator.torch as hvd
+    from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Saver, load
+    from spark_estimator.estimators.torch.checkpoint import TorchForm
+
+    class Spec:
+        store = Store.create(str(tmp_path))
+        run_id = "run"
+        checkpoint_path = store.get_checkpoint_path("run")
+
+    hvd.init()
+    request.addfinalizer(hvd.shutdown)
+    net = nn.Linear(4, 1)
+    Saver(Spec(), TorchForm()).save(Checkpoint({}, 1, {"model": net.state_dict()}, [], None))  # type: ignore[arg-type]
+    file = tmp_path / "runs" / "run" / "checkpoint"
+    whole = file.read_bytes()
+    kept = load(Spec(), {}, TorchForm())  # type: ignore[arg-type]
+    assert kept is not None and torch.equal(kept.state["model"]["weight"], net.weight)
+
+    def turned(place: int) -> bytes:
+        return whole[:place] + bytes([whole[place] ^ 0x40]) + whole[place + 1 :]
+
+    for content, words in (
+        (turned(whole.find(net.weight.detach().numpy().tobytes()) + 3), "it is damaged, as its"),
+        (turned(0), "it is damaged, as its"),
+        (turned(len(whole) - 5), "it is damaged, as its|the last are not its SHA-256"),
+        (whole[:-1], "the last are not its SHA-256, so its end is lost"),
+        (whole[: len(whole) // 2], "the last are not its SHA-256"),
+        (b"", "of its 0 bytes the last are not its SHA-256"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(DataError, match=f"runs/run/checkpoint is no checkpoint that this .*({words})"):
+            load(Spec(), {}, TorchForm())  # type: ignore[arg-type]
