@@ -37,8 +37,8 @@ class HorovodRunner:
             ranks give to `log_to_driver`, and leaves the rest to the executors' logs. With a negative np everything is
             printed. Where everything is and somebody looks on (a terminal, a notebook), a status line is shown, too.
         max_restarts: how often a job that failed (a rank died or raised, an executor was lost) is started anew as a
-            whole. What is tried again, and what is not, stands at the head of ``spark_estimator.launch.job.attempts``; the
-            function finds the number of the attempt, from 1, in the variable `SPARK_ESTIMATOR_ATTEMPT`.
+            whole; ``spark_estimator.launch.job.attempts`` says which failures are retried. The function finds the
+            number of the attempt, from 1, in the variable `SPARK_ESTIMATOR_ATTEMPT`.
         timeout: seconds in which `run` has to end, waiting for slots and attempts included; its ranks are ended then.
 
     Attributes:

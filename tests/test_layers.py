@@ -89,19 +89,15 @@ def test_imports_go_down(table: Table) -> None:
     ("path", "source", "offence"),
     [
         ("env.py", "def f():\n    import spark_estimator.launch", "env.py:2 (L0) imports spark_estimator.launch"),
-        ("launch/cli/main.py", "from ..data import schema", "launch/cli/main.py:1 (L2) imports spark_estimator.data"),
+        ("launch/cli/main.py", "from ...data import schema", "launch/cli/main.py:1 (L2) imports spark_estimator.data"),
         ("launch/__init__.py", "from .. import runner", "launch/__init__.py:1 (L2) imports spark_estimator.runner"),
         ("torch/collectives/ops.py", "import pyspark.sql", "torch/collectives/ops.py:1 imports pyspark"),
         ("collectives/ops.py", "import torch", "collectives/ops.py:1 imports torch"),
         ("helpers.py", "", "helpers.py: 'helpers' stands on no level"),
-        (
-            "launch/spark/barrier_job.py",
-            "from spark_estimator import HorovodRunner",
-            "launch/spark/barrier_job.py:1 (L2) imports",
-        ),
+        ("launch/spark/entry.py", "from spark_estimator import HorovodRunner", "launch/spark/entry.py:1 (L2) imports"),
         ("demo.py", "from spark_estimator import HorovodRunner", None),
         ("elastic/run.py", "from spark_estimator.collectives import context", None),
-        ("launch/spark/barrier_job.py", "from pyspark.sql import SparkSession\nfrom . import local", None),
+        ("launch/spark/barrier_job.py", "from pyspark.sql import SparkSession\nfrom .. import local", None),
         ("log.py", "from spark_estimator import __version__", None),
     ],
 )

@@ -53,7 +53,7 @@ from spark_estimator.benchmarks.turns import BenchmarkError
 from spark_estimator.benchmarks.ways import Way, in_turns
 from spark_estimator.console import ends_with_its_reader
 from spark_estimator.data import make_torch_dataloader
-from spark_estimator.data.petastorm.converter import DataLoader, make_reader
+from spark_estimator.data.petastorm import DataLoader, make_reader
 
 _MODULE = "spark_estimator.benchmarks.reader"
 _BATCH = 1024

@@ -22,7 +22,7 @@ from spark_estimator.estimators import backends, mlflow_log, params
 from spark_estimator.estimators.inference.prediction_columns import Meaning
 from spark_estimator.estimators.model import TableModel
 from spark_estimator.estimators.params import TableParams
-from spark_estimator.estimators.persistence import model_transfer as way_back
+from spark_estimator.estimators.persistence import model_transfer
 from spark_estimator.estimators.persistence.checkpoint import discard_partials
 from spark_estimator.estimators.persistence.folders import Reader, Writer
 from spark_estimator.estimators.rows.row_source import Supply, supply_from, supply_of
@@ -133,7 +133,7 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
         store = self._data_store("materialize=True") if value("materialize") else None
         if not takes_rows and isinstance(value("store"), FilesystemStore):
             store = value("store")
-        way_back.check_room(dataset.sparkSession, training.state_bytes, value("store"))
+        model_transfer.check_room(dataset.sparkSession, training.state_bytes, value("store"))
 
         def supply(fields: Sequence[Field]) -> Supply:
             directly = value("read_files")
@@ -181,7 +181,7 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
             store=value("store"),
             checkpoint_steps=value("checkpoint_every_steps"),
             run_id=run_id,
-            large=way_back.LARGE,
+            large=model_transfer.LARGE,
             source=supply.source,
             held_source=supply.held_source,
             repeatable=seed is not None or value("store") is not None,
@@ -203,7 +203,7 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
         state = result.state
         if result.file is not None:
             assert spec.store is not None
-            state = way_back.taken(spec.store, *result.file)
+            state = model_transfer.taken(spec.store, *result.file)
         fitted = self._model_kind(
             model=training.trained(state),
             history=result.history,

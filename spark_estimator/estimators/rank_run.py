@@ -12,7 +12,7 @@ import numpy
 from spark_estimator.collectives import arrays
 from spark_estimator.data.rank.rank_rows import RankRows, balanced
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.persistence import model_transfer as way_back
+from spark_estimator.estimators.persistence import model_transfer
 from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Form, load
 from spark_estimator.estimators.persistence.run_identity import Identity
 from spark_estimator.estimators.rows.row_source import own_rows
@@ -46,7 +46,7 @@ class Beginning:
         """
         counts = (self.rows.total, self.held.total if self.held else 0)
         if spec.store is not None and len(state) > spec.large:
-            return TrainResult(b"", history, counts, way_back.put(spec.store, spec.run_id, state, name))
+            return TrainResult(b"", history, counts, model_transfer.put(spec.store, spec.run_id, state, name))
         return TrainResult(state, history, counts)
 
 

@@ -60,8 +60,8 @@ def run(
             a status line; 2: also where each of them runs.
         prefix_output_with_timestamp: the time stands in front of each line.
         max_restarts: how often a job that failed (a rank died or raised, an executor was lost) is started anew as a
-            whole. What is tried again, and what is not, stands at the head of ``spark_estimator.launch.job.attempts``; `fn`
-            finds the number of the attempt, from 1, in the variable `SPARK_ESTIMATOR_ATTEMPT`.
+            whole; ``spark_estimator.launch.job.attempts`` says which failures are retried. `fn` finds the number of
+            the attempt, from 1, in the variable `SPARK_ESTIMATOR_ATTEMPT`.
         timeout: seconds in which the job has to end, waiting for slots and attempts included; its ranks are ended then.
         use_mpi, use_gloo, extra_mpi_args, nics, executable: without effect here; a warning says why.
 

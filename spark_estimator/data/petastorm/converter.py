@@ -1,20 +1,4 @@
-"""Petastorm's converter, readers and loader by their own names, over this package's reader: petastorm is not needed.
-
-    converter = make_spark_converter(df)
-
-    def train():
-        import horovod.torch as hvd
-
-        hvd.init()
-        with converter.make_torch_dataloader(batch_size=64, cur_shard=hvd.rank(), shard_count=hvd.size()) as loader:
-            for batch in loader:  # {"x": tensor, "label": tensor}
-                ...
-
-    HorovodRunner(np=2).run(train)
-
-A DataFrame that is just Parquet files is not copied. Any other one is written once below the folder that the session's
-setting ``petastorm.spark.converter.parentCacheDirUrl`` names, and read from there again while its plan is the same.
-"""
+"""``make_spark_converter``: a DataFrame whose rows ranks read as petastorm's converter lets them."""
 
 from __future__ import annotations
 
@@ -30,11 +14,8 @@ from spark_estimator.data.parquet import DataFiles, files_at
 from spark_estimator.data.petastorm import cache as petastorm_cache
 from spark_estimator.data.petastorm import handover as petastorm_handover
 from spark_estimator.data.petastorm.reader import (
-    Reader,
     check_others,
     chosen,
-    make_batch_reader,
-    make_reader,
     reader_of,
     without_effect,
 )
@@ -45,29 +26,11 @@ from spark_estimator.log import logger
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from spark_estimator.data.petastorm.loader import BatchedDataLoader, DataLoader
 
-__all__ = [
-    "BatchedDataLoader",
-    "DataLoader",
-    "Reader",
-    "SparkDatasetConverter",
-    "make_batch_reader",
-    "make_reader",
-    "make_spark_converter",
-]
-
+# Modules of the loaders that may be named, although our own always gathers the batches.
+_LOADERS = ("petastorm.pytorch", "spark_estimator.data.petastorm.loader")
 _PRECISIONS = (None, "float32", "float64")
 _log = logger(__name__)
-
-
-def __getattr__(name: str) -> Any:
-    """Loads the loaders at their first use: they need PyTorch, which a driver may not have."""
-    if name in ("BatchedDataLoader", "DataLoader"):
-        from spark_estimator.data.petastorm import loader as petastorm_loader
-
-        return getattr(petastorm_loader, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def make_spark_converter(
@@ -217,7 +180,7 @@ class SparkDatasetConverter:
         others.pop("storage_options", None)  # the files know them
         check_others("make_torch_dataloader", {**others, "workers_count": workers_count})
         if data_loader_fn is not None:
-            if getattr(data_loader_fn, "__module__", None) not in ("petastorm.pytorch", f"{__name__}_loader"):
+            if getattr(data_loader_fn, "__module__", None) not in _LOADERS:
                 raise ValueError(
                     "data_loader_fn takes a reader of petastorm's: say reader='petastorm', or do what it does to each "
                     "batch in the loop."

@@ -26,7 +26,7 @@ from spark_estimator.launch.job.spec import JobSpec, TaskFacts, pinning_of, rend
 from spark_estimator.launch.job.versions import differences, own_versions, refusal
 from spark_estimator.launch.spark.feed import Feed, Feeding
 from spark_estimator.launch.spark.task_relay import TaskRelay
-from spark_estimator.launch.worker import orphans as strays
+from spark_estimator.launch.worker import orphans
 from spark_estimator.launch.worker.child_process import keep_standard_descriptors
 from spark_estimator.launch.worker.supervisor import Supervisor
 
@@ -74,7 +74,7 @@ class BarrierTask:
         partition = context.partitionId()
         relay = TaskRelay(self.job)
         try:
-            with strays.ended_first():
+            with orphans.ended_first():
                 outcome = self._supervise(context, partition, relay, Feeding(self.feed, batches))
         finally:
             relay.close()

@@ -33,7 +33,7 @@ from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.spec import JobSpec, job_key
 from spark_estimator.launch.job.versions import own_versions, refusal
 from spark_estimator.launch.spark.barrier_task import batches_of
-from spark_estimator.launch.worker import orphans as strays
+from spark_estimator.launch.worker import orphans
 from spark_estimator.observe.channel import connected_socket
 
 
@@ -53,7 +53,7 @@ class ElasticTask:
         """Supervises one worker and yields its result rows; none when the driver has no use for this task."""
         for _ in batches:
             pass
-        with strays.ended_first():
+        with orphans.ended_first():
             outcome = self._supervise()
         if outcome is not None:
             yield from batches_of(outcome, self.number)

@@ -25,8 +25,7 @@ from spark_estimator.launch.job.environment import undecided
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.outcome import Outcome, Relay
 from spark_estimator.launch.job.spec import JobSpec, WorkerSpec
-from spark_estimator.launch.worker import child_process, result_pipe
-from spark_estimator.launch.worker import orphans as strays
+from spark_estimator.launch.worker import child_process, orphans, result_pipe
 from spark_estimator.launch.worker.batching_selector import RestingSelector
 from spark_estimator.launch.worker.line_splitter import LineSplitter
 from spark_estimator.launch.worker.log_tail import LastLines
@@ -35,7 +34,10 @@ from spark_estimator.observe.driver_log import printable
 from spark_estimator.observe.progress import Progress, named
 
 # -c puts the current folder first on the path; a file of the user's there must not shadow a module that we need.
-_PROGRAM = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from spark_estimator.launch.worker.worker import main; main()"
+_PROGRAM = """import sys
+sys.path[:1] == [''] and sys.path.pop(0)
+from spark_estimator.launch.worker.worker import main
+main()"""
 _TAIL_LINES = 40
 # More than a pipe holds, so that a worker that prints without end is not read for ever.
 _CATCH_UP_BYTES = 1 << 20
@@ -129,7 +131,7 @@ class Supervisor:
         self._own_peak_bytes = child_process.own_peak_bytes()
         read, write = os.pipe()
         environment = dict(_environment(self._job))
-        self._mark = strays.mark(environment)
+        self._mark = orphans.mark(environment)
         told: list[int] = []
         if self._job.progress:
             reads, writes = os.pipe()
@@ -250,7 +252,7 @@ class Supervisor:
         """Kills the worker and all that it has started, in its group or not. Idempotent."""
         if self._child is not None:
             self._signal(signal.SIGKILL)
-            strays.end(self._mark)
+            orphans.end(self._mark)
 
     def discard(self) -> None:
         """Ends a worker that `run` will not be called for."""

@@ -16,7 +16,7 @@ from torch import nn
 
 from spark_estimator import TorchEstimator
 from spark_estimator.errors import DataError, PreflightError
-from spark_estimator.estimators.persistence import model_transfer as way_back
+from spark_estimator.estimators.persistence import model_transfer
 from spark_estimator.store import Store
 
 if TYPE_CHECKING:
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     [("1g", 1 << 30), ("512m", 512 << 20), ("2048", 2 << 30), ("4GB", 4 << 30), ("7b", 7), ("much", None), ("", None)],
 )
 def test_amounts_of_memory(text: str, amount: int | None) -> None:
-    assert way_back.parsed_memory(text) == amount
+    assert model_transfer.parsed_memory(text) == amount
 
 
 def test_what_could_not_come_back_is_refused_before_it_trains(spark: SparkSession, tmp_path: Path) -> None:
-    memory = way_back.parsed_memory(spark.conf.get("spark.driver.memory", None) or "1g")
+    memory = model_transfer.parsed_memory(spark.conf.get("spark.driver.memory", None) or "1g")
     assert memory is not None
-    way_back.check_room(spark, memory // 8, None)
-    way_back.check_room(spark, memory, Store.create(str(tmp_path)))
+    model_transfer.check_room(spark, memory // 8, None)
+    model_transfer.check_room(spark, memory, Store.create(str(tmp_path)))
     with pytest.raises(PreflightError, match=rf"the model has {memory >> 20} MiB, .*store=Store.create"):
-        way_back.check_room(spark, memory, None)
+        model_transfer.check_room(spark, memory, None)
 
 
 def test_a_model_comes_back_through_the_store(
     line: DataFrame, estimator: Callable[..., TorchEstimator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(way_back, "LARGE", 0)
+    monkeypatch.setattr(model_transfer, "LARGE", 0)
     store = Store.create(str(tmp_path))
     net = nn.Linear(3, 1)
     given: dict[str, Any] = {"model": net, "optimizer": torch.optim.SGD(net.parameters(), lr=0.1), "epochs": 1}
@@ -56,11 +56,11 @@ def test_a_model_comes_back_through_the_store(
 
 def test_what_the_store_has_is_what_was_written(tmp_path: Path) -> None:
     store = Store.create(str(tmp_path))
-    path, digest = way_back.put(store, "run", b"numbers", "model.pt")
-    assert way_back.taken(store, path, digest) == b"numbers"
+    path, digest = model_transfer.put(store, "run", b"numbers", "model.pt")
+    assert model_transfer.taken(store, path, digest) == b"numbers"
     store.write(path, b"others")
     with pytest.raises(DataError, match="holds something else than rank 0 has written"):
-        way_back.taken(store, path, digest)
+        model_transfer.taken(store, path, digest)
     Path(path).unlink()
     with pytest.raises(DataError, match=r"its model is in .* of rank 0's host, but the driver cannot read that"):
-        way_back.taken(store, path, digest)
+        model_transfer.taken(store, path, digest)

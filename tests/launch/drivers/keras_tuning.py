@@ -18,7 +18,7 @@ from pyspark.ml.feature import StringIndexer, VectorAssembler  # noqa: E402
 from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder  # noqa: E402
 from sessions import session  # noqa: E402
 
-from spark_estimator.estimators.persistence import model_transfer as way_back
+from spark_estimator.estimators.persistence import model_transfer  # noqa: E402
 from spark_estimator.keras import KerasEstimator  # noqa: E402
 from spark_estimator.spark import SparkBackend  # noqa: E402
 from spark_estimator.store import Store  # noqa: E402
@@ -79,7 +79,7 @@ def main() -> None:
     shares = loaded.transform(frame).select("probability").collect()
     found["shares"] = max(abs(sum(row.probability) - 1) for row in shares)
 
-    way_back.LARGE = 0
+    model_transfer.LARGE = 0
     store = Store.create(f"{folder}/store")
     whole = Pipeline(stages=stages[:2]).fit(frame).transform(frame)
     given = {made.learning_rate: 0.5, made.store: store, made.run_id: "run", made.callbacks: [Printing()]}

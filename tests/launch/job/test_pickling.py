@@ -91,7 +91,7 @@ def test_an_argument_and_its_attributes() -> None:
 
     text = refusal(train, model=Model())
     assert text.startswith(
-        "train() is given the argument 'model' (type tests.launch.test_pickling.Model), whose .logger["
+        "train() is given the argument 'model' (type tests.launch.job.test_pickling.Model), whose .logger["
     )
     assert "cannot be pickled" in text
 

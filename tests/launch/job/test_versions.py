@@ -38,7 +38,8 @@ def test_other_differences_are_one_line() -> None:
 
 
 def test_executors_whose_package_cannot_even_read_the_job_are_told_so() -> None:
-    said = "AttributeError: Can't get attribute 'BarrierTask' on <module 'spark_estimator.launch.spark.barrier_task' from '/x'>"
+    module = "<module 'spark_estimator.launch.spark.barrier_task' from '/x'>"
+    said = f"AttributeError: Can't get attribute 'BarrierTask' on {module}"
     error = explain(said)
     assert f"install spark_estimator {__version__} there" in str(error)
     assert explain("Can't get attribute 'Mine' on <module 'my_module' from '/x'>") is None
