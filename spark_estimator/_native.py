@@ -94,7 +94,7 @@ _ITEMSIZES = {
 }
 
 
-class Place(enum.IntEnum):
+class MemoryKind(enum.IntEnum):
     """``se_place``: where the tensors of a request lie."""
 
     HOST = 0

@@ -201,7 +201,7 @@ def require_same_user(sock: socket.socket) -> None:
         raise AuthenticationError(f"the other end runs as user {credentials[1]}, this process as user {os.getuid()}")
 
 
-class Doorkeeper:
+class HandshakeServer:
     """A thread that answers listening sockets for as long as the process lives, and lets in only who holds the key.
 
     Each connection is authenticated in a short-lived thread of its own, so that a silent one delays nobody; at most

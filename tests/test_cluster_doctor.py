@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import spark_estimator
-from spark_estimator.doctor.findings import Finding, State
+from spark_estimator.doctor.findings import Finding, Severity
 from spark_estimator.doctor.meeting import Meeting, callers, sharers
 from spark_estimator.doctor.table import table_of
 from spark_estimator.doctor.verdicts import CHECKS, MIB, DriverSide, findings_of
@@ -49,7 +49,9 @@ def test_two_executors_that_have_everything() -> None:
     found = findings_of(HERE, [report(meeting=met), report(1, "b:1", "b", meeting=other)])
     assert [finding.name for finding in found] == [*CHECKS, *CHECKS]
     assert {finding.executor for finding in found} == {"a:1", "b:1"}
-    assert {finding.state for finding in found} == {State.OK}, [str(one) for one in found if one.state is not State.OK]
+    assert {finding.state for finding in found} == {Severity.OK}, [
+        str(one) for one in found if one.state is not Severity.OK
+    ]
     text = table_of(found)
     assert text.splitlines()[1].split() == ["executor", *CHECKS]
     assert text.splitlines()[2].split() == ["a:1", *["ok"] * len(CHECKS)]
@@ -98,7 +100,7 @@ def test_what_is_wrong_is_said_with_its_remedy(
 def test_what_was_found_alike_stands_once_below_the_matrix() -> None:
     bad = {"package": {"version": "0.0.9", "path": "/p"}, "meeting": {"reached": ["x"] * 2, "unreached": {}}}
     found = findings_of(HERE, [report(n, f"{n}:1", str(n), **bad) for n in range(3)])
-    text = table_of([Finding("session", State.OK, "Spark 4"), *found])
+    text = table_of([Finding("session", Severity.OK, "Spark 4"), *found])
     assert text.count("spark_estimator 0.0.9 in /p") == 1
     assert "MISSING  wheel            everywhere: " in text and text.endswith("Missing: wheel.")
     some = table_of(findings_of(HERE, [report(**bad), report(1, "b:1", "b")]))
@@ -109,7 +111,7 @@ def test_without_barrier_stages_executors_are_looked_at_and_do_not_meet() -> Non
     alone = report()
     del alone["meeting"]
     found = {one.name: one for one in findings_of(DriverSide("3.11.2", "0.1.0", {}, barrier=False), [alone])}
-    assert found["peers"].state is State.NOTE and "not tried" in found["peers"].text
+    assert found["peers"].state is Severity.NOTE and "not tried" in found["peers"].text
 
 
 @pytest.mark.timeout(240)

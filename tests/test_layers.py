@@ -110,3 +110,32 @@ def test_the_rule_itself(table: Table, path: str, source: str, offence: str | No
 def test_names_that_say_nothing_are_not_used() -> None:
     vague = {"util", "utils", "common", "helper", "helpers", "manager", "service"}
     assert not [path for path in PACKAGE.rglob("*") if path.stem in vague]
+
+
+# Horovod's own names, which several of its modules have, too.
+PUBLIC_TWICE = {
+    "BF16Compressor",
+    "Compression",
+    "FP16Compressor",
+    "HorovodStrategy",
+    "NoneCompressor",
+    "TorchEstimator",
+    "TorchModel",
+}
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        if path.relative_to(PACKAGE).parts[0] in ("benchmarks", "examples"):
+            continue
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    shared = {name: files for name, files in homes.items() if len(files) > 1 and name not in PUBLIC_TWICE}
+    assert not shared
+
+
+def test_no_folder_has_more_than_25_modules() -> None:
+    folders = {path.parent for path in PACKAGE.rglob("*.py")}
+    assert not [folder for folder in folders if len(list(folder.glob("*.py"))) - 1 > 25]

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from spark_estimator.benchmarks import programs
 from spark_estimator.benchmarks.command_line import Report, ended_by_signals, list_of, parser_of, positive
+from spark_estimator.benchmarks.interleaved import OPS, BenchmarkError, Group, Subject
 from spark_estimator.benchmarks.programs import UnavailableError
 from spark_estimator.benchmarks.tables import Ratio
-from spark_estimator.benchmarks.turns import OPS, BenchmarkError, Group, Subject
 from spark_estimator.collectives.rendezvous import local_rendezvous
 from spark_estimator.console import ends_with_its_reader
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from spark_estimator.benchmarks import programs, tables
+from spark_estimator.benchmarks.interleaved import DTYPES, OPS, Figure, Form, Line, Subject, measure
 from spark_estimator.benchmarks.tables import Ratio
-from spark_estimator.benchmarks.turns import DTYPES, OPS, Figure, Form, Line, Subject, measure
 
 
 def parser_of(

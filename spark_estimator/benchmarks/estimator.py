@@ -26,9 +26,9 @@ import torch
 from torch import nn
 
 from spark_estimator.benchmarks import programs, tables
+from spark_estimator.benchmarks.backends import Way, in_turns
 from spark_estimator.benchmarks.command_line import ended_by_signals, positive
 from spark_estimator.benchmarks.launch import session
-from spark_estimator.benchmarks.ways import Way, in_turns
 from spark_estimator.collectives import context
 from spark_estimator.console import ends_with_its_reader
 from spark_estimator.data.fields import Field

@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 from spark_estimator.benchmarks import programs
 from spark_estimator.benchmarks.command_line import Report, ended_by_signals, parser_of
+from spark_estimator.benchmarks.interleaved import BenchmarkError, Form, Group, Subject
 from spark_estimator.benchmarks.namespaces import Network, UnavailableError
 from spark_estimator.benchmarks.tables import Ratio
-from spark_estimator.benchmarks.turns import BenchmarkError, Form, Group, Subject
 from spark_estimator.console import ends_with_its_reader
 
 _MODULE = "spark_estimator.benchmarks.hosts"

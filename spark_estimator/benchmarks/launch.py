@@ -34,7 +34,7 @@ from typing import Any
 
 from spark_estimator.benchmarks import programs, tables
 from spark_estimator.benchmarks.command_line import ended_by_signals, list_of, positive
-from spark_estimator.benchmarks.turns import BenchmarkError
+from spark_estimator.benchmarks.interleaved import BenchmarkError
 from spark_estimator.console import ends_with_its_reader
 from spark_estimator.runner import HorovodRunner
 

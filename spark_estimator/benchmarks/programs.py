@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from spark_estimator import _native
-from spark_estimator.benchmarks.turns import BenchmarkError, Command, Group
+from spark_estimator.benchmarks.interleaved import BenchmarkError, Command, Group
 from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, offer_to_command
 from spark_estimator.launch.job.environment import host_share, worker_environment
 

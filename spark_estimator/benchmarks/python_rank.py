@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 
 import spark_estimator.torch as hvd
-from spark_estimator.benchmarks.conversation import answer_commands
+from spark_estimator.benchmarks.interleaved import Form
 from spark_estimator.benchmarks.link import Ring
-from spark_estimator.benchmarks.turns import Form
+from spark_estimator.benchmarks.protocol import answer_commands
 from spark_estimator.launch.worker.worker import bind_to_parent
 
 _UNCOUNTED = 2

@@ -47,10 +47,10 @@ import pyarrow.parquet
 import torch
 
 from spark_estimator.benchmarks import petastorm_reader, programs, reader_spark, tables
+from spark_estimator.benchmarks.backends import Way, in_turns
 from spark_estimator.benchmarks.command_line import ended_by_signals, positive
+from spark_estimator.benchmarks.interleaved import BenchmarkError
 from spark_estimator.benchmarks.launch import session
-from spark_estimator.benchmarks.turns import BenchmarkError
-from spark_estimator.benchmarks.ways import Way, in_turns
 from spark_estimator.console import ends_with_its_reader
 from spark_estimator.data import make_torch_dataloader
 from spark_estimator.data.petastorm import DataLoader, make_reader

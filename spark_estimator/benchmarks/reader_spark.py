@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import pyarrow
 
-from spark_estimator.benchmarks.ways import Way
+from spark_estimator.benchmarks.backends import Way
 from spark_estimator.data.columns import packed, readable, selected
 from spark_estimator.data.fields import Field, matrix_of
 from spark_estimator.data.parquet import FileRows, files_at

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from spark_estimator.benchmarks.turns import Line
+from spark_estimator.benchmarks.interleaved import Line
 
 _LEADING_WIDTHS = (13, 8, 10)  # op, dtype, bytes
 

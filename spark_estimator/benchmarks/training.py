@@ -32,8 +32,8 @@ from pathlib import Path
 
 from spark_estimator.benchmarks import programs, tables
 from spark_estimator.benchmarks.command_line import ended_by_signals, list_of, positive
+from spark_estimator.benchmarks.interleaved import BenchmarkError, Figure, Form, Group, Line, Subject, measure
 from spark_estimator.benchmarks.tables import Ratio
-from spark_estimator.benchmarks.turns import BenchmarkError, Figure, Form, Group, Line, Subject, measure
 from spark_estimator.collectives.rendezvous import local_rendezvous
 from spark_estimator.console import ends_with_its_reader
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 import spark_estimator.torch as hvd
-from spark_estimator.benchmarks.conversation import answer_commands
+from spark_estimator.benchmarks.protocol import answer_commands
 from spark_estimator.benchmarks.training_steps import (
     CHECKED_STEPS,
     TOLERANCE,

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy
 
-from spark_estimator.benchmarks.conversation import answer_commands
+from spark_estimator.benchmarks.protocol import answer_commands
 from spark_estimator.benchmarks.training_steps import CHECKED_STEPS, TOLERANCE, Answers, resnet50_shapes, timed
 from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import allgather_object

@@ -28,7 +28,7 @@ _MOST_SECONDS = 32_000  # that the kernel takes
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """Ranks that connect with one another and nobody else.
 
     Attributes:
@@ -40,7 +40,7 @@ class Group:
     ranks: tuple[int, ...]
 
     @classmethod
-    def job(cls, size: int) -> Group:
+    def job(cls, size: int) -> RankGroup:
         """All `size` ranks."""
         return cls(0, tuple(range(size)))
 
@@ -58,7 +58,7 @@ class Connection:
         from_rank: who connects, the lower of the two.
         to_rank: who accepts.
         purpose: CONTROL or DATA.
-        group: number of the `Group` whose ranks it joins.
+        group: number of the `RankGroup` whose ranks it joins.
     """
 
     round: int
@@ -111,7 +111,7 @@ def tune(sock: socket.socket, silence_seconds: float) -> None:
 
 
 def absent_error(
-    rendezvous: Rendezvous, group: Group, ranks: Sequence[int], what: str, settings: Settings
+    rendezvous: Rendezvous, group: RankGroup, ranks: Sequence[int], what: str, settings: Settings
 ) -> PeerLostError:
     """What is raised when some ranks of a group were not there in time; `what` says what was seen of them."""
     names = ", ".join(str(rendezvous.peers[rank]) for rank in ranks)

@@ -11,7 +11,7 @@ from datetime import timedelta
 from spark_estimator import authentication
 from spark_estimator.authentication import NotReadyError, RefusedError
 from spark_estimator.collectives import descriptors
-from spark_estimator.collectives.connection import CONTROL, DATA, Connection, Group, absent_error
+from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup, absent_error
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
@@ -30,7 +30,7 @@ class _GoneError(Exception):
 def dial(
     rendezvous: Rendezvous,
     round_: int,
-    group: Group,
+    group: RankGroup,
     tag: bytes,
     settings: Settings,
     deadline: float,
@@ -92,7 +92,7 @@ def dial(
 
 def _connect(
     rendezvous: Rendezvous,
-    group: Group,
+    group: RankGroup,
     connection: Connection,
     tag: bytes,
     settings: Settings,
@@ -141,7 +141,7 @@ def _reach(own: PeerFacts, peer: PeerFacts, settings: Settings, deadline: float)
     return socket.create_connection((peer.address, peer.port), timeout=remaining)
 
 
-def _told(rendezvous: Rendezvous, group: Group, failures: dict[int, Exception], settings: Settings) -> Exception:
+def _told(rendezvous: Rendezvous, group: RankGroup, failures: dict[int, Exception], settings: Settings) -> Exception:
     """The one error that tells of all failures; one that is certain before those that only came too late."""
     told: Exception
     for rank, error in sorted(failures.items()):

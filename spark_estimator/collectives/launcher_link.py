@@ -104,7 +104,7 @@ def take(pending: bytearray) -> dict[str, Any] | None:
     return message
 
 
-class Link:
+class FrameSocket:
     """One end of the pair. `send` from any thread, `receive` from one."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -157,7 +157,7 @@ class LauncherLink:
     def __init__(self, descriptor: int) -> None:
         sock = socket.socket(fileno=descriptor)
         sock.set_inheritable(False)
-        self._link = Link(sock)
+        self._link = FrameSocket(sock)
         self.holds_state = False
         self.silent: tuple[int, ...] = ()
         self.why = ""

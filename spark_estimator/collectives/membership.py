@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from spark_estimator import _native
 from spark_estimator.collectives import pending
-from spark_estimator.collectives.connection import Group
+from spark_estimator.collectives.connection import RankGroup
 from spark_estimator.collectives.cores import affinity_core, available_cores, decisions
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.gpu_libraries import libraries_for_engine
@@ -24,7 +24,7 @@ from spark_estimator.env import Settings
 from spark_estimator.errors import HorovodInternalError
 from spark_estimator.log import logger
 from spark_estimator.observe import progress, timeline
-from spark_estimator.observe.stacks import StackTeller, current_stacks
+from spark_estimator.observe.stacks import StackReporter, current_stacks
 
 _log = logger(__name__)
 
@@ -53,7 +53,7 @@ class EngineStarter:
         self.timeline = None if path is None else (path, settings.timeline_mark_cycles)
         self._started: list[weakref.ref[Engine]] = []  # a list, so that another thread may copy it at any time
 
-    def start(self, group: Group) -> Engine:
+    def start(self, group: RankGroup) -> Engine:
         """Connects this rank with the others of a group, and starts its engine for it. Raises as ``init`` does."""
         with self._wiring:
             if self._switchboard is None:
@@ -75,7 +75,7 @@ class EngineStarter:
             engine.loss_is_expected = self._settings.elastic
             self._started = [other for other in self._started if other() is not None] + [weakref.ref(engine)]
         # Its thread ends with the engine, and is waited for, so that nothing of an engine outlives its shutdown.
-        engine.at_end = StackTeller(engine.await_question, engine.answer, lambda: self._whereabouts(engine)).stop
+        engine.at_end = StackReporter(engine.await_question, engine.answer, lambda: self._whereabouts(engine)).stop
         if self.timeline is not None:
             path, mark_cycles = self.timeline
             try:
@@ -135,7 +135,7 @@ class Membership:
         self.settings = settings
         self._starter = starter
         self._numbers: dict[str, itertools.count[int]] = {}
-        self.engine = starter.start(Group.job(topology.size))
+        self.engine = starter.start(RankGroup.job(topology.size))
         self.sets = ProcessSets(self.engine, starter.start, settings.dynamic_process_sets)
         try:
             self.sets.start(static)
@@ -193,7 +193,7 @@ def start_timeline(engine: Engine, path: str, mark_cycles: bool) -> None:
     timeline.start(engine, path, engine.global_rank, process_set=engine.process_set, mark_cycles=mark_cycles)
 
 
-def _config(settings: Settings, topology: Topology, group: Group, host: str, segment_fd: int) -> _native.Config:
+def _config(settings: Settings, topology: Topology, group: RankGroup, host: str, segment_fd: int) -> _native.Config:
     decided = decisions(settings, topology, available_cores())
     tunes = settings.autotune and group.number == 0  # one search a job: its log is one file
     libraries = libraries_for_engine(settings)

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 from spark_estimator.collectives import descriptors
 from spark_estimator.collectives.agreement import Agreement
-from spark_estimator.collectives.connection import Group
+from spark_estimator.collectives.connection import RankGroup
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.errors import HorovodInternalError, NotInitializedError
 
@@ -114,7 +114,7 @@ class ProcessSets:
         dynamic: whether sets may come and go.
     """
 
-    def __init__(self, job: Engine, make_engine: Callable[[Group], Engine], dynamic: bool) -> None:
+    def __init__(self, job: Engine, make_engine: Callable[[RankGroup], Engine], dynamic: bool) -> None:
         self._job = job
         self._agreement = Agreement(job)
         self._make_engine = make_engine
@@ -320,7 +320,7 @@ class ProcessSets:
         try:
             if self._job.global_rank in process_set.ranks:
                 try:
-                    engine = self._make_engine(Group(number, tuple(process_set.ranks)))
+                    engine = self._make_engine(RankGroup(number, tuple(process_set.ranks)))
                 except (HorovodInternalError, OSError, MemoryError) as error:
                     failure = error
             stated = self._agreement.exchange({"failure": str(failure or "")})

@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from spark_estimator import _native
-from spark_estimator._native import DType, Op, Place, ReduceOp, Request, TensorStruct
+from spark_estimator._native import DType, MemoryKind, Op, ReduceOp, Request, TensorStruct
 from spark_estimator.collectives.engine import WAIT_SLICE_SECONDS, Engine
 from spark_estimator.collectives.handle import GATHERING, Handle
 from spark_estimator.errors import ShutDownError
@@ -392,7 +392,7 @@ def _converted(engine: Engine, call: Call, tensors: Sequence[Tensor], stream: in
         call.prescale,
         call.postscale,
         call.unnamed,
-        *((Place.HOST, 0, None) if call.device is None else (Place.GPU, call.device, stream)),
+        *((MemoryKind.HOST, 0, None) if call.device is None else (MemoryKind.GPU, call.device, stream)),
     )
     request.dims = dims
     return request

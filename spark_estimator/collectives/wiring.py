@@ -19,9 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_estimator._native import Peer
-from spark_estimator.authentication import Doorkeeper, peer_credentials
+from spark_estimator.authentication import HandshakeServer, peer_credentials
 from spark_estimator.collectives import descriptors
-from spark_estimator.collectives.connection import CONTROL, DATA, Connection, Group, absent_error, tune
+from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup, absent_error, tune
 from spark_estimator.collectives.dialing import dial
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.collectives.segments import close_descriptor, create_segment, exchange
@@ -80,7 +80,7 @@ class Switchboard:
         self._over = (0, 0)  # the last that nobody may join any more
         self._gone = False
         self._sockets: dict[Connection, socket.socket] = {}  # authenticated, and not yet the engine's
-        self._doorkeeper = Doorkeeper(
+        self._doorkeeper = HandshakeServer(
             [self._adopt(fd) for fd in (rendezvous.listen_fd, rendezvous.local_fd) if fd >= 0],
             rendezvous.key,
             self._admit,
@@ -96,7 +96,7 @@ class Switchboard:
         """The number of the present round."""
         return self._begun[0]
 
-    def connect_all(self, round_: int, settings: Settings, group: Group | None = None) -> Wired:
+    def connect_all(self, round_: int, settings: Settings, group: RankGroup | None = None) -> Wired:
         """Connects with every other rank of a group. All of these call it for the same stage. Blocks until all do.
 
         Args:
@@ -110,7 +110,7 @@ class Switchboard:
             HorovodInternalError: this process has too few file descriptors left. No rank was connected.
         """
         deadline = time.monotonic() + settings.start_timeout_seconds
-        group = Group.job(len(self.rendezvous.peers)) if group is None else group
+        group = RankGroup.job(len(self.rendezvous.peers)) if group is None else group
         lacking = descriptors.shortage(descriptors.needed(len(group.ranks)))
         if lacking:
             raise HorovodInternalError(f"{group} on {self.rendezvous.own_name}: {lacking}")
@@ -199,7 +199,7 @@ class Switchboard:
             else:
                 self._sockets[connection] = sock
 
-    def _await_callers(self, round_: int, group: Group, settings: Settings, deadline: float) -> None:
+    def _await_callers(self, round_: int, group: RankGroup, settings: Settings, deadline: float) -> None:
         own = self._own.rank
         expected = {
             Connection(round_, rank, own, purpose, group.number)
@@ -223,7 +223,7 @@ class Switchboard:
                 # In slices: a wait without end cannot be interrupted by Ctrl-C everywhere.
                 self._changed.wait(min(remaining, 0.1))
 
-    def _segment(self, settings: Settings, group: Group) -> int:
+    def _segment(self, settings: Settings, group: RankGroup) -> int:
         """This rank's shared segment, -1 when no peer could use it or memory cannot be had."""
         local_size = sum(self._own.shares_with(self.rendezvous.peers[rank]) for rank in group.ranks)
         if local_size < 2 or not settings.shared_memory:
@@ -235,7 +235,7 @@ class Switchboard:
             return -1
 
     def _hand_over(
-        self, round_: int, group: Group, segment: int, settings: Settings, deadline: float
+        self, round_: int, group: RankGroup, segment: int, settings: Settings, deadline: float
     ) -> tuple[Peer, ...]:
         """Exchanges segments with the peers on this host, and gives up all sockets of the stage to the engine."""
         stage = round_, group.number

@@ -22,7 +22,7 @@ from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.rank.joined import Joined
 from spark_estimator.data.rank.rank_rows import RankRows, balanced
 from spark_estimator.data.rank.shares import Batches
-from spark_estimator.data.widths import Ragged
+from spark_estimator.data.row_lengths import Ragged
 from spark_estimator.env import Settings
 from spark_estimator.errors import DataError
 from spark_estimator.foreign_launchers import warn_of_all_rows

@@ -19,12 +19,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
 from spark_estimator.doctor import machine
-from spark_estimator.doctor.findings import Finding, State, attempt
+from spark_estimator.doctor.findings import Finding, Severity, attempt
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Finding", "State", "attempt", "cluster", "examine", "main"]
+__all__ = ["Finding", "Severity", "attempt", "cluster", "examine", "main"]
 
 ALL_BUT_SPARK = (
     "All that a job needs is here, as far as can be seen without starting Spark; `doctor --spark` runs a rank in it."
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         shown.append(finding)
         if not arguments.json:
             print(finding, flush=True)
-    missing = [finding.name for finding in shown if finding.state is State.MISSING]
+    missing = [finding.name for finding in shown if finding.state is Severity.MISSING]
     if arguments.json:
         _print_json(shown)
     elif missing:
@@ -113,7 +113,7 @@ def _main_of_cluster(arguments: argparse.Namespace) -> int:
         _print_json(found)
     else:
         print(table_of(found))
-    status = int(any(finding.state is State.MISSING for finding in found))
+    status = int(any(finding.state is Severity.MISSING for finding in found))
     if any(thread.is_alive() for thread in _given_up):
         _leave(status)
     return status
@@ -173,7 +173,7 @@ def _session_at(
 
     where = f"at {master or remote}" if master or remote else "with these settings"
     if nobody := silence(master or remote or ""):
-        return Finding("session", State.MISSING, nobody, "start it there, or correct the address")
+        return Finding("session", Severity.MISSING, nobody, "start it there, or correct the address")
     made: list[SparkSession | Exception] = []
 
     def make() -> None:
@@ -184,10 +184,10 @@ def _session_at(
 
     if not _ended_within(timeout, make, "session"):
         text = f"none {where} within {timeout.total_seconds():g} seconds (--timeout)"
-        return Finding("session", State.MISSING, text, "see what Spark says above, and the log of who was asked")
+        return Finding("session", Severity.MISSING, text, "see what Spark says above, and the log of who was asked")
     if isinstance(made[0], Exception):
         fix = "check the address and the settings; Spark's own lines above tell more"
-        return Finding("session", State.MISSING, f"none {where}: {telling_line(made[0])}", fix)
+        return Finding("session", Severity.MISSING, f"none {where}: {telling_line(made[0])}", fix)
     return made[0]
 
 
@@ -207,7 +207,7 @@ def _new_session(master: str | None, remote: str | None, settings: Sequence[str]
 
 def _print_json(found: Sequence[Finding]) -> None:
     rows = [{**dataclasses.asdict(finding), "state": finding.state.name.lower()} for finding in found]
-    ok = not any(finding.state is State.MISSING for finding in found)
+    ok = not any(finding.state is Severity.MISSING for finding in found)
     print(json.dumps({"ok": ok, "findings": rows}, indent=2))
 
 
@@ -218,7 +218,7 @@ def examine(*, with_spark: bool = True, start_spark: bool = False) -> Iterator[F
         with_spark: whether Spark, PyArrow and Java count as needed.
         start_spark: start a Spark session and run one rank in it.
     """
-    needed = State.MISSING if with_spark else State.NOTE
+    needed = Severity.MISSING if with_spark else Severity.NOTE
     yield machine.python()
     yield machine.package()
     yield machine.distribution("numpy")
@@ -230,11 +230,11 @@ def examine(*, with_spark: bool = True, start_spark: bool = False) -> Iterator[F
     if with_spark and importlib.util.find_spec("pyspark"):
         yield attempt("spark with arrow", machine.spark_with_arrow, fix="pip install --upgrade pyarrow 'pandas<3'")
         yield machine.workers_python()
-    yield machine.distribution("lightning", state=State.NOTE)
+    yield machine.distribution("lightning", state=Severity.NOTE)
     yield machine.tensorflow()
     yield attempt("engine", machine.engine, fix="make build, or install the package again")
     yield attempt(
-        "shared memory", machine.shared_memory, state=State.NOTE,
+        "shared memory", machine.shared_memory, state=Severity.NOTE,
         fix="jobs run without it, over TCP, and slower; give the container more memory (tmpfs counts as memory)",
     )  # fmt: skip
     yield attempt("sockets", machine.sockets, fix="bring the loopback interface up: ip link set lo up")
@@ -247,7 +247,7 @@ def examine(*, with_spark: bool = True, start_spark: bool = False) -> Iterator[F
     else:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         yield Finding(
-            "slots", State.NOTE, f"{cores} cores here; `doctor --spark` starts a session and counts its slots"
+            "slots", Severity.NOTE, f"{cores} cores here; `doctor --spark` starts a session and counts its slots"
         )
     yield machine.gpus()
     yield machine.gpu_collectives()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from spark_estimator.errors import SparkEstimatorError
 
 
-class State(enum.Enum):
+class Severity(enum.Enum):
     """What was found: in order, of no consequence, or in the way of a job."""
 
     OK = "ok"
@@ -30,7 +30,7 @@ class Finding:
     """
 
     name: str
-    state: State
+    state: Severity
     text: str
     fix: str = ""
     executor: str = ""
@@ -40,10 +40,10 @@ class Finding:
         return f"{self.state.value:>8}  {self.name:<16} {self.text}{fix}"
 
 
-def attempt(name: str, look: Callable[[], str], *, state: State = State.MISSING, fix: str = "") -> Finding:
+def attempt(name: str, look: Callable[[], str], *, state: Severity = Severity.MISSING, fix: str = "") -> Finding:
     """Runs one check; what it raises becomes the finding."""
     try:
-        return Finding(name, State.OK, look())
+        return Finding(name, Severity.OK, look())
     except SparkEstimatorError as error:
         # Ours tell the remedy themselves.
         return Finding(name, state, f"{error}")

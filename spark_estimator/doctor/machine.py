@@ -15,7 +15,7 @@ from ctypes import byref, c_int32
 from pathlib import Path
 
 import spark_estimator
-from spark_estimator.doctor.findings import Finding, State
+from spark_estimator.doctor.findings import Finding, Severity
 
 OLDEST_PYTHON = (3, 10)
 # nvidia-smi takes seconds when the driver has to be loaded first.
@@ -28,8 +28,8 @@ def python() -> Finding:
     """The interpreter that runs this."""
     text = f"{platform.python_version()} ({sys.executable}) on {platform.platform()}"
     if sys.version_info < OLDEST_PYTHON:
-        return Finding("python", State.MISSING, text, "install Python 3.10 or later")
-    return Finding("python", State.OK, text)
+        return Finding("python", Severity.MISSING, text, "install Python 3.10 or later")
+    return Finding("python", Severity.OK, text)
 
 
 def workers_python() -> Finding:
@@ -40,13 +40,15 @@ def workers_python() -> Finding:
     if not chosen:
         on_path = shutil.which("python3")
         if on_path is not None and os.path.samefile(on_path, sys.executable) and sys.prefix == _prefix_of(on_path):
-            return Finding(name, State.OK, f"python3 from PATH, which is this one ({on_path})")
+            return Finding(name, Severity.OK, f"python3 from PATH, which is this one ({on_path})")
         text = "this one where HorovodRunner starts the session; where you do, python3 from PATH"
-        return Finding(name, State.NOTE, f"{text} ({on_path})", f"{fix}, or activate this environment, before you do")
+        return Finding(
+            name, Severity.NOTE, f"{text} ({on_path})", f"{fix}, or activate this environment, before you do"
+        )
     text = f"PYSPARK_PYTHON={chosen}"
     program = shutil.which(chosen)
     if program is None:
-        return Finding(name, State.MISSING, f"{text}, which is not there", f"{fix}, or unset it")
+        return Finding(name, Severity.MISSING, f"{text}, which is not there", f"{fix}, or unset it")
     look = (
         "import sys, pyarrow, spark_estimator; "
         "print('%d.%d' % sys.version_info[:2], spark_estimator.__version__, spark_estimator.__file__)"
@@ -57,15 +59,15 @@ def workers_python() -> Finding:
             timeout=WORKERS_PYTHON_SECONDS, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding(name, State.MISSING, f"{text} does not run: {error}", f"{fix}, or unset it")
+        return Finding(name, Severity.MISSING, f"{text} does not run: {error}", f"{fix}, or unset it")
     if answer.returncode:
         said = (answer.stderr.strip().splitlines() or [f"status {answer.returncode}"])[-1]
-        return Finding(name, State.MISSING, f"{text}: {said}", f"{fix}, or install what is missing there")
+        return Finding(name, Severity.MISSING, f"{text}: {said}", f"{fix}, or install what is missing there")
     version, package_version, place = answer.stdout.split(maxsplit=2)
     if version != "{}.{}".format(*sys.version_info) or package_version != spark_estimator.__version__:
         text += f" is Python {version} with spark_estimator {package_version}, not the same as here"
-        return Finding(name, State.MISSING, text, fix)
-    return Finding(name, State.OK, f"{text}, with spark_estimator from {place.strip()}")
+        return Finding(name, Severity.MISSING, text, fix)
+    return Finding(name, Severity.OK, f"{text}, with spark_estimator from {place.strip()}")
 
 
 def _prefix_of(program: str) -> str:
@@ -85,29 +87,29 @@ def package() -> Finding:
         installed = importlib.metadata.distribution("spark-estimator")
     except importlib.metadata.PackageNotFoundError:
         return Finding(
-            "spark_estimator", State.NOTE, f"{text} from {here}, not installed", "pip install, or `make build`"
+            "spark_estimator", Severity.NOTE, f"{text} from {here}, not installed", "pip install, or `make build`"
         )
     tags = [line.removeprefix("Tag:").strip() for line in (installed.read_text("WHEEL") or "").splitlines()
             if line.startswith("Tag:")]  # fmt: skip
     text += f", wheel {' '.join(tags) or 'unknown'}"
     place = Path(str(installed.locate_file("spark_estimator"))).resolve()
     if place == here:
-        return Finding("spark_estimator", State.OK, text)
+        return Finding("spark_estimator", Severity.OK, text)
     if installed.version != spark_estimator.__version__:
         fix = "run from another folder, or install this version (`make build` in a checkout)"
         text += f" of version {installed.version} at {place}, but {here} is imported"
-        return Finding("spark_estimator", State.MISSING, text, fix)
-    return Finding("spark_estimator", State.OK, f"{text}; imported from {here}")
+        return Finding("spark_estimator", Severity.MISSING, text, fix)
+    return Finding("spark_estimator", Severity.OK, f"{text}; imported from {here}")
 
 
 def distribution(
-    name: str, *, state: State = State.MISSING, needed_for: str = "", requirement: str | None = None
+    name: str, *, state: Severity = Severity.MISSING, needed_for: str = "", requirement: str | None = None
 ) -> Finding:
     """The version of an installed package, without importing it: TensorFlow alone takes ten seconds."""
     if version := _version(name):
-        return Finding(name, State.OK, version)
-    wanted = f", needed for {needed_for}" if needed_for else ", not needed" if state is State.NOTE else ""
-    fix = f"pip install {requirement or name}" if state is State.MISSING else ""
+        return Finding(name, Severity.OK, version)
+    wanted = f", needed for {needed_for}" if needed_for else ", not needed" if state is Severity.NOTE else ""
+    fix = f"pip install {requirement or name}" if state is Severity.MISSING else ""
     return Finding(name, state, f"not installed{wanted}", fix)
 
 
@@ -122,9 +124,9 @@ def _version(package: str) -> str:
 def tensorflow() -> Finding:
     """The version of TensorFlow, under either of its names."""
     name = "tensorflow"
-    found = [distribution(each, state=State.NOTE) for each in (name, f"{name}-cpu")]
-    present = [finding for finding in found if finding.state is State.OK]
-    return Finding(name, State.OK, present[0].text) if present else found[0]
+    found = [distribution(each, state=Severity.NOTE) for each in (name, f"{name}-cpu")]
+    present = [finding for finding in found if finding.state is Severity.OK]
+    return Finding(name, Severity.OK, present[0].text) if present else found[0]
 
 
 def spark_with_arrow() -> str:
@@ -238,19 +240,19 @@ def gpus() -> Finding:
     """The GPUs of this machine; ranks on a cluster get theirs from Spark's task resources."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return Finding("gpus", State.NOTE, "none: there is no nvidia-smi here; jobs run on the CPU")
+        return Finding("gpus", Severity.NOTE, "none: there is no nvidia-smi here; jobs run on the CPU")
     query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader"]
     try:
         answer = subprocess.run(
             query, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("gpus", State.NOTE, f"nvidia-smi could not be asked: {error}", "mend the NVIDIA driver")
+        return Finding("gpus", Severity.NOTE, f"nvidia-smi could not be asked: {error}", "mend the NVIDIA driver")
     if answer.returncode:
         said = " ".join((answer.stdout + answer.stderr).split())
-        return Finding("gpus", State.NOTE, f"nvidia-smi failed: {said[:200]}", "mend the NVIDIA driver")
+        return Finding("gpus", Severity.NOTE, f"nvidia-smi failed: {said[:200]}", "mend the NVIDIA driver")
     lines = answer.stdout.strip().splitlines()
-    return Finding("gpus", State.OK, f"{len(lines)}: " + "; ".join(sorted(set(lines))) if lines else "none")
+    return Finding("gpus", Severity.OK, f"{len(lines)}: " + "; ".join(sorted(set(lines))) if lines else "none")
 
 
 def gpu_collectives() -> Finding:
@@ -265,7 +267,7 @@ def gpu_collectives() -> Finding:
         paths = found.gpu_libraries(settings)
         cuda, nccl = found.cuda_facts(paths.cuda), found.nccl_facts(paths.nccl)
     except (NativeLibraryError, ValueError) as error:  # no engine, or a setting that cannot be
-        return Finding(name, State.NOTE, f"not looked at: {error}")
+        return Finding(name, Severity.NOTE, f"not looked at: {error}")
     there = []
     if cuda.runtime:
         there.append(f"CUDA {found.cuda_name(cuda.runtime)} ({paths.cuda or 'by the linker'})")
@@ -276,14 +278,14 @@ def gpu_collectives() -> Finding:
     )
     has = f"there are {', '.join(there)}" if cuda.runtime or nccl.version else "there are neither CUDA nor NCCL"
     if settings.gpu_operations == "copy":
-        return Finding(name, State.NOTE, f"copied to host memory and back, as HOROVOD_GPU_OPERATIONS says; {has}")
+        return Finding(name, Severity.NOTE, f"copied to host memory and back, as HOROVOD_GPU_OPERATIONS says; {has}")
     if cuda.trouble or not cuda.devices:
         hiding = hides_all_gpus()
         why = f"{hiding} hides all GPUs" if hiding else cuda.trouble or "CUDA sees no GPU"
         if not cuda.runtime and not nccl.version:
-            return Finding(name, State.NOTE, f"none; {has}")
+            return Finding(name, Severity.NOTE, f"none; {has}")
         wrong_path = nccl.trouble if settings.nccl_library else ""
-        return Finding(name, State.NOTE, f"none, CPU memory is used; {has}; {why}", wrong_path)
+        return Finding(name, Severity.NOTE, f"none, CPU memory is used; {has}; {why}", wrong_path)
     no_sharing = found.sharing_trouble(paths)
     ways = found.ways(settings.gpu_operations, nccl, no_sharing)
     missing = [nccl.trouble] if nccl.trouble else []
@@ -293,7 +295,7 @@ def gpu_collectives() -> Finding:
         missing.append(f"PyTorch {torch} is built without CUDA: install one that has it")
     peers = _peers(cuda.devices, found.unreachable_peers(paths.cuda, cuda.devices))
     demanded = {"nccl": bool(nccl.trouble), "shared": bool(no_sharing)}.get(settings.gpu_operations, False)
-    return Finding(name, State.NOTE if demanded else State.OK, f"{ways}; {has}, {peers}", "; ".join(missing))
+    return Finding(name, Severity.NOTE if demanded else Severity.OK, f"{ways}; {has}, {peers}", "; ".join(missing))
 
 
 def _peers(devices: int, apart: Sequence[tuple[int, int]]) -> str:
@@ -312,11 +314,11 @@ def old_names() -> Finding:
     from spark_estimator.compat.environment import written_files
 
     if real_horovod_present():
-        return Finding("old names", State.NOTE, "a real Horovod is installed: `import horovod` means that one")
+        return Finding("old names", Severity.NOTE, "a real Horovod is installed: `import horovod` means that one")
     if files := written_files():
-        return Finding("old names", State.OK, f"`import horovod` works in this environment ({files[0]})")
+        return Finding("old names", Severity.OK, f"`import horovod` works in this environment ({files[0]})")
     return Finding(
-        "old names", State.NOTE,
+        "old names", Severity.NOTE,
         "work in our workers and in horovodrun; elsewhere after spark_estimator.compat.install(), or for the whole "
         "environment after `python -m spark_estimator compat enable`",
     )  # fmt: skip

@@ -82,7 +82,7 @@ class Meeting:
             "local_name": endpoint.local_name,
         }
         listeners = [sock for sock in (endpoint.tcp, endpoint.local) if sock is not None]
-        self._doorkeeper = authentication.Doorkeeper(listeners, key, self._admit, name="doctor")
+        self._doorkeeper = authentication.HandshakeServer(listeners, key, self._admit, name="doctor")
 
     def meet(self, everyone: Sequence[Facts], partition: int) -> Facts:
         """Tries all that this task is to try.

@@ -20,7 +20,7 @@ from spark_estimator import __version__
 from spark_estimator.authentication import KEY_BYTES
 from spark_estimator.collectives.rendezvous import new_job_id
 from spark_estimator.doctor import probe
-from spark_estimator.doctor.findings import Finding, State, attempt
+from spark_estimator.doctor.findings import Finding, Severity, attempt
 from spark_estimator.doctor.verdicts import DriverSide, findings_of
 from spark_estimator.errors import NotEnoughSlotsError, PreflightError
 from spark_estimator.launch.spark import errors as spark_errors
@@ -57,21 +57,21 @@ def examine_cluster(spark: SparkSession, timeout: timedelta) -> Iterator[Finding
     yield attempt("encryption", lambda: _passed(check_encryption, spark, "no setting forbids jobs"))
     try:
         size = all_slots(spark)
-        yield Finding("slots", State.OK, f"{size}: {count_slots(spark).arithmetic}")
+        yield Finding("slots", Severity.OK, f"{size}: {count_slots(spark).arithmetic}")
     except NotEnoughSlotsError as error:
         size = _guess(spark)
         text = f"their number is not known ({error}); {size} tasks are tried"
-        yield Finding("slots", State.NOTE if size else State.MISSING, text)
-    if not size or (refused.state is State.MISSING and conf.is_local):
+        yield Finding("slots", Severity.NOTE if size else Severity.MISSING, text)
+    if not size or (refused.state is Severity.MISSING and conf.is_local):
         return
-    barrier = refused.state is State.OK
+    barrier = refused.state is Severity.OK
     try:
         reports = _Survey(spark, size, barrier=barrier).run(timeout)
     except Exception as error:
         explained = spark_errors.explain(str(error)) or error
         ours = isinstance(explained, PreflightError)
         text = str(explained) if ours else f"Spark could not run the checks: {spark_errors.telling_line(error)}"
-        yield Finding("executors", State.MISSING, text, "" if ours else "see the executors' logs")
+        yield Finding("executors", Severity.MISSING, text, "" if ours else "see the executors' logs")
         return
     here = DriverSide(
         python=platform.python_version(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spark_estimator.doctor.findings import Finding, State
+from spark_estimator.doctor.findings import Finding, Severity
 
 # More of them would hide what was found on them.
 _MOST_NAMED = 4
@@ -16,7 +16,7 @@ def table_of(found: Sequence[Finding]) -> str:
     on_executors = [finding for finding in found if finding.executor]
     if on_executors:
         lines = ["", *_matrix(on_executors), "", *_details(on_executors)]
-    missing = list(dict.fromkeys(finding.name for finding in found if finding.state is State.MISSING))
+    missing = list(dict.fromkeys(finding.name for finding in found if finding.state is Severity.MISSING))
     if missing:
         lines += ["", f"Missing: {', '.join(missing)}."]
     else:
@@ -37,13 +37,13 @@ def _matrix(found: Sequence[Finding]) -> list[str]:
 
 def _details(found: Sequence[Finding]) -> list[str]:
     """What is not in order first, then the rest; what was found alike on several executors stands once."""
-    alike: dict[tuple[str, State, str, str], list[str]] = {}
-    for finding in sorted(found, key=lambda finding: list(State).index(finding.state), reverse=True):
+    alike: dict[tuple[str, Severity, str, str], list[str]] = {}
+    for finding in sorted(found, key=lambda finding: list(Severity).index(finding.state), reverse=True):
         alike.setdefault((finding.name, finding.state, finding.text, finding.fix), []).append(finding.executor)
     everywhere = len({finding.executor for finding in found})
     lines = []
     for (name, state, text, fix), executors in alike.items():
-        if state is State.OK:
+        if state is Severity.OK:
             continue
         named = ", ".join(executors[:_MOST_NAMED])
         more = f" and {len(executors) - _MOST_NAMED} more" if len(executors) > _MOST_NAMED else ""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spark_estimator.doctor.findings import Finding, State
+from spark_estimator.doctor.findings import Finding, Severity
 
 MIB = 1 << 20
 # Files that hold a rank's rows, and what Spark and Python write beside them.
@@ -77,15 +77,15 @@ def findings_of(here: DriverSide, reports: Sequence[Report]) -> list[Finding]:
 
 
 def _ok(text: str) -> Finding:
-    return Finding("", State.OK, text)
+    return Finding("", Severity.OK, text)
 
 
 def _note(text: str, fix: str = "") -> Finding:
-    return Finding("", State.NOTE, text, fix)
+    return Finding("", Severity.NOTE, text, fix)
 
 
 def _bad(text: str, fix: str) -> Finding:
-    return Finding("", State.MISSING, text, fix)
+    return Finding("", Severity.MISSING, text, fix)
 
 
 def _wheel(here: DriverSide, report: Report) -> Finding:

@@ -8,7 +8,7 @@ from typing import Any
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.launch.job.attempts import Limits
 from spark_estimator.launch.spark.entry import run_in_session
-from spark_estimator.launch.spark.feed import Rows
+from spark_estimator.launch.spark.row_writer import Rows
 from spark_estimator.launch.spark.slots import default_size
 from spark_estimator.spark import SparkBackend
 

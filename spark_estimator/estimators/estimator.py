@@ -1,7 +1,7 @@
 """What all estimators share, whatever their framework: ``fit(df)`` and ``fit_on_parquet()``, on processes of Spark's.
 
-What differs is a framework's `Training`: it checks the parameters, tries the model, trains on the ranks, and makes the
-model of what they bring back.
+What differs is a framework's `FrameworkTraining`: it checks the parameters, tries the model, trains on the ranks, and
+makes the model from their result.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from spark_estimator.estimators.model import TableModel
 from spark_estimator.estimators.params import TableParams
 from spark_estimator.estimators.persistence import model_transfer
 from spark_estimator.estimators.persistence.checkpoint import discard_partials
-from spark_estimator.estimators.persistence.folders import Reader, Writer
-from spark_estimator.estimators.rows.row_source import Supply, supply_from, supply_of
+from spark_estimator.estimators.persistence.folders import FolderReader, FolderWriter
+from spark_estimator.estimators.rows.row_source import RowSource, row_source_from, row_source_of
 from spark_estimator.estimators.rows.sampling import Columns, Wanted, look_at, look_at_files
 from spark_estimator.estimators.rows.shapes import Trial, fitting_fields
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _Model = TypeVar("_Model", bound=TableModel)
 
 
-class Training(Protocol):
+class FrameworkTraining(Protocol):
     """A framework's side of one training, on the driver; made of checked parameters, before anything starts.
 
     Attributes:
@@ -80,7 +80,7 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
         self._take(kwargs)
 
     @abstractmethod
-    def _training(self) -> Training:
+    def _training(self) -> FrameworkTraining:
         """The framework's side, of the parameters as they are now.
 
         Raises:
@@ -119,7 +119,7 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
             held, marker = prepared(store, store.get_val_data_path(dataset_idx)), None
         marker = marker if isinstance(marker, str) else None
         columns = look_at_files(files, Wanted.of(value, marker))
-        return self._trained(training, size, columns, lambda fields: supply_from(files, held, columns))
+        return self._trained(training, size, columns, lambda fields: row_source_from(files, held, columns))
 
     def _fit(self, dataset: DataFrame) -> _Model:
         if self._value("mlflow"):
@@ -135,9 +135,9 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
             store = value("store")
         model_transfer.check_room(dataset.sparkSession, training.state_bytes, value("store"))
 
-        def supply(fields: Sequence[Field]) -> Supply:
+        def supply(fields: Sequence[Field]) -> RowSource:
             directly = value("read_files")
-            supply = supply_of(dataset, columns, fields, directly=directly, store=store, size=size)
+            supply = row_source_of(dataset, columns, fields, directly=directly, store=store, size=size)
             if supply.rows is not None and not takes_rows:
                 raise ValueError(
                     f"backend={value('backend')!r}: its run() starts the ranks, which cannot have rows from Spark's "
@@ -150,10 +150,10 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
 
     def _trained(
         self,
-        training: Training,
+        training: FrameworkTraining,
         size: Any,
         columns: Columns,
-        supplied: Callable[[Sequence[Field]], Supply],
+        supplied: Callable[[Sequence[Field]], RowSource],
     ) -> _Model:
         """Trains on the rows that `supplied`, given the fields, says."""
         value = self._value
@@ -221,14 +221,14 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
             mlflow_log.log(self, fitted)
         return fitted
 
-    def write(self) -> Writer:
+    def write(self) -> FolderWriter:
         """Spark ML's way to save: ``write().overwrite().save(path)``; not the store and the backend."""
-        return Writer(self._write_files)
+        return FolderWriter(self._write_files)
 
     @classmethod
-    def read(cls) -> Reader:
+    def read(cls) -> FolderReader:
         """Spark ML's way to load: ``read().load(path)``."""
-        return Reader(cls.load)
+        return FolderReader(cls.load)
 
     def _data_store(self, what: str) -> FilesystemStore:
         store = self._value("store")

@@ -28,7 +28,7 @@ from spark_estimator.estimators.inference.prediction_columns import (
 )
 from spark_estimator.estimators.inference.predictor import Predictor, matrices_of
 from spark_estimator.estimators.params import Row, TableParams
-from spark_estimator.estimators.persistence.folders import Reader, Writer
+from spark_estimator.estimators.persistence.folders import FolderReader, FolderWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -147,14 +147,14 @@ class TableModel(Model, TableParams, MLWritable, MLReadable["TableModel"]):
         results = self._predictor(inputs).outputs_for(matrices)
         return results[0] if len(results) == 1 else results
 
-    def write(self) -> Writer:
+    def write(self) -> FolderWriter:
         """Spark ML's way to save: ``write().overwrite().save(path)``."""
-        return Writer(self._write_files)
+        return FolderWriter(self._write_files)
 
     @classmethod
-    def read(cls) -> Reader:
+    def read(cls) -> FolderReader:
         """Spark ML's way to load: ``read().load(path)``."""
-        return Reader(cls.load)
+        return FolderReader(cls.load)
 
     @abstractmethod
     def _write_files(self, folder: Path) -> None:

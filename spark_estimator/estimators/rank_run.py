@@ -13,14 +13,14 @@ from spark_estimator.collectives import arrays
 from spark_estimator.data.rank.rank_rows import RankRows, balanced
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence import model_transfer
-from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Form, load
+from spark_estimator.estimators.persistence.checkpoint import Checkpoint, CheckpointFormat, load
 from spark_estimator.estimators.persistence.run_identity import Identity
 from spark_estimator.estimators.rows.row_source import own_rows
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 
 
 @dataclass(frozen=True)
-class Beginning:
+class RankRun:
     """What a rank begins with.
 
     Attributes:
@@ -50,7 +50,7 @@ class Beginning:
         return TrainResult(state, history, counts)
 
 
-def begin(spec: TrainSpec, identity_of: Callable[[TrainSpec, list[int]], Identity], form: Form) -> Beginning:
+def begin(spec: TrainSpec, identity_of: Callable[[TrainSpec, list[int]], Identity], form: CheckpointFormat) -> RankRun:
     """Rows, evened out between the ranks, and the run's checkpoint. A collective.
 
     Args:
@@ -70,7 +70,7 @@ def begin(spec: TrainSpec, identity_of: Callable[[TrainSpec, list[int]], Identit
         rows, held = rows.split(spec.held_share, seed)
     elif any(arrays.allgather(numpy.array([marked.rows]), "marked rows")):
         held = balanced(marked, "validation", by_value=spec.by_value)
-    return Beginning(rows, held if held is not None and held.total else None, seed, identity, kept)
+    return RankRun(rows, held if held is not None and held.total else None, seed, identity, kept)
 
 
 def check_loss(loss: float, epoch: int, *, multiplied: bool = True) -> None:

@@ -17,8 +17,8 @@ import numpy
 
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context, launcher_link
+from spark_estimator.collectives.consistency import agree
 from spark_estimator.collectives.engine import Engine
-from spark_estimator.collectives.likeness import agree
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.keras.importing import backend
 from spark_estimator.keras.variables import lines_of
@@ -28,7 +28,7 @@ failures: list[BaseException] = []
 
 
 @dataclass
-class Exchange:
+class KerasExchange:
     """How the gradients of one optimizer are exchanged.
 
     Attributes:

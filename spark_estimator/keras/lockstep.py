@@ -14,7 +14,7 @@ import numpy
 
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context
-from spark_estimator.collectives.likeness import agree
+from spark_estimator.collectives.consistency import agree
 from spark_estimator.keras.importing import keras
 from spark_estimator.keras.wrapping import exchange_of, innermost
 from spark_estimator.log import logger
@@ -22,7 +22,7 @@ from spark_estimator.log import logger
 _log = logger(__name__)
 
 
-class Lockstep:
+class KerasLockstep:
     """What one rank has done in the epoch that runs, until all ranks have met at its end.
 
     Args:
@@ -124,7 +124,7 @@ def begin_together(model: Any, params: dict[str, Any] | None) -> None:
         return
     lockstep = _lockstep(model)
     if lockstep is None:
-        history._spark_estimator_lockstep = Lockstep(history, model)
+        history._spark_estimator_lockstep = KerasLockstep(history, model)
     else:  # a History of the user's, which may have seen another model
         lockstep.model = model
 
@@ -140,8 +140,8 @@ def end_epoch_together(model: Any, epoch: int) -> None:
         lockstep.meet(epoch)
 
 
-def _lockstep(model: Any) -> Lockstep | None:
-    lockstep: Lockstep | None = getattr(getattr(model, "history", None), "_spark_estimator_lockstep", None)
+def _lockstep(model: Any) -> KerasLockstep | None:
+    lockstep: KerasLockstep | None = getattr(getattr(model, "history", None), "_spark_estimator_lockstep", None)
     return lockstep
 
 

@@ -9,13 +9,13 @@ import jax
 import numpy
 from jax.experimental import io_callback, sparse
 
-from spark_estimator.keras.exchange import Exchange
+from spark_estimator.keras.exchange import KerasExchange
 
 
 def reduced(
-    exchange: Exchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
+    exchange: KerasExchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
 ) -> list[Any]:
-    """See ``Exchange.reduced``. Sparse gradients (BCOO) travel as whole ones."""
+    """See ``KerasExchange.reduced``. Sparse gradients (BCOO) travel as whole ones."""
     dense = [gradient.todense() if isinstance(gradient, sparse.BCOO) else gradient for gradient in gradients]
     sent, contexts = exchange.compressed(dense)
     forms = tuple(jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in sent)
@@ -27,13 +27,13 @@ def reduced(
     return exchange.decompressed(received, contexts)
 
 
-def all_true(exchange: Exchange, flag: Any) -> Any:
+def all_true(exchange: KerasExchange, flag: Any) -> Any:
     """Whether a truth value holds on every rank, as a tensor."""
     form = jax.ShapeDtypeStruct((), numpy.bool_)
     return io_callback(lambda value: numpy.bool_(exchange.all_true(value)), form, flag, ordered=True)
 
 
-def factor(exchange: Exchange) -> Any:
+def factor(exchange: KerasExchange) -> Any:
     """``exchange.factor`` as it is when the step runs."""
     form = jax.ShapeDtypeStruct((), numpy.float32)
     return io_callback(lambda: numpy.float32(exchange.factor), form, ordered=True)

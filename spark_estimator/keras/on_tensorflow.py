@@ -13,21 +13,21 @@ import tensorflow as tf
 
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives.process_set import global_process_set
-from spark_estimator.keras.exchange import Exchange
+from spark_estimator.keras.exchange import KerasExchange
 from spark_estimator.tensorflow import works
 from spark_estimator.tensorflow.gathering import allgather_of
 from spark_estimator.tensorflow.nodes import Naming, perform
 from spark_estimator.tensorflow.questions import size_of
-from spark_estimator.tensorflow.reducing import Reduction, allreduce_of
-from spark_estimator.tensorflow.works import Collective
+from spark_estimator.tensorflow.reducing import TensorReduction, allreduce_of
+from spark_estimator.tensorflow.works import GraphCollective
 
 _KIND = "DistributedOptimizer"
 
 
 def reduced(
-    exchange: Exchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
+    exchange: KerasExchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
 ) -> list[Any]:
-    """See ``Exchange.reduced``.
+    """See ``KerasExchange.reduced``.
 
     Raises:
         ValueError: the step is being compiled by XLA, which cannot call the engine.
@@ -38,7 +38,7 @@ def reduced(
     dense = [place for place, gradient in enumerate(gradients) if not isinstance(gradient, tf.IndexedSlices)]
     name = exchange.digest(everything, variables)
     over = exchange.process_set or global_process_set
-    how = Reduction(*exchange.factors(), over)
+    how = TensorReduction(*exchange.factors(), over)
     result: list[Any] = list(gradients)
     with tf.control_dependencies(_agreed(exchange, variables, everything)):
         weight = factor(exchange) if exchange.weighs and exchange.accumulates == 1 else None
@@ -61,13 +61,13 @@ def reduced(
     return result
 
 
-def _agreed(exchange: Exchange, variables: Sequence[Any], everything: Sequence[Any]) -> list[Any]:
+def _agreed(exchange: KerasExchange, variables: Sequence[Any], everything: Sequence[Any]) -> list[Any]:
     """Has the ranks agree before what depends on the result, now or as a part of the graph that is being made."""
     if tf.executing_eagerly():
         exchange.agree(everything, variables)
         return []
     text = works.agreement(*exchange.statement(everything, variables))
-    agree = Collective(works.AGREE, exchange.process_set or global_process_set, text=text)
+    agree = GraphCollective(works.AGREE, exchange.process_set or global_process_set, text=text)
     return list(perform(agree, Naming("keras.DistributedOptimizer.agreement"), []))
 
 
@@ -82,15 +82,15 @@ def _weighed(tensor: Any, weight: Any) -> Any:
     return tensor if weight is None else tensor * tf.cast(weight, tensor.dtype)
 
 
-def all_true(exchange: Exchange, flag: Any) -> Any:
+def all_true(exchange: KerasExchange, flag: Any) -> Any:
     """Whether a truth value holds on every rank, as a tensor."""
     check_no_xla()
-    smallest = Reduction(ReduceOp.MIN, process_set=exchange.process_set or global_process_set)
+    smallest = TensorReduction(ReduceOp.MIN, process_set=exchange.process_set or global_process_set)
     [agreed] = allreduce_of([tf.cast(flag, tf.uint8)], "keras.DistributedOptimizer.finite", None, smallest)
     return tf.cast(agreed, tf.bool)
 
 
-def factor(exchange: Exchange) -> Any:
+def factor(exchange: KerasExchange) -> Any:
     """``exchange.factor`` as it is when the step runs."""
     if exchange.follower is None:
         with tf.init_scope():  # a function's variables are not its own

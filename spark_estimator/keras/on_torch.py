@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from spark_estimator.collectives.process_set import global_process_set
-from spark_estimator.keras.exchange import Exchange
+from spark_estimator.keras.exchange import KerasExchange
 from spark_estimator.torch import grouped_allreduce_, grouped_allreduce_async_, synchronize
 
 
 def reduced(
-    exchange: Exchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
+    exchange: KerasExchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
 ) -> list[Any]:
-    """See ``Exchange.reduced``; all groups are on their way before the first is waited for."""
+    """See ``KerasExchange.reduced``; all groups are on their way before the first is waited for."""
     dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
     exchange.agree(everything, variables)
     if exchange.weighs and exchange.factor != 1.0 and exchange.accumulates == 1:
@@ -42,12 +42,12 @@ def reduced(
     return exchange.decompressed(received, contexts)
 
 
-def all_true(exchange: Exchange, flag: Any) -> Any:
+def all_true(exchange: KerasExchange, flag: Any) -> Any:
     """Whether a truth value holds on every rank, as a tensor."""
     return flag.new_tensor(exchange.all_true(flag.item()))
 
 
-def factor(exchange: Exchange) -> Any:
+def factor(exchange: KerasExchange) -> Any:
     """``exchange.factor`` as it is when the step runs."""
     return exchange.factor
 

@@ -18,7 +18,7 @@ from spark_estimator.collectives.ops import whole_number
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.keras import wrapping
 from spark_estimator.keras.compression import checked_compression
-from spark_estimator.keras.exchange import Exchange
+from spark_estimator.keras.exchange import KerasExchange
 from spark_estimator.keras.importing import keras
 
 
@@ -86,7 +86,7 @@ def DistributedOptimizer(
     own_passes = getattr(innermost, "gradient_accumulation_steps", None) or 1
     if passes > 1:
         _check_can_accumulate(innermost, own_passes)
-    exchange = Exchange(
+    exchange = KerasExchange(
         name or optimizer.name,
         operation,
         checked_compression(compression),

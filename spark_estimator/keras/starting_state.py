@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from spark_estimator.collectives import arrays, context
-from spark_estimator.collectives.likeness import agree
+from spark_estimator.collectives.consistency import agree
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.keras.importing import keras
 from spark_estimator.keras.variables import lines_of

@@ -11,16 +11,16 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from spark_estimator.keras.exchange import Exchange
+from spark_estimator.keras.exchange import KerasExchange
 from spark_estimator.keras.importing import backend, keras
 
 _MARK = "_spark_estimator_exchange"
 _BASE = "_spark_estimator_base"  # the class that it had
 
 
-def exchange_of(optimizer: object) -> Exchange | None:
+def exchange_of(optimizer: object) -> KerasExchange | None:
     """How an optimizer, or the one in it, exchanges gradients; None where it does not."""
-    exchange: Exchange | None = getattr(type(optimizer), _MARK, None)
+    exchange: KerasExchange | None = getattr(type(optimizer), _MARK, None)
     if exchange is None and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return exchange_of(optimizer.inner_optimizer)
     return exchange
@@ -33,7 +33,7 @@ def innermost(optimizer: Any) -> Any:
     return optimizer
 
 
-def wrap(optimizer: Any, exchange: Exchange) -> None:
+def wrap(optimizer: Any, exchange: KerasExchange) -> None:
     """Gives the optimizer a class that exchanges gradients; see above."""
     _teach_keras()
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -51,7 +51,7 @@ def wrap(optimizer: Any, exchange: Exchange) -> None:
     _swap(optimizer, mixin, exchange)
 
 
-def _swap(optimizer: Any, mixin: type, exchange: Exchange) -> None:
+def _swap(optimizer: Any, mixin: type, exchange: KerasExchange) -> None:
     base: Any = type(optimizer)
 
     def from_config(cls: type, config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -136,7 +136,7 @@ def unwrap(optimizer: Any) -> None:
 
 
 class _InApply:
-    _spark_estimator_exchange: Exchange
+    _spark_estimator_exchange: KerasExchange
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         # the base class builds the optimizer, and refuses what does not fit
@@ -161,7 +161,7 @@ class _BeforeTheFinding(_InApply):
 class _AgreedFinding:
     """For a `LossScaleOptimizer` whose inner optimizer accumulates: gradients that are not finite stop all ranks."""
 
-    _spark_estimator_exchange: Exchange
+    _spark_estimator_exchange: KerasExchange
 
     def check_finite(self, grads: Any) -> Any:
         finite = super().check_finite(grads)  # type: ignore[misc]
@@ -172,7 +172,7 @@ class _AgreedFinding:
 class _AtTheEndOfPasses:
     """For an optimizer with ``gradient_accumulation_steps``: what the passes have gathered is exchanged, once."""
 
-    _spark_estimator_exchange: Exchange
+    _spark_estimator_exchange: KerasExchange
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
         object.__setattr__(self, "_spark_estimator_variables", list(trainable_variables))

@@ -14,11 +14,11 @@ from spark_estimator.errors import JobFailedError
 from spark_estimator.launch.job.attempts import Attempt, Limits, run_attempts
 from spark_estimator.launch.job.environment import host_share, worker_environment
 from spark_estimator.launch.job.failures import first_failure, job_error
-from spark_estimator.launch.job.monitor import EventRelay, Watch, say_when_done
+from spark_estimator.launch.job.monitor import EventRelay, JobMonitor, say_when_done
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.pickling import dump_function, load_values, name_of
 from spark_estimator.launch.job.spec import JobSpec, checked_environment, driver_sys_path, modules_to_preload
-from spark_estimator.launch.worker.worker_host import Place, PlaceHere, Places
+from spark_estimator.launch.worker.worker_host import LocalWorkerHandle, WorkerHandle, WorkerHandles
 from spark_estimator.observe.driver_log import print_line
 from spark_estimator.observe.status_line import StatusLine, screen
 
@@ -80,7 +80,7 @@ def run_local(
 
 def run_job(
     job: JobSpec,
-    places: Places | None = None,
+    places: WorkerHandles | None = None,
     *,
     show_line: Callable[[int, str, str], None] = print_line,
     gentle: timedelta = timedelta(0),
@@ -102,14 +102,14 @@ def run_job(
     Raises:
         JobFailedError: a rank failed, or it took too long.
     """
-    where: list[Place] = []
+    where: list[WorkerHandle] = []
     outcomes: dict[int, Outcome] = {}
 
     def stop(reason: str) -> None:
         for place in where:
             place.stop(reason)
 
-    watch = Watch(stop=stop, cancel=cancel, show_line=show_line, size=job.size)
+    watch = JobMonitor(stop=stop, cancel=cancel, show_line=show_line, size=job.size)
     if job.progress:
         watch.status = StatusLine.on_screen(job.size)
     watch.clock = lambda: attempt.look_at_the_clock(job.function, job.size, watch.begun)
@@ -143,7 +143,7 @@ def run_job(
             stop(f"because rank {rank} could not be watched any more: {error!r}")
             place.discard()
 
-    where += places(relay) if places else [PlaceHere(job, relay, gentle=gentle) for _ in range(job.size)]
+    where += places(relay) if places else [LocalWorkerHandle(job, relay, gentle=gentle) for _ in range(job.size)]
     threads = [
         threading.Thread(target=supervise, args=(rank,), name=f"spark_estimator rank {rank}", daemon=True)
         for rank in range(job.size)

@@ -146,7 +146,7 @@ class AsLongAsAllHaveOf(AsLongAsAllHave):
                 )
 
 
-class Lockstep:
+class LightningLockstep:
     """Has the ranks agree, after each batch and each epoch, whether one of them wants to stop.
 
     ``trainer.should_stop`` is a plain attribute that loops read: it is made the same on all ranks right before. That

@@ -15,7 +15,7 @@ import spark_estimator.torch as hvd
 from spark_estimator import log
 from spark_estimator.collectives import context
 from spark_estimator.lightning import rates
-from spark_estimator.lightning.lockstep import Lockstep, even, lengths_of_all_ranks
+from spark_estimator.lightning.lockstep import LightningLockstep, even, lengths_of_all_ranks
 from spark_estimator.lightning.metrics import SyncedMetrics
 from spark_estimator.lightning.strategy_collectives import HorovodCollectives
 from spark_estimator.torch.compression.compressors import UNCHOSEN
@@ -104,7 +104,7 @@ class HorovodMethods(HorovodCollectives, _Base):
             "shard_state": shard_state,
         }
         self._metrics = SyncedMetrics()
-        self._lockstep: Lockstep | None = None
+        self._lockstep: LightningLockstep | None = None
         self._made_distributed: list[torch.optim.Optimizer] = []
         self._num_nodes = 1
 
@@ -200,7 +200,7 @@ class HorovodMethods(HorovodCollectives, _Base):
         super().setup(trainer)
         if self.world_size > 1 and getattr(trainer.state.fn, "value", trainer.state.fn) == "fit":
             self._release()
-            self._lockstep = Lockstep(trainer, self.lightning_module)
+            self._lockstep = LightningLockstep(trainer, self.lightning_module)
         self._metrics.adopt(self.lightning_module)
 
     def model_to_device(self) -> None:

@@ -77,7 +77,7 @@ class DriverServer:
         self._wake_read, self._wake_write = socket.socketpair()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._arrived: collections.deque[_Inbound] = collections.deque()
-        self._doorkeeper = authentication.Doorkeeper(
+        self._doorkeeper = authentication.HandshakeServer(
             [listener], self.token, self._admit, approve=self._approve, name="driver channel"
         )
         self._thread = threading.Thread(target=self._serve, name="spark_estimator driver channel", daemon=True)

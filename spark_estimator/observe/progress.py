@@ -86,7 +86,7 @@ def pipe(environ: MutableMapping[str, str]) -> int | None:
     return None
 
 
-class ProgressTeller:
+class ProgressReporter:
     """A daemon thread that tells how far this process is, until `stop`.
 
     Args:
@@ -120,7 +120,7 @@ class ProgressTeller:
                 return
 
 
-def teller(look: Callable[[], tuple[int, float, str]]) -> ProgressTeller | None:
+def teller(look: Callable[[], tuple[int, float, str]]) -> ProgressReporter | None:
     """A running teller, where this process was given somebody to tell; None elsewhere."""
     global _descriptor
     if _descriptor is None:
@@ -128,7 +128,7 @@ def teller(look: Callable[[], tuple[int, float, str]]) -> ProgressTeller | None:
         if _descriptor is not None:
             os.set_inheritable(_descriptor, False)
             os.set_blocking(_descriptor, False)
-    return None if _descriptor is None else ProgressTeller(_descriptor, look)
+    return None if _descriptor is None else ProgressReporter(_descriptor, look)
 
 
 def _after_fork_in_child() -> None:

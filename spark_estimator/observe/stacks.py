@@ -72,7 +72,7 @@ def _is_own(frame: FrameType) -> bool:
     return any(map(_is_ours, calls)) and all(_is_ours(call) or call.f_code.co_filename in _WAITING for call in calls)
 
 
-class StackTeller:
+class StackReporter:
     """A daemon thread that answers the engine's questions what this process is doing.
 
     Args:

@@ -16,7 +16,7 @@ from spark_estimator.launch.job.environment import OMP
 from spark_estimator.launch.job.spec import inherited_environment
 from spark_estimator.launch.local import run_local
 from spark_estimator.launch.spark.entry import session_and_size
-from spark_estimator.launch.spark.feed import Rows
+from spark_estimator.launch.spark.row_writer import Rows
 from spark_estimator.launch.spark.slots import default_size
 from spark_estimator.launch.worker.output import lines_to
 from spark_estimator.spark.runner import check_num_proc, run, run_with, say

@@ -15,7 +15,7 @@ from spark_estimator.launch.job.attempts import Limits
 from spark_estimator.launch.job.pickling import check_call
 from spark_estimator.launch.job.spec import MAX_RESULT_BYTES, checked_environment
 from spark_estimator.launch.spark.entry import interruption_in_words, run_in_session, session_for_elastic
-from spark_estimator.launch.spark.feed import Rows
+from spark_estimator.launch.spark.row_writer import Rows
 from spark_estimator.launch.spark.slots import default_size
 from spark_estimator.launch.worker.output import TextStream, lines_to
 

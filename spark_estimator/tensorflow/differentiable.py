@@ -27,13 +27,13 @@ from spark_estimator.collectives.reductions import Adasum, Average, Sum
 from spark_estimator.tensorflow import works
 from spark_estimator.tensorflow.nodes import Naming, perform
 from spark_estimator.tensorflow.questions import own_rank, rank_op, size_of
-from spark_estimator.tensorflow.works import Collective
+from spark_estimator.tensorflow.works import GraphCollective
 
 # Names a request of a gradient, by what is added to the name of the collective.
 _Again = Callable[[str], Naming]
 
 
-def run(collective: Collective, naming: Naming, tensors: Sequence[Any]) -> list[Any]:
+def run(collective: GraphCollective, naming: Naming, tensors: Sequence[Any]) -> list[Any]:
     """Runs a collective, or puts it into the graph that is being built; see `perform`. It has a gradient."""
     results: Any
     if not tf.executing_eagerly():
@@ -57,7 +57,7 @@ def run(collective: Collective, naming: Naming, tensors: Sequence[Any]) -> list[
 
 
 def _gradient(
-    collective: Collective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
+    collective: GraphCollective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
 ) -> list[Any]:
     """The gradients of a collective's inputs; None where there is none.
 
@@ -85,7 +85,7 @@ def _filled(gradient: Any, result: Any) -> Any:
 
 
 def _of_allreduce(
-    collective: Collective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
+    collective: GraphCollective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
 ) -> list[Any]:
     if collective.reduce_op not in (Average, Sum, Adasum):
         name = collective.reduce_op.name.title()
@@ -107,19 +107,19 @@ def _refused(incoming: Sequence[Any], text: str) -> list[Any]:
 
 
 def _of_reducescatter(
-    collective: Collective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
+    collective: GraphCollective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
 ) -> list[Any]:
     factor = collective.prescale * collective.postscale
     scaled = [each * tf.cast(factor, each.dtype) for each in incoming]
     if collective.reduce_op is Sum:
         scaled = [each * size_of(collective.process_set, each.dtype) for each in scaled]
-    return run(Collective(works.ALLGATHER, collective.process_set), again(".gradient"), scaled)
+    return run(GraphCollective(works.ALLGATHER, collective.process_set), again(".gradient"), scaled)
 
 
 def _of_allgather(
-    collective: Collective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
+    collective: GraphCollective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
 ) -> list[Any]:
-    gather = Collective(works.ALLGATHER, collective.process_set)
+    gather = GraphCollective(works.ALLGATHER, collective.process_set)
     # How many rows each rank gave: known by now to all, but not to the graph.
     lengths = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in inputs])[tf.newaxis]
     [rows] = perform(gather, again(".gradient.rows"), [lengths])
@@ -133,21 +133,21 @@ def _of_allgather(
 
 
 def _of_broadcast(
-    collective: Collective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
+    collective: GraphCollective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
 ) -> list[Any]:
     [average] = run(_average(collective.process_set), again(".gradient"), incoming)
     return [tf.where(tf.equal(rank_op(), collective.root_rank), average, tf.zeros_like(average))]
 
 
 def _of_alltoall(
-    collective: Collective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
+    collective: GraphCollective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
 ) -> list[Any]:
-    back = run(Collective(works.ALLTOALL, collective.process_set), again(".gradient"), [*incoming, results[1]])
+    back = run(GraphCollective(works.ALLTOALL, collective.process_set), again(".gradient"), [*incoming, results[1]])
     return back[:1]
 
 
-def _average(process_set: ProcessSet) -> Collective:
-    return Collective(works.ALLREDUCE, process_set, ReduceOp.AVERAGE)
+def _average(process_set: ProcessSet) -> GraphCollective:
+    return GraphCollective(works.ALLREDUCE, process_set, ReduceOp.AVERAGE)
 
 
 _GRADIENTS = {
@@ -163,7 +163,7 @@ def _of_node(node: Any, *incoming: Any) -> list[Any]:
     """The gradient of a node, from its attributes; called by TensorFlow."""
     request = _text(node.get_attr("request"))
     by_node_name = bool(node.get_attr("by_node_name"))
-    collective = Collective(node.type, works.process_set_of_node(int(node.get_attr("process_set_id"))))
+    collective = GraphCollective(node.type, works.process_set_of_node(int(node.get_attr("process_set_id"))))
     if node.type in (works.ALLREDUCE, works.REDUCESCATTER):
         collective = collective._replace(
             reduce_op=ReduceOp(node.get_attr("reduce_op")),

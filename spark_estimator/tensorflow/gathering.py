@@ -17,7 +17,7 @@ from spark_estimator.collectives.reductions import where
 from spark_estimator.tensorflow import works
 from spark_estimator.tensorflow.differentiable import run
 from spark_estimator.tensorflow.nodes import Naming, checked_tensor, group
-from spark_estimator.tensorflow.works import Collective
+from spark_estimator.tensorflow.works import GraphCollective
 
 
 def allgather(
@@ -79,7 +79,7 @@ def broadcast(
     root = checked_root(root_rank, process_set, kind)
 
     naming = Naming(kind, name, ignore_name_scope)
-    return run(Collective(works.BROADCAST, process_set, root_rank=root), naming, [given])[0]
+    return run(GraphCollective(works.BROADCAST, process_set, root_rank=root), naming, [given])[0]
 
 
 def alltoall(
@@ -115,7 +115,7 @@ def alltoall(
         if shares.shape.num_elements() == 0:
             raise ValueError(f"{where('alltoall')}: splits must have a number for each rank, and there is none.")
     naming = Naming("alltoall", name, ignore_name_scope)
-    rows, received = run(Collective(works.ALLTOALL, process_set), naming, [given, shares])
+    rows, received = run(GraphCollective(works.ALLTOALL, process_set), naming, [given, shares])
     return rows if splits is None else (rows, received)
 
 
@@ -127,7 +127,7 @@ def allgather_of(
     ignore_name_scope: bool = False,
 ) -> list[Any]:
     """Tensors whose rows are joined, in one request; see `allgather`."""
-    gather = Collective(works.ALLGATHER, process_set or global_process_set)
+    gather = GraphCollective(works.ALLGATHER, process_set or global_process_set)
     return run(gather, Naming(kind, name, ignore_name_scope), tensors)
 
 

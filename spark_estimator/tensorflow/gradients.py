@@ -18,7 +18,7 @@ from spark_estimator.collectives.reductions import Adasum, Average, Sum, where
 from spark_estimator.tensorflow.compression import Compression, checked_compressor
 from spark_estimator.tensorflow.nodes import checked_tensor
 from spark_estimator.tensorflow.questions import size_of
-from spark_estimator.tensorflow.reducing import Reduction, allreduce, allreduce_of
+from spark_estimator.tensorflow.reducing import TensorReduction, allreduce, allreduce_of
 
 
 def same(variable: Any) -> int:
@@ -28,7 +28,7 @@ def same(variable: Any) -> int:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class GradientOptions:
     """How gradients are reduced, as `DistributedGradientTape` and the optimizers are told; checked by `exchange_of`.
 
     Attributes:
@@ -79,7 +79,7 @@ class Exchange:
             else:
                 tensor = checked_tensor(gradient, self.kind)
                 dense.append((number, *self.compression.compress(tensor)))
-        how = Reduction(self.op, 1.0 / self.predivide, self.predivide, self.process_set)
+        how = TensorReduction(self.op, 1.0 / self.predivide, self.predivide, self.process_set)
         for bucket in self._buckets(dense, variables):
             outputs = allreduce_of([tensor for _, tensor, _ in bucket], "gradients", None, how)
             for (number, _, ctx), output in zip(bucket, outputs, strict=True):
@@ -144,7 +144,7 @@ def exchange_of(
     groups: Any,
     process_set: ProcessSet,
     scale_local_gradients: bool,
-) -> Exchange:
+) -> GradientOptions:
     """How gradients are reduced, from what a user gives. Raises ValueError for what cannot be."""
     try:
         operation = ReduceOp(op)
@@ -164,7 +164,7 @@ def exchange_of(
 
         warnings.warn("num_groups= is deprecated; use groups=.", DeprecationWarning, stacklevel=3)
         groups = num_groups if groups is None else groups
-    return Exchange(
+    return GradientOptions(
         kind,
         checked_compressor(compression, kind),
         bool(sparse_as_dense),

@@ -26,7 +26,7 @@ from spark_estimator._native import DType
 from spark_estimator.collectives.reductions import request_name, where
 from spark_estimator.log import logger
 from spark_estimator.tensorflow import works
-from spark_estimator.tensorflow.works import Collective
+from spark_estimator.tensorflow.works import GraphCollective
 
 _log = logger(__name__)
 
@@ -60,7 +60,7 @@ class Naming(NamedTuple):
 
 # AutoGraph is for what the user writes: it would convert this and all that it calls, and warn of what it cannot.
 @tf.autograph.experimental.do_not_convert
-def perform(collective: Collective, naming: Naming, tensors: Sequence[Any]) -> list[Any]:
+def perform(collective: GraphCollective, naming: Naming, tensors: Sequence[Any]) -> list[Any]:
     """Runs a collective now, or puts it into the graph that is being built.
 
     Args:
@@ -235,7 +235,9 @@ def _let_run(graph: Any, *nodes: Any) -> None:
             order.run_independently(node)
 
 
-def _node(collective: Collective, request: str, by_node_name: bool, tensors: Sequence[Any], graph: Any) -> list[Any]:
+def _node(
+    collective: GraphCollective, request: str, by_node_name: bool, tensors: Sequence[Any], graph: Any
+) -> list[Any]:
     """Puts a node into a graph, and gives its results."""
     op = collective.op
     attributes: dict[str, Any] = {

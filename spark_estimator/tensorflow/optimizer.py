@@ -11,7 +11,7 @@ from spark_estimator.collectives.process_set import ProcessSet, global_process_s
 from spark_estimator.collectives.reductions import Adasum, Average, where
 from spark_estimator.tensorflow.aggregation import Aggregation
 from spark_estimator.tensorflow.compression import Compression
-from spark_estimator.tensorflow.gradients import Exchange, exchange_of, same
+from spark_estimator.tensorflow.gradients import GradientOptions, exchange_of, same
 
 _KIND = "DistributedOptimizer"
 
@@ -20,7 +20,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc,
     """Reduces gradients in `compute_gradients` and leaves all else to the optimizer that it wraps."""
 
     def __init__(
-        self, optimizer: Any, name: str | None, use_locking: bool, exchange: Exchange, passes: int, average: bool
+        self, optimizer: Any, name: str | None, use_locking: bool, exchange: GradientOptions, passes: int, average: bool
     ) -> None:
         super().__init__(name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking)
         self._optimizer = optimizer

@@ -10,7 +10,7 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.tensorflow import works
 from spark_estimator.tensorflow.nodes import Naming, perform
-from spark_estimator.tensorflow.works import Collective
+from spark_estimator.tensorflow.works import GraphCollective
 
 
 def rank_op(name: str | None = None) -> Any:
@@ -61,5 +61,5 @@ def _set_of(process_set_id: int) -> ProcessSet:
 
 def _answer(question: str, name: str | None, process_set: ProcessSet = global_process_set) -> Any:
     naming = Naming(name or question.replace(" ", "_"), request=f"question.{question}", by_node_name=True)
-    [answer] = perform(Collective(works.QUESTION, process_set, text=question), naming, [])
+    [answer] = perform(GraphCollective(works.QUESTION, process_set, text=question), naming, [])
     return answer

@@ -21,10 +21,10 @@ from spark_estimator.tensorflow.differentiable import run
 from spark_estimator.tensorflow.gathering import allgather_of
 from spark_estimator.tensorflow.nodes import Naming, checked_tensor, group
 from spark_estimator.tensorflow.questions import size_of
-from spark_estimator.tensorflow.works import Collective
+from spark_estimator.tensorflow.works import GraphCollective
 
 
-class Reduction(NamedTuple):
+class TensorReduction(NamedTuple):
     """How tensors are reduced.
 
     Attributes:
@@ -80,7 +80,7 @@ def allreduce(
     """
     operation = reduce_op(average, op)
     compression = checked_compressor(compression, "allreduce")
-    how = Reduction(operation, prescale_factor, postscale_factor, process_set)
+    how = TensorReduction(operation, prescale_factor, postscale_factor, process_set)
     if isinstance(tensor, tf.IndexedSlices):
         return _allreduce_slices(tensor, name, how, ignore_name_scope)
     compressed, ctx = compression.compress(checked_tensor(tensor, "allreduce"))
@@ -117,7 +117,7 @@ def grouped_allreduce(
     """
     kind, operation = "grouped_allreduce", reduce_op(average, op)
     compression = checked_compressor(compression, kind)
-    how = Reduction(operation, prescale_factor, postscale_factor, process_set)
+    how = TensorReduction(operation, prescale_factor, postscale_factor, process_set)
     members = group(tensors, kind)
     results: list[Any] = [None] * len(members)
     dense: list[tuple[int, Any, Any]] = []
@@ -162,7 +162,7 @@ def reducescatter(
     kind = "reducescatter"
     compression = checked_compressor(compression, kind)
     compressed, ctx = compression.compress(checked_tensor(tensor, kind, rows=True))
-    how = Reduction(reduce_op(None, op), prescale_factor, postscale_factor, process_set)
+    how = TensorReduction(reduce_op(None, op), prescale_factor, postscale_factor, process_set)
     [reduced] = _reducescatter_of([compressed], kind, name, how, ignore_name_scope)
     return compression.decompress(reduced, ctx)
 
@@ -182,13 +182,13 @@ def grouped_reducescatter(
     kind = "grouped_reducescatter"
     compression = checked_compressor(compression, kind)
     pairs = [compression.compress(checked_tensor(tensor, kind, rows=True)) for tensor in group(tensors, kind)]
-    how = Reduction(reduce_op(None, op), prescale_factor, postscale_factor, process_set)
+    how = TensorReduction(reduce_op(None, op), prescale_factor, postscale_factor, process_set)
     reduced = _reducescatter_of([tensor for tensor, _ in pairs], kind, name, how, ignore_name_scope)
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(reduced, pairs, strict=True)]
 
 
 def allreduce_of(
-    tensors: Sequence[Any], kind: str, name: str | None, how: Reduction, ignore_name_scope: bool = False
+    tensors: Sequence[Any], kind: str, name: str | None, how: TensorReduction, ignore_name_scope: bool = False
 ) -> list[Any]:
     """Tensors that are reduced as one; see `allreduce`.
 
@@ -206,7 +206,7 @@ def allreduce_of(
 
 
 def _reducescatter_of(
-    tensors: Sequence[Any], kind: str, name: str | None, how: Reduction, ignore_name_scope: bool
+    tensors: Sequence[Any], kind: str, name: str | None, how: TensorReduction, ignore_name_scope: bool
 ) -> list[Any]:
     if how.op not in (Average, Sum):
         raise HorovodInternalError(
@@ -217,11 +217,11 @@ def _reducescatter_of(
     return run(_collective(works.REDUCESCATTER, how), Naming(kind, name, ignore_name_scope), tensors)
 
 
-def _collective(op: str, how: Reduction) -> Collective:
-    return Collective(op, how.process_set, how.op, float(how.prescale), float(how.postscale))
+def _collective(op: str, how: TensorReduction) -> GraphCollective:
+    return GraphCollective(op, how.process_set, how.op, float(how.prescale), float(how.postscale))
 
 
-def _allreduce_slices(tensor: Any, name: str | None, how: Reduction, ignore_name_scope: bool) -> Any:
+def _allreduce_slices(tensor: Any, name: str | None, how: TensorReduction, ignore_name_scope: bool) -> Any:
     kind = "sparse_allreduce"
     if how.op not in (Average, Sum):
         raise NotImplementedError(

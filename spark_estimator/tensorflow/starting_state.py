@@ -16,7 +16,7 @@ from spark_estimator.collectives.reductions import where
 from spark_estimator.tensorflow import works
 from spark_estimator.tensorflow.gathering import checked_root
 from spark_estimator.tensorflow.nodes import Naming, perform
-from spark_estimator.tensorflow.works import Collective
+from spark_estimator.tensorflow.works import GraphCollective
 
 _KIND = "broadcast_variables"
 
@@ -118,6 +118,6 @@ def _broadcast(variables: Sequence[Any], root_rank: int, process_set: ProcessSet
     inner = [variable_of(variable, _KIND) for variable in variables]
     if not inner:
         return []
-    collective = Collective(works.BROADCAST_VARIABLES, process_set, root_rank=root)
+    collective = GraphCollective(works.BROADCAST_VARIABLES, process_set, root_rank=root)
     values = perform(collective, Naming(_KIND), [each.read_value() for each in inner])
     return [each.assign(value) for each, value in zip(inner, values, strict=True)]

@@ -10,7 +10,7 @@ from spark_estimator._native import ReduceOp
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.collectives.reductions import where
 from spark_estimator.tensorflow.questions import own_rank, size_of
-from spark_estimator.tensorflow.reducing import Reduction, allreduce_of
+from spark_estimator.tensorflow.reducing import TensorReduction, allreduce_of
 
 _KIND = "sync_batch_norm"
 
@@ -46,7 +46,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         ranks = size_of(self._process_set, tf.int32)
         place = tf.reshape(own_rank(self._process_set), [1, 1])
         rows = tf.scatter_nd(place, own, tf.stack([ranks, tf.shape(own)[1]]))
-        [gathered] = allreduce_of([rows], _KIND, None, Reduction(ReduceOp.SUM, process_set=self._process_set))
+        [gathered] = allreduce_of([rows], _KIND, None, TensorReduction(ReduceOp.SUM, process_set=self._process_set))
         # Ranks' moments are put together as by Chan, Golub and LeVeque (1979): nothing is subtracted that is large.
         counts, means, variances = tf.split(gathered, [1, channels, channels], 1)
         total = tf.maximum(tf.reduce_sum(counts), 1)

@@ -10,13 +10,13 @@ import tensorflow as tf
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.collectives.reductions import Average, where
 from spark_estimator.tensorflow.compression import Compression
-from spark_estimator.tensorflow.gradients import Exchange, exchange_of, same
+from spark_estimator.tensorflow.gradients import GradientOptions, exchange_of, same
 
 
 class _DistributedMethods:
     """What a distributed tape has over the class of the tape that it was made of."""
 
-    _exchange: Exchange
+    _exchange: GradientOptions
     _local: set[int]
 
     def gradient(

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from spark_estimator import _native
 from spark_estimator._native import DType, Op, ReduceOp, Status
 from spark_estimator.collectives import arrays, context, ops
+from spark_estimator.collectives.consistency import agree
 from spark_estimator.collectives.engine import Engine
-from spark_estimator.collectives.likeness import agree
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.collectives.reductions import check_adasum
 
@@ -40,7 +40,7 @@ AGREE = "SparkEstimatorAgree"
 QUESTION = "SparkEstimatorQuestion"
 
 
-class Collective(NamedTuple):
+class GraphCollective(NamedTuple):
     """All of a collective but its tensors and its name.
 
     Attributes:
@@ -60,7 +60,7 @@ class Collective(NamedTuple):
     text: str = ""
 
 
-def on_arrays(collective: Collective, request: str | None, values: Sequence[Array]) -> list[Array]:
+def on_arrays(collective: GraphCollective, request: str | None, values: Sequence[Array]) -> list[Array]:
     """Runs a collective on arrays, and gives new ones. Collective.
 
     Args:
@@ -159,7 +159,7 @@ _agreed: weakref.WeakKeyDictionary[Engine, set[tuple[str, str]]] = weakref.WeakK
 _agreeing = threading.Lock()
 
 
-def _agree_once(collective: Collective, request: str) -> None:
+def _agree_once(collective: GraphCollective, request: str) -> None:
     engine = context.engine(collective.process_set)
     with _agreeing:
         reached = _agreed.setdefault(engine, set())
@@ -220,7 +220,7 @@ def _work(pointer: Any, message: Any, capacity: int) -> int:
     """Called by a node, in a thread that may wait; the inputs stay where they are until it returns."""
     try:
         call = pointer.contents
-        collective = Collective(
+        collective = GraphCollective(
             call.op.decode(),
             context.process_set_of(call.process_set),
             ReduceOp(call.reduce_op),
@@ -237,7 +237,7 @@ def _work(pointer: Any, message: Any, capacity: int) -> int:
     return Status.OK
 
 
-def _run(call: Any, collective: Collective, request: str) -> None:
+def _run(call: Any, collective: GraphCollective, request: str) -> None:
     inputs = call.inputs[: call.num_inputs]
     shapes = [tuple(tensor.dims[: tensor.num_dims]) for tensor in inputs]
     if collective.op in (ALLREDUCE, BROADCAST):

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from spark_estimator.collectives.likeness import agree
+from spark_estimator.collectives.consistency import agree
 
 __all__ = ["agree"]

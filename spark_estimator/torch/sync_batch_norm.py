@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from spark_estimator.collectives import context
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.torch.collectives.collective import allgather_of, allreduce_of
-from spark_estimator.torch.collectives.device import place_of_all
+from spark_estimator.torch.collectives.device import location_of_all
 from spark_estimator.torch.collectives.differentiable import gradient_name
 from spark_estimator.torch.collectives.memory import checked_tensor
 from spark_estimator.torch.collectives.reductions import Sum
@@ -218,7 +218,7 @@ def _joint_statistics(values: torch.Tensor, process_set: ProcessSet) -> tuple[to
     """
     channels = values.shape[1]
     own_count = _own_count(values)
-    device = place_of_all([values], process_set).device  # not of every device's tensors there are float64
+    device = location_of_all([values], process_set).device  # not of every device's tensors there are float64
     own = torch.zeros(1, 2 * channels + 1, dtype=torch.float64, device=device)
     own[0, 0] = own_count
     if own_count:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from spark_estimator.benchmarks import collectives, programs
+from spark_estimator.benchmarks.interleaved import Form
 from spark_estimator.benchmarks.namespaces import Network, UnavailableError
-from spark_estimator.benchmarks.turns import Form
 
 INSTALLED = [name for name in ("openmpi", "mpich") if shutil.which(f"mpicc.{name}") and shutil.which(f"mpirun.{name}")]
 

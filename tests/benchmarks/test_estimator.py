@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spark_estimator.benchmarks.turns import BenchmarkError
-from spark_estimator.benchmarks.ways import Way, in_turns
+from spark_estimator.benchmarks.backends import Way, in_turns
+from spark_estimator.benchmarks.interleaved import BenchmarkError
 
 
 @pytest.mark.timeout(240)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spark_estimator.benchmarks import launch
-from spark_estimator.benchmarks.turns import BenchmarkError
+from spark_estimator.benchmarks.interleaved import BenchmarkError
 
 
 @pytest.mark.timeout(240)

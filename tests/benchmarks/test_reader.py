@@ -18,7 +18,7 @@ pytest.importorskip("pyspark")
 import torch
 
 from spark_estimator.benchmarks import petastorm_reader, reader, reader_spark
-from spark_estimator.benchmarks.turns import BenchmarkError
+from spark_estimator.benchmarks.interleaved import BenchmarkError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import pytest
 
-from spark_estimator.authentication import Doorkeeper, NotReadyError, connect
+from spark_estimator.authentication import HandshakeServer, NotReadyError, connect
 from spark_estimator.collectives.rendezvous import Endpoint
 from spark_estimator.errors import AuthenticationError
 
@@ -29,7 +29,7 @@ class Door:
         self.tcp_address = (endpoint.address, endpoint.port)
         self.local_address = b"\x00" + endpoint.local_name.encode()
         self.admitted: queue.Queue[tuple[socket.socket, bytes, str]] = queue.Queue()
-        self.doorkeeper = Doorkeeper(
+        self.doorkeeper = HandshakeServer(
             [endpoint.tcp, endpoint.local], KEY, lambda *arrival: self.admitted.put(arrival), **options
         )
 
@@ -143,7 +143,7 @@ def test_a_callback_that_refuses_closes() -> None:
     def admit(_sock: socket.socket, _context: bytes, _origin: str) -> None:
         raise AuthenticationError("changed its mind")
 
-    doorkeeper = Doorkeeper([endpoint.tcp], KEY, admit)
+    doorkeeper = HandshakeServer([endpoint.tcp], KEY, admit)
     with socket.create_connection((endpoint.address, endpoint.port), timeout=60) as outer:
         connect(outer, KEY, b"")
         assert is_closed(outer)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from spark_estimator.authentication import RefusedError, connect
-from spark_estimator.collectives.connection import CONTROL, DATA, Connection, Group
+from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup
 from spark_estimator.collectives.rendezvous import Rendezvous, local_rendezvous
 from spark_estimator.collectives.wiring import Switchboard, Wired
 from spark_estimator.env import Settings
@@ -51,7 +51,7 @@ def connect_all(boards: Sequence[Switchboard], settings: Settings = PATIENT, rou
         return [future.result(60) for future in futures]
 
 
-def connect_group(boards: Sequence[Switchboard], round_: int, group: Group) -> list[Wired]:
+def connect_group(boards: Sequence[Switchboard], round_: int, group: RankGroup) -> list[Wired]:
     with ThreadPoolExecutor(len(group.ranks)) as pool:
         futures = [pool.submit(boards[rank].connect_all, round_, PATIENT, group) for rank in group.ranks]
         return [future.result(60) for future in futures]
@@ -197,21 +197,23 @@ def test_groups_connect_beside_the_job_and_in_any_overlap() -> None:
         assert sizes == [4] * 4
         sizes.clear()
         for number, ranks in enumerate([(1, 3), (0, 1, 3), (2,), (1, 3)], 1):
-            wired = connect_group(boards, 1, Group(number, ranks))
+            wired = connect_group(boards, 1, RankGroup(number, ranks))
             assert [(own.rank, own.size) for own in wired] == [(rank, len(ranks)) for rank in range(len(ranks))]
             for own in wired:
                 assert [peer.global_rank for peer in own.peers] == [r for r in ranks if r != ranks[own.rank]]
             check(wired, tcp=False, shared=len(ranks) > 1)
         assert sorted(sizes) == [2, 2, 2, 2, 3, 3, 3]
         check(connect_all(boards, round_=2), tcp=False, shared=True)
-        check(connect_group(boards, 2, Group(1, (0, 2))), tcp=False, shared=True)
+        check(connect_group(boards, 2, RankGroup(1, (0, 2))), tcp=False, shared=True)
 
 
 def test_two_groups_without_a_common_rank_connect_at_once() -> None:
     with switchboards(4) as boards:
         check(connect_all(boards), tcp=False, shared=True)
         with ThreadPoolExecutor(2) as pool:
-            futures = [pool.submit(connect_group, boards, 1, group) for group in (Group(2, (2, 3)), Group(1, (0, 1)))]
+            futures = [
+                pool.submit(connect_group, boards, 1, group) for group in (RankGroup(2, (2, 3)), RankGroup(1, (0, 1)))
+            ]
             for future in futures:
                 check(future.result(60), tcp=False, shared=True)
 
@@ -219,7 +221,7 @@ def test_two_groups_without_a_common_rank_connect_at_once() -> None:
 @pytest.mark.parametrize("stage", [(1, 0), (1, 1), (1, 2)])
 def test_a_group_that_is_over_cannot_be_joined(stage: tuple[int, int]) -> None:
     with switchboards(2) as boards:
-        for own in [*connect_all(boards), *connect_group(boards, 1, Group(2, (0, 1)))]:
+        for own in [*connect_all(boards), *connect_group(boards, 1, RankGroup(2, (0, 1)))]:
             own.close()
         with pytest.raises(RefusedError):
             knock(boards[1], Connection(stage[0], 0, 1, CONTROL, stage[1]))

@@ -16,8 +16,8 @@ from spark_estimator.collectives.launcher_link import (
     READY,
     ROUND,
     UPDATED,
+    FrameSocket,
     LauncherLink,
-    Link,
     Ready,
 )
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, local_rendezvous, new_key
@@ -25,15 +25,15 @@ from spark_estimator.errors import JobFailedError
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Link, Link]]:
+def pair() -> Iterator[tuple[FrameSocket, FrameSocket]]:
     one, other = socket.socketpair()
-    links = Link(one), Link(other)
+    links = FrameSocket(one), FrameSocket(other)
     yield links
     for link in links:
         link.close()
 
 
-def test_frames_of_any_length_arrive_whole(pair: tuple[Link, Link]) -> None:
+def test_frames_of_any_length_arrive_whole(pair: tuple[FrameSocket, FrameSocket]) -> None:
     one, other = pair
     assert other.receive(wait=False) is None
     frames = [{"kind": UPDATED}, {"text": "x" * 3_000_000}, {"kind": ROUND}]
@@ -52,11 +52,11 @@ def test_what_is_no_frame_is_refused(sent: bytes) -> None:
     with one, other:
         one.sendall(sent)
         with pytest.raises(ValueError, match=r"frame|Expecting"):
-            Link(other).receive(wait=True)
+            FrameSocket(other).receive(wait=True)
 
 
 def test_who_takes_nothing_is_not_waited_for_without_end(
-    pair: tuple[Link, Link], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[FrameSocket, FrameSocket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_estimator.collectives.launcher_link._SEND_SECONDS", 0.1)
     with pytest.raises(TimeoutError):
@@ -75,13 +75,13 @@ def test_what_a_process_says_survives_the_way() -> None:
 
 
 @pytest.fixture
-def launched() -> Iterator[tuple[Link, LauncherLink, Rendezvous]]:
+def launched() -> Iterator[tuple[FrameSocket, LauncherLink, Rendezvous]]:
     """The launcher's end, the rank's, and by which it is a rank."""
     ours, theirs = socket.socketpair()
     found, endpoint = local_rendezvous(3)[1]
     environ = dict(os.environ)
     link = LauncherLink(theirs.detach())
-    yield Link(ours), link, found
+    yield FrameSocket(ours), link, found
     link.close()
     ours.close()
     endpoint.close()
@@ -90,7 +90,7 @@ def launched() -> Iterator[tuple[Link, LauncherLink, Rendezvous]]:
     os.environ.update(environ)
 
 
-def test_a_rank_hears_who_it_is_in_the_next_round(launched: tuple[Link, LauncherLink, Rendezvous]) -> None:
+def test_a_rank_hears_who_it_is_in_the_next_round(launched: tuple[FrameSocket, LauncherLink, Rendezvous]) -> None:
     launcher, link, former = launched
     launcher.send({"kind": UPDATED})
     assert link.announced() and not link.announced() and not link.round_is_over()
@@ -125,7 +125,7 @@ def test_a_rank_hears_who_it_is_in_the_next_round(launched: tuple[Link, Launcher
     assert not link.announced() and not link.round_is_over() and link.why == ""
 
 
-def test_a_launcher_that_is_gone_is_told(launched: tuple[Link, LauncherLink, Rendezvous]) -> None:
+def test_a_launcher_that_is_gone_is_told(launched: tuple[FrameSocket, LauncherLink, Rendezvous]) -> None:
     launcher, link, former = launched
     launcher.close()
     before = len(os.listdir("/proc/self/fd"))

@@ -214,14 +214,14 @@ def test_the_engine_and_init_still_speak_so() -> None:
     """The sentences above are made elsewhere; this holds them to it."""
     from pathlib import Path
 
-    from spark_estimator.collectives.connection import Group, absent_error
+    from spark_estimator.collectives.connection import RankGroup, absent_error
     from spark_estimator.collectives.rendezvous import local_rendezvous
     from spark_estimator.env import Settings
 
     pairs = local_rendezvous(3)
     for _, endpoint in pairs:
         endpoint.close()
-    told = absent_error(pairs[1][0], Group.job(3), [0, 2], "did not connect", Settings())
+    told = absent_error(pairs[1][0], RankGroup.job(3), [0, 2], "did not connect", Settings())
     assert silent_ranks(str(told)) == (0, 2)
     engine = Path(__file__).parents[2] / "native/engine/engine_peers.cc"
     assert '" is lost: it has given no sign of life for "' in engine.read_text()

@@ -46,11 +46,11 @@ def test_passes_of_one_step_are_added_up_or_averaged(two_ranks: RankPool) -> Non
         import keras
 
         import spark_estimator.keras as hvd
-        from spark_estimator.keras.exchange import Exchange
+        from spark_estimator.keras.exchange import KerasExchange
         from tests.keras.training import close, data, model, share, weights
 
         # The ranks ask for their agreement before each exchange: in TensorFlow's graphs by a node.
-        place: Any = Exchange
+        place: Any = KerasExchange
         name, reductions = "agree", 0
         if keras.backend.backend() == "tensorflow":
             from spark_estimator.tensorflow import works as place

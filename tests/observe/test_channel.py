@@ -17,8 +17,8 @@ import pytest
 
 from spark_estimator import authentication
 from spark_estimator.errors import AuthenticationError
-from spark_estimator.launch.spark import gathering
-from spark_estimator.launch.spark.gathering import Gathering
+from spark_estimator.launch.spark import rank_registration as gathering
+from spark_estimator.launch.spark.rank_registration import RankRegistration
 from spark_estimator.observe import channel, frames
 from spark_estimator.observe.channel import DriverServer, SupervisorChannel
 from spark_estimator.observe.driver_address import driver_address
@@ -212,7 +212,7 @@ class Gathered(Side):
 
     def __init__(self, size: int = 3) -> None:
         super().__init__(size)
-        self.gathering = Gathering(size, self.server.send)
+        self.gathering = RankRegistration(size, self.server.send)
 
     def tell(self) -> None:
         """Takes one frame of facts."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from spark_estimator.observe import stacks
-from spark_estimator.observe.stacks import StackTeller, current_stacks
+from spark_estimator.observe.stacks import StackReporter, current_stacks
 
 SECONDS = 20.0
 
@@ -92,7 +92,7 @@ def test_long_stacks_are_cut_at_their_old_end(monkeypatch: pytest.MonkeyPatch) -
 
 def test_questions_are_answered() -> None:
     questions = Questions()
-    teller = StackTeller(questions.wait, questions.answer)
+    teller = StackReporter(questions.wait, questions.answer)
     for question in (7, 8):
         questions.asked.put(question)
         number, text = questions.answers.get(timeout=SECONDS)
@@ -106,7 +106,7 @@ def test_questions_are_answered() -> None:
 
 def test_the_end_of_the_engine_ends_it() -> None:
     questions = Questions()
-    teller = StackTeller(questions.wait, questions.answer)
+    teller = StackReporter(questions.wait, questions.answer)
     questions.asked.put(RuntimeError("this rank has shut down"))
     teller._thread.join(SECONDS)
     assert not teller.alive
@@ -121,7 +121,7 @@ def test_stacks_that_fail_and_answers_that_fail_end_nothing() -> None:
             raise LookupError("no frames today")
         return "fine"
 
-    teller = StackTeller(questions.wait, questions.answer, unlucky)
+    teller = StackReporter(questions.wait, questions.answer, unlucky)
     questions.asked.put(1)
     assert questions.answers.get(timeout=SECONDS) == (1, "its stacks cannot be had: LookupError('no frames today')")
     questions.asked.put(2)
@@ -136,7 +136,7 @@ def test_stacks_that_fail_and_answers_that_fail_end_nothing() -> None:
             raise RuntimeError("too late")
         questions.answer(question, text)
 
-    teller = StackTeller(questions.wait, refuse)
+    teller = StackReporter(questions.wait, refuse)
     questions.asked.put(3)
     assert refused.wait(SECONDS)
     questions.asked.put(4)
@@ -189,8 +189,8 @@ def test_calls_and_threads_of_this_package_take_a_line_or_none() -> None:
         return None
 
     # As if the engine's own wait were called directly: no frame of it is a user's.
-    own = StackTeller(ended.wait, lambda number, text: None)  # type: ignore[arg-type]
-    users = StackTeller(asked_by_a_user, lambda number, text: None)
+    own = StackReporter(ended.wait, lambda number, text: None)  # type: ignore[arg-type]
+    users = StackReporter(asked_by_a_user, lambda number, text: None)
     try:
         wanted = f"in {asked_by_a_user.__name__}\n"
         while wanted not in (text := current_stacks()):

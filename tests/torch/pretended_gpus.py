@@ -46,7 +46,7 @@ def pretend(number: int) -> None:
         "cuda_device": lambda tensor: number if isinstance(tensor, torch.Tensor) else device.NO_DEVICE,
         "raw_stream": lambda _: current(),
         "current_stream": lambda _number, _kind: current(),
-        "let_wait": lambda _, streams: noted.append(("let_wait", set(streams))),
+        "wait_for_streams": lambda _, streams: noted.append(("wait_for_streams", set(streams))),
         "_note_use": lambda tensors, gpu, stream: noted.append(("_note_use", gpu.stream != stream)),
     }
     for name, function in replaced.items():

@@ -200,7 +200,7 @@ def test_a_bucket_waits_for_all_streams_of_its_gradients(on_gpus: Callable[[int,
             net(torch.ones(2, 3)).sum().backward()
             pretended_gpus.make_current(0)
             optimizer.step()
-            waits = [streams for what, streams in pretended_gpus.noted if what == "let_wait"]
+            waits = [streams for what, streams in pretended_gpus.noted if what == "wait_for_streams"]
             assert step == 0 or waits == [{branch}], (step, waits)
 
     on_gpus(2, "nccl").run(check)
@@ -278,12 +278,12 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., torch.Tenso
 
 def test_tensors_of_one_group_are_on_one_device(alone: Callable[..., torch.Tensor]) -> None:
     on_gpu, other, on_host = alone(0), alone(1), torch.ones(2)
-    assert device.place_of([on_host, "no tensor"], "allreduce", None) == device.IN_HOST_MEMORY
-    assert device.place_of([on_gpu, on_gpu], "allreduce", None).engines_device == 0
+    assert device.location_of([on_host, "no tensor"], "allreduce", None) == device.IN_HOST_MEMORY
+    assert device.location_of([on_gpu, on_gpu], "allreduce", None).engines_device == 0
     for mixed in ([on_gpu, on_host], [on_host, on_gpu], [on_gpu, other]):
         with pytest.raises(ValueError, match=r"on rank 0: tensor 0 of the group is on .* and tensor 1 on"):
-            device.place_of(mixed, "grouped_allreduce", None)
-        assert device.place_of_all(mixed, None) == device.IN_HOST_MEMORY  # where copies will do
+            device.location_of(mixed, "grouped_allreduce", None)
+        assert device.location_of_all(mixed, None) == device.IN_HOST_MEMORY  # where copies will do
 
 
 def test_a_second_gpu_of_a_rank_goes_through_the_host(
@@ -292,26 +292,26 @@ def test_a_second_gpu_of_a_rank_goes_through_the_host(
     warnings: list[str] = []
     monkeypatch.setattr(device, "_told", set())
     monkeypatch.setattr(device._log, "warning", lambda text, *args: warnings.append(text % args))
-    assert device.place_of_all([alone(1)], None).number == 1
+    assert device.location_of_all([alone(1)], None).number == 1
     for _ in range(2):
-        assert not device.place_of_all([alone(0)], None).on_gpu
+        assert not device.location_of_all([alone(0)], None).on_gpu
     [warning] = warnings
     assert "cuda:0 are copied through host memory" in warning
-    assert device.place_of_all([alone(1)], None).number == 1
+    assert device.location_of_all([alone(1)], None).number == 1
 
 
 def test_copies_can_be_asked_for(alone: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     hvd.shutdown()
     monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "copy")
     hvd.init()
-    assert not device.place_of([alone(0), torch.ones(1)], "grouped_allreduce", None).on_gpu
-    assert not device.place_of_all([alone(0)], None).on_gpu
+    assert not device.location_of([alone(0), torch.ones(1)], "grouped_allreduce", None).on_gpu
+    assert not device.location_of_all([alone(0)], None).on_gpu
 
 
 def test_a_stream_that_is_being_captured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(ValueError, match=r"allgather: the current stream is being captured into a CUDA graph"):
-        device.Place(torch.device("cuda", 0), 0, 0).gpu("allgather")
+        device.TensorLocation(torch.device("cuda", 0), 0, 0).gpu("allgather")
     assert device.IN_HOST_MEMORY.gpu("allgather") is None
 
 
@@ -344,5 +344,5 @@ def test_the_default_stream_is_waited_for_as_others_are(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Current())
     monkeypatch.setattr(torch.cuda, "ExternalStream", external)
     monkeypatch.setattr(torch.cuda, "default_stream", lambda device: f"default of {device}")
-    device.let_wait(3, [7, 0])
+    device.wait_for_streams(3, [7, 0])
     assert waited == ["7 of 3", "default of 3"]

@@ -2,8 +2,8 @@
 
 Every field has a file of its own, row after row, so that a batch is gathered by its row numbers without decoding. The
 files have no names: they are gone when the last process that holds them is, however it ends. A `SpoolFeed` travels to
-each Spark task; its `Writer` takes the task's rows there, in the supervisor, and hands the files to the worker through
-the socket that the two share.
+each Spark task. Its `SpoolWriter` takes the task's rows there, in the supervisor, and hands the files to the worker
+through the socket that the two share.
 
 In order: the supervisor writes all rows, then sends one message with the files' descriptors, or with the text of what
 went wrong, which `receive` raises in the worker. When the supervisor dies, so does the worker.
@@ -95,7 +95,7 @@ class SpoolFeed:
             _send(worker, {"failure": text})
 
 
-class Writer:
+class SpoolWriter:
     """Takes rows, and keeps each field's in a file without a name."""
 
     def __init__(self, fields: Sequence[Field], folder: str | None = None) -> None:
@@ -134,7 +134,7 @@ class Writer:
 
 def spooled(
     batches: Iterable[pyarrow.RecordBatch], fields: Sequence[Field], marker: str | None, folder: str | None = None
-) -> tuple[Writer, Writer]:
+) -> tuple[SpoolWriter, SpoolWriter]:
     """Writes all rows.
 
     Args:
@@ -146,7 +146,7 @@ def spooled(
     Raises:
         DataError: a value cannot be used, or the disk is full.
     """
-    train, held = Writer(fields, folder), Writer(fields, folder)
+    train, held = SpoolWriter(fields, folder), SpoolWriter(fields, folder)
     for batch in batches:
         if marker is None:
             train.append(batch)

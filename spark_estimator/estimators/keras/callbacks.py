@@ -55,7 +55,7 @@ def _begin_at_rate_of(optimizer: Any, callbacks: Sequence[Any]) -> None:
             callback.initial_lr = rate
 
 
-class Callbacks:
+class KerasCallbacks:
     """Calls them, on every rank alike; ``checkpoint_callback`` on rank 0 alone.
 
     Attributes:

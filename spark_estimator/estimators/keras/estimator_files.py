@@ -16,7 +16,7 @@ from spark_estimator.estimators.keras.files import read_keras, write_keras
 from spark_estimator.estimators.keras.objects import custom_objects_of, packed
 from spark_estimator.estimators.persistence import estimator_files
 from spark_estimator.estimators.persistence.folders import is_trusted
-from spark_estimator.estimators.persistence.manifest import Told
+from spark_estimator.estimators.persistence.manifest import Manifest
 from spark_estimator.keras.importing import keras
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _plain(one: Any) -> bool:
     return isinstance(one, kinds) and type(one).__module__.startswith("keras.")
 
 
-def _read(told: Told, custom_objects: Mapping[str, Any] | None, *, trust: bool) -> dict[str, Any]:
+def _read(told: Manifest, custom_objects: Mapping[str, Any] | None, *, trust: bool) -> dict[str, Any]:
     import json
 
     found: dict[str, Any] = {}

@@ -17,7 +17,7 @@ from spark_estimator.errors import DataError
 from spark_estimator.estimators.keras.objects import dumped, packed
 from spark_estimator.estimators.persistence import model_files
 from spark_estimator.estimators.persistence.folders import is_trusted, local_path
-from spark_estimator.estimators.persistence.manifest import Told, write_told
+from spark_estimator.estimators.persistence.manifest import Manifest, write_manifest
 from spark_estimator.keras.importing import keras
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def write(model: KerasModel, folder: Path) -> None:
     """
     told = model_files.write_plain(model, folder)
     write_keras(model.getModel(), model.getCustomObjects(), folder)
-    write_told(folder, model, told)
+    write_manifest(folder, model, told)
 
 
 def load(
@@ -43,7 +43,7 @@ def load(
     """See `KerasModel.load`."""
     from spark_estimator.estimators.keras.model import KerasModel
 
-    told = Told(local_path(path), "KerasModel")
+    told = Manifest(local_path(path), "KerasModel")
     found, objects = read_keras(told, custom_objects, trust=is_trusted(trust))
     model = model_files.loaded(told, KerasModel, found, decoders, trust=trust)
     return model.setCustomObjects(objects)
@@ -56,7 +56,7 @@ def write_keras(model: Any, custom_objects: Mapping[str, Any], folder: Path) -> 
         (folder / _OBJECTS).write_bytes(packed("custom_objects", dict(custom_objects)))
 
 
-def read_keras(told: Told, custom_objects: Mapping[str, Any] | None, *, trust: bool) -> tuple[Any, dict[str, Any]]:
+def read_keras(told: Manifest, custom_objects: Mapping[str, Any] | None, *, trust: bool) -> tuple[Any, dict[str, Any]]:
     """What `write_keras` has written: the model, and the classes and functions that it was read with.
 
     Raises:

@@ -18,10 +18,10 @@ from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.objects import allgather_object
 from spark_estimator.data.rank.rank_rows import Batch, RankRows
 from spark_estimator.estimators.keras.arrays import arrays_of, as_inputs, as_labels
-from spark_estimator.estimators.keras.callbacks import Callbacks
-from spark_estimator.estimators.keras.chance import state_of_chance, take_chance
+from spark_estimator.estimators.keras.callbacks import KerasCallbacks
 from spark_estimator.estimators.keras.compiled import compile_step
 from spark_estimator.estimators.keras.objects import Recipe, assign, loaded, opened, values_of
+from spark_estimator.estimators.keras.rng_state import rng_state, set_rng_state
 from spark_estimator.estimators.keras.spec import KerasParts
 from spark_estimator.estimators.keras.sums import Sums
 from spark_estimator.estimators.persistence.checkpoint import Checkpoint
@@ -113,7 +113,7 @@ class Loop:
                 "seeds": values_of(self._seeds),
                 "weights": values_of(self.model.non_trainable_weights),
                 "sums": self._sums.state(),
-                "chance": state_of_chance(),
+                "chance": rng_state(),
             }
         elif not own["gathered"]:
             return []
@@ -140,7 +140,7 @@ class Loop:
         rows: RankRows,
         epoch: int,
         first: int,
-        callbacks: Callbacks,
+        callbacks: KerasCallbacks,
         save: Callable[[int, int], None],
     ) -> dict[str, float]:
         """One epoch. Returns losses and metrics over all rows.
@@ -157,7 +157,7 @@ class Loop:
             assign(self._seeds, self._within["seeds"])
             assign(self.model.non_trainable_weights, self._within["weights"])
             self._sums.take(self._within["sums"])
-            take_chance(self._within["chance"])
+            set_rng_state(self._within["chance"])
             before = [None] * len(before)
             self._within = None
         order = (self._seed, epoch) if spec.shuffle else None
@@ -175,7 +175,7 @@ class Loop:
         self._even_out(before)
         return self._sums.averages()
 
-    def evaluate(self, rows: RankRows, callbacks: Callbacks) -> dict[str, float]:
+    def evaluate(self, rows: RankRows, callbacks: KerasCallbacks) -> dict[str, float]:
         """Losses and metrics over all rows, with the model as it is."""
         callbacks.on_test_begin()
         self._sums.begin()

@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from spark_estimator.collectives import context
-from spark_estimator.estimators.keras.callbacks import Callbacks
+from spark_estimator.estimators.keras.callbacks import KerasCallbacks
 from spark_estimator.estimators.keras.checkpoint import KerasForm
 from spark_estimator.estimators.keras.history import flattened, line_of
 from spark_estimator.estimators.keras.loop import Loop
 from spark_estimator.estimators.keras.objects import assign, dumped, values_of
 from spark_estimator.estimators.keras.spec import KerasParts
-from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Cursor, Progress, Saver, line_of_return
+from spark_estimator.estimators.persistence.checkpoint import (
+    Checkpoint,
+    Cursor,
+    Saver,
+    TrainingProgress,
+    line_of_return,
+)
 from spark_estimator.estimators.persistence.run_identity import Identity, of_rows_and_parameters
 from spark_estimator.estimators.rank_run import begin, check_loss
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
@@ -29,10 +35,10 @@ def train(spec: TrainSpec) -> TrainResult | None:
     beginning = begin(spec, _identity_of, KerasForm())
     rows, held, seed, kept = beginning.rows, beginning.held, beginning.seed, beginning.kept
     loop = Loop(spec, seed, rows)
-    progress = Progress(spec.patience, spec.restore_best)
+    progress = TrainingProgress(spec.patience, spec.restore_best)
     spread = rows.spread() if spec.checkpoint_steps or (kept is not None and kept.cursor is not None) else []
     cursor: Cursor | None = None
-    callbacks = Callbacks(parts, loop, spec.epochs, rows.plan(spec.batch_size, spec.train_steps).steps)
+    callbacks = KerasCallbacks(parts, loop, spec.epochs, rows.plan(spec.batch_size, spec.train_steps).steps)
     if kept is not None:
         again = kept.cursor is not None and kept.cursor.spread != spread
         cursor = None if again else kept.cursor

@@ -1,7 +1,7 @@
 """What the estimator hears of Lightning's training: each batch's loss, the end of each epoch.
 
-`Watch` is told by a callback of the Trainer's and by the strategy, which are made for the package of Lightning's that
-the module is of (`callback_of`, `strategy_of`).
+A callback of the Trainer and the strategy fill `EpochSums`. Both are made for the Lightning package that the module
+comes from (`callback_of`, `strategy_of`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spark_estimator.lightning import strategy_class
 from spark_estimator.observe.driver_log import log_to_driver
 
 
-class Watch:
+class EpochSums:
     """The sums of an epoch, and what a batch's loss is multiplied with.
 
     Attributes:
@@ -128,7 +128,7 @@ def logged(metrics: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def callback_of(flavour: str, watch: Watch) -> Any:
+def callback_of(flavour: str, watch: EpochSums) -> Any:
     """A callback that tells `watch`."""
     package: Any = importlib.import_module(flavour)
 
@@ -156,7 +156,7 @@ def callback_of(flavour: str, watch: Watch) -> Any:
     return Telling()
 
 
-def strategy_of(flavour: str, watch: Watch, compression: Any, *, scale_lr: bool, verbose: int) -> Any:
+def strategy_of(flavour: str, watch: EpochSums, compression: Any, *, scale_lr: bool, verbose: int) -> Any:
     """The strategy "horovod", whose losses are multiplied as `watch` says, and told to it as they were.
 
     Args:

@@ -16,7 +16,7 @@ import torch
 
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.lightning.loaders import Named, named
-from spark_estimator.estimators.lightning.parts import Parts
+from spark_estimator.estimators.lightning.parts import LightningParts
 from spark_estimator.estimators.rows.sampling import Columns
 from spark_estimator.estimators.rows.shapes import Fields, shown, strange
 from spark_estimator.estimators.torch.check import ModuleTrial, first_tensors
@@ -26,7 +26,7 @@ from spark_estimator.estimators.torch.losses import Tensors, outputs_of
 class LightningTrial(ModuleTrial):
     """See `fitting.Trial`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: LightningParts) -> None:
         super().__init__(parts.model)
         self._parts = parts
 

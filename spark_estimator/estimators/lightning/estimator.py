@@ -15,7 +15,7 @@ from spark_estimator.estimators import checks, estimator, params
 from spark_estimator.estimators.inference.prediction_columns import Meaning, meaning_of
 from spark_estimator.estimators.lightning.check import LightningTrial
 from spark_estimator.estimators.lightning.model import TorchModel
-from spark_estimator.estimators.lightning.parts import Parts, parts_of
+from spark_estimator.estimators.lightning.parts import LightningParts, parts_of
 from spark_estimator.estimators.lightning.training import train
 from spark_estimator.estimators.params import Row, with_params
 from spark_estimator.estimators.rows.shapes import Trial
@@ -114,7 +114,7 @@ class TorchEstimator(TorchFiles, estimator.TableEstimator[TorchModel]):
 class _LightningTraining:
     """See `estimator.Training`."""
 
-    def __init__(self, parts: Parts, labels: list[str]) -> None:
+    def __init__(self, parts: LightningParts, labels: list[str]) -> None:
         self.framework: Any = parts
         self.labels = labels
         self.state_bytes = sum(one.nbytes for one in parts.model.state_dict().values() if isinstance(one, torch.Tensor))

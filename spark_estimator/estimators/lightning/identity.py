@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spark_estimator.estimators.lightning.parts import Parts
+from spark_estimator.estimators.lightning.parts import LightningParts
 from spark_estimator.estimators.persistence.run_identity import Identity, name_of, of_rows_and_parameters
 from spark_estimator.estimators.torch import identity as torch_identity
 from spark_estimator.estimators.train_spec import TrainSpec
@@ -19,7 +19,7 @@ def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
     Args:
         checksums: [fields] of all ranks' rows.
     """
-    parts: Parts = spec.framework
+    parts: LightningParts = spec.framework
     arguments = parts.trainer_args or {}
     steering = [
         f"{name}={given!r}" if isinstance(given, (bool, int, float, str)) else f"{name}={name_of(given)}"

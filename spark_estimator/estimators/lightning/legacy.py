@@ -16,7 +16,7 @@ from torch import nn
 import spark_estimator.torch as hvd
 from spark_estimator.data.fields import Field
 from spark_estimator.estimators.lightning.loaders import Named, inputs_of
-from spark_estimator.estimators.torch.losses import Parts, loss_of
+from spark_estimator.estimators.torch.losses import TorchParts, loss_of
 from spark_estimator.estimators.torch.training import joint_rate, total
 from spark_estimator.lightning.flavours import preferred
 
@@ -54,7 +54,7 @@ def to_lightning_module(
             f"{len(losses)} losses and {len(shares)} loss_weights were given for {len(label_cols)} label columns: one "
             "each is needed."
         )
-    parts = Parts(model, optimizer, losses, shares, [[] for _ in losses])
+    parts = TorchParts(model, optimizer, losses, shares, [[] for _ in losses])
     fields = [Field((name,), ("",), (1,), "float32") for name in feature_cols]
     return adapter_class(preferred())(parts, fields, list(label_cols), sample_weights_col)
 
@@ -73,7 +73,9 @@ def adapter_class(flavour: str) -> Any:
             scaled: whether each step has the learning rate of all ranks.
         """
 
-        def __init__(self, parts: Parts, inputs: Sequence[Field], labels: Sequence[str], weight: str | None) -> None:
+        def __init__(
+            self, parts: TorchParts, inputs: Sequence[Field], labels: Sequence[str], weight: str | None
+        ) -> None:
             super().__init__()
             self.model = parts.model
             self.counted: Callable[[], int] | None = None

@@ -30,7 +30,7 @@ _OF_PLAIN = ("optimizer", "loss", "loss_constructors", "loss_weights", "metrics"
 
 
 @dataclass(frozen=True)
-class Parts:
+class LightningParts:
     """What `TrainSpec.framework` is for Lightning.
 
     Attributes:
@@ -48,7 +48,7 @@ class Parts:
 
     flavour: str
     model: nn.Module
-    plain: torch_losses.Parts | None
+    plain: torch_losses.TorchParts | None
     callbacks: Sequence[Any] = ()
     logger: Any = None
     profiler: Any = None
@@ -61,7 +61,7 @@ class Parts:
     stop_on_nan: bool = False
 
 
-def parts_of(value: Callable[[str], Any]) -> tuple[Parts, list[str]]:
+def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
     """What the ranks train with, and the labels' names.
 
     Args:
@@ -102,7 +102,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[Parts, list[str]]:
     arguments = dict(arguments)
     _check_trainer_args(arguments, package.Trainer, flavour, value("callbacks"))
     return (
-        Parts(
+        LightningParts(
             flavour=flavour,
             model=model,
             plain=plain,

@@ -15,14 +15,20 @@ from typing import Any
 import torch
 
 import spark_estimator.torch as hvd
-from spark_estimator.estimators.lightning.callbacks import Watch, callback_of, logged, strategy_of
+from spark_estimator.estimators.lightning.callbacks import EpochSums, callback_of, logged, strategy_of
 from spark_estimator.estimators.lightning.checkpoint import begin_after, plain_checkpoint, restore
 from spark_estimator.estimators.lightning.identity import identity_of
 from spark_estimator.estimators.lightning.legacy import adapter_class
 from spark_estimator.estimators.lightning.loaders import RowLoader
-from spark_estimator.estimators.lightning.parts import Parts
-from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Progress, Saver, line_of, line_of_return
-from spark_estimator.estimators.rank_run import Beginning, begin, check_loss
+from spark_estimator.estimators.lightning.parts import LightningParts
+from spark_estimator.estimators.persistence.checkpoint import (
+    Checkpoint,
+    Saver,
+    TrainingProgress,
+    line_of,
+    line_of_return,
+)
+from spark_estimator.estimators.rank_run import RankRun, begin, check_loss
 from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
 from spark_estimator.estimators.torch.rank_state import gathered
 from spark_estimator.estimators.torch.training import leaving_out
@@ -55,10 +61,10 @@ def train(spec: TrainSpec) -> TrainResult | None:
 class _Training:
     """The module and its Trainer."""
 
-    def __init__(self, spec: TrainSpec, beginning: Beginning) -> None:
-        parts: Parts = spec.framework
+    def __init__(self, spec: TrainSpec, beginning: RankRun) -> None:
+        parts: LightningParts = spec.framework
         rows, held, seed = beginning.rows, beginning.held, beginning.seed
-        self.progress = Progress(spec.patience, spec.restore_best)
+        self.progress = TrainingProgress(spec.patience, spec.restore_best)
         self._spec = spec
         self._parts = parts
         self._seed = seed
@@ -79,7 +85,7 @@ class _Training:
                 self._held = RowLoader(held, spec, None, spec.val_batch_size, spec.validation_steps, shapes)
         self._arguments = self._trainer_arguments()
         plain = parts.plain
-        self._watch = Watch(
+        self._watch = EpochSums(
             self._train,
             self._held,
             0 if plain is None else sum(len(group) for group in plain.metrics),

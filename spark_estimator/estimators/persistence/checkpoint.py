@@ -29,7 +29,7 @@ _MOST_LOST = 2
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """The epochs so far. Every rank has the same, as the losses are those of all ranks.
 
     Attributes:
@@ -93,7 +93,7 @@ class Checkpoint:
         identity: of the data, the model and the parameters.
         seed: with which it was begun.
         state: of model, optimizer and scheduler.
-        history, best: as in `Progress`.
+        history, best: as in `TrainingProgress`.
         ranks: [ranks] what each has for itself.
         cursor: how far it was in the epoch after those of the history; None: at its beginning.
     """
@@ -107,7 +107,7 @@ class Checkpoint:
     cursor: Cursor | None = None
 
 
-class Form(Protocol):
+class CheckpointFormat(Protocol):
     """A framework's way to make a file of tensors and plain values, and to read one without running code from it."""
 
     def stream(self, content: dict[str, Any]) -> io.BytesIO:
@@ -127,7 +127,7 @@ class Saver:
     be away: two checkpoints in a row are lost with a line on the driver; at the third the training ends.
     """
 
-    def __init__(self, spec: TrainSpec, form: Form) -> None:
+    def __init__(self, spec: TrainSpec, form: CheckpointFormat) -> None:
         self._spec = spec
         self._form = form
         self._lost = _MOST_LOST
@@ -169,7 +169,7 @@ class Saver:
             self._lost = 0
 
 
-def load(spec: TrainSpec, identity: Identity, form: Form) -> Checkpoint | None:
+def load(spec: TrainSpec, identity: Identity, form: CheckpointFormat) -> Checkpoint | None:
     """What the store has of this run, as rank 0 reads it; None when it has nothing. A collective.
 
     Raises:

@@ -15,7 +15,7 @@ import cloudpickle
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.params import TableParams
 from spark_estimator.estimators.persistence.folders import local_path
-from spark_estimator.estimators.persistence.manifest import Told, write_told
+from spark_estimator.estimators.persistence.manifest import Manifest, write_manifest
 
 _Estimator = TypeVar("_Estimator", bound=TableParams)
 
@@ -46,10 +46,10 @@ def write(
         except Exception as error:
             raise DataError(f"{name} cannot be saved: {type(error).__name__}: {error}") from error
     dump(found, folder)
-    write_told(folder, estimator, {"params": chosen})
+    write_manifest(folder, estimator, {"params": chosen})
 
 
-def load(kind: type[_Estimator], path: str, objects: Sequence[str], read: Callable[[Told], Any]) -> _Estimator:
+def load(kind: type[_Estimator], path: str, objects: Sequence[str], read: Callable[[Manifest], Any]) -> _Estimator:
     """The estimator that a folder tells of.
 
     Args:
@@ -59,7 +59,7 @@ def load(kind: type[_Estimator], path: str, objects: Sequence[str], read: Callab
     Raises:
         DataError: as `read`; or what there is is no such estimator.
     """
-    told = Told(local_path(path), kind.__name__)
+    told = Manifest(local_path(path), kind.__name__)
     found = read(told)
     if not isinstance(found, dict):
         raise DataError(f"{told.folder} holds {type(found).__name__}, and no parts of a {kind.__name__}.")

@@ -47,7 +47,7 @@ def is_trusted(trust: bool) -> bool:
     return trust or _trusted.get()
 
 
-class Writer(MLWriter):
+class FolderWriter(MLWriter):
     """``instance.write().overwrite().save(path)``.
 
     Args:
@@ -71,7 +71,7 @@ class Writer(MLWriter):
             self._write(partial)
 
 
-class Reader(MLReader[Any]):
+class FolderReader(MLReader[Any]):
     """``Kind.read().load(path)``.
 
     Args:

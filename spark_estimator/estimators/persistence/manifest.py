@@ -22,7 +22,7 @@ from spark_estimator.store.replacement import surviving_folder
 _FORMAT = 3
 
 
-def write_told(folder: Path, instance: Params, told: dict[str, Any]) -> None:
+def write_manifest(folder: Path, instance: Params, told: dict[str, Any]) -> None:
     """Writes Spark's metadata and our plain text. To be called last, when all other files are there.
 
     Args:
@@ -48,8 +48,8 @@ def write_told(folder: Path, instance: Params, told: dict[str, Any]) -> None:
     (folder / "metadata" / "_SUCCESS").touch()
 
 
-class Told:
-    """What `write_told` has written.
+class Manifest:
+    """What `write_manifest` has written.
 
     Attributes:
         folder: where it lies.

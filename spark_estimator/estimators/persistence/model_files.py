@@ -19,7 +19,7 @@ from spark_estimator.errors import DataError
 from spark_estimator.estimators.inference.prediction_columns import MEANINGS
 from spark_estimator.estimators.model import TableModel
 from spark_estimator.estimators.persistence.folders import is_trusted
-from spark_estimator.estimators.persistence.manifest import Told, is_text
+from spark_estimator.estimators.persistence.manifest import Manifest, is_text
 
 _Model = TypeVar("_Model", bound=TableModel)
 
@@ -47,7 +47,7 @@ def write_plain(model: TableModel, folder: Path) -> dict[str, Any]:
 
 
 def loaded(
-    told: Told, kind: type[_Model], framework_model: Any, decoders: Mapping[str, Any] | None, *, trust: bool
+    told: Manifest, kind: type[_Model], framework_model: Any, decoders: Mapping[str, Any] | None, *, trust: bool
 ) -> _Model:
     """The model that a folder tells of.
 
@@ -101,7 +101,7 @@ def _is_meaning(value: Any) -> bool:
     return value is None or value in MEANINGS.values()
 
 
-def _inputs(told: Told) -> list[Field]:
+def _inputs(told: Manifest) -> list[Field]:
     """The fields, from what JSON has kept of them, which knows no tuples."""
     fields = []
     for said in told.value("inputs", _listed(lambda one: isinstance(one, dict)), "a list of objects, with one"):
@@ -122,7 +122,7 @@ def _inputs(told: Told) -> list[Field]:
     return fields
 
 
-def _decoders(told: Told, given: Mapping[str, Any] | None, trust: bool) -> dict[str, Any] | None:
+def _decoders(told: Manifest, given: Mapping[str, Any] | None, trust: bool) -> dict[str, Any] | None:
     names = told.value("decoders", lambda value: value == [] or _listed(is_text)(value), "a list of columns")
     if given is not None or not names:
         return dict(given or {}) or None

@@ -1,6 +1,6 @@
 """Where the rows of a training come from: through Spark's tasks, or from files that the ranks read by themselves.
 
-On the driver `supply_of` chooses, and says which in a line of the log; on a rank `own_rows` is the same call for both.
+On the driver `row_source_of` chooses one and logs which. On a rank `own_rows` is the same call for both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spark_estimator.data.scan import ThroughSpark, just_files
 from spark_estimator.env import Settings
 from spark_estimator.estimators.rows.sampling import Columns
 from spark_estimator.estimators.train_spec import TrainSpec
-from spark_estimator.launch.spark.feed import Rows, worker_end
+from spark_estimator.launch.spark.row_writer import Rows, worker_end
 from spark_estimator.log import logger
 from spark_estimator.store import FilesystemStore
 
@@ -31,7 +31,7 @@ _log = logger(__name__)
 
 
 @dataclass(frozen=True)
-class Supply:
+class RowSource:
     """Rows for the ranks: either of the two is there.
 
     Attributes:
@@ -45,7 +45,7 @@ class Supply:
     held_source: FileRows | None = None
 
 
-def supply_of(
+def row_source_of(
     frame: DataFrame,
     columns: Columns,
     fields: Sequence[Field],
@@ -53,7 +53,7 @@ def supply_of(
     directly: bool,
     store: FilesystemStore | None,
     size: int | Callable[[SparkSession], int],
-) -> Supply:
+) -> RowSource:
     """Files, where the DataFrame is nothing else, or shall be written; Spark's tasks, where there is any doubt.
 
     Args:
@@ -64,7 +64,7 @@ def supply_of(
     folder = Settings.read().spool_folder or None
     if store is not None:
         files = materialized(frame, columns.read, store)
-        return Supply(source=_from_files(files, columns, folder))
+        return RowSource(source=_from_files(files, columns, folder))
     try:
         if not directly:
             raise ThroughSpark("read_files=False says so")
@@ -72,12 +72,12 @@ def supply_of(
         files = just_files(frame, columns.read, tasks)
     except ThroughSpark as reason:
         _log.info("rows reach the ranks through Spark's tasks: %s", reason)
-        return Supply(rows=_through_spark(frame, columns, fields, folder))
+        return RowSource(rows=_through_spark(frame, columns, fields, folder))
     _log.info("the ranks read the DataFrame's %d Parquet files (%d rows) by themselves", len(files.files), files.rows)
-    return Supply(source=_from_files(files, columns, folder))
+    return RowSource(source=_from_files(files, columns, folder))
 
 
-def supply_from(files: DataFiles, held: DataFiles | None, columns: Columns) -> Supply:
+def row_source_from(files: DataFiles, held: DataFiles | None, columns: Columns) -> RowSource:
     """Data that was prepared in a store.
 
     Args:
@@ -88,7 +88,7 @@ def supply_from(files: DataFiles, held: DataFiles | None, columns: Columns) -> S
     if held is not None:
         held.check([one.name for one in columns.read])
         apart = _from_files(held, columns, folder)
-    return Supply(source=_from_files(files, columns, folder), held_source=apart)
+    return RowSource(source=_from_files(files, columns, folder), held_source=apart)
 
 
 def own_rows(spec: TrainSpec) -> tuple[Spool, Spool]:

@@ -14,8 +14,8 @@ from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import widths_of
 from spark_estimator.data.parquet import DataFiles
 from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.row_lengths import Ragged
 from spark_estimator.data.transformation import Transformation
-from spark_estimator.data.widths import Ragged
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.checks import spark_frame
 from spark_estimator.estimators.rows.sources import FileSource, FrameSource, Source, TransformedSource

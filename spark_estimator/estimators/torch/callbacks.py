@@ -40,7 +40,7 @@ class Callback:
         """After the last epoch."""
 
 
-class Callbacks:
+class TorchCallbacks:
     """Calls the methods that there are. Without callbacks it costs nothing, and the ranks exchange nothing."""
 
     def __init__(self, callbacks: Sequence[Any]) -> None:

@@ -15,7 +15,7 @@ from spark_estimator.data.fields import matrix_of
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rows.sampling import Columns
 from spark_estimator.estimators.rows.shapes import Fields, shown, strange
-from spark_estimator.estimators.torch.losses import Parts, Tensors, loss_of, outputs_of
+from spark_estimator.estimators.torch.losses import Tensors, TorchParts, loss_of, outputs_of
 from spark_estimator.estimators.torch.training import tensor_of
 
 
@@ -35,7 +35,7 @@ class ModuleTrial:
 class TorchTrial(ModuleTrial):
     """See `fitting.Trial`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: TorchParts) -> None:
         super().__init__(parts.model)
         self._parts = parts
 
@@ -138,7 +138,7 @@ def first_tensors(columns: Columns, fields: Fields) -> Tensors:
 
 
 def _check_outputs(
-    parts: Parts, outputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor], fields: Fields
+    parts: TorchParts, outputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor], fields: Fields
 ) -> None:
     for loss, output, label, field in zip(parts.losses, outputs, labels, fields.labels, strict=True):
         if isinstance(loss, nn.CrossEntropyLoss) and output.numel() == len(output):

@@ -16,7 +16,7 @@ from spark_estimator.estimators.params import Row, with_params
 from spark_estimator.estimators.rows.shapes import Trial
 from spark_estimator.estimators.torch.check import TorchTrial
 from spark_estimator.estimators.torch.estimator_files import TorchFiles
-from spark_estimator.estimators.torch.losses import Parts
+from spark_estimator.estimators.torch.losses import TorchParts
 from spark_estimator.estimators.torch.model import TorchModel
 from spark_estimator.estimators.torch.parts import parts_of
 from spark_estimator.estimators.torch.training import train
@@ -77,7 +77,7 @@ class TorchEstimator(TorchFiles, estimator.TableEstimator[TorchModel]):
 class _TorchTraining:
     """See `estimator.Training`."""
 
-    def __init__(self, parts: Parts, labels: list[str]) -> None:
+    def __init__(self, parts: TorchParts, labels: list[str]) -> None:
         self.framework: Any = parts
         self.labels = labels
         self.state_bytes = sum(one.nbytes for one in parts.model.state_dict().values() if isinstance(one, torch.Tensor))

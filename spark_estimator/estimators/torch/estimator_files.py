@@ -20,7 +20,7 @@ from spark_estimator.errors import DataError
 from spark_estimator.estimators.params import TableParams
 from spark_estimator.estimators.persistence import estimator_files
 from spark_estimator.estimators.persistence.folders import is_trusted
-from spark_estimator.estimators.persistence.manifest import Told
+from spark_estimator.estimators.persistence.manifest import Manifest
 from spark_estimator.estimators.torch.reading import RefusedObjectsError, read
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _dump(objects: dict[str, Any], folder: Path) -> None:
     torch.save(objects, folder / "objects.pt", pickle_module=cloudpickle)
 
 
-def _read(told: Told, trust: bool) -> Any:
+def _read(told: Manifest, trust: bool) -> Any:
     try:
         return read(told.file("objects.pt"), _known(), trust=is_trusted(trust))
     except RefusedObjectsError as error:

@@ -20,7 +20,7 @@ from torch import nn
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence import model_files
 from spark_estimator.estimators.persistence.folders import is_trusted, local_path
-from spark_estimator.estimators.persistence.manifest import Told, write_told
+from spark_estimator.estimators.persistence.manifest import Manifest, write_manifest
 from spark_estimator.estimators.torch.reading import RefusedObjectsError, read
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ def load(
     trust: bool,
 ) -> _Model:
     """See `TorchModel.load`."""
-    told = Told(local_path(path), kind.__name__)
+    told = Manifest(local_path(path), kind.__name__)
     filled = _architecture(told, is_trusted(trust)) if module is None else copy.deepcopy(module)
     _fill(filled, told, assign=module is None)
     return model_files.loaded(told, kind, filled.eval(), decoders, trust=trust)
 
 
-def _fill(module: nn.Module, told: Told, *, assign: bool) -> None:
+def _fill(module: nn.Module, told: Manifest, *, assign: bool) -> None:
     """Gives a module the numbers.
 
     Args:
@@ -78,7 +78,7 @@ def write(model: TorchModel, folder: Path) -> None:
         # The numbers are there: it can be loaded into a module.
         (folder / "module.pt").unlink(missing_ok=True)
         (folder / "module.missing").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
-    write_told(folder, model, told)
+    write_manifest(folder, model, told)
 
 
 def _without_numbers(module: nn.Module) -> nn.Module:
@@ -94,7 +94,7 @@ def _without_numbers(module: nn.Module) -> nn.Module:
     return bare
 
 
-def _architecture(told: Told, trust: bool) -> nn.Module:
+def _architecture(told: Manifest, trust: bool) -> nn.Module:
     if not told.has("module.pt"):
         why = told.file("module.missing").read_text(encoding="utf-8") if told.has("module.missing") else ""
         raise DataError(f"{told.folder} holds no architecture ({why}): say model=... with a module of the same one.")

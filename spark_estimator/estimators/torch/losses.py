@@ -32,7 +32,7 @@ _LEFT_OUT = -100
 
 
 @dataclass(frozen=True)
-class Parts:
+class TorchParts:
     """What `TrainSpec.framework` is for PyTorch.
 
     Attributes:
@@ -67,7 +67,7 @@ class Parts:
 
 
 def loss_of(
-    parts: Parts,
+    parts: TorchParts,
     model: nn.Module,
     inputs: Tensors,
     labels: Tensors,
@@ -101,7 +101,7 @@ def loss_of(
     return joint_loss(parts, outputs, labels, weights, rows, total), outputs, labels
 
 
-def _check_classes(parts: Parts, outputs: Tensors, labels: Tensors, error: Exception) -> None:
+def _check_classes(parts: TorchParts, outputs: Tensors, labels: Tensors, error: Exception) -> None:
     """Raises what says more than "Target 7 is out of bounds", where that is it."""
     losses: Sequence[Any] = parts.losses
     for loss, output, label, name in zip(losses, outputs, labels, parts.labels, strict=False):
@@ -113,7 +113,7 @@ def _check_classes(parts: Parts, outputs: Tensors, labels: Tensors, error: Excep
             raise class_error(name, int(wrong.reshape(-1)[0]), classes) from error
 
 
-def shaped(parts: Parts, outputs: Tensors, labels: Tensors) -> Tensors:
+def shaped(parts: TorchParts, outputs: Tensors, labels: Tensors) -> Tensors:
     """[labels] in the shapes in which their losses want them.
 
     Raises:
@@ -130,7 +130,7 @@ def shaped(parts: Parts, outputs: Tensors, labels: Tensors) -> Tensors:
 
 
 def joint_loss(
-    parts: Parts, outputs: Tensors, labels: Tensors, weights: torch.Tensor | None, rows: int, total: Total
+    parts: TorchParts, outputs: Tensors, labels: Tensors, weights: torch.Tensor | None, rows: int, total: Total
 ) -> torch.Tensor:
     """The weighted sum of the losses, so that over ranks the mean by rows is the loss of all rows together.
 
@@ -145,7 +145,7 @@ def joint_loss(
 
 
 def _joint_loss(
-    parts: Parts, outputs: Tensors, labels: Tensors, weights: torch.Tensor | None, rows: int, total: Total
+    parts: TorchParts, outputs: Tensors, labels: Tensors, weights: torch.Tensor | None, rows: int, total: Total
 ) -> torch.Tensor:
     by_class = {
         place: _class_weights(loss, label)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from spark_estimator.estimators.checks import labels_of
-from spark_estimator.estimators.torch.losses import Parts, divides_by_class, known, reduction_of
+from spark_estimator.estimators.torch.losses import TorchParts, divides_by_class, known, reduction_of
 
 
 def check_callable(name: str, one: Any) -> None:
@@ -43,7 +43,7 @@ def check_numbers(model: nn.Module) -> None:
             raise ValueError(f"the model's {name} is of {number.dtype}; complex numbers are not trained here.")
 
 
-def parts_of(value: Callable[[str], Any]) -> tuple[Parts, list[str]]:
+def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
     """What the ranks train with, and the labels' names.
 
     Args:
@@ -116,7 +116,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[Parts, list[str]]:
             "train_minibatch_fn does the whole step itself: leave out mixed_precision (use torch.autocast inside) "
             "and backward_passes_per_step."
         )
-    parts = Parts(
+    parts = TorchParts(
         model=model,
         optimizer=optimizer,
         losses=losses,

@@ -20,16 +20,16 @@ from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence.checkpoint import (
     Checkpoint,
     Cursor,
-    Progress,
     Saver,
+    TrainingProgress,
     line_of,
     line_of_return,
 )
-from spark_estimator.estimators.rank_run import Beginning, begin, check_loss
-from spark_estimator.estimators.torch.callbacks import Callbacks
+from spark_estimator.estimators.rank_run import RankRun, begin, check_loss
+from spark_estimator.estimators.torch.callbacks import TorchCallbacks
 from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
 from spark_estimator.estimators.torch.identity import identity_of
-from spark_estimator.estimators.torch.losses import Parts, Tensors, joint_loss, leaves_out, loss_of, shaped
+from spark_estimator.estimators.torch.losses import Tensors, TorchParts, joint_loss, leaves_out, loss_of, shaped
 from spark_estimator.estimators.torch.rank_state import gathered, take_buffers, take_chance
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
@@ -46,7 +46,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
     beginning = begin(spec, identity_of, TorchForm())
     rows, held, seed, kept = beginning.rows, beginning.held, beginning.seed, beginning.kept
     training = _Training(spec, seed, leaving_out(spec.framework, spec, beginning))
-    progress = Progress(spec.patience, spec.restore_best)
+    progress = TrainingProgress(spec.patience, spec.restore_best)
     spread = rows.spread() if spec.checkpoint_steps or (kept is not None and kept.cursor is not None) else []
     cursor: Cursor | None = None
     if kept is not None:
@@ -69,7 +69,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
     def save_within(steps: int, done: int, ranks: list[dict[str, Any]]) -> None:
         save(ranks, Cursor(steps, done, spread))
 
-    callbacks = Callbacks(spec.framework.callbacks)
+    callbacks = TorchCallbacks(spec.framework.callbacks)
     callbacks.call("on_train_begin", training.model, spec.framework.optimizer)
     ended = False
     while len(progress.history) < spec.epochs and not progress.is_over and not ended:
@@ -93,8 +93,8 @@ def train(spec: TrainSpec) -> TrainResult | None:
     return beginning.result(spec, state, progress.history, "model.pt")
 
 
-def leaving_out(parts: Parts, spec: TrainSpec, beginning: Beginning) -> frozenset[int]:
-    """`Parts.leaving_out`, of the rows of all ranks. A collective.
+def leaving_out(parts: TorchParts, spec: TrainSpec, beginning: RankRun) -> frozenset[int]:
+    """`TorchParts.leaving_out`, of the rows of all ranks. A collective.
 
     Raises:
         DataError: rows have weights, too: the mean of what is left would be neither by rows nor by weights.
@@ -125,7 +125,7 @@ class _Training:
         self._spec = spec
         self._seed = seed
         self._within: dict[str, Any] | None = None
-        self._parts: Parts = replace(spec.framework, leaving_out=leaving)
+        self._parts: TorchParts = replace(spec.framework, leaving_out=leaving)
         use_gpu = spec.use_gpu and torch.cuda.is_available()
         self._device = (
             torch.device("cuda", hvd.local_rank() % torch.cuda.device_count()) if use_gpu else torch.device("cpu")
@@ -312,7 +312,7 @@ def total(numbers: list[float]) -> list[float]:
 class _Sums:
     """Loss and metrics over the rows of an epoch."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: TorchParts) -> None:
         self._metrics = parts.metrics
         count = sum(len(group) for group in parts.metrics)
         self.sums = torch.zeros(2 + count, dtype=torch.float64)

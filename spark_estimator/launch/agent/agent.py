@@ -27,7 +27,7 @@ from typing import Any
 from spark_estimator import __version__
 from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, host_id
 from spark_estimator.launch.agent import link as frames
-from spark_estimator.launch.agent.link import Link
+from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.environment import host_share, path_with_own_python, worker_environment
 from spark_estimator.launch.job.failures import FailureReport
@@ -129,7 +129,7 @@ def address_of(interfaces: Sequence[str], otherwise: str) -> str:
 class Agent:
     """One host's part of a job."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: AgentLink) -> None:
         self.link = link
         self.address = ""
         self.gentle = timedelta(0)
@@ -343,6 +343,6 @@ def main() -> None:
     os.close(null)
     os.dup2(2, 1)  # what is printed by mistake must not get between the frames
     os.write(sink, frames.OPENING)
-    Agent(Link(source, sink, heartbeat, silence)).run()
+    Agent(AgentLink(source, sink, heartbeat, silence)).run()
     sys.stderr.flush()
     os._exit(0)  # a writer that waits for a launcher that does not read must not hold this process up

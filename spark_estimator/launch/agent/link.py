@@ -55,7 +55,7 @@ class SilentError(ConnectionError):
     """The other end has given no sign of life for too long."""
 
 
-class Link:
+class AgentLink:
     """One end. `send` from any thread, `frames` from one.
 
     Args:
@@ -182,7 +182,7 @@ class Link:
 
 
 def of_process(content: bytes) -> tuple[int, bytes]:
-    """The process and the bytes of a frame that `Link.send_bytes` made.
+    """The process and the bytes of a frame that `AgentLink.send_bytes` made.
 
     Raises:
         ValueError: it is too short to be one.

@@ -15,7 +15,7 @@ from typing import Any
 
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.launch.agent import link as frames
-from spark_estimator.launch.agent.link import Link
+from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.outcome import Outcome, Relay
@@ -28,7 +28,7 @@ _RELAYED_BYTES = 1 << 16
 _DISCARDED = timedelta(seconds=2)
 
 
-class PlaceThere:
+class RemoteWorkerHandle:
     """A `Place` on another host.
 
     Args:
@@ -42,7 +42,7 @@ class PlaceThere:
     def __init__(
         self,
         host: str,
-        to_agent: Link,
+        to_agent: AgentLink,
         number: int,
         rank: int,
         relay: Relay,

@@ -25,11 +25,11 @@ from spark_estimator.elastic.rounds import (
     Terms,
 )
 from spark_estimator.errors import JobFailedError, PreflightError
-from spark_estimator.launch.elastic.placement import FAILURES, Seats
+from spark_estimator.launch.elastic.placement import FAILURES, Placement
 from spark_estimator.launch.elastic.process import MakePlace, Process
 from spark_estimator.launch.job.failures import LOST, STOPPED, FailureReport, error_of, first_failure
 from spark_estimator.launch.job.hosts import Host
-from spark_estimator.launch.job.monitor import Ended, Offered, Told, Watch
+from spark_estimator.launch.job.monitor import Ended, FrameReceived, JobMonitor, Offered
 from spark_estimator.launch.job.outcome import Outcome
 
 # Processes that were killed are gone within so long, or the launcher goes on without them.
@@ -68,7 +68,7 @@ class ElasticJob:
         show_line: Callable[[int, str, str], None],
         say: Callable[[str], None],
         gentle: timedelta,
-        seats: Seats,
+        seats: Placement,
         make: MakePlace,
         discovery: Discovery | None = None,
         look: Callable[[int], None] = lambda started: None,
@@ -81,7 +81,7 @@ class ElasticJob:
         self._say = say
         self._gentle = gentle
         self._planner = RoundPlanner(terms, room=seats.room)
-        self._watch = Watch(stop=self._stop, show_line=show_line)
+        self._watch = JobMonitor(stop=self._stop, show_line=show_line)
         self._processes: dict[int, Process] = {}  # those that live
         self._numbers = terms.size
         self._well: list[tuple[int, Outcome]] = []
@@ -157,7 +157,7 @@ class ElasticJob:
     def _take_one_event(self) -> None:
         event = next(self._watch.shown())
         now = time.monotonic()
-        if isinstance(event, Told):
+        if isinstance(event, FrameReceived):
             process = self._processes.get(event.process)
             if process is None or event.frame.get("kind") != READY:
                 return

@@ -16,14 +16,14 @@ from typing import Any
 from spark_estimator.collectives.rendezvous import host_id, new_job_id
 from spark_estimator.elastic.rounds import Terms
 from spark_estimator.launch.elastic.job import Discovery, ElasticJob
-from spark_estimator.launch.elastic.placement import Cooldown, Seats
+from spark_estimator.launch.elastic.placement import Cooldown, Placement
 from spark_estimator.launch.elastic.process import MakePlace
 from spark_estimator.launch.job.environment import host_share, worker_environment
 from spark_estimator.launch.job.hosts import Host
 from spark_estimator.launch.job.outcome import Outcome, Relay
 from spark_estimator.launch.job.pickling import dump_function, load_values, name_of
 from spark_estimator.launch.job.spec import JobSpec, checked_environment, driver_sys_path, modules_to_preload
-from spark_estimator.launch.worker.worker_host import Place, PlaceHere
+from spark_estimator.launch.worker.worker_host import LocalWorkerHandle, WorkerHandle
 from spark_estimator.observe.driver_log import print_line
 
 ELASTIC_VARIABLE = "HOROVOD_ELASTIC"
@@ -82,7 +82,7 @@ def run_elastic(
     make: MakePlace | None = None,
     cooldown: Cooldown | None = None,
     discovery: Discovery | None = None,
-    seats: Seats | None = None,
+    seats: Placement | None = None,
     look: Callable[[int], None] = lambda started: None,
 ) -> list[Outcome]:
     """Runs an elastic job to its end.
@@ -108,10 +108,10 @@ def run_elastic(
     """
     job = elastic(job)
 
-    def here(_host: str, _number: int, _rank: int, relay: Relay, link: socket.socket) -> Place:
-        return PlaceHere(job, relay, gentle=gentle, link=link)
+    def here(_host: str, _number: int, _rank: int, relay: Relay, link: socket.socket) -> WorkerHandle:
+        return LocalWorkerHandle(job, relay, gentle=gentle, link=link)
 
-    found = Seats(hosts or [Host("", terms.size)], cooldown) if seats is None else seats
+    found = Placement(hosts or [Host("", terms.size)], cooldown) if seats is None else seats
     return ElasticJob(terms, show_line, say, gentle, found, make or here, discovery, look).run()
 
 

@@ -37,7 +37,7 @@ class Cooldown:
 WHILE_IT_BOOTS = Cooldown(timedelta(seconds=10), timedelta(minutes=10))
 
 
-class Seats:
+class Placement:
     """The slots of a job's hosts. Times are seconds, on a clock of the caller's.
 
     A host is *out* when it was out of contact, or `FAILURES` ranks have failed on it; the only host that is left is not

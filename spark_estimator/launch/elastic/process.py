@@ -7,14 +7,14 @@ import socket
 import threading
 from collections.abc import Callable
 
-from spark_estimator.collectives.launcher_link import Link, Ready
+from spark_estimator.collectives.launcher_link import FrameSocket, Ready
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
-from spark_estimator.launch.job.monitor import Ended, EventRelay, Told, Watch
+from spark_estimator.launch.job.monitor import Ended, EventRelay, FrameReceived, JobMonitor
 from spark_estimator.launch.job.outcome import Outcome, Relay
-from spark_estimator.launch.worker.worker_host import Place
+from spark_estimator.launch.worker.worker_host import WorkerHandle
 
 #: Makes a place: on which host, for which process, which is which rank (-1: not known), told to whom, with which link.
-MakePlace = Callable[[str, int, int, Relay, socket.socket], Place]
+MakePlace = Callable[[str, int, int, Relay, socket.socket], WorkerHandle]
 
 
 class Process:
@@ -32,7 +32,7 @@ class Process:
         ready: what it said when it asked for its next round; None while it is in one.
     """
 
-    def __init__(self, number: int, rank: int, host: str, make: MakePlace, watch: Watch) -> None:
+    def __init__(self, number: int, rank: int, host: str, make: MakePlace, watch: JobMonitor) -> None:
         self.number = number
         self.rank = rank
         self.host = host
@@ -43,7 +43,7 @@ class Process:
         self._told = threading.Event()
         self._rendezvous: Rendezvous | None = None
         ours, theirs = socket.socketpair()
-        self.link = Link(ours)
+        self.link = FrameSocket(ours)
         self.place = make(host, number, rank, EventRelay(watch.events), theirs)
         # The thread that starts a worker stays until its end: the kernel takes a thread's end for its parent's.
         self.thread = threading.Thread(target=self._supervise, name=f"spark_estimator process {number}", daemon=True)
@@ -85,4 +85,4 @@ class Process:
     def _listen(self) -> None:
         with contextlib.suppress(EOFError, ValueError, OSError):
             while (frame := self.link.receive(wait=True)) is not None:
-                self._events.put(Told(self.number, frame))
+                self._events.put(FrameReceived(self.number, frame))

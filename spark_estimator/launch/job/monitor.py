@@ -64,14 +64,14 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Said:
+class LauncherMessage:
     """The launcher itself has something to say."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Moved:
+class ProgressReported:
     """A rank has said how far it is."""
 
     rank: int
@@ -86,7 +86,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Told:
+class FrameReceived:
     """A process of an elastic job has sent its launcher a frame (``collectives.launcher_link``).
 
     Attributes:
@@ -123,11 +123,13 @@ class Finished:
     """Nothing more will come: all supervisors have ended."""
 
 
-Event = Begun | Lines | Message | Said | Moved | Failed | Told | Ended | Offered | Finished
+Event = (
+    Begun | Lines | Message | LauncherMessage | ProgressReported | Failed | FrameReceived | Ended | Offered | Finished
+)
 
 
 @dataclass
-class Watch:
+class JobMonitor:
     """Follows one job from the launcher's main thread until nothing of it is left.
 
     Attributes:
@@ -238,7 +240,7 @@ class Watch:
                 yield None
                 continue
             if self.status is not None:
-                if isinstance(event, Moved):
+                if isinstance(event, ProgressReported):
                     self.status.note(event.rank, event.progress)
                 elif isinstance(event, (Lines, Message)) or self.show_begun is not None:
                     self.status.hide()
@@ -247,7 +249,7 @@ class Watch:
                 self._show_lines(event.rank, event.stream)
             elif isinstance(event, Message):
                 self.show_message(event.rank, event.text)
-            elif isinstance(event, Said):
+            elif isinstance(event, LauncherMessage):
                 self.say(event.text)
             elif isinstance(event, Begun):
                 self.begun.add(event.rank)
@@ -294,7 +296,7 @@ def _warn_of_copies() -> None:
 
 
 class EventRelay:
-    """A supervisor's `Relay` into the queue of a `Watch` in the same process."""
+    """A supervisor's `Relay` into the queue of a `JobMonitor` in the same process."""
 
     def __init__(self, events: queue.Queue[Event]) -> None:
         self._events = events
@@ -313,7 +315,7 @@ class EventRelay:
 
     def progress(self, rank: int, progress: Progress) -> None:
         """How far the rank is."""
-        self._events.put(Moved(rank, progress))
+        self._events.put(ProgressReported(rank, progress))
 
     def failed(self, report: FailureReport) -> None:
         """The rank has failed."""

@@ -32,7 +32,7 @@ class ResultRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Manifest:
+class RankManifest:
     """What one rank's supervisor says of its end.
 
     Attributes:
@@ -60,7 +60,7 @@ def rows_of(outcome: Outcome, partition: int, kept: Mapping[str, Any] | None = N
     """The rows in which a task hands over how its worker ended.
 
     Args:
-        kept: of `Manifest`, what there is to say of lines that did not reach the driver.
+        kept: of `RankManifest`, what there is to say of lines that did not reach the driver.
     """
     value = outcome.value or b""
     manifest: dict[str, Any] = {
@@ -78,7 +78,7 @@ def rows_of(outcome: Outcome, partition: int, kept: Mapping[str, Any] | None = N
         yield ResultRow(partition, outcome.rank, _CHUNK, seq, value[start : start + CHUNK_BYTES])
 
 
-def manifests_of(rows: Iterable[ResultRow]) -> list[Manifest]:
+def manifests_of(rows: Iterable[ResultRow]) -> list[RankManifest]:
     """The manifests among `rows`, in rank order.
 
     Raises:
@@ -93,7 +93,7 @@ def manifests_of(rows: Iterable[ResultRow]) -> list[Manifest]:
             if fields["failure"] is not None:
                 fields["failure"] = FailureReport.from_dict(fields["failure"])
             fields["lines"] = [(str(stream), str(text)) for stream, text in fields.get("lines", ())]
-            manifests.append(Manifest(**fields))
+            manifests.append(RankManifest(**fields))
         except (ValueError, TypeError, KeyError) as error:
             raise ResultError(f"the manifest of partition {row.partition} cannot be read: {error!r}") from error
     return sorted(manifests, key=lambda manifest: manifest.rank)
@@ -141,7 +141,7 @@ def verified_value(rows: Sequence[ResultRow]) -> bytes:
     return _whole_value(manifests[0], sorted((row.seq, row.data) for row in rows if row.kind == _CHUNK))
 
 
-def _whole_value(manifest: Manifest, chunks: Sequence[tuple[int, bytes]]) -> bytes:
+def _whole_value(manifest: RankManifest, chunks: Sequence[tuple[int, bytes]]) -> bytes:
     """The value that one rank has sent, by its own account of it; no pickle is empty, so neither is a value."""
     value = b"".join(bytes(data) for _, data in chunks)
     if not value or len(value) != manifest.bytes or hashlib.sha256(value).hexdigest() != manifest.sha256:

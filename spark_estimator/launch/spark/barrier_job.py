@@ -25,7 +25,16 @@ from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.attempts import Attempt, Limits, run_attempts
 from spark_estimator.launch.job.environment import OMP, undecided
 from spark_estimator.launch.job.failures import FailureReport, find_marked, first_failure, job_error
-from spark_estimator.launch.job.monitor import Begun, Event, Failed, Finished, Lines, Message, Moved, Watch
+from spark_estimator.launch.job.monitor import (
+    Begun,
+    Event,
+    Failed,
+    Finished,
+    JobMonitor,
+    Lines,
+    Message,
+    ProgressReported,
+)
 from spark_estimator.launch.job.pickling import dump_function, load_values, name_of
 from spark_estimator.launch.job.results import SCHEMA, ResultRow, manifests_of, verified_values
 from spark_estimator.launch.job.spec import (
@@ -39,14 +48,14 @@ from spark_estimator.launch.job.spec import (
 )
 from spark_estimator.launch.spark import errors as spark_errors
 from spark_estimator.launch.spark.barrier_task import BarrierTask
-from spark_estimator.launch.spark.feed import Feed, Rows
-from spark_estimator.launch.spark.gathering import Gathering
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.late_lines import LateLines
+from spark_estimator.launch.spark.rank_registration import RankRegistration
 from spark_estimator.launch.spark.resource_profile import profile_of
+from spark_estimator.launch.spark.row_writer import Feed, Rows
 from spark_estimator.launch.spark.session_thread import session_thread
 from spark_estimator.launch.spark.slots import Configuration, require_slots, wanted_gpus
-from spark_estimator.launch.spark.start import Start, TaskReports
+from spark_estimator.launch.spark.start import StartMonitor, TaskReports
 from spark_estimator.launch.spark.task_secrecy import large_payload_apart, unlogged
 from spark_estimator.log import logger
 from spark_estimator.observe import channel, frames
@@ -172,7 +181,7 @@ class _Run:
         self._rows: list[ResultRow] | None = None
         self._error: BaseException | None = None
         self._say = say
-        self._watch = Watch(
+        self._watch = JobMonitor(
             stop=self._stop,
             cancel=self._cancel,
             show_line=show_line,
@@ -186,13 +195,13 @@ class _Run:
         self._stopping_by_itself = False
         self._placed: dict[int, dict[str, Any]] = {}  # by partition
         self._vanished: list[int] = []  # partitions
-        self._gathering = Gathering(job.size, self._answer)
+        self._gathering = RankRegistration(job.size, self._answer)
         self._server = self._listen() if Settings.read().driver_channel else None
         self._late = LateLines(job, self._put, connected=self._server is not None)
         if job.progress and self._server is not None:
             self._watch.status = StatusLine.on_screen(job.size)
         self._reports = TaskReports(spark, self._tag.text)
-        self._start = Start(
+        self._start = StartMonitor(
             spark=spark,
             function=job.function,
             size=job.size,
@@ -294,7 +303,7 @@ class _Run:
         elif frame["kind"] == frames.LOG:
             event = Message(frame["rank"], printable(frame["text"]))
         elif frame["kind"] == frames.PROGRESS:
-            event = Moved(frame["rank"], Progress.from_dict(frame["report"]))
+            event = ProgressReported(frame["rank"], Progress.from_dict(frame["report"]))
         elif frame["kind"] == frames.PLACED:
             self._placed[partition] = frame
         elif frame["kind"] == frames.BEGUN:

@@ -34,7 +34,7 @@ from spark_estimator.elastic.rounds import Terms
 from spark_estimator.env import Settings
 from spark_estimator.errors import PreflightError, PythonEnvironmentError, StartTimeoutError
 from spark_estimator.launch.elastic.job_entry import elastic, run_elastic
-from spark_estimator.launch.elastic.placement import FAILURES, Seats
+from spark_estimator.launch.elastic.placement import FAILURES, Placement
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.hosts import Host
@@ -50,12 +50,12 @@ from spark_estimator.launch.job.spec import (
 )
 from spark_estimator.launch.spark import errors as spark_errors
 from spark_estimator.launch.spark.barrier_job import threads_said_here
-from spark_estimator.launch.spark.elastic_server import Over, SparkTask, Switchboard, link_over
-from spark_estimator.launch.spark.elastic_worker import SparkPlace
+from spark_estimator.launch.spark.elastic_server import Over, SparkTask, TaskServer, link_over
+from spark_estimator.launch.spark.elastic_worker import SparkWorkerHandle
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.slots import Configuration, count_slots, has_dynamic_allocation
 from spark_estimator.launch.spark.start import SAY_WAITING_AFTER, TaskReports, slots_wanting
-from spark_estimator.launch.worker.worker_host import Place
+from spark_estimator.launch.worker.worker_host import WorkerHandle
 from spark_estimator.observe.driver_address import driver_address
 
 _COUNT_SLOTS_EVERY = timedelta(seconds=5)
@@ -148,7 +148,7 @@ class Record:
         return not any(self._bad_ends[other] < FAILURES for other in self._seen - {host})
 
 
-class SparkSeats(Seats):
+class SparkSeats(Placement):
     """There is one host, which is the whole session: Spark decides where in it a process is, and knows what is lost.
 
     Attributes:
@@ -162,19 +162,19 @@ class SparkSeats(Seats):
 
     @property
     def room(self) -> int:
-        """As in `Seats`."""
+        """As in `Placement`."""
         return min(self.limit, super().room)
 
     def lose(self, host: str, now: float) -> str:
-        """As in `Seats`."""
+        """As in `Placement`."""
         return ""
 
     def unreachable(self, host: str, now: float) -> str:
-        """As in `Seats`."""
+        """As in `Placement`."""
         return ""
 
     def failed(self, host: str, now: float) -> str:
-        """As in `Seats`."""
+        """As in `Placement`."""
         return ""
 
 
@@ -209,16 +209,16 @@ class _Jobs:
         self._said_waiting = False
         self._over = threading.Event()
         self.seats = SparkSeats(terms)
-        self._switchboard = Switchboard(self._own_address(), job)
+        self._switchboard = TaskServer(self._own_address(), job)
         if terms.most > terms.size and not has_dynamic_allocation(spark):
             self.seats.limit = terms.size
             threading.Thread(target=self._count_slots, name="spark_estimator slots", daemon=True).start()
 
     # --- what the launcher asks ---
 
-    def make(self, _host: str, number: int, rank: int, relay: Relay, link: socket.socket) -> Place:
+    def make(self, _host: str, number: int, rank: int, relay: Relay, link: socket.socket) -> WorkerHandle:
         """As ``elastic_process.MakePlace``."""
-        return SparkPlace(self, number, rank, relay, link)
+        return SparkWorkerHandle(self, number, rank, relay, link)
 
     def look(self, started: int) -> None:
         """Called now and then; ends the job by raising."""

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from spark_estimator import authentication
 from spark_estimator.errors import AuthenticationError
-from spark_estimator.launch.agent.link import Link
+from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.job.results import SCHEMA, ResultRow
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
 from spark_estimator.launch.spark.elastic_task import ElasticTask
@@ -30,7 +30,7 @@ from spark_estimator.observe.channel import read_context
 class Connected:
     """The task runs, and has reached the driver."""
 
-    link: Link
+    link: AgentLink
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class SparkTask:
     """
 
     def __init__(
-        self, spark: SparkSession, number: int, job: JobSpec, tag: JobTag, link_to: Callable[[socket.socket], Link]
+        self, spark: SparkSession, number: int, job: JobSpec, tag: JobTag, link_to: Callable[[socket.socket], AgentLink]
     ) -> None:
         self.number = number
         self.events: queue.Queue[Connected | Over | Stopped] = queue.Queue()
@@ -169,7 +169,7 @@ class SparkTask:
             self.hang_up()
 
 
-class Switchboard:
+class TaskServer:
     """The driver's server, to which the tasks of one elastic job connect.
 
     Args:
@@ -187,7 +187,7 @@ class Switchboard:
         host, port = listener.getsockname()[:2]
         self.job = replace(job, channel=ChannelAddress(host, port, token))
         self._tasks: dict[int, SparkTask] = {}
-        self._doorkeeper = authentication.Doorkeeper(
+        self._doorkeeper = authentication.HandshakeServer(
             [listener], token, self._admit, approve=self._approve, name="elastic driver"
         )
 
@@ -209,8 +209,8 @@ class Switchboard:
         self._tasks[read_context(context)[1]].connected(sock)
 
 
-def link_over(sock: socket.socket, heartbeat: timedelta, silence: timedelta) -> Link:
+def link_over(sock: socket.socket, heartbeat: timedelta, silence: timedelta) -> AgentLink:
     """The driver's end of the talk with a task's agent."""
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return Link(sock.fileno(), os.dup(sock.fileno()), heartbeat, silence)
+    return AgentLink(sock.fileno(), os.dup(sock.fileno()), heartbeat, silence)

@@ -25,7 +25,7 @@ from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.launch.agent import link as frames
 from spark_estimator.launch.agent.agent import Agent, HostOrder, told
-from spark_estimator.launch.agent.link import Link
+from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.environment import task_share, worker_environment
 from spark_estimator.launch.job.failures import FailureReport
@@ -82,7 +82,7 @@ class ElasticTask:
         settings = Settings.read(environment)
         heartbeat, silence = (timedelta(seconds=s) for s in (settings.heartbeat_seconds, settings.silence_seconds))
         with sock:
-            link = Link(sock.fileno(), os.dup(sock.fileno()), heartbeat, silence)
+            link = AgentLink(sock.fileno(), os.dup(sock.fileno()), heartbeat, silence)
             agent = TaskAgent(link, replace(job, environment=environment), sock.getsockname()[0], address.token)
             agent.run()
             with suppress(OSError):
@@ -103,7 +103,7 @@ class TaskAgent(Agent):
         outcome: how the worker has ended; None before, and when there was none.
     """
 
-    def __init__(self, link: Link, job: JobSpec, address: str, token: bytes) -> None:
+    def __init__(self, link: AgentLink, job: JobSpec, address: str, token: bytes) -> None:
         super().__init__(link)
         self.outcome: Outcome | None = None
         self.job = job

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.errors import ResultError
 from spark_estimator.launch.agent import link as frames
-from spark_estimator.launch.agent.link import Link, SilentError
-from spark_estimator.launch.agent.worker_handle import PlaceThere
+from spark_estimator.launch.agent.link import AgentLink, SilentError
+from spark_estimator.launch.agent.worker_handle import RemoteWorkerHandle
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.outcome import Outcome, Relay
@@ -56,7 +56,7 @@ class SparkJobs(Protocol):
         """A worker is gone."""
 
 
-class SparkPlace:
+class SparkWorkerHandle:
     """A `Place` in a Spark job of its own, of one task; to be made in the thread that has called for the job.
 
     Args:
@@ -73,7 +73,7 @@ class SparkPlace:
         self._relay = relay
         self._worker_link = link
         self._task = jobs.new_task()
-        self._there: PlaceThere | None = None
+        self._there: RemoteWorkerHandle | None = None
         self._host = "unknown"
         self._lock = threading.Lock()
         self._stopped = ""
@@ -104,7 +104,7 @@ class SparkPlace:
             return self._failed(failures.NOT_STARTED, "could not be started: Spark has ended its task")
         with self._lock:
             if isinstance(event, Connected) and not self._stopped:
-                self._there = PlaceThere(
+                self._there = RemoteWorkerHandle(
                     self._host,
                     event.link,
                     self._number,
@@ -150,7 +150,7 @@ class SparkPlace:
             self._there.discard()
         self._task.give_up()
 
-    def _read(self, link: Link, talk: Iterator[tuple[bytes, bytes]], there: PlaceThere) -> None:
+    def _read(self, link: AgentLink, talk: Iterator[tuple[bytes, bytes]], there: RemoteWorkerHandle) -> None:
         """Takes what the task's agent says until it says nothing more."""
         why = "its Spark executor, or its host, has died or was cut off"
         try:

@@ -13,7 +13,7 @@ from spark_estimator.errors import NotEnoughSlotsError, PythonEnvironmentError
 from spark_estimator.launch.job.attempts import Limits
 from spark_estimator.launch.job.pickling import check_call
 from spark_estimator.launch.job.spec import MAX_RESULT_BYTES
-from spark_estimator.launch.spark.feed import Rows
+from spark_estimator.launch.spark.row_writer import Rows
 from spark_estimator.launch.spark.slots import (
     check_encryption,
     check_session,

@@ -13,8 +13,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from spark_estimator.errors import ResultError
-from spark_estimator.launch.job.monitor import Event, Lines, Message, Said
-from spark_estimator.launch.job.results import Manifest, ResultRow, manifests_of
+from spark_estimator.launch.job.monitor import Event, LauncherMessage, Lines, Message
+from spark_estimator.launch.job.results import RankManifest, ResultRow, manifests_of
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.spark.kept_lines import MOST_LINES
 from spark_estimator.observe.driver_log import coloured, printable
@@ -58,7 +58,7 @@ class LateLines:
         Args:
             rows: of a job that has ended well; None: it has not.
         """
-        manifests: list[Manifest] = []
+        manifests: list[RankManifest] = []
         with contextlib.suppress(ResultError):  # whoever wants the values will tell
             manifests = manifests_of(rows or [])
         if self._reader is not None:
@@ -79,7 +79,7 @@ class LateLines:
             self._say_which()
             self._put(_event(rank, stream, text))
 
-    def _read_to_the_end(self, manifests: Sequence[Manifest]) -> None:
+    def _read_to_the_end(self, manifests: Sequence[RankManifest]) -> None:
         assert self._reader is not None
         written = {manifest.rank: manifest.logged for manifest in manifests}
         deadline = time.monotonic() + (_PATIENCE if manifests else _LAST_LOOK).total_seconds()
@@ -91,12 +91,16 @@ class LateLines:
             time.sleep(0.1)
         for rank, count in missing.items():
             if count:
-                self._put(Said(f"{count} of rank {rank}'s lines in {self._folder} are not to be seen on the driver"))
+                self._put(
+                    LauncherMessage(
+                        f"{count} of rank {rank}'s lines in {self._folder} are not to be seen on the driver"
+                    )
+                )
 
-    def _show(self, manifest: Manifest) -> None:
+    def _show(self, manifest: RankManifest) -> None:
         if manifest.log_problem:
             self._put(
-                Said(
+                LauncherMessage(
                     f"rank {manifest.rank} (host {printable(manifest.host)}) could not write its lines to a file "
                     f"(SPARK_ESTIMATOR_LOG_DIR), so only its last ones come: {printable(manifest.log_problem)}"
                 )
@@ -122,7 +126,7 @@ class LateLines:
                 "the executors' logs. To see them while it runs, set SPARK_ESTIMATOR_LOG_DIR to a folder that "
                 "executors and driver share"
             )
-        self._put(Said(f"the executors do not reach the driver: {where}."))
+        self._put(LauncherMessage(f"the executors do not reach the driver: {where}."))
 
 
 def _event(rank: int, stream: str, text: str) -> Event:

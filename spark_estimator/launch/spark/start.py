@@ -156,7 +156,7 @@ def slots_wanting(
 
 
 @dataclass
-class Start:
+class StartMonitor:
     """The time from a job's submission until user code has begun on all of its ranks.
 
     Attributes:

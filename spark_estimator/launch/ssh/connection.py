@@ -20,8 +20,8 @@ from spark_estimator import __version__
 from spark_estimator.errors import PreflightError, PythonEnvironmentError
 from spark_estimator.launch.agent import link as frames
 from spark_estimator.launch.agent.agent import HostOrder, job_fields
-from spark_estimator.launch.agent.link import Link, SilentError
-from spark_estimator.launch.agent.worker_handle import PlaceThere
+from spark_estimator.launch.agent.link import AgentLink, SilentError
+from spark_estimator.launch.agent.worker_handle import RemoteWorkerHandle
 from spark_estimator.launch.job.outcome import Relay
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.ssh.command import SshOptions, agent_command, remedy
@@ -54,7 +54,7 @@ class HostConnection:
         self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._lock = threading.Lock()
-        self._processes: dict[int, PlaceThere] = {}
+        self._processes: dict[int, RemoteWorkerHandle] = {}
         self._lost = ""
         self.closing = False
         settings = options.settings
@@ -70,7 +70,7 @@ class HostConnection:
         sink = os.dup(self._ssh.stdin.fileno())
         self._ssh.stdin.close()
         heartbeat, silence = (timedelta(seconds=s) for s in (settings.heartbeat_seconds, settings.silence_seconds))
-        self.link = Link(self._ssh.stdout.fileno(), sink, heartbeat, silence, opening=frames.OPENING)
+        self.link = AgentLink(self._ssh.stdout.fileno(), sink, heartbeat, silence, opening=frames.OPENING)
         self._reading = [
             threading.Thread(target=target, name=f"spark_estimator host {name}", daemon=True)
             for target in (self._read_stderr, self._read)
@@ -127,7 +127,7 @@ class HostConnection:
         """Gives the agent the pickled function; before the first worker is started."""
         self.link.send_bytes(frames.PAYLOAD, 0, payload)
 
-    def place(self, number: int, rank: int, relay: Relay, *, link: socket.socket | None = None) -> PlaceThere:
+    def place(self, number: int, rank: int, relay: Relay, *, link: socket.socket | None = None) -> RemoteWorkerHandle:
         """A place on that host.
 
         Args:
@@ -135,7 +135,7 @@ class HostConnection:
             rank: which it will be; -1 when that is not known.
             link: as in `PlaceHere`; what comes and goes on it is passed on to the other host and back.
         """
-        made = PlaceThere(self.name, self.link, number, rank, relay, link, lambda: self.closing)
+        made = RemoteWorkerHandle(self.name, self.link, number, rank, relay, link, lambda: self.closing)
         with self._lock:
             self._processes[number] = made
             lost = self._lost

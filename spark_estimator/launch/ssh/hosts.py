@@ -25,7 +25,7 @@ from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.ssh.command import SshOptions
 from spark_estimator.launch.ssh.connection import HostConnection
 from spark_estimator.launch.ssh.environment import exported_environment
-from spark_estimator.launch.worker.worker_host import LOOPBACK, Place, PlaceHere
+from spark_estimator.launch.worker.worker_host import LOOPBACK, LocalWorkerHandle, WorkerHandle
 from spark_estimator.observe.driver_address import driver_address
 
 _Item = TypeVar("_Item")
@@ -77,16 +77,20 @@ class Hosts:
             self._closing.close()
             raise
 
-    def place(self, host: str, number: int, rank: int, relay: Relay, *, link: socket.socket | None = None) -> Place:
+    def place(
+        self, host: str, number: int, rank: int, relay: Relay, *, link: socket.socket | None = None
+    ) -> WorkerHandle:
         """A place on one of the hosts that were reached; the rest is as in `HostConnection.place`."""
         connection = self._connections.get(host)
         if connection is not None:
             return connection.place(number, rank, relay, link=link)
-        return PlaceHere(self._here[host], relay, gentle=self._gentle, address=self._address, host=host, link=link)
+        return LocalWorkerHandle(
+            self._here[host], relay, gentle=self._gentle, address=self._address, host=host, link=link
+        )
 
     def place_to_come(
         self, host: str, slots: int, number: int, rank: int, relay: Relay, *, link: socket.socket | None = None
-    ) -> Place:
+    ) -> WorkerHandle:
         """As `place`, on a host that is reached first where that has not been done, or contact with it was lost."""
         connection = self._connections.get(host)
         if host in self._here or (connection is not None and connection.address and not connection.lost):
@@ -230,26 +234,26 @@ class Hosts:
 
 
 class PlaceToCome:
-    """A `Place` on a host that is just being reached.
+    """A `WorkerHandle` on a host that is just being reached.
 
     Args:
         joined: set once it has been reached, or cannot be.
         make: makes the place then.
     """
 
-    def __init__(self, joined: Future[None], make: Callable[[], Place]) -> None:
+    def __init__(self, joined: Future[None], make: Callable[[], WorkerHandle]) -> None:
         self._joined = joined
         self._make = make
         self._lock = threading.Lock()
         self._stopped: Future[str] = Future()
-        self._place: Place | None = None
+        self._place: WorkerHandle | None = None
 
     @property
     def pid(self) -> int:
         return 0 if self._place is None else self._place.pid
 
     def start(self) -> PeerFacts | Outcome:
-        """As in `Place`. Raises PreflightError, too: the host cannot be had."""
+        """As in `WorkerHandle`. Raises PreflightError, too: the host cannot be had."""
         either: list[Future[Any]] = [self._joined, self._stopped]
         concurrent.futures.wait(either, return_when=concurrent.futures.FIRST_COMPLETED)
         with self._lock:
@@ -260,17 +264,17 @@ class PlaceToCome:
         return self._place.start()
 
     def run(self, rendezvous: Rendezvous) -> Outcome:
-        """As in `Place`."""
+        """As in `WorkerHandle`."""
         assert self._place is not None
         return self._place.run(rendezvous)
 
     def become(self, rank: int) -> None:
-        """As in `Place`."""
+        """As in `WorkerHandle`."""
         assert self._place is not None
         self._place.become(rank)
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
-        """As in `Place`."""
+        """As in `WorkerHandle`."""
         with self._lock:
             if self._place is None:
                 if not self._stopped.done():
@@ -279,7 +283,7 @@ class PlaceToCome:
         self._place.stop(reason, at_once=at_once)
 
     def discard(self) -> None:
-        """As in `Place`."""
+        """As in `WorkerHandle`."""
         if self._place is not None:
             self._place.discard()
 

@@ -19,7 +19,7 @@ from spark_estimator.launch.job.spec import JobSpec, checked_environment, driver
 from spark_estimator.launch.local import run_job
 from spark_estimator.launch.ssh.command import SshOptions
 from spark_estimator.launch.ssh.hosts import Hosts
-from spark_estimator.launch.worker.worker_host import Place
+from spark_estimator.launch.worker.worker_host import WorkerHandle
 from spark_estimator.observe.driver_log import print_line
 from spark_estimator.observe.status_line import screen
 
@@ -49,7 +49,7 @@ def run_on_hosts(
     shares = place(hosts, job.size, str([host.name for host in hosts]))
     with Hosts(job, {share.host.name: len(share.ranks) for share in shares}, options, gentle) as reached:
 
-        def places(relay: Relay) -> list[Place]:
+        def places(relay: Relay) -> list[WorkerHandle]:
             return [reached.place(share.host.name, rank, rank, relay) for share in shares for rank in share.ranks]
 
         return run_job(job, places, show_line=show_line, gentle=gentle, cancel=reached.cut)
@@ -82,7 +82,7 @@ def run_elastic_on_hosts(
     used = slots if watch is None else {share.host.name: share.host.slots for share in place(hosts, terms.size, "")}
     with Hosts(job, used, options, gentle, others_may_come=watch is not None) as reached:
 
-        def make(host: str, number: int, rank: int, relay: Relay, link: socket.socket) -> Place:
+        def make(host: str, number: int, rank: int, relay: Relay, link: socket.socket) -> WorkerHandle:
             present = slots if watch is None else {host.name: host.slots for host in watch.hosts}
             return reached.place_to_come(host, present.get(host, 1), number, rank, relay, link=link)
 

@@ -1,6 +1,6 @@
-"""A place: where a worker of a job runs, under a supervisor; on this host (`PlaceHere`) or another (``ssh.place``).
+"""Handles of a job's workers, each under a supervisor: on this host (`LocalWorkerHandle`) or on another one.
 
-Whoever runs a job starts the workers of all places, gathers where they listen, and tells each of them its rank.
+A launcher starts the workers of all handles, collects the addresses at which they listen, and sends each its rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spark_estimator.launch.worker.supervisor import Supervisor
 LOOPBACK = "127.0.0.1"
 
 
-class Place(Protocol):
+class WorkerHandle(Protocol):
     """`start`, then `run` or `discard`, in one thread, which lives until then; the others from any."""
 
     @property
@@ -55,10 +55,10 @@ class Place(Protocol):
 
 
 #: Makes the places of a job, in rank order; what becomes of their workers is told to the relay.
-Places = Callable[[Relay], Sequence[Place]]
+WorkerHandles = Callable[[Relay], Sequence[WorkerHandle]]
 
 
-class PlaceHere:
+class LocalWorkerHandle:
     """A place on this host.
 
     Args:

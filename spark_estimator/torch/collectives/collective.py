@@ -22,7 +22,7 @@ from spark_estimator.collectives.ops import Tensor
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.reductions import request_name
 from spark_estimator.errors import HorovodInternalError
-from spark_estimator.torch.collectives.device import await_outputs, gathered, place_of
+from spark_estimator.torch.collectives.device import await_outputs, gathered, location_of
 from spark_estimator.torch.collectives.memory import described, where, wire_form, writable_wire_form, write_back
 from spark_estimator.torch.collectives.pending import registered
 from spark_estimator.torch.collectives.reductions import Average, Sum, check_adasum
@@ -120,7 +120,7 @@ def allreduce_of(
         in_place: whether the results go where the tensors are.
     """
     wire = writable_wire_form if in_place else wire_form
-    place = place_of(tensors, kind, process_set)
+    place = location_of(tensors, kind, process_set)
     sources = [wire(tensor, kind, place.device) for tensor in tensors]
     if op is ReduceOp.ADASUM:
         check_adasum(op, context.engine(process_set).size, kind)
@@ -172,7 +172,7 @@ def allgather_of(
     Raises:
         IndexError: a tensor has no dimension to join along.
     """
-    place = place_of(tensors, kind, process_set)
+    place = location_of(tensors, kind, process_set)
     sources = [wire_form(tensor, kind, place.device) for tensor in tensors]
     for number, source in enumerate(sources):
         if source.dim() == 0:
@@ -207,7 +207,7 @@ def broadcast_of(
     Raises:
         ValueError: when it is sent off: the root is none of the set's ranks.
     """
-    place = place_of([tensor], kind, process_set)
+    place = location_of([tensor], kind, process_set)
     source = (writable_wire_form if in_place else wire_form)(tensor, kind, place.device)
     output = source if in_place else torch.empty_like(source)
     gpu = place.gpu(kind)
@@ -236,7 +236,7 @@ def alltoall_of(
     Raises:
         ValueError: the tensor has no rows to share, or the splits do not share them.
     """
-    place = place_of([tensor], kind, process_set)
+    place = location_of([tensor], kind, process_set)
     source = _with_rows(tensor, kind, place.device)
     engine = context.engine(process_set)
     gpu = place.gpu(kind)
@@ -275,7 +275,7 @@ def reducescatter_of(
             f"{where(kind)}: op=hvd.{op.name.title()} is not defined: use hvd.Average or hvd.Sum, or take this rank's "
             "rows of an allreduce."
         )
-    place = place_of(tensors, kind, process_set)
+    place = location_of(tensors, kind, process_set)
     sources = [_with_rows(tensor, kind, place.device) for tensor in tensors]
     engine = context.engine(process_set)
     outputs = [

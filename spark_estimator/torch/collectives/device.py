@@ -36,7 +36,7 @@ HOST = torch.device("cpu")
 NO_DEVICE = -1
 
 
-class Place(NamedTuple):
+class TensorLocation(NamedTuple):
     """Where tensors are worked on.
 
     Attributes:
@@ -71,10 +71,10 @@ class Place(NamedTuple):
         return Gpu(self.number, current_stream(self.number, kind)) if self.on_gpu else None
 
 
-IN_HOST_MEMORY = Place(HOST, NO_DEVICE, NO_DEVICE)
+IN_HOST_MEMORY = TensorLocation(HOST, NO_DEVICE, NO_DEVICE)
 
 
-def place_of(tensors: Sequence[object], kind: str, process_set: ProcessSet | None) -> Place:
+def location_of(tensors: Sequence[object], kind: str, process_set: ProcessSet | None) -> TensorLocation:
     """Where tensors that travel in one request are worked on.
 
     Args:
@@ -95,11 +95,11 @@ def place_of(tensors: Sequence[object], kind: str, process_set: ProcessSet | Non
             f"{_device_name(tensors[other])}: the tensors of a group travel as one, from one device. Move them to one, "
             "or give those of each a call of their own."
         )
-    return place_of_all(tensors, process_set)
+    return location_of_all(tensors, process_set)
 
 
-def place_of_all(tensors: Sequence[object], process_set: ProcessSet | None) -> Place:
-    """As `place_of`; tensors of several devices are worked on in host memory."""
+def location_of_all(tensors: Sequence[object], process_set: ProcessSet | None) -> TensorLocation:
+    """As `location_of`; tensors of several devices are worked on in host memory."""
     numbers = {cuda_device(tensor) for tensor in tensors}
     if len(numbers) != 1 or NO_DEVICE in numbers or context.settings().gpu_operations == "copy":
         return IN_HOST_MEMORY
@@ -108,7 +108,7 @@ def place_of_all(tensors: Sequence[object], process_set: ProcessSet | None) -> P
     assert isinstance(first, torch.Tensor)
     if not _is_used(context.engine(process_set), number):
         return IN_HOST_MEMORY
-    return Place(first.device, number, first.get_device())
+    return TensorLocation(first.device, number, first.get_device())
 
 
 def cuda_device(tensor: object) -> int:
@@ -145,7 +145,7 @@ def raw_stream(device: int) -> int:
     return stream
 
 
-def let_wait(device: int, streams: Iterable[int]) -> None:
+def wait_for_streams(device: int, streams: Iterable[int]) -> None:
     """Has a CUDA device's current stream wait for what some others of its streams hold by now."""
     current = torch.cuda.current_stream(device)
     for stream in streams:
@@ -177,7 +177,7 @@ def await_outputs(handle: Handle | None, gpu: Gpu | None, tensors: Iterable[torc
 
 def gathered(
     handle: Handle,
-    place: Place,
+    place: TensorLocation,
     gpu: Gpu | None,
     sent: Sequence[torch.Tensor],
     kind: str,

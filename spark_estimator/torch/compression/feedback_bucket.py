@@ -42,7 +42,7 @@ class Residue:
         self.draws = 0
 
 
-class Memory:
+class Residues:
     """One optimizer's residues, by parameter: they outlive its plans, but not the parameter, and not the job.
 
     After another ``init()`` other ranks may take part, who know nothing of what was: all begin anew.
@@ -63,9 +63,9 @@ class Memory:
             residue = self._residues[slot.param] = Residue(form)
         return residue
 
-    def __reduce__(self) -> tuple[type[Memory], tuple[()]]:
+    def __reduce__(self) -> tuple[type[Residues], tuple[()]]:
         """A copy, also in another process, remembers nothing."""
-        return Memory, ()
+        return Residues, ()
 
 
 class Part:
@@ -126,7 +126,7 @@ class FeedbackBucket(Bucket):
         dense_steps: how many exchanges of a parameter are whole at first.
     """
 
-    def __init__(self, name: str, slots: list[Slot], options: Options, memory: Memory, dense_steps: int) -> None:
+    def __init__(self, name: str, slots: list[Slot], options: Options, memory: Residues, dense_steps: int) -> None:
         super().__init__(name, slots, options)
         engine = options.engine()
         self._parts = [Part(slot, memory.residue(slot, engine)) for slot in slots]

@@ -30,7 +30,7 @@ from spark_estimator.collectives.ops import Plan
 from spark_estimator.collectives.requests import Addresses
 from spark_estimator.torch.collectives.memory import element_type
 from spark_estimator.torch.compression.compressors import BucketCompression
-from spark_estimator.torch.compression.feedback_bucket import FeedbackBucket, Memory, Part, check_whole
+from spark_estimator.torch.compression.feedback_bucket import FeedbackBucket, Part, Residues, check_whole
 from spark_estimator.torch.compression.low_rank import first_factor, orthonormal, product, scaled_columns
 from spark_estimator.torch.optimizer.bucket import Options
 from spark_estimator.torch.optimizer.slot import Slot
@@ -66,7 +66,7 @@ class PowerSGD(BucketCompression):
     rank: int = 2
     dense_steps: int = 100
     seed: int = 0
-    memory: Memory = field(default_factory=Memory, init=False, repr=False, compare=False)
+    memory: Residues = field(default_factory=Residues, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_whole("rank", self.rank, 1)

@@ -20,7 +20,7 @@ from spark_estimator.collectives.handle import Handle
 from spark_estimator.torch.collectives.device import gathered
 from spark_estimator.torch.collectives.memory import described
 from spark_estimator.torch.compression.compressors import BucketCompression
-from spark_estimator.torch.compression.feedback_bucket import FeedbackBucket, Memory, Part, check_whole
+from spark_estimator.torch.compression.feedback_bucket import FeedbackBucket, Part, Residues, check_whole
 from spark_estimator.torch.optimizer.bucket import Options
 from spark_estimator.torch.optimizer.slot import Slot
 
@@ -55,7 +55,7 @@ class TopK(BucketCompression):
     ratio: float = 0.01
     dense_steps: int = 100
     whole: int = 1024
-    memory: Memory = field(default_factory=Memory, init=False, repr=False, compare=False)
+    memory: Residues = field(default_factory=Residues, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         ratio: object = self.ratio

@@ -21,7 +21,7 @@ from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.torch.agreement import agree
-from spark_estimator.torch.collectives.device import place_of_all
+from spark_estimator.torch.collectives.device import location_of_all
 from spark_estimator.torch.collectives.memory import described, wire_form
 from spark_estimator.torch.optimizer.bucket import Options
 
@@ -138,7 +138,7 @@ class AdasumStep:
 
     def _combine(self, start: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         compression, kind = self._options.compression, "Adasum of what a step has changed"
-        place = place_of_all([param for param, _ in start], self._options.process_set)
+        place = location_of_all([param for param, _ in start], self._options.process_set)
         gpu = place.gpu(kind)
         wires, contexts = [], []
         for param, before in start:

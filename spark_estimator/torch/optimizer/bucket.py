@@ -25,7 +25,7 @@ from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.collectives.ops import Gpu, Plan
 from spark_estimator.collectives.process_set import ProcessSet
-from spark_estimator.torch.collectives.device import await_outputs, let_wait, place_of_all, raw_stream
+from spark_estimator.torch.collectives.device import await_outputs, location_of_all, raw_stream, wait_for_streams
 from spark_estimator.torch.collectives.memory import ALONE, described, element_type, references
 from spark_estimator.torch.compression.compressors import BucketCompression, NoneCompressor, wire_dtype
 from spark_estimator.torch.optimizer.slot import Slot
@@ -104,7 +104,7 @@ class Bucket(ABC):
         self._keys = [id(slot.param) for slot in slots]
         self.missing = set(self._keys)
         self.torn = ""
-        self.place = place_of_all([slot.param for slot in slots], options.process_set)
+        self.place = location_of_all([slot.param for slot in slots], options.process_set)
         self._gpu: Gpu | None = None  # with the stream on which it was submitted
         # Of the GPU, on which this exchange's gradients were computed. What is made here is used in it, too.
         self._streams: set[int] = set()
@@ -144,7 +144,7 @@ class Bucket(ABC):
         if self._gpu is not None:
             others = self._streams - {self._gpu.stream}
             if others:
-                let_wait(self._gpu.device, others)
+                wait_for_streams(self._gpu.device, others)
 
     def proceed(self) -> None:  # noqa: B027  most kinds have one part only
         """Waits for the first part of an exchange that has two, and submits the second. Raises as `finish` does."""

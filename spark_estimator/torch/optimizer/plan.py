@@ -11,7 +11,7 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.errors import MismatchError
 from spark_estimator.torch.agreement import agree
-from spark_estimator.torch.collectives.device import place_of_all
+from spark_estimator.torch.collectives.device import location_of_all
 from spark_estimator.torch.collectives.memory import described, element_type
 from spark_estimator.torch.compression.compressors import BucketCompression, wire_dtype
 from spark_estimator.torch.optimizer.bucket import Options
@@ -125,7 +125,7 @@ class GradientPlan:
             dtype=str(slot.dtype).removeprefix("torch."),
             wire_dtype="" if wire_type is None else str(wire_type).removeprefix("torch."),
             wire_bytes=slot.param.numel() * (slot.dtype if wire_type is None else wire_type).itemsize,
-            on_gpu=place_of_all([slot.param], self._options.process_set).on_gpu,
+            on_gpu=location_of_all([slot.param], self._options.process_set).on_gpu,
         )
 
     def _group_positions(self, params: Sequence[torch.Tensor]) -> int | list[list[int]] | None:

@@ -32,7 +32,7 @@ from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.errors import MismatchError
-from spark_estimator.torch.collectives.device import gathered, place_of_all
+from spark_estimator.torch.collectives.device import gathered, location_of_all
 from spark_estimator.torch.collectives.memory import described
 
 _KIND = "step of an optimizer with shard_state=True"
@@ -161,7 +161,7 @@ class ShardedState:
         engine = context.engine(self._process_set)
         pieces = [piece for group in self._groups for piece in group]
         dtypes = list(dict.fromkeys(piece.param.dtype for piece in pieces))
-        place = place_of_all([piece.param for piece in pieces], self._process_set)
+        place = location_of_all([piece.param for piece in pieces], self._process_set)
         # As in one process, what has no gradient was not stepped; on all ranks the same.
         sent = []
         for dtype in dtypes:

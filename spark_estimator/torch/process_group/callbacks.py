@@ -23,7 +23,7 @@ import torch
 _thread = threading.local()
 
 
-class Place:
+class ProgramPoint:
     """Of an operation or a callback in the program of its group's ranks.
 
     Attributes:
@@ -38,24 +38,24 @@ class Place:
         self._callbacks = itertools.count()
         self._calls = itertools.count()
 
-    def callback(self) -> Place:
+    def callback(self) -> ProgramPoint:
         """The place of the next callback that is added to this operation's future, or to this callback's."""
-        return Place(self.path and f"{self.path}/callback{next(self._callbacks)}")
+        return ProgramPoint(self.path and f"{self.path}/callback{next(self._callbacks)}")
 
     def call(self) -> str:
         """The path of the next operation that this callback calls."""
         return f"{self.path}/call{next(self._calls)}"
 
 
-def current() -> Place | None:
+def current() -> ProgramPoint | None:
     """The place of the callback that this thread runs; None outside of any."""
     return getattr(_thread, "place", None)
 
 
-_places: weakref.WeakKeyDictionary[Any, Place] = weakref.WeakKeyDictionary()
+_places: weakref.WeakKeyDictionary[Any, ProgramPoint] = weakref.WeakKeyDictionary()
 
 
-def note(future: Any, place: Place) -> None:
+def note(future: Any, place: ProgramPoint) -> None:
     """Notes which place a future has: that of its operation."""
     _places[future] = place
 
@@ -93,7 +93,7 @@ def watch_futures(before_wait: Callable[[], None]) -> None:
     kind.add_done_callback, kind.then, kind.wait = watched_add, watched_then, watched_wait
 
 
-def _at(place: Place, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _at(place: ProgramPoint, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The callback, run as standing at a place."""
 
     @functools.wraps(callback)

@@ -33,7 +33,7 @@ _BITWISE: dict[object, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 _COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
 
 
-class Reduction(NamedTuple):
+class ElementReduction(NamedTuple):
     """A reduction as the engine does it.
 
     Attributes:
@@ -47,7 +47,7 @@ class Reduction(NamedTuple):
     bitwise: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
 
-def reduction(op: object) -> Reduction:
+def reduction(op: object) -> ElementReduction:
     """The engine's form of torch's reduction.
 
     Args:
@@ -59,17 +59,17 @@ def reduction(op: object) -> Reduction:
     op = getattr(op, "reduceOp", op)
     kind = getattr(op, "op", op)
     if kind in _BITWISE:
-        return Reduction(ReduceOp.SUM, bitwise=_BITWISE[kind])
+        return ElementReduction(ReduceOp.SUM, bitwise=_BITWISE[kind])
     if kind not in _REDUCTIONS:
         raise ValueError(f"{kind!r} is no reduction of this backend: use SUM, AVG, MIN, MAX, PRODUCT, PREMUL_SUM.")
     if kind != TorchReduceOp.PREMUL_SUM:
-        return Reduction(_REDUCTIONS[kind])
+        return ElementReduction(_REDUCTIONS[kind])
     factor = getattr(op, "factor", None)
     if isinstance(factor, torch.Tensor):
         factor = factor.item() if factor.numel() == 1 else None
     if factor is None:
         raise ValueError("PREMUL_SUM takes one factor for all elements: torch.distributed.ReduceOp.PREMUL_SUM(0.5).")
-    return Reduction(ReduceOp.SUM, float(factor))
+    return ElementReduction(ReduceOp.SUM, float(factor))
 
 
 def same_type(tensors: Sequence[torch.Tensor], what: str) -> torch.dtype:

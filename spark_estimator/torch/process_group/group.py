@@ -14,7 +14,7 @@ from spark_estimator._native import Op
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.torch.collectives.memory import described
 from spark_estimator.torch.process_group.elements import (
-    Reduction,
+    ElementReduction,
     flat,
     flat_joined,
     listed,
@@ -32,7 +32,7 @@ from spark_estimator.torch.process_group.elements import (
     writable,
 )
 from spark_estimator.torch.process_group.issuing import Finish, IssuingGroup
-from spark_estimator.torch.process_group.transfer import Form, Memory, memory_at
+from spark_estimator.torch.process_group.transfer import MessageBytes, TensorSpec, memory_at
 from spark_estimator.torch.process_group.uncompiled import uncompiled
 from spark_estimator.torch.process_group.work import GroupWork
 
@@ -79,7 +79,9 @@ class EngineGroup(IssuingGroup):
         described_ = [described(*pair) for pair in zip(wires, targets, strict=True)]
         return self._issue(what, Op.ALLREDUCE, described_, (wires, targets), finish, opts, how)
 
-    def _joined_bitwise(self, what: str, tensors: Tensors, how: Reduction, opts: Any, root: int | None) -> GroupWork:
+    def _joined_bitwise(
+        self, what: str, tensors: Tensors, how: ElementReduction, opts: Any, root: int | None
+    ) -> GroupWork:
         """A reduction that the engine does not have: every rank gathers all elements and joins them itself."""
         assert how.bitwise is not None
         join = how.bitwise
@@ -304,5 +306,5 @@ class EngineGroup(IssuingGroup):
         return self.recv(tensors, None, tag)
 
 
-def _memory(wire: torch.Tensor, tensor: torch.Tensor) -> Memory:
-    return Memory(memory_at(wire.data_ptr(), wire.numel() * wire.element_size()), Form.of(tensor), wire)
+def _memory(wire: torch.Tensor, tensor: torch.Tensor) -> MessageBytes:
+    return MessageBytes(memory_at(wire.data_ptr(), wire.numel() * wire.element_size()), TensorSpec.of(tensor), wire)

@@ -18,8 +18,8 @@ from spark_estimator.collectives.ops import kind_of_unnamed, unnamed_number
 from spark_estimator.collectives.requests import Call, Tensor, run, submit
 from spark_estimator.errors import MismatchError, ShutDownError
 from spark_estimator.torch.process_group import callbacks
-from spark_estimator.torch.process_group.callbacks import Place
-from spark_estimator.torch.process_group.elements import Reduction
+from spark_estimator.torch.process_group.callbacks import ProgramPoint
+from spark_estimator.torch.process_group.elements import ElementReduction
 from spark_estimator.torch.process_group.messages import Mailbox
 from spark_estimator.torch.process_group.work import (
     AllOf,
@@ -31,7 +31,7 @@ from spark_estimator.torch.process_group.work import (
 
 BACKEND_NAME = "spark_estimator"
 _KIND = "torch.distributed"
-_SUM = Reduction(ReduceOp.SUM)
+_SUM = ElementReduction(ReduceOp.SUM)
 
 #: Given the handle of an operation that has ended well (None where it made no memory): puts its results in place.
 Finish = Callable[[Handle | None], list[Any]]
@@ -141,7 +141,7 @@ class IssuingGroup(ProcessGroup):
         def outputs() -> list[Any]:
             return [output for work in works for output in work.result()]
 
-        place = Place(works[0].place.path and f"{works[0].place.path}/together") if works else None
+        place = ProgramPoint(works[0].place.path and f"{works[0].place.path}/together") if works else None
         return GroupWork(self._label(what), AllOf(works), outputs, self._timeout, place=place)
 
     def _noted(self, work: GroupWork) -> GroupWork:
@@ -176,7 +176,7 @@ class IssuingGroup(ProcessGroup):
         keep: object,
         finish: Finish,
         opts: Any,
-        how: Reduction = _SUM,
+        how: ElementReduction = _SUM,
         *,
         root: int = 0,
         splits: tuple[int, ...] | None = None,
@@ -189,7 +189,7 @@ class IssuingGroup(ProcessGroup):
         call = Call(op, self._kind if ordered else path, how.op, how.prescale, 1.0, root, splits, ordered)
         timeout = getattr(opts, "timeout", None)
         limit = timeout if timeout is not None and timeout > timedelta(0) else self._timeout
-        place = Place(path)
+        place = ProgramPoint(path)
         try:
             if getattr(opts, "asyncOp", True):
                 handle = submit(self._engine, call, tensors, keep)

@@ -42,7 +42,7 @@ class Links:
         self.rank, self.size = engine.global_rank, engine.size
         self._takers = takers
         self._closed = False
-        self._doorkeeper: authentication.Doorkeeper | None = None
+        self._doorkeeper: authentication.HandshakeServer | None = None
         self._silence_seconds = context.settings().silence_seconds
         rendezvous = rendezvous_module.current()
         if engine.size == 1 or rendezvous is None:
@@ -53,7 +53,7 @@ class Links:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family, backlog=min(4096, 4 * engine.size))
         port = listener.getsockname()[1]
-        self._doorkeeper = authentication.Doorkeeper(
+        self._doorkeeper = authentication.HandshakeServer(
             [listener], rendezvous.key, self._admit, approve=self._approve, name=f"rank {self.rank} links"
         )
         try:

@@ -23,7 +23,7 @@ from spark_estimator.authentication import NotReadyError
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.errors import PeerLostError, ShutDownError
 from spark_estimator.torch.process_group.links import Links, receive_exactly
-from spark_estimator.torch.process_group.transfer import Envelope, Form, Memory, Transfer
+from spark_estimator.torch.process_group.transfer import Envelope, MessageBytes, TensorSpec, Transfer
 
 PURPOSE = "messages"
 WATCH = "watch"
@@ -43,7 +43,7 @@ class _Receive:
     key: Key
     source: int | None
     senders: set[int]
-    memory: Memory
+    memory: MessageBytes
     transfer: Transfer
 
 
@@ -51,7 +51,7 @@ class _Arrived(NamedTuple):
     """A message that nobody has asked for yet."""
 
     source: int
-    form: Form
+    form: TensorSpec
     content: bytearray
 
 
@@ -59,7 +59,9 @@ class _Arrived(NamedTuple):
 class _Outbox:
     """What is to be written to one receiver."""
 
-    waiting: queue.SimpleQueue[tuple[Envelope, Memory, Transfer] | None] = field(default_factory=queue.SimpleQueue)
+    waiting: queue.SimpleQueue[tuple[Envelope, MessageBytes, Transfer] | None] = field(
+        default_factory=queue.SimpleQueue
+    )
 
 
 class Mailbox:
@@ -85,7 +87,7 @@ class Mailbox:
         self._lost: dict[int, PeerLostError] = {}
         self._closed = False
 
-    def send(self, group: int, rank: int, tag: int, memory: Memory) -> Transfer:
+    def send(self, group: int, rank: int, tag: int, memory: MessageBytes) -> Transfer:
         """Sends bytes, which must stay as they are until the transfer has ended: they are with the kernel then.
 
         Args:
@@ -117,7 +119,7 @@ class Mailbox:
         outbox.waiting.put((Envelope(group, tag, len(memory.data), memory.form), memory, transfer))
         return transfer
 
-    def receive(self, group: int, rank: int | None, tag: int, memory: Memory, ranks: Sequence[int]) -> Transfer:
+    def receive(self, group: int, rank: int | None, tag: int, memory: MessageBytes, ranks: Sequence[int]) -> Transfer:
         """Has the next message of that group, sender and tag put into `memory`. Arguments as for `send`.
 
         Args:

@@ -23,7 +23,7 @@ _HEADER = struct.Struct("<QqQBB")  # group, tag, bytes; length of the element ty
 _WAIT_SLICE_SECONDS = 0.1  # so that Python handles Ctrl-C
 
 
-class Form(NamedTuple):
+class TensorSpec(NamedTuple):
     """What a message's tensor is.
 
     Attributes:
@@ -35,11 +35,11 @@ class Form(NamedTuple):
     shape: tuple[int, ...]
 
     @staticmethod
-    def of(tensor: torch.Tensor) -> Form:
+    def of(tensor: torch.Tensor) -> TensorSpec:
         """That of a tensor."""
-        return Form(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        return TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
-    def fits(self, other: Form) -> bool:
+    def fits(self, other: TensorSpec) -> bool:
         """Whether the elements of one can become those of the other: as many of one type, in whatever shape."""
         return self.dtype == other.dtype and math.prod(self.shape) == math.prod(other.shape)
 
@@ -47,7 +47,7 @@ class Form(NamedTuple):
         return f"{self.dtype} {list(self.shape)}"
 
 
-class Memory(NamedTuple):
+class MessageBytes(NamedTuple):
     """Where a message's bytes lie.
 
     Attributes:
@@ -57,7 +57,7 @@ class Memory(NamedTuple):
     """
 
     data: memoryview
-    form: Form
+    form: TensorSpec
     keep: object
 
 
@@ -74,7 +74,7 @@ class Envelope(NamedTuple):
     group: int
     tag: int
     length: int
-    form: Form
+    form: TensorSpec
 
     def packed(self) -> bytes:
         """As it is sent."""
@@ -98,7 +98,7 @@ class Envelope(NamedTuple):
         if rest and not receive_exactly(sock, memoryview(rest)):
             raise ConnectionResetError("the connection ended in the middle of a message")
         shape = struct.unpack_from(f"<{dims}q", rest, letters)
-        return Envelope(group, tag, length, Form(bytes(rest[:letters]).decode("ascii", "replace"), shape))
+        return Envelope(group, tag, length, TensorSpec(bytes(rest[:letters]).decode("ascii", "replace"), shape))
 
 
 class Transfer:

@@ -20,7 +20,7 @@ from torch.futures import Future
 
 from spark_estimator.errors import MismatchError
 from spark_estimator.torch.process_group import callbacks
-from spark_estimator.torch.process_group.callbacks import Place
+from spark_estimator.torch.process_group.callbacks import ProgramPoint
 from spark_estimator.torch.process_group.uncompiled import uncompiled
 
 #: What torch passes for "no time-out of its own".
@@ -97,10 +97,10 @@ class GroupWork(torch.distributed.Work):
         *,
         outputs: list[Any] | None = None,
         source: Callable[[], int] | None = None,
-        place: Place | None = None,
+        place: ProgramPoint | None = None,
     ) -> None:
         super().__init__()
-        self.place = place or Place(None)
+        self.place = place or ProgramPoint(None)
         self._what = what
         self._awaited = awaited
         self._finish = finish

@@ -18,7 +18,7 @@ import pytest
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field, matrix_of, widths_of
 from spark_estimator.data.preparation import Preparation
-from spark_estimator.data.rank.spool import Spool, SpoolFeed, Writer, receive
+from spark_estimator.data.rank.spool import Spool, SpoolFeed, SpoolWriter, receive
 from spark_estimator.data.transformation import Transformation
 from spark_estimator.errors import DataError
 
@@ -192,7 +192,7 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    writer = Writer((LABEL,), str(tmp_path))
+    writer = SpoolWriter((LABEL,), str(tmp_path))
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, writer.descriptors[0])
     os.close(full)
@@ -226,7 +226,7 @@ def test_a_worker_that_is_gone_ends_the_feed(tmp_path: Path) -> None:
 
 def test_a_large_spool_is_mapped_not_held(tmp_path: Path) -> None:
     field = Field(("v",), ("c0",), (1000,), "float64", (1000,))
-    writer = Writer((field,), str(tmp_path))
+    writer = SpoolWriter((field,), str(tmp_path))
     values = numpy.random.default_rng(0).random((500, 1000))
     for piece in numpy.array_split(values, 7):
         lists = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(piece.ravel()), 1000)

@@ -99,15 +99,15 @@ def spec_of(folder: str, **changed: Any) -> Any:
 
 def trained(folder: str, model: nn.Module, changed: dict[str, Any] | None = None, **parts: Any) -> Any:
     """What `train` comes to on this rank."""
-    from spark_estimator.estimators.lightning.parts import Parts
+    from spark_estimator.estimators.lightning.parts import TorchParts
     from spark_estimator.estimators.lightning.training import train
 
-    framework = Parts(FLAVOUR, model, **{"plain": None, **parts})
+    framework = TorchParts(FLAVOUR, model, **{"plain": None, **parts})
     return train(spec_of(folder, framework=framework, **(changed or {})))
 
 
 def plain(net: nn.Module, **changed: Any) -> dict[str, Any]:
-    from spark_estimator.estimators.torch.losses import Parts
+    from spark_estimator.estimators.torch.losses import TorchParts
 
     given = {
         "model": net,
@@ -116,7 +116,7 @@ def plain(net: nn.Module, **changed: Any) -> dict[str, Any]:
         "loss_weights": [1.0],
         "metrics": [[nn.L1Loss()]],
     }
-    return {"plain": Parts(**{**given, **changed})}
+    return {"plain": TorchParts(**{**given, **changed})}
 
 
 def same(one: Any, other: Any) -> bool:

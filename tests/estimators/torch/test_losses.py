@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 from spark_estimator.estimators.torch.losses import (
-    Parts,
     Tensors,
+    TorchParts,
     divides_by_class,
     joint_loss,
     known,
@@ -32,7 +32,7 @@ LOSSES: list[tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = 
 
 def joint(loss: Callable[..., torch.Tensor], outputs: Tensors, labels: Tensors, weights: torch.Tensor | None) -> float:
     model = nn.Linear(1, 1)
-    parts = Parts(model, torch.optim.SGD(model.parameters(), lr=0.1), [loss], [1.0], [[]])
+    parts = TorchParts(model, torch.optim.SGD(model.parameters(), lr=0.1), [loss], [1.0], [[]])
     return joint_loss(parts, outputs, labels, weights, len(labels[0]), list).item()
 
 
@@ -63,7 +63,7 @@ def test_a_class_that_is_left_out_counts_on_no_rank() -> None:
     told = [[float((part != 0).sum()), float(len(part))] for part in label.split(sizes)]
     total = [sum(column) for column in zip(*told, strict=True)]
     model = nn.Linear(1, 1)
-    parts = Parts(model, torch.optim.SGD(model.parameters(), lr=0.1), [loss], [1.0], [[]])
+    parts = TorchParts(model, torch.optim.SGD(model.parameters(), lr=0.1), [loss], [1.0], [[]])
     found = sum(
         rows * joint_loss(parts, [one], [two], None, rows, lambda _: total).item()
         for rows, one, two in zip(sizes, output.split(sizes), label.split(sizes), strict=True)

@@ -6,12 +6,12 @@ from datetime import timedelta
 
 import pytest
 
-from spark_estimator.launch.elastic.placement import FAILURES, Cooldown, Seats
+from spark_estimator.launch.elastic.placement import FAILURES, Cooldown, Placement
 from spark_estimator.launch.job.hosts import Host
 
 
 def test_slots_are_filled_in_order_given_back_and_lost_with_their_host() -> None:
-    seats = Seats([Host("a", 2), Host("b", 1), Host("c", 1)])
+    seats = Placement([Host("a", 2), Host("b", 1), Host("c", 1)])
     assert [seats.take(process) for process in range(3)] == ["a", "a", "b"]
     seats.leave(0)
     assert (seats.take(3), seats.take(4), seats.room) == ("a", "c", 4)
@@ -25,7 +25,7 @@ def test_slots_are_filled_in_order_given_back_and_lost_with_their_host() -> None
 
 
 def test_hosts_come_and_go_and_those_that_came_last_leave_first() -> None:
-    seats = Seats([Host("a", 3)])
+    seats = Placement([Host("a", 3)])
     assert [seats.take(process) for process in range(3)] == ["a", "a", "a"]
     assert seats.offer([Host("b", 1), Host("a", 1)]) == ["b has 1 slot", "a has 1 slot, before 3"]
     assert (seats.room, seats.without_slot(), seats.take(3)) == (2, [1, 2], "b")
@@ -37,7 +37,7 @@ def test_hosts_come_and_go_and_those_that_came_last_leave_first() -> None:
 
 
 def test_a_host_on_which_ranks_fail_again_and_again_is_out_unless_it_is_the_only_one() -> None:
-    seats = Seats([Host("a", 1), Host("b", 2)])
+    seats = Placement([Host("a", 1), Host("b", 2)])
     seats.take(0)
     assert [seats.failed("a", 0.0) for _ in range(FAILURES)] == ["", "", "will not be used again"]
     assert (seats.room, seats.without_slot(), seats.some_may_return) == (2, [0], False)
@@ -46,7 +46,7 @@ def test_a_host_on_which_ranks_fail_again_and_again_is_out_unless_it_is_the_only
 
 
 def test_a_host_comes_back_after_a_cool_down_that_grows() -> None:
-    seats = Seats([Host("a", 1), Host("b", 1)], Cooldown(timedelta(seconds=5), timedelta(seconds=15)))
+    seats = Placement([Host("a", 1), Host("b", 1)], Cooldown(timedelta(seconds=5), timedelta(seconds=15)))
     now = 0.0
     for seconds in (5, 10, 15, 15):
         assert seats.lose("b", now) == f"will not be used for {seconds} seconds"

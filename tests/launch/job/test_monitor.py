@@ -12,7 +12,7 @@ import pytest
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job import monitor as launcher
 from spark_estimator.launch.job.failures import FailureReport, first_failure
-from spark_estimator.launch.job.monitor import Failed, Finished, Lines, Watch
+from spark_estimator.launch.job.monitor import Failed, Finished, JobMonitor, Lines
 
 
 def report(rank: int, kind: str = failures.RAISED, **more: Any) -> Failed:
@@ -27,7 +27,7 @@ class Job:
         self.cancelled = 0
         self.lines: list[str] = []
         self.obeys = obeys
-        self.watch = Watch(
+        self.watch = JobMonitor(
             stop=self.stop, cancel=self.cancel, show_line=lambda rank, stream, text: self.lines.append(text)
         )
         for seconds, event in script:
@@ -68,7 +68,7 @@ def test_the_cause_may_come_after_those_that_it_took_along() -> None:
 
 
 def test_a_report_that_says_more_takes_the_place_of_one_that_says_less() -> None:
-    watch = Watch(stop=lambda reason: None)
+    watch = JobMonitor(stop=lambda reason: None)
     for event in (report(1, failures.STOPPED), report(1), report(1, failures.STOPPED), report(-1), report(-1)):
         watch.note(event.report)
     assert [(found.rank, found.kind) for found in watch.reports] == [(1, "raised"), (-1, "raised"), (-1, "raised")]

@@ -13,14 +13,14 @@ pytest.importorskip("pyspark")
 
 from spark_estimator.errors import StartTimeoutError
 from spark_estimator.launch.spark.job_tag import JobTag
-from spark_estimator.launch.spark.start import Start, TaskReports
+from spark_estimator.launch.spark.start import StartMonitor, TaskReports
 
 
 def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def start(spark: Any, **more: Any) -> Start:
+def start(spark: Any, **more: Any) -> StartMonitor:
     values = {
         "timeout": timedelta(seconds=30),
         "placed": {},
@@ -29,7 +29,7 @@ def start(spark: Any, **more: Any) -> Start:
         "say": say,
         **more,
     }
-    return Start(spark=spark, function="train()", size=3, reports=TaskReports(spark, "no job's"), **values)
+    return StartMonitor(spark=spark, function="train()", size=3, reports=TaskReports(spark, "no job's"), **values)
 
 
 def test_one_line_is_said_after_a_while(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:

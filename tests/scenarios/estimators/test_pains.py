@@ -19,7 +19,7 @@ from spark_estimator.data.fields import Field
 from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Saver
 from spark_estimator.estimators.torch.callbacks import Callback
 from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
-from spark_estimator.estimators.torch.losses import Parts, loss_of
+from spark_estimator.estimators.torch.losses import TorchParts, loss_of
 from spark_estimator.store import FilesystemStore
 
 from .conftest import line_rows, linear
@@ -119,7 +119,7 @@ def test_half_precision_is_for_the_forward_pass() -> None:
 
     kinds: list[torch.dtype] = []
     net = Noting(3, 1)
-    parts = Parts(net, torch.optim.SGD(net.parameters(), 0.1), [nn.MSELoss()], [1.0], [[]], precision="bf16")
+    parts = TorchParts(net, torch.optim.SGD(net.parameters(), 0.1), [nn.MSELoss()], [1.0], [[]], precision="bf16")
     loss, outputs, _ = loss_of(parts, net, [torch.ones(4, 3)], [torch.ones(4)], None, 4)
     assert kinds == [torch.bfloat16]
     assert (loss.dtype, outputs[0].dtype) == (torch.float32, torch.float32)

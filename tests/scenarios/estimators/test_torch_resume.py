@@ -46,7 +46,7 @@ def trained(folder: str, **changed: Any) -> Any:
     from spark_estimator.data.fields import Field
     from spark_estimator.data.parquet import FileRows, files_at
     from spark_estimator.data.preparation import Preparation
-    from spark_estimator.estimators.torch.losses import Parts
+    from spark_estimator.estimators.torch.losses import TorchParts
     from spark_estimator.estimators.torch.training import train
     from spark_estimator.estimators.train_spec import TrainSpec
 
@@ -73,7 +73,7 @@ def trained(folder: str, **changed: Any) -> Any:
         "checkpoint_steps": 3,
         "run_id": "run",
         "source": FileRows(files_at(f"{folder}/{changed.pop('rows', 'rows')}.parquet"), Preparation(("x", "y"))),
-        "framework": Parts(net, optimizer, [loss], [1.0], [[nn.L1Loss()]], scheduler),
+        "framework": TorchParts(net, optimizer, [loss], [1.0], [[nn.L1Loss()]], scheduler),
     }
     return train(TrainSpec(**{**given, **changed}))
 

@@ -28,7 +28,7 @@ _MOST_BYTES = frames.MAX_FRAME_BYTES * 3 // 4
 _log = logger(__name__)
 
 
-class Gathering:
+class RankRegistration:
     """The facts of one job's supervisors.
 
     Args:

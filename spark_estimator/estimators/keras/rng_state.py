@@ -9,7 +9,7 @@ import numpy
 from spark_estimator.keras.importing import backend
 
 
-def state_of_chance() -> dict[str, Any]:
+def rng_state() -> dict[str, Any]:
     """For a checkpoint within an epoch. On PyTorch, Keras' dropout without a seed draws from PyTorch's own chance."""
     _, keys, place, has_gauss, gauss = numpy.random.get_state()
     found: dict[str, Any] = {"numpy": [keys, place, has_gauss, gauss]}
@@ -22,7 +22,7 @@ def state_of_chance() -> dict[str, Any]:
     return found
 
 
-def take_chance(state: dict[str, Any]) -> None:
+def set_rng_state(state: dict[str, Any]) -> None:
     """Goes on from there."""
     keys, place, has_gauss, gauss = state["numpy"]
     numpy.random.set_state(("MT19937", keys, int(place), int(has_gauss), float(gauss)))

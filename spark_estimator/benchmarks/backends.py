@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from spark_estimator.benchmarks.turns import BenchmarkError
+from spark_estimator.benchmarks.interleaved import BenchmarkError
 
 _TOLERANCE = 1e-3
 

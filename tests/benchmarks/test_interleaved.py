@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from spark_estimator.benchmarks.turns import BenchmarkError, Block, Command, Figure, Form, Group, Subject, measure
+from spark_estimator.benchmarks.interleaved import BenchmarkError, Block, Command, Figure, Form, Group, Subject, measure
 
 # A rank that does what it is told: argv is the socket, its rank, and for each verb the answer ("die" ends it).
 RANK = textwrap.dedent("""
