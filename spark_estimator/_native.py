@@ -241,6 +241,7 @@ class TensorflowCall(Structure):
         ("outputs", POINTER(c_void_p)),
         ("context", c_void_p),
         ("allocate", TensorflowAllocate),
+        ("completed", c_int32),
     ]
 
 

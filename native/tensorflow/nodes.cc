@@ -103,7 +103,7 @@ class TfStatusScope {
 
   TfStatus* get() { return status_; }
   bool ok() const { return Api().GetCode(status_) == kTfOk; }
-  void Set(int code, const std::string& message) { Api().SetStatus(status_, code, message.c_str()); }
+  void Set(int code, const char* message) { Api().SetStatus(status_, code, message); }
 
  private:
   TfStatus* status_;
@@ -150,7 +150,8 @@ class AttributeReader {
     if (Api().TensorByteSize(tensor) == sizeof *value) {
       std::memcpy(value, Api().TensorData(tensor), sizeof *value);
     } else {
-      status_->Set(kTfInvalidArgument, std::string("attribute ") + name + " is not one number of float64");
+      const std::string message = std::string("attribute ") + name + " is not one number of float64";
+      status_->Set(kTfInvalidArgument, message.c_str());
     }
     Api().DeleteTensor(tensor);
   }
@@ -206,7 +207,7 @@ struct Run {
 
   void Fail(int code, const std::string& message) const {
     TfStatusScope status;
-    status.Set(code, message);
+    status.Set(code, message.c_str());
     Api().OpKernelContext_Failure(context, status.get());
   }
 };
@@ -279,6 +280,8 @@ void Work(Run* run) {
   const int32_t outcome = work_in_use.load()(&call, message.data(), static_cast<int64_t>(message.size() - 1));
   if (outcome != SE_OK) {
     run->Fail(outcome == SE_INVALID_ARGUMENT ? kTfInvalidArgument : kTfUnknown, message.data());
+  } else if (call.completed == 0) {
+    run->Fail(kTfUnknown, node.request + ": an exception that could not be reported; stderr may have it");
   }
 }
 
@@ -288,12 +291,13 @@ void Compute(void* kernel, TfOpKernelContext* context, TfAsyncOpKernelDoneCallba
   // (tensorflow/c/kernels.cc, CAsyncOpKernel::ComputeAsync): it has to be copied, which TensorFlow's C API does not
   // offer. Both sides have libstdc++'s std::function, of one layout since GCC 4; the caller of se_tensorflow_register
   // makes sure that this TensorFlow's callback is one.
-  const std::function<void()> done = *reinterpret_cast<std::function<void()>*>(callback);
-  auto run = std::make_shared<Run>();
-  run->context = context;
+  const auto& on_stack = *reinterpret_cast<const std::function<void()>*>(callback);
+  TfStatusScope status;
   try {
+    const std::function<void()> done = on_stack;
+    auto run = std::make_shared<Run>();
+    run->context = context;
     run->node = *static_cast<const NodePointer*>(kernel);
-    TfStatusScope status;
     TakeInputs(run.get(), &status);
     if (status.ok()) MakeOutputs(run.get(), &status);
     if (status.ok()) {
@@ -303,11 +307,11 @@ void Compute(void* kernel, TfOpKernelContext* context, TfAsyncOpKernelDoneCallba
       });
       return;
     }
-    Api().OpKernelContext_Failure(context, status.get());
   } catch (const std::exception& error) {
-    run->Fail(kTfResourceExhausted, run->node->request + ": " + error.what());
+    status.Set(kTfResourceExhausted, error.what());
   }
-  done();
+  Api().OpKernelContext_Failure(context, status.get());
+  on_stack();
 }
 
 void InferShapes(TfShapeInferenceContext* context, TfStatus* status, Shapes shapes) {

@@ -230,6 +230,7 @@ def _work(pointer: Any, message: Any, capacity: int) -> int:
             call.text.decode(),
         )
         _run(call, collective, call.request.decode())
+        call.completed = 1
     except BaseException as error:  # it must not leave this function: TensorFlow raises an error of its own
         text = f"{type(error).__name__}: {error}".encode("utf-8", "replace")[: capacity - 1] + b"\0"
         ctypes.memmove(message, text, len(text))

@@ -252,3 +252,30 @@ def test_variables_of_types_that_the_engine_cannot_compute_with(two_ranks: RankP
             return [session.run(tf.cast(each.read_value(), tf.int32)).tolist() for each in made]
 
     assert two_ranks.run(values) == [[[2, 2]] * 4 + [[1, 1]]] * 2
+
+
+def test_an_exception_that_cannot_be_reported_fails_the_node(two_ranks: RankPool) -> None:
+    def outcome(rank: int) -> str:
+        from unittest import mock
+
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+        from spark_estimator.tensorflow import works
+
+        class UnprintableError(Exception):
+            def __str__(self) -> str:
+                raise MemoryError
+
+        @tf.function
+        def step(value: Any) -> Any:
+            return hvd.allreduce(value, op=hvd.Sum, name="never submitted")
+
+        with mock.patch.object(works.ops, "run", side_effect=UnprintableError):
+            try:
+                return str(step(tf.constant([1.0])))
+            except tf.errors.UnknownError as error:
+                return str(error)
+
+    for text in two_ranks.run(outcome):
+        assert "never submitted: an exception that could not be reported" in text

@@ -322,11 +322,13 @@ typedef struct se_tensorflow_call {
   void* const* outputs;               /* [num_outputs]; NULL where the output has to be allocated, or is empty */
   void* context;                      /* for `allocate` */
   se_tensorflow_allocate allocate;
+  int32_t completed; /* out: 1 once all outputs are there; with SE_OK and 0 the run fails */
 } se_tensorflow_call;
 
 /* Does the work of a node: SE_OK, SE_INVALID_ARGUMENT or another status with a sentence of at most `capacity` bytes in
- * `message`. Called in a thread of the engine's that may wait; several calls may run at once. */
-typedef int32_t (*se_tensorflow_work)(const se_tensorflow_call* call, char* message, int64_t capacity);
+ * `message`. A callback of ctypes returns 0 (SE_OK) when an exception leaves it, hence `completed`. Called in a thread
+ * of the engine's that may wait; several calls may run at once. */
+typedef int32_t (*se_tensorflow_work)(se_tensorflow_call* call, char* message, int64_t capacity);
 
 /* Registers the ops of collectives in TensorFlow's graphs, and their kernels, which call `work`. `path` is that of the
  * process's libtensorflow_framework.so, of a release whose asynchronous kernels get a std::function<void()> of
