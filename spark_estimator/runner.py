@@ -27,19 +27,16 @@ class HorovodRunner:
     """Runs a function on several ranks that can use ``hvd`` collectives, and returns rank 0's value.
 
     Args:
-        np: number of ranks. Positive: as many Spark tasks, started together in the current Spark session (one is
-            created for
-            local use where there is none). Negative: ``-np`` processes on this machine, without Spark; good for a
-            first try.
-            0: all slots of the session; deprecated, as in Databricks.
-        driver_log_verbosity: "all" prints every rank's stdout and stderr here; "log_callback_only" (the default) only
-            what
-            ranks give to `log_to_driver`, and leaves the rest to the executors' logs. With a negative np everything is
-            printed. Where everything is and somebody looks on (a terminal, a notebook), a status line is shown, too.
-        max_restarts: how often a job that failed (a rank died or raised, an executor was lost) is started anew as a
-            whole; ``spark_estimator.launch.job.attempts`` says which failures are retried. The function finds the
-            number of the attempt, from 1, in the variable `SPARK_ESTIMATOR_ATTEMPT`.
-        timeout: seconds in which `run` has to end, waiting for slots and attempts included; its ranks are ended then.
+        np: number of ranks. Positive: so many Spark tasks, which start together in the current Spark session; without
+            a session, a local one is created. Negative: ``-np`` processes on this machine, without Spark. 0: all slots
+            of the session; deprecated, as in Databricks.
+        driver_log_verbosity: "all" prints every rank's stdout and stderr on the driver. "log_callback_only" (the
+            default) prints only what ranks pass to `log_to_driver`; the rest is in the executors' logs. A negative np
+            prints everything. Where everything is printed, a terminal or a notebook also shows a status line.
+        max_restarts: how often a failed job restarts as a whole after a rank died or raised, or an executor was lost;
+            ``spark_estimator.launch.job.attempts`` says which failures are retried. The function finds the number of
+            the attempt, from 1, in the variable `SPARK_ESTIMATOR_ATTEMPT`.
+        timeout: seconds until `run` ends the ranks, including the wait for slots and all attempts.
 
     Attributes:
         num_processor: `np` as it was given.

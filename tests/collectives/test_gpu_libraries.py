@@ -117,6 +117,14 @@ def test_what_scripts_ask(fakes: dict[str, str]) -> None:
     assert answers(SPARK_ESTIMATOR_CUDA_LIBRARY=fakes["SPARK_ESTIMATOR_NVRTC_LIBRARY"]) == (22703, False)
 
 
+@pytest.mark.parametrize(("operations", "line"), [("auto", "[X] NCCL"), ("copy", "[ ] NCCL")])
+def test_check_build_shows_nccl(fakes: dict[str, str], operations: str, line: str) -> None:
+    command = [sys.executable, "-m", "spark_estimator", "run", "--check-build"]
+    environ = {**os.environ, **fakes, "HOROVOD_GPU_OPERATIONS": operations}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=60)
+    assert line in map(str.strip, done.stdout.splitlines())
+
+
 def test_ways_in_words() -> None:
     found, missing = NcclFacts(22703, ""), NcclFacts(0, "not there")
     assert "with a GPU each: by NCCL 2.27.3 (but Adasum, int16" in ways("auto", found, "")

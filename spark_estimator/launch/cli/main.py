@@ -21,6 +21,7 @@ from types import FrameType
 from typing import NoReturn
 
 from spark_estimator import __version__
+from spark_estimator.collectives.context import nccl_built
 from spark_estimator.collectives.rendezvous import host_id, new_job_id
 from spark_estimator.console import discard_unread, ends_with_its_reader
 from spark_estimator.env import Settings
@@ -180,7 +181,7 @@ def build_report() -> str:
         mark(True, "Gloo (its place is taken by spark_estimator's own controller)"),
         "",
         "Available Tensor Operations:",
-        mark(False, "NCCL"),
+        mark(nccl_built() > 0, "NCCL"),
         mark(False, "DDL"),
         mark(False, "CCL"),
         mark(False, "MPI"),
