@@ -233,6 +233,7 @@ class TensorflowCall(Structure):
         ("reduce_op", c_int32),
         ("root_rank", c_int32),
         ("process_set", c_int32),
+        ("process_set_ranks", c_char_p),
         ("prescale", c_double),
         ("postscale", c_double),
         ("num_inputs", c_int32),

@@ -114,6 +114,7 @@ struct Node {
   const OpForm* form = nullptr;
   std::string request;
   std::string text;
+  std::string process_set_ranks;
   int32_t reduce_op = SE_SUM;
   int32_t root_rank = 0;
   int32_t process_set = 0;
@@ -161,6 +162,17 @@ class AttributeReader {
   TfStatusScope* status_;
 };
 
+// What tells this copy of a node from the others: what TensorFlow puts before a node's name where a graph is imported
+// below a prefix, or a function's body replaces a call of it. Each such copy is a request of its own, with the same
+// name on ranks that build the same graph, as in Horovod, whose requests have the names of their nodes.
+std::string Copy(std::string_view name, std::string_view built_as) {
+  if (name == built_as) return "";
+  if (name.size() > built_as.size() && name.ends_with(built_as) && name[name.size() - built_as.size() - 1] == '/') {
+    name.remove_suffix(built_as.size() + 1);
+  }
+  return "@" + std::string(name);
+}
+
 using NodePointer = std::shared_ptr<const Node>;
 
 // A kernel is the pointer to its node: TensorFlow may delete it while its last run still ends.
@@ -174,6 +186,9 @@ void* CreateKernel(TfOpKernelConstruction* construction, const OpForm& form) {
     reader.Read("request", &node.request);
     reader.Read("by_node_name", &by_node_name);
     reader.Read("process_set_id", &node.process_set);
+    reader.Read("process_set_ranks", &node.process_set_ranks);
+    std::string built_as;
+    reader.Read("node_name", &built_as);
     if (Has(form, "text")) reader.Read("text", &node.text);
     if (Has(form, "root_rank")) reader.Read("root_rank", &node.root_rank);
     if (Has(form, "reduce_op")) {
@@ -182,9 +197,12 @@ void* CreateKernel(TfOpKernelConstruction* construction, const OpForm& form) {
       reader.Read("postscale_factor", &node.postscale);
     }
     if (status.ok()) {
+      const TfStringView view = Api().OpKernelConstruction_GetName(construction);
+      const std::string_view name(view.data, view.bytes);
       if (by_node_name) {
-        const TfStringView name = Api().OpKernelConstruction_GetName(construction);
-        node.request += "." + std::string(name.data, name.bytes);
+        node.request.append(".").append(name);
+      } else if (!built_as.empty()) {
+        node.request.append(Copy(name, built_as));
       }
       return new NodePointer(std::make_shared<const Node>(std::move(node)));
     }
@@ -269,6 +287,7 @@ void Work(Run* run) {
   call.reduce_op = node.reduce_op;
   call.root_rank = node.root_rank;
   call.process_set = node.process_set;
+  call.process_set_ranks = node.process_set_ranks.c_str();
   call.prescale = node.prescale;
   call.postscale = node.postscale;
   call.num_inputs = static_cast<int32_t>(run->inputs.size());
@@ -354,7 +373,8 @@ Status RegisterForm() {
   for (const char* each : form.attributes) {
     if (each != nullptr) Api().OpDefinitionBuilderAddAttr(op, each);
   }
-  for (const char* each : {"request: string", "by_node_name: bool = false", "process_set_id: int = 0"}) {
+  for (const char* each : {"request: string", "by_node_name: bool = false", "node_name: string = ''",
+                           "process_set_id: int = 0", "process_set_ranks: string = ''"}) {
     Api().OpDefinitionBuilderAddAttr(op, each);
   }
   // So that it is neither computed when a graph is optimised nor taken for another of its kind.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_estimator.authentication import KEY_BYTES
-from spark_estimator.env import RENDEZVOUS_FD_VARIABLE
+from spark_estimator.env import IGNORE_LAUNCHER_VARIABLE, RENDEZVOUS_FD_VARIABLE
 
 _MEMFD_NAME = "spark_estimator_rendezvous"
 # More ranks than that may connect before the one that they connect to has imported its framework; the kernel caps it.
@@ -367,7 +367,7 @@ def _read_offer(fd: int) -> Rendezvous:
             "launcher started it but one of the ranks. Use collectives in the rank itself. If it is a worker that "
             "multiprocessing or a DataLoader started by 'spawn' or 'forkserver', it runs the main script again: put "
             'init() and what follows under `if __name__ == "__main__":` there. To run a job of one here, unset '
-            f"{RENDEZVOUS_FD_VARIABLE}."
+            f"{RENDEZVOUS_FD_VARIABLE} and set {IGNORE_LAUNCHER_VARIABLE}=1."
         )
     rendezvous = Rendezvous.from_json(text)
     os.close(fd)  # so that no process that this one starts can read the key

@@ -20,6 +20,8 @@ MODULES: dict[str, str] = {
     "horovod.tensorflow.mpi_ops": "spark_estimator.tensorflow.mpi_ops",
     "horovod.tensorflow.sync_batch_norm": "spark_estimator.tensorflow.sync_batch_norm",
     "horovod.tensorflow.util": "spark_estimator.tensorflow.graph_modes",
+    "horovod.tensorflow.gradient_aggregation": "spark_estimator.tensorflow.aggregation",
+    "horovod.tensorflow.gradient_aggregation_eager": "spark_estimator.tensorflow.aggregation",
     "horovod.tensorflow.keras": "spark_estimator.tensorflow.keras",
     "horovod.tensorflow.keras.callbacks": "spark_estimator.keras.callbacks",
     "horovod.tensorflow.keras.elastic": "spark_estimator.keras.elastic",

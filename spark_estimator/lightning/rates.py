@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 #: Keys of a parameter group that hold a rate. OneCycleLR keeps all of its rates there, SWALR its last one.
 _GROUP_KEYS = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
 #: Attributes of a schedule that hold a rate, or a list with one rate for each parameter group.
-_SCHEDULE_ATTRIBUTES = ("base_lrs", "max_lrs", "min_lrs", "default_min_lr", "eta_min", "_last_lr")
+_SCHEDULE_ATTRIBUTES = ("base_lrs", "max_lrs", "min_lrs", "default_min_lr", "eta_min", "eps", "_last_lr")
 #: Where a Lightning checkpoint keeps the factor of its rates. A checkpoint with plain rates does not have it.
 CHECKPOINT_KEY = "spark_estimator_lr_factor"
 

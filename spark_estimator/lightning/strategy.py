@@ -95,6 +95,8 @@ class HorovodMethods(HorovodCollectives, _Base):
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
         )
+        if scale_lr not in (None, True, False):
+            raise TypeError(f"scale_lr is True, False or None; it was {scale_lr!r}.")
         self.scale_lr = scale_lr
         self._optimizer_options = {
             "compression": compression,

@@ -13,13 +13,13 @@ from spark_estimator.env import Settings
 from spark_estimator.launch.cli.obsolete import REASONS, explain
 from spark_estimator.launch.job.attempts import Limits
 from spark_estimator.launch.job.environment import OMP
-from spark_estimator.launch.job.spec import inherited_environment
+from spark_estimator.launch.job.spec import checked_environment, inherited_environment
 from spark_estimator.launch.local import run_local
 from spark_estimator.launch.spark.entry import session_and_size
 from spark_estimator.launch.spark.row_writer import Rows
 from spark_estimator.launch.spark.slots import default_size
 from spark_estimator.launch.worker.output import lines_to
-from spark_estimator.spark.runner import check_num_proc, run, run_with, say
+from spark_estimator.spark.runner import check_num_proc, run, run_with, say, seconds_of
 
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
@@ -198,6 +198,13 @@ def _checked(
     taken = set(inspect.signature(run).parameters) - {"fn", "args", "kwargs", "num_proc", "env"}
     unknown = sorted(kwargs.keys() - taken)
     if unknown:
-        raise TypeError(f"{kind.__name__}() takes no argument {unknown[0]!r}; those of spark.run are {sorted(taken)}.")
+        taken |= {"num_proc", "env"}
+        raise TypeError(f"{kind.__name__}() takes no argument {unknown[0]!r}; it takes {sorted(taken)}.")
+    verbose = kwargs.get("verbose", 1)
+    if not isinstance(verbose, int):
+        raise TypeError(f"{kind.__name__}(verbose={verbose!r}): 0, 1 or 2 is needed.")
+    checked_environment(env)
+    seconds_of("start_timeout", kwargs.get("start_timeout"), 1.0)
+    Limits.checked(kwargs.get("max_restarts", 0), kwargs.get("timeout"))
     explain({name: value for name, value in kwargs.items() if name in REASONS}, stacklevel=4)
     return num_proc, env, {name: value for name, value in kwargs.items() if name not in REASONS}

@@ -132,7 +132,7 @@ def run_with(
     limits = Limits.checked(max_restarts, timeout)
     to_start: timedelta | None = None
     if start_timeout is not None or rows is None:
-        to_start = _seconds("start_timeout", start_timeout, Settings.read().spark_start_timeout_seconds)
+        to_start = seconds_of("start_timeout", start_timeout, Settings.read().spark_start_timeout_seconds)
 
     def chosen(spark: Any) -> int:
         size = default_size(spark)
@@ -225,8 +225,8 @@ def run_elastic(
     if reset_limit is not None and (type(reset_limit) is not int or reset_limit < 0):
         raise ValueError(f"reset_limit is how often the job may be made of other ranks; it was {reset_limit!r}.")
     settings = Settings.read()
-    to_start = _seconds("start_timeout", start_timeout, settings.spark_start_timeout_seconds)
-    to_gather = _seconds("elastic_timeout", elastic_timeout, settings.elastic_timeout_seconds)
+    to_start = seconds_of("start_timeout", start_timeout, settings.spark_start_timeout_seconds)
+    to_gather = seconds_of("elastic_timeout", elastic_timeout, settings.elastic_timeout_seconds)
     check_call(fn, args, kwargs)
     checked_environment(env)
     show_line = lines_to(stdout, stderr, with_time=prefix_output_with_timestamp)
@@ -283,7 +283,8 @@ def check_num_proc(num_proc: int | None, name: str = "num_proc") -> None:
         raise ValueError(f"{name}={num_proc}: at least one rank is needed.")
 
 
-def _seconds(name: str, given: float | None, default: float) -> timedelta:
+def seconds_of(name: str, given: float | None, default: float) -> timedelta:
+    """An argument in seconds, or its default. Raises ValueError when it is no finite number above 0."""
     seconds = default if given is None else given
     if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
         raise ValueError(f"{name} is a number of seconds, more than 0; it was {seconds!r}.")

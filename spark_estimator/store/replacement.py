@@ -168,7 +168,12 @@ def _claimed(target: str, create: Callable[[str], int]) -> Iterator[tuple[_Names
         names = _Names(folder, name, secrets.token_hex(4))
         descriptor = -1
         try:
-            descriptor = create(names.partial)
+            try:
+                descriptor = create(names.partial)
+            except FileNotFoundError:
+                if not os.path.isdir(folder):
+                    raise
+                continue  # another writer took the new folder for a leftover before it was open
             if not _locked(descriptor) or not os.path.lexists(names.partial):
                 continue  # another writer took it for a leftover before it was locked
             yield names, descriptor

@@ -168,6 +168,8 @@ _SUBMODULES = {
     "mpi_ops": "mpi_ops",
     "sync_batch_norm": "sync_batch_norm",
     "util": "graph_modes",
+    "gradient_aggregation": "aggregation",
+    "gradient_aggregation_eager": "aggregation",
 }
 
 

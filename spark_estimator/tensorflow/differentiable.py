@@ -163,7 +163,10 @@ def _of_node(node: Any, *incoming: Any) -> list[Any]:
     """The gradient of a node, from its attributes; called by TensorFlow."""
     request = _text(node.get_attr("request"))
     by_node_name = bool(node.get_attr("by_node_name"))
-    collective = GraphCollective(node.type, works.process_set_of_node(int(node.get_attr("process_set_id"))))
+    collective = GraphCollective(
+        node.type,
+        works.process_set_of_node(int(node.get_attr("process_set_id")), node.get_attr("process_set_ranks").decode()),
+    )
     if node.type in (works.ALLREDUCE, works.REDUCESCATTER):
         collective = collective._replace(
             reduce_op=ReduceOp(node.get_attr("reduce_op")),

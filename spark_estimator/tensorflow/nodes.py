@@ -243,7 +243,10 @@ def _node(
     attributes: dict[str, Any] = {
         "request": request,
         "by_node_name": by_node_name,
+        # By which a copy of the node is told from it: see native/tensorflow/nodes.cc, Copy.
+        "node_name": graph.unique_name(op, mark_as_used=False),
         "process_set_id": collective.process_set.process_set_id,
+        "process_set_ranks": works.ranks_text(collective.process_set),
     }
     if op in (works.ALLREDUCE, works.REDUCESCATTER):
         attributes["reduce_op"] = int(collective.reduce_op)

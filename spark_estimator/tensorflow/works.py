@@ -105,13 +105,36 @@ def on_arrays(collective: GraphCollective, request: str | None, values: Sequence
     raise ValueError(f"{collective.op} is no op of spark_estimator's.")
 
 
-def process_set_of_node(process_set_id: int) -> ProcessSet:
-    """What stands for a process set where a graph is built from another: only its id is known there."""
+def ranks_text(process_set: ProcessSet) -> str:
+    """A set's ranks for a node's attribute; '' for the set of all ranks, which is another one in each job."""
+    return "" if process_set.process_set_id == 0 else ",".join(map(str, process_set.ranks or ()))
+
+
+def process_set_of_node(process_set_id: int, ranks: str = "") -> ProcessSet:
+    """What stands for a node's process set where a graph is built from another.
+
+    Args:
+        ranks: as `ranks_text` gives them; '': not known.
+    """
     if process_set_id == 0:
         return global_process_set
-    stand_in = ProcessSet([])
+    stand_in = ProcessSet([int(rank) for rank in ranks.split(",") if rank])
     stand_in.process_set_id = process_set_id
     return stand_in
+
+
+def _registered_set(process_set_id: int, ranks: str) -> ProcessSet:
+    """The set that a node means in this job: that of the same ranks, else, as in Horovod, that of the same id.
+
+    Raises:
+        ValueError: there is neither.
+    """
+    if process_set_id and ranks:
+        wanted = [int(rank) for rank in ranks.split(",")]
+        for number, members in context.get_process_set_ids_and_ranks().items():
+            if number and members == wanted:
+                return context.process_set_of(number)
+    return context.process_set_of(process_set_id)
 
 
 def agreement(lines: Sequence[str], subject: str) -> str:
@@ -222,7 +245,7 @@ def _work(pointer: Any, message: Any, capacity: int) -> int:
         call = pointer.contents
         collective = GraphCollective(
             call.op.decode(),
-            context.process_set_of(call.process_set),
+            _registered_set(call.process_set, call.process_set_ranks.decode()),
             ReduceOp(call.reduce_op),
             call.prescale,
             call.postscale,

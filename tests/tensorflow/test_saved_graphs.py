@@ -273,3 +273,66 @@ def test_nodes_without_a_name_keep_apart_from_those_of_a_graph_that_is_imported(
             return [float(each) for each in session.run([own, imported])]
 
     assert two_ranks.run(values) == [[3.0, 30.0]] * 2
+
+
+@pytest.mark.parametrize("name", ["by name", None])
+def test_copies_of_a_graph_and_calls_of_a_function_keep_apart(two_ranks: RankPool, name: str | None) -> None:
+    def values(rank: int, name: str | None) -> list[list[float]]:
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+
+        v1 = tf.compat.v1
+        with tf.Graph().as_default():
+            x = v1.placeholder(tf.float32, [], name="x")
+            tf.identity(hvd.allreduce(x, op=hvd.Sum, name=name), "y")
+            meta = v1.train.export_meta_graph()
+        own = rank + 1.0
+        with tf.Graph().as_default(), v1.Session() as session:
+            first: Any = None
+            # The ranks reach their copies in opposite order.
+            for scope, factor in (("p", 1.0), ("q", 100.0))[:: 1 if rank == 0 else -1]:
+                with tf.control_dependencies([] if first is None else [first]):
+                    first = tf.constant(own * factor) + 0.0
+                v1.train.import_meta_graph(meta, import_scope=scope, input_map={"x:0": first})
+            found = [[float(each) for each in session.run(["p/y:0", "q/y:0"])] for _ in range(3)]
+
+        @tf.function
+        def total(value: Any) -> Any:
+            return hvd.allreduce(value, op=hvd.Sum, name=name)
+
+        @tf.function
+        def both(value: Any) -> Any:
+            return total(value), total(100 * value)
+
+        return found + [[float(each) for each in both(tf.constant(own))] for _ in range(3)]
+
+    assert two_ranks.run(values, name) == [[[3.0, 300.0]] * 6] * 2
+
+
+def test_a_process_set_goes_by_its_ranks_where_they_are_registered(two_ranks: RankPool) -> None:
+    def values(rank: int) -> list[Any]:
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+
+        alone = hvd.ProcessSet([1])
+
+        @tf.function
+        def total(value: Any) -> Any:
+            return hvd.allreduce(value, op=hvd.Sum, name="total", process_set=alone)
+
+        hvd.add_process_set(alone)
+        found = [alone.process_set_id]
+        if rank == 1:
+            found.append(float(total(tf.constant(5.0))))
+        hvd.shutdown()
+        hvd.init(process_sets="dynamic")
+        hvd.add_process_set(hvd.ProcessSet([0]))  # has the id that the other one had
+        hvd.add_process_set(alone)
+        found.append(alone.process_set_id)
+        if rank == 1:
+            found.append(float(total(tf.constant(7.0))))
+        return found
+
+    assert two_ranks.run(values) == [[1, 2], [1, 5.0, 2, 7.0]]

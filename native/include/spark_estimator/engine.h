@@ -307,13 +307,14 @@ typedef int32_t (*se_tensorflow_allocate)(void* context, int32_t output, int32_t
 
 /* One run of a node, as its attributes say; valid until the function that gets it returns. */
 typedef struct se_tensorflow_call {
-  uint32_t struct_bytes; /* sizeof(se_tensorflow_call) */
-  const char* op;        /* "SparkEstimatorAllreduce" and its like: native/tensorflow/nodes.cc lists them */
-  const char* request;   /* how the ranks' requests find each other */
-  const char* text;      /* of a question, or of what ranks agree on; else "" */
-  int32_t reduce_op;     /* se_reduce_op */
-  int32_t root_rank;     /* in the job */
-  int32_t process_set;   /* its id */
+  uint32_t struct_bytes;         /* sizeof(se_tensorflow_call) */
+  const char* op;                /* "SparkEstimatorAllreduce" and its like: native/tensorflow/nodes.cc lists them */
+  const char* request;           /* how the ranks' requests find each other */
+  const char* text;              /* of a question, or of what ranks agree on; else "" */
+  int32_t reduce_op;             /* se_reduce_op */
+  int32_t root_rank;             /* in the job */
+  int32_t process_set;           /* its id where the graph was built */
+  const char* process_set_ranks; /* its ranks there, with commas between them; "" for the set of all ranks */
   double prescale;
   double postscale;
   int32_t num_inputs;
