@@ -45,7 +45,9 @@ class Naming(NamedTuple):
         kind: of the user's call: names of different kinds are different names.
         name: the user's. None: eagerly by the order of calls; in a function by the function that is traced (its name
             and line) and the order in which its collectives were put there; in a graph of TensorFlow 1 by the node's
-            name. Functions that are made by the same lines and call one another have to give names.
+            name. Functions that are made by the same lines and call one another have to give names. Copies of a node
+            (of an imported graph, of a function that is called in another one) also have what TensorFlow puts before
+            its name.
         whole: `name` is the whole name, also in a name scope of a graph.
         request: in a graph: all of the request's name, whatever else is given.
         by_node_name: in a graph, with `request`: the node's name is added to it.
