@@ -209,7 +209,7 @@ class HandshakeServer:
     this process's own user. Whatever fails is closed; nothing is allocated by the size that a stranger states.
 
     Args:
-        listeners: listening stream sockets; the Doorkeeper owns them from now on.
+        listeners: listening stream sockets; the HandshakeServer owns them from now on.
         key: the secret of the job.
         admit: is given each authenticated socket, its context and the peer's address in words; it owns the socket
             unless it raises. It runs in the connection's own thread.

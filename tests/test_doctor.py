@@ -18,7 +18,7 @@ import pytest
 import spark_estimator
 from spark_estimator import __main__ as verbs
 from spark_estimator import doctor
-from spark_estimator.doctor import Finding, State, machine
+from spark_estimator.doctor import Finding, Severity, machine
 from spark_estimator.doctor.address import silence
 
 ROOT = Path(spark_estimator.__file__).resolve().parents[1]
@@ -83,7 +83,7 @@ def test_where_memory_cannot_be_shared_jobs_still_run() -> None:
 def test_a_rank_runs_in_a_spark_session(spark: object) -> None:
     # In this process, whose session the runner finds.
     found = doctor.attempt("slots", machine.spark_session)
-    assert found.state is State.OK, found
+    assert found.state is Severity.OK, found
     assert "at local[2], 2 slots" in found.text
     assert "no GPU per task; a rank ran on" in found.text
 
@@ -91,10 +91,10 @@ def test_a_rank_runs_in_a_spark_session(spark: object) -> None:
 def test_a_missing_package_is_named_with_its_remedy() -> None:
     found = machine.distribution("no-such-thing", needed_for="HorovodRunner")
     assert found == Finding(
-        "no-such-thing", State.MISSING, "not installed, needed for HorovodRunner", "pip install no-such-thing"
+        "no-such-thing", Severity.MISSING, "not installed, needed for HorovodRunner", "pip install no-such-thing"
     )
     assert "-> pip install no-such-thing" in str(found)
-    assert machine.distribution("no-such-thing", state=State.NOTE).fix == ""
+    assert machine.distribution("no-such-thing", state=Severity.NOTE).fix == ""
 
 
 def test_missing_java_counts_only_where_spark_does(
@@ -114,12 +114,19 @@ def test_missing_java_counts_only_where_spark_does(
 @pytest.mark.parametrize(
     ("script", "state", "text", "fix"),
     [
-        ("echo 'NVIDIA H200, 143771 MiB'; echo 'NVIDIA H200, 143771 MiB'", State.OK, "2: NVIDIA H200, 143771 MiB", ""),
-        ("echo 'No devices were found'; exit 6", State.NOTE, "nvidia-smi failed: No devices were found", "driver"),
-        ("exit 0", State.OK, "none", ""),
+        (
+            "echo 'NVIDIA H200, 143771 MiB'; echo 'NVIDIA H200, 143771 MiB'",
+            Severity.OK,
+            "2: NVIDIA H200, 143771 MiB",
+            "",
+        ),
+        ("echo 'No devices were found'; exit 6", Severity.NOTE, "nvidia-smi failed: No devices were found", "driver"),
+        ("exit 0", Severity.OK, "none", ""),
     ],
 )
-def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, state: State, text: str, fix: str) -> None:
+def test_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, state: Severity, text: str, fix: str
+) -> None:
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -130,22 +137,22 @@ def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, stat
 
 def test_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert machine.gpus().state is State.NOTE
+    assert machine.gpus().state is Severity.NOTE
 
 
 def test_the_workers_python_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "no-such-python")
     found = machine.workers_python()
-    assert found.state is State.MISSING
+    assert found.state is Severity.MISSING
     assert "PYSPARK_PYTHON=no-such-python" in found.text
     assert sys.executable in found.fix
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    assert machine.workers_python().state is State.OK
+    assert machine.workers_python().state is Severity.OK
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True, timeout=100)
     monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / "bare" / "bin" / "python"))
     found = machine.workers_python()
-    assert found.state is State.MISSING
+    assert found.state is Severity.MISSING
     assert "No module named 'pyarrow'" in found.text
 
 
@@ -154,10 +161,10 @@ def test_an_environment_that_is_not_activated_is_pointed_out(monkeypatch: pytest
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "other"], check=True, timeout=100)
     monkeypatch.setenv("PATH", str(tmp_path / "other" / "bin"))
     found = machine.workers_python()
-    assert found.state is State.NOTE
+    assert found.state is Severity.NOTE
     assert f"export PYSPARK_PYTHON={sys.executable}" in found.fix
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    assert machine.workers_python().state is State.OK
+    assert machine.workers_python().state is Severity.OK
 
 
 def test_an_address_at_which_nobody_answers_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,24 +215,36 @@ def test_the_package_is_light() -> None:
 @pytest.mark.parametrize(
     ("environ", "state", "expected"),
     [
-        ({}, State.OK, "ranks with a GPU each: by NCCL 2.27.3"),
-        ({"SPARK_ESTIMATOR_NCCL_LIBRARY": "/nowhere/n.so"}, State.OK, "a GPU each: through pinned host memory"),
-        ({}, State.OK, "8 GPUs, of which each reaches the others' memory"),
-        ({"FAKE_CUDA_APART": "1,3"}, State.OK, "8 GPUs, of which 1 and 3 do not reach each other's memory directly"),
-        ({"FAKE_CUDA_DEVICES": "1"}, State.OK, "all on one GPU: there (but Adasum"),
-        ({"SPARK_ESTIMATOR_NVRTC_LIBRARY": "/nowhere/v.so"}, State.OK, "all on one GPU: through pinned host memory"),
-        ({"SPARK_ESTIMATOR_NVRTC_LIBRARY": "/nowhere/v.so"}, State.OK, "nvidia-cuda-nvrtc"),
-        ({"HOROVOD_GPU_OPERATIONS": "nccl", "FAKE_NCCL_VERSION": "21300"}, State.NOTE, "a job with GPU tensors fails"),
-        ({}, State.OK, "is built without CUDA"),
-        ({"FAKE_CUDA_DEVICES": "0", "SPARK_ESTIMATOR_NCCL_LIBRARY": "/nowhere/n.so"}, State.NOTE, "/nowhere/n.so"),
-        ({"HOROVOD_GPU_OPERATIONS": "copy"}, State.NOTE, "copied to host memory and back, as HOROVOD_GPU_OPERATIONS"),
-        ({"FAKE_CUDA_DRIVER": "11040"}, State.NOTE, "CPU memory is used; there are CUDA 12"),
-        ({"FAKE_CUDA_DEVICES": "0", "CUDA_VISIBLE_DEVICES": ""}, State.NOTE, "CUDA_VISIBLE_DEVICES='' hides all GPUs"),
-        ({"SPARK_ESTIMATOR_CUDA_LIBRARY": "/nowhere/c.so"}, State.NOTE, "CPU memory is used; there are NCCL 2.27"),
-        ({"HOROVOD_GPU_OPERATIONS": "all"}, State.NOTE, "not looked at: HOROVOD_GPU_OPERATIONS='all'"),
+        ({}, Severity.OK, "ranks with a GPU each: by NCCL 2.27.3"),
+        ({"SPARK_ESTIMATOR_NCCL_LIBRARY": "/nowhere/n.so"}, Severity.OK, "a GPU each: through pinned host memory"),
+        ({}, Severity.OK, "8 GPUs, of which each reaches the others' memory"),
+        ({"FAKE_CUDA_APART": "1,3"}, Severity.OK, "8 GPUs, of which 1 and 3 do not reach each other's memory directly"),
+        ({"FAKE_CUDA_DEVICES": "1"}, Severity.OK, "all on one GPU: there (but Adasum"),
+        ({"SPARK_ESTIMATOR_NVRTC_LIBRARY": "/nowhere/v.so"}, Severity.OK, "all on one GPU: through pinned host memory"),
+        ({"SPARK_ESTIMATOR_NVRTC_LIBRARY": "/nowhere/v.so"}, Severity.OK, "nvidia-cuda-nvrtc"),
+        (
+            {"HOROVOD_GPU_OPERATIONS": "nccl", "FAKE_NCCL_VERSION": "21300"},
+            Severity.NOTE,
+            "a job with GPU tensors fails",
+        ),
+        ({}, Severity.OK, "is built without CUDA"),
+        ({"FAKE_CUDA_DEVICES": "0", "SPARK_ESTIMATOR_NCCL_LIBRARY": "/nowhere/n.so"}, Severity.NOTE, "/nowhere/n.so"),
+        (
+            {"HOROVOD_GPU_OPERATIONS": "copy"},
+            Severity.NOTE,
+            "copied to host memory and back, as HOROVOD_GPU_OPERATIONS",
+        ),
+        ({"FAKE_CUDA_DRIVER": "11040"}, Severity.NOTE, "CPU memory is used; there are CUDA 12"),
+        (
+            {"FAKE_CUDA_DEVICES": "0", "CUDA_VISIBLE_DEVICES": ""},
+            Severity.NOTE,
+            "CUDA_VISIBLE_DEVICES='' hides all GPUs",
+        ),
+        ({"SPARK_ESTIMATOR_CUDA_LIBRARY": "/nowhere/c.so"}, Severity.NOTE, "CPU memory is used; there are NCCL 2.27"),
+        ({"HOROVOD_GPU_OPERATIONS": "all"}, Severity.NOTE, "not looked at: HOROVOD_GPU_OPERATIONS='all'"),
     ],
 )
-def test_how_gpu_tensors_travel(fakes: dict[str, str], environ: dict[str, str], state: State, expected: str) -> None:
+def test_how_gpu_tensors_travel(fakes: dict[str, str], environ: dict[str, str], state: Severity, expected: str) -> None:
     program = "from spark_estimator.doctor import machine; print(machine.gpu_collectives())"
     told = subprocess.run(
         [sys.executable, "-c", program],

@@ -1,4 +1,4 @@
-"""What the ranks of `test_keras_training` do: trainings as `KerasEstimator.fit` has them run, without Spark."""
+"""Trainings as `KerasEstimator.fit` runs them, without Spark, for ``tests/estimators/keras/test_training.py``."""
 
 from __future__ import annotations
 

@@ -179,8 +179,7 @@ def test_a_run_that_returns_something_else(line: DataFrame, estimator: Make, tmp
 def test_lightning_s_estimator_too(line: DataFrame, tmp_path: Path) -> None:
     pl = pytest.importorskip("lightning.pytorch", reason="the extra 'lightning' is not installed")
     from spark_estimator.lightning import TorchEstimator as LightningEstimator
-
-    from .test_lightning_fit import Line
+    from tests.estimators.lightning.test_estimator import Line
 
     class Begin(pl.Callback):  # type: ignore[misc, name-defined]
         def on_train_start(self, trainer: Any, module: Any) -> None:

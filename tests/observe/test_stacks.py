@@ -148,9 +148,9 @@ def test_a_forked_child_has_none() -> None:
     # In a process of its own: a fork of the test run would take its threads' locks along.
     program = """
 import os, time
-from spark_estimator.observe.stacks import StackTeller
+from spark_estimator.observe.stacks import StackReporter
 
-teller = StackTeller(lambda seconds: time.sleep(0.01), lambda question, text: None)
+teller = StackReporter(lambda seconds: time.sleep(0.01), lambda question, text: None)
 child = os.fork()
 if child == 0:
     assert not teller.alive
@@ -168,11 +168,11 @@ def test_the_interpreter_ends_while_it_waits() -> None:
     # One waits in native code, where ctypes has given up the interpreter's lock, for longer than the test may take.
     program = """
 import ctypes
-from spark_estimator.observe.stacks import StackTeller
+from spark_estimator.observe.stacks import StackReporter
 
 libc = ctypes.CDLL(None)
-StackTeller(lambda seconds: libc.sleep(600), lambda question, text: None)
-StackTeller(lambda seconds: libc.usleep(100) and None, lambda question, text: None)
+StackReporter(lambda seconds: libc.sleep(600), lambda question, text: None)
+StackReporter(lambda seconds: libc.usleep(100) and None, lambda question, text: None)
 """
     environment = os.environ | {"PYTHONFAULTHANDLER": "1"}
     done = subprocess.run(

@@ -25,7 +25,7 @@ _Model = TypeVar("_Model", bound=TableModel)
 
 
 def write_plain(model: TableModel, folder: Path) -> dict[str, Any]:
-    """Writes the decoders, and returns what `write_told` is to say.
+    """Writes the decoders, and returns what `write_manifest` is to say.
 
     Raises:
         DataError: a decoder cannot be pickled.

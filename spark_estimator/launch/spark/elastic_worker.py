@@ -63,7 +63,7 @@ class SparkWorkerHandle:
         jobs: that it belongs to.
         number: of the process, unique in the job.
         rank: which it will be; -1 when that is not known.
-        relay, link: as in `PlaceHere`.
+        relay, link: as in `LocalWorkerHandle`.
     """
 
     def __init__(self, jobs: SparkJobs, number: int, rank: int, relay: Relay, link: socket.socket) -> None:

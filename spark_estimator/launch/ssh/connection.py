@@ -133,7 +133,7 @@ class HostConnection:
         Args:
             number: of the process, unique in the job.
             rank: which it will be; -1 when that is not known.
-            link: as in `PlaceHere`; what comes and goes on it is passed on to the other host and back.
+            link: as in `LocalWorkerHandle`; what comes and goes on it is passed on to the other host and back.
         """
         made = RemoteWorkerHandle(self.name, self.link, number, rank, relay, link, lambda: self.closing)
         with self._lock:

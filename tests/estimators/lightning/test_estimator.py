@@ -22,8 +22,7 @@ from spark_estimator import DataError
 from spark_estimator.env import ATTEMPT_VARIABLE, JOB_VARIABLE
 from spark_estimator.lightning import TorchEstimator, TorchModel, legacy
 from spark_estimator.store import Store
-
-from .conftest import TRUTH, line_rows, linear
+from tests.estimators.conftest import TRUTH, line_rows, linear
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

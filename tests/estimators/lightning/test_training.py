@@ -99,10 +99,10 @@ def spec_of(folder: str, **changed: Any) -> Any:
 
 def trained(folder: str, model: nn.Module, changed: dict[str, Any] | None = None, **parts: Any) -> Any:
     """What `train` comes to on this rank."""
-    from spark_estimator.estimators.lightning.parts import TorchParts
+    from spark_estimator.estimators.lightning.parts import LightningParts
     from spark_estimator.estimators.lightning.training import train
 
-    framework = TorchParts(FLAVOUR, model, **{"plain": None, **parts})
+    framework = LightningParts(FLAVOUR, model, **{"plain": None, **parts})
     return train(spec_of(folder, framework=framework, **(changed or {})))
 
 

@@ -13,9 +13,8 @@ from torch import nn
 
 from spark_estimator import DataError, TorchEstimator, trust_files
 from spark_estimator.store import Store
+from tests.estimators.conftest import linear, rewritten, saved_by_torch
 from tests.store.crashes import INTERRUPT, KILL, NO_EXCHANGE, at_each_call
-
-from .conftest import linear, rewritten, saved_by_torch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,8 +16,7 @@ from spark_estimator import DataError, TorchEstimator
 from spark_estimator.data import data_sets
 from spark_estimator.data.materialize import MANIFEST
 from spark_estimator.store import Store
-
-from .conftest import line_rows, linear
+from tests.estimators.conftest import line_rows, linear
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -22,9 +22,8 @@ from spark_estimator.env import ATTEMPT_VARIABLE, JOB_VARIABLE
 from spark_estimator.estimators.torch.callbacks import Callback
 from spark_estimator.spark import SparkBackend
 from spark_estimator.store import HDFSStore, Store
+from tests.estimators.conftest import linear
 from tests.store.hadoop import core_site, stand_in
-
-from .conftest import linear
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from spark_estimator import DataError, TorchEstimator, TorchModel
-
-from .conftest import ROWS, TRUTH, line_rows, linear
+from tests.estimators.conftest import ROWS, TRUTH, line_rows, linear
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

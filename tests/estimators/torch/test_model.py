@@ -19,8 +19,7 @@ from torch import nn
 
 from spark_estimator import DataError, TorchModel
 from spark_estimator.data.fields import Field
-
-from .conftest import line_rows, linear, rewritten, saved_by_torch
+from tests.estimators.conftest import line_rows, linear, rewritten, saved_by_torch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -199,7 +198,7 @@ def test_a_class_of_a_notebook_s_cell_or_of_a_function_is_saved_whole(tmp_path: 
     program = f"""
 import torch
 from torch import nn
-from tests.estimators.test_torch_model import model_of
+from tests.estimators.torch.test_model import model_of
 
 FACTOR = 2.0
 

@@ -1,6 +1,7 @@
 """`KerasEstimator` in programs of their own: on a Spark Connect server, and on executors in processes of their own.
 
-The program is ``tests/launch/drivers/keras_fits.py``; what ranks compute is tried by `test_keras_training`.
+The program is ``tests/launch/drivers/keras_fits.py``; ``tests/estimators/keras/test_training.py``
+tries what ranks compute.
 """
 
 from __future__ import annotations

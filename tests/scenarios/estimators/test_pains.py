@@ -21,8 +21,7 @@ from spark_estimator.estimators.torch.callbacks import Callback
 from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
 from spark_estimator.estimators.torch.losses import TorchParts, loss_of
 from spark_estimator.store import FilesystemStore
-
-from .conftest import line_rows, linear
+from tests.estimators.conftest import line_rows, linear
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.torch.test_optimizer_options import EVERY
 from torch import nn
 
 import spark_estimator.torch as hvd
 from spark_estimator.errors import MismatchError
 from spark_estimator.torch.optimizer.sharded_state import ShardedState
+from tests.torch.optimizer.test_options import EVERY
 from tests.torch.rank_pool import RankPool
 from tests.torch.training import (
     assert_close,
