@@ -11,8 +11,7 @@ namespace {
 
 // Made when the library is loaded. Never destroyed: threads may still work while the process ends.
 const Status* const kOutOfMemory = new Status(SE_NO_MEMORY, "an allocation of memory failed");
-
-constinit const std::string kNoMessage;
+const std::string* const kNoMessage = new std::string;
 
 }  // namespace
 
@@ -23,7 +22,7 @@ Status Status::System(const std::string& what, int error_number) {
 
 Status Status::OutOfMemory() noexcept { return *kOutOfMemory; }
 
-const std::string& Status::NoMessage() noexcept { return kNoMessage; }
+const std::string& Status::NoMessage() noexcept { return *kNoMessage; }
 
 Status StatusOfException(const Status& no_memory) noexcept {
   try {
