@@ -152,7 +152,7 @@ void GpuDevice::Keep(Kept piece) noexcept {
       return;
     }
     oldest = std::exchange(kept_.front(), std::move(piece));
-    std::ranges::rotate(kept_, kept_.begin() + 1);
+    std::rotate(kept_.begin(), kept_.begin() + 1, kept_.end());
   }
   const CudaDeviceScope scope(cuda(), number_);
   cuda().Free(oldest.data);  // waits until nothing works on it
