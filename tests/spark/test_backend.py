@@ -57,8 +57,6 @@ def test_the_driver_s_environment_goes_along_where_none_is_given(spark: Any, mon
 def test_a_local_backend_drops_no_argument(capfd: pytest.CaptureFixture[str]) -> None:
     assert LocalBackend(1, verbose=2, start_timeout=7).run(variables, ("HOROVOD_START_TIMEOUT",)) == [[0, "7"]]
     assert f"spark_estimator: 1 ranks on {socket.gethostname()}" in capfd.readouterr().err
-    with pytest.raises(ValueError, match="HOROVOD_START_TIMEOUT"):
-        LocalBackend(1, start_timeout=-7).run(variables)
 
 
 def home_of_executor(batches: Any) -> Any:
@@ -76,6 +74,12 @@ def test_the_number_of_ranks_by_default(spark: Any) -> None:
 def test_arguments_are_checked_where_they_are_given() -> None:
     with pytest.raises(TypeError, match=r"SparkBackend\(\) takes no argument 'num_procs'.*'start_timeout'"):
         SparkBackend(num_procs=2)
+    with pytest.raises(ValueError, match="start_timeout is a number of seconds, more than 0; it was -7"):
+        LocalBackend(1, start_timeout=-7)
+    with pytest.raises(TypeError, match=r"SparkBackend\(verbose=None\): 0, 1 or 2 is needed"):
+        SparkBackend(verbose=None)
+    with pytest.raises(TypeError, match="env holds text: the variable 'A' was given as 1"):
+        SparkBackend(env={"A": 1})
     with pytest.raises(ValueError, match="num_proc=-1"):
         LocalBackend(-1)
     with pytest.warns(UserWarning, match="nics=.* has no effect") as caught:
