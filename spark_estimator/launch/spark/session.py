@@ -9,7 +9,6 @@ from typing import cast
 
 from pyspark.sql import SparkSession
 
-import spark_estimator
 from spark_estimator.errors import NotEnoughSlotsError, PreflightError
 from spark_estimator.launch.spark.java import java_environment
 from spark_estimator.log import logger
@@ -93,7 +92,7 @@ def _new_session(size: int) -> SparkSession:
 
 def _python_path() -> str:
     """PYTHONPATH for local workers when they would not find this package otherwise: it runs from a source folder."""
-    root = str(Path(spark_estimator.__file__).resolve().parents[1])
+    root = str(Path(__file__).resolve().parents[3])  # of spark_estimator/launch/spark/session.py
     if Path(root).name in ("site-packages", "dist-packages"):
         return ""
     return os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
