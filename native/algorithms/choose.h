@@ -10,7 +10,7 @@
 
 namespace spark_estimator {
 
-// The limits between the algorithms; autotune may change them, on all ranks at the same position. Bytes a rank.
+// The limits between the algorithms, in bytes a rank.
 struct Tuning {
   size_t one_shot_bytes =
       8 << 10;  // in one host: everybody reads everybody's up to here (the small slots hold no more)

@@ -115,11 +115,11 @@ class Allreduce {
     const Shares elements(count, 1, peers.size());
     const Shares floats(count * sizeof(float), sizeof(float), peers.size());
     const Shares halves(count * element_, element_, peers.size());
-    const size_t own = elements.length(peers.rank());
-    std::vector<float> reduced(own);
+    const size_t own_length = elements.length(peers.rank());
+    std::vector<float> reduced(own_length);
     SE_RETURN_IF_ERROR(DirectReducescatter(peers, share, floats, reinterpret_cast<uint8_t*>(reduced.data()), SE_FLOAT32,
                                            reduce_op_, finish_));
-    HalvesFromFloat32(dtype_, results + halves.start(peers.rank()), reduced.data(), own);
+    HalvesFromFloat32(dtype_, results + halves.start(peers.rank()), reduced.data(), own_length);
     return RingAllgather(peers, results, halves);
   }
 

@@ -60,14 +60,14 @@ class Direct {
  private:
   struct Peer {
     int rank = 0;
-    size_t given = 0;      // of our input that is in its share
+    size_t sent = 0;       // of our input that is in its share
     size_t in_block = 0;   // of its input for the block that is being reduced
     size_t spread_to = 0;  // of our reduced share
     size_t taken = 0;      // of its reduced share
   };
 
   bool Sent(const Peer& peer) const {
-    return peer.given == shares_.length(peer.rank) && (!spread_ || peer.spread_to == shares_.length(me_));
+    return peer.sent == shares_.length(peer.rank) && (!spread_ || peer.spread_to == shares_.length(me_));
   }
   bool Received(const Peer& peer) const {
     return reduced_ == shares_.length(me_) && (!spread_ || peer.taken == shares_.length(peer.rank));
@@ -75,7 +75,7 @@ class Direct {
 
   // The end of what can be sent of each kind: the inputs come first in the stream.
   bool HasToSend(const Peer& peer) const {
-    return peer.given < shares_.length(peer.rank) || (spread_ && peer.spread_to < reduced_);
+    return peer.sent < shares_.length(peer.rank) || (spread_ && peer.spread_to < reduced_);
   }
   bool HasToReceive(const Peer& peer) const {
     if (reduced_ < shares_.length(me_)) return peer.in_block < this_block_;
@@ -85,13 +85,13 @@ class Direct {
   Status SendSome(Peer& peer, bool* progress) {
     size_t moved = 0;
     const size_t all = shares_.length(peer.rank);
-    if (peer.given < all) {
-      const uint8_t* from = input_ + shares_.start(peer.rank) + peer.given;
-      SE_RETURN_IF_ERROR(group_.TrySend(peer.rank, from, all - peer.given, &moved));
-      peer.given += moved;
+    if (peer.sent < all) {
+      const uint8_t* from = input_ + shares_.start(peer.rank) + peer.sent;
+      SE_RETURN_IF_ERROR(group_.TrySend(peer.rank, from, all - peer.sent, &moved));
+      peer.sent += moved;
     }
     *progress |= moved > 0;
-    if (peer.given < all || !spread_ || peer.spread_to >= reduced_) return Status::Ok();
+    if (peer.sent < all || !spread_ || peer.spread_to >= reduced_) return Status::Ok();
     SE_RETURN_IF_ERROR(group_.TrySend(peer.rank, own_output_ + peer.spread_to, reduced_ - peer.spread_to, &moved));
     peer.spread_to += moved;
     *progress |= moved > 0;

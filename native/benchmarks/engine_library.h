@@ -116,7 +116,7 @@ class EngineLibrary {
     for (const char* variant : {"plan", "shared", "run", "submit"}) {
       if (Is(form, variant)) return nullptr;
     }
-    return "the engine has no such variant";
+    return "the engine doesn't have this variant";
   }
 
   void* Allocate(const bench_form& form, size_t bytes) {

@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "engine/flight_recorder.h"
-#include "engine/timeline.h"
+#include "engine/observe/flight_recorder.h"
+#include "engine/observe/timeline.h"
 #include "spark_estimator/engine.h"
 
 namespace {

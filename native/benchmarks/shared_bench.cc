@@ -470,7 +470,7 @@ void RunJob(const Options& options, int size) {
 int main(int argc, char** argv) {
   Options options;
   CPU_ZERO(&options.allowed);
-  if (sched_getaffinity(0, sizeof(options.allowed), &options.allowed) != 0) Die("cannot tell which cores are allowed");
+  if (sched_getaffinity(0, sizeof(options.allowed), &options.allowed) != 0) Die("cannot read the CPU affinity");
   options.cores = CPU_COUNT(&options.allowed);
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string name = argv[i];

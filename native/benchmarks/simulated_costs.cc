@@ -57,8 +57,8 @@ Cost Round(SimulatedNetwork& network, bool with_data) {
     for (int32_t id = 0; id < 1024; id += 2) ids.Add(id);
     Proposal proposal{.ids = &ids};
     if (with_data) proposal = Proposal{.single = 1, .carries_data = true};
-    frames.rounds().Enter(Place{1, 0});
-    frames.rounds().Post(Place{1, 0}, proposal, with_data ? 4 : 0, [](uint8_t*) {}, -1);
+    frames.rounds().Enter(RoundId{1, 0});
+    frames.rounds().Post(RoundId{1, 0}, proposal, with_data ? 4 : 0, [](uint8_t*) {}, -1);
     bool done = false;
     Check(frames.rounds().Await(spark_estimator::Time::max(), &done));
   });

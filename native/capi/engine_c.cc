@@ -114,12 +114,6 @@ CudaStream StreamOf(void* stream) { return static_cast<CudaStream>(stream); }
 
 GpuPlace PlaceOf(const se_request& request) { return {request.device, StreamOf(request.stream)}; }
 
-// Kernels stay loaded on their GPUs until the process ends, for whatever engines there are.
-spark_estimator::KernelStore& TheKernelStore() {
-  static auto* const store = new spark_estimator::KernelStore;
-  return *store;
-}
-
 // All descriptors are taken over before anything can fail, as the interface says.
 void TakeDescriptors(const se_config& config, const se_peer* peers, EngineConfig* own,
                      std::vector<PeerConfig>* others) {
@@ -156,13 +150,8 @@ Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* o
   own->affinity_core = config->affinity_core;
   own->hierarchical = config->hierarchical;
   own->cache_capacity = config->cache_capacity;
-  own->autotune = config->autotune != 0;
-  own->autotune_warmup_samples = config->autotune_warmup_samples;
-  own->autotune_steps_per_sample = config->autotune_steps_per_sample;
-  own->autotune_max_samples = config->autotune_max_samples;
   own->heartbeat_seconds = config->heartbeat_seconds;
   own->silence_seconds = config->silence_seconds;
-  own->autotune_log = config->autotune_log != nullptr ? config->autotune_log : "";
   own->fusion_threshold_bytes = config->fusion_threshold_bytes;
   own->start_timeout_seconds = config->start_timeout_seconds;
   own->stall_warning_seconds = config->stall_warning_seconds;
@@ -174,10 +163,8 @@ Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* o
   }
   own->gpu_operations = config->gpu_operations;
   own->ranks_on_host = config->ranks_on_host;
-  own->kernel_store = &TheKernelStore();
   own->gpu_libraries.cuda = config->cuda_library != nullptr ? config->cuda_library : "";
   own->gpu_libraries.nccl = config->nccl_library != nullptr ? config->nccl_library : "";
-  own->gpu_libraries.nvrtc = config->nvrtc_library != nullptr ? config->nvrtc_library : "";
   if (config->size > 1 && peers == nullptr) return Invalid("a job of several ranks needs its peers");
   for (size_t i = 0; i < others->size(); ++i) {
     PeerConfig& peer = (*others)[i];

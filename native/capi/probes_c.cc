@@ -1,14 +1,9 @@
 // What there is for GPUs on this machine, for the C ABI.
-#include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "capi/guarded.h"
 #include "gpu/cuda_api.h"
-#include "gpu/kernel_store.h"
 #include "gpu/nccl_api.h"
-#include "gpu/shared_gpu_group.h"
 #include "spark_estimator/engine.h"
 
 using namespace spark_estimator;
@@ -47,31 +42,6 @@ int32_t se_cuda_peer_access(const char* path, int32_t device, int32_t peer, int3
     return cuda.Check(
         cuda.DeviceCanAccessPeer(can, device, peer),
         "asking whether CUDA device " + std::to_string(device) + " reaches device " + std::to_string(peer));
-  });
-}
-
-int32_t se_gpu_sharing_probe(const char* cuda_path, const char* nvrtc_path, int32_t device) {
-  struct Used {
-    CudaApi cuda;
-    KernelStore store;
-  };
-  // The device is in use from here on: what it is used by is not closed any more.
-  static auto* const used = new std::vector<std::unique_ptr<Used>>;
-  return Guarded([&]() -> Status {
-    auto made = std::make_unique<Used>();
-    SE_RETURN_IF_ERROR(CudaApi::Open(cuda_path, &made->cuda));
-    used->push_back(std::move(made));
-    Used& now = *used->back();
-    DeviceKernels* kernels = nullptr;
-    SE_RETURN_IF_ERROR(now.store.Kernels(nvrtc_path, &kernels));
-    const DriverApi& driver = kernels->driver();
-    SE_RETURN_IF_ERROR(SharedGpuGroup::Usable(now.cuda, driver, device, 2));
-    CudaContext context = nullptr;  // retained until the process ends, as the kernels are
-    SE_RETURN_IF_ERROR(driver.Check(driver.DevicePrimaryCtxRetain(&context, device), "opening the device"));
-    const DriverContextScope scope(driver, context);
-    SE_RETURN_IF_ERROR(scope.status());
-    CudaFunction sum = nullptr;
-    return kernels->Find(device, SE_FLOAT32, DeviceKernels::NameOf(SE_FLOAT32, SE_SUM), &sum);
   });
 }
 

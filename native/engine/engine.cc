@@ -1,15 +1,29 @@
-// What callers of an engine do, from any thread: submit, wait, take results, leave.
+// What callers of an engine do, from any thread: create, submit, wait, take results, leave.
 #include "engine/engine.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <utility>
 
-#include "base/dtype.h"
-#include "base/scoped.h"
-
 namespace spark_estimator {
 namespace {
+
+// Python installs its handlers for the main thread; a signal that the engine's thread took would interrupt nobody.
+class AllSignalsBlocked {
+ public:
+  AllSignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~AllSignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+Time DeadlineIn(Seconds timeout) { return timeout.count() > 1e8 ? Time::max() : After(timeout); }
 
 RequestPtr MakeRequest(std::shared_ptr<const Signature> signature, std::vector<TensorMemory> memory) {
   auto request = std::make_shared<Request>();
@@ -19,119 +33,56 @@ RequestPtr MakeRequest(std::shared_ptr<const Signature> signature, std::vector<T
   return request;
 }
 
-Status Unknown(int64_t handle) {
-  return Status(SE_INVALID_ARGUMENT, "handle " + std::to_string(handle) + " is unknown or was released");
-}
-
-struct CounterRow {
-  const char* name;
-  std::atomic<int64_t> Counters::* value;
-};
-constexpr CounterRow kCounters[] = {
-    {"requests", &Counters::requests},
-    {"operations", &Counters::operations},
-    {"gpu_operations", &Counters::gpu_operations},
-    {"staged_operations", &Counters::staged_operations},
-    {"fused_requests", &Counters::fused_requests},
-    {"inline_operations", &Counters::inline_operations},
-    {"rounds", &Counters::rounds},
-    {"slow_phases", &Counters::slow_phases},
-    {"responses", &Counters::responses},
-    {"cache_hits", &Counters::cache_hits},
-    {"cache_misses", &Counters::cache_misses},
-    {"shared_bytes", &Counters::shared_bytes},
-    {"stream_bytes", &Counters::stream_bytes},
-    {"control_bytes_sent", &Counters::control_bytes_sent},
-    {"wait_nanoseconds", &Counters::wait_nanoseconds},
-    {"execution_nanoseconds", &Counters::execution_nanoseconds},
-    {"wakeups", &Counters::wakeups},
-};
+// Results are asked for by handle.
+bool HasResult(int32_t op) { return op == SE_ALLGATHER || op == SE_ALLTOALL; }
 
 }  // namespace
+
+// --- creation
+
+Engine::Engine(EngineConfig config)
+    : config_(std::move(config)),
+      requests_(&turn_, &counters_),
+      progress_({&config_, &requests_, &turn_, &questions_, &waker_, &counters_, &recorder_, &timeline_}),
+      shut_down_(SE_SHUT_DOWN, "this rank has shut down") {}
 
 Engine::~Engine() {
   Shutdown();
   FreeKeptMemory();  // it may have been the last to need any
 }
 
-// --- submitting
-
-Status Engine::Enqueue(const RequestPtr& request, bool wants_handle) {
-  const Signature& signature = *request->signature;
-  bool counted = false;
-  bool registered = false;
-  try {
-    if (signature.unnamed()) Count(*request);
-    counted = signature.unnamed();
-    if (stopping_) return Status(SE_SHUT_DOWN, LabelOf(*request) + " was submitted after shutdown");
-    if (!broken_.ok()) return broken_.Within(LabelOf(*request) + " failed");
-    if (request->unnamed == nullptr && IsInFlight(*request)) {
-      return Status(SE_DUPLICATE_NAME, "a request named '" + signature.name +
-                                           "' is still in flight on this rank; wait for it first, or use another name");
-    }
-    registered = request->unnamed == nullptr;
-    if (wants_handle) GiveHandle(request);
-    if (request->unnamed != nullptr && request->number <= request->unnamed->failed_through) {
-      // The sentence may be about a younger one that failed with it.
-      request->outcome = Status(SE_MISMATCH, request->unnamed->failure + " (request '" + FullName(*request) + "')");
-      request->done = true;
-    } else {
-      submitted_.push_back(request);
-    }
-  } catch (...) {
-    // As if it had never been submitted. The next of its kind needs its number, to meet those of the other ranks.
-    if (registered) Unregister(*request);
-    if (counted) request->unnamed->next -= 1;
-    if (request->handle != 0) handles_.erase(request->handle);
-    request->done = true;
-    throw;
+Status Engine::Create(EngineConfig config, std::vector<PeerConfig> peers, std::unique_ptr<Engine>* engine) {
+  std::unique_ptr<Engine> made(new Engine(std::move(config)));
+  const Status status = made->progress_.Contained([&] { return made->Start(std::move(peers)); });
+  if (status.ok()) {
+    *engine = std::move(made);
+    return status;
   }
-  request->submitted = Clock::now();
-  request->order = next_order_++;
-  Increase(counters_.requests);
-  if (!request->done) live_.Add(request);
-  return Status::Ok();
+  // The peers are told what failed here, unless it was one of them.
+  if (status.code() == SE_NO_MEMORY || status.code() == SE_SYSTEM_ERROR || status.code() == SE_INTERNAL) {
+    made->progress_.AnnounceFailure(status);
+  }
+  return status;
 }
 
-void Engine::GiveHandle(const RequestPtr& request) {
-  handles_.emplace(next_handle_, request);
-  request->handle = next_handle_++;
+Status Engine::Start(std::vector<PeerConfig> peers) {
+  SE_RETURN_IF_ERROR(waker_.Open());
+  SE_RETURN_IF_ERROR(progress_.Start(std::move(peers)));
+  // An error here breaks the engine before there is another thread that might drive it.
+  if (const Status early = progress_.TakeEarlyFrames(); !early.ok()) progress_.Break(early);
+  const AllSignalsBlocked blocked;  // inherited by the thread
+  const Status started = progress_.Contained([&] {
+    thread_ = std::thread([this] { RunThread(); });
+    return Status::Ok();
+  });
+  return started.ok() ? started : started.Within("the engine's thread cannot be started");
 }
+
+// --- submitting
 
 Status Engine::Accept(const Signature& signature, GpuPlace place, GpuWork* work) {
   if (signature.place == SE_HOST) return Status::Ok();
-  return gpu_->Accept(place.device, place.stream, work).Within(LabelOf(signature, signature.number));
-}
-
-// Gives a request without a name its number.
-void Engine::Count(Request& request) {
-  Plan* plan = request.plan;
-  request.unnamed = plan != nullptr ? plan->unnamed : nullptr;
-  if (request.unnamed == nullptr) request.unnamed = &unnamed_[request.signature->name];
-  if (plan != nullptr) plan->unnamed = request.unnamed;
-  request.number = request.unnamed->next++;
-}
-
-// Whether another request of that name is on its way; if not, this one is from now on.
-bool Engine::IsInFlight(const Request& request) {
-  const std::string& name = request.signature->name;
-  for (const Request* other : plans_in_flight_) {
-    if (other->signature->name == name) return true;
-  }
-  if (request.plan == nullptr) return !in_flight_.try_emplace(name, &request).second;
-  // Plans are few, and submitted without an allocation.
-  if (!in_flight_.empty() && in_flight_.contains(name)) return true;
-  plans_in_flight_.push_back(&request);
-  return false;
-}
-
-// Its name is free again.
-void Engine::Unregister(const Request& request) noexcept {
-  if (request.plan == nullptr) {
-    in_flight_.erase(request.signature->name);
-  } else {
-    std::erase(plans_in_flight_, &request);
-  }
+  return progress_.gpu().Accept(place.device, place.stream, work).Within(LabelOf(signature, signature.number));
 }
 
 Status Engine::Submit(std::shared_ptr<const Signature> signature, std::vector<TensorMemory> memory, GpuPlace place,
@@ -139,11 +90,11 @@ Status Engine::Submit(std::shared_ptr<const Signature> signature, std::vector<Te
   const RequestPtr request = MakeRequest(std::move(signature), std::move(memory));
   SE_RETURN_IF_ERROR(Accept(*request->signature, place, &request->gpu));
   {
-    Lock lock(mutex_);
-    SE_RETURN_IF_ERROR(Enqueue(request, true));
+    const Lock lock = requests_.lock();
+    SE_RETURN_IF_ERROR(requests_.Enqueue(request, true));
     *handle = request->handle;
   }
-  Wake();
+  waker_.Wake();
   return Status::Ok();
 }
 
@@ -151,44 +102,26 @@ Status Engine::Run(std::shared_ptr<const Signature> signature, std::vector<Tenso
                    Seconds timeout, int64_t* handle) {
   const RequestPtr request = MakeRequest(std::move(signature), std::move(memory));
   SE_RETURN_IF_ERROR(Accept(*request->signature, place, &request->gpu));
-  // Results are asked for by handle.
-  const bool has_result = !request->signature->parts.empty() &&
-                          (request->signature->op == SE_ALLGATHER || request->signature->op == SE_ALLTOALL);
-  Lock lock(mutex_);
-  SE_RETURN_IF_ERROR(Enqueue(request, has_result || request->signature->op == SE_JOIN));
+  const int32_t op = request->signature->op;
+  const bool has_result = HasResult(op) && !request->signature->parts.empty();
+  Lock lock = requests_.lock();
+  SE_RETURN_IF_ERROR(requests_.Enqueue(request, has_result || op == SE_JOIN));
   const Status status = WaitOrGiveHandle(lock, request, timeout);
   *handle = request->handle;
   lock.unlock();
   return Concluded(status, *request);
 }
 
-RequestPtr Engine::RequestOf(Plan& plan, const void* const* inputs, void* const* outputs, bool deferred) {
-  // Held by the plan alone: its time is over, and it is used again. Giving up a copy orders what others did with it
-  // before what is done now; looking at the count alone does not.
-  bool alone = false;
-  if (plan.request) {
-    RequestPtr copy = plan.request;
-    alone = copy.use_count() == 2;
-    copy.reset();
+Status Engine::EnqueuePlan(Plan& plan, const void* const* inputs, void* const* outputs, bool deferred, GpuWork work,
+                           bool wants_handle, RequestPtr* request) {
+  if (RequestTable::IsInFlight(plan)) {
+    return Status(SE_DUPLICATE_NAME, "the plan '" + plan.signature->name + "' is still in flight on this rank");
   }
-  if (!alone) plan.request = std::make_shared<Request>();
-  Request& request = *plan.request;
-  const size_t parts = plan.signature->parts.size();
-  request.handle = 0;
-  request.signature = plan.signature;
-  request.bytes = plan.bytes;
-  request.memory.resize(parts);
-  for (size_t i = 0; i < parts; ++i) {
-    request.memory[i] = {inputs[i], outputs != nullptr ? outputs[i] : nullptr, plan.output_bytes[i]};
-  }
-  request.gathered.clear();
-  request.gpu = GpuWork();
-  request.outcome = Status::Ok();
-  request.done = false;
-  request.deferred = deferred;
-  request.had_to_queue = false;
-  request.plan = &plan;
-  return plan.request;
+  *request = requests_.NextOf(plan, inputs, outputs, deferred);
+  (*request)->gpu = std::move(work);
+  const Status status = requests_.Enqueue(*request, wants_handle);
+  if (!status.ok()) (*request)->done = true;
+  return status;
 }
 
 Status Engine::SubmitPlan(Plan& plan, const void* const* inputs, void* const* outputs, CudaStream stream, bool deferred,
@@ -198,19 +131,12 @@ Status Engine::SubmitPlan(Plan& plan, const void* const* inputs, void* const* ou
   GpuWork work;
   SE_RETURN_IF_ERROR(Accept(*plan.signature, {plan.device, stream}, &work));
   {
-    Lock lock(mutex_);
-    if (plan.request && plan.request->plan == &plan && !plan.request->done) {
-      return Status(SE_DUPLICATE_NAME, "the plan '" + plan.signature->name + "' is still in flight on this rank");
-    }
-    const RequestPtr request = RequestOf(plan, inputs, outputs, deferred);
-    request->gpu = std::move(work);
-    if (const Status status = Enqueue(request, true); !status.ok()) {
-      request->done = true;
-      return status;
-    }
+    const Lock lock = requests_.lock();
+    RequestPtr request;
+    SE_RETURN_IF_ERROR(EnqueuePlan(plan, inputs, outputs, deferred, std::move(work), true, &request));
     *handle = request->handle;
   }
-  if (!deferred || !fast_ || nudged_) Wake();
+  if (!deferred || !progress_.in_rounds() || progress_.peers_wait()) waker_.Wake();
   return Status::Ok();
 }
 
@@ -218,17 +144,11 @@ Status Engine::RunPlan(Plan& plan, const void* const* inputs, void* const* outpu
                        int64_t* handle) {
   GpuWork work;
   SE_RETURN_IF_ERROR(Accept(*plan.signature, {plan.device, stream}, &work));
-  Lock lock(mutex_);
-  if (plan.request && plan.request->plan == &plan && !plan.request->done) {
-    return Status(SE_DUPLICATE_NAME, "the plan '" + plan.signature->name + "' is still in flight on this rank");
-  }
-  const RequestPtr request = RequestOf(plan, inputs, outputs, false);
-  request->gpu = std::move(work);
   const int32_t op = plan.signature->op;
-  if (const Status status = Enqueue(request, op == SE_ALLGATHER || op == SE_ALLTOALL || op == SE_JOIN); !status.ok()) {
-    request->done = true;
-    return status;
-  }
+  Lock lock = requests_.lock();
+  RequestPtr request;
+  SE_RETURN_IF_ERROR(
+      EnqueuePlan(plan, inputs, outputs, false, std::move(work), HasResult(op) || op == SE_JOIN, &request));
   const Status status = WaitOrGiveHandle(lock, request, timeout);
   *handle = request->handle;
   lock.unlock();
@@ -238,228 +158,110 @@ Status Engine::RunPlan(Plan& plan, const void* const* inputs, void* const* outpu
 Status Engine::Concluded(const Status& outcome, const Request& request) {
   if (!outcome.ok() || !request.gpu.done) return outcome;
   // It was carried out: what is thrown here does not say that it was not submitted.
-  return Contained([&] { return gpu_->AwaitOn(request, request.gpu.stream).Within(LabelOf(request)); });
+  return progress_.Contained(
+      [&] { return progress_.gpu().AwaitOn(request, request.gpu.stream).Within(LabelOf(request)); });
 }
 
 void Engine::Retire(Plan& plan) {
-  Lock lock(mutex_);
-  if (!plan.request || plan.request->plan == nullptr) return;
-  Request& request = *plan.request;
-  // In flight, against the rules: it goes on as a request that has no plan.
-  if (std::erase(plans_in_flight_, &request) > 0) {
-    // Without memory for that, another request of its name is not refused.
-    (void)Contained([&] {
-      in_flight_.try_emplace(request.signature->name, &request);
-      return Status::Ok();
-    });
-  }
-  request.plan = nullptr;
+  const Lock lock = requests_.lock();
+  requests_.Retire(plan);
 }
 
 // --- waiting
 
-bool Engine::MayDrive() const { return !driving_ && !thread_wants_ && fast_ && !is_broken_; }
+bool Engine::MayDrive() const { return turn_.is_free() && progress_.in_rounds() && !requests_.is_broken(); }
 
-void Engine::LeaveDriving() {
-  if (control_claimed_) {
-    if (fast_) last_driven_ = Clock::now();
-    ClaimControl(false);
-  }
-  if (waiting_ > 0) {
-    changed_.notify_all();
-  } else if (!WorksAlone() || any_goodbye_) {
-    Wake();
-  }
-}
-
-// Whether what is pending can do without the engine's thread, for now.
-bool Engine::WorksAlone() const {
-  if (!unknown_.empty() || !fast_) return false;
-  if (num_pending_ids_ == 0) return true;
-  if (nudged_) return false;
-  bool all_deferred = true;
-  pending_ids_.ForEach([&](int32_t id) {
-    const Request& request = *by_id_[static_cast<size_t>(id)];
-    all_deferred = all_deferred && request.deferred;
-    if (request.unnamed == nullptr) return;
-    for (const RequestPtr& younger : request.unnamed->younger) all_deferred = all_deferred && younger->deferred;
+void Engine::Drive(Lock& lock, const RequestPtr& request, Time deadline) {
+  turn_.TakeByCaller();
+  const Status status = progress_.Contained([&] {
+    progress_.TakeSubmitted();
+    lock.unlock();
+    return progress_.Drive(Progress::Driver::kCaller, request.get(), deadline);
   });
-  return all_deferred;
+  if (lock.owns_lock()) lock.unlock();
+  if (!status.ok()) progress_.Break(status);
+  lock.lock();
+  turn_.Release();
+  if (waker_.links_claimed()) waker_.ReleaseLinks(progress_.in_rounds());
+  if (turn_.any_waiting()) {
+    turn_.WakeAll();
+  } else if (!progress_.CanWait() || progress_.any_left()) {
+    waker_.Wake();
+  }
 }
 
 Status Engine::WaitFor(Lock& lock, const RequestPtr& request, Time deadline) {
   bool woken = false;
   while (!request->done) {
     if (MayDrive()) {
-      {
-        const ScopedValue driving(driving_, true);
-        const Status status = Contained([&] {
-          Classify(submitted_);
-          lock.unlock();
-          return DriveRounds(request.get(), deadline);
-        });
-        if (lock.owns_lock()) lock.unlock();
-        if (!status.ok()) Break(status);
-        lock.lock();
-      }
-      LeaveDriving();
+      Drive(lock, request, deadline);
       if (request->done) break;
-      if (fast_ && Clock::now() >= deadline) return Status(SE_IN_PROGRESS, "");
+      if (progress_.in_rounds() && Clock::now() >= deadline) return Status(SE_IN_PROGRESS, "");
       continue;
     }
     // The engine's thread, or another caller, is at it; or the engine's thread must be.
-    if (!driving_ && !woken) {
-      Wake();
+    if (!turn_.is_driven() && !woken) {
+      waker_.Wake();
       woken = true;
     }
-    bool timed_out = false;
-    {
-      const ScopedCount waits(waiting_);
-      if (deadline == Time::max()) {
-        changed_.wait(lock);
-      } else {
-        timed_out = changed_.wait_until(lock, deadline) == std::cv_status::timeout;
-      }
-    }
-    if (timed_out && !request->done && Clock::now() >= deadline) return Status(SE_IN_PROGRESS, "");
+    const bool in_time = turn_.Wait(lock, deadline);
+    if (!in_time && !request->done && Clock::now() >= deadline) return Status(SE_IN_PROGRESS, "");
   }
   return request->outcome;
 }
 
 Status Engine::WaitOrGiveHandle(Lock& lock, const RequestPtr& request, Seconds timeout) {
   while (true) {
-    const Status status = WaitFor(lock, request, timeout.count() > 1e8 ? Time::max() : After(timeout));
+    const Status status = WaitFor(lock, request, DeadlineIn(timeout));
     if (status.code() != SE_IN_PROGRESS || request->handle != 0) return status;
     // Its tensors are in use: without a handle, the caller cannot leave it.
-    const Status given = Contained([&] {
-      GiveHandle(request);
+    const Status has_handle = progress_.Contained([&] {
+      requests_.GiveHandle(request);
       return Status::Ok();
     });
-    if (given.ok()) return status;
+    if (has_handle.ok()) return status;
   }
 }
-
-Status Engine::Poll(int64_t handle) { return Wait(handle, Seconds(0)); }
 
 Status Engine::Wait(int64_t handle, Seconds timeout) {
-  Lock lock(mutex_);
-  const auto entry = handles_.find(handle);
-  if (entry == handles_.end()) return Unknown(handle);
-  const RequestPtr request = entry->second;
-  return WaitFor(lock, request, timeout.count() > 1e8 ? Time::max() : After(timeout));
+  Lock lock = requests_.lock();
+  const RequestPtr request = requests_.Find(handle);
+  return request ? WaitFor(lock, request, DeadlineIn(timeout)) : RequestTable::UnknownHandle(handle);
 }
 
-// --- results
-
-Status Engine::GetResult(int64_t handle, int tensor, se_result* result) {
-  Lock lock(mutex_);
-  const auto entry = handles_.find(handle);
-  if (entry == handles_.end() || !entry->second->done) {
-    return Status(SE_INVALID_ARGUMENT, "handle " + std::to_string(handle) + " has no result (yet)");
-  }
-  const Request& request = *entry->second;
-  *result = se_result{nullptr, 0, nullptr, request.last_joined, 0, request.signature->place};
-  if (request.gathered.empty()) return Status::Ok();
-  if (tensor < 0 || static_cast<size_t>(tensor) >= request.gathered.size()) {
-    return Status(SE_INVALID_ARGUMENT, "handle " + std::to_string(handle) + " has no tensor " + std::to_string(tensor));
-  }
-  const Gathered& gathered = request.gathered[static_cast<size_t>(tensor)];
-  result->data = gathered.data;
-  result->bytes = gathered.bytes;
-  result->rows = gathered.rows.data();
-  result->owned = gathered.owned || gathered.on_gpu ? 1 : 0;
-  return Status::Ok();
-}
-
-Status Engine::TakeResultData(int64_t handle, int tensor, void** data) {
-  Lock lock(mutex_);
-  const auto entry = handles_.find(handle);
-  if (entry == handles_.end() || !entry->second->done || tensor < 0 ||
-      static_cast<size_t>(tensor) >= entry->second->gathered.size()) {
-    return Status(SE_INVALID_ARGUMENT, "handle " + std::to_string(handle) + " has no result (yet)");
-  }
-  *data = entry->second->gathered[static_cast<size_t>(tensor)].owned.release();
-  return Status::Ok();
-}
+// --- results, questions, counters
 
 Status Engine::AwaitOnStream(int64_t handle, CudaStream stream) {
   RequestPtr request;
-  SE_RETURN_IF_ERROR(FindDone(handle, &request));
-  return gpu_->AwaitOn(*request, stream).Within(LabelOf(*request));
+  SE_RETURN_IF_ERROR(requests_.FindDoneOnGpu(handle, &request));
+  return progress_.gpu().AwaitOn(*request, stream).Within(LabelOf(*request));
 }
 
 Status Engine::CopyResult(int64_t handle, int tensor, void* output, CudaStream stream) {
   RequestPtr request;
-  SE_RETURN_IF_ERROR(FindDone(handle, &request));
+  SE_RETURN_IF_ERROR(requests_.FindDoneOnGpu(handle, &request));
   if (tensor < 0 || static_cast<size_t>(tensor) >= request->gathered.size()) {
     return Status(SE_INVALID_ARGUMENT, "handle " + std::to_string(handle) + " has no tensor " + std::to_string(tensor));
   }
-  return gpu_->CopyResult(*request, static_cast<size_t>(tensor), output, stream).Within(LabelOf(*request));
-}
-
-// A request of GPU tensors that is done well. Nobody writes to it any more.
-Status Engine::FindDone(int64_t handle, RequestPtr* request) {
-  Lock lock(mutex_);
-  const auto entry = handles_.find(handle);
-  if (entry == handles_.end()) return Unknown(handle);
-  *request = entry->second;
-  if ((*request)->done && (*request)->outcome.ok() && (*request)->signature->place == SE_GPU) return Status::Ok();
-  return Status(SE_INVALID_ARGUMENT,
-                LabelOf(**request) + " has no results on a GPU" + ((*request)->done ? "" : " yet: wait for it first"));
-}
-
-void Engine::Release(int64_t handle) {
-  RequestPtr request;  // what it holds on a GPU is given back without the lock
-  Lock lock(mutex_);
-  const auto entry = handles_.find(handle);
-  if (entry == handles_.end()) return;
-  request = std::move(entry->second);
-  handles_.erase(entry);
-  lock.unlock();
-}
-
-Status Engine::AllocateShared(size_t bytes, void** data) {
-  arena_used_ = true;
-  return arena_->Allocate(bytes, data);
-}
-
-// --- questions to this process
-
-Status Engine::AwaitQuestion(Seconds timeout, int64_t* question) {
-  Lock lock(mutex_);
-  asked_.wait_until(lock, After(timeout), [&] { return !questions_.empty() || stopping_; });
-  if (stopping_) return Status(SE_SHUT_DOWN, "this rank has shut down");
-  if (questions_.empty()) return Status(SE_IN_PROGRESS, "");
-  *question = questions_.front();
-  questions_.pop_front();
-  return Status::Ok();
+  return progress_.gpu().CopyResult(*request, static_cast<size_t>(tensor), output, stream).Within(LabelOf(*request));
 }
 
 void Engine::Answer(int64_t question, std::string text) {
-  {
-    Lock lock(mutex_);
-    answers_.push_back(Talk{question, std::move(text)});
-  }
-  Wake();
+  questions_.Answer(QuestionMessage{question, std::move(text)});
+  waker_.Wake();
 }
 
-// --- counters, the end
-
 int64_t Engine::Counter(std::string_view name) const {
-  for (const CounterRow& row : kCounters) {
-    if (name == row.name) return (counters_.*row.value).load(std::memory_order_relaxed);
+  if (const std::atomic<int64_t>* counter = FindCounter(counters_, name)) {
+    return counter->load(std::memory_order_relaxed);
   }
-  if (name == "shared_memory") return all_share_ ? 1 : 0;
-  if (name == "hosts_share") return local_ ? 1 : 0;
+  if (name == "shared_memory") return progress_.topology().all_share() ? 1 : 0;
+  if (name == "hosts_share") return progress_.topology().local ? 1 : 0;
   return -1;
 }
 
 const char* Engine::CounterNames() {
-  static const std::string names = [] {
-    std::string text;
-    for (const CounterRow& row : kCounters) text += std::string(row.name) + " ";
-    return text + "shared_memory hosts_share";
-  }();
+  static const std::string names = NamesOfCounters() + "shared_memory hosts_share";
   return names.c_str();
 }
 
@@ -469,11 +271,11 @@ Status Engine::Describe(const std::string& what, std::string* text) const {
     return Status::Ok();
   }
   if (what == "algorithms") {
-    *text = executor_->DescribeChoices();
+    *text = progress_.executor().DescribeChoices();
     return Status::Ok();
   }
   if (what == "gpu") {
-    *text = gpu_->Describe();
+    *text = progress_.gpu().Describe();
     return Status::Ok();
   }
   return Status(SE_INVALID_ARGUMENT,
@@ -484,37 +286,28 @@ Status Engine::StartTimeline(const std::string& path, bool mark_cycles) {
   return timeline_.Start(path, config_.global_rank, config_.size, config_.name, mark_cycles, config_.process_set);
 }
 
+// --- the end
+
 void Engine::Shutdown() {
-  std::lock_guard<std::mutex> one_at_a_time(shutdown_mutex_);
+  const std::lock_guard<std::mutex> shutdown(shutdown_mutex_);
   if (!thread_.joinable()) return;
   {
-    Lock lock(mutex_);
-    stopping_ = true;
-    asked_.notify_all();
-    changed_.notify_all();
+    const Lock lock = requests_.lock();
+    requests_.Stop();
+    turn_.WakeAll();
   }
-  Wake();
+  questions_.Close();
+  waker_.Wake();
   thread_.join();
-  gpu_->Leave();
+  progress_.gpu().Leave();
   timeline_.Stop();
 }
 
 void Engine::AbandonAfterFork() {
   // Plain closes of numbers: locks may be held by threads that do not exist here, and freeing could wait for them.
-  for (const Peer& peer : peers_) {
-    if (peer.control) ::close(peer.control->fd());
-  }
-  if (streams_) streams_->AbandonAfterFork();
-  for (const int fd : {wake_fd_.get(), control_poll_.get(), thread_poll_.get(), config_.own_segment.get()}) {
-    if (fd >= 0) ::close(fd);
-  }
-  arena_->AbandonAfterFork();
-}
-
-void Engine::Wake() {
-  if (wake_pending_.exchange(true)) return;  // somebody's wake-up has not been seen yet: it stands for ours, too
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(wake_fd_.get(), &one, sizeof(one));
+  progress_.AbandonAfterFork();
+  waker_.AbandonAfterFork();
+  if (config_.own_segment.valid()) ::close(config_.own_segment.get());
 }
 
 }  // namespace spark_estimator

@@ -14,8 +14,8 @@
 #include "algorithms/hosts.h"
 #include "base/kernels.h"
 #include "base/status.h"
-#include "engine/counters.h"
-#include "engine/request.h"
+#include "engine/observe/counters.h"
+#include "engine/requests/request.h"
 #include "transport/shared_group.h"
 #include "transport/stream_group.h"
 

@@ -3,7 +3,7 @@
 #include <iterator>
 #include <thread>
 
-#include "engine/message.h"
+#include "engine/negotiation/message.h"
 #include "input.h"
 #include "scripted_peer.h"
 #include "spark_estimator/engine.h"

@@ -1,5 +1,5 @@
 // Fuzzes the readers of all messages between ranks: no bytes may hurt them, and what they accept means one thing only.
-#include "engine/message.h"
+#include "engine/negotiation/message.h"
 #include "input.h"
 
 using namespace spark_estimator;
@@ -38,10 +38,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       Read<Abort>(input.Rest());
       break;
     case 5:
-      Read<Place>(input.Rest());
+      Read<RoundId>(input.Rest());
       break;
     default:
-      Read<Talk>(input.Rest());
+      Read<QuestionMessage>(input.Rest());
   }
   return 0;
 }

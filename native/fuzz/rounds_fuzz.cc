@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/frame_rounds.h"
+#include "engine/rounds/frame_rounds.h"
 #include "input.h"
 
 using namespace spark_estimator;
@@ -22,7 +22,7 @@ struct Travelling {
 // Everything that an engine reads of an outcome.
 void ReadOutcome(const FrameRounds& rounds, int size, size_t data_bytes) {
   const Outcome& outcome = rounds.outcome();
-  if (outcome.slow) return;
+  if (outcome.leaves_rounds) return;
   fuzz::Require(outcome.single >= 0 || !outcome.agreed.empty(), "an outcome to run names something to run");
   fuzz::Require(outcome.single < static_cast<int32_t>(kCapacity), "it names what can be cached");
   unsigned sum = 0;
@@ -54,9 +54,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t length) {
         rank, size, kCapacity,
         [&wire, rank](int to, std::string_view payload) { wire.push_back({rank, to, std::string(payload)}); },
         [](Time) { return Status::Ok(); }));
-    ranks.back()->Enter(Place{0, 0});
+    ranks.back()->Enter(RoundId{0, 0});
   }
-  Place place{};
+  RoundId round{};
   for (int position = 0; position < 3; ++position) {
     for (int rank = 0; rank < size; ++rank) {
       const auto index = static_cast<size_t>(rank);
@@ -64,7 +64,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t length) {
       Proposal proposal;
       const uint8_t kind = input.Byte();
       const Lines lines = {{5, kind % 8, 5}};
-      proposal.slow = kind % 16 == 0;
+      proposal.leaves_rounds = kind % 16 == 0;
       if (kind % 2 == 1) {
         proposal.single = kind % 4;
         proposal.carries_data = kind % 8 != 1;
@@ -77,7 +77,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t length) {
       // Honest ranks have as much data of one name; of those here one in eight has not.
       data_bytes[index] = proposal.carries_data ? (kind < 32 ? 1000 : 8) : 0;
       ranks[index]->Post(
-          place, proposal, data_bytes[index], [&](uint8_t* target) { std::memset(target, rank, data_bytes[index]); },
+          round, proposal, data_bytes[index], [&](uint8_t* target) { std::memset(target, rank, data_bytes[index]); },
           -1);
     }
     while (!wire.empty()) {
@@ -98,7 +98,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t length) {
       const auto index = static_cast<size_t>(rank);
       if (ranks[index]->done()) ReadOutcome(*ranks[index], size, data_bytes[index]);
     }
-    ++place.position;
+    ++round.position;
   }
   return 0;
 }

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/message.h"
-#include "engine/proposal.h"
+#include "engine/negotiation/message.h"
+#include "engine/rounds/proposal.h"
 #include "transport/frame.h"
 
 using namespace spark_estimator;
@@ -91,16 +91,13 @@ int main(int argc, char** argv) {
   Response late = failure;
   late.names = {"kind.1"};
   late.number = 1;
-  Response tune;
-  tune.kind = Response::Kind::kTune;
-  tune.parameters = {1 << 20, 8192, 16384, 524288, -1};
   WriteMessage(0, requests);
-  WriteMessage(1, std::vector<Response>{run, failure, late, tune});
-  WriteMessage(2, Hello{SE_ABI_VERSION, 0, 2, {0, 1}, {1 << 20, 1024, -1, 0, 2}, "host (pid 7)"});
+  WriteMessage(1, std::vector<Response>{run, failure, late});
+  WriteMessage(2, Hello{SE_ABI_VERSION, 0, 2, {0, 1}, {1 << 20, 1024, -1, 2}, "host (pid 7)"});
   WriteMessage(3, Goodbye{3, 1});
   WriteMessage(4, Abort{1, "it died"});
-  WriteMessage(5, Place{1, 7});
-  WriteMessage(6, Talk{1, "here"});
+  WriteMessage(5, RoundId{1, 7});
+  WriteMessage(6, QuestionMessage{1, "here"});
 
   // Coordinator: so many ranks, a fusion threshold, then (rank, requests, whether to give up on the late) again and
   // again.
@@ -151,12 +148,13 @@ int main(int argc, char** argv) {
   resume.position = 3;
   for (const char submitted : {0, 1, 2, 4, 8, 16, 48, 63}) {
     Write("engine_fuzz", std::string(1, '\0') + submitted + say(FrameType::kRequests, Encode(requests)) +
-                             say(FrameType::kStuck, Encode(Place{0, 0})) +
-                             say(FrameType::kAnswer, Encode(Talk{1, "a"})));
+                             say(FrameType::kRoundStalled, Encode(RoundId{0, 0})) +
+                             say(FrameType::kAnswer, Encode(QuestionMessage{1, "a"})));
     Write("engine_fuzz",
           '\1' + std::string(1, submitted) +
-              say(FrameType::kResponses, Encode(std::vector<Response>{both, rows, shuffle, late, tune, resume})) +
-              say(FrameType::kGoSlow, Encode(Place{0, 1})) + say(FrameType::kAsk, Encode(Talk{1, "q"})));
+              say(FrameType::kResponses, Encode(std::vector<Response>{both, rows, shuffle, late, resume})) +
+              say(FrameType::kEnterFullNegotiation, Encode(RoundId{0, 1})) +
+              say(FrameType::kAsk, Encode(QuestionMessage{1, "q"})));
     Write("engine_fuzz", '\1' + std::string(1, submitted) + say(FrameType::kGoodbye, Encode(Goodbye{1, 0})));
     Write("engine_fuzz", '\0' + std::string(1, submitted) + say(FrameType::kRound, std::string(13, '\0')) +
                              say(FrameType::kAbort, Encode(Abort{1, "it died"})));

@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/shared_rounds.h"
+#include "engine/rounds/shared_rounds.h"
 #include "input.h"
 #include "transport/shared_group.h"
 
@@ -45,13 +45,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t length) {
   fuzz::Input input(data, length);
   SharedGroup& group = GroupOf(2 + input.Byte() % 3);
   SharedRounds rounds(&group, kCapacity);
-  Place place{1, 3};
-  rounds.Enter(place);
+  RoundId round{1, 3};
+  rounds.Enter(round);
   IdSet ids(kCapacity);
   Lines lines;
   Proposal proposal;
   const uint8_t kind = input.Byte();
-  proposal.slow = kind % 16 == 15;
+  proposal.leaves_rounds = kind % 16 == 15;
   if (kind % 2 == 0) {
     proposal.single = kind % 8;
     proposal.carries_data = kind % 4 == 0;
@@ -64,23 +64,23 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t length) {
     proposal.lines = &lines;
   }
   for (int rank = 0; rank + 1 < group.size; ++rank) {
-    uint8_t* slot = group.of(rank).round_slot(place.position);
+    uint8_t* slot = group.of(rank).round_slot(round.position);
     const std::string_view bytes = input.Piece();
     std::memcpy(slot, bytes.data(), std::min(bytes.size(), SegmentLayout::kRoundBytes));
     auto& header = *reinterpret_cast<ProposalHeader*>(slot);
     const uint8_t honest = input.Byte();
-    if (honest % 8 != 0) header.position = place.position;
+    if (honest % 8 != 0) header.position = round.position;
     if (honest % 4 == 1) header.single = proposal.single;
-    if (honest % 16 < 8) header.flags &= ~ProposalHeader::kSlow;
-    group.of(rank).round_posted().value = place.position + 1;
+    if (honest % 16 < 8) header.flags &= ~ProposalHeader::kLeavesRounds;
+    group.of(rank).round_posted().value = round.position + 1;
   }
   rounds.Post(
-      place, proposal, proposal.carries_data ? 8 : 0, [](uint8_t* target) { std::memset(target, 1, 8); },
+      round, proposal, proposal.carries_data ? 8 : 0, [](uint8_t* target) { std::memset(target, 1, 8); },
       kind % 8 == 2 ? 0 : -1);
   bool done = false;
   fuzz::Require(rounds.Await(Clock::now(), &done).ok() && done, "all have posted");
   const Outcome& outcome = rounds.outcome();
-  if (outcome.slow) return 0;
+  if (outcome.leaves_rounds) return 0;
   unsigned sum = 0;
   if (outcome.single >= 0) {
     fuzz::Require(outcome.single == proposal.single, "what all propose this rank has proposed");

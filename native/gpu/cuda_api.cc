@@ -49,9 +49,6 @@ Status ResolveAll(CudaApi* api) {
   find("cudaHostUnregister", &api->HostUnregister);
   find("cudaMemcpyAsync", &api->MemcpyAsync);
   find("cudaMemsetAsync", &api->MemsetAsync);
-  find("cudaIpcGetMemHandle", &api->IpcGetMemHandle);
-  find("cudaIpcOpenMemHandle", &api->IpcOpenMemHandle);
-  find("cudaIpcCloseMemHandle", &api->IpcCloseMemHandle);
   find("cudaGetErrorName", &api->GetErrorName);
   find("cudaGetErrorString", &api->GetErrorString);
   find("cudaGetLastError", &api->GetLastError);

@@ -3,7 +3,6 @@
 #ifndef SPARK_ESTIMATOR_GPU_CUDA_API_H_
 #define SPARK_ESTIMATOR_GPU_CUDA_API_H_
 
-#include <array>
 #include <cstddef>
 #include <string>
 
@@ -30,13 +29,6 @@ inline constexpr unsigned int kCudaStreamNonBlocking = 1;
 inline constexpr unsigned int kCudaEventDisableTiming = 2;
 inline constexpr int kCudaMemcpyDefault = 4;  // the direction follows from the addresses
 inline constexpr int kCudaStreamCaptureStatusNone = 0;
-
-inline constexpr unsigned int kCudaIpcMemLazyEnablePeerAccess = 1;
-
-// Device memory as another process can map it (cudaIpcMemHandle_t); passed by value, as that is.
-struct CudaMemoryHandle {
-  std::array<char, 64> bytes{};
-};
 
 // What Probe found.
 struct CudaMachine {
@@ -77,9 +69,6 @@ struct CudaApi {
   int (*HostUnregister)(void* data) = nullptr;
   int (*MemcpyAsync)(void* to, const void* from, size_t bytes, int kind, CudaStream stream) = nullptr;
   int (*MemsetAsync)(void* data, int value, size_t bytes, CudaStream stream) = nullptr;
-  int (*IpcGetMemHandle)(CudaMemoryHandle* handle, void* data) = nullptr;
-  int (*IpcOpenMemHandle)(void** data, CudaMemoryHandle handle, unsigned int flags) = nullptr;
-  int (*IpcCloseMemHandle)(void* data) = nullptr;
   const char* (*GetErrorName)(int code) = nullptr;
   const char* (*GetErrorString)(int code) = nullptr;
   int (*GetLastError)() = nullptr;  // and forgets it

@@ -5,6 +5,8 @@
 #include <fstream>
 #include <utility>
 
+#include "gpu/driver_api.h"
+
 namespace spark_estimator {
 namespace {
 
@@ -51,9 +53,10 @@ GpuDevice::~GpuDevice() {
   for (Kept& piece : kept_) cuda().Free(piece.data);
 }
 
-std::string GpuDevice::Identity(const DriverApi* driver) const {
+std::string GpuDevice::Identity() const {
+  DriverApi driver;
   std::string uuid;
-  if (driver != nullptr && DeviceUuid(*driver, number_, &uuid).ok()) return "GPU-" + uuid;
+  if (DriverApi::Open("", &driver).ok() && DeviceUuid(driver, number_, &uuid).ok()) return "GPU-" + uuid;
   const std::string board = Board();
   return board.empty() ? "CUDA device " + std::to_string(number_) : board;
 }

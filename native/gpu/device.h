@@ -15,7 +15,6 @@
 
 #include "base/status.h"
 #include "gpu/cuda_api.h"
-#include "gpu/driver_api.h"
 #include "gpu/events.h"
 
 namespace spark_estimator {
@@ -84,9 +83,9 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   int number() const { return number_; }
   int visible() const { return visible_; }  // devices that this process sees
 
-  // The same text for whoever has this very GPU, or slice of one, in whatever process of whatever machine. Without a
-  // driver that names them (`driver` may be null) slices of one GPU look the same.
-  std::string Identity(const DriverApi* driver) const;
+  // The same text for whoever has this very GPU, or slice of one, in whatever process of whatever machine. Where the
+  // driver does not give UUIDs, slices of one GPU look the same.
+  std::string Identity() const;
   // The same text for all slices (MIG) of one GPU, by its place on the bus; empty when that is not to be had.
   std::string Board() const;
 

@@ -14,15 +14,6 @@ Status ResolveAll(DriverApi* api) {
   };
   find("cuInit", &api->Init);
   find("cuDeviceGet", &api->DeviceGet);
-  find("cuDeviceGetAttribute", &api->DeviceGetAttribute);
-  find("cuDevicePrimaryCtxRetain", &api->DevicePrimaryCtxRetain);
-  find("cuDevicePrimaryCtxRelease_v2", &api->DevicePrimaryCtxRelease);
-  find("cuCtxPushCurrent_v2", &api->CtxPushCurrent);
-  find("cuCtxPopCurrent_v2", &api->CtxPopCurrent);
-  find("cuModuleLoadData", &api->ModuleLoadData);
-  find("cuModuleGetFunction", &api->ModuleGetFunction);
-  find("cuLaunchKernel", &api->LaunchKernel);
-  find("cuStreamWaitValue64_v2", &api->StreamWaitValue64);
   find("cuGetErrorName", &api->GetErrorName);
   find("cuGetErrorString", &api->GetErrorString);
   if (!status.ok()) return status;
@@ -58,11 +49,6 @@ Status DriverApi::Check(int code, const std::string& what) const {
                 what + ": " + text + " (" + name + ", CUDA driver error " + std::to_string(code) + ")");
 }
 
-Status DriverApi::Attribute(int device, int attribute, int* value) const {
-  return Check(DeviceGetAttribute(value, attribute, device),
-               "asking device " + std::to_string(device) + " for its attribute " + std::to_string(attribute));
-}
-
 Status DeviceUuid(const DriverApi& driver, int device, std::string* uuid) {
   int handle = 0;
   CudaUuid found;
@@ -78,15 +64,6 @@ Status DeviceUuid(const DriverApi& driver, int device, std::string* uuid) {
   }
   *uuid = text;
   return Status::Ok();
-}
-
-DriverContextScope::DriverContextScope(const DriverApi& driver, CudaContext context) : driver_(driver) {
-  status_ = driver.Check(driver.CtxPushCurrent(context), "making the device's context the thread's");
-}
-
-DriverContextScope::~DriverContextScope() {
-  CudaContext context = nullptr;
-  if (status_.ok()) driver_.CtxPopCurrent(&context);
 }
 
 }  // namespace spark_estimator

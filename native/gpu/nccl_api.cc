@@ -64,7 +64,8 @@ Status NcclApi::Open(const std::string& path, NcclApi* api) {
 }
 
 std::string NcclApi::Explain(int result, NcclComm comm) const {
-  std::string text = std::string("NCCL says: ") + GetErrorString(result) + " (result " + std::to_string(result) + ")";
+  std::string text =
+      std::string("NCCL reports: ") + GetErrorString(result) + " (result " + std::to_string(result) + ")";
   const char* last = GetLastError(comm);
   if (last != nullptr && *last != '\0') text += std::string(", and of its last error: ") + last;
   return text;

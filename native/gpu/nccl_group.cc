@@ -10,7 +10,7 @@
 namespace spark_estimator {
 namespace {
 
-constexpr const char* kHint = "; with NCCL_DEBUG=INFO in the environment of all ranks NCCL tells what it does";
+constexpr const char* kHint = "; with NCCL_DEBUG=INFO in the environment of all ranks NCCL logs what it does";
 
 // Operators of one communicator that are kept. More distinct factors than this come from one that changes all the time.
 constexpr size_t kFactorsKept = 64;

@@ -1,8 +1,21 @@
 // Collectives on GPU tensors by NCCL: one rank's part of one group of ranks, each with a device of its own.
 //
-// A group has one NCCL communicator. gpu_group.h says what its operations promise. The CPU waits until NCCL has
-// launched what it was given (ncclInProgress: the first operations connect the ranks, which needs the other ranks'
-// first operations), because an event that is recorded before that would say "done" too early.
+// A group has one NCCL communicator and one stream. Its operations run on that stream, in the order in which they are
+// called, which must be the same on all ranks. An operation is a chain on the device:
+//
+//   the caller's stream:   ... writes inputs | record `ready`              wait `done` | reads outputs ...
+//   the group's stream:                            wait `ready` | work | record `done`
+//
+// The CPU never waits for a caller's stream. It waits until NCCL has launched what it was given (ncclInProgress: the
+// first operations connect the ranks, which needs the other ranks' first operations), because an event that is recorded
+// before that would say "done" too early. So calls of one group come from one thread, or one after the other, and no
+// rank waits in another group's call meanwhile.
+//
+// What fails how. A call that makes no sense (an op that is not offered, a root that does not exist) returns
+// SE_INVALID_ARGUMENT and leaves the group as it was. Any other failure is the group's: it is broken for good, nothing
+// of it waits for peers any more, and the events of what was under way come, with nonsense in the outputs. So whoever
+// has seen `done` asks AsyncError() before believing the data. The first failure is kept, and every later call returns
+// it.
 //
 // Waiting of the CPU, in Connect, in an operation and in the destructor, ends by what comes first: NCCL is through, it
 // reports an error, `abandoned` says that a peer is gone, Abort was called, the deadline has passed. A failure aborts
@@ -23,15 +36,15 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "gpu/collective_tensors.h"
 #include "gpu/cuda_api.h"
 #include "gpu/events.h"
-#include "gpu/gpu_group.h"
 #include "gpu/nccl_api.h"
 #include "gpu/nccl_reduce.h"
 
 namespace spark_estimator {
 
-class NcclGroup : public GpuGroup {
+class NcclGroup {
  public:
   struct Options {
     int rank = 0;
@@ -54,26 +67,40 @@ class NcclGroup : public GpuGroup {
   // Says goodbye to a healthy group: waits for its operations on all ranks, so all ranks must be leaving; a broken one
   // is aborted. Neither takes longer than the farewell, twice; but freeing memory, NCCL's own too, makes CUDA wait for
   // whatever else the device computes.
-  ~NcclGroup() override;
+  ~NcclGroup();
+  NcclGroup(const NcclGroup&) = delete;
+  NcclGroup& operator=(const NcclGroup&) = delete;
 
   // Joins the communicator. All ranks call it; waits for all of them. Once, and before any operation.
   Status Connect();
 
-  bool Offers(int32_t op, const Reduction& reduction) const override;
-  const char* name() const override { return "NCCL"; }
-  Status Allreduce(std::span<const ReduceTensor> tensors, const Reduction& reduction, CudaEvent ready,
-                   CudaEvent done) override;
-  Status Broadcast(std::span<const BroadcastTensor> tensors, int root, CudaEvent ready, CudaEvent done) override;
-  Status Allgather(std::span<const GatherTensor> tensors, CudaEvent ready, CudaEvent done) override;
+  // Whether the group can do this with the result that the engine's own algorithms promise; the same on all ranks.
+  // `reduction` is looked at for allreduce and reducescatter; the others move bytes of any type.
+  bool Offers(int32_t op, const Reduction& reduction) const;
+
+  // `ready`: an event that the caller's stream has recorded behind the inputs; null: they are there. `done`: recorded
+  // when the outputs are there; null: nobody asks. `ready` may be recorded anew as soon as the call returns, and `done`
+  // as soon as whoever looks at it has been told to wait for it.
+  Status Allreduce(std::span<const ReduceTensor> tensors, const Reduction& reduction, CudaEvent ready, CudaEvent done);
+  Status Broadcast(std::span<const BroadcastTensor> tensors, int root, CudaEvent ready, CudaEvent done);
+  Status Allgather(std::span<const GatherTensor> tensors, CudaEvent ready, CudaEvent done);
   Status Reducescatter(std::span<const ScatterTensor> tensors, const Reduction& reduction, CudaEvent ready,
-                       CudaEvent done) override;
+                       CudaEvent done);
+  // `input` holds send_bytes[0] bytes for rank 0, then those for rank 1, ...; `output` receives receive_bytes[0] bytes
+  // of rank 0, ... They do not overlap.
   Status Alltoall(const void* input, std::span<const size_t> send_bytes, void* output,
-                  std::span<const size_t> receive_bytes, CudaEvent ready, CudaEvent done) override;
-  Status Barrier(CudaEvent ready, CudaEvent done) override;
-  Status AsyncError() override;
-  // Also while another thread is in Connect.
-  void Abort(const Status& why) override;
-  CudaStream stream() const override { return stream_; }
+                  std::span<const size_t> receive_bytes, CudaEvent ready, CudaEvent done);
+  // `done` comes when all ranks' `ready` has come.
+  Status Barrier(CudaEvent ready, CudaEvent done);
+
+  // What has gone wrong since: for the heartbeat and for whoever has seen `done`. From any thread.
+  Status AsyncError();
+  // Breaks the group for a reason that its later calls give. From any thread, also while another one is in an operation
+  // or in Connect, but not in the destructor; a second time it does nothing.
+  void Abort(const Status& why);
+
+  // The group's stream, for what goes between its operations.
+  CudaStream stream() const { return stream_; }
 
   EventPool& events() { return events_; }
   int rank() const { return options_.rank; }

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "gpu/gpu_group.h"
+#include "gpu/collective_tensors.h"
 #include "gpu/nccl_api.h"
 
 namespace spark_estimator {

@@ -162,15 +162,63 @@ class AttributeReader {
   TfStatusScope* status_;
 };
 
+// Removes `/then/_7`, as TensorFlow puts before the nodes of a branch or body after the name of its cond, case or
+// while.
+bool RemoveBranch(std::string_view* name) {
+  const size_t number = name->rfind("/_");
+  if (number == std::string_view::npos || name->find_first_not_of("0123456789", number + 2) != std::string_view::npos) {
+    return false;
+  }
+  const size_t branch = name->substr(0, number).rfind('/');
+  if (branch == std::string_view::npos) return false;
+  name->remove_suffix(name->size() - branch);
+  return true;
+}
+
+// Removes the last part of a name, with the slash before it: all of it, or from a slash on.
+bool RemoveLast(std::string_view* name, std::string_view last) {
+  if (!name->ends_with(last)) return false;
+  const size_t rest = name->size() - last.size();
+  if (rest > 0 && (*name)[rest - 1] != '/') return false;
+  name->remove_suffix(rest > 0 ? last.size() + 1 : last.size());
+  return true;
+}
+
+// Removes the name of a cond, case or while: its scope and, for that of a gradient, a name below the scope.
+void RemoveControlFlow(std::string_view* name, std::string_view scope) {
+  if (scope.empty()) {
+    RemoveLast(name, name->substr(name->rfind('/') + 1));
+    return;
+  }
+  for (size_t start = name->rfind(scope); start != std::string_view::npos; start = name->rfind(scope, start - 1)) {
+    const size_t end = start + scope.size();
+    if ((start == 0 || (*name)[start - 1] == '/') && (end == name->size() || (*name)[end] == '/')) {
+      name->remove_suffix(name->size() - (start == 0 ? 0 : start - 1));
+      return;
+    }
+    if (start == 0) return;
+  }
+}
+
 // What tells this copy of a node from the others: what TensorFlow puts before a node's name where a graph is imported
 // below a prefix, or a function's body replaces a call of it. Each such copy is a request of its own, with the same
 // name on ranks that build the same graph, as in Horovod, whose requests have the names of their nodes.
+//
+// `built_as` has the name that the node was built with in its graph, after a line for each cond, case or while around
+// it: its scope. What TensorFlow puts before a name for these makes no copy. It has the names and the numbers of what
+// is built around it, which differ between ranks where one has built another optimizer or writes summaries.
 std::string Copy(std::string_view name, std::string_view built_as) {
-  if (name == built_as) return "";
-  if (name.size() > built_as.size() && name.ends_with(built_as) && name[name.size() - built_as.size() - 1] == '/') {
-    name.remove_suffix(built_as.size() + 1);
+  const size_t line = built_as.rfind('\n');
+  const std::string_view node = built_as.substr(line == std::string_view::npos ? 0 : line + 1);
+  if (!RemoveLast(&name, node)) return "@" + std::string(name);
+  std::string_view scopes = line == std::string_view::npos ? "" : built_as.substr(0, line + 1);
+  while (!scopes.empty() && RemoveBranch(&name)) {
+    scopes.remove_suffix(1);
+    const size_t start = scopes.rfind('\n') + 1;  // 0 where there is no other line
+    RemoveControlFlow(&name, scopes.substr(start));
+    scopes = scopes.substr(0, start);
   }
-  return "@" + std::string(name);
+  return name.empty() ? "" : "@" + std::string(name);
 }
 
 using NodePointer = std::shared_ptr<const Node>;

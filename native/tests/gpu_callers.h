@@ -164,13 +164,12 @@ class Caller {
   CudaStream stream_;
 };
 
-// `body` as each of `size` threads.
-inline void RunThreads(int size, const std::function<int(int rank)>& device_of,
-                       const std::function<void(int rank)>& body) {
+// `body` as each of `size` threads, whose device is its rank.
+inline void RunThreads(int size, const std::function<void(int rank)>& body) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
-      CHECK_EQ(Fake().cuda.SetDevice(device_of(rank)), 0);
+      CHECK_EQ(Fake().cuda.SetDevice(rank), 0);
       body(rank);
     });
   }

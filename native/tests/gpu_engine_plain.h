@@ -21,8 +21,9 @@ struct Plain {
     gpu.caller.Delay(500);
     gpu.caller.Upload(input, on_gpu.get());
   }
-  Asked Sum(GpuRank& gpu, const std::string& name) {
-    Asked asked(name, SE_ALLREDUCE);
+  Asked Sum(GpuRank& gpu, const std::string& name) { return Reduce(gpu, name, SE_SUM); }
+  Asked Reduce(GpuRank& gpu, const std::string& name, int32_t reduce_op) {
+    Asked asked(name, SE_ALLREDUCE, reduce_op);
     asked.With(on_gpu.get(), result.get(), {1000});
     return gpu.OnDevice(std::move(asked));
   }

@@ -19,7 +19,6 @@ inline JobOptions OnGpu(Channel channel, int32_t operations) {
   options.gpu_operations = operations;
   options.cuda_library = FAKE_CUDART;
   options.nccl_library = FAKE_NCCL;
-  options.nvrtc_library = FAKE_NVRTC;
   return options;
 }
 

@@ -39,11 +39,6 @@ inline NcclGroup::Options OptionsOf(int rank, int size, const NcclUniqueId& id) 
   return options;
 }
 
-// `body` as each of `size` threads, whose device is its rank.
-inline void RunThreads(int size, const std::function<void(int rank)>& body) {
-  RunThreads(size, [](int rank) { return rank; }, body);
-}
-
 inline void RunGroup(int size, const std::function<void(Member&)>& body) {
   const NcclUniqueId id = MakeId();
   RunThreads(size, [&](int rank) {

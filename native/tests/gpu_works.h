@@ -1,5 +1,5 @@
-// One operation of a rank on any group of GPUs: its tensors, filled late and read at once, and what is to come out,
-// computed in float64. `Member` has rank, size and group.
+// One operation of a rank on its NCCL group: its tensors, filled late and read at once, and what is to come out,
+// computed in float64.
 #ifndef SPARK_ESTIMATOR_TESTS_GPU_WORKS_H_
 #define SPARK_ESTIMATOR_TESTS_GPU_WORKS_H_
 
@@ -13,8 +13,7 @@
 #include <vector>
 
 #include "base/rows.h"
-#include "gpu/gpu_group.h"
-#include "gpu_callers.h"
+#include "gpu_ranks.h"
 
 namespace spark_estimator::testing {
 
@@ -106,9 +105,8 @@ inline std::string Describe(const char* op, const Reduction& reduction, size_t c
 }
 
 // The input comes late, the output is wanted at once.
-template <typename Member>
-void StartAllreduce(Member& me, Caller& caller, Work& work, const Reduction& reduction, size_t count, uint32_t seed,
-                    bool in_place) {
+inline void StartAllreduce(Member& me, Caller& caller, Work& work, const Reduction& reduction, size_t count,
+                           uint32_t seed, bool in_place) {
   work.dtype = reduction.dtype;
   work.what = Describe("allreduce", reduction, count);
   work.input = ToBytes(reduction.dtype, RandomValues(reduction.dtype, reduction.reduce_op, count, seed + At(me.rank)));
@@ -125,9 +123,8 @@ void StartAllreduce(Member& me, Caller& caller, Work& work, const Reduction& red
   caller.Download(output, &work.output);
 }
 
-template <typename Member>
-void StartBroadcast(Member& me, Caller& caller, Work& work, int32_t dtype, size_t count, int root, uint32_t seed,
-                    bool in_place) {
+inline void StartBroadcast(Member& me, Caller& caller, Work& work, int32_t dtype, size_t count, int root, uint32_t seed,
+                           bool in_place) {
   work.dtype = dtype;
   work.what = "broadcast " + DtypeName(dtype);
   work.input = ToBytes(dtype, RandomValues(dtype, SE_SUM, count, seed + At(me.rank)));
@@ -145,9 +142,8 @@ void StartBroadcast(Member& me, Caller& caller, Work& work, int32_t dtype, size_
 }
 
 // `rows` of each rank, of three elements.
-template <typename Member>
-void StartAllgather(Member& me, Caller& caller, Work& work, int32_t dtype, const std::vector<size_t>& rows,
-                    uint32_t seed, bool in_place) {
+inline void StartAllgather(Member& me, Caller& caller, Work& work, int32_t dtype, const std::vector<size_t>& rows,
+                           uint32_t seed, bool in_place) {
   const size_t row = 3;
   work.dtype = dtype;
   work.what = "allgather " + DtypeName(dtype);
@@ -174,9 +170,8 @@ void StartAllgather(Member& me, Caller& caller, Work& work, int32_t dtype, const
   caller.Download(output, &work.output);
 }
 
-template <typename Member>
-void StartReducescatter(Member& me, Caller& caller, Work& work, const Reduction& reduction, int64_t rows, size_t row,
-                        uint32_t seed, bool in_place) {
+inline void StartReducescatter(Member& me, Caller& caller, Work& work, const Reduction& reduction, int64_t rows,
+                               size_t row, uint32_t seed, bool in_place) {
   work.dtype = reduction.dtype;
   work.what = Describe("reducescatter", reduction, static_cast<size_t>(rows) * row);
   std::vector<size_t> count_of;
@@ -204,8 +199,7 @@ void StartReducescatter(Member& me, Caller& caller, Work& work, const Reduction&
   caller.Download(output, &work.output);
 }
 
-template <typename Member>
-void StartAlltoall(Member& me, Caller& caller, Work& work, int32_t dtype, uint32_t seed, bool even) {
+inline void StartAlltoall(Member& me, Caller& caller, Work& work, int32_t dtype, uint32_t seed, bool even) {
   // All ranks know the whole table of rows.
   std::mt19937 random(seed);
   std::vector<std::vector<size_t>> rows(At(me.size), std::vector<size_t>(At(me.size), 4));
@@ -239,9 +233,8 @@ void StartAlltoall(Member& me, Caller& caller, Work& work, int32_t dtype, uint32
 }
 
 // One of all operations, drawn alike by all of three ranks, on tensors of up to so many elements.
-template <typename Member>
-void StartAny(Member& me, Caller& caller, Work& work, std::span<const int32_t> dtypes, size_t most,
-              std::mt19937& common) {
+inline void StartAny(Member& me, Caller& caller, Work& work, std::span<const int32_t> dtypes, size_t most,
+                     std::mt19937& common) {
   const int32_t dtype = dtypes[common() % dtypes.size()];
   const uint32_t seed = common();
   const size_t count = common() % most;

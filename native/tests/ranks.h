@@ -35,15 +35,12 @@ struct JobOptions {
   int ranks_per_host = 0;  // with shared memory: hosts of so many ranks; 0: one host
   int32_t cache_capacity = 1024;
   int32_t overlap = 0;
-  bool autotune = false;
-  const char* autotune_log = nullptr;
   double heartbeat_seconds = 1;
   double silence_seconds = 6;
   double start_timeout_seconds = 20;
   int32_t gpu_operations = SE_GPU_AUTO;
   const char* cuda_library = nullptr;
   const char* nccl_library = nullptr;
-  const char* nvrtc_library = nullptr;
 };
 
 struct Submitted {
@@ -201,11 +198,6 @@ inline Wiring Wire(int size, const JobOptions& options) {
     config.hierarchical = -1;
     config.affinity_core = -1;
     config.spin_microseconds = -1;
-    config.autotune = options.autotune ? 1 : 0;
-    config.autotune_warmup_samples = 1;
-    config.autotune_steps_per_sample = 2;
-    config.autotune_max_samples = 6;
-    config.autotune_log = options.autotune_log;
     config.heartbeat_seconds = options.heartbeat_seconds;
     config.silence_seconds = options.silence_seconds;
     config.own_segment_fd = segments[static_cast<size_t>(rank)] >= 0 ? Dup(segments[static_cast<size_t>(rank)]) : -1;
@@ -217,7 +209,6 @@ inline Wiring Wire(int size, const JobOptions& options) {
     config.gpu_operations = options.gpu_operations;
     config.cuda_library = options.cuda_library;
     config.nccl_library = options.nccl_library;
-    config.nvrtc_library = options.nvrtc_library;
     wiring.configs.push_back(config);
   }
   for (int a = 0; a < size; ++a) {

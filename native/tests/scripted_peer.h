@@ -9,7 +9,7 @@
 
 #include "base/unique_fd.h"
 #include "check.h"
-#include "engine/message.h"
+#include "engine/negotiation/message.h"
 #include "spark_estimator/engine.h"
 #include "transport/frame.h"
 
@@ -25,7 +25,7 @@ class ScriptedPeer {
     CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, bulk), 0);
     control_.Reset(control[1]);
     bulk_.Reset(bulk[1]);
-    Say(FrameType::kHello, Encode(Hello{SE_ABI_VERSION, 1 - own_rank, 2, {}, {1 << 20, 64, -1, 0, 2}, ""}));
+    Say(FrameType::kHello, Encode(Hello{SE_ABI_VERSION, 1 - own_rank, 2, {}, {1 << 20, 64, -1, 2}, ""}));
     se_config config{};
     config.struct_bytes = sizeof(config);
     config.rank = config.global_rank = own_rank;

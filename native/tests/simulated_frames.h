@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/frame_rounds.h"
+#include "engine/rounds/frame_rounds.h"
 #include "transport/stream_group.h"
 
 namespace spark_estimator::testing {

@@ -52,6 +52,7 @@ void Arena::AbandonAfterFork() {
 
 Status Arena::Allocate(size_t bytes, void** data) {
   *data = nullptr;
+  used_.store(true, std::memory_order_relaxed);
   const std::lock_guard lock(mutex_);
   if (bytes > bytes_) {
     return Status(

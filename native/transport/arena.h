@@ -2,6 +2,7 @@
 #ifndef SPARK_ESTIMATOR_TRANSPORT_ARENA_H_
 #define SPARK_ESTIMATOR_TRANSPORT_ARENA_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -33,12 +34,15 @@ class Arena {
   // peer_segment.arena() + offset is the same memory as another rank sees it.
   bool Find(const void* data, size_t bytes, uint64_t* offset) const;
   size_t allocated_bytes() const;
+  // Whether Allocate was ever called: while not, Find finds nothing.
+  bool used() const { return used_.load(std::memory_order_relaxed); }
 
  private:
   UniqueFd fd_;
   size_t file_offset_ = 0;
   uint8_t* base_ = nullptr;
   size_t bytes_ = 0;
+  std::atomic<bool> used_{false};
   mutable std::mutex mutex_;
   std::map<size_t, size_t> taken_;  // offset -> bytes
   std::map<size_t, size_t> free_;

@@ -14,19 +14,19 @@
 namespace spark_estimator {
 
 enum class FrameType : uint16_t {
-  kHello = 1,       // who I am and how I am configured
-  kRequests = 2,    // to the coordinator: collectives that this rank waits for
-  kResponses = 3,   // from the coordinator: what all ranks do next, in this order
-  kGoodbye = 4,     // I leave in good order, having finished so many responses
-  kAbort = 5,       // the job is broken, and who broke it
-  kNotice = 6,      // a sentence for the log
-  kRound = 7,       // a proposal, or several joined
-  kStuck = 8,       // to the coordinator: I wait at this place for long, for somebody who has not posted
-  kGoSlow = 9,      // from the coordinator: whoever has not posted at this place, leave the rounds there
-  kNudge = 10,      // I wait at this place for you
-  kHeartbeat = 11,  // I am alive
-  kAsk = 12,        // from the coordinator: what are you doing?
-  kAnswer = 13,     // to the coordinator
+  kHello = 1,                 // who I am and how I am configured
+  kRequests = 2,              // to the coordinator: collectives that this rank waits for
+  kResponses = 3,             // from the coordinator: what all ranks do next, in this order
+  kGoodbye = 4,               // I leave in good order, having finished so many responses
+  kAbort = 5,                 // the job is broken, and who broke it
+  kNotice = 6,                // a sentence for the log
+  kRound = 7,                 // a proposal, or several joined
+  kRoundStalled = 8,          // to the coordinator: I have waited long in this round for ranks that have not posted
+  kEnterFullNegotiation = 9,  // from the coordinator: ranks that have not posted in this round: leave the rounds here
+  kWakePeer = 10,             // I wait for you in this round
+  kHeartbeat = 11,            // I am alive
+  kAsk = 12,                  // from the coordinator: what are you doing?
+  kAnswer = 13,               // to the coordinator
 };
 
 struct Frame {

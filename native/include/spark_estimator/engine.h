@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /* Raised by one whenever a struct or the meaning of a function changes; the Python side refuses another number. */
-#define SE_ABI_VERSION 6
+#define SE_ABI_VERSION 8
 
 typedef enum se_status {
   SE_OK = 0,
@@ -80,10 +80,9 @@ typedef enum se_place {
 
 /* How GPU tensors travel. Found out at the first of them, by all ranks together; se_describe("gpu") tells. */
 typedef enum se_gpu_operations {
-  SE_GPU_AUTO = 0,   /* what is fastest of the following */
-  SE_GPU_NCCL = 1,   /* NCCL, each rank with a GPU of its own; it fails where that cannot be */
-  SE_GPU_SHARED = 2, /* kernels of ours on the one GPU that all ranks share; it fails where that cannot be */
-  SE_GPU_STAGED = 3  /* through pinned host memory and the host's algorithms, which works everywhere */
+  SE_GPU_AUTO = 0,  /* what is fastest of the following */
+  SE_GPU_NCCL = 1,  /* NCCL, each rank with a GPU of its own; it fails where that cannot be */
+  SE_GPU_STAGED = 2 /* through pinned host memory and the host's algorithms, which works everywhere */
 } se_gpu_operations;
 
 /* What the engine is told of one other rank. Descriptors are owned by the engine from the moment se_engine_create is
@@ -105,18 +104,14 @@ typedef struct se_config {
   int32_t process_set;    /* for messages: 0 is the whole job */
   int32_t own_segment_fd; /* from se_segment_create, -1 for none; owned by the engine */
   int32_t cache_capacity; /* names, and forms of unnamed requests, whose agreement is remembered; 0: each op is
-                             negotiated in full. 0..8192. Rank 0's value holds for all, as of fusion_threshold_bytes,
-                             hierarchical and the autotune fields */
+                             negotiated in full. 0..8192. Rank 0's value holds for all, as of fusion_threshold_bytes
+                             and hierarchical */
   int32_t overlap;        /* 1: the engine's thread starts at once on what is submitted, beside the caller's computing;
                              0: se_plan_submit with SE_DEFER leaves it to the next wait (cores are scarce) */
   int32_t cores;          /* that this process may use: its affinity, its control group's quota */
   int32_t hierarchical;   /* allreduce inside hosts first, then across: 1 always where it can be, 0 never, -1 by size */
   int32_t affinity_core;  /* the core that the engine's thread is bound to, -1 for none */
   int32_t spin_microseconds; /* busy waiting before sleeping in a shared-memory wait: at most so long; -1: adaptive */
-  int32_t autotune;          /* 1: try parameters while running, then settle */
-  int32_t autotune_warmup_samples;
-  int32_t autotune_steps_per_sample;
-  int32_t autotune_max_samples;
   int64_t fusion_threshold_bytes; /* small allreduces are run as one up to so many bytes; 0 turns fusion off */
   double start_timeout_seconds;   /* how long creation waits for the peers' hello */
   double
@@ -125,14 +120,12 @@ typedef struct se_config {
   double heartbeat_seconds;      /* between two signs of life; 0: none are sent, and nobody is taken for frozen */
   double silence_seconds;        /* a peer that gave none for so long is lost */
   const char* name;              /* this rank's "host (pid 123)", for messages; copied */
-  const char* autotune_log;      /* CSV file that rank 0 writes, or NULL; copied */
   int32_t gpu_operations;        /* se_gpu_operations, the same on all ranks */
   int32_t ranks_on_host;         /* of the job, this one included; 0: not known. With more of them than GPUs that they
                                     see some have to share one */
   const char* cuda_library;      /* path of libcudart.so; NULL or "": what the process has loaded, else what the linker
-                                    finds. It is opened at the first GPU tensor, as are the next two; copied */
+                                    finds. It is opened at the first GPU tensor, as is the next one; copied */
   const char* nccl_library;      /* the same of libnccl.so */
-  const char* nvrtc_library;     /* the same of libnvrtc.so, for ranks that share a GPU */
 } se_config;
 
 /* One tensor of a request. 0-dimensional tensors have one element. */
@@ -197,9 +190,6 @@ SE_API int32_t se_cuda_probe(const char* path, int32_t* runtime_version, int32_t
 SE_API int32_t se_nccl_probe(const char* path, int32_t* version);
 /* Whether one CUDA device reaches the memory of another directly: *can is 1 or 0. `path` as above. */
 SE_API int32_t se_cuda_peer_access(const char* path, int32_t device, int32_t peer, int32_t* can);
-/* Whether ranks that share a CUDA device can meet on it: SE_OK, or why not. Found out by trying: it uses the device and
- * compiles the kernels (with NVRTC at `nvrtc_path`), which takes seconds. */
-SE_API int32_t se_gpu_sharing_probe(const char* cuda_path, const char* nvrtc_path, int32_t device);
 SE_API int64_t se_dtype_bytes(int32_t dtype); /* 0 for an unknown code */
 /* Rows of a first dimension of `rows` that `rank` of `size` gets from a reducescatter, or gives to an even alltoall:
  * lower ranks get one more. */

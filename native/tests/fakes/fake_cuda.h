@@ -1,5 +1,5 @@
-// What the fake CUDA runtime offers beside CUDA's own functions: to tests, and to the fake NCCL and the fake driver,
-// whose kernels are tasks on its streams.
+// What the fake CUDA runtime offers beside CUDA's own functions: to tests, and to the fake NCCL, whose kernels are
+// tasks on its streams.
 #ifndef SPARK_ESTIMATOR_TESTS_FAKES_FAKE_CUDA_H_
 #define SPARK_ESTIMATOR_TESTS_FAKES_FAKE_CUDA_H_
 
@@ -25,22 +25,11 @@ FAKE_API void fake_cuda_slow_copies(int microseconds);
 // A stream of the current device that blocks nothing.
 FAKE_API void* fake_cuda_stream_create(void);
 
-// This thread is of that process, 0 unless it is said: freeing memory waits for a process's own streams, and ranks that
-// are threads would wait for one another's.
-FAKE_API void fake_cuda_pretend_process(int process);
-
 // What has been made and not been destroyed: whether a test, or a group, leaves something behind.
 FAKE_API int fake_cuda_live_streams(void);
 FAKE_API int fake_cuda_live_events(void);
 FAKE_API int fake_cuda_live_allocations(void);
 FAKE_API int fake_cuda_events_made(void);
-// Of other processes' memory, or of other ranks' in this process.
-FAKE_API int fake_cuda_live_mappings(void);
-
-// What offering memory to other processes (cudaIpcGetMemHandle) fails with, 0 unless it is said; FAKE_CUDA_FAIL_EXPORT
-// in the environment says it too. And how many of the next attempts to map such memory are refused.
-FAKE_API void fake_cuda_fail_export(int code);
-FAKE_API void fake_cuda_refuse_open(int times);
 
 }  // extern "C"
 

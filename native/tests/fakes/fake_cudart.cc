@@ -1,5 +1,5 @@
-// A CUDA runtime without a GPU, for tests: device memory is the host's (fake_memory.h), a stream is a thread with a
-// queue. So what does not wait for a stream is a race that a test, or ThreadSanitizer, can see.
+// A CUDA runtime without a GPU, for tests: device memory is the host's, a stream is a thread with a queue. So what
+// does not wait for a stream is a race that a test, or ThreadSanitizer, can see.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -16,7 +16,6 @@
 #include <utility>
 
 #include "fake_cuda.h"
-#include "fake_memory.h"
 
 namespace {
 
@@ -29,6 +28,8 @@ constexpr int kInvalidDevice = 101;
 constexpr int kInvalidHandle = 400;
 constexpr int kNotReady = 600;
 constexpr int kCaptureUnsupported = 900;
+// More bytes than any device has.
+constexpr size_t kMost = size_t{1} << 40;
 
 // One record of an event. Who waits for it keeps waiting for it when the event is recorded anew, on whatever stream.
 struct Mark {
@@ -63,10 +64,9 @@ struct Event {
 
 // Outlives its destruction as long as something is queued, as CUDA's does: the thread owns it, too.
 struct Stream {
-  Stream(int on_device, int of_process) : device(on_device), process(of_process) {}
+  explicit Stream(int on_device) : device(on_device) {}
 
   const int device;
-  const int process;
   std::atomic<bool> capturing{false};
   std::mutex mutex;
   std::condition_variable changed;
@@ -109,17 +109,16 @@ struct Machine {
   std::atomic<int> driver{12080};
   std::atomic<int> runtime{12040};
   std::atomic<int> device_failure{0};
-  std::atomic<int> export_failure{0};
   std::atomic<int> captures{0};
   bool one_board = false;  // FAKE_CUDA_ONE_BOARD: all devices are slices of one GPU
-  std::atomic<int> opens_refused{0};
   std::atomic<int> events_made{0};
   std::atomic<int> copy_pause{0};  // microseconds before each copy
   std::mutex mutex;
   std::map<void*, std::shared_ptr<Stream>> streams;
   std::map<void*, std::shared_ptr<Event>> events;
-  std::set<void*> registered;                                           // host memory
-  std::map<std::pair<int, int>, std::shared_ptr<Stream>> null_streams;  // by process and device
+  std::set<void*> allocated;
+  std::set<void*> registered;                           // host memory
+  std::map<int, std::shared_ptr<Stream>> null_streams;  // by device
 };
 
 // Never destroyed: streams' threads may outlive main.
@@ -128,7 +127,6 @@ Machine& TheMachine() {
     auto* made = new Machine;
     if (const char* devices = std::getenv("FAKE_CUDA_DEVICES")) made->devices = std::atoi(devices);
     if (const char* driver = std::getenv("FAKE_CUDA_DRIVER")) made->driver = std::atoi(driver);
-    if (const char* failure = std::getenv("FAKE_CUDA_FAIL_EXPORT")) made->export_failure = std::atoi(failure);
     made->one_board = std::getenv("FAKE_CUDA_ONE_BOARD") != nullptr;
     return made;
   }();
@@ -136,7 +134,6 @@ Machine& TheMachine() {
 }
 
 thread_local int current_device = 0;
-thread_local int pretended_process = 0;
 thread_local int capture_mode = 0;  // global; 2 is relaxed
 thread_local int last_error = kSuccess;
 
@@ -149,7 +146,7 @@ int Failed(int code) {
 bool DisturbsACapture() { return capture_mode == 0 && TheMachine().captures > 0; }
 
 std::shared_ptr<Stream> MakeStream(int device) {
-  auto stream = std::make_shared<Stream>(device, pretended_process);
+  auto stream = std::make_shared<Stream>(device);
   std::thread([stream] { stream->Work(); }).detach();
   return stream;
 }
@@ -159,7 +156,7 @@ std::shared_ptr<Stream> StreamOf(void* handle) {
   Machine& machine = TheMachine();
   const std::lock_guard<std::mutex> lock(machine.mutex);
   if (reinterpret_cast<uintptr_t>(handle) <= 2) {
-    auto& stream = machine.null_streams[{pretended_process, current_device}];
+    auto& stream = machine.null_streams[current_device];
     if (!stream) stream = MakeStream(current_device);
     return stream;
   }
@@ -331,41 +328,33 @@ FAKE_API int cudaEventDestroy(void* handle) {
 
 FAKE_API int cudaMalloc(void** data, size_t bytes) {
   if (DisturbsACapture()) return Failed(kCaptureUnsupported);
-  *data = fake_memory::Allocate(bytes);
-  return *data != nullptr ? kSuccess : Failed(kMemoryAllocation);
+  *data = bytes < kMost ? std::malloc(bytes) : nullptr;
+  if (*data == nullptr) return Failed(kMemoryAllocation);
+  std::memset(*data, 0xCD, bytes);
+  Machine& machine = TheMachine();
+  const std::lock_guard<std::mutex> lock(machine.mutex);
+  machine.allocated.insert(*data);
+  return kSuccess;
 }
 
 // Waits for the device, as CUDA's does.
 FAKE_API int cudaFree(void* data) {
   if (data == nullptr) return kSuccess;
-  if (!fake_memory::Owns(data)) return Failed(kInvalidValue);
   Machine& machine = TheMachine();
   std::deque<std::shared_ptr<Stream>> streams;
   {
     const std::lock_guard<std::mutex> lock(machine.mutex);
+    if (machine.allocated.erase(data) == 0) return Failed(kInvalidValue);
     for (const auto& [handle, stream] : machine.streams) {
-      if (stream->device == current_device && stream->process == pretended_process) streams.push_back(stream);
+      if (stream->device == current_device) streams.push_back(stream);
     }
-    const auto null_stream = machine.null_streams.find({pretended_process, current_device});
+    const auto null_stream = machine.null_streams.find(current_device);
     if (null_stream != machine.null_streams.end()) streams.push_back(null_stream->second);
   }
   for (const auto& stream : streams) stream->AwaitIdle();
-  fake_memory::Free(data);
+  std::free(data);
   return kSuccess;
 }
-
-FAKE_API int cudaIpcGetMemHandle(fake_memory::Handle* handle, void* data) {
-  if (const int failure = TheMachine().export_failure; failure != 0) return Failed(failure);
-  return fake_memory::Export(data, handle) ? kSuccess : Failed(kInvalidValue);
-}
-
-FAKE_API int cudaIpcOpenMemHandle(void** data, fake_memory::Handle handle, unsigned int flags) {
-  if (flags != 1 || TheMachine().opens_refused.fetch_sub(1) > 0) return Failed(kInvalidValue);
-  *data = fake_memory::Open(handle);
-  return *data != nullptr ? kSuccess : Failed(kInvalidHandle);
-}
-
-FAKE_API int cudaIpcCloseMemHandle(void* data) { return fake_memory::Close(data) ? kSuccess : Failed(kInvalidValue); }
 
 FAKE_API int cudaHostAlloc(void** data, size_t bytes, unsigned int) { return cudaMalloc(data, bytes); }
 FAKE_API int cudaFreeHost(void* data) { return cudaFree(data); }
@@ -399,7 +388,7 @@ FAKE_API int cudaMemcpyAsync(void* to, const void* from, size_t bytes, int, void
 FAKE_API int cudaMemsetAsync(void* data, int value, size_t bytes, void* handle) {
   const auto stream = StreamOf(handle);
   if (!stream) return Failed(kInvalidHandle);
-  if (bytes > 0) stream->Push([=] { fake_memory::Set(data, value, bytes); });
+  if (bytes > 0) stream->Push([=] { std::memset(data, value, bytes); });
   return kSuccess;
 }
 
@@ -464,8 +453,6 @@ void* fake_cuda_stream_create() {
   return stream;
 }
 
-void fake_cuda_pretend_process(int process) { pretended_process = process; }
-
 int fake_cuda_live_streams() {
   const std::lock_guard<std::mutex> lock(TheMachine().mutex);
   return static_cast<int>(TheMachine().streams.size());
@@ -478,12 +465,9 @@ int fake_cuda_live_events() {
 
 int fake_cuda_live_allocations() {
   const std::lock_guard<std::mutex> lock(TheMachine().mutex);
-  return fake_memory::LiveAllocations() + static_cast<int>(TheMachine().registered.size());
+  return static_cast<int>(TheMachine().allocated.size() + TheMachine().registered.size());
 }
 void fake_cuda_slow_copies(int microseconds) { TheMachine().copy_pause = microseconds; }
-int fake_cuda_live_mappings() { return fake_memory::LiveMappings(); }
-void fake_cuda_fail_export(int code) { TheMachine().export_failure = code; }
-void fake_cuda_refuse_open(int times) { TheMachine().opens_refused = times; }
 
 int fake_cuda_events_made() { return TheMachine().events_made; }
 

@@ -1,0 +1,142 @@
+#include "engine/membership/handshake.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/clock.h"
+#include "engine/negotiation/message.h"
+#include "engine/rounds/proposal.h"
+#include "spark_estimator/engine.h"
+
+namespace spark_estimator {
+namespace {
+
+// Of which rank 0's value holds for all, or the smallest.
+enum Setting : size_t {
+  kFusionThreshold,
+  kCacheCapacity,
+  kHierarchical,
+  kCores,  // the smallest
+  kNumSettings
+};
+
+// Of a rank's own account of its host and process, in bytes.
+constexpr size_t kLongestName = 512;
+
+Hello OwnHello(const EngineConfig& config, const std::vector<int64_t>& visible) {
+  Hello hello;
+  hello.abi_version = SE_ABI_VERSION;
+  hello.rank = config.rank;
+  hello.size = config.size;
+  hello.visible_ranks = visible;
+  hello.name = config.name.substr(0, kLongestName);
+  hello.settings.resize(kNumSettings);
+  hello.settings[kFusionThreshold] = config.fusion_threshold_bytes;
+  hello.settings[kCacheCapacity] = std::clamp<int64_t>(config.cache_capacity, 0, kMaxCacheCapacity);
+  hello.settings[kHierarchical] = config.hierarchical;
+  hello.settings[kCores] = config.cores;
+  return hello;
+}
+
+Status CheckHello(int rank, const Frame& frame, const Membership& membership, Hello* hello) {
+  const std::string name = membership.NameOf(rank);
+  if (frame.type != FrameType::kHello || !Decode(frame.payload, hello)) {
+    return Status(SE_INTERNAL, name + " did not begin with a hello");
+  }
+  if (hello->abi_version != SE_ABI_VERSION) {
+    return Status(SE_INVALID_ARGUMENT, name + " runs engine version " + std::to_string(hello->abi_version) +
+                                           ", this rank " + std::to_string(SE_ABI_VERSION) +
+                                           "; install the same spark-estimator everywhere");
+  }
+  if (hello->rank != rank || hello->size != membership.size() || hello->settings.size() != kNumSettings ||
+      hello->name.size() > kLongestName) {
+    return Status(SE_INVALID_ARGUMENT, name + " claims to be rank " + std::to_string(hello->rank) + " of " +
+                                           std::to_string(hello->size) + " in a group of " +
+                                           std::to_string(membership.size()));
+  }
+  return Status::Ok();
+}
+
+// A peer that could not be created says why.
+Status CheckAbort(int rank, const Frame& frame, Membership& membership) {
+  Abort abort;
+  if (Decode(frame.payload, &abort)) return membership.Aborted(abort, rank);
+  return membership.RankLost(rank, "sent a control message that cannot be read (type " +
+                                       std::to_string(static_cast<int>(frame.type)) + ", " +
+                                       std::to_string(frame.payload.size()) + " bytes)");
+}
+
+// Takes the hello of `rank` if it is there; *heard tells.
+Status TakeHello(int rank, Membership& membership, PeerLinks& links, Hello* hello, bool* heard) {
+  links.Receive(rank);
+  std::deque<Frame>& inbox = links.inbox(rank);
+  if (!inbox.empty()) {
+    if (inbox.front().type == FrameType::kAbort) return CheckAbort(rank, inbox.front(), membership);
+    SE_RETURN_IF_ERROR(CheckHello(rank, inbox.front(), membership, hello));
+    // A launcher may know only of a process that started the rank; the rank knows its own.
+    if (!hello->name.empty()) membership.Rename(rank, hello->name);
+    inbox.pop_front();
+    *heard = true;
+    return Status::Ok();
+  }
+  if (links.is_open(rank)) return Status::Ok();
+  return Status(SE_PEER_LOST,
+                membership.NameOf(rank) + " was lost while the job was starting: " + links.at(rank).closed_reason());
+}
+
+Status TakeHellos(double timeout_seconds, Membership& membership, PeerLinks& links, std::vector<Hello>* hellos) {
+  const Time deadline = After(Seconds(timeout_seconds));
+  std::vector<int> missing;
+  for (int rank = 0; rank < membership.size(); ++rank) {
+    if (rank != membership.rank()) missing.push_back(rank);
+  }
+  while (true) {
+    std::vector<pollfd> waits;
+    std::vector<int> still_missing;
+    links.Flush();
+    for (const int rank : missing) {
+      bool heard = false;
+      SE_RETURN_IF_ERROR(TakeHello(rank, membership, links, &(*hellos)[static_cast<size_t>(rank)], &heard));
+      if (heard) continue;
+      still_missing.push_back(rank);
+      const ControlLink& link = links.at(rank);
+      waits.push_back({link.fd(), static_cast<short>(POLLIN | (link.has_unsent() ? POLLOUT : 0)), 0});
+    }
+    missing = std::move(still_missing);
+    if (missing.empty()) return Status::Ok();
+    const double left = Seconds(deadline - Clock::now()).count();
+    if (left <= 0) {
+      std::string names;
+      for (const int rank : missing) names += (names.empty() ? "" : ", ") + membership.NameOf(rank);
+      return Status(SE_TIMED_OUT,
+                    "no hello within " + std::to_string(static_cast<int>(timeout_seconds)) + " s from " + names);
+    }
+    poll(waits.data(), waits.size(), static_cast<int>(std::min(left, 1.0) * 1000) + 1);
+  }
+}
+
+}  // namespace
+
+Status ExchangeHellos(const EngineConfig& config, const std::vector<int64_t>& visible, Membership& membership,
+                      PeerLinks& links, GroupSettings* settings) {
+  std::vector<Hello> hellos(static_cast<size_t>(config.size));
+  Hello& own_hello = hellos[static_cast<size_t>(config.rank)];
+  own_hello = OwnHello(config, visible);
+  links.SendToAll(FrameType::kHello, Encode(own_hello));
+  SE_RETURN_IF_ERROR(TakeHellos(config.start_timeout_seconds, membership, links, &hellos));
+  const std::vector<int64_t>& first = hellos[0].settings;
+  settings->parameters.fusion_threshold_bytes = first[kFusionThreshold];
+  settings->parameters.tuning.hierarchical = static_cast<int32_t>(first[kHierarchical]);
+  settings->cache_capacity = std::clamp<int64_t>(first[kCacheCapacity], 0, kMaxCacheCapacity);
+  settings->cores = config.cores;
+  for (const Hello& hello : hellos) {
+    settings->visible_of.emplace_back(hello.visible_ranks.begin(), hello.visible_ranks.end());
+    settings->cores = std::min(settings->cores, static_cast<int>(hello.settings[kCores]));
+  }
+  return Status::Ok();
+}
+
+}  // namespace spark_estimator

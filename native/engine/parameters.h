@@ -1,0 +1,19 @@
+// What the ranks of a group use alike: rank 0's settings, fixed when the group starts.
+#ifndef SPARK_ESTIMATOR_ENGINE_PARAMETERS_H_
+#define SPARK_ESTIMATOR_ENGINE_PARAMETERS_H_
+
+#include <cstdint>
+
+#include "algorithms/choose.h"
+
+namespace spark_estimator {
+
+struct Parameters {
+  int64_t fusion_threshold_bytes = 0;  // small allreduces are run as one up to so many bytes; 0: fusion is off
+  Tuning tuning = {};
+  bool operator==(const Parameters&) const = default;
+};
+
+}  // namespace spark_estimator
+
+#endif  // SPARK_ESTIMATOR_ENGINE_PARAMETERS_H_

@@ -1,0 +1,115 @@
+// A submitted collective as its own rank keeps it: what was agreed on, where the memory is, and how it ended.
+#ifndef SPARK_ESTIMATOR_ENGINE_REQUEST_H_
+#define SPARK_ESTIMATOR_ENGINE_REQUEST_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/kept_memory.h"
+#include "base/status.h"
+#include "engine/negotiation/message.h"
+#include "gpu/device.h"
+
+namespace spark_estimator {
+
+// Where one tensor of a request lies.
+struct TensorMemory {
+  const void* input = nullptr;
+  void* output = nullptr;
+  int64_t output_bytes = 0;  // allgather, alltoall: room at `output`
+};
+
+// What an allgather or alltoall made of one tensor.
+struct Gathered {
+  Memory owned;      // for se_free; empty when it was put into the tensor's output
+  GpuMemory on_gpu;  // the same of GPU tensors
+  void* data = nullptr;
+  int64_t bytes = 0;
+  std::vector<int64_t> rows;  // [size]
+};
+
+// What a request whose tensors lie on a GPU has beside.
+struct GpuWork {
+  int device = -1;
+  CudaStream stream = nullptr;  // the caller's
+  GpuMarkPtr ready;             // behind what the caller had enqueued there when it submitted
+  GpuMarkPtr done;              // behind the outputs; there is one when the request is done well
+};
+
+// Where a request's tensors lie, when that is on a GPU, and behind what.
+struct GpuPlace {
+  int device = -1;
+  CudaStream stream = nullptr;
+};
+
+struct Plan;
+struct Unnamed;
+
+struct Request {
+  int64_t handle = 0;  // 0: nobody has asked for one
+  std::shared_ptr<const Signature> signature;
+  int64_t bytes = 0;                 // of all tensors
+  std::vector<TensorMemory> memory;  // [parts]
+  GpuWork gpu;
+  int32_t cache_id = -1;               // once it is known to be cached
+  Plan* plan = nullptr;                // of which it is the submission
+  Unnamed* unnamed = nullptr;          // its kind, when it has no name
+  int64_t number = Signature::kNamed;  // ... and which of them it is
+  uint64_t order = 0;                  // of submission on this rank
+  bool deferred = false;               // the next wait will see to it
+  bool had_to_queue = false;           // behind an older one of its kind
+  bool recorded = false;               // the flight recorder has its failure
+  Time submitted{};
+  Time agreed{};
+
+  // Written by whoever drives before `done` is set under the engine's lock, read by others after.
+  std::vector<Gathered> gathered;  // [parts]
+  int32_t last_joined = -1;
+  Status outcome;
+  bool done = false;
+
+  // Of LiveRequests.
+  bool is_live = false;
+  Request* older = nullptr;
+  std::shared_ptr<Request> younger;
+};
+
+using RequestPtr = std::shared_ptr<Request>;
+
+// The requests of one kind that have no names. They meet by order: all ranks conclude them in the order of their
+// numbers, so the oldest one that is pending has the same number on all ranks that have one pending.
+struct Unnamed {
+  // Guarded by the engine's lock.
+  int64_t next = 0;             // number of the next to be submitted
+  int64_t failed_through = -1;  // those up to it failed on all ranks, before this one submitted them
+  std::string failure;          // ... with these words
+
+  // Of whoever drives the engine.
+  bool is_proposed = false;        // the oldest one that is pending and cached
+  std::deque<RequestPtr> younger;  // in order
+};
+
+// A request that is made once; see se_plan. The engine's lock guards what changes.
+struct Plan {
+  std::shared_ptr<const Signature> signature;
+  int64_t bytes = 0;
+  std::vector<int64_t> output_bytes;  // [parts], room at the outputs of an allgather or alltoall
+  int device = -1;                    // on which the tensors of all submissions lie
+  RequestPtr request;                 // the last one, used again when nobody else holds it
+  Unnamed* unnamed = nullptr;         // once it has been submitted
+  int32_t cache_id = -1;
+  uint64_t cache_generation = 0;  // of the cache when cache_id was looked up
+};
+
+// "allreduce 'x'".
+std::string LabelOf(const Signature& signature, int64_t number);
+inline std::string LabelOf(const Request& request) { return LabelOf(*request.signature, request.number); }
+inline std::string FullName(const Request& request) { return FullName(request.signature->name, request.number); }
+
+}  // namespace spark_estimator
+
+#endif  // SPARK_ESTIMATOR_ENGINE_REQUEST_H_

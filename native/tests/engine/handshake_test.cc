@@ -1,0 +1,116 @@
+// The ranks' first frames: what they come to, and which hellos are refused.
+#include "engine/membership/handshake.h"
+
+#include <sys/socket.h>
+
+#include <string>
+
+#include "check.h"
+#include "engine/negotiation/message.h"
+#include "spark_estimator/engine.h"
+
+namespace {
+
+using namespace spark_estimator;
+using spark_estimator::testing::RunTests;
+
+// Rank 1 of two; the test is rank 0.
+struct Fixture {
+  Fixture() : links(2), peer(1), members(1, 2) {
+    config.rank = 1;
+    config.size = 2;
+    config.cores = 4;
+    config.start_timeout_seconds = 0.2;
+    for (int rank = 0; rank < 2; ++rank) members.Describe(rank, rank, "somewhere");
+    int ends[2];
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    links.Connect(0, UniqueFd(ends[0]));
+    peer.Connect(0, UniqueFd(ends[1]));
+  }
+  Status Exchange() { return ExchangeHellos(config, {}, members, links, &settings); }
+  Status ExchangeWith(const Hello& hello) {
+    peer.Send(0, FrameType::kHello, Encode(hello));
+    return Exchange();
+  }
+
+  EngineConfig config;
+  PeerLinks links;
+  PeerLinks peer;
+  Membership members;
+  GroupSettings settings;
+};
+
+Hello Honest() { return Hello{SE_ABI_VERSION, 0, 2, {0, 1}, {1 << 20, 64, -1, 2}, "host (pid 5)"}; }
+
+void SettingsAreRankZerosOrTheSmallest() {
+  Fixture fixture;
+  fixture.config.fusion_threshold_bytes = 5;
+  CHECK(fixture.ExchangeWith(Honest()).ok());
+  CHECK_EQ(fixture.settings.parameters.fusion_threshold_bytes, 1 << 20);
+  CHECK_EQ(fixture.settings.cache_capacity, 64);
+  CHECK_EQ(fixture.settings.cores, 2);
+  CHECK(fixture.settings.visible_of == (std::vector<std::vector<int>>{{0, 1}, {}}));
+  CHECK_EQ(fixture.members.NameOf(0), std::string("rank 0 on host (pid 5)"));
+  fixture.peer.Receive(0);
+  Hello sent;
+  CHECK(Decode(fixture.peer.inbox(0)[0].payload, &sent));
+  CHECK(sent.rank == 1 && sent.size == 2);
+}
+
+void FramesBehindTheHelloStay() {
+  Fixture fixture;
+  fixture.peer.Send(0, FrameType::kHello, Encode(Honest()));
+  fixture.peer.Send(0, FrameType::kHeartbeat, "");
+  CHECK(fixture.Exchange().ok());
+  CHECK_EQ(fixture.links.inbox(0).size(), 1u);
+}
+
+void OtherHellosAreRefused() {
+  const auto refused = [](void (*change)(Hello&)) {
+    Fixture fixture;
+    Hello hello = Honest();
+    change(hello);
+    const Status status = fixture.ExchangeWith(hello);
+    CHECK_EQ(status.code(), SE_INVALID_ARGUMENT);
+    return status.message();
+  };
+  CHECK_CONTAINS(refused([](Hello& hello) { hello.abi_version += 1; }), "install the same spark-estimator everywhere");
+  CHECK_CONTAINS(refused([](Hello& hello) { hello.rank = 1; }), "claims to be rank 1 of 2");
+  CHECK_CONTAINS(refused([](Hello& hello) { hello.size = 3; }), "of 3 in a group of 2");
+  CHECK_CONTAINS(refused([](Hello& hello) { hello.settings.pop_back(); }), "claims to be");
+  CHECK_CONTAINS(refused([](Hello& hello) { hello.name = std::string(10'000, 'x'); }), "claims to be");
+}
+
+void APeerMaySendSomethingElse() {
+  Fixture other;
+  other.peer.Send(0, FrameType::kHeartbeat, "");
+  CHECK_CONTAINS(other.Exchange().message(), "did not begin with a hello");
+  Fixture aborts;
+  aborts.peer.Send(0, FrameType::kAbort, Encode(Abort{0, "rank 0 failed"}));
+  CHECK_EQ(aborts.Exchange().message(), std::string("rank 0 failed (told by rank 0)"));
+  Fixture garbled;
+  garbled.peer.Send(0, FrameType::kAbort, "?");
+  CHECK_CONTAINS(garbled.Exchange().message(), "sent a control message that cannot be read");
+}
+
+void APeerMaySendNothing() {
+  Fixture silent;
+  const Status late = silent.Exchange();
+  CHECK_EQ(late.code(), SE_TIMED_OUT);
+  CHECK_CONTAINS(late.message(), "rank 0 on somewhere");
+  Fixture gone;
+  gone.peer = PeerLinks(2);
+  const Status lost = gone.Exchange();
+  CHECK_EQ(lost.code(), SE_PEER_LOST);
+  CHECK_CONTAINS(lost.message(), "was lost while the job was starting");
+}
+
+}  // namespace
+
+int main() {
+  return RunTests({{"settings are rank 0's or the smallest", SettingsAreRankZerosOrTheSmallest},
+                   {"frames behind the hello stay", FramesBehindTheHelloStay},
+                   {"other hellos are refused", OtherHellosAreRefused},
+                   {"a peer may send something else", APeerMaySendSomethingElse},
+                   {"a peer may send nothing", APeerMaySendNothing}});
+}
