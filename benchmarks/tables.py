@@ -1,4 +1,4 @@
-"""Prints what was measured: a table for people, the same in Markdown, and JSON for programs."""
+"""Formats measurements as a text table, a Markdown table, and JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from spark_estimator.benchmarks.interleaved import Line
+from benchmarks.interleaved import Line
 
 _LEADING_WIDTHS = (13, 8, 10)  # op, dtype, bytes
 
@@ -25,10 +25,10 @@ class Ratio(NamedTuple):
 
 
 def cells(lines: Sequence[Line], subjects: Sequence[str], ratios: Sequence[Ratio]) -> list[list[str]]:
-    """The table, head first: op, dtype, bytes, a column for each subject (microseconds), and for each ratio.
+    """The rows of the table, header first: op, dtype, bytes, a column per subject (microseconds), and per ratio.
 
-    Where rank 0 is through much earlier than the slowest rank, as the root of a broadcast is, a second row, whose op
-    ends in ``@0``, gives its time. What a subject does not offer is a dash.
+    A broadcast has a second row, ``broadcast@0``, with the time of rank 0: the root finishes much earlier than the
+    slowest rank. A dash means that the subject does not support the op.
     """
     ratios = [ratio for ratio in ratios if ratio.over in subjects and ratio.under in subjects]
     rows = [["op", "dtype", "bytes", *subjects, *(ratio.title for ratio in ratios)]]
@@ -42,7 +42,7 @@ def cells(lines: Sequence[Line], subjects: Sequence[str], ratios: Sequence[Ratio
 
 
 def text(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:
-    """Rows in columns as wide as those under `head` must be, so that rows can be printed one after another."""
+    """Formats rows with the column widths of `head`, so that rows can be printed one at a time."""
     widths = [_LEADING_WIDTHS[column] if column < 3 else max(9, len(title)) for column, title in enumerate(head)]
     return "\n".join(
         "  ".join(
@@ -54,14 +54,14 @@ def text(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """The table in Markdown."""
+    """Formats the table in Markdown."""
     head, *body = rows
     rule = ["---" if column < 2 else "--:" for column in range(len(head))]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *body])
 
 
 def plain(lines: Sequence[Line]) -> list[dict[str, object]]:
-    """Everything that was measured, as JSON can hold it; times in microseconds."""
+    """All measurements as JSON values; times in microseconds."""
     return [
         {
             **asdict(line.form),
@@ -72,9 +72,9 @@ def plain(lines: Sequence[Line]) -> list[dict[str, object]]:
     ]
 
 
-def write_json(path: Path, whole: Mapping[str, object]) -> None:
-    """Writes it to a file, or to standard output when that is called ``-``."""
-    text = json.dumps(whole, indent=2)
+def write_json(path: Path, document: Mapping[str, object]) -> None:
+    """Writes `document` to a file, or to standard output if `path` is ``-``."""
+    text = json.dumps(document, indent=2)
     if str(path) == "-":
         print(text)
     else:
@@ -93,5 +93,5 @@ def _row(
 
 
 def _microseconds(time: float) -> str:
-    """Three figures that count; enough for any ratio that is worth a claim."""
+    """Formats with three or more significant digits."""
     return f"{time:.0f}" if time >= 1000 else f"{time:.1f}" if time >= 10 else f"{time:.3f}"

@@ -1,13 +1,13 @@
-"""Several hosts on one machine: network namespaces joined by a bridge, whose links can be cut, silently, and slowed.
+"""Simulates several hosts on one machine: network namespaces joined by a bridge. Links can be cut and slowed.
 
     with Network.open(hosts=2) as network:
         rendezvous = network.rendezvous(ranks_per_host=2)
         with network.hosts[0].entered():
-            ...  # sockets opened and processes started here are on that host
+            ...  # sockets opened here and processes started here belong to that host
         network.hosts[1].cut()
 
-Linux, root, and iproute2's ``ip`` (``tc`` for `Host.limit`) are needed. The namespaces have no names: they, and all
-that is in them, are gone once the last process in them and this object are.
+Requires Linux, root, and iproute2's ``ip`` (``tc`` for `Host.limit`). The namespaces have no names: the kernel removes
+each when this object is closed and its last process has ended.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, job_of
 _CLONE_NEWNET = 0x40000000
 _SUBNET = "10.77.0"
 _DEVICE = "eth0"
-# A segment that the kernel has put together (64 KiB) has to fit into the bucket more than once.
+# The token bucket must hold several of the kernel's 64 KiB offload segments.
 _BURST_BYTES = 256 << 10
 _QUEUE_MILLISECONDS = 50
 
 
 class UnavailableError(Exception):
-    """This machine, or this user, cannot have network namespaces; the text says what is missing."""
+    """This machine or user can't create network namespaces; the message names what is missing."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A namespace that stands for a host, with one link to the bridge.
+    """A namespace that simulates a host, with one link to the bridge.
 
     Attributes:
-        name: what its ranks call it.
-        address: where its ranks listen.
+        name: host name of its ranks.
+        address: address on which its ranks listen.
     """
 
     name: str
@@ -51,30 +51,30 @@ class Host:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """The calling thread is on this host meanwhile: so are sockets that it opens and processes that it starts."""
+        """Moves the calling thread to this host: sockets that it opens and processes that it starts belong to it."""
         with _entered(self._namespace):
             yield
 
     def cut(self) -> None:
-        """From now on everything to and from this host is lost, and nobody is told: its link stays up."""
+        """Drops all traffic to and from this host. No peer gets an error, because the link stays up."""
         _run(self._switch, "ip", "link", "set", self._port, "nomaster")
 
     def mend(self) -> None:
-        """The inverse of `cut`."""
+        """Restores the traffic after `cut`."""
         _run(self._switch, "ip", "link", "set", self._port, "master", "bridge")
 
     def limit(self, bits_per_second: int) -> None:
-        """Lets the link carry so much in each direction; again to change it."""
+        """Limits the rate of the link in each direction. May be called again to change it."""
         for namespace, device in ((self._namespace, _DEVICE), (self._switch, self._port)):
             shape = f"rate {bits_per_second}bit burst {_BURST_BYTES} latency {_QUEUE_MILLISECONDS}ms"
             _run(namespace, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *shape.split())
 
 
 class Network:
-    """Hosts that see one another and nothing else. A context manager.
+    """Hosts that can reach each other and nothing else. A context manager.
 
     Attributes:
-        hosts: in the order of their addresses.
+        hosts: the hosts, in the order of their addresses.
     """
 
     def __init__(self, hosts: Sequence[Host], closing: ExitStack) -> None:
@@ -83,40 +83,42 @@ class Network:
 
     @classmethod
     def open(cls, hosts: int) -> Network:
-        """A network of so many hosts.
+        """Creates a network of `hosts` hosts.
 
         Raises:
-            UnavailableError: namespaces are not permitted here, or ``ip`` is missing.
+            UnavailableError: namespaces are not permitted, or ``ip`` is missing.
         """
         with ExitStack() as closing:
             switch = _new_namespace(closing)
             _run(switch, "ip", "link", "add", "bridge", "type", "bridge")
             _run(switch, "ip", "link", "set", "bridge", "up")
-            made = [_new_host(number, switch, closing) for number in range(hosts)]
-            return cls(made, closing.pop_all())
+            created = [_new_host(number, switch, closing) for number in range(hosts)]
+            return cls(created, closing.pop_all())
 
     def rendezvous(self, ranks_per_host: int) -> list[tuple[Rendezvous, Endpoint]]:
-        """As ``local_rendezvous``, with the ranks of a host neighbours. A rank's process must be started on its host:
-        rank r on ``hosts[r // ranks_per_host]``."""
-        placed = [host for host in self.hosts for _ in range(ranks_per_host)]
+        """A rendezvous and an endpoint for each rank, as ``local_rendezvous``; ranks of a host are consecutive.
+
+        The process of rank r must be started on ``hosts[r // ranks_per_host]``.
+        """
+        host_of_rank = [host for host in self.hosts for _ in range(ranks_per_host)]
         endpoints: list[Endpoint] = []
         try:
-            for host in placed:
+            for host in host_of_rank:
                 with host.entered():
                     endpoints.append(Endpoint.open(host.address))
         except OSError:
             for endpoint in endpoints:
                 endpoint.close()
             raise
-        # One kernel, one host name: what tells the hosts apart for people and for us is made up here.
+        # All hosts share the kernel's host name, so their names and ids are made up here.
         peers = [
             replace(endpoint.facts(rank), host=host.name, host_id=f"{socket.gethostname()}/{host.name}")
-            for rank, (host, endpoint) in enumerate(zip(placed, endpoints, strict=True))
+            for rank, (host, endpoint) in enumerate(zip(host_of_rank, endpoints, strict=True))
         ]
         return job_of(endpoints, peers)
 
     def close(self) -> None:
-        """Lets go of the namespaces; what runs in them keeps them. Idempotent."""
+        """Closes the namespaces; those with running processes remain until these end. Idempotent."""
         self._closing.close()
 
     def __enter__(self) -> Network:
@@ -153,7 +155,7 @@ def _new_namespace(closing: ExitStack) -> int:
 
 
 def _own_namespace() -> int:
-    """A descriptor of the network namespace of the calling thread."""
+    """Opens a descriptor of the calling thread's network namespace."""
     try:
         return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -174,7 +176,7 @@ def _entered(namespace: int) -> Iterator[None]:
 
 
 def _system_call(name: str, *arguments: int) -> None:
-    # os.setns and os.unshare are there from Python 3.12 on.
+    # os.setns and os.unshare exist since Python 3.12.
     libc = ctypes.CDLL(None, use_errno=True)
     if getattr(libc, name)(*arguments) != 0:
         error = ctypes.get_errno()

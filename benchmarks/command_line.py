@@ -1,4 +1,4 @@
-"""What the benchmarks of collectives have in common on the command line and on the screen."""
+"""The command-line options and the output that the benchmarks of collectives share."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from spark_estimator.benchmarks import programs, tables
-from spark_estimator.benchmarks.interleaved import DTYPES, OPS, Figure, Form, Line, Subject, measure
-from spark_estimator.benchmarks.tables import Ratio
+from benchmarks import programs, tables
+from benchmarks.interleaved import DTYPES, OPS, Figure, Form, Line, Subject, measure
+from benchmarks.tables import Ratio
 
 
 def parser_of(
     module: str, description: str | None, *, ops: Sequence[str], sizes: Sequence[int]
 ) -> argparse.ArgumentParser:
-    """The options that all of them have.
+    """A parser with the options that all benchmarks of collectives have.
 
     Args:
-        module: for the usage.
-        ops, sizes: what is measured when nobody says.
+        module: name of the module, for the usage line.
+        description: for ``--help``.
+        ops, sizes: defaults of ``--op`` and ``--bytes``.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m {module}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bytes", type=list_of(sizes=True), default=tuple(sizes), help="sizes of a rank's tensor")
+    parser.add_argument("--bytes", type=list_of(sizes=True), default=tuple(sizes), help="bytes of a rank's tensor")
     parser.add_argument("--dtype", type=list_of(DTYPES), default=("float32",), help=", ".join(DTYPES))
     parser.add_argument("--op", type=list_of(OPS), default=tuple(ops), help=", ".join(OPS))
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each library, op and size (default 1)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time for each library, op and size (default 1)")
     parser.add_argument("--markdown", action="store_true", help="print the tables in Markdown")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there; - for standard output")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to FILE; - for standard output")
     return parser
 
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM ends what is inside as Ctrl-C does: ranks and temporary files are seen to on the way out."""
+    """SIGTERM exits the block by an exception, as Ctrl-C does, so that ranks and temporary files are cleaned up."""
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
@@ -48,7 +49,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def positive(text: str) -> int:
-    """A whole number from 1; for argparse."""
+    """Parses a whole number, 1 or more; for argparse."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
@@ -56,7 +57,7 @@ def positive(text: str) -> int:
 
 
 def list_of(words: Sequence[str] = (), *, sizes: bool = False) -> Callable[[str], tuple[str, ...] | tuple[int, ...]]:
-    """For argparse: reads a list with commas, of the given words or of sizes in bytes."""
+    """A parser of comma-separated lists of `words`, or of sizes in bytes; for argparse."""
 
     def read(text: str) -> tuple[str, ...] | tuple[int, ...]:
         parts = tuple(filter(None, text.split(",")))
@@ -64,25 +65,25 @@ def list_of(words: Sequence[str] = (), *, sizes: bool = False) -> Callable[[str]
             return tuple(positive(part) for part in parts)
         for part in parts:
             if part not in words:
-                raise argparse.ArgumentTypeError(f"{part!r} is none of {', '.join(words)}")
+                raise argparse.ArgumentTypeError(f"{part!r} is not one of {', '.join(words)}")
         return parts
 
     return read
 
 
 def forms_of(ops: Iterable[str], dtypes: Iterable[str], sizes: Iterable[int]) -> list[Form]:
-    """What to measure, in this order; a barrier once, at the end."""
+    """The forms to measure, in this order; a barrier once, at the end."""
     ops, sizes, dtypes = list(ops), list(sizes), list(dtypes)
     forms = [Form(op, dtype, size) for op in ops if op != "barrier" for dtype in dtypes for size in sizes]
     return forms + ([Form("barrier", dtypes[0], 0)] if "barrier" in ops else [])
 
 
 class Report:
-    """Measures what the options ask for, shows it as it comes, and writes it down at the end.
+    """Measures the forms that the options select, prints each result at once, and writes all of them at the end.
 
     Args:
-        options: as the parser of `parser_of` gave them.
-        module, words: the command, for who wants to repeat it.
+        options: parsed by the parser of `parser_of`.
+        module, words: module and arguments of the command, which the JSON file records.
     """
 
     def __init__(self, options: argparse.Namespace, module: str, words: Sequence[str]) -> None:
@@ -92,8 +93,8 @@ class Report:
         self._runs: list[dict[str, object]] = []
         self.machine = programs.machine()
 
-    def say(self, line: str) -> None:
-        """Shows a line, beside the JSON when that goes to standard output."""
+    def report(self, line: str) -> None:
+        """Prints a line, on stderr if the JSON goes to standard output."""
         print(line, file=self._screen, flush=True)
 
     def measure(
@@ -104,19 +105,19 @@ class Report:
         facts: Mapping[str, object],
         computed: Mapping[str, Callable[[Form], float | None]] | None = None,
     ) -> None:
-        """Measures every form that the options ask for, and shows a table of it.
+        """Measures every form that the options select, and prints a table.
 
         Args:
             title: of the table.
-            subjects: its columns.
-            ratios: its further columns.
-            facts: what the JSON is to say of this run.
-            computed: columns that nobody measures, in microseconds; None where one means nothing.
+            subjects: the measured columns.
+            ratios: columns with ratios of other columns.
+            facts: properties of this run, for the JSON file.
+            computed: columns that are computed, in microseconds; None if the column does not apply to a form.
 
         Raises:
-            BenchmarkError: a number is wrong, or a library failed.
+            BenchmarkError: a result is wrong, or a library failed.
         """
-        self.say(title)
+        self.report(title)
         computed = computed or {}
         names = [*(subject.name for subject in subjects), *computed]
         lines: list[Line] = []
@@ -128,13 +129,13 @@ class Report:
             lines.append(replace(measured, figures=figures))
             head, *rows = tables.cells(lines[-1:], names, ratios)
             if not options.markdown:
-                self.say(tables.text([head, *rows] if len(lines) == 1 else rows, head))
+                self.report(tables.text([head, *rows] if len(lines) == 1 else rows, head))
         if options.markdown:
-            self.say(tables.markdown(tables.cells(lines, names, ratios)))
+            self.report(tables.markdown(tables.cells(lines, names, ratios)))
         self._runs.append({**facts, "results": tables.plain(lines)})
 
     def write(self) -> None:
-        """Writes the JSON, if it is wanted."""
+        """Writes the JSON file if ``--json`` is set."""
         if self._options.json is not None:
             tables.write_json(
                 self._options.json, {"command": self._command, "machine": self.machine, "runs": self._runs}

@@ -1,4 +1,4 @@
-"""Starts the groups of a benchmark: the engine's and MPI's programs, compiled here and now, and Python's ranks."""
+"""Compiles and starts the programs of a benchmark: the engine's and MPI's C and C++ programs, and Python ranks."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from benchmarks.interleaved import BenchmarkError, Command, Group
 from spark_estimator import _native
-from spark_estimator.benchmarks.interleaved import BenchmarkError, Command, Group
 from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, offer_to_command
 from spark_estimator.launch.job.environment import host_share, worker_environment
 
-NATIVE = Path(__file__).parents[2] / "native"
+NATIVE = Path(__file__).parents[1] / "native"
 _COMPILE_SECONDS = 180
 
 
 class UnavailableError(Exception):
-    """A group cannot be measured on this machine; the text says what is missing."""
+    """A library can't be measured on this machine; the message names what is missing."""
 
 
 def engine_bench(folder: Path) -> Path:
     """Compiles the program that measures the engine through its C ABI, against the library that Python uses.
 
     Args:
-        folder: where to.
+        folder: folder for the compiled program.
 
     Raises:
-        UnavailableError: there is no compiler, or no checkout with the program's source.
-        BenchmarkError: it does not compile.
+        UnavailableError: there is no compiler, or the program's source is missing.
+        BenchmarkError: the program does not compile.
     """
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
@@ -48,12 +48,12 @@ def engine_bench(folder: Path) -> Path:
 
 
 def native_group(folder: Path, size: int, *, tcp: bool) -> Group:
-    """The engine through its C ABI: variants "plan", "shared" (memory that all ranks see) and "bound".
+    """The engine through its C ABI: variants "plan", "shared" (in memory that all ranks map) and "bound".
 
     Args:
-        folder: where the program is compiled to.
+        folder: folder for the compiled program.
         size: number of ranks.
-        tcp: loopback TCP between them, no shared memory.
+        tcp: use loopback TCP instead of shared memory.
 
     Raises:
         UnavailableError, BenchmarkError: as `engine_bench`; the latter also when the ranks did not start.
@@ -71,19 +71,19 @@ def mpi_group(name: str, folder: Path, size: int, *, tcp: bool) -> Group:
         folder, size, tcp: as for `native_group`.
 
     Raises:
-        UnavailableError: it is not installed, or there is no checkout.
+        UnavailableError: the library is not installed, or the program's source is missing.
         BenchmarkError: the program does not compile, or the ranks did not start.
     """
     compiler, launcher = _mpi_tools(name)
     program = _compiled(folder, "mpi_bench.c", f"mpi_bench_{name}", [compiler, "-std=c11"], [])
     environment = {}
     if name == "openmpi":
-        # It finds out by itself whether there are more ranks than cores, and lets waiting ranks yield then.
+        # Open MPI detects by itself whether there are more ranks than cores; waiting ranks then yield.
         options = ["--oversubscribe", *(["--mca", "btl", "tcp,self", "--mca", "pml", "ob1"] if tcp else [])]
         options += ["--allow-run-as-root"] if os.geteuid() == 0 else []
     else:
         options = []
-        # MPICH is built over UCX (Debian's) or over libfabric, and both would share memory by themselves.
+        # MPICH is built on UCX (in Debian) or on libfabric; both use shared memory unless it is disabled.
         carriers = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self", "FI_PROVIDER": "tcp"}
         environment = carriers if tcp else {}
     arguments = [launcher, *options, "-np", str(size), str(program)]
@@ -96,20 +96,20 @@ def python_group(
     *,
     gloo: str | None = None,
     link: bool = False,
-    module: str = "spark_estimator.benchmarks.python_rank",
+    module: str = "benchmarks.python_rank",
     environment: Mapping[str, str] | None = None,
     within: Sequence[AbstractContextManager[object]] | None = None,
 ) -> Group:
-    """Python's ranks: variants "python", with an address "gloo", and with `link` "link".
+    """Python ranks: variants "python", "gloo" (if `gloo` is set) and "link" (if `link` is set).
 
     Args:
         name: for messages.
-        pairs: [size] each rank's rendezvous and sockets; the sockets are closed here.
-        gloo: ``tcp://host:port`` where gloo's ranks meet; None: without gloo.
-        link: with the network's own bound.
-        module: what each rank runs; it takes the arguments of ``python_rank``.
-        environment: variables for the ranks.
-        within: [size] entered around the start of each rank.
+        pairs: [size] each rank's rendezvous and endpoint; this function closes the endpoints.
+        gloo: ``tcp://host:port`` of gloo's rendezvous; None: without gloo.
+        link: whether to offer the variant that measures the network itself.
+        module: module that each rank runs, with the arguments of ``python_rank``.
+        environment: additional variables of the ranks.
+        within: [size] context in which each rank is started.
 
     Raises:
         BenchmarkError: the ranks did not start.
@@ -117,8 +117,8 @@ def python_group(
     offered: list[int] = []
 
     def commands(path: str) -> list[Command]:
-        made = []
-        for place, (rendezvous, endpoint) in enumerate(pairs):
+        result = []
+        for rank, (rendezvous, endpoint) in enumerate(pairs):
             fd, variables = offer_to_command(rendezvous)
             offered.append(fd)
             arguments = [sys.executable, "-m", module, path]
@@ -128,15 +128,16 @@ def python_group(
                 *(["--gloo", gloo] if gloo else []),
                 *(["--link"] if link else []),
             ]
-            paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+            paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
             settings = {
                 "PYTHONPATH": os.pathsep.join(filter(None, paths)),
                 **variables,
                 **(environment or {}),
             }
             settings = worker_environment(os.environ, settings, host_share(len(pairs)))
-            made.append(Command(arguments, settings, (fd, *endpoint.filenos()), within[place] if within else None))
-        return made
+            descriptors = (fd, *endpoint.filenos())
+            result.append(Command(arguments, settings, descriptors, within[rank] if within else None))
+        return result
 
     try:
         return Group(name, len(pairs), commands)
@@ -148,7 +149,7 @@ def python_group(
 
 
 def version_of(name: str) -> str:
-    """``"Open MPI 4.1.4"`` or ``"MPICH 4.0.2"``: what ``mpirun`` says of itself. Raises UnavailableError."""
+    """The version that ``mpirun`` reports, such as ``"Open MPI 4.1.4"``. Raises UnavailableError."""
     _, launcher = _mpi_tools(name)
     text = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=60).stdout
     words = text.split()
@@ -157,7 +158,7 @@ def version_of(name: str) -> str:
 
 
 def machine() -> dict[str, str | int]:
-    """What the figures were taken on."""
+    """The machine of the measurement."""
     model = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
@@ -182,7 +183,7 @@ def _mpi_tools(name: str) -> tuple[str, str]:
 def _compiled(folder: Path, source: str, program: str, compiler: Sequence[str], libraries: Sequence[str]) -> Path:
     path = NATIVE / "benchmarks" / source
     if not path.exists():
-        raise UnavailableError(f"the source {path} is not there: this needs a checkout, not an installed wheel")
+        raise UnavailableError(f"{path} does not exist: run the benchmark in a checkout of the repository")
     target = folder / program
     command = [*compiler, "-O3", str(path), "-o", str(target), *libraries]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS)

@@ -1,20 +1,19 @@
-"""Times how long a launcher takes to the user's function and back, side by side with PySpark's TorchDistributor.
+"""Times the launch of a function and the return of its value, for this package and for PySpark's TorchDistributor.
 
-``python -m spark_estimator.benchmarks.launch [--np 2] [--master 'local[2]' --master ...] [--rounds 7]`` prints a line
-for each launcher: medians in seconds from the call of ``run`` until rank 0 is in the user's function, and until ``run``
-has returned its value. All launchers take turns in one session of each master; their first turn counts as warm-up.
-Every value that comes back is checked.
+``python -m benchmarks.launch [--np 2] [--master 'local[2]' --master ...] [--rounds 7]`` prints a line
+for each launcher: the median seconds from the call of ``run`` until rank 0 enters the user's function, and until
+``run`` returns. All launchers run interleaved in one session of each master, after one warm-up round. Every returned
+value is checked.
 
-A job of Spark's own runs before each turn, so that all launchers find the Python workers of the session there and warm:
-TorchDistributor's tasks leave their input unread, for which Spark ends the workers that they ran in, and whoever came
-next would have to wait half a second for new ones.
+A plain Spark job runs before each launch, so that all launchers find warm Python workers: TorchDistributor's tasks do
+not read their input, so Spark ends their workers, and the next launcher would wait half a second for new ones.
 
 Launchers: ours, `HorovodRunner` with addresses exchanged through the driver's server; ours, allGather, without a
 connection to the driver, so through Spark; ours, np < 0, processes without Spark; TorchDistributor, in Spark's tasks
 and in its local mode.
 
-Then the ranks print: how long a line takes to the driver's screen, and whether --lines of them arrive, in order; and
-what that costs a training: the same steps without a line and with --lines of them, in turns.
+Then the ranks print lines. This measures the delay of a line to the driver's output, and whether --lines lines arrive
+in order. Last, it measures the cost for training: the same steps with and without --lines lines, interleaved.
 """
 
 from __future__ import annotations
@@ -32,30 +31,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spark_estimator.benchmarks import programs, tables
-from spark_estimator.benchmarks.command_line import ended_by_signals, list_of, positive
-from spark_estimator.benchmarks.interleaved import BenchmarkError
+from benchmarks import programs, tables
+from benchmarks.command_line import ended_by_signals, list_of, positive
+from benchmarks.interleaved import BenchmarkError
 from spark_estimator.console import ends_with_its_reader
 from spark_estimator.runner import HorovodRunner
 
-_MODULE = "spark_estimator.benchmarks.launch"
+_MODULE = "benchmarks.launch"
 _OURS = "ours"
 
 
 def arrive(word: str) -> tuple[str, float]:
-    """What the launched ranks do: they note when they got here."""
+    """The launched function: returns its argument, and the time at which it was entered."""
     return word, time.time()
 
 
 def print_slowly(count: int) -> None:
-    """Prints lines that say when they were printed, as far apart as those of a training."""
+    """Prints lines that contain the time at which they were printed, at the rate of a training's log."""
     for _ in range(count):
         print(f"at {time.time()}", flush=True)
         time.sleep(0.05)
 
 
 def print_fast(count: int) -> float:
-    """Prints numbered lines; returns how many seconds that took."""
+    """Prints numbered lines; returns the seconds that this took."""
     started = time.monotonic()
     for number in range(count):
         print(f"line {number}")
@@ -64,7 +63,7 @@ def print_fast(count: int) -> float:
 
 
 def train(steps: int, lines: int) -> float:
-    """Reduces a gradient in every step, and prints `lines` spread over them; returns how many seconds that took."""
+    """Allreduces a gradient in every step and prints `lines` lines in total; returns the seconds that this took."""
     import numpy
 
     from spark_estimator.collectives import arrays, context
@@ -84,12 +83,12 @@ def train(steps: int, lines: int) -> float:
 
 @dataclass
 class Launcher:
-    """One way to start ranks.
+    """A launcher of ranks.
 
     Attributes:
         name: for the table.
         run: calls a function of one argument on every rank and returns rank 0's value.
-        to_function, to_return: seconds, one for each turn.
+        to_function, to_return: seconds of each timed launch until the function is entered, and until ``run`` returns.
     """
 
     name: str
@@ -97,24 +96,24 @@ class Launcher:
     to_function: list[float] = field(default_factory=list)
     to_return: list[float] = field(default_factory=list)
 
-    def turn(self, word: str, *, counts: bool) -> None:
-        """Runs once. Raises BenchmarkError when something else than rank 0's value comes back."""
+    def launch(self, word: str, *, timed: bool) -> None:
+        """Launches once. Raises BenchmarkError if the returned value isn't rank 0's."""
         started = time.time()
         value = self.run(arrive, word)
         ended = time.time()
         if not isinstance(value, tuple) or value[0] != word or not started <= value[1] <= ended:
-            raise BenchmarkError(f"{self.name} returned {value!r} to a function that returns {word!r} and the time")
-        if counts:
+            raise BenchmarkError(f"{self.name} returned {value!r}; expected {word!r} and the time of the call")
+        if timed:
             self.to_function.append(value[1] - started)
             self.to_return.append(ended - started)
 
 
-#: Modes of TorchDistributor, as they are called on the command line.
+#: Modes of TorchDistributor: name for ``--peers`` -> name in the table.
 _PEERS = {"distributed": "TorchDistributor", "local": "TorchDistributor, local mode"}
 
 
 def launchers(size: int, peers: Sequence[str]) -> list[Launcher]:
-    """Ours and the peers', each of which can start `size` ranks in the present Spark session."""
+    """This package's launchers and the peers, each for `size` ranks in the active Spark session."""
 
     def ours(function: Callable[[str], Any], word: str) -> Any:
         return HorovodRunner(np=size).run(function, word=word)
@@ -149,27 +148,27 @@ def launchers(size: int, peers: Sequence[str]) -> list[Launcher]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What the peer and its processes print is not shown."""
+    """Discards the output of the peer and its processes."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 
 
 def warm_workers(spark: Any, size: int) -> None:
-    """Has `size` Python workers of the session pass rows on, all at once."""
+    """Runs a job of `size` concurrent Python tasks in the session, so that their workers are started."""
     rows = spark.range(0, size, 1, size)
-    # Collected, not counted: Spark waits for executors that are on their way before a stage that gives results, but
-    # gives up at once where the barrier stage is another one.
-    if len(rows.mapInArrow(_passed_on, rows.schema, barrier=True).collect()) != size:
-        raise BenchmarkError(f"a job of Spark's own lost some of {size} rows")
+    # collect(), not count(): Spark waits for starting executors if the barrier stage is the result stage, but fails at
+    # once if it is another stage.
+    if len(rows.mapInArrow(_identity, rows.schema, barrier=True).collect()) != size:
+        raise BenchmarkError(f"a plain Spark job lost some of {size} rows")
 
 
-def _passed_on(batches: Iterator[Any]) -> Iterator[Any]:
+def _identity(batches: Iterator[Any]) -> Iterator[Any]:
     yield from batches
 
 
 @contextlib.contextmanager
 def session(master: str) -> Iterator[Any]:
-    """A Spark session of that master, warm: its Python workers have run."""
+    """A Spark session with the given master; stopped at the exit."""
     from pyspark.sql import SparkSession
 
     spark = (
@@ -189,35 +188,35 @@ def session(master: str) -> Iterator[Any]:
 
 
 class _Screen(io.TextIOBase):
-    """Standard output that notes when each line came."""
+    """Standard output that records the time of each line."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[float, str]] = []
-        self._begun = ""
+        self._incomplete = ""
 
     def write(self, text: str) -> int:
         now = time.time()
-        *whole, self._begun = (self._begun + text).split("\n")
-        self.lines += [(now, line) for line in whole]
+        *complete, self._incomplete = (self._incomplete + text).split("\n")
+        self.lines += [(now, line) for line in complete]
         return len(text)
 
 
 def line_delays(size: int, count: int) -> list[float]:
-    """Seconds that each of `count` lines of every rank took from ``print`` to the driver's standard output."""
+    """The delay, in seconds, of each of `count` lines per rank from ``print`` to the driver's standard output."""
     screen = _Screen()
     with contextlib.redirect_stdout(screen):
         HorovodRunner(np=size, driver_log_verbosity="all").run(print_slowly, count=count)
-    delays = [came - float(line.rpartition("at ")[2]) for came, line in screen.lines if "at " in line]
+    delays = [arrived - float(line.rpartition("at ")[2]) for arrived, line in screen.lines if "at " in line]
     if len(delays) != size * count:
-        raise BenchmarkError(f"{len(delays)} of {size * count} lines came")
+        raise BenchmarkError(f"{len(delays)} of {size * count} lines arrived")
     return delays
 
 
 def many_lines(size: int, total: int) -> tuple[int, float]:
-    """Has the ranks print `total` lines as fast as they can; returns how many came, and the seconds that took.
+    """Has the ranks print `total` lines as fast as they can; returns the number that arrived, and the seconds.
 
     Raises:
-        BenchmarkError: a rank's lines came out of order, or twice.
+        BenchmarkError: a rank's lines arrived out of order, or twice.
     """
     screen = _Screen()
     started = time.monotonic()
@@ -227,20 +226,20 @@ def many_lines(size: int, total: int) -> tuple[int, float]:
 
 
 def training_ratios(size: int, total: int, steps: int, rounds: int) -> tuple[list[float], float]:
-    """What `total` lines, printed by the ranks of a training, cost it.
+    """The cost of `total` lines that the ranks of a training print.
 
-    The ranks wait for one another, so that their time varies by more than the lines cost where they are more than the
-    cores; what the driver computes meanwhile does not.
+    The ranks wait for each other, so with more ranks than cores their time varies by more than the cost of the lines.
+    The driver's CPU time does not.
 
     Returns:
-        How many times as long the training takes, in each of `rounds` turns; and the median of the seconds of a core
-        that the driver takes more.
+        The ratio of the training times with and without lines, in each of `rounds` rounds; and the median of the
+        additional CPU seconds of the driver.
 
     Raises:
-        BenchmarkError: lines were lost, or came out of order.
+        BenchmarkError: lines were lost, or arrived out of order.
     """
     ratios: list[float] = []
-    taken: list[float] = []
+    cpu_seconds: list[float] = []
     for _ in range(rounds):
         seconds: list[float] = []
         for lines in (0, total // size):
@@ -248,16 +247,17 @@ def training_ratios(size: int, total: int, steps: int, rounds: int) -> tuple[lis
             before = time.process_time()
             with contextlib.redirect_stdout(screen):
                 seconds.append(HorovodRunner(np=-size).run(train, steps=steps, lines=lines))
-            taken.append(time.process_time() - before)
-            came = _in_order(screen.getvalue().splitlines())
-            if came != lines * size:
-                raise BenchmarkError(f"{came} of {lines * size} lines of a training came")
+            cpu_seconds.append(time.process_time() - before)
+            arrived = _in_order(screen.getvalue().splitlines())
+            if arrived != lines * size:
+                raise BenchmarkError(f"{arrived} of {lines * size} lines of a training arrived")
         ratios.append(seconds[1] / seconds[0])
-    return ratios, statistics.median(much - little for little, much in zip(taken[::2], taken[1::2], strict=True))
+    differences = [loud - quiet for quiet, loud in zip(cpu_seconds[::2], cpu_seconds[1::2], strict=True)]
+    return ratios, statistics.median(differences)
 
 
 def _in_order(lines: Iterable[str]) -> int:
-    """How many numbered lines came. Raises BenchmarkError when a rank's came out of order, or twice."""
+    """The number of numbered lines. Raises BenchmarkError if a rank's lines are out of order or duplicated."""
     of_rank: dict[str, list[int]] = {}
     for line in lines:
         head, _, number = line.rpartition("line ")
@@ -265,24 +265,24 @@ def _in_order(lines: Iterable[str]) -> int:
             of_rank.setdefault(head, []).append(int(number))
     for head, numbers in of_rank.items():
         if numbers != sorted(set(numbers)):
-            raise BenchmarkError(f"lines of {head} came out of order")
+            raise BenchmarkError(f"lines of {head} arrived out of order or twice")
     return sum(map(len, of_rank.values()))
 
 
 @ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> None:
-    """Parses the arguments, starts the sessions, prints the tables."""
+    """Parses the arguments, starts the sessions, and prints the tables."""
     words = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(
         prog=f"python -m {_MODULE}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--np", type=positive, default=2, help="ranks (default 2)")
-    parser.add_argument("--master", action="append", help="of the Spark session; may be given several times")
-    parser.add_argument("--rounds", type=positive, default=7, help="turns of each launcher that count (default 7)")
-    parser.add_argument("--lines", type=int, default=100_000, help="that 4 ranks print together (default 100000)")
-    parser.add_argument("--steps", type=positive, default=1000, help="of the training that prints (default 1000)")
+    parser.add_argument("--master", action="append", help="master of a Spark session; repeatable")
+    parser.add_argument("--rounds", type=positive, default=7, help="timed rounds of each launcher (default 7)")
+    parser.add_argument("--lines", type=int, default=100_000, help="lines that 4 ranks print in total (default 100000)")
+    parser.add_argument("--steps", type=positive, default=1000, help="steps of the training that prints (default 1000)")
     parser.add_argument("--peers", type=list_of(list(_PEERS)), default=tuple(_PEERS), help=", ".join(_PEERS))
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there; - for standard output")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to FILE; - for standard output")
     options = parser.parse_args(words)
     screen = sys.stderr if str(options.json) == "-" else sys.stdout
     facts = programs.machine()
@@ -295,28 +295,29 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for number in range(options.rounds + 1):
                     for row in rows:
                         warm_workers(spark, options.np)
-                        row.turn(f"word {number}", counts=number > 0)
+                        row.launch(f"word {number}", timed=number > 0)
                 print(_table(rows), file=screen, flush=True)
                 delays = sorted(line_delays(options.np, 40))
-            middle, late = (1000 * delays[int(len(delays) * part)] for part in (0.5, 0.95))
-            print(f"a line to the driver: median {middle:.0f} ms, 95 of 100 within {late:.0f} ms\n", file=screen)
+            median, p95 = (1000 * delays[int(len(delays) * part)] for part in (0.5, 0.95))
+            print(f"delay of a line to the driver: median {median:.0f} ms, p95 {p95:.0f} ms\n", file=screen)
             runs.append({"master": master, "launchers": [_plain(row) for row in rows], "line_seconds": delays})
         if options.lines:
-            came, seconds = many_lines(4, options.lines)
-            print(f"4 ranks printed {options.lines} lines: {came} came, in order, in {seconds:.1f} s", file=screen)
-            ratios, taken = training_ratios(4, options.lines, options.steps, options.rounds)
+            arrived, seconds = many_lines(4, options.lines)
+            print(f"4 ranks printed {options.lines} lines: {arrived} arrived in order, in {seconds:.1f} s", file=screen)
+            ratios, cpu_seconds = training_ratios(4, options.lines, options.steps, options.rounds)
             print(
-                f"a training whose 4 ranks print as many takes {statistics.median(ratios):.3f} times as long as "
-                f"without ({min(ratios):.3f} to {max(ratios):.3f}), and {taken:.2f} s more of a core in the driver",
+                f"a training whose 4 ranks print as many lines takes {statistics.median(ratios):.3f} times as long as "
+                f"without lines ({min(ratios):.3f} to {max(ratios):.3f}), and {cpu_seconds:.2f} s more CPU time in the "
+                "driver",
                 file=screen,
             )
             runs.append(
                 {
                     "lines": options.lines,
-                    "came": came,
+                    "arrived": arrived,
                     "seconds": seconds,
                     "training_ratios": ratios,
-                    "driver_seconds": taken,
+                    "driver_seconds": cpu_seconds,
                 }
             )
     if options.json is not None:
@@ -326,10 +327,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _table(rows: Sequence[Launcher]) -> str:
     ours = {row.name: row for row in rows}[_OURS]
-    lines = [f"{'launcher':30}{'to the function':>16}{'and back':>10}{'times ours':>12}"]
+    lines = [f"{'launcher':30}{'to function':>16}{'return':>10}{'times ours':>12}"]
     for row in rows:
-        there, back = statistics.median(row.to_function), statistics.median(row.to_return)
-        lines.append(f"{row.name:30}{there:16.2f}{back:10.2f}{there / statistics.median(ours.to_function):12.1f}")
+        called, returned = statistics.median(row.to_function), statistics.median(row.to_return)
+        ratio = called / statistics.median(ours.to_function)
+        lines.append(f"{row.name:30}{called:16.2f}{returned:10.2f}{ratio:12.1f}")
     return "\n".join(lines)
 
 

@@ -1,9 +1,9 @@
-"""A rank that takes training steps when the controller of ``benchmarks.training`` says so, one variant at a time.
+"""A rank that takes training steps on commands of ``benchmarks.training``, with one variant at a time.
 
-Variants: ``none``, every rank for itself; ``ours``, with ``hvd.DistributedOptimizer``; ``ddp``, PyTorch's
-``DistributedDataParallel`` over gloo; and these by Lightning's Trainer (``training_lightning``), with a name that
-begins with ``lightning_``. A step is forward, backward, whatever is exchanged, and an SGD step; of a Trainer all that
-it does from one batch to the next.
+Variants: ``none``, without communication; ``ours``, with ``hvd.DistributedOptimizer``; ``ddp``, PyTorch's
+``DistributedDataParallel`` over gloo; and the same in Lightning's Trainer (``training_lightning``), with the prefix
+``lightning_``. A step is a forward pass, a backward pass, the gradient exchange and an SGD step; in a Trainer it lasts
+from one batch to the request for the next.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import nn
 
 import spark_estimator.torch as hvd
-from spark_estimator.benchmarks.protocol import answer_commands
-from spark_estimator.benchmarks.training_steps import (
+from benchmarks.protocol import answer_commands
+from benchmarks.training_steps import (
     CHECKED_STEPS,
     TOLERANCE,
     UNCOUNTED,
@@ -35,7 +35,7 @@ from spark_estimator.launch.worker.worker import bind_to_parent
 
 
 class GradientShapes(nn.Module):
-    """ResNet-50's parameters with next to no computation: the gradient of each is as large as the real one."""
+    """ResNet-50's parameters with almost no computation: the gradients have the sizes of the real ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,12 +61,12 @@ def _transformer() -> nn.Module:
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained.
+    """A model to train.
 
     Attributes:
-        make: the model, with the same parameters wherever the generator's seed is the same.
+        make: creates the model; its parameters depend only on torch's random seed.
         inputs: shape of a batch.
-        learning_rate: small enough for the checked steps to stay in the range of float32.
+        learning_rate: small enough that the checked steps don't overflow float32.
     """
 
     make: Callable[[], nn.Module]
@@ -82,7 +82,7 @@ MODELS = {
 
 
 class Training:
-    """One model under one variant, ready to take steps."""
+    """A model trained with one variant, ready to take steps."""
 
     def __init__(self, variant: str, name: str) -> None:
         self.description = MODELS[name]
@@ -98,25 +98,25 @@ class Training:
         self._inputs = inputs_of(name, hvd.rank(), 0)
 
     def step(self, inputs: torch.Tensor | None = None) -> None:
-        """One training step on these inputs, by default always the same."""
+        """Takes one training step on `inputs`; default: the same inputs at each call."""
         self._optimizer.zero_grad()
         loss_of(self._forward(self._inputs if inputs is None else inputs)).backward()
         self._optimizer.step()
 
 
 def inputs_of(name: str, rank: int, step: int) -> torch.Tensor:
-    """A rank's batch of a step."""
+    """The batch of a rank for a step."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
     return torch.randn(MODELS[name].inputs, generator=generator)
 
 
 def loss_of(output: torch.Tensor) -> torch.Tensor:
-    """What is minimised."""
+    """The loss: the mean of the squared outputs."""
     return output.square().mean()
 
 
 def _reference(name: str) -> nn.Module:
-    """The model after the checked steps of all ranks together, computed here alone."""
+    """The model after the checked steps on the batches of all ranks, computed in this process."""
     torch.manual_seed(0)
     model = MODELS[name].make()
     optimizer = torch.optim.SGD(model.parameters(), lr=MODELS[name].learning_rate)
@@ -128,11 +128,11 @@ def _reference(name: str) -> nn.Module:
     return model
 
 
-def _made(variant: str, name: str) -> Any:
-    """A `Training`, or a ``LightningTraining``."""
+def _make(variant: str, name: str) -> Any:
+    """Creates a `Training` or a ``LightningTraining``."""
     if not variant.startswith("lightning_"):
         return Training(variant, name)
-    from spark_estimator.benchmarks.training_lightning import LightningTraining  # it takes seconds to import
+    from benchmarks.training_lightning import LightningTraining  # it takes seconds to import
 
     return LightningTraining(variant, name)
 
@@ -140,23 +140,23 @@ def _made(variant: str, name: str) -> Any:
 def _check(variant: str, name: str) -> str:
     if variant.endswith("none"):
         return "ok"
-    training = _made(variant, name)
+    training = _make(variant, name)
     batches = [inputs_of(name, hvd.rank(), step) for step in range(CHECKED_STEPS)]
     if isinstance(training, Training):
         for batch in batches:
             training.step(batch)
     else:
-        training.steps(batches, and_no_more=True)
-    for number, (ours, right) in enumerate(
+        training.steps(batches, timed=False)
+    for number, (actual, correct) in enumerate(
         zip(training.model.parameters(), _reference(name).parameters(), strict=True)
     ):
-        if not torch.allclose(ours, right, rtol=TOLERANCE, atol=TOLERANCE * float(right.abs().max())):
-            return f"wrong numbers on rank {hvd.rank()}, parameter {number} of {name}"
+        if not torch.allclose(actual, correct, rtol=TOLERANCE, atol=TOLERANCE * float(correct.abs().max())):
+            return f"wrong values on rank {hvd.rank()}, parameter {number} of {name}"
     return "ok"
 
 
 def _block(training: Any, name: str, samples: int) -> list[float]:
-    """Nanoseconds a step."""
+    """The nanoseconds of each step."""
     if isinstance(training, Training):
         return timed(training.step, samples, hvd.barrier)
     steps: list[float] = training.steps([inputs_of(name, hvd.rank(), 0)] * (UNCOUNTED + samples))
@@ -164,7 +164,7 @@ def _block(training: Any, name: str, samples: int) -> list[float]:
 
 
 def _in_hooks(training: Training) -> str:
-    """Nanoseconds a parameter that backward spends in hooks: noting gradients, submitting buckets."""
+    """The nanoseconds per parameter that backward spends in hooks, which record gradients and submit buckets."""
     figures = []
     for _ in range(20):
         with _timed_hooks(training.model) as spent:
@@ -175,7 +175,7 @@ def _in_hooks(training: Training) -> str:
 
 @contextlib.contextmanager
 def _timed_hooks(model: nn.Module) -> Iterator[list[int]]:
-    """Sums up the nanoseconds in the hooks of parameters, and counts them; the clock's own cost is taken off."""
+    """Sums the nanoseconds in the hooks of parameters, without those of the clock, and counts the calls."""
     spent = [0, 0]
     clock = time.perf_counter_ns
     begin = clock()
@@ -183,32 +183,32 @@ def _timed_hooks(model: nn.Module) -> Iterator[list[int]]:
         clock()
     reading = (clock() - begin) // 1000
 
-    def noted(own: Any) -> Any:
-        def hook(param: torch.Tensor) -> None:
+    def timed_hook(hook: Any) -> Any:
+        def run(param: torch.Tensor) -> None:
             start = clock()
-            own(param)
+            hook(param)
             spent[0] += clock() - start - reading
             spent[1] += 1
 
-        return hook
+        return run
 
     hooks = [parameter._post_accumulate_grad_hooks for parameter in model.parameters()]
-    kept = [dict(each) for each in hooks]
-    for each in hooks:
-        each.update({number: noted(hook) for number, hook in each.items()})
+    originals = [dict(registered) for registered in hooks]
+    for registered in hooks:
+        registered.update({number: timed_hook(hook) for number, hook in registered.items()})
     try:
         yield spent
     finally:
-        for each, before in zip(hooks, kept, strict=True):
-            each.update(before)
+        for registered, original in zip(hooks, originals, strict=True):
+            registered.update(original)
 
 
 def main() -> None:
     """Entry point of each process."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("socket", type=Path, help="where the controller listens")
+    parser.add_argument("socket", type=Path, help="the socket on which the controller listens")
     parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument("--gloo", help="tcp://host:port where gloo's ranks meet")
+    parser.add_argument("--gloo", help="tcp://host:port of gloo's rendezvous")
     options = parser.parse_args()
     bind_to_parent(options.parent)
     warnings.simplefilter("ignore")
@@ -216,10 +216,10 @@ def main() -> None:
     hvd.init()
     if options.gloo:
         dist.init_process_group("gloo", init_method=options.gloo, rank=hvd.rank(), world_size=hvd.size())
-    answers = Answers(_made, _check, _block, {"hooks": _in_hooks})
+    answers = Answers(_make, _check, _block, {"hooks": _in_hooks})
     answer_commands(options.socket, hvd.rank(), hvd.size(), answers.answer)
     if options.gloo:
-        with contextlib.suppress(Exception):  # its peers may have gone first
+        with contextlib.suppress(Exception):  # its peers may have exited
             dist.destroy_process_group()
     hvd.shutdown()
 

@@ -1,4 +1,4 @@
-"""What ranks that take training steps share, whatever the framework: how they are asked, and how steps are timed."""
+"""Commands and timing of training steps, shared by the ranks of all frameworks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 #: Steps at the beginning of a block that are not timed.
 UNCOUNTED = 2
 CHECKED_STEPS = 3
-#: Relative, of sums in another order than the reference's, in float32, after the checked steps.
+#: Relative tolerance after the checked steps: float32 sums are in another order than in the reference.
 TOLERANCE = 1e-4
 
 
@@ -28,7 +28,7 @@ def resnet50_shapes() -> list[tuple[int, ...]]:
 
 
 def timed(step: Callable[[], None], samples: int, barrier: Callable[[], Any]) -> list[float]:
-    """Nanoseconds of each step; every rank begins each when all do."""
+    """The nanoseconds of each step; a barrier before each step synchronizes the ranks."""
     times: list[float] = []
     for _ in range(UNCOUNTED + samples):
         barrier()
@@ -39,23 +39,23 @@ def timed(step: Callable[[], None], samples: int, barrier: Callable[[], Any]) ->
 
 
 class Answers:
-    """Answers commands; keeps the models of the last name that was asked for, so that turns find the same memory.
+    """Answers commands. It keeps the trainings of the current model, so that blocks of a variant use the same memory.
 
     Args:
-        made: (variant, name) a model, ready to take steps.
-        check: (variant, name) "ok", or what is wrong with the numbers.
-        block: (model, name, samples) nanoseconds of each step.
-        others: verb -> what else can be asked of a model.
+        make: (variant, name) -> a training of the model, ready to take steps.
+        check: (variant, name) -> "ok", or a description of the wrong values.
+        block: (training, name, samples) -> nanoseconds of each step.
+        others: verb -> function of a training, for further commands.
     """
 
     def __init__(
         self,
-        made: Callable[[str, str], Any],
+        make: Callable[[str, str], Any],
         check: Callable[[str, str], str],
         block: Callable[[Any, str, int], list[float]],
         others: Mapping[str, Callable[[Any], str]] | None = None,
     ) -> None:
-        self._made, self._check, self._block, self._others = made, check, block, others or {}
+        self._make, self._check, self._block, self._others = make, check, block, others or {}
         self._name = ""
         self._ready: dict[str, Any] = {}
 
@@ -69,10 +69,10 @@ class Answers:
             if verb == "check":
                 return self._check(variant, name)
             if variant not in self._ready:
-                self._ready[variant] = self._made(variant, name)
-            kept = self._ready[variant]
+                self._ready[variant] = self._make(variant, name)
+            training = self._ready[variant]
             if verb in self._others:
-                return self._others[verb](kept)
-            return "times " + " ".join(f"{time:.0f}" for time in self._block(kept, name, int(rest[-1])))
+                return self._others[verb](training)
+            return "times " + " ".join(f"{time:.0f}" for time in self._block(training, name, int(rest[-1])))
         except Exception as error:
             return "failed " + " ".join(f"{type(error).__name__}: {error}".split())

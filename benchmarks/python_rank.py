@@ -1,9 +1,9 @@
-"""One rank of the Python group of a benchmark: the package's own path from Python, and gloo's, in the same process.
+"""A rank of the Python group of a benchmark: runs the package's Python API and gloo in the same process.
 
-It answers the commands that stand at the head of ``native/benchmarks/measured_rank.h`` and is started by
-``python_group`` with its rendezvous in hand. Its variants are "python" (as a user calls it: named, synchronous, on
-torch tensors), "gloo" (``torch.distributed``), and "link" (plain sockets round the hosts, carrying what no allreduce
-can avoid to carry: the network's bound).
+``python_group`` starts it and passes its rendezvous. It answers the commands that the header comment of
+``native/benchmarks/measured_rank.h`` documents. Its variants are "python" (the public API: named, synchronous, on torch
+tensors), "gloo" (``torch.distributed``), and "link" (plain sockets in a ring of the hosts, with the least bytes that an
+allreduce must send: the network's bound).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import torch
 import torch.distributed as dist
 
 import spark_estimator.torch as hvd
-from spark_estimator.benchmarks.interleaved import Form
-from spark_estimator.benchmarks.link import Ring
-from spark_estimator.benchmarks.protocol import answer_commands
+from benchmarks.interleaved import Form
+from benchmarks.link import Ring
+from benchmarks.protocol import answer_commands
 from spark_estimator.launch.worker.worker import bind_to_parent
 
 _UNCOUNTED = 2
 
 
 class Call(NamedTuple):
-    """An op that is ready to be called again and again.
+    """An op on prepared buffers, which can be called repeatedly.
 
     Attributes:
-        run: does it.
-        output: where its result is then; None: it is what `run` returns.
+        run: performs the op.
+        output: the result's buffer; None: `run` returns the result.
     """
 
     run: Callable[[], object]
@@ -41,28 +41,28 @@ class Call(NamedTuple):
 
 
 class Library(Protocol):
-    """What can be measured here."""
+    """A library with collectives."""
 
     def call(self, form: Form, tensor: torch.Tensor) -> Call:
-        """One op on `tensor`.
+        """Prepares an op on `tensor`.
 
         Raises:
-            NotOfferedError: the library does not have the op; the text says why.
+            UnsupportedError: the library does not have the op; the message names the reason.
         """
 
 
-class NotOfferedError(Exception):
+class UnsupportedError(Exception):
     """A library does not have an op."""
 
 
 class Ours:
-    """The package as its users call it."""
+    """This package's public API."""
 
     def call(self, form: Form, tensor: torch.Tensor) -> Call:
         name = f"{form.op}.{form.dtype}.{form.bytes}"
         function = getattr(hvd, f"{form.op}_" if form.op in ("allreduce", "broadcast") else form.op, None)
         if function is None:
-            raise NotOfferedError(f"this version has no {form.op}")
+            raise UnsupportedError(f"this version has no {form.op}")
         if form.op == "barrier":
             return Call(function, tensor)
         if form.op == "broadcast":
@@ -73,7 +73,7 @@ class Ours:
 
 
 class Gloo:
-    """``torch.distributed`` over gloo, into memory that is made beforehand."""
+    """``torch.distributed`` over gloo, with preallocated outputs."""
 
     def __init__(self, address: str) -> None:
         dist.init_process_group("gloo", init_method=address, rank=hvd.rank(), world_size=hvd.size())
@@ -97,36 +97,36 @@ class Gloo:
 
 
 class Link:
-    """The bytes of an allreduce that the hosts' links must carry, and nothing else: no numbers to check."""
+    """Sends the least bytes that an allreduce must send over the hosts' links. There is no result to check."""
 
     def __init__(self) -> None:
         self._ring = Ring.connect()
 
     def call(self, form: Form, tensor: torch.Tensor) -> Call:
         if form.op != "allreduce":
-            raise NotOfferedError("the link's bound is known for allreduce only")
+            raise UnsupportedError("the link's bound is defined for allreduce only")
         return Call(self._ring.carrier(2 * (self._ring.hosts - 1) * form.bytes // self._ring.hosts), tensor)
 
 
 def count_of(form: Form, size: int) -> int:
-    """Elements of each rank's input; as ``bench_size`` of ``measured_rank.h`` has it."""
+    """Number of elements of each rank's input, as ``bench_size`` of ``measured_rank.h``."""
     if form.op == "barrier":
         return 0
     count = max(1, form.bytes // _dtype(form).itemsize)
     return max(size, count // size * size) if form.op in ("reducescatter", "alltoall") else count
 
 
-def given(form: Form, rank: int, count: int) -> torch.Tensor:
-    """The input of `rank` when numbers are checked: small whole numbers that tell where they come from."""
+def checked_input(form: Form, rank: int, count: int) -> torch.Tensor:
+    """The input of `rank` for a check: small whole numbers that depend on the rank and the position."""
     shift = rank % 3 if form.op in ("allreduce", "reducescatter") else 7 * (rank % 16)
     return (torch.arange(count) % 7 + shift).to(_dtype(form))
 
 
 def expected(form: Form, rank: int, size: int, count: int) -> torch.Tensor:
-    """What `rank` must get from those."""
+    """The correct result on `rank` for these inputs."""
     if form.op == "broadcast":
-        return given(form, 0, count)
-    inputs = [given(form, other, count) for other in range(size)]
+        return checked_input(form, 0, count)
+    inputs = [checked_input(form, other, count) for other in range(size)]
     share = slice(rank * (count // size), (rank + 1) * (count // size))
     if form.op == "allgather":
         return torch.cat(inputs)
@@ -137,10 +137,10 @@ def expected(form: Form, rank: int, size: int, count: int) -> torch.Tensor:
 
 
 class Rank:
-    """Answers commands. Of a variant it keeps what the last form needed, so that its turns find the same memory.
+    """Answers commands. It keeps the buffers of the current form, so that all blocks of a variant use the same memory.
 
     Args:
-        libraries: by variant.
+        libraries: variant -> library.
     """
 
     def __init__(self, libraries: dict[str, Library]) -> None:
@@ -154,12 +154,12 @@ class Rank:
         form = Form(op, dtype, int(size))
         try:
             if int(batch) != form.batch:
-                raise ValueError(f"a batch of {batch} where {form.batch} belongs to {form}")
+                raise ValueError(f"the command has batch {batch}, but {form} has batch {form.batch}")
             tensors, calls = self._prepared(variant, form)
             if verb == "check":
                 return self._check(variant, form, tensors, calls)
             return "times " + " ".join(f"{time:.0f}" for time in self._block(form, tensors, calls, int(samples[0])))
-        except NotOfferedError as error:
+        except UnsupportedError as error:
             return f"unsupported {error}"
         except Exception as error:
             return "failed " + " ".join(f"{type(error).__name__}: {error}".split())
@@ -176,23 +176,23 @@ class Rank:
 
     def _check(self, variant: str, form: Form, tensors: list[torch.Tensor], calls: list[Call]) -> str:
         for tensor in tensors:
-            tensor.copy_(given(form, hvd.rank(), tensor.numel()))
+            tensor.copy_(checked_input(form, hvd.rank(), tensor.numel()))
         hvd.barrier()
         for number, (tensor, call) in enumerate(zip(tensors, calls, strict=True)):
             returned = call.run()
             result = returned if call.output is None else call.output
-            wanted = expected(form, hvd.rank(), hvd.size(), tensor.numel())
-            if variant != "link" and form.op != "barrier" and not _alike(result, wanted):
-                return f"wrong numbers on rank {hvd.rank()}, op {number} of {form.batch}"
+            correct = expected(form, hvd.rank(), hvd.size(), tensor.numel())
+            if variant != "link" and form.op != "barrier" and not _equal(result, correct):
+                return f"wrong result on rank {hvd.rank()}, op {number} of {form.batch}"
         return "ok"
 
     def _block(self, form: Form, tensors: list[torch.Tensor], calls: list[Call], samples: int) -> list[float]:
-        """Nanoseconds an op, for each sample."""
+        """Nanoseconds per op, for each sample."""
         times = []
         for _ in range(_UNCOUNTED + samples):
             for tensor in tensors:
                 tensor.fill_(1)
-            hvd.barrier()  # ours for all: gloo's lets the ranks go at too different times
+            hvd.barrier()  # this package's for all libraries: gloo's barrier releases the ranks at too different times
             start = time.perf_counter_ns()
             for call in calls:
                 call.run()
@@ -200,8 +200,8 @@ class Rank:
         return times[_UNCOUNTED:]
 
 
-def _alike(result: object, wanted: torch.Tensor) -> bool:
-    return isinstance(result, torch.Tensor) and torch.equal(result, wanted)
+def _equal(result: object, correct: torch.Tensor) -> bool:
+    return isinstance(result, torch.Tensor) and torch.equal(result, correct)
 
 
 def _dtype(form: Form) -> torch.dtype:
@@ -213,13 +213,13 @@ def _dtype(form: Form) -> torch.dtype:
 def main() -> None:
     """Entry point of each process."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("socket", type=Path, help="where the controller listens")
+    parser.add_argument("socket", type=Path, help="the socket on which the controller listens")
     parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument("--gloo", help="tcp://host:port where gloo's ranks meet")
+    parser.add_argument("--gloo", help="tcp://host:port of gloo's rendezvous")
     parser.add_argument("--link", action="store_true", help="offer the variant that measures the network itself")
     options = parser.parse_args()
     bind_to_parent(options.parent)
-    warnings.simplefilter("ignore")  # of torch, about names that it is going to change
+    warnings.simplefilter("ignore")  # torch's deprecation warnings
     torch.set_num_threads(1)
     hvd.init()
     libraries: dict[str, Library] = {"python": Ours()}
@@ -230,7 +230,7 @@ def main() -> None:
     rank = Rank(libraries)
     answer_commands(options.socket, hvd.rank(), hvd.size(), rank.answer)
     if options.gloo:
-        with contextlib.suppress(Exception):  # its peers may have gone first
+        with contextlib.suppress(Exception):  # its peers may have exited
             dist.destroy_process_group()
     hvd.shutdown()
 

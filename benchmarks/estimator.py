@@ -1,14 +1,14 @@
-"""Times how fast an estimator's rows become batches, and predictions, side by side with Spark's own ways.
+"""Times an estimator's batches and predictions, and compares them with numpy and with Spark's own inference.
 
-``python -m spark_estimator.benchmarks.estimator [--rows 1000000] [--rounds 5]`` prints a line for each way: rows in a
-second, the median of rounds in which all ways take turns, and how many times the peer's that is.
+``python -m benchmarks.estimator [--rows 1000000] [--rounds 5]`` prints a line for each backend: rows per
+second (the median of interleaved rounds), and how many times faster than this backend ours is.
 
-- *batches*: shuffled batches of 1,024 rows from a rank's spool, on one thread, beside the gather bound: the same rows,
-  in the same order, taken at once by numpy. Rows of 20 and, a tenth of as many, of 784 float32 numbers.
-- *predictions* of a network of 20, 64 and 1 units for a column of vectors, into a column that Spark adds up: ours;
-  `predict_batch_udf`, on the same column; and row by row, as Horovod's estimators predict, on a hundredth of the rows.
+- *batches*: shuffled batches of 1,024 rows from a rank's spool, on one thread; the bound is numpy's gather of the same
+  rows in one call. Rows have 20 float32 numbers; a second case has a tenth of the rows, with 784 numbers each.
+- *predictions* of a network of 20, 64 and 1 units for a column of vectors, into a column that Spark averages: ours;
+  `predict_batch_udf` on the same column; and row by row, as Horovod's estimators predict, on a hundredth of the rows.
 
-Sums of all values are compared first.
+Each round compares the means of the results.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ import numpy
 import torch
 from torch import nn
 
-from spark_estimator.benchmarks import programs, tables
-from spark_estimator.benchmarks.backends import Way, in_turns
-from spark_estimator.benchmarks.command_line import ended_by_signals, positive
-from spark_estimator.benchmarks.launch import session
+from benchmarks import programs, tables
+from benchmarks.backends import Backend, time_interleaved
+from benchmarks.command_line import ended_by_signals, positive
+from benchmarks.launch import session
 from spark_estimator.collectives import context
 from spark_estimator.console import ends_with_its_reader
 from spark_estimator.data.fields import Field
 from spark_estimator.data.rank.rank_rows import RankRows
 from spark_estimator.estimators.torch.model import TorchModel
 
-_MODULE = "spark_estimator.benchmarks.estimator"
+_MODULE = "benchmarks.estimator"
 _BATCH = 1024
 _WIDTH = 20
 
 
-def of_batches(rows: int, width: int) -> list[Way]:
-    """Ours, and numpy's."""
+def batch_backends(rows: int, width: int) -> list[Backend]:
+    """Shuffled batches: this package's, and numpy's gather of all rows in one call."""
     matrix = numpy.random.default_rng(0).random((rows, width), numpy.float32)
     spooled = RankRows(([matrix],), numpy.arange(rows), (rows,))
     epochs = itertools.count()
@@ -54,11 +54,11 @@ def of_batches(rows: int, width: int) -> list[Way]:
         order = numpy.random.default_rng([1, 2, 0]).permutation(rows)
         return float(matrix.take(order, axis=0)[:, 0].sum(dtype=numpy.float64)) / rows
 
-    return [Way(f"batches of {width}, ours", rows, ours), Way(f"batches of {width}, bound", rows, gathered)]
+    return [Backend(f"batches of {width}, ours", rows, ours), Backend(f"batches of {width}, bound", rows, gathered)]
 
 
-def of_predictions(spark: Any, rows: int) -> list[Way]:
-    """Ours, Spark's batch inference, and Horovod's way."""
+def prediction_backends(spark: Any, rows: int) -> list[Backend]:
+    """Predictions: this package's, Spark's batch inference, and row by row as in Horovod."""
     from pyspark.ml.functions import predict_batch_udf
     from pyspark.sql import functions
     from pyspark.sql.types import FloatType
@@ -97,12 +97,12 @@ def of_predictions(spark: Any, rows: int) -> list[Way]:
     def mean(predicted: Any, name: str) -> float:
         return float(predicted.agg(functions.avg(name)).first()[0])
 
-    # A few rows have another mean; by how much, ours says for all ways alike.
+    # The sample has another mean than all rows; the difference is measured with our predictions.
     offset = mean(model.transform(frame), "y__output") - mean(model.transform(few), "y__output")
     return [
-        Way("predictions, ours", count, lambda: mean(model.transform(frame), "y__output")),
-        Way("predictions, predict_batch_udf", count, lambda: mean(frame.select(batched("x").alias("y")), "y")),
-        Way(
+        Backend("predictions, ours", count, lambda: mean(model.transform(frame), "y__output")),
+        Backend("predictions, predict_batch_udf", count, lambda: mean(frame.select(batched("x").alias("y")), "y")),
+        Backend(
             "predictions, row by row",
             few_count,
             lambda: mean(few.rdd.mapPartitions(by_row).toDF(["y"]), "y") + offset,
@@ -112,39 +112,40 @@ def of_predictions(spark: Any, rows: int) -> list[Way]:
 
 @ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> None:
-    """Parses the arguments, runs all ways, prints the table."""
+    """Parses the arguments, runs all backends, and prints the table."""
     words = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(
         prog=f"python -m {_MODULE}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=positive, default=1_000_000, help="of 20 numbers (default 1000000)")
-    parser.add_argument("--rounds", type=positive, default=5, help="that count (default 5)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there; - for standard output")
+    parser.add_argument("--rows", type=positive, default=1_000_000, help="rows of 20 numbers (default 1000000)")
+    parser.add_argument("--rounds", type=positive, default=5, help="timed rounds (default 5)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to FILE; - for standard output")
     options = parser.parse_args(words)
     screen = sys.stderr if str(options.json) == "-" else sys.stdout
     torch.set_num_threads(1)
     facts = programs.machine()
-    print(f"{facts['cores']} cores ({facts['processor']}); rows a second", file=screen)
-    print(f"{'way':34}{'rows/s':>14}{'ours is':>12}", file=screen)
-    found: list[Way] = []
+    print(f"{facts['cores']} cores ({facts['processor']}); rows per second", file=screen)
+    print(f"{'backend':34}{'rows/s':>14}{'ours is':>12}", file=screen)
+    backends: list[Backend] = []
     with ended_by_signals():
         context.init()
         for width, rows in ((_WIDTH, options.rows), (784, max(1, options.rows // 10))):
-            found += _measured(of_batches(rows, width), options.rounds, screen)
+            backends += _measured(batch_backends(rows, width), options.rounds, screen)
         context.shutdown()
         with session("local[2]") as spark:
-            found += _measured(of_predictions(spark, options.rows), options.rounds, screen)
+            backends += _measured(prediction_backends(spark, options.rows), options.rounds, screen)
     if options.json is not None:
-        runs = [{"name": way.name, "rows": way.rows, "seconds": way.seconds} for way in found]
+        runs = [{"name": backend.name, "rows": backend.rows, "seconds": backend.seconds} for backend in backends]
         command = shlex.join(["python", "-m", _MODULE, *words])
         tables.write_json(options.json, {"command": command, "machine": facts, "runs": runs})
 
 
-def _measured(ways: list[Way], rounds: int, screen: Any) -> list[Way]:
-    in_turns(ways, rounds)
-    for way in ways:
-        print(f"{way.name:34}{way.rate:14,.0f}{ways[0].rate / way.rate:11.2f}x", file=screen, flush=True)
-    return ways
+def _measured(backends: list[Backend], rounds: int, screen: Any) -> list[Backend]:
+    time_interleaved(backends, rounds)
+    for backend in backends:
+        ratio = backends[0].rate / backend.rate
+        print(f"{backend.name:34}{backend.rate:14,.0f}{ratio:11.2f}x", file=screen, flush=True)
+    return backends
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The steps of ``training_rank`` as Lightning takes them: alone, with our strategy, with its own DDP over gloo."""
+"""The steps of ``training_rank`` in Lightning: without communication, with this package's strategy, and with DDP."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lightning.pytorch.strategies import DDPStrategy
 
 import spark_estimator.lightning  # noqa: F401  for strategy="horovod"
 import spark_estimator.torch as hvd
-from spark_estimator.benchmarks.training_rank import MODELS, loss_of
+from benchmarks.training_rank import MODELS, loss_of
 
 #: Variant -> the Trainer's strategy.
 STRATEGIES = {"lightning_none": "auto", "lightning_ours": "horovod", "lightning_ddp": "ddp"}
 
 
 class Module(lightning.LightningModule):
-    """One of `MODELS`, and how it is trained."""
+    """One of `MODELS`, with its training step and optimizer."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Module(lightning.LightningModule):
 
 
 class LightningTraining:
-    """One model under one variant. A block of steps is a call of ``fit``, whose setting up is not timed."""
+    """A model trained with one variant. A block of steps is a call of ``fit``, whose setup is not timed."""
 
     def __init__(self, variant: str, name: str) -> None:
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -48,15 +48,15 @@ class LightningTraining:
 
     @property
     def model(self) -> torch.nn.Module:
-        """What is trained."""
+        """The model that is trained."""
         return self._module.model
 
-    def steps(self, batches: list[torch.Tensor], *, and_no_more: bool = False) -> list[int]:
-        """Takes a step with each batch; nanoseconds of each, from having it to the asking for the next one.
+    def steps(self, batches: list[torch.Tensor], *, timed: bool = True) -> list[int]:
+        """Takes a step with each batch; returns the nanoseconds of each, from a batch to the request for the next one.
 
-        That ends the last step, too: one more is taken, unless `and_no_more` says that times are not wanted.
+        If `timed`, takes one more step, because the request for its batch ends the timing of the last step.
         """
-        loader = _Timed(batches if and_no_more else [*batches, batches[-1]])
+        loader = _Timed([*batches, batches[-1]] if timed else batches)
         strategy: Any = STRATEGIES[self._variant]
         trainer = lightning.Trainer(
             strategy=DDPStrategy(cluster_environment=_Ranks()) if strategy == "ddp" else strategy,
@@ -73,7 +73,7 @@ class LightningTraining:
 
 
 class _Timed:
-    """Batches, each given when all ranks want theirs; what happens until the next one is asked for is timed."""
+    """Yields each batch when all ranks have requested theirs; times the interval until the next request."""
 
     def __init__(self, batches: list[torch.Tensor]) -> None:
         self._batches = batches
@@ -91,7 +91,7 @@ class _Timed:
 
 
 class _Ranks(LightningEnvironment):
-    """Our ranks, for DDP. They have met over gloo already."""
+    """The ranks of this job, for DDP. Their gloo process group already exists."""
 
     creates_processes_externally = True
 

@@ -1,4 +1,4 @@
-"""The ways of ``benchmarks/reader.py`` that begin with a DataFrame: two Spark tasks stand for two ranks."""
+"""The backends of ``benchmarks/reader.py`` that start from a DataFrame: two Spark tasks represent two ranks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import pyarrow
 
-from spark_estimator.benchmarks.backends import Way
-from spark_estimator.data.columns import packed, readable, selected
+from benchmarks.backends import Backend
+from spark_estimator.data.columns import cast_columns, packed_columns, readable
 from spark_estimator.data.fields import Field, matrix_of
 from spark_estimator.data.parquet import FileRows, files_at
 from spark_estimator.data.preparation import Preparation
@@ -28,12 +28,12 @@ _TASKS = 2
 
 @dataclass(frozen=True)
 class Task:
-    """What a task does with its share of the rows: it spools them and reads an epoch's batches. It travels by pickle.
+    """A Spark task: spools its share of the rows and reads the batches of an epoch. Spark pickles it.
 
     Attributes:
-        field: all columns side by side.
-        batch: rows of a batch.
-        files: that are read; None: Spark brings the rows.
+        field: all columns as one field.
+        batch: rows per batch.
+        files: the files to read; None: the rows come from Spark.
     """
 
     field: Field
@@ -57,7 +57,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Tensors:
-    """Makes matrices of a task's rows, and adds up their first column. It travels by pickle."""
+    """A Spark task: converts its rows to matrices and sums their first column. Spark pickles it."""
 
     field: Field
 
@@ -66,22 +66,27 @@ class Tensors:
         yield pyarrow.RecordBatch.from_pydict({"total": [total]})
 
 
-def of_first_epochs(spark: Any, folder: Path, columns: Sequence[str], width: int, batch: int) -> dict[str, list[Way]]:
-    """From a DataFrame to the end of the first epoch's batches: ours, and by writing Parquet first.
+def first_epoch_backends(
+    spark: Any, folder: Path, columns: Sequence[str], width: int, batch: int
+) -> dict[str, list[Backend]]:
+    """From a DataFrame to the end of the first epoch's batches: this package's reader, and writing Parquet first.
 
     Args:
-        folder: of Parquet files.
-        columns: that they hold, `width` numbers a row.
+        spark: the session.
+        folder: the folder of the Parquet files.
+        columns: their columns.
+        width: numbers per row.
+        batch: rows per batch.
 
     Returns:
-        For "bare files", and for "another plan", in which a row is read where a sum is not negative: two ways each.
+        Two backends each for "bare files" (a plan that only reads files) and "another plan" (with a filter).
     """
     frame = spark.read.parquet(str(folder))
     rows = frame.count()
     names = tuple(f"c{number}" for number in range(len(columns)))
-    each = width // len(columns)
-    field = Field(tuple(columns), names, (each,) * len(columns), "float32", (width,))
-    first = columns[0] if each == 1 else f"{columns[0]}[0]"
+    column_width = width // len(columns)
+    field = Field(tuple(columns), names, (column_width,) * len(columns), "float32", (width,))
+    first = columns[0] if column_width == 1 else f"{columns[0]}[0]"
     other = frame.where(f"{first} + 1 > 0")
     written = folder.parent / f"written_{width}"
 
@@ -94,7 +99,9 @@ def of_first_epochs(spark: Any, folder: Path, columns: Sequence[str], width: int
 
     def through_tasks() -> float:
         chosen = [readable(other.schema, name) for name in columns]
-        cast, (together,) = packed(selected(other, chosen, ["float32"] * len(columns), "error"), [field])
+        cast = other.select(*cast_columns(chosen, ["float32"] * len(columns), "error"))
+        packed, (together,) = packed_columns(cast.schema, [field])
+        cast = cast.select(*packed)
         spread = cast.repartition(_TASKS, *cast.columns)
         return _mean(spread.mapInArrow(Task(together, batch), "total double"), rows)
 
@@ -105,18 +112,18 @@ def of_first_epochs(spark: Any, folder: Path, columns: Sequence[str], width: int
 
     return {
         "bare files": [
-            Way(f"files of {width}, ours", rows, directly),
-            Way(f"files of {width}, written first", rows, lambda: by_writing(frame)),
+            Backend(f"files of {width}, ours", rows, directly),
+            Backend(f"files of {width}, written first", rows, lambda: by_writing(frame)),
         ],
         "another plan": [
-            Way(f"plan of {width}, ours", rows, through_tasks),
-            Way(f"plan of {width}, written first", rows, lambda: by_writing(other)),
+            Backend(f"plan of {width}, ours", rows, through_tasks),
+            Backend(f"plan of {width}, written first", rows, lambda: by_writing(other)),
         ],
     }
 
 
-def of_vectors(spark: Any, folder: Path, columns: Sequence[str]) -> list[Way]:
-    """A column of Spark ML's vectors into matrices: ours, and row by row through an RDD, on a twentieth of the rows."""
+def vector_backends(spark: Any, folder: Path, columns: Sequence[str]) -> list[Backend]:
+    """A column of Spark ML vectors into matrices: this package's conversion, and an RDD on a twentieth of the rows."""
     from pyspark.ml.feature import VectorAssembler
     from pyspark.sql import functions
 
@@ -127,7 +134,7 @@ def of_vectors(spark: Any, folder: Path, columns: Sequence[str]) -> list[Way]:
     field = Field(("v",), ("c0",), (len(columns),), "float32", (len(columns),))
 
     def ours(source: DataFrame, count: int) -> float:
-        cast = selected(source, [readable(source.schema, "v")], ["float32"], "error")
+        cast = source.select(*cast_columns([readable(source.schema, "v")], ["float32"], "error"))
         return _mean(cast.mapInArrow(Tensors(field), "total double"), count)
 
     def by_row() -> float:
@@ -135,11 +142,11 @@ def of_vectors(spark: Any, folder: Path, columns: Sequence[str]) -> list[Way]:
         cast = lists.select(functions.col("c0").cast("array<float>"))
         return _mean(cast.mapInArrow(Tensors(field), "total double"), few_rows)
 
-    # A few rows have another mean; by how much, ours says for both ways alike.
+    # The sample has another mean than all rows; the difference is measured with our conversion.
     offset = ours(frame, rows) - ours(few, few_rows)
     return [
-        Way("vectors, ours", rows, lambda: ours(frame, rows)),
-        Way("vectors, row by row", few_rows, lambda: by_row() + offset),
+        Backend("vectors, ours", rows, lambda: ours(frame, rows)),
+        Backend("vectors, row by row", few_rows, lambda: by_row() + offset),
     ]
 
 

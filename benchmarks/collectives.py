@@ -1,14 +1,14 @@
-"""Times the engine's collectives side by side with gloo, Open MPI and MPICH, in one interleaved run on this host.
+"""Times the engine's collectives and those of gloo, Open MPI and MPICH in one interleaved run on this host.
 
-``python -m spark_estimator.benchmarks.collectives [--np 2] [--bytes 4,1024,...] [--op ...] [--tcp]`` prints a line for
-each op and size: medians in microseconds of the slowest rank, and ratios. Every library's numbers are checked before
-any speed is shown; every buffer is written anew before each op, as a training step does, outside the clock. A result
-that is wrong ends the run.
+``python -m benchmarks.collectives [--np 2] [--bytes 4,1024,...] [--op ...] [--tcp]`` prints a line for
+each op and size: medians in microseconds of the slowest rank, and ratios. The results of every library are checked
+before they are timed; a wrong result ends the run. Every buffer is written again before each op, as in a training step;
+this is not timed.
 
 Columns: native, the C ABI on private memory; shared, the same on memory from the engine's allocator; python, the
-package as its users call it, named and synchronous on torch tensors; gloo, as torch.distributed has it, in the same
-processes; openmpi and mpich, in C; bound, what no collective can beat when nobody has to be waited for: a plain
-c[i] = a[i] + b[i] over each rank's share for an allreduce, one copy of the input for an alltoall, all ranks at once.
+package's Python API (named, synchronous, on torch tensors); gloo, through torch.distributed in the same processes;
+openmpi and mpich, in C; bound, a lower bound for an op without any wait: for an allreduce, a plain c[i] = a[i] + b[i]
+over each rank's share; for an alltoall, one copy of the input; on all ranks at once.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from spark_estimator.benchmarks import programs
-from spark_estimator.benchmarks.command_line import Report, ended_by_signals, list_of, parser_of, positive
-from spark_estimator.benchmarks.interleaved import OPS, BenchmarkError, Group, Subject
-from spark_estimator.benchmarks.programs import UnavailableError
-from spark_estimator.benchmarks.tables import Ratio
+from benchmarks import programs
+from benchmarks.command_line import Report, ended_by_signals, list_of, parser_of, positive
+from benchmarks.interleaved import OPS, BenchmarkError, Group, Subject
+from benchmarks.programs import UnavailableError
+from benchmarks.tables import Ratio
 from spark_estimator.collectives.rendezvous import local_rendezvous
 from spark_estimator.console import ends_with_its_reader
 
 DEFAULT_BYTES = (4, 1024, 65536, 1 << 20, 16 << 20, 102_400_000)
-_MODULE = "spark_estimator.benchmarks.collectives"
+_MODULE = "benchmarks.collectives"
 PEERS = ("gloo", "openmpi", "mpich")
 RATIOS = (
     Ratio("gloo", "python"),
@@ -42,19 +42,19 @@ RATIOS = (
 
 
 def start_subjects(
-    stack: contextlib.ExitStack, size: int, peers: Sequence[str], *, tcp: bool, say: Callable[[str], None]
+    stack: contextlib.ExitStack, size: int, peers: Sequence[str], *, tcp: bool, report: Callable[[str], None]
 ) -> list[Subject]:
-    """Starts the ranks of every library that can be had here.
+    """Starts the ranks of every library that is available on this machine.
 
     Args:
-        stack: ends them when it is left.
-        size: ranks of each library.
-        peers: of `PEERS`.
-        tcp: loopback TCP instead of shared memory.
-        say: is told of what cannot be had, and why.
+        stack: ends the ranks at its exit.
+        size: number of ranks of each library.
+        peers: the libraries to compare with, from `PEERS`.
+        tcp: use loopback TCP instead of shared memory.
+        report: prints a line for each unavailable library, with the reason.
 
     Raises:
-        BenchmarkError: one that can be had does not start.
+        BenchmarkError: an available library does not start.
     """
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark")))
     subjects: list[Subject] = []
@@ -63,7 +63,7 @@ def start_subjects(
         try:
             group = stack.enter_context(make())
         except UnavailableError as error:
-            say(f"skipped: {', '.join(name for name, _ in columns)}: {error}.")
+            report(f"skipped: {', '.join(name for name, _ in columns)}: {error}.")
         else:
             subjects.extend(Subject(name, group, variant) for name, variant in columns)
 
@@ -73,7 +73,7 @@ def start_subjects(
         else [("native", "plan"), ("shared", "shared"), ("bound", "bound")]
     )
     add(lambda: programs.native_group(folder, size, tcp=tcp), native)
-    with socket.socket() as probe:  # gloo wants a port that is free
+    with socket.socket() as probe:  # gloo needs a free port
         probe.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{probe.getsockname()[1]}" if "gloo" in peers else None
     environment = {"SPARK_ESTIMATOR_SHARED_MEMORY": "0"} if tcp else {}
@@ -88,21 +88,21 @@ def start_subjects(
 
 @ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> None:
-    """Parses the arguments, runs all libraries' ranks on this host, prints the table."""
+    """Parses the arguments, runs the ranks of all libraries on this host, and prints the table."""
     words = sys.argv[1:] if argv is None else list(argv)
     parser = parser_of(_MODULE, __doc__, ops=OPS, sizes=DEFAULT_BYTES)
     parser.add_argument("--np", type=positive, default=2, help="ranks (default 2)")
-    parser.add_argument("--tcp", action="store_true", help="without shared memory, as between hosts")
-    parser.add_argument("--peers", type=list_of(PEERS), default=PEERS, help=f"of {', '.join(PEERS)}; '' for none")
+    parser.add_argument("--tcp", action="store_true", help="use loopback TCP instead of shared memory")
+    parser.add_argument("--peers", type=list_of(PEERS), default=PEERS, help=f"peers: {', '.join(PEERS)}; '' for none")
     options = parser.parse_args(words)
     report = Report(options, _MODULE, words)
     channel = "loopback TCP" if options.tcp else "shared memory"
     title = f"{options.np} ranks on {report.machine['cores']} cores ({report.machine['processor']}), {channel}"
     try:
         with ended_by_signals(), contextlib.ExitStack() as stack:
-            subjects = start_subjects(stack, options.np, options.peers, tcp=options.tcp, say=report.say)
-            there = [subject.name for subject in subjects if subject.name in ("openmpi", "mpich")]
-            versions = {name: programs.version_of(name) for name in there}
+            subjects = start_subjects(stack, options.np, options.peers, tcp=options.tcp, report=report.report)
+            libraries = [subject.name for subject in subjects if subject.name in ("openmpi", "mpich")]
+            versions = {name: programs.version_of(name) for name in libraries}
             facts = {"ranks": options.np, "channel": channel, "versions": versions}
             report.measure(f"{title}; us, slowest rank", subjects, RATIOS, facts)
     except BenchmarkError as error:

@@ -1,13 +1,13 @@
 """Times allreduces between hosts: network namespaces on this machine, joined by links of a given rate.
 
-``python -m spark_estimator.benchmarks.hosts [--layout 2x1,2x2,4x1] [--gigabits 1] [--bytes ...]`` prints a table for
-each layout (hosts x ranks on each): medians in microseconds of the slowest rank. Columns: flat, one ring of all ranks;
-hierarchical, inside hosts through shared memory first and then across; gloo, in the same processes as flat; link, plain
-TCP streams that carry just what no allreduce can avoid to carry over the hosts' links, measured in the same run; wire,
-what those bytes and their headers take at the links' rate, computed. link/flat and wire/flat are the part of the
-network's bound that is reached; small messages pass a link faster than its rate, in bursts.
+``python -m benchmarks.hosts [--layout 2x1,2x2,4x1] [--gigabits 1] [--bytes ...]`` prints a table for
+each layout (hosts x ranks per host): medians in microseconds of the slowest rank. Columns: flat, one ring of all ranks;
+hierarchical, within hosts through shared memory first, then between hosts; gloo, in the same processes as flat; link,
+plain TCP streams with the least bytes that an allreduce must send over the hosts' links, measured in the same run;
+wire, the computed time of these bytes and their headers at the links' rate. link/flat and wire/flat are the reached
+fraction of the network's bound. A burst can pass a link faster than its rate, so small messages can exceed 1.
 
-Needs what ``namespaces`` needs; where that is not to be had it says so and measures nothing.
+Requires what ``namespaces`` requires; if that is unavailable, prints the reason and measures nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from spark_estimator.benchmarks import programs
-from spark_estimator.benchmarks.command_line import Report, ended_by_signals, parser_of
-from spark_estimator.benchmarks.interleaved import BenchmarkError, Form, Group, Subject
-from spark_estimator.benchmarks.namespaces import Network, UnavailableError
-from spark_estimator.benchmarks.tables import Ratio
+from benchmarks import programs
+from benchmarks.command_line import Report, ended_by_signals, parser_of
+from benchmarks.interleaved import BenchmarkError, Form, Group, Subject
+from benchmarks.namespaces import Network, UnavailableError
+from benchmarks.tables import Ratio
 from spark_estimator.console import ends_with_its_reader
 
-_MODULE = "spark_estimator.benchmarks.hosts"
+_MODULE = "benchmarks.hosts"
 DEFAULT_BYTES = (4, 65536, 1 << 20, 16 << 20)
 RATIOS = (
     Ratio("link", "flat"),
@@ -36,48 +36,48 @@ RATIOS = (
     Ratio("flat", "hierarchical"),
     Ratio("gloo", "flat"),
 )
-# Ethernet's frame and what TCP with time stamps puts into it.
+# Size of an Ethernet frame, and of its TCP payload with time stamps.
 _FRAME_BYTES, _PAYLOAD_BYTES = 1514, 1448
-# Nothing else listens in a namespace that has just been made, and kernels give such ports to nobody by themselves.
+# No other process listens in a new namespace, and the port is below the kernel's range of ephemeral ports.
 _GLOO_PORT = 29500
 
 
 class Layout(NamedTuple):
-    """So many hosts with so many ranks each."""
+    """A number of hosts, and of ranks per host."""
 
     hosts: int
     ranks_per_host: int
 
     @classmethod
     def read(cls, text: str) -> Layout:
-        """``2x1``; for argparse."""
-        found = re.fullmatch(r"([1-9]\d?)x([1-9]\d?)", text)
-        if found is None or int(found[1]) < 2:
-            raise argparse.ArgumentTypeError(f"{text!r} is not HOSTSxRANKS with two hosts or more, as 2x1")
-        return cls(int(found[1]), int(found[2]))
+        """Parses a layout such as ``2x1``; for argparse."""
+        match = re.fullmatch(r"([1-9]\d?)x([1-9]\d?)", text)
+        if match is None or int(match[1]) < 2:
+            raise argparse.ArgumentTypeError(f"{text!r} is not HOSTSxRANKS with two hosts or more, such as 2x1")
+        return cls(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:
         return f"{self.hosts}x{self.ranks_per_host}"
 
 
 def wire_us(hosts: int, size: int, bits_per_second: float) -> float:
-    """Microseconds that an allreduce keeps each host's link busy in each direction, at the least.
+    """The least time, in microseconds, for which an allreduce occupies each host's link in each direction.
 
-    2 (h - 1) / h of the bytes have to leave each of h hosts (Patarasuk and Yuan 2009), in frames with their headers.
+    Each of h hosts must send 2 (h - 1) / h of the bytes (Patarasuk and Yuan 2009), in frames with headers.
     """
     return 2 * (hosts - 1) / hosts * size * _FRAME_BYTES / _PAYLOAD_BYTES * 8 / bits_per_second * 1e6
 
 
 def start_subjects(stack: contextlib.ExitStack, layout: Layout, bits_per_second: int) -> list[Subject]:
-    """Makes the hosts and starts all ranks on them.
+    """Creates the hosts and starts all ranks on them.
 
     Args:
-        stack: ends the ranks and lets go of the hosts when it is left.
-        layout: hosts and ranks.
-        bits_per_second: of each host's link, in each direction.
+        stack: ends the ranks and removes the hosts at its exit.
+        layout: number of hosts and of ranks per host.
+        bits_per_second: rate of each host's link, in each direction.
 
     Raises:
-        UnavailableError: network namespaces cannot be had here.
+        UnavailableError: network namespaces are unavailable on this machine.
         BenchmarkError: the ranks did not start.
     """
     network = stack.enter_context(Network.open(layout.hosts))
@@ -113,12 +113,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--layout",
         type=lambda text: [Layout.read(part) for part in text.split(",")],
         default=[Layout(2, 1), Layout(2, 2), Layout(4, 1)],
-        help="hosts x ranks on each (default 2x1,2x2,4x1)",
+        help="hosts x ranks per host (default 2x1,2x2,4x1)",
     )
-    parser.add_argument("--gigabits", type=float, default=1.0, help="a second, of each host's link (default 1)")
+    parser.add_argument("--gigabits", type=float, default=1.0, help="rate of each host's link in Gbit/s (default 1)")
     options = parser.parse_args(words)
     if not options.gigabits > 0:
-        parser.error(f"--gigabits {options.gigabits}: a link carries more than nothing.")
+        parser.error(f"--gigabits {options.gigabits}: expected a number above 0.")
     report = Report(options, _MODULE, words)
     try:
         for layout in options.layout:
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
                 report.measure(title, subjects, RATIOS, facts, computed={"wire": wire})
     except UnavailableError as error:
-        report.say(f"skipped: {error}.")
+        report.report(f"skipped: {error}.")
     except BenchmarkError as error:
         raise SystemExit(f"benchmark: {error}") from error
     report.write()

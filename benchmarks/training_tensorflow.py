@@ -1,11 +1,11 @@
-"""A rank that takes TensorFlow's and Keras' training steps when the controller of ``benchmarks.training`` says so.
+"""A rank that takes training steps in TensorFlow and Keras on commands of ``benchmarks.training``.
 
-Variants: ``tf_none``, every rank for itself, ``tf_ours``, with our tape, ``tf_mwms``, TensorFlow's own
-``MultiWorkerMirroredStrategy`` (in ranks of their own, which it takes over); and ``keras_none`` and ``keras_ours``, by
-Keras' ``train_on_batch``. Each step is compiled by ``tf.function``.
+Variants: ``tf_none``, without communication; ``tf_ours``, with ``DistributedGradientTape``; ``tf_mwms``, TensorFlow's
+``MultiWorkerMirroredStrategy`` (in separate ranks, because it configures the whole process); and ``keras_none`` and
+``keras_ours``, with Keras' ``train_on_batch``. Each step is compiled by ``tf.function``.
 
-The model has ResNet-50's parameters and next to no computation, as ``training_rank.GradientShapes`` has: the loss is
-``(mean(x) * weighted sum of all parameters) ** 2``, so that one number says what each parameter has to be.
+The model has ResNet-50's parameters and almost no computation, as ``training_rank.GradientShapes``: the loss is
+``(mean(x) * weighted sum of all parameters) ** 2``, so that the correct values follow from one number per parameter.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy
 
-from spark_estimator.benchmarks.protocol import answer_commands
-from spark_estimator.benchmarks.training_steps import CHECKED_STEPS, TOLERANCE, Answers, resnet50_shapes, timed
+from benchmarks.protocol import answer_commands
+from benchmarks.training_steps import CHECKED_STEPS, TOLERANCE, Answers, resnet50_shapes, timed
 from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import allgather_object
 from spark_estimator.collectives.ops import barrier
@@ -34,7 +34,7 @@ _LEARNING_RATE = 1e-6
 
 
 class Training:
-    """The model under one variant, ready to take steps."""
+    """The model trained with one variant, ready to take steps."""
 
     def __init__(self, variant: str) -> None:
         make = {
@@ -48,7 +48,7 @@ class Training:
         self._inputs = inputs_of(context.rank(), 0)
 
     def step(self, inputs: Any = None) -> None:
-        """One training step on these inputs, by default always the same."""
+        """Takes one training step on `inputs`; default: the same inputs at each call."""
         self._take(self._inputs if inputs is None else inputs)
 
 
@@ -56,7 +56,7 @@ Made = tuple[Callable[[Any], Any], Callable[[], list[Any]]]
 
 
 def inputs_of(rank: int, step: int) -> Any:
-    """[1, 1] a rank's batch of a step."""
+    """The batch of a rank for a step, [1, 1]."""
     return numpy.random.default_rng([rank, step]).normal(1.0, 0.1, (1, 1)).astype(numpy.float32)
 
 
@@ -67,8 +67,10 @@ def _variables() -> list[Any]:
 
 
 def _weights() -> list[float]:
-    """Of each parameter in the sum: without them all gradients of one shape are equal, and TensorFlow, which sees that,
-    computes one of them only."""
+    """The weight of each parameter in the sum.
+
+    Without weights, all gradients of one shape would be equal, and TensorFlow would compute only one of them.
+    """
     count = len(resnet50_shapes())
     return [1.0 + number / count for number in range(count)]
 
@@ -76,7 +78,8 @@ def _weights() -> list[float]:
 def _loss(inputs: Any, variables: list[Any]) -> Any:
     import tensorflow as tf
 
-    total = tf.add_n([weight * tf.reduce_sum(each) for weight, each in zip(_weights(), variables, strict=True)])
+    pairs = zip(_weights(), variables, strict=True)
+    total = tf.add_n([weight * tf.reduce_sum(variable) for weight, variable in pairs])
     return tf.square(tf.reduce_mean(inputs) * total)
 
 
@@ -115,8 +118,8 @@ def _with_tape(variant: str) -> Made:
 
 @functools.cache
 def _strategy() -> Any:
-    """Its servers start once in a process."""
-    with socket.socket() as probe:  # each rank's server wants a port that is free
+    """The strategy; cached, because its servers can start only once in a process."""
+    with socket.socket() as probe:  # each rank's server needs a free port
         probe.bind(("127.0.0.1", 0))
         addresses = allgather_object(f"127.0.0.1:{probe.getsockname()[1]}")
     task = {"type": "worker", "index": context.rank()}
@@ -133,12 +136,12 @@ def _mirrored(variant: str) -> Made:
     strategy = _strategy()
     with strategy.scope():
         variables = _variables()
-        own = _step_of(variables, lambda tape: tape)
+        replica_step = _step_of(variables, lambda tape: tape)
     ranks = context.size()
 
     def step(inputs: Any) -> None:
-        # It adds gradients up where we average them: the loss of each is its share.
-        strategy.run(own, args=(inputs / math.sqrt(ranks),))
+        # The strategy sums gradients instead of averaging them, so the loss of each rank is divided by their number.
+        strategy.run(replica_step, args=(inputs / math.sqrt(ranks),))
 
     return _compiled(step, variables)
 
@@ -152,7 +155,8 @@ def _keras(variant: str) -> Made:
             self.all = [self.add_weight(shape=shape, initializer=start) for shape in resnet50_shapes()]
 
         def call(self, inputs: Any) -> Any:
-            total = sum(weight * keras.ops.sum(each) for weight, each in zip(_weights(), self.all, strict=True))
+            pairs = zip(_weights(), self.all, strict=True)
+            total = sum(weight * keras.ops.sum(variable) for weight, variable in pairs)
             return keras.ops.reshape(keras.ops.mean(inputs) * total, (1, 1))
 
     model = Model()
@@ -180,9 +184,9 @@ def _check(variant: str, name: str) -> str:
         means = [float(inputs_of(rank, step).mean()) for rank in range(context.size())]
         total = (weights * counts * values).sum()
         values -= _LEARNING_RATE * sum(2 * mean**2 * total for mean in means) / context.size() * weights
-    for number, (found, value) in enumerate(zip(training.values(), values, strict=True)):
-        if not numpy.allclose(found, value, rtol=TOLERANCE, atol=TOLERANCE * abs(value)):
-            return f"wrong numbers on rank {context.rank()}, parameter {number}: {found.flat[0]} for {value}"
+    for number, (actual, correct) in enumerate(zip(training.values(), values, strict=True)):
+        if not numpy.allclose(actual, correct, rtol=TOLERANCE, atol=TOLERANCE * abs(correct)):
+            return f"wrong values on rank {context.rank()}, parameter {number}: {actual.flat[0]} instead of {correct}"
     return "ok"
 
 
@@ -193,12 +197,12 @@ def _block(training: Training, name: str, samples: int) -> list[float]:
 def main() -> None:
     """Entry point of each process."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("socket", type=Path, help="where the controller listens")
+    parser.add_argument("socket", type=Path, help="the socket on which the controller listens")
     parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args()
     bind_to_parent(options.parent)
     os.environ["KERAS_BACKEND"] = "tensorflow"
-    # One thread for computing, as PyTorch's ranks have; TensorFlow needs another to wait in collectives.
+    # One compute thread, as in PyTorch's ranks; TensorFlow needs another one to wait in collectives.
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     context.init()

@@ -1,9 +1,9 @@
-"""Measures several libraries in turns: a block of ops by one, a block by the next, and again, while all others sleep.
+"""Measures several libraries in interleaved blocks: a library runs a block of ops while the ranks of the others sleep.
 
-A *group* is the ranks of one library (or of one way to run it), each a process that answers commands on a Unix socket;
-what is said on it stands at the head of ``native/benchmarks/measured_rank.h``. A *subject* is one column of the result:
-a group and one of the variants that it offers. What disturbs the machine for a while meets all subjects alike, and the
-median over blocks forgets it.
+A *group* is the ranks of one library (or of one configuration of it), each a process that answers commands on a Unix
+socket; the header comment of ``native/benchmarks/measured_rank.h`` documents the protocol. A *subject* is one column of
+the result: a group and one of its variants. A temporary load of the machine affects all subjects alike, and the median
+over blocks removes it.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from types import TracebackType
 OPS = ("allreduce", "broadcast", "allgather", "reducescatter", "alltoall", "barrier")
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
 
-# Small ops are measured so many at a time that they touch about this much memory, and at most so many.
+# A sample of small ops has as many ops as fit into this much memory, up to the maximum below.
 _BATCH_BYTES = 256 << 10
 _LARGEST_BATCH = 32
 _LARGEST_SAMPLES = 500
 _START_TIMEOUT = timedelta(seconds=90)
 _BLOCK_TIMEOUT = timedelta(seconds=120)
-_LAST_WORDS = timedelta(seconds=2)
+_EXIT_TIMEOUT = timedelta(seconds=2)
 
 
 class BenchmarkError(Exception):
-    """A library could not be started, gave wrong numbers, failed, or did not answer. The text says which and why."""
+    """A library did not start, returned a wrong result, failed, or did not answer. The message names the reason."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """One op at one size.
+    """An op with a data type and a size.
 
     Attributes:
-        op: of `OPS`.
-        dtype: of `DTYPES`.
+        op: one of `OPS`.
+        dtype: one of `DTYPES`.
         bytes: size of each rank's input; 0 for a barrier.
     """
 
@@ -56,7 +56,7 @@ class Form:
 
     @property
     def batch(self) -> int:
-        """How many ops make one sample, each on buffers of its own."""
+        """Number of ops in one sample; each has its own buffers."""
         if self.op == "barrier":
             return _LARGEST_BATCH
         return max(1, min(_LARGEST_BATCH, _BATCH_BYTES // max(1, self.bytes)))
@@ -64,10 +64,13 @@ class Form:
 
 @dataclass(frozen=True)
 class Command:
-    """How to start a process of a group: the command, its variables over this process's, descriptors it inherits.
+    """How to start a process of a group.
 
     Attributes:
-        within: entered around the start, for instance to be in another network namespace.
+        arguments: the command.
+        environment: variables in addition to this process's.
+        descriptors: file descriptors that the process inherits.
+        within: context in which the process is started, for instance another network namespace.
     """
 
     arguments: Sequence[str]
@@ -77,21 +80,21 @@ class Command:
 
 
 class Group:
-    """The ranks of one library. A context manager; on leaving it none of its processes is left alive.
+    """The ranks of one library. A context manager, which ends all its processes at exit.
 
     Args:
         name: for messages.
         size: number of ranks that will connect.
-        commands: given the path of the socket, what to start: one process, as ``mpirun``, or one for each rank.
+        commands: returns the commands to start for the path of the socket: one, such as ``mpirun``, or one per rank.
 
     Raises:
-        BenchmarkError: not all ranks connected in time; what the processes wrote is in the text.
+        BenchmarkError: not all ranks connected in time; the message contains the output of the processes.
     """
 
     def __init__(self, name: str, size: int, commands: Callable[[str], Sequence[Command]]) -> None:
         self.name = name
         self.size = size
-        self._folder = Path(tempfile.mkdtemp(prefix="turns"))
+        self._folder = Path(tempfile.mkdtemp(prefix="interleaved"))
         self._output = self._folder / "output.txt"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._sockets: dict[int, socket.socket] = {}
@@ -108,7 +111,7 @@ class Group:
             raise
 
     def ask(self, command: str, timeout: timedelta = _BLOCK_TIMEOUT) -> list[str]:
-        """Sends one command to all ranks and gives their answers, in rank order.
+        """Sends one command to all ranks and returns their answers, in rank order.
 
         Raises:
             BenchmarkError: a rank ended or did not answer within `timeout`.
@@ -118,11 +121,11 @@ class Group:
             try:
                 self._sockets[rank].sendall(f"{command}\n".encode())
             except OSError as error:
-                raise self._error(f"rank {rank} cannot be asked for {command!r}: {error}") from error
+                raise self._error(f"sending {command!r} to rank {rank} failed: {error}") from error
         return [self._line(self._sockets[rank], rank, command, deadline) for rank in range(self.size)]
 
     def close(self) -> None:
-        """Ends all processes and removes what they left. Idempotent."""
+        """Ends all processes and removes their files. Idempotent."""
         for sock in self._sockets.values():
             with contextlib.suppress(OSError):
                 sock.sendall(b"quit\n")
@@ -131,7 +134,7 @@ class Group:
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-            # Each leads a process group, so mpirun's or a fork's children end with it.
+            # Each process leads a process group, so its children end with it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -171,12 +174,12 @@ class Group:
                     if process.poll() is not None:
                         raise self._error(f"a process ended with status {process.returncode} at its start") from None
                 if time.monotonic() > deadline:
-                    raise self._error(f"only {len(self._sockets)} of {self.size} ranks came") from None
+                    raise self._error(f"only {len(self._sockets)} of {self.size} ranks connected") from None
                 continue
             words = self._line(sock, -1, "hello", deadline).split()
             if len(words) != 3 or words[0] != "rank" or words[2] != str(self.size) or int(words[1]) in self._sockets:
                 sock.close()
-                raise self._error(f"a process introduced itself by {' '.join(words)!r}; expected a rank of {self.size}")
+                raise self._error(f"a process sent {' '.join(words)!r}; expected 'rank RANK {self.size}'")
             self._sockets[int(words[1])] = sock
 
     def _line(self, sock: socket.socket, rank: int, command: str, deadline: float) -> str:
@@ -190,21 +193,21 @@ class Group:
             except OSError as error:
                 raise self._error(f"rank {rank} was lost during {command!r}: {error}") from error
             if not part:
-                self._await_last_words()
+                self._await_exit()
                 raise self._error(f"rank {rank} ended during {command!r}")
             received += part
         return received.decode().rstrip("\n")
 
-    def _await_last_words(self) -> None:
-        """A process closes its connection before it has written why it ends: gives it a moment to end."""
-        deadline = time.monotonic() + _LAST_WORDS.total_seconds()
+    def _await_exit(self) -> None:
+        """Waits briefly for a process to exit: it closes its connection before it writes the reason to its output."""
+        deadline = time.monotonic() + _EXIT_TIMEOUT.total_seconds()
         while time.monotonic() < deadline and all(process.poll() is None for process in self._processes):
             time.sleep(0.01)
 
-    def _error(self, what: str) -> BenchmarkError:
-        written = self._output.read_text(errors="replace")[-2000:] if self._output.exists() else ""
+    def _error(self, problem: str) -> BenchmarkError:
+        output = self._output.read_text(errors="replace")[-2000:] if self._output.exists() else ""
         return BenchmarkError(
-            f"{self.name}: {what}." + (f" Its processes wrote:\n{written}" if written.strip() else "")
+            f"{self.name}: {problem}." + (f" Output of its processes:\n{output}" if output.strip() else "")
         )
 
 
@@ -213,9 +216,9 @@ class Subject:
     """One column of the result.
 
     Attributes:
-        name: of the column.
-        group: whose ranks do it.
-        variant: the word by which the group knows this way to do it.
+        name: title of the column.
+        group: the ranks that run the op.
+        variant: name of the implementation within the group.
     """
 
     name: str
@@ -223,10 +226,10 @@ class Subject:
     variant: str
 
     def check(self, form: Form) -> str | None:
-        """Lets the ranks run `form` and compare every element. Returns why it is not offered; None when all is well.
+        """Has the ranks run `form` and check every element. Returns the reason if it is unsupported, else None.
 
         Raises:
-            BenchmarkError: a number is wrong, or the op failed.
+            BenchmarkError: an element is wrong, or the op failed.
         """
         answers = self.group.ask(f"check {self.variant} {form.op} {form.dtype} {form.bytes} {form.batch}")
         for rank, answer in enumerate(answers):
@@ -240,7 +243,7 @@ class Subject:
         return None
 
     def block(self, form: Form, samples: int) -> Block:
-        """Measures so many samples. Raises BenchmarkError when the op fails."""
+        """Measures `samples` samples. Raises BenchmarkError if the op fails."""
         answers = self.group.ask(f"block {self.variant} {form.op} {form.dtype} {form.bytes} {form.batch} {samples}")
         times = []
         for rank, answer in enumerate(answers):
@@ -256,8 +259,13 @@ class Subject:
 
 @dataclass(frozen=True)
 class Block:
-    """Medians over the samples of one turn, in microseconds an op: of the slowest rank of each sample, and of rank
-    0."""
+    """Medians over the samples of a block, in microseconds per op.
+
+    Attributes:
+        slowest_us: of the slowest rank of each sample.
+        rank0_us: of rank 0.
+        samples: number of samples.
+    """
 
     slowest_us: float
     rank0_us: float
@@ -266,13 +274,13 @@ class Block:
 
 @dataclass(frozen=True)
 class Figure:
-    """What one subject took for one op, in microseconds.
+    """The time of one subject for one op, in microseconds.
 
     Attributes:
-        us: the slowest rank's time: the median over blocks of the medians over samples.
-        rank0_us: rank 0's time, likewise.
-        low_us, high_us: the quartiles of `us` over blocks: how far to trust it.
-        blocks, samples: how many there were.
+        us: time of the slowest rank: the median over blocks of the medians over samples.
+        rank0_us: time of rank 0, likewise.
+        low_us, high_us: quartiles over blocks of the slowest rank's time.
+        blocks, samples: number of blocks and of samples.
     """
 
     us: float
@@ -284,7 +292,7 @@ class Figure:
 
     @classmethod
     def of(cls, blocks: Sequence[Block]) -> Figure:
-        """Sums up the blocks of one subject; at least one."""
+        """Summarizes the blocks of one subject; there must be at least one."""
         slowest = sorted(block.slowest_us for block in blocks)
         low, high = (slowest[0], slowest[-1])
         if len(slowest) > 1:
@@ -295,13 +303,13 @@ class Figure:
 
     @classmethod
     def computed(cls, us: float) -> Figure:
-        """A time that nobody measured; it has no blocks."""
+        """A time that is computed and not measured; it has no blocks."""
         return cls(us, us, us, us, 0, 0)
 
 
 @dataclass(frozen=True)
 class Line:
-    """What all subjects took for one op, and why the others of them do not offer it."""
+    """The times of all subjects for one op, and the reasons of those that do not support it."""
 
     form: Form
     figures: Mapping[str, Figure]
@@ -311,15 +319,17 @@ class Line:
 def measure(
     form: Form, subjects: Sequence[Subject], seconds: float, *, block_seconds: float = 0.06, least_blocks: int = 3
 ) -> Line:
-    """Checks every subject's numbers, then measures them in turns.
+    """Checks the results of every subject, then measures the subjects in interleaved blocks.
 
     Args:
-        seconds: for each subject, all its blocks together.
-        block_seconds: about how long a block is to be; what is written anew and waited for counts as well.
-        least_blocks: so many there are in any case.
+        form: the op to measure.
+        subjects: the subjects to measure.
+        seconds: total time of the blocks of each subject.
+        block_seconds: approximate duration of a block, including the untimed writes and waits.
+        least_blocks: minimum number of blocks.
 
     Raises:
-        BenchmarkError: a number is wrong, or an op failed.
+        BenchmarkError: a result is wrong, or an op failed.
     """
     refusals = {subject.name: reason for subject in subjects if (reason := subject.check(form)) is not None}
     able = [subject for subject in subjects if subject.name not in refusals]
@@ -327,17 +337,17 @@ def measure(
     for subject in able:
         start = time.monotonic()
         subject.block(form, 1)
-        # 1 and the 2 that do not count.
+        # One timed sample and two untimed ones.
         samples[subject.name] = _fitting(min(block_seconds, seconds), (time.monotonic() - start) / 3)
     blocks: dict[str, list[Block]] = {subject.name: [] for subject in able}
     deadline = time.monotonic() + seconds * len(able)
-    turn = 0
-    while able and (turn < least_blocks or time.monotonic() < deadline):
-        # Another one begins each time: nobody always comes right after the same predecessor.
-        for place in range(len(able)):
-            subject = able[(turn + place) % len(able)]
+    rounds = 0
+    while able and (rounds < least_blocks or time.monotonic() < deadline):
+        # Each round starts with another subject, so that the order does not favour any of them.
+        for offset in range(len(able)):
+            subject = able[(rounds + offset) % len(able)]
             blocks[subject.name].append(subject.block(form, samples[subject.name]))
-        turn += 1
+        rounds += 1
     return Line(form, {name: Figure.of(measured) for name, measured in blocks.items()}, refusals)
 
 
