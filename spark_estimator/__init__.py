@@ -1,7 +1,7 @@
 """Horovod's API on today's Spark and PyTorch: ``spark_estimator.torch as hvd`` and ``HorovodRunner(np=2).run(train)``.
 
-The names below are loaded when they are first used, so that importing the package costs milliseconds and needs neither
-a framework nor Spark.
+A name below is imported at its first use, so that importing the package takes milliseconds and needs neither a
+framework nor Spark.
 """
 
 from __future__ import annotations

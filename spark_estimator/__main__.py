@@ -10,19 +10,19 @@ import sys
 
 from spark_estimator.console import ends_with_its_reader
 
-USAGE = """usage: python -m spark_estimator VERB [ARGUMENTS]
+USAGE = """usage: python -m spark_estimator COMMAND [ARGUMENTS]
 
-  doctor   check everything that a job will need on this machine, and say how to mend what is missing
+  doctor   check what a job needs on this machine, and show how to fix each problem
   demo     train on handwritten digits with two ranks in a local Spark session
-  env      every environment variable: what is in force here and why, its default, unit and effect
-  run      run a program as several ranks: the same as horovodrun
-  timeline join the timelines that the ranks of a job wrote into one
-  compat   let `import horovod` and `import sparkdl` lead here: enable, disable, status
+  env      show every environment variable: current value and its source, default, unit and effect
+  run      run a program on several ranks; same as horovodrun
+  timeline merge the timeline files of a job's ranks into one file
+  compat   make `import horovod` and `import sparkdl` import spark_estimator: enable, disable, status
 
-`python -m spark_estimator VERB --help` tells more."""
+`python -m spark_estimator COMMAND --help` shows the arguments of a command."""
 
-# Each verb's module has main(argv) -> exit status; it is imported when the verb is used.
-VERBS = {
+# The module of each command has main(argv) -> exit status; it is imported when the command runs.
+COMMANDS = {
     "doctor": "spark_estimator.doctor",
     "demo": "spark_estimator.demo",
     "run": "spark_estimator.launch.cli.main",
@@ -33,42 +33,47 @@ VERBS = {
 
 @ends_with_its_reader
 def main(argv: list[str] | None = None) -> int:
-    """Runs one verb; returns its exit status, 2 when there is no such verb."""
-    verb, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    if verb in {"-h", "--help", "help"}:
+    """Runs one command; returns its exit status, or 2 for an unknown command."""
+    command, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if command in {"-h", "--help", "help"}:
         print(USAGE)
         return 0
-    if verb == "--version":
+    if command == "--version":
         from spark_estimator import __version__
 
         print(__version__)
         return 0
-    if verb == "env":
+    if command == "env":
         return env(arguments)
-    if verb not in VERBS:
-        print(f"{USAGE}\n\nno such verb: {verb!r}", file=sys.stderr)
+    if command not in COMMANDS:
+        print(f"{USAGE}\n\nunknown command: {command!r}", file=sys.stderr)
         return 2
     try:
-        status: int | None = importlib.import_module(VERBS[verb]).main(arguments)
+        status: int | None = importlib.import_module(COMMANDS[command]).main(arguments)
     except KeyboardInterrupt as interruption:
         print(f"spark_estimator: {str(interruption) or 'interrupted'}.", file=sys.stderr)
         return 128 + signal.SIGINT
     return status or 0
 
 
+def env_parser() -> argparse.ArgumentParser:
+    """The command line of ``env``."""
+    return argparse.ArgumentParser(
+        prog="python -m spark_estimator env",
+        description="Print every environment variable that spark_estimator reads, with its value and the source of the "
+        "value; then the environment that a worker gets. Values that depend on the cores are those of a job of "
+        "HOROVOD_LOCAL_SIZE ranks (default: 1) on this host only.",
+    )
+
+
 def env(arguments: list[str]) -> int:
-    """Prints the settings as this process would read them; a bad value is one sentence and status 1."""
+    """Prints the settings of this process; returns the exit status, 1 for an invalid value."""
     from spark_estimator.collectives.cores import available_cores, decisions
     from spark_estimator.collectives.rendezvous import Topology
     from spark_estimator.env import Settings
     from spark_estimator.launch.job.environment import description
 
-    argparse.ArgumentParser(
-        prog="python -m spark_estimator env",
-        description="Print every environment variable that is read, what is in force, and why; then what a worker is "
-        "started with. What a job decides from its cores is shown for a job on this host alone, of HOROVOD_LOCAL_SIZE "
-        "ranks (default: 1).",
-    ).parse_args(arguments)
+    env_parser().parse_args(arguments)
     try:
         settings = Settings.read()
         topology = Topology.of(["this host"] * (settings.launched_local_size or 1), 0)

@@ -17,7 +17,7 @@ from spark_estimator.errors import (
     ShutDownError,
 )
 
-ABI_VERSION = 6
+ABI_VERSION = 8
 LIBRARY_NAME = "libspark_estimator_engine.so"
 
 
@@ -95,7 +95,7 @@ _ITEMSIZES = {
 
 
 class MemoryKind(enum.IntEnum):
-    """``se_place``: where the tensors of a request lie."""
+    """``se_place``: the device and the stream of a request's tensors."""
 
     HOST = 0
     GPU = 1
@@ -106,12 +106,11 @@ class GpuOperations(enum.IntEnum):
 
     AUTO = 0
     NCCL = 1
-    SHARED = 2
-    STAGED = 3
+    STAGED = 2
 
 
 class Peer(Structure):
-    """``se_peer``: one other rank, as the engine is told of it."""
+    """``se_peer``: another rank: its numbers, its name and the descriptors of its connections."""
 
     _fields_ = [
         ("rank", c_int32),
@@ -139,10 +138,6 @@ class Config(Structure):
         ("hierarchical", c_int32),
         ("affinity_core", c_int32),
         ("spin_microseconds", c_int32),
-        ("autotune", c_int32),
-        ("autotune_warmup_samples", c_int32),
-        ("autotune_steps_per_sample", c_int32),
-        ("autotune_max_samples", c_int32),
         ("fusion_threshold_bytes", c_int64),
         ("start_timeout_seconds", c_double),
         ("stall_warning_seconds", c_double),
@@ -150,12 +145,10 @@ class Config(Structure):
         ("heartbeat_seconds", c_double),
         ("silence_seconds", c_double),
         ("name", c_char_p),
-        ("autotune_log", c_char_p),
         ("gpu_operations", c_int32),
         ("ranks_on_host", c_int32),
         ("cuda_library", c_char_p),
         ("nccl_library", c_char_p),
-        ("nvrtc_library", c_char_p),
     ]
 
 
@@ -259,7 +252,6 @@ _SIGNATURES: dict[str, tuple[type | None, list[object]]] = {
     "se_build_info": (c_char_p, []),
     "se_cuda_probe": (c_int32, [c_char_p, POINTER(c_int32), POINTER(c_int32), POINTER(c_int32)]),
     "se_cuda_peer_access": (c_int32, [c_char_p, c_int32, c_int32, POINTER(c_int32)]),
-    "se_gpu_sharing_probe": (c_int32, [c_char_p, c_char_p, c_int32]),
     "se_nccl_probe": (c_int32, [c_char_p, POINTER(c_int32)]),
     "se_dtype_bytes": (c_int64, [c_int32]),
     "se_rows_of": (c_int64, [c_int64, c_int32, c_int32]),
@@ -314,8 +306,8 @@ def library() -> ctypes.CDLL:
 def load(path: Path) -> ctypes.CDLL:
     """Loads the engine's library from `path`; `library` is what callers want. Raises NativeLibraryError."""
     remedy = (
-        "In a checkout run `make build`; otherwise install the package again: "
-        "`pip install --force-reinstall spark-estimator`."
+        "In a checkout run `make build`; otherwise install the wheel again: "
+        "`pip install --force-reinstall spark_estimator-....whl`."
     )
     if not path.exists():
         raise NativeLibraryError(f"The collective engine {path} does not exist. {remedy}")
@@ -342,12 +334,12 @@ def last_error() -> str:
 
 
 def error_of(status: int, message: str, rank: int | None = None) -> Exception:
-    """The error of ``errors.py`` (or Python's own) that says `status`, with `message` as its text.
+    """The exception of ``errors.py`` (or a built-in one) for `status`, with `message` as its text.
 
     Args:
         status: of the failed call.
         message: the engine's sentence.
-        rank: this one, for errors that one rank alone makes, and has; the others' name ranks themselves.
+        rank: this rank, added to errors of the caller's arguments; other messages name ranks themselves.
     """
     if rank is not None and status in (Status.INVALID_ARGUMENT, Status.DUPLICATE_NAME):
         message = f"on rank {rank}: {message}"
@@ -365,6 +357,6 @@ def error_of(status: int, message: str, rank: int | None = None) -> Exception:
 
 
 def check(status: int, rank: int | None = None) -> None:
-    """Raises what `status` says, with the engine's sentence, unless it is OK or IN_PROGRESS; `rank`: see `error_of`."""
+    """Raises `error_of` the status with the engine's message, unless `status` is OK or IN_PROGRESS."""
     if status not in (Status.OK, Status.IN_PROGRESS):
         raise error_of(status, last_error(), rank)

@@ -1,4 +1,4 @@
-"""How a command line of ours ends when whoever reads what it prints has gone, as ``| head`` does."""
+"""Ends a command quietly if the reader of its output exits first, as in ``horovodrun ... | head``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from typing import ParamSpec, TextIO, TypeVar
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
-#: Of a program that SIGPIPE ended, as a shell tells it.
+#: The exit status that a shell reports for a program ended by SIGPIPE.
 UNREAD_STATUS = 128 + signal.SIGPIPE
 
 
 def ends_with_its_reader(main: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """A ``main`` that exits with `UNREAD_STATUS` and without a word once nobody reads its output any more.
+    """Decorates ``main``: it exits with `UNREAD_STATUS`, without a message, once the reader of its output is gone.
 
-    Not by the signal itself: Python ignores it for the sake of sockets, and a launcher has ranks to end first.
+    It does not exit by SIGPIPE: Python ignores that signal, which sockets raise too, and a launcher must stop its ranks
+    first.
     """
 
     @functools.wraps(main)
@@ -31,17 +32,17 @@ def ends_with_its_reader(main: Callable[_Arguments, _Result]) -> Callable[_Argum
                 return main(*args, **kwargs)
             finally:
                 if sys.stdout is not None:
-                    sys.stdout.flush()  # here, not at the interpreter's end, which would complain
+                    sys.stdout.flush()  # here: at interpreter exit, a failed flush prints a traceback
         except BrokenPipeError:
             if not discard_unread():
-                raise  # another pipe's
+                raise  # of another pipe
             sys.exit(UNREAD_STATUS)
 
     return run
 
 
 def discard_unread() -> bool:
-    """Whether stdout or stderr is read by nobody any more; what is written there goes nowhere from now on."""
+    """Whether stdout or stderr has lost its reader. Later output to such a stream is discarded."""
     unread = [stream for stream in (sys.stdout, sys.stderr) if stream is not None and _unread(stream)]
     for stream in unread:
         _discard(stream)
@@ -49,16 +50,16 @@ def discard_unread() -> bool:
 
 
 def _unread(stream: TextIO) -> bool:
-    """Whether a stream leads into a pipe, socket or terminal that nobody reads."""
+    """Whether a stream is a pipe, socket or terminal without a reader."""
     poll = select.poll()
-    with contextlib.suppress(OSError, ValueError):  # it has no descriptor, or is closed
+    with contextlib.suppress(OSError, ValueError):  # the stream has no descriptor, or is closed
         poll.register(stream.fileno(), 0)
         return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
     return False
 
 
 def _discard(stream: TextIO) -> None:
-    """What is left of a stream's buffer goes nowhere when the interpreter ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+    """Redirects a stream to /dev/null, so that the interpreter can flush its buffer at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)

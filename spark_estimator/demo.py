@@ -1,4 +1,4 @@
-"""``python -m spark_estimator demo``: two ranks on a local Spark learn to read handwritten digits."""
+"""``python -m spark_estimator demo``: trains on handwritten digits, with two ranks in a local Spark session."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 RANKS = 2
 EPOCHS = 15
 EXPECTED_ACCURACY = 0.97
-# What must be importable, and what installs it.
-NEEDED = {
+# Required modules, and the requirement that installs each.
+REQUIRED = {
     "torch": "torch",
     "sklearn": "scikit-learn",
     "pyspark": "pyspark",
@@ -27,24 +27,24 @@ NEEDED = {
     "pandas": "'pandas<3'",
 }
 NEXT_STEPS = """
-What next:{activate}
-  the program that has just run        {path}
-  your own, from a script or notebook  from spark_estimator import HorovodRunner; HorovodRunner(np=2).run(train)
-  a Horovod script, without Spark      horovodrun -np 2 python train.py
-  is all well on this machine?         python -m spark_estimator doctor"""
+Next steps:{activate}
+  read the source of this demo         {path}
+  run a function on Spark              from spark_estimator import HorovodRunner; HorovodRunner(np=2).run(train)
+  run a Horovod script without Spark   horovodrun -np 2 python train.py
+  check this machine                   python -m spark_estimator doctor"""
 
 
 def train(epochs: int = EPOCHS, batch_size: int = 32, learning_rate: float = 2e-3, seed: int = 1) -> float:
-    """Trains a small convolutional network on scikit-learn's digits; runs on every rank at once.
+    """Trains a small convolutional network on scikit-learn's digits. Every rank calls it.
 
     Args:
         epochs: passes over the training images.
-        batch_size: images that each rank takes in one step.
-        learning_rate: the highest, for one rank; it grows with their number, as the batch does.
-        seed: the same on all ranks: they must cut the data alike.
+        batch_size: images per rank and step.
+        learning_rate: the maximum for one rank; multiplied by the number of ranks, as the total batch size is.
+        seed: must be the same on all ranks, so that they split the data in the same way.
 
     Returns:
-        The share of held-out images that the network reads rightly, in 0 ... 1; the same on all ranks.
+        The accuracy on held-out images, in 0 ... 1; the same on all ranks.
     """
     import torch
     from sklearn.datasets import load_digits
@@ -69,7 +69,7 @@ def train(epochs: int = EPOCHS, batch_size: int = 32, learning_rate: float = 2e-
     indices = train_test_split(range(len(targets)), test_size=0.2, random_state=seed, stratify=digits.target)
     training, held_out = (TensorDataset(images[index], targets[index]) for index in indices)
 
-    # Each rank sees its own share of the images, another one in each epoch.
+    # Each rank trains on its own share of the images; the shares change in each epoch.
     sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(
         training, num_replicas=hvd.size(), rank=hvd.rank(), seed=seed
     )
@@ -77,11 +77,11 @@ def train(epochs: int = EPOCHS, batch_size: int = 32, learning_rate: float = 2e-
 
     model = network().to(device)
     optimizer = torch.optim.Adam(model.parameters())
-    # A rate that has grown with the ranks wants a warm-up; this schedule has one, and ends near zero.
+    # A learning rate scaled by the number of ranks needs a warm-up; this schedule has one, and ends near zero.
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=learning_rate * hvd.size(), epochs=epochs, steps_per_epoch=len(loader)
     )
-    # All ranks begin with rank 0's parameters; from then on they average their gradients, and so stay equal.
+    # All ranks start with rank 0's parameters. They average their gradients, so the parameters stay equal.
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
@@ -103,7 +103,7 @@ def train(epochs: int = EPOCHS, batch_size: int = 32, learning_rate: float = 2e-
             flush=True,
         )
 
-    # Each rank reads every size-th held-out image, and the counts are added up.
+    # Each rank evaluates every size-th held-out image; the allreduce sums the counts.
     model.eval()
     image, target = (tensor[hvd.rank() :: hvd.size()].to(device) for tensor in held_out.tensors)
     with torch.no_grad():
@@ -112,7 +112,7 @@ def train(epochs: int = EPOCHS, batch_size: int = 32, learning_rate: float = 2e-
 
 
 def network() -> torch.nn.Module:
-    """A network from images ``[batch, 1, 8, 8]`` to scores ``[batch, 10]``."""
+    """A network that maps images ``[batch, 1, 8, 8]`` to scores ``[batch, 10]``."""
     from torch import nn
 
     return nn.Sequential(
@@ -128,15 +128,20 @@ def network() -> torch.nn.Module:
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs `train` on two ranks in a local Spark session; returns 0, or 1 with one sentence when it cannot start."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The command line of ``demo``."""
+    command_line = argparse.ArgumentParser(
         prog="python -m spark_estimator demo",
         description="Train on scikit-learn's handwritten digits with two ranks in a local Spark session.",
     )
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help="passes over the 1,437 training images")
-    arguments = parser.parse_args(argv)
-    missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
+    command_line.add_argument("--epochs", type=int, default=EPOCHS, help="passes over the 1,437 training images")
+    return command_line
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs `train` on two ranks in a local Spark session; returns the exit status, 1 if the demo cannot run."""
+    arguments = parser().parse_args(argv)
+    missing = [package for module, package in REQUIRED.items() if importlib.util.find_spec(module) is None]
     if missing:
         print(f"The demo needs packages that are not installed: pip install {' '.join(missing)}", file=sys.stderr)
         return 1
@@ -146,19 +151,17 @@ def main(argv: list[str] | None = None) -> int:
         print(f"The demo cannot run here: {error}", file=sys.stderr)
         return 1
     if arguments.epochs >= EPOCHS and accuracy < EXPECTED_ACCURACY:
-        print(
-            f"Less than {EXPECTED_ACCURACY:.0%} means that something is wrong here: please report it.", file=sys.stderr
-        )
+        print(f"An accuracy below {EXPECTED_ACCURACY:.0%} is a defect: please report it.", file=sys.stderr)
         return 1
     return 0
 
 
 def run(epochs: int) -> float:
-    """Starts Spark, runs `train` in it, prints what came of it, and returns the accuracy. Raises PreflightError."""
+    """Starts Spark, runs `train`, prints the accuracy and times, and returns the accuracy. Raises PreflightError."""
     from spark_estimator import HorovodRunner
     from spark_estimator.launch.spark.session import session_for
 
-    print(f"Starting Spark on this machine, with room for {RANKS} ranks ...", flush=True)
+    print(f"Starting Spark on this machine with {RANKS} task slots ...", flush=True)
     begun = time.monotonic()
     spark = session_for(RANKS)
     ready = time.monotonic()
@@ -166,9 +169,9 @@ def run(epochs: int) -> float:
     accuracy: float = HorovodRunner(np=RANKS, driver_log_verbosity="all").run(train, epochs=epochs)
     done = time.monotonic()
     print(f"\nrank 0 returned the accuracy on 360 held-out images: {accuracy:.4f}")
-    print(f"wall time: {done - ready:.1f} s for the job, {ready - begun:.1f} s for Spark to start before it")
-    here = Path(sys.executable).with_name("activate")
-    inactive = here.exists() and shutil.which("horovodrun") != str(here.with_name("horovodrun"))
-    activate = f"\n  first, so that these are found          . {here}" if inactive else ""
+    print(f"wall time: {done - ready:.1f} s for the job, after {ready - begun:.1f} s for the start of Spark")
+    script = Path(sys.executable).with_name("activate")
+    inactive = script.exists() and shutil.which("horovodrun") != str(script.with_name("horovodrun"))
+    activate = f"\n  first, activate the environment      . {script}" if inactive else ""
     print(NEXT_STEPS.format(path=__file__, activate=activate), flush=True)
     return accuracy

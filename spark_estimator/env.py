@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from spark_estimator.log import LEVELS
 
 MIB = 1 << 20
-MOST_CACHED = 8192  # what the engine takes for its cache_capacity
+MOST_CACHED = 8192  # the engine's limit for cache_capacity
 COMPRESSIONS = ("none", "fp16", "bf16")
 MALLOCS = ("keep", "system")
-GPU_OPERATIONS = ("auto", "nccl", "shared", "staged", "copy")
+GPU_OPERATIONS = ("auto", "nccl", "staged", "copy")
 RENDEZVOUS_FD_VARIABLE = "SPARK_ESTIMATOR_RENDEZVOUS_FD"
 JOB_VARIABLE = "SPARK_ESTIMATOR_JOB"
 FEED_FD_VARIABLE = "SPARK_ESTIMATOR_FEED_FD"
@@ -88,50 +88,35 @@ def _cores(text: str) -> tuple[int, ...]:
     try:
         return tuple(_count(part.strip()) for part in text.split(","))
     except ValueError:
-        raise ValueError("core numbers with commas between them, one for each local rank") from None
+        raise ValueError("comma-separated core numbers, one for each local rank") from None
 
 
 def _capacity(text: str) -> int:
     return min(_count(text), MOST_CACHED)
 
 
-def _level(text: str) -> str:
-    level = {"warn": "warning", "critical": "fatal"}.get(text.lower(), text.lower())
-    if level not in LEVELS:
-        raise ValueError("one of " + ", ".join(LEVELS))
-    return level
+def one_of(words: Collection[str], aliases: Mapping[str, str] | None = None) -> Callable[[str], str]:
+    """Makes a parser that accepts these words, and `aliases` (spelling to word) of them, in any case."""
 
+    def parse(text: str) -> str:
+        word = (aliases or {}).get(text.lower(), text.lower())
+        if word not in words:
+            raise ValueError("one of " + ", ".join(words))
+        return word
 
-def _compression(text: str) -> str:
-    if text.lower() not in COMPRESSIONS:
-        raise ValueError("one of " + ", ".join(COMPRESSIONS))
-    return text.lower()
+    return parse
 
 
 def _folder(text: str) -> str:
     if not text.startswith("/") or text.startswith("//"):
-        raise ValueError("a folder by its path, as in /Volumes/catalog/schema/volume/logs; no URL such as dbfs:/")
+        raise ValueError("an absolute path, such as /Volumes/catalog/schema/volume/logs, and not a URL such as dbfs:/")
     return text
 
 
 def _file(text: str) -> str:
     if text and not text.startswith("/"):
-        raise ValueError("a file by its whole path")
+        raise ValueError("the absolute path of a file")
     return text
-
-
-def _malloc(text: str) -> str:
-    if text.lower() not in MALLOCS:
-        raise ValueError("one of " + ", ".join(MALLOCS))
-    return text.lower()
-
-
-def _gpu_operations(text: str) -> str:
-    if text.lower() == "mpi":  # Horovod was built so, which its images go on saying
-        return "auto"
-    if text.lower() not in GPU_OPERATIONS:
-        raise ValueError("one of " + ", ".join(GPU_OPERATIONS))
-    return text.lower()
 
 
 def _variable(name: str, default: Any, parse: Callable[[str], Any], *, unit: str, effect: str) -> Any:
@@ -145,177 +130,156 @@ class Settings:
 
     fusion_threshold_bytes: int = _variable(
         "HOROVOD_FUSION_THRESHOLD", 128 * MIB, _count, unit="bytes",
-        effect="small allreduces run as one up to this size; 0: never; rank 0's value holds for all",
+        effect="largest sum of small allreduces that run as one; 0: no fusion; rank 0's value applies to all ranks",
     )  # fmt: skip
     bucket_bytes: int = _variable(
         "SPARK_ESTIMATOR_BUCKET_BYTES", 25 * MIB, _count, unit="bytes",
-        effect="DistributedOptimizer hands gradients over in buckets of about this size",
+        effect="approximate size of DistributedOptimizer's gradient buckets",
     )  # fmt: skip
     compression: str = _variable(
-        "SPARK_ESTIMATOR_COMPRESSION", "none", _compression, unit="type",
-        effect="in which DistributedOptimizer's gradients travel where its compression= is not given: none (their "
-        "own), fp16, bf16; the same on all ranks",
+        "SPARK_ESTIMATOR_COMPRESSION", "none", one_of(COMPRESSIONS), unit="type",
+        effect="type in which DistributedOptimizer sends gradients, unless compression= selects one: none (their own "
+        "type), fp16, bf16; must be the same on all ranks",
     )  # fmt: skip
     cache_capacity: int = _variable(
         "HOROVOD_CACHE_CAPACITY", 1024, _capacity, unit="names",
-        effect="names, and forms of calls without one, whose agreement is remembered, so that they skip negotiation; "
-        "0: none; at most 8192; rank 0's value holds for all",
+        effect="operations that the response cache remembers, so that they skip negotiation; 0: no cache; at most "
+        "8192; rank 0's value applies to all ranks",
     )  # fmt: skip
     stall_warning_seconds: float = _variable(
         "HOROVOD_STALL_CHECK_TIME_SECONDS", 10.0, _seconds, unit="seconds",
-        effect="an op that some ranks have not submitted for so long is told on stderr; 0: never",
+        effect="time before a stalled operation is reported on stderr; 0: never",
     )  # fmt: skip
     stall_check_disabled: bool = _variable(
         "HOROVOD_STALL_CHECK_DISABLE", False, _boolean, unit="1 or 0",
-        effect="1: as HOROVOD_STALL_CHECK_TIME_SECONDS=0",
+        effect="1: same as HOROVOD_STALL_CHECK_TIME_SECONDS=0",
     )  # fmt: skip
     stall_shutdown_seconds: float = _variable(
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0, _seconds, unit="seconds",
-        effect="an op that some ranks have not submitted for so long fails on all; 0: never",
+        effect="time before a stalled operation fails on all ranks; 0: never",
     )  # fmt: skip
     start_timeout_seconds: float = _variable(
         "HOROVOD_START_TIMEOUT", 30.0, _positive_seconds, unit="seconds",
-        effect="how long init() waits for the other ranks, and a launcher for the hosts that it reaches by ssh",
+        effect="time that init() waits for the other ranks, and that a launcher waits for hosts reached by ssh",
     )  # fmt: skip
     spark_start_timeout_seconds: float = _variable(
         "HOROVOD_SPARK_START_TIMEOUT", 600.0, _positive_seconds, unit="seconds",
-        effect="how long spark.run() waits until all ranks have begun; as its start_timeout",
+        effect="time that spark.run() waits for all ranks to start; same as its start_timeout argument",
     )  # fmt: skip
     gloo_timeout_seconds: float | None = _variable(
         "HOROVOD_GLOO_TIMEOUT_SECONDS", None, _positive_seconds, unit="seconds",
-        effect="as HOROVOD_START_TIMEOUT, where that is not set",
+        effect="used as HOROVOD_START_TIMEOUT when that is not set",
     )  # fmt: skip
     heartbeat_seconds: float = _variable(
         "SPARK_ESTIMATOR_HEARTBEAT_SECONDS", 1.0, _seconds, unit="seconds",
-        effect="between two signs of life; 0: none are sent, and nobody is taken for frozen",
+        effect="interval between heartbeats; 0: no heartbeats, and frozen ranks aren't detected",
     )  # fmt: skip
     silence_seconds: float = _variable(
         "SPARK_ESTIMATOR_SILENCE_SECONDS", 6.0, _positive_seconds, unit="seconds",
-        effect="a rank that gave no sign of life for so long is lost",
+        effect="a rank that sends no heartbeat for this time is lost",
     )  # fmt: skip
     log_level: str = _variable(
-        "HOROVOD_LOG_LEVEL", "warning", _level, unit="level",
-        effect="what the package itself says on stderr: " + ", ".join(LEVELS),
+        "HOROVOD_LOG_LEVEL", "warning", one_of(LEVELS, {"warn": "warning", "critical": "fatal"}), unit="level",
+        effect="least severe messages of the package that are printed on stderr: " + ", ".join(LEVELS),
     )  # fmt: skip
     log_hide_time: bool = _variable(
         "HOROVOD_LOG_HIDE_TIME", False, _boolean, unit="1 or 0",
-        effect="1: what it says does not begin with the time",
+        effect="1: log messages don't begin with the time",
     )  # fmt: skip
     shared_memory: bool = _variable(
         "SPARK_ESTIMATOR_SHARED_MEMORY", True, _boolean, unit="1 or 0",
-        effect="0: ranks of one host talk by TCP as well",
+        effect="0: ranks on one host also use TCP",
     )  # fmt: skip
     spin_microseconds: int | None = _variable(
         "SPARK_ESTIMATOR_SPIN_MICROSECONDS", None, _count, unit="microseconds",
-        effect="busy waiting before sleeping in shared memory, at most; -: as long as it pays",
+        effect="longest busy wait in shared memory before sleeping; -: chosen automatically",
     )  # fmt: skip
     overlap: bool | None = _variable(
         "SPARK_ESTIMATOR_OVERLAP", None, _boolean, unit="1 or 0",
-        effect="1: gradients travel while backward computes; 0: at its end, in the thread that waits for them",
+        effect="1: communication overlaps with the backward pass; 0: the waiting thread sends gradients at its end",
     )  # fmt: skip
     hierarchical_allreduce: bool | None = _variable(
         "HOROVOD_HIERARCHICAL_ALLREDUCE", None, _boolean, unit="1 or 0",
-        effect="1: inside hosts first, then across, where it can be; 0: never; -: by size; rank 0's holds for all",
+        effect="1: reduce within each host first, then across hosts, where possible; 0: never; -: by size; rank 0's "
+        "value applies to all ranks",
     )  # fmt: skip
     thread_affinity: tuple[int, ...] | None = _variable(
         "HOROVOD_THREAD_AFFINITY", None, _cores, unit="cores",
-        effect="the core that the engine's thread is bound to, one for each local rank: 0,2,4",
+        effect="core that the engine's thread is bound to, one for each local rank: 0,2,4",
     )  # fmt: skip
     dynamic_process_sets: bool = _variable(
         "HOROVOD_DYNAMIC_PROCESS_SETS", False, _boolean, unit="1 or 0",
-        effect="1: process sets may be added and removed after init(); as init(process_sets='dynamic')",
+        effect="1: process sets may be added and removed after init(); same as init(process_sets='dynamic')",
     )  # fmt: skip
     timeline: str = _variable(
         "HOROVOD_TIMELINE", "", str, unit="path",
-        effect="Chrome trace of every op, a file for each rank; DYNAMIC: none before start_timeline()",
+        effect="Chrome trace of every operation, one file per rank; DYNAMIC: starts with start_timeline()",
     )  # fmt: skip
     timeline_mark_cycles: bool = _variable(
         "HOROVOD_TIMELINE_MARK_CYCLES", False, _boolean, unit="1 or 0",
-        effect="1: the trace marks when the engine's thread woke",
-    )  # fmt: skip
-    autotune: bool = _variable(
-        "HOROVOD_AUTOTUNE", False, _boolean, unit="1 or 0",
-        effect="1: thresholds are tried out while the job runs, until the best are known; rank 0's value holds for all",
-    )  # fmt: skip
-    autotune_log: str = _variable(
-        "HOROVOD_AUTOTUNE_LOG", "", str, unit="path",
-        effect="CSV file in which rank 0 notes what was tried",
-    )  # fmt: skip
-    autotune_warmup_samples: int = _variable(
-        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", 3, _count, unit="samples",
-        effect="measured before the first that counts",
-    )  # fmt: skip
-    autotune_steps_per_sample: int = _variable(
-        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", 10, _positive_count, unit="steps",
-        effect="that one sample takes",
-    )  # fmt: skip
-    autotune_max_samples: int = _variable(
-        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", 20, _positive_count, unit="samples",
-        effect="after which the best so far is kept",
+        effect="1: the trace marks when the engine's thread wakes",
     )  # fmt: skip
     worker_threads: int | None = _variable(
         "SPARK_ESTIMATOR_WORKER_THREADS", None, _count, unit="threads",
-        effect="of numeric libraries in a worker, where OMP_NUM_THREADS and its like are not set; -: its share of the "
-        "cores; 0: as the libraries choose",
+        effect="threads of numeric libraries in a worker, unless OMP_NUM_THREADS or its like is set; -: the worker's "
+        "share of the cores; 0: the libraries choose",
     )  # fmt: skip
     worker_malloc: str = _variable(
-        "SPARK_ESTIMATOR_WORKER_MALLOC", "keep", _malloc, unit="kind",
-        effect="keep: a worker's glibc keeps freed memory for the next step, on huge pages where it can; system: it is "
-        "left as it is",
+        "SPARK_ESTIMATOR_WORKER_MALLOC", "keep", one_of(MALLOCS), unit="kind",
+        effect="keep: a worker's glibc keeps freed memory for the next step, on huge pages where possible; system: no "
+        "change",
     )  # fmt: skip
     gpu_operations: str = _variable(
-        "HOROVOD_GPU_OPERATIONS", "auto", _gpu_operations, unit="kind",
-        effect="how PyTorch's CUDA tensors travel: nccl: by NCCL, a GPU for each rank; shared: by kernels of ours on "
-        "the one GPU that all ranks share; staged: through pinned host memory; auto: what is fastest of these; copy: "
-        "PyTorch copies them to host memory and back; the same on all ranks (MPI, as Horovod's images have it: auto)",
+        # Horovod's own images set MPI, which is what they were built with.
+        "HOROVOD_GPU_OPERATIONS", "auto", one_of(GPU_OPERATIONS, {"mpi": "auto"}), unit="kind",
+        effect="how PyTorch's CUDA tensors travel: nccl: by NCCL, a GPU for each rank; staged: through pinned host "
+        "memory, also for ranks that share a GPU; auto: nccl where all ranks can, else staged; copy: PyTorch copies "
+        "them to host memory and back; the same on all ranks (MPI, as Horovod's images have it: auto)",
     )  # fmt: skip
     cuda_library: str = _variable(
         "SPARK_ESTIMATOR_CUDA_LIBRARY", "", _file, unit="path",
-        effect="of the CUDA runtime (libcudart.so); by default PyTorch's own, else the system's",
+        effect="CUDA runtime (libcudart.so); default: the one of PyTorch, else of the system",
     )  # fmt: skip
     nccl_library: str = _variable(
         "SPARK_ESTIMATOR_NCCL_LIBRARY", "", _file, unit="path",
-        effect="of NCCL (libnccl.so); by default PyTorch's own, else the system's",
-    )  # fmt: skip
-    nvrtc_library: str = _variable(
-        "SPARK_ESTIMATOR_NVRTC_LIBRARY", "", _file, unit="path",
-        effect="of CUDA's runtime compiler (libnvrtc.so), for ranks that share a GPU; by default PyTorch's own, else "
-        "the system's",
+        effect="NCCL (libnccl.so); default: the one of PyTorch, else of the system",
     )  # fmt: skip
     driver_channel: bool = _variable(
         "SPARK_ESTIMATOR_DRIVER_CHANNEL", True, _boolean, unit="1 or 0",
-        effect="0: workers open no connection to the driver; their lines come through SPARK_ESTIMATOR_LOG_DIR, else "
-        "the last of them when the job ends",
+        effect="0: workers don't connect to the driver; their output comes through SPARK_ESTIMATOR_LOG_DIR, or else "
+        "the last lines are shown when the job ends",
     )  # fmt: skip
     log_folder: str = _variable(
         "SPARK_ESTIMATOR_LOG_DIR", "", _folder, unit="folder",
-        effect="which driver and executors see under one path: where these cannot connect to the driver, ranks' lines "
-        "go there, a file a rank, and the driver shows them while they come; -: the last of them when the job ends",
+        effect="shared folder with the same path on driver and executors: workers that can't connect to the driver "
+        "write their output there, one file per rank, and the driver shows it as it comes; -: only the last lines are "
+        "shown, when the job ends",
     )  # fmt: skip
     status_line: bool = _variable(
         "SPARK_ESTIMATOR_STATUS_LINE", True, _boolean, unit="1 or 0",
-        effect="0: launchers show no status line while a job runs; they do so only on a terminal or in a notebook",
+        effect="0: launchers show no status line while a job runs, and estimators no progress; by default they do on a "
+        "terminal or in a notebook, and estimators print theirs elsewhere",
     )  # fmt: skip
     spool_folder: str = _variable(
         "SPARK_ESTIMATOR_SPOOL_FOLDER", "", str, unit="folder",
-        effect="where the rows of an estimator's DataFrame lie while it trains, on each executor; by default in "
-        "Spark's local folder (SPARK_LOCAL_DIRS), else in the system's for temporary files",
+        effect="where each executor keeps the rows of an estimator's DataFrame during training; default: Spark's local "
+        "folder (SPARK_LOCAL_DIRS), else the system's temporary folder",
     )  # fmt: skip
     ssh_command: str = _variable(
         "SPARK_ESTIMATOR_SSH_COMMAND", "ssh", str, unit="command",
-        effect="with which launchers reach other hosts, and its first options: ssh -F my_config",
+        effect="command with which launchers reach other hosts, with options if needed: ssh -F my_config",
     )  # fmt: skip
     remote_python: str = _variable(
         "SPARK_ESTIMATOR_REMOTE_PYTHON", "", str, unit="path",
-        effect="the Python on hosts that are reached by ssh; -: the path that it has on the launcher's",
+        effect="Python interpreter on hosts reached by ssh; -: same path as on the launcher's host",
     )  # fmt: skip
     rendezvous_fd: int | None = _variable(
         RENDEZVOUS_FD_VARIABLE, None, _count, unit="descriptor",
-        effect="set by the launcher for a command: where its rank and its peers are written",
+        effect="set by the launcher: descriptor from which the process reads its rank and its peers",
     )  # fmt: skip
     attempt: int = _variable(
         ATTEMPT_VARIABLE, 1, _positive_count, unit="attempts",
-        effect="set by launchers for the ranks: 1, and one more each time that max_restarts had the job started anew",
+        effect="set by launchers: 1 for the first attempt, one more after each restart (max_restarts)",
     )  # fmt: skip
     launched_size: int | None = _variable(
         "HOROVOD_SIZE", None, _count, unit="ranks",
@@ -324,28 +288,28 @@ class Settings:
     )  # fmt: skip
     ignore_launcher: bool = _variable(
         IGNORE_LAUNCHER_VARIABLE, False, _boolean, unit="1 or 0",
-        effect="1: init() makes a job of one in a process that mpirun, srun, torchrun or another launcher started as "
-        "one of several; 0: init() raises an error there",
+        effect="1: init() starts a job of one rank in a process that mpirun, srun, torchrun or another launcher "
+        "started in a job of several; 0: init() raises an error there",
     )  # fmt: skip
     elastic: bool = _variable(
         "HOROVOD_ELASTIC", False, _boolean, unit="1 or 0",
-        effect="set by the launcher of an elastic job, which may come to have more ranks than now",
+        effect="set by the launcher of an elastic job",
     )  # fmt: skip
     elastic_timeout_seconds: float = _variable(
         "HOROVOD_ELASTIC_TIMEOUT", 600.0, _positive_seconds, unit="seconds",
-        effect="how long the launcher of an elastic job waits for the ranks of a new round; as --elastic-timeout",
+        effect="time that the launcher of an elastic job waits for the ranks of a new round; same as --elastic-timeout",
     )  # fmt: skip
     launched_local_size: int | None = _variable(
         "HOROVOD_LOCAL_SIZE", None, _positive_count, unit="ranks",
-        effect="set by launchers for scripts; for so many ranks of a host `env` shows what is decided",
+        effect="set by launchers for scripts; `env` shows decisions for this number of ranks on a host",
     )  # fmt: skip
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """The settings that `environ` (default: the process's environment) asks for. An empty value counts as unset.
+        """Reads the settings from `environ` (default: the process's environment). An empty value counts as unset.
 
         Raises:
-            ValueError: a value cannot be used; the text names the variable, the value and what is expected.
+            ValueError: a value is invalid; the message names the variable, the value and the expected form.
         """
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}
@@ -365,18 +329,19 @@ class Settings:
         if settings.silence_seconds <= 2 * settings.heartbeat_seconds:
             raise ValueError(
                 f"SPARK_ESTIMATOR_SILENCE_SECONDS={settings.silence_seconds:g} must be more than twice "
-                f"SPARK_ESTIMATOR_HEARTBEAT_SECONDS={settings.heartbeat_seconds:g}: one late sign of life is no death."
+                f"SPARK_ESTIMATOR_HEARTBEAT_SECONDS={settings.heartbeat_seconds:g}, so that one late heartbeat "
+                "doesn't count as a lost rank."
             )
         return settings
 
     def describe(self, decided: Mapping[str, Decision] | None = None, environ: Mapping[str, str] | None = None) -> str:
-        """A table of all variables, one a line: name, what is in force, why, default, unit, effect.
+        """A table with a line for each variable: name, current value, its source, default, unit, effect.
 
-        Below it those of Horovod's that were set and have no effect here, and those that nothing reads.
+        Below it: Horovod's variables without effect here, and variables that are set but that nothing reads.
 
         Args:
-            decided: by field, what the process decides itself where the environment says nothing.
-            environ: where the settings were read from; default: the process's environment.
+            decided: the values, by field, that the process chooses where no variable is set.
+            environ: the environment that the settings were read from; default: the process's environment.
         """
         environ = os.environ if environ is None else environ
         rows = [("variable", "in force", "from", "default", "unit", "effect")]
@@ -394,80 +359,92 @@ class Settings:
             rows.append((variable, in_force, why, _printed(default), field.metadata["unit"], field.metadata["effect"]))
         lines = aligned(rows)
         known = {field.metadata["variable"] for field in dataclasses.fields(self)}
-        lines += ["", "Known from Horovod, without effect here:"]
+        lines += ["", "Horovod variables without effect:"]
         lines += aligned([(name, environ.get(name, "").strip() or "-", why) for name, why in WITHOUT_EFFECT.items()])
         unknown = sorted(
             name
             for name in environ
             if name.startswith(("HOROVOD_", "SPARK_ESTIMATOR_"))
-            and name not in known | WITHOUT_EFFECT.keys() | SET_FOR_SCRIPTS | SET_FOR_WORKERS
+            and name not in known | WITHOUT_EFFECT.keys() | SET_FOR_SCRIPTS.keys() | SET_FOR_WORKERS.keys()
         )
         if unknown:
-            lines += ["", "Set here, and read by nothing (misspelt?): " + ", ".join(unknown)]
+            lines += ["", "Set, but not read by anything (misspelled?): " + ", ".join(unknown)]
         return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a process decides for itself where its environment does not say.
+    """A value that the process chooses because its variable is not set.
 
     Attributes:
-        value: what is in force, in the engine's terms; -1: the engine decides from moment to moment.
-        why: on what grounds, for people.
+        value: the chosen value, as the engine takes it; -1: the engine decides at run time.
+        why: the reason, for messages.
     """
 
     value: int
     why: str
 
 
-#: Variables of Horovod that change nothing here, with the reason.
+#: Horovod's variables without effect here, with the reason.
 WITHOUT_EFFECT = {
-    "HOROVOD_CYCLE_TIME": "nothing waits for a cycle: each request wakes the engine",
-    "HOROVOD_DISABLE_GROUP_FUSION": "a group is agreed on as one, and what else runs with it changes no number",
-    "HOROVOD_HIERARCHICAL_ALLGATHER": "an allgather's algorithm is chosen by size and hosts",
-    "HOROVOD_TORUS_ALLREDUCE": "HOROVOD_HIERARCHICAL_ALLREDUCE is the one way by hosts",
-    "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": "the search compares medians and has no model of the noise",
-    "HOROVOD_NUM_NCCL_STREAMS": "GPU tensors travel on one stream of the engine's own",
+    "HOROVOD_CYCLE_TIME": "the engine has no cycle: each request wakes it",
+    "HOROVOD_DISABLE_GROUP_FUSION": "a group is negotiated as a unit, and fusion doesn't change its results",
+    "HOROVOD_HIERARCHICAL_ALLGATHER": "the allgather algorithm is selected by size and hosts",
+    "HOROVOD_TORUS_ALLREDUCE": "HOROVOD_HIERARCHICAL_ALLREDUCE is the only algorithm by hosts",
+    **dict.fromkeys(
+        (
+            "HOROVOD_AUTOTUNE",
+            "HOROVOD_AUTOTUNE_LOG",
+            "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+            "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+            "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+            "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+        ),
+        "no parameters are tuned: the defaults were as fast on every network that was measured",
+    ),
+    "HOROVOD_NUM_NCCL_STREAMS": "the engine uses one stream of its own",
     **dict.fromkeys(
         (f"HOROVOD_GPU_{op}" for op in ("ALLREDUCE", "ALLGATHER", "ALLTOALL", "BROADCAST", "REDUCESCATTER")),
-        "what Horovod was built with; HOROVOD_GPU_OPERATIONS is for all ops",
+        "a build option of Horovod; HOROVOD_GPU_OPERATIONS applies to all operations",
     ),
-    "HOROVOD_BATCH_D2D_MEMCOPIES": "tensors of a group travel from where they lie, so that nothing is copied together",
-    "HOROVOD_ENABLE_ASYNC_COMPLETION": "it is always so: the CPU waits for no GPU, streams wait for one another",
-    "HOROVOD_DISABLE_NVTX_RANGES": "there are no NVTX ranges",
-    "HOROVOD_ENABLE_XLA_OPS": "there are no XLA ops",
-    "HOROVOD_MPI_THREADS_DISABLE": "there is no MPI",
-    "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "Adasum needs no MPI here and has no chunks",
-    "HOROVOD_CCL_CACHE": "there is no oneCCL",
-    "HOROVOD_CCL_BGT_AFFINITY": "there is no oneCCL; see HOROVOD_THREAD_AFFINITY",
-    "HOROVOD_GLOO_IFACE": "a rank listens at the address that its launcher chose",
-    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "ranks learn of one another from their launcher",
-    "HOROVOD_GLOO_RENDEZVOUS_PORT": "ranks learn of one another from their launcher",
+    "HOROVOD_BATCH_D2D_MEMCOPIES": "grouped tensors are sent without being copied into one buffer",
+    "HOROVOD_ENABLE_ASYNC_COMPLETION": "completion is always asynchronous: only streams wait for one another",
+    "HOROVOD_DISABLE_NVTX_RANGES": "the engine has no NVTX ranges",
+    "HOROVOD_ENABLE_XLA_OPS": "the engine has no XLA operations",
+    "HOROVOD_MPI_THREADS_DISABLE": "the engine doesn't use MPI",
+    "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "Adasum doesn't use MPI and has no chunks",
+    "HOROVOD_CCL_CACHE": "the engine doesn't use oneCCL",
+    "HOROVOD_CCL_BGT_AFFINITY": "the engine doesn't use oneCCL; see HOROVOD_THREAD_AFFINITY",
+    "HOROVOD_GLOO_IFACE": "the launcher selects the address where a rank listens",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "the launcher sends each rank the addresses of its peers",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "the launcher sends each rank the addresses of its peers",
 }
 
-#: Variables that launchers set for scripts to read.
-SET_FOR_SCRIPTS = frozenset(
-    {
-        "HOROVOD_RANK",
-        "HOROVOD_SIZE",
-        "HOROVOD_LOCAL_RANK",
-        "HOROVOD_LOCAL_SIZE",
-        "HOROVOD_CROSS_RANK",
-        "HOROVOD_CROSS_SIZE",
-        "HOROVOD_HOSTNAME",
-        "HOROVOD_CONTROLLER",
-        "HOROVOD_CPU_OPERATIONS",
-    }
-)
+#: Variables that launchers set for scripts to read, with their meaning.
+SET_FOR_SCRIPTS = {
+    "HOROVOD_RANK": "the rank of the process, 0 to size - 1",
+    "HOROVOD_SIZE": "the number of ranks of the job",
+    "HOROVOD_LOCAL_RANK": "the index of the rank on its host",
+    "HOROVOD_LOCAL_SIZE": "the number of ranks on the host",
+    "HOROVOD_CROSS_RANK": "the index of the host among the hosts that have a rank with this local rank",
+    "HOROVOD_CROSS_SIZE": "the number of hosts that have a rank with this local rank",
+    "HOROVOD_HOSTNAME": "the name of the rank's host",
+    "HOROVOD_CONTROLLER": "gloo, for scripts that check it",
+    "HOROVOD_CPU_OPERATIONS": "gloo, for scripts that check it",
+}
 
-#: Variables in which launchers note something for themselves.
-SET_FOR_WORKERS = frozenset(
-    {JOB_VARIABLE, PROCESS_VARIABLE, FEED_FD_VARIABLE, WORKER_CHOICES_VARIABLE, PROGRESS_FD_VARIABLE}
-)
+#: Variables that launchers set for their own workers, with their meaning.
+SET_FOR_WORKERS = {
+    JOB_VARIABLE: "the identifier of the attempt; not secret",
+    PROCESS_VARIABLE: "a mark by which the supervisor finds processes that the worker left behind",
+    FEED_FD_VARIABLE: "descriptor from which the worker reads its rows of a DataFrame",
+    WORKER_CHOICES_VARIABLE: "the settings of threads and memory that the launcher chose for the worker",
+    PROGRESS_FD_VARIABLE: "descriptor to which the worker writes its progress",
+}
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of columns, the last of which may be as long as it likes."""
+    """Formats rows as lines with aligned columns. The last column is not padded."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return [
         "  ".join([cell.ljust(width) for cell, width in zip(cells, widths, strict=True)] + [last])
@@ -485,17 +462,22 @@ def _printed(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def requests_autotune() -> bool:
+    """Whether this process's environment asks for autotuning, which has no effect."""
+    return os.environ.get("HOROVOD_AUTOTUNE", "").strip().lower() in ("1", "true", "yes", "on")
+
+
 def hides_all_gpus() -> str:
-    """What in this process's environment hides all GPUs from CUDA, as ``CUDA_VISIBLE_DEVICES=''``; "": nothing does."""
+    """The setting that hides all GPUs from CUDA in this process, such as ``CUDA_VISIBLE_DEVICES=''``; "": none."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return f"CUDA_VISIBLE_DEVICES={visible!r}" if visible is not None and visible.strip() in ("", "-1") else ""
 
 
 def horovod_variables(topology: _Ranks, hostname: str) -> dict[str, str]:
-    """What Horovod's launcher would have set for a rank, for the scripts that read it.
+    """The variables that Horovod's launcher sets for a rank, for scripts that read them.
 
     Args:
-        topology: the rank's place in the job.
+        topology: the rank, and its position in the job and on its host.
         hostname: the name of the rank's host.
     """
     return {
@@ -512,5 +494,5 @@ def horovod_variables(topology: _Ranks, hostname: str) -> dict[str, str]:
 
 
 def become_another_rank(topology: _Ranks, hostname: str) -> None:
-    """Has this process's environment say what an elastic job's next round has made of it; as `horovod_variables`."""
+    """Updates this process's environment for an elastic job's next round; arguments as for `horovod_variables`."""
     os.environ.update(horovod_variables(topology, hostname))

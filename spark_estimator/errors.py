@@ -1,125 +1,141 @@
-"""Every error that spark_estimator raises on purpose, named by who must act.
+"""The errors that spark_estimator raises. Each class shows what failed and who must act.
 
 ::
 
     Exception
     ├── ValueError
-    │   ├── NotInitializedError        call init() first (Horovod raises ValueError here, so do we)
-    │   └── DuplicateNameError         a request of that name is still in flight on this rank
+    │   ├── NotInitializedError        call init() first (a ValueError, as in Horovod)
+    │   └── DuplicateNameError         a request with this name is still in progress on this rank
     └── RuntimeError
-        ├── HostsUpdatedInterrupt      elastic: the job is about to be made of other ranks (Horovod's name)
-        ├── SparkEstimatorError        root of what is not Horovod's
-        │   ├── PreflightError         refused before the job starts: the text says what to change
+        ├── HostsUpdatedInterrupt      elastic: the set of ranks is about to change (Horovod's name)
+        ├── SparkEstimatorError        base class of the errors that Horovod doesn't have
+        │   ├── PreflightError         the job was refused before its start; change what the message names
         │   │   ├── NotEnoughSlotsError
-        │   │   ├── PicklingError      the function, an argument or a captured variable cannot travel
-        │   │   ├── PythonEnvironmentError   executors run another Python, or lack a package
-        │   │   ├── ForeignLauncherError     mpirun, srun, torchrun, ... started this process as one of several
+        │   │   ├── PicklingError      the function, an argument or a captured variable can't be pickled
+        │   │   ├── PythonEnvironmentError   executors run another Python version, or lack a package
+        │   │   ├── ForeignLauncherError     mpirun, srun, torchrun, ... started this process in a job of several
         │   │   └── JavaNotFoundError
-        │   ├── JobFailedError         the job started and failed as a whole
-        │   │   ├── StartTimeoutError  not all ranks began in time; the text says what holds them up
-        │   │   ├── JobTimeoutError    it took longer than the caller's `timeout`; its ranks were ended
-        │   │   ├── JobCancelledError  somebody cancelled it in Spark: a job group, a tag, the web page
-        │   │   ├── WorkerFailedError  one rank failed first: its traceback is the __cause__
-        │   │   └── ResultError        the ranks ended well but the value cannot be had
-        │   ├── DataError              a column or a value that cannot be trained on (a ValueError, too)
-        │   ├── NotElasticError        the job cannot be made of other ranks: it was not started as an elastic one
-        │   ├── AuthenticationError    a connection did not know the job's key
-        │   └── NativeLibraryError     the engine's library is missing or of another version
+        │   ├── JobFailedError         the job started and failed
+        │   │   ├── StartTimeoutError  not all ranks started in time; the message names the cause
+        │   │   ├── JobTimeoutError    the job took longer than `timeout`, and its ranks were stopped
+        │   │   ├── JobCancelledError  a user cancelled the job in Spark: job group, tag or web UI
+        │   │   ├── WorkerFailedError  a rank failed; the first failed rank's traceback is the __cause__
+        │   │   └── ResultError        all ranks succeeded, but a return value was lost
+        │   ├── DataError              a column or value can't be used for training or prediction
+        │   ├── NotElasticError        the job can't change its ranks: it wasn't started as an elastic job
+        │   ├── AuthenticationError    the other end of a connection didn't prove that it has the job's key
+        │   └── NativeLibraryError     the engine's library is missing or has another version
         └── HorovodInternalError       a collective failed (Horovod's name; elastic mode recovers from it)
-            ├── MismatchError          the ranks disagree about one request; the ring is still usable
-            ├── PeerLostError          a peer died or its link broke; this engine is finished
-            └── ShutDownError          this rank or a peer has left in good order; this engine is finished
+            ├── MismatchError          ranks submitted different requests under one name; later ones work
+            ├── PeerLostError          a peer died or its connection broke; this engine can't be used again
+            └── ShutDownError          this rank or a peer left normally; this engine can't be used again
 
-An error's text tells what failed, on which rank and host, with which value, and what to do about it.
+A message names what failed, the rank and host, the value, and what to do. ``docs/errors.md`` has a
+section on each class.
 """
 
 from __future__ import annotations
 
+#: The address of the published documentation, without a slash at its end. If it is set, messages end with a link to the
+#: section on their class; empty: the documentation is not published, and messages have no link.
+DOCUMENTATION_URL = ""
+
+
+def with_link(message: str, kind: type[BaseException]) -> str:
+    """The message, followed by the address of the section on the error's class, if the documentation has an address."""
+    return f"{message}\nSee {DOCUMENTATION_URL}/errors.html#{kind.__name__.lower()}" if DOCUMENTATION_URL else message
+
 
 class NotInitializedError(ValueError):
-    """A question about the job was asked before ``init()`` or after ``shutdown()``."""
+    """A function that needs a running job was called before ``init()`` or after ``shutdown()``."""
 
     def __init__(self) -> None:
         super().__init__("Horovod has not been initialized; use hvd.init().")
 
 
 class DuplicateNameError(ValueError):
-    """A second request was submitted under a name that is still in flight on this rank."""
+    """A request was submitted under the name of a request that is still in progress on this rank. Use another name."""
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective operation failed."""
+    """A collective operation failed. In an elastic job, ``elastic.run`` recovers from it."""
+
+    def __str__(self) -> str:
+        return with_link(super().__str__(), type(self))
 
 
 class MismatchError(HorovodInternalError):
-    """The ranks submitted contradictory requests under one name. All ranks get it; later requests work."""
+    """The ranks submitted different requests under one name. All ranks raise this error; later requests work."""
 
 
 class PeerLostError(HorovodInternalError):
-    """Another rank died or cannot be reached. Nothing more can be done with this engine but ``shutdown()``."""
+    """Another rank died or is unreachable. The engine can't be used again: call ``shutdown()``."""
 
 
 class ShutDownError(HorovodInternalError):
-    """This rank, or another, left the job while the request was waiting."""
+    """This rank or another rank left the job while the request was waiting. The engine can't be used again."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Elastic: the job is about to be made of other ranks; ``elastic.run`` handles it, with the state as it is.
+    """Elastic: the set of ranks is about to change. ``elastic.run`` handles it and keeps the state as it is.
 
     Attributes:
-        skip_sync: the ranks that stay need not take over one another's state: ranks only go, and none comes.
+        skip_sync: True if ranks only leave and none joins, so that the remaining ranks don't have to synchronize.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
-        super().__init__("the job is about to be made of other ranks")
+        super().__init__("the set of ranks of this job is about to change")
         self.skip_sync = skip_sync
 
 
 class SparkEstimatorError(RuntimeError):
-    """Root of the errors that Horovod has no name for."""
+    """Base class of the errors that Horovod doesn't have."""
+
+    def __str__(self) -> str:
+        return with_link(super().__str__(), type(self))
 
 
 class DataError(SparkEstimatorError, ValueError):
-    """A column or a value cannot be trained on, or predicted from. The text names it and says what to do."""
+    """A column or value can't be used for training or prediction. The message names it and the remedy."""
 
 
 class PreflightError(SparkEstimatorError):
-    """The job was refused before it started; nothing was run and nothing was lost."""
+    """The job was refused before its start; no code of the job ran. The message names what to change."""
 
 
 class NotEnoughSlotsError(PreflightError):
-    """More ranks were asked for than tasks can run at the same time."""
+    """The job needs more ranks than Spark can run tasks at the same time."""
 
 
 class PicklingError(PreflightError):
-    """Something that must travel to the workers cannot be pickled; the text names the variable."""
+    """The function, an argument or a captured variable can't be pickled for the workers. The message names it."""
 
 
 class PythonEnvironmentError(PreflightError):
-    """The workers' Python cannot run the job: another version, or a missing package."""
+    """The workers' Python can't run the job: it has another version, or a package is missing."""
 
 
 class ForeignLauncherError(PreflightError):
-    """Another launcher started this process as one of several, and ``init()`` can't join their job."""
+    """Another launcher started this process in a job of several processes. ``init()`` can't join such a job."""
 
 
 class JavaNotFoundError(PreflightError):
-    """Spark needs Java 17 or later and none was found."""
+    """Spark needs Java 17 or later, and none is installed."""
 
 
 class JobFailedError(SparkEstimatorError):
-    """The job was started and did not end well.
+    """The job started and failed.
 
     Attributes:
-        kind: "raised", "exited", "killed", "lost" (its host or executor is gone), "not started", "not loaded" (the
-            function), "bad result"; '' when no single rank is to blame.
-        rank: the rank that failed first; -1 when it failed before it had one, or when no single rank is to blame.
-        host: the host that it ran on; '' when no rank is to blame.
-        exitcode: its exit status; negative is the number of the signal that killed it; None when it raised an
-            exception, or when nobody could see its end.
-        traceback: its own Python stack, as it printed it; '' when it left none.
-        log_tail: the last lines (40 at most) that it printed on stdout and stderr; '' when they are not known.
-        earlier: the errors of the attempts before this one, first to last, where the job was started anew.
+        kind: how the first failed rank failed: "raised", "exited", "killed", "lost" (its host or executor is gone),
+            "not started", "not loaded" (it couldn't load the function), "bad result"; '' if no single rank failed.
+        rank: the rank that failed first; -1 if it failed before it had a rank, or if no single rank failed.
+        host: the host of that rank; '' if no single rank failed.
+        exitcode: its exit status; negative: the number of the signal that killed it; None if it raised an exception,
+            or if its status is unknown.
+        traceback: its Python traceback, as it printed it; '' if there is none.
+        log_tail: the last lines (40 at most) that it printed on stdout and stderr; '' if they are unknown.
+        earlier: the errors of earlier attempts, first to last, if the job was restarted.
     """
 
     def __init__(
@@ -145,28 +161,28 @@ class JobFailedError(SparkEstimatorError):
 
     @property
     def signal(self) -> int | None:
-        """The number of the signal that killed the rank; None when none did."""
+        """The number of the signal that killed the rank; None if no signal killed it."""
         return -self.exitcode if self.exitcode is not None and self.exitcode < 0 else None
 
 
 class StartTimeoutError(JobFailedError):
-    """Not all ranks had begun when the time for that was over; those that had were ended."""
+    """Not all ranks started within the start timeout. Those that had started were stopped."""
 
 
 class JobTimeoutError(JobFailedError):
-    """The job had not ended when the time that its caller gave it was over; its ranks were ended."""
+    """The job took longer than the caller's ``timeout``. Its ranks were stopped."""
 
 
 class JobCancelledError(JobFailedError):
-    """Somebody cancelled the job in Spark, by its job group, its tag or the web page; its ranks are ended."""
+    """A user cancelled the job in Spark, by its job group, its tag or the web UI. Its ranks were stopped."""
 
 
 class WorkerFailedError(JobFailedError):
-    """One rank failed, and before all others. ``__cause__`` carries that rank's own traceback."""
+    """A rank failed. The error describes the rank that failed first; ``__cause__`` holds that rank's traceback."""
 
 
 class RemoteTraceback(Exception):
-    """Stands in for the exception that a rank raised; its text is that rank's traceback, as the rank printed it."""
+    """The ``__cause__`` of `WorkerFailedError`: its text is the traceback that the failed rank printed."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -177,16 +193,16 @@ class RemoteTraceback(Exception):
 
 
 class ResultError(JobFailedError):
-    """All ranks ended well, but the return value could not be pickled, was too large, or did not arrive whole."""
+    """All ranks succeeded, but a return value couldn't be pickled, was too large, or arrived incomplete."""
 
 
 class NotElasticError(SparkEstimatorError):
-    """A new round was asked for in a job whose launcher gives none."""
+    """The job can't change its ranks, because it wasn't started as an elastic job. Start it as one."""
 
 
 class AuthenticationError(SparkEstimatorError):
-    """A connection's other end could not show that it knows the job's key."""
+    """The other end of a connection didn't prove that it has the job's key."""
 
 
 class NativeLibraryError(SparkEstimatorError):
-    """The engine's shared library cannot be loaded, or is of another ABI version than this package."""
+    """The engine's shared library can't be loaded, or its ABI version differs from this package's."""

@@ -1,7 +1,7 @@
-"""Recognises processes that another launcher started as one of several: mpirun, srun, torchrun, Horovod's own.
+"""Detects processes that another launcher started in a job of several: mpirun, srun, torchrun, Horovod's launcher.
 
-``init()`` can't join such a job yet. It refuses, because a process that trains alone without a word is worse: each of
-them ends with status 0 and writes the same checkpoint.
+``init()`` can't join such a job yet. It raises an error, because otherwise each process would silently train alone,
+exit with status 0 and write the same checkpoint.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _log = logger(__name__)
 
 
 class _Launcher(NamedTuple):
-    """What a launcher sets in the environment of each process.
+    """The environment variables that a launcher sets in each process.
 
     Attributes:
-        name: of the launcher, for people.
-        size: variable with the number of processes.
-        rank: variable with the number of this process, from 0.
-        mark: variable that must be set as well; '' for none.
+        name: of the launcher, for messages.
+        size: variable that holds the number of processes.
+        rank: variable that holds this process's rank, from 0.
+        required: variable that must also be set; '' for none.
     """
 
     name: str
     size: str
     rank: str
-    mark: str = ""
+    required: str = ""
 
 
-# The launcher closest to the process comes first, because its environment also has what the outer ones set: torchrun
-# runs under srun, and Slurm's PMI plugins set PMI_SIZE beside Slurm's own variables.
-# SLURM_NTASKS and SLURM_NPROCS are left out: an sbatch script has them around a single process.
+# The innermost launcher comes first, because its processes also inherit the variables of the outer ones: torchrun may
+# run under srun, and Slurm's PMI plugins set PMI_SIZE in addition to Slurm's variables.
+# SLURM_NTASKS and SLURM_NPROCS are not used: in an sbatch script they are set for a single process, too.
 _LAUNCHERS = (
     _Launcher("torchrun", "WORLD_SIZE", "RANK", "TORCHELASTIC_RUN_ID"),
     _Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -46,20 +46,21 @@ _LAUNCHERS = (
     _Launcher("mpiexec (MPICH, Intel MPI or another PMI launcher)", "PMI_SIZE", "PMI_RANK"),
     _Launcher("a PMIx launcher (prterun, mpirun or srun)", "PMIX_SIZE", "PMIX_RANK"),
     _Launcher("a launcher that sets RANK and WORLD_SIZE", "WORLD_SIZE", "RANK", "RANK"),
-    # Ours set it too, but give a rendezvous beside it. What a rank starts inherits the variable and no rendezvous.
+    # This package's launchers set it too, together with a rendezvous. A process that a rank starts inherits only the
+    # variable.
     _Launcher("Horovod's launcher or by a rank of a spark_estimator job", "HOROVOD_SIZE", "HOROVOD_RANK"),
 )
 
 
 @dataclass(frozen=True)
 class ForeignJob:
-    """The job that another launcher made this process a part of.
+    """A job of several processes that another launcher started this process in.
 
     Attributes:
-        launcher: its name, for people.
-        variable: where the number of processes was read.
+        launcher: its name, for messages.
+        variable: the environment variable that holds the number of processes.
         size: the number of processes, at least 2.
-        rank: this process's number; None when it isn't known.
+        rank: this process's rank, from 0; None if it is unknown.
     """
 
     launcher: str
@@ -69,51 +70,51 @@ class ForeignJob:
 
     @property
     def process(self) -> str:
-        """This process, for people."""
+        """A description of this process, for messages."""
         number = "one" if self.rank is None else f"number {self.rank}"
         return f"{number} of {self.size} processes started by {self.launcher} ({self.variable}={self.size})"
 
 
 def foreign_job(environ: Mapping[str, str] | None = None) -> ForeignJob | None:
-    """The job of several processes that `environ` says this process is part of; None when it says nothing like it.
+    """The job of several processes that the environment shows; None if it shows none.
 
     Args:
-        environ: of this process; by default ``os.environ``. Values that aren't whole numbers count as not set.
+        environ: the process's environment; default: ``os.environ``. A value that isn't a whole number counts as unset.
     """
     environ = os.environ if environ is None else environ
     for launcher in _LAUNCHERS:
         size, rank = _number(environ, launcher.size), _number(environ, launcher.rank)
-        if size is not None and size > 1 and (not launcher.mark or environ.get(launcher.mark, "").strip()):
+        if size is not None and size > 1 and (not launcher.required or environ.get(launcher.required, "").strip()):
             return ForeignJob(launcher.name, launcher.size, size, rank)
     return None
 
 
 def check_not_foreign(environ: Mapping[str, str] | None = None) -> None:
-    """Refuses to make a job of one out of a process that another launcher started as one of several.
+    """Raises an error if another launcher started this process in a job of several processes.
 
     Args:
-        environ: as in `foreign_job`; of a process that has no rendezvous of ours.
+        environ: as in `foreign_job`, of a process without a rendezvous of this package.
 
     Raises:
-        ForeignLauncherError: the text names the launcher and what to use.
+        ForeignLauncherError: the message names the launcher and the command to use instead.
     """
     job = foreign_job(environ)
     if job is not None:
         raise ForeignLauncherError(
-            f"init(): this process is {job.process}. spark_estimator can't join their job, and would train in each of "
-            f"them alone. Start it with `horovodrun -np {job.size} python train.py` instead (on several hosts: "
-            f"-H host1:2,host2:2), or on Spark with HorovodRunner(np={job.size}).run(train). If each process is to "
+            f"init(): this process is {job.process}. spark_estimator can't join such a job: each process would train "
+            f"alone. Start the program with `horovodrun -np {job.size} python train.py` instead (on several hosts: "
+            f"-H host1:2,host2:2), or on Spark with HorovodRunner(np={job.size}).run(train). If each process should "
             f"train alone, set {IGNORE_LAUNCHER_VARIABLE}=1."
         )
 
 
 def warn_of_all_rows(reader: str) -> None:
-    """Warns where one of several processes is about to read all rows, because ``init()`` hasn't been called in it."""
+    """Warns if one process of a job of several reads all rows, because it hasn't called ``init()``."""
     job = foreign_job()
     if job is not None:
         _log.warning(
-            "%s reads all rows, but this process is %s. For an equal share of the rows, start the job with horovodrun "
-            "or HorovodRunner and call hvd.init() before.",
+            "%s reads all rows, but this process is %s. To read an equal share of the rows in each process, start the "
+            "job with horovodrun or HorovodRunner, and call hvd.init() first.",
             reader,
             job.process,
         )

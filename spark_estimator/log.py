@@ -1,4 +1,4 @@
-"""The package's one logger: to stderr, with the rank in front, at the level that the environment asks for."""
+"""The package's logger: writes to stderr, puts the rank before each message, and uses the configured level."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 ROOT = "spark_estimator"
 
-# Horovod's names for levels, least to most severe; Python has no TRACE and calls fatal CRITICAL.
+# Horovod's names of the levels, least to most severe; Python has no TRACE, and its name for fatal is CRITICAL.
 LEVELS = {
     "trace": 5,
     "debug": logging.DEBUG,
@@ -19,7 +19,7 @@ LEVELS = {
 
 
 class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to what sys.stderr is at the time of the message: notebooks and test runners exchange it."""
+    """Looks up sys.stderr for each message, because notebooks and test runners replace it."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -30,18 +30,18 @@ class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def logger(name: str = ROOT) -> logging.Logger:
-    """The logger of a module; give ``__name__``."""
+    """The logger of a module; `name` is its ``__name__``."""
     return logging.getLogger(name)
 
 
 def configure(level: str, rank: int | None = None, *, times: bool = False) -> None:
-    """Sets the package's level and puts the rank into its messages; called by ``init()``.
+    """Sets the level of the package's logger and puts the rank into its messages; called by ``init()``.
 
-    An application that gave the ``spark_estimator`` logger handlers of its own keeps them.
+    If the application has added handlers to the ``spark_estimator`` logger, they are kept and no handler is added.
 
     Args:
         level: a key of `LEVELS`.
-        rank: the rank to show, None before there is one.
+        rank: the rank to show; None: no rank.
         times: whether each message begins with the time of day.
     """
     root = logging.getLogger(ROOT)

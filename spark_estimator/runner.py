@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.errors import PreflightError
-from spark_estimator.launch.job.attempts import Limits
-from spark_estimator.observe.driver_log import print_line
+from spark_estimator.launch.job.attempts import Limits, duration
+from spark_estimator.launch.job.options import JobOptions, check_elastic_sizes, check_num_proc, check_text
+from spark_estimator.observe.driver_log import announce, print_line
 
 if TYPE_CHECKING:
     from spark_estimator.elastic.rounds import Terms
@@ -27,15 +28,15 @@ class HorovodRunner:
     """Runs a function on several ranks that can use ``hvd`` collectives, and returns rank 0's value.
 
     Args:
-        np: number of ranks. Positive: so many Spark tasks, which start together in the current Spark session; without
-            a session, a local one is created. Negative: ``-np`` processes on this machine, without Spark. 0: all slots
-            of the session; deprecated, as in Databricks.
+        np: number of ranks. Positive: Spark tasks that start together in the current Spark session; without a session,
+            a local one is created. Negative: ``-np`` processes on this machine, without Spark. 0: all slots of the
+            session; deprecated, as in Databricks.
         driver_log_verbosity: "all" prints every rank's stdout and stderr on the driver. "log_callback_only" (the
             default) prints only what ranks pass to `log_to_driver`; the rest is in the executors' logs. A negative np
             prints everything. Where everything is printed, a terminal or a notebook also shows a status line.
         max_restarts: how often a failed job restarts as a whole after a rank died or raised, or an executor was lost;
-            ``spark_estimator.launch.job.attempts`` says which failures are retried. The function finds the number of
-            the attempt, from 1, in the variable `SPARK_ESTIMATOR_ATTEMPT`.
+            ``spark_estimator.launch.job.attempts`` lists the failures that are retried. The function finds the number
+            of the attempt, from 1, in the variable `SPARK_ESTIMATOR_ATTEMPT`.
         timeout: seconds until `run` ends the ranks, including the wait for slots and all attempts.
 
     Attributes:
@@ -51,11 +52,11 @@ class HorovodRunner:
         timeout: float | None = None,
     ) -> None:
         if isinstance(np, bool) or not isinstance(np, int):
-            raise TypeError(f"np is the number of ranks, a whole number; it was {np!r} of type {type(np).__name__}.")
+            raise TypeError(f"np must be an int, the number of ranks; got {np!r} of type {type(np).__name__}.")
         if abs(np) > _MOST_RANKS:
             raise ValueError(f"np={np} ranks: more than {_MOST_RANKS} are not supported.")
         if driver_log_verbosity not in _VERBOSITIES:
-            raise ValueError(f"driver_log_verbosity is one of {_VERBOSITIES}; it was {driver_log_verbosity!r}.")
+            raise ValueError(f"driver_log_verbosity must be one of {_VERBOSITIES}; got {driver_log_verbosity!r}.")
         self._limits = Limits.checked(max_restarts, timeout)
         self.num_processor = np
         self.driver_log_verbosity = driver_log_verbosity
@@ -63,42 +64,38 @@ class HorovodRunner:
     def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
         """Calls ``main(**kwargs)`` on every rank.
 
-        The function and its arguments travel by cloudpickle, together with what they use of the notebook or script. In
-        them, ``import horovod.torch as hvd`` works as it is, also where Horovod is not installed.
+        cloudpickle serializes the function and its arguments, with what they use of the notebook or script. In them,
+        ``import horovod.torch as hvd`` works even if Horovod isn't installed.
 
         Returns:
             What `main` returned on rank 0; at most 64 MiB when pickled.
 
         Raises:
-            PreflightError: the job was refused before it started; the text says what to change.
+            PreflightError: the job can't start; the text has the remedy.
             WorkerFailedError: a rank failed; its traceback comes first, as the cause.
-            ResultError: the value of rank 0 could not be brought back.
+            ResultError: the value of rank 0 could not be returned.
             JobTimeoutError: it took longer than `timeout`.
-            JobCancelledError: somebody cancelled it in Spark.
+            JobCancelledError: the job was cancelled in Spark.
         """
         if self.num_processor < 0:
             from spark_estimator.launch.local import run_local
 
-            return run_local(main, -self.num_processor, kwargs=kwargs, limits=self._limits)[0]
+            return run_local(main, -self.num_processor, JobOptions(kwargs=kwargs, limits=self._limits))[0]
         from spark_estimator.launch.spark.entry import run_in_session
         from spark_estimator.launch.spark.slots import all_slots
 
         if self.num_processor == 0:
             warnings.warn(
-                "HorovodRunner(np=0) is deprecated: say how many ranks, for example np=2.",
+                "HorovodRunner(np=0) is deprecated: pass the number of ranks, for example np=2.",
                 DeprecationWarning,
                 stacklevel=2,
             )
-        return run_in_session(
-            main,
-            self.num_processor or all_slots,
-            caller=f"HorovodRunner(np={self.num_processor})",
-            size_word="np",
-            kwargs=kwargs,
-            show_line=print_line if self.driver_log_verbosity == "all" else None,
-            show_status=self.driver_log_verbosity == "all",
-            limits=self._limits,
-        )[0]
+        show_all = self.driver_log_verbosity == "all"
+        options = JobOptions(
+            kwargs=kwargs, show_line=print_line if show_all else None, verbose=int(show_all), limits=self._limits
+        )
+        caller = f"HorovodRunner(np={self.num_processor})"
+        return run_in_session(main, self.num_processor or all_slots, options, caller=caller, size_word="np")[0]
 
 
 def run(
@@ -133,58 +130,73 @@ def run(
     """Calls ``func(*args, **kwargs)`` on `num_proc` ranks, processes of this host or of several: `horovod.run`.
 
     Args:
-        func: travels by cloudpickle, with what it uses of the notebook or script; so do its arguments.
+        func: pickled by cloudpickle, with what it uses of the notebook or script; so are its arguments.
         num_proc: number of ranks.
-        min_num_proc, max_num_proc: either makes the job elastic: it goes on with no fewer than `min_num_proc` ranks
-            (default: `num_proc`) when it loses some; with `max_num_proc`, new processes take their place, and it grows
-            as far as there are slots. `func` then uses `elastic.run`.
-        reset_limit: elastic: how often the job may be made of other ranks.
+        min_num_proc, max_num_proc: either makes the job elastic: it continues with at least `min_num_proc` ranks
+            (default: `num_proc`) when it loses some; with `max_num_proc`, new processes replace them, and the job grows
+            while there are free slots. `func` then uses `elastic.run`.
+        reset_limit: elastic: how often the ranks of the job may change.
         hosts, hostfile: ``"host:slots,host:slots"``, or a file with lines ``host slots=n``. Ranks fill the hosts in
-            this order; those of other hosts are started over ssh, see ``launch.ssh``. Without them this host has as
-            many slots as are asked for.
-        start_timeout: seconds that ranks wait for one another in ``init()``; None: `HOROVOD_START_TIMEOUT`, 30 by
+            this order; those of other hosts are started over ssh, see ``launch.ssh``. Without them all ranks run on
+            this host.
+        start_timeout: seconds that ranks wait for each other in ``init()``; None: `HOROVOD_START_TIMEOUT`, 30 by
             default.
         output_filename: a folder; each rank's output is also written to ``rank.N/stdout`` and ``stderr`` in it.
-        verbose: says what is started; 0: not even a status line is shown on a terminal or in a notebook.
-        ssh_port, ssh_identity_file: of other hosts; by default as ssh's configuration says.
-        network_interfaces: names with commas between them; ranks of several hosts talk over the first that each has.
-        executable: the Python of other hosts; by default at the path that it has here.
-        host_discovery_script: a command that prints a line ``host:slots`` for each host; the job is elastic then. It is
-            asked before the start, and each second; ranks come to new slots, and leave those that are gone.
-        slots: of a host that the script names without a number.
-        cooldown_range: two numbers of seconds: a host that has failed is used again after the first of them, then twice
-            as many, and at most the second. None: it is not used again.
-        disable_cache, use_gloo, use_mpi, mpi_args: without effect here; a warning says why.
+        verbose: prints the ranks and their hosts; 0: also no status line on a terminal or in a notebook.
+        ssh_port, ssh_identity_file: for other hosts; by default those of ssh's configuration.
+        network_interfaces: comma-separated names; ranks of several hosts use the first that their host has.
+        executable: the Python of other hosts; by default the same path as on this host.
+        host_discovery_script: a command that prints a line ``host:slots`` for each host; makes the job elastic. It runs
+            before the start and then every second; ranks use new slots, and leave removed ones.
+        slots: slots of a host that the script prints without a number.
+        cooldown_range: two numbers of seconds: a failed host is used again after the first, doubled each time up to
+            the second. None: it is not used again.
+        disable_cache, use_gloo, use_mpi, mpi_args: no effect, with a warning.
         np, min_np, max_np, network_interface: deprecated names of num_proc, min_num_proc, max_num_proc,
             network_interfaces.
 
     Returns:
-        What `func` returned on each rank, in rank order; at most 64 MiB each when pickled. Of an elastic job, what it
-        returned on those that there were in the end.
+        What `func` returned on each rank, in rank order; at most 64 MiB each when pickled. In an elastic job, on each
+        rank of the last round.
 
     Raises:
-        PreflightError: the job was refused before it started; the text says what to change.
+        PreflightError: the job can't start; the text has the remedy.
         WorkerFailedError: a rank failed; its traceback comes first, as the cause.
-        ResultError: a rank's value could not be brought back.
+        ResultError: a rank's value could not be returned.
     """
     from spark_estimator.env import Settings
     from spark_estimator.launch.cli import obsolete
     from spark_estimator.launch.cli.flags import cooldown_of
-    from spark_estimator.launch.elastic.job_entry import print_on_stderr, run_elastic_local
+    from spark_estimator.launch.elastic.job_entry import run_elastic_local
     from spark_estimator.launch.local import run_local
+    from spark_estimator.launch.log_relay.display import OutputFiles
     from spark_estimator.launch.ssh.command import SshOptions
     from spark_estimator.launch.ssh.job import run_function_on_hosts
     from spark_estimator.launch.ssh.where import find_hosts
-    from spark_estimator.launch.worker.output import OutputFiles
 
     num_proc = obsolete.renamed("np", np, "num_proc", num_proc, default=1)
     min_num_proc = obsolete.renamed("min_np", min_np, "min_num_proc", min_num_proc)
     max_num_proc = obsolete.renamed("max_np", max_np, "max_num_proc", max_num_proc)
     if type(num_proc) is not int or not 0 < num_proc <= _MOST_RANKS:
-        raise ValueError(f"num_proc is the number of ranks, from 1 to {_MOST_RANKS}; it was {num_proc!r}.")
+        raise ValueError(f"num_proc must be an int from 1 to {_MOST_RANKS}, the number of ranks; got {num_proc!r}.")
     network_interfaces = obsolete.renamed(
         "network_interface", network_interface, "network_interfaces", network_interfaces
     )
+    check_elastic_sizes(num_proc, min_num_proc, max_num_proc, reset_limit)
+    check_num_proc(slots, "slots")
+    texts = {
+        "hosts": hosts,
+        "hostfile": hostfile,
+        "host_discovery_script": host_discovery_script,
+        "output_filename": output_filename,
+        "network_interfaces": network_interfaces,
+        "ssh_identity_file": ssh_identity_file,
+        "executable": executable,
+    }
+    for name, text in texts.items():
+        check_text(name, text)
+    if start_timeout is not None:
+        duration("start_timeout", start_timeout)
     environment = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": str(start_timeout)}
     settings = Settings.read({**os.environ, **environment})  # refuses a value that the ranks could not use
 
@@ -204,7 +216,7 @@ def run(
         where = find_hosts(
             num_proc,
             read_options,
-            print_on_stderr,
+            announce,
             hosts=hosts,
             hostfile=hostfile,
             script=host_discovery_script,
@@ -231,19 +243,33 @@ def run(
     size = num_proc if terms is None else terms.size
     if verbose:
         names = ", ".join(host.name for host in where.hosts or ()) or socket.gethostname()
-        print_on_stderr(f"{size} ranks on {names}")
-    shown = verbose is None or bool(verbose)
+        announce(f"{size} ranks on {names}")
     with contextlib.ExitStack() as stack:
         show_line = print_line
         if output_filename is not None:
             show_line = stack.enter_context(OutputFiles(Path(output_filename), size)).show
-        given: dict[str, Any] = {"args": args, "kwargs": kwargs, "environment": environment, "show_line": show_line}
+        options = JobOptions(
+            args=args,
+            kwargs=kwargs,
+            environment=environment,
+            all_results=True,
+            show_line=show_line,
+            verbose=1 if verbose is None else int(bool(verbose)),
+        )
         if where.hosts is not None and where.options is not None:
-            of_hosts: dict[str, Any] = {"terms": terms, "cooldown": where.cooldown, "watch": where.watch}
-            return run_function_on_hosts(func, size, where.hosts, where.options, **of_hosts, show_status=shown, **given)
+            return run_function_on_hosts(
+                func,
+                size,
+                where.hosts,
+                where.options,
+                options,
+                terms=terms,
+                cooldown=where.cooldown,
+                watch=where.watch,
+            )
         if terms is None:
-            return run_local(func, size, all_results=True, show_status=shown, **given)
-        return run_elastic_local(func, terms, **given)
+            return run_local(func, size, options)
+        return run_elastic_local(func, terms, options)
 
 
 def _terms(size: int, least: int | None, most: int | None, reset_limit: int | None, script: str | None) -> Terms | None:
@@ -253,10 +279,8 @@ def _terms(size: int, least: int | None, most: int | None, reset_limit: int | No
 
     if least is None and most is None and script is None:
         if reset_limit is not None:
-            raise ValueError(f"reset_limit={reset_limit} is for elastic jobs: say min_num_proc, too.")
+            raise ValueError(f"reset_limit={reset_limit} needs an elastic job: set min_num_proc, too.")
         return None
-    if most is not None and most < size:
-        raise ValueError(f"max_num_proc={most} is less than the {size} ranks of num_proc.")
     if most is None and script is not None:
         most = _MOST_RANKS
     return Terms(

@@ -13,8 +13,8 @@ from spark_estimator.collectives.requests import gathered_bytes, submit_bytes
 from spark_estimator.errors import HorovodInternalError, MismatchError
 
 _EXCHANGE = "spark_estimator.process_sets"
-# Of the different calls that ranks made, so many are told.
-_TOLD_CALLS = 8
+# How many different calls of ranks an error shows.
+_SHOWN_CALLS = 8
 
 
 class Agreement:
@@ -47,23 +47,23 @@ class Agreement:
             alike: what else is to be the same on all ranks.
         """
         stated = self.exchange({"wish": wish, "problem": problem, "lacking": lacking, **alike}, timeout)
-        problems = {rank: said["problem"] for rank, said in stated.items() if said["problem"]}
+        problems = {rank: statement["problem"] for rank, statement in stated.items() if statement["problem"]}
         if problems:
             rank, text = next(iter(problems.items()))
             raise ValueError(f"{_called(stated[rank])} on {_ranks_of(problems, len(stated))}: {text}")
-        lacks = {rank: said["lacking"] for rank, said in stated.items() if said["lacking"]}
+        lacks = {rank: statement["lacking"] for rank, statement in stated.items() if statement["lacking"]}
         if lacks:
             rank, text = next(iter(lacks.items()))
             raise HorovodInternalError(f"{_called(stated[rank])} on {_ranks_of(lacks, len(stated))}: {text}")
         calls: dict[str, list[int]] = {}
-        for rank, said in stated.items():
-            calls.setdefault(_told(said), []).append(rank)
+        for rank, statement in stated.items():
+            calls.setdefault(_text_of(statement), []).append(rank)
         if len(calls) > 1:
-            told = [f"{_ranks_of(ranks, len(stated))} called {call}" for call, ranks in calls.items()]
-            left = f"; and {len(told) - _TOLD_CALLS} more" if len(told) > _TOLD_CALLS else ""
+            quoted = [f"{_ranks_of(ranks, len(stated))} called {call}" for call, ranks in calls.items()]
+            more = f"; and {len(quoted) - _SHOWN_CALLS} more" if len(quoted) > _SHOWN_CALLS else ""
             raise MismatchError(
-                f"The ranks disagree about process sets or groups: {', '.join(told[:_TOLD_CALLS])}{left}. All ranks of "
-                "the job make the same call with the same ranks, also those that are not among them."
+                f"The ranks disagree about process sets or groups: {', '.join(quoted[:_SHOWN_CALLS])}{more}. All "
+                "ranks of the job must make the same call, including those that are not in the set or group."
             )
 
     def exchange(self, stated: Mapping[str, Any], timeout: timedelta | None = None) -> dict[int, dict[str, Any]]:
@@ -73,9 +73,9 @@ class Agreement:
         before, handle = self._unanswered
         if before.get("wish") != stated.get("wish"):
             raise HorovodInternalError(
-                f"{_told(stated)} on rank {self._job.global_rank}: an earlier call of this rank, {_told(before)}, was "
-                "given up (at its time-out or by an interrupt) before all ranks had made it, and still waits for them. "
-                "Make that call again first: it then goes on waiting."
+                f"{_text_of(stated)} on rank {self._job.global_rank}: an earlier call of this rank, "
+                f"{_text_of(before)}, ended (by its timeout or an interrupt) before all ranks had made it, and is "
+                "still pending. Repeat that call first: it then continues waiting."
             )
         try:
             handle.wait(timeout)
@@ -91,7 +91,7 @@ def _called(stated: Mapping[str, Any]) -> str:
     return calls.get(next(iter(stated["wish"]))) or str(stated["what"])
 
 
-def _told(stated: Mapping[str, Any]) -> str:
+def _text_of(stated: Mapping[str, Any]) -> str:
     wish = stated.get("wish")
     if wish is None:
         return "the connecting of a new set"

@@ -1,4 +1,4 @@
-"""Collectives on numpy arrays: for metrics, for tests, and for whoever has no framework."""
+"""Collectives on numpy arrays: for metrics, for tests, and for programs without a framework."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def dtype_of(array: Array) -> DType:
     code = _codes.get(array.dtype)
     if code is None:
         if array.dtype.name not in _NAMES or not array.dtype.isnative:
-            raise ValueError(f"arrays of {array.dtype} cannot be sent; these can: {', '.join(_NAMES)}.")
+            raise ValueError(f"arrays of {array.dtype} aren't supported; the supported types are {', '.join(_NAMES)}.")
         code = _codes[array.dtype] = _NAMES[array.dtype.name]
     return code
 
@@ -239,13 +239,19 @@ def alltoall(
     size = context.engine(process_set).size
     rows = source.shape[0]
     if splits is None and rows % size:
-        raise ValueError(f"alltoall: {rows} rows cannot be shared equally by {size} ranks; give splits.")
-    given = None if splits is None else _whole(splits)
-    if given is not None and (len(given) != size or min(given) < 0 or sum(given) != rows):
-        raise ValueError(f"alltoall: splits {given} must be {size} numbers, 0 or more, whose sum is {rows}.")
+        raise ValueError(f"alltoall: {rows} rows can't be divided equally among {size} ranks; pass splits.")
+    checked_splits = None if splits is None else _whole(splits)
+    if checked_splits is not None and (
+        len(checked_splits) != size or min(checked_splits) < 0 or sum(checked_splits) != rows
+    ):
+        raise ValueError(
+            f"alltoall: splits must be {size} numbers, 0 or more, with the sum {rows}; got {checked_splits}."
+        )
     name, unnamed = _name("alltoall", name)
     tensors = [_tensor(source, None)]
-    handle = run(Op.ALLTOALL, name, tensors, splits=given, process_set=process_set, keep=source, unnamed=unnamed)
+    handle = run(
+        Op.ALLTOALL, name, tensors, splits=checked_splits, process_set=process_set, keep=source, unnamed=unnamed
+    )
     assert handle is not None
     gathered = handle.gathered()
     return _joined(gathered, source), gathered.rows
@@ -293,9 +299,9 @@ def shared_empty(
 ) -> Array:
     """A zeroed array in memory that all ranks of this host see: an allreduce of such arrays in place copies nothing.
 
-    It is in place when ``allreduce_into(array, array, ...)`` is called, and copies nothing when all ranks' arrays lie
+    It is in place when ``allreduce_into(array, array, ...)`` is called, and copies nothing when all ranks' arrays are
     in such memory. It is an array like any other for everything else, and lives as long as something refers to it.
-    A rank that shares memory with nobody gets it from its own.
+    A rank that shares memory with no other rank gets private memory.
 
     Args:
         shape, dtype: of the array.
@@ -306,9 +312,9 @@ def shared_empty(
         MemoryError: there is no more.
     """
     form = numpy.dtype(dtype)
-    given: Sequence[Any] = shape if isinstance(shape, (list, tuple)) else [shape]
+    dimensions: Sequence[Any] = shape if isinstance(shape, (list, tuple)) else [shape]
     try:
-        dims = tuple(operator.index(length) for length in given)
+        dims = tuple(operator.index(length) for length in dimensions)
     except TypeError:
         dims = (-1,)
     if any(length < 0 for length in dims):
@@ -406,7 +412,7 @@ def _contiguous(array: Array) -> Array:
 def _source(array: Array, kind: str) -> Array:
     source = _contiguous(array)
     if source.ndim == 0:
-        raise ValueError(f"{kind} needs at least one dimension, whose rows it moves; this array has none.")
+        raise ValueError(f"{kind} needs an array with at least one dimension.")
     return source
 
 

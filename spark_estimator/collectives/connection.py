@@ -1,4 +1,4 @@
-"""One connection between two ranks: what it is for, how its link is tuned, and how its absence is told."""
+"""One connection between two ranks: its purpose, its socket options, and the error for ranks that did not connect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_SECONDS = 32_000  # that the kernel takes
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks that connect with one another and nobody else.
+    """Ranks that connect with one another and with no other rank.
 
     Attributes:
         number: 0 for the whole job; for process sets 1, 2... in the order in which a round adds them.
@@ -113,9 +113,9 @@ def tune(sock: socket.socket, silence_seconds: float) -> None:
 def absent_error(
     rendezvous: Rendezvous, group: RankGroup, ranks: Sequence[int], what: str, settings: Settings
 ) -> PeerLostError:
-    """What is raised when some ranks of a group were not there in time; `what` says what was seen of them."""
+    """The error for ranks of a group that did not connect in time; `what` describes what this rank saw of them."""
     names = ", ".join(str(rendezvous.peers[rank]) for rank in ranks)
     return PeerLostError(
-        f"{group} on {rendezvous.own_name}: {names} {what} within {settings.start_timeout_seconds:g} seconds. Look at "
-        "what became of it; if it is only slow to start, raise HOROVOD_START_TIMEOUT."
+        f"{group} on {rendezvous.own_name}: {names} {what} within {settings.start_timeout_seconds:g} seconds. Check "
+        "whether it failed; if it only starts slowly, raise HOROVOD_START_TIMEOUT."
     )

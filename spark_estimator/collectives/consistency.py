@@ -1,6 +1,6 @@
-"""Lets all ranks find out, by one small exchange, whether they are about to do the same; if not, where they differ.
+"""Checks with one small exchange that all ranks are about to submit the same requests, or finds where they differ.
 
-Without it, ranks that disagree about how many requests there will be wait for one another: each for a name that the
+Without the check, ranks that disagree about the number of requests would wait for each other, each for a name that the
 other never submits.
 """
 
@@ -20,7 +20,7 @@ from spark_estimator.errors import MismatchError
 _SHOWN = 20  # lines of one rank, in an error
 
 
-def agree(
+def check_identical(
     lines: Sequence[str],
     *,
     name: str,
@@ -28,10 +28,10 @@ def agree(
     detail_name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> None:
-    """Returns when every rank has called it with the same lines. Collective, but for ranks that have joined.
+    """Returns when every rank has called it with the same lines. Collective, except for ranks that have joined.
 
     Args:
-        lines: what this rank means to do, in words for people.
+        lines: what this rank is about to do, for the error message.
         name: of the request that compares digests, an allreduce of 65 numbers.
         subject: what the lines describe, for the error.
         detail_name: of the request that carries the lines when the digests differ.
@@ -49,7 +49,7 @@ def agree(
     except MismatchError as error:  # a rank has joined, and cannot tell what it has
         shown = "; ".join([*lines[:_SHOWN], *(["..."] if len(lines) > _SHOWN else [])])
         raise MismatchError(
-            f"The ranks disagree about {subject}, and cannot show one another where. Rank {engine.global_rank} has: "
+            f"The ranks disagree about {subject}, and can't compare the details. Rank {engine.global_rank} has: "
             f"{shown}. {error}"
         ) from error
     ours, first = of_rank[0], engine.ranks[0]
@@ -81,9 +81,9 @@ def _all_alike(lines: Sequence[str], name: str, process_set: ProcessSet | None) 
 
 
 def _difference(ours: Sequence[str], first: int, theirs: Sequence[str], rank: int) -> str:
-    for one, other in zip(ours, theirs, strict=False):
-        if one != other:
-            return f"Rank {first} has: {one}. Rank {rank} has: {other}."
+    for line, other_line in zip(ours, theirs, strict=False):
+        if line != other_line:
+            return f"Rank {first} has: {line}. Rank {rank} has: {other_line}."
     longer, who = (ours, first) if len(ours) > len(theirs) else (theirs, rank)
     extra = longer[min(len(ours), len(theirs))]
     return f"Only rank {who} has: {extra}. (Rank {first} has {len(ours)} such lines, rank {rank} {len(theirs)}.)"

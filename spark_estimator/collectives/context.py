@@ -1,7 +1,7 @@
-"""This process's membership of a job: ``init()``, ``shutdown()``, and who and where it is meanwhile.
+"""This process's membership of a job: ``init()``, ``shutdown()``, and its rank and topology in between.
 
 A process is a rank of at most one job at a time. It joins the job of its rendezvous (``rendezvous.current``), which
-whoever started it provided; without one it is a job of its own, of one rank, unless another launcher started it as one
+its launcher provided; without one it is a job of its own, of one rank, unless another launcher started it as one
 of several processes: that is an error. It may leave and join again any number of times, as long as all ranks do.
 """
 
@@ -23,7 +23,7 @@ from spark_estimator.collectives.membership import EngineStarter, Membership
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.rendezvous import Topology, host_id
 from spark_estimator.collectives.wiring import Switchboard
-from spark_estimator.env import Settings
+from spark_estimator.env import WITHOUT_EFFECT, Settings, requests_autotune
 from spark_estimator.errors import HorovodInternalError, NotInitializedError, PeerLostError
 from spark_estimator.foreign_launchers import check_not_foreign
 
@@ -85,33 +85,35 @@ def _static_sets(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None
     if process_sets is None or process_sets == "dynamic":
         return []
     if isinstance(process_sets, str):
-        raise ValueError(f"init(process_sets={process_sets!r}): give a list of process sets, or 'dynamic'.")
+        raise ValueError(f"init(process_sets={process_sets!r}): pass a list of process sets, or 'dynamic'.")
     try:
         process_sets = list(process_sets)
     except TypeError:
-        raise ValueError(f"init(process_sets={process_sets!r}): give a list of process sets, or 'dynamic'.") from None
+        raise ValueError(f"init(process_sets={process_sets!r}): pass a list of process sets, or 'dynamic'.") from None
     return [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in process_sets]
 
 
 def _join(settings: Settings, comm: Sequence[int] | None, static: Sequence[ProcessSet]) -> Membership:
     global _switchboard
-    found = rendezvous_module.current(settings.rendezvous_fd)
-    if found is not None and found.launcher_fd >= 0:
-        found = launcher_link.admitted(found)
-    topology = Topology.of([host_id()], 0) if found is None else found.topology
+    rendezvous = rendezvous_module.current(settings.rendezvous_fd)
+    if rendezvous is not None and rendezvous.launcher_fd >= 0:
+        rendezvous = launcher_link.admitted(rendezvous)
+    topology = Topology.of([host_id()], 0) if rendezvous is None else rendezvous.topology
     _check_comm(comm, topology.size)
     log.configure(settings.log_level, topology.rank, times=not settings.log_hide_time)
-    if found is not None and settings.launched_size not in (None, topology.size):
+    if rendezvous is not None and settings.launched_size not in (None, topology.size):
         _log.warning("HOROVOD_SIZE=%s, but this process joins a job of %d.", settings.launched_size, topology.size)
-    if found is not None and (_switchboard is None or _switchboard.rendezvous != found):
+    if topology.rank == 0 and requests_autotune():
+        _log.warning("HOROVOD_AUTOTUNE has no effect: %s.", WITHOUT_EFFECT["HOROVOD_AUTOTUNE"])
+    if rendezvous is not None and (_switchboard is None or _switchboard.rendezvous != rendezvous):
         if _switchboard is not None:
             _switchboard.close()
         lacking = descriptors.shortage(descriptors.needed(topology.size))
         if lacking:
-            raise HorovodInternalError(f"init() on {found.own_name}: {lacking}")
+            raise HorovodInternalError(f"init() on {rendezvous.own_name}: {lacking}")
         link = launcher_link.link()
-        _switchboard = Switchboard(found) if link is None else Switchboard(found, is_over=link.round_is_over)
-    starter = EngineStarter(None if found is None else _switchboard, settings, _lock)
+        _switchboard = Switchboard(rendezvous) if link is None else Switchboard(rendezvous, is_over=link.round_is_over)
+    starter = EngineStarter(None if rendezvous is None else _switchboard, settings, _lock)
     return Membership(starter, topology, settings, static)
 
 
@@ -131,9 +133,9 @@ def _check_comm(comm: Sequence[int] | None, size: int) -> None:
     try:
         ranks = list(comm)
     except TypeError:
-        raise ValueError(f"init(comm={comm!r}): MPI communicators are not supported; leave comm out.") from None
+        raise ValueError(f"init(comm={comm!r}): MPI communicators are not supported; omit comm.") from None
     if ranks and ranks != list(range(size)):
-        raise ValueError(f"init(comm={ranks!r}): a job is made of all its {size} ranks; leave comm out.")
+        raise ValueError(f"init(comm={ranks!r}): a job always has all of its {size} ranks; omit comm.")
 
 
 def shutdown() -> None:
@@ -151,7 +153,7 @@ def is_initialized() -> bool:
 
 
 def topology() -> Topology:
-    """Where this rank stands in its job. Raises NotInitializedError, as do all questions below."""
+    """This rank's position in its job. Raises NotInitializedError, as do all queries below."""
     return _member().topology
 
 
@@ -217,7 +219,7 @@ def next_number(kind: str) -> int:
 
 
 def restart_numbers(prefix: str) -> None:
-    """Counts those kinds anew whose name begins with `prefix`; for when all ranks know that they have got there."""
+    """Restarts the counts of kinds whose name begins with `prefix`; call it where all ranks are at the same point."""
     _member().restart_numbers(prefix)
 
 
@@ -255,7 +257,7 @@ def group(ranks: Sequence[int], what: str, problem: str = "", timeout: timedelta
     """An engine for some of the ranks, beside the process sets; for a binding whose framework makes groups.
 
     All ranks of the job call it, also those that are not among them. It does not ask whether sets are dynamic.
-    ``ProcessSets.group`` tells of the arguments, of what comes back and of errors.
+    ``ProcessSets.group`` documents the arguments, the return value and the errors.
     """
     return _member().sets.group(ranks, what, problem, timeout)
 
@@ -334,7 +336,7 @@ def mpi_enabled() -> bool:
 
 def mpi_threads_supported() -> bool:
     """Raises ValueError, as Horovod does where MPI is not in use."""
-    raise ValueError("MPI is not in use, so there is no answer about its threads.")
+    raise ValueError("MPI is not in use, so its thread support is undefined.")
 
 
 def gloo_built() -> bool:

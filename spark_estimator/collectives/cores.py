@@ -1,4 +1,4 @@
-"""How many cores this process may use, and what follows from that where the user has not said."""
+"""How many cores this process may use, and the defaults that follow from that."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def available_cores() -> int:
 
 
 def decisions(settings: Settings, topology: Topology, cores: int) -> dict[str, Decision]:
-    """What is in force for those settings that depend on the machine and the job; as the environment says if it does.
+    """The values of the settings that depend on the machine and the job; a value from the environment takes precedence.
 
     Args:
         settings: of this process.
@@ -47,33 +47,33 @@ def affinity_core(settings: Settings, topology: Topology) -> int:
         return -1
     if topology.local_rank >= len(cores):
         raise ValueError(
-            f"HOROVOD_THREAD_AFFINITY={','.join(map(str, cores))} names {len(cores)} cores, and this host has "
-            f"{topology.local_size} ranks: give one for each."
+            f"HOROVOD_THREAD_AFFINITY={','.join(map(str, cores))} has {len(cores)} cores, but this host has "
+            f"{topology.local_size} ranks: list one core per rank."
         )
     return cores[topology.local_rank]
 
 
-def _spin(said: int | None, topology: Topology, cores: int) -> Decision:
-    if said is not None:
-        return Decision(said, "environment")
+def _spin(setting: int | None, topology: Topology, cores: int) -> Decision:
+    if setting is not None:
+        return Decision(setting, "environment")
     here = f"{_number(cores, 'core')} for {_number(topology.local_size, 'rank')} on this host"
     # A spinning wait answers ten times sooner than a sleeping one when every rank has a core, and costs ten times the
     # whole operation when it keeps a core from the rank that is waited for. The engine sees what pays, but not a quota.
     return Decision(_ADAPTIVE if cores >= topology.local_size else 0, here)
 
 
-def _overlap(said: bool | None, topology: Topology, cores: int) -> Decision:
-    if said is not None:
-        return Decision(int(said), "environment")
+def _overlap(setting: bool | None, topology: Topology, cores: int) -> Decision:
+    if setting is not None:
+        return Decision(int(setting), "environment")
     if topology.local_size < topology.size:
-        return Decision(1, "the job spans hosts: a network moves bytes while cores compute")
+        return Decision(1, "the job spans hosts: the network transfers data while cores compute")
     here = f"{_number(cores, 'core')} for {_number(topology.local_size, 'rank')} on this host"
     # Otherwise the engine's thread takes from backward the core that it computes on.
     return Decision(int(cores >= 2 * topology.local_size), here)
 
 
-def _hierarchical(said: bool | None) -> Decision:
-    return Decision(_ADAPTIVE, "by size") if said is None else Decision(int(said), "environment")
+def _hierarchical(setting: bool | None) -> Decision:
+    return Decision(_ADAPTIVE, "by size") if setting is None else Decision(int(setting), "environment")
 
 
 def _number(count: int, what: str) -> str:

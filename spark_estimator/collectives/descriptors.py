@@ -18,19 +18,19 @@ def needed(ranks: int) -> int:
 
 
 def are_used_up(error: BaseException) -> bool:
-    """Whether `error` says that this process, or its host, has no file descriptor left."""
+    """Whether `error` is EMFILE or ENFILE: this process, or its host, has no file descriptor left."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def shortage(count: int) -> str:
-    """What stands in the way of opening `count` file descriptors, in words that end a sentence; '' for nothing."""
+    """Why `count` file descriptors cannot be opened, as the end of a sentence; '' where they can."""
     opened: list[int] = []
     try:
         for _ in range(count):
             opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
         # Whatever else is wrong, an empty sandbox without /dev/null for one, is not about descriptors.
-        return told(count, len(opened)) if are_used_up(error) else ""
+        return shortage_text(count, len(opened)) if are_used_up(error) else ""
     finally:
         for descriptor in opened:
             with suppress(OSError):
@@ -38,11 +38,11 @@ def shortage(count: int) -> str:
     return ""
 
 
-def told(count: int, left: int) -> str:
-    """That `count` file descriptors are needed and `left` are left, and what to do about it."""
+def shortage_text(count: int, available: int) -> str:
+    """That `count` file descriptors are needed and `available` are left, and what to do about it."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return (
-        f"this process has too few file descriptors (EMFILE): {left} are left of the {limit} that it may have "
-        f"(ulimit -n), and {count} are needed. Raise that limit where the job is started, or close files, sockets and "
-        "data loaders before."
+        f"this process has too few file descriptors (EMFILE): {available} are left of its limit of {limit} (ulimit "
+        f"-n), and {count} are needed. Raise the limit where the job is started, or close files, sockets and data "
+        "loaders first."
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from spark_estimator import authentication
-from spark_estimator.authentication import NotReadyError, RefusedError
+from spark_estimator.authentication import RETRY_SECONDS, NotReadyError, RefusedError
 from spark_estimator.collectives import descriptors
 from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup, absent_error
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
@@ -18,7 +18,6 @@ from spark_estimator.errors import AuthenticationError, HorovodInternalError, Pe
 from spark_estimator.log import logger
 
 _MAX_THREADS = 16
-_RETRY_SECONDS = 0.05
 
 _log = logger(__name__)
 
@@ -87,7 +86,7 @@ def dial(
         stop.set()
         raise
     if failures:
-        raise _told(rendezvous, group, failures, settings)
+        raise _combined_error(rendezvous, group, failures, settings)
 
 
 def _connect(
@@ -113,21 +112,21 @@ def _connect(
                 sock.close()
             if isinstance(error, ConnectionRefusedError):
                 # Ranks listen before anybody is told where, so this cannot mean "not yet".
-                raise _GoneError("nobody listens there any more, its process has ended") from error
+                raise _GoneError("its process has ended") from error
             if not isinstance(error, (NotReadyError, OSError)):
                 raise
             if descriptors.are_used_up(error):
                 # This process's own trouble: no peer is to blame, and waiting does not help.
-                why = descriptors.told(descriptors.needed(len(group.ranks)), 0)
+                why = descriptors.shortage_text(descriptors.needed(len(group.ranks)), 0)
                 raise HorovodInternalError(f"{group} on {rendezvous.own_name}: {why}") from error
-            if time.monotonic() + _RETRY_SECONDS >= deadline or stop.wait(_RETRY_SECONDS):
+            if time.monotonic() + RETRY_SECONDS >= deadline or stop.wait(RETRY_SECONDS):
                 raise PeerLostError(str(error)) from error
 
 
-def _reach(own: PeerFacts, peer: PeerFacts, settings: Settings, deadline: float) -> socket.socket:
+def _reach(own_facts: PeerFacts, peer: PeerFacts, settings: Settings, deadline: float) -> socket.socket:
     """An open connection to `peer`, not yet authenticated: by Unix socket if that can be, else by TCP."""
     remaining = max(0.01, deadline - time.monotonic())
-    if settings.shared_memory and own.shares_with(peer):
+    if settings.shared_memory and own_facts.shares_with(peer):
         local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             local.settimeout(remaining)
@@ -137,23 +136,25 @@ def _reach(own: PeerFacts, peer: PeerFacts, settings: Settings, deadline: float)
         except (OSError, AuthenticationError) as error:
             # Another network namespace of the same host, for one.
             local.close()
-            _log.info("rank %d goes to %s by TCP, as its Unix socket failed: %s", own.rank, peer, error)
+            _log.info("rank %d goes to %s by TCP, as its Unix socket failed: %s", own_facts.rank, peer, error)
     return socket.create_connection((peer.address, peer.port), timeout=remaining)
 
 
-def _told(rendezvous: Rendezvous, group: RankGroup, failures: dict[int, Exception], settings: Settings) -> Exception:
+def _combined_error(
+    rendezvous: Rendezvous, group: RankGroup, failures: dict[int, Exception], settings: Settings
+) -> Exception:
     """The one error that tells of all failures; one that is certain before those that only came too late."""
-    told: Exception
+    named_error: Exception
     for rank, error in sorted(failures.items()):
         if isinstance(error, HorovodInternalError) and not isinstance(error, PeerLostError):
             return error
         if not isinstance(error, PeerLostError):
             kind = PeerLostError if isinstance(error, (RefusedError, _GoneError)) else AuthenticationError
             peer = rendezvous.peers[rank]
-            told = kind(f"{group} on {rendezvous.own_name}: no connection with {peer}: {error}.")
-            told.__cause__ = error
-            return told
+            named_error = kind(f"{group} on {rendezvous.own_name}: no connection with {peer}: {error}.")
+            named_error.__cause__ = error
+            return named_error
     reasons = "; ".join(f"rank {rank}: {error}" for rank, error in sorted(failures.items()))
-    told = absent_error(rendezvous, group, sorted(failures), f"could not be reached ({reasons})", settings)
-    told.__cause__ = failures[min(failures)]
-    return told
+    named_error = absent_error(rendezvous, group, sorted(failures), f"could not be reached ({reasons})", settings)
+    named_error.__cause__ = failures[min(failures)]
+    return named_error

@@ -32,10 +32,10 @@ _MOST_HELD = 1000
 def forked_error(parent: int) -> HorovodInternalError:
     """What every use of a job gets in a process that was forked from one of its ranks."""
     return HorovodInternalError(
-        f"This process (pid {os.getpid()}) was forked from a rank (pid {parent}) after init(): it is no rank, though "
-        "rank() and size() still tell those of its parent, and can neither run collectives nor join. Run them in the "
-        "rank itself. A process that is to be a rank of its own is forked before its parent calls init(), or started "
-        "by the 'spawn' or 'forkserver' method."
+        f"This process (pid {os.getpid()}) was forked from a rank (pid {parent}) after init(): it is not a rank and "
+        "can't run collectives, although rank() and size() still return its parent's values. Run collectives in the "
+        "rank itself. To make the process a rank of its own, fork it before its parent calls init(), or start it with "
+        "the 'spawn' or 'forkserver' method."
     )
 
 
@@ -97,12 +97,12 @@ class Engine:
         process_set: number of the group; 0 is the whole job.
         ranks: [size], what each rank of the group is called in the job.
         native: the engine itself.
-        joins: how often all ranks of the group have joined, and gone on.
+        joins: how often all ranks of the group have joined.
         plans: by name, or by call and forms, what ``requests.run`` remembers of requests that come again.
         pending: by its number, each request for which a handle was made and that is not known to be done: its kind, its
             name (or kind of those without one), and when the handle was made, on the monotonic clock.
-        gpu_device: the GPU on which this rank's tensors of the group lie, as this process counts them; None: none has
-            been seen. See `claim_gpu`.
+        gpu_device: index, in this process, of the GPU that holds this rank's tensors of the group; None: no GPU tensor
+            has been seen. See `claim_gpu`.
         at_end: called once after `shutdown`, then forgotten.
 
     Args:
@@ -130,7 +130,7 @@ class Engine:
         self.loss_is_expected = False  # of a peer, in an elastic job
         self.at_end: Callable[[], object] | None = None
         self.gpu_device: int | None = None
-        self._way_of_gpu_tensors_told = False
+        self._gpu_path_logged = False
         self._chooses_gpu_way = config.gpu_operations == _native.GpuOperations.AUTO
         self._detached: deque[tuple[int, object, int | None]] = deque()
         # What was under way when the engine broke. Whoever goes on asking a broken one gets no more memory held.
@@ -163,7 +163,7 @@ class Engine:
             self._sweep()
 
     def check_run(self, status: int, number: c_int64) -> None:
-        """Raises what the status of a run says, unless it is OK or IN_PROGRESS; the request is forgotten then."""
+        """Raises the exception for the status of a run, unless it is OK or IN_PROGRESS; forgets the request then."""
         if status > Status.IN_PROGRESS:
             error = _native.error_of(status, _native.last_error(), self.global_rank)
             if number.value:
@@ -226,13 +226,13 @@ class Engine:
             self._library.se_release(self.native.pointer, number)
 
     def detach(self, number: int, keep: object, stream: int | None = None) -> None:
-        """Takes over a request that nobody waits for any more, and keeps `keep` alive until it is done.
+        """Takes over a request that no caller waits for any more, and keeps `keep` alive until it is done.
 
         Args:
             number: of the request.
             keep: owners of its memory.
             stream: of a GPU request, where its tensors were written: it waits for what the GPU does with them before
-                they are let go.
+                they are released.
         """
         if self.native.pointer is not None:
             self._detached.append((number, keep, stream))
@@ -279,10 +279,10 @@ class Engine:
         return self.gpu_device == device
 
     def tell_way_of_gpu_tensors(self) -> None:
-        """Logs, once, how GPU tensors travel and why, as is known when one has; a warning where nobody asked for it."""
-        if self._way_of_gpu_tensors_told:
+        """Logs, once, how GPU tensors travel and why; as a warning where the user did not ask for this."""
+        if self._gpu_path_logged:
             return
-        self._way_of_gpu_tensors_told = True
+        self._gpu_path_logged = True
         with suppress(HorovodInternalError, ValueError):
             way = self.describe("gpu").rstrip()
             level = logging.WARNING if "host memory" in way and self._chooses_gpu_way else logging.INFO
@@ -370,7 +370,7 @@ class Engine:
     def shutdown(self) -> None:
         """Leaves the group; requests that are pending fail with ShutDownError.
 
-        Blocks for at most about a second; where tensors have gone from a GPU also until that is through with them, and
+        Blocks for at most about a second; where tensors have gone from a GPU also until it has finished with them, and
         up to two seconds for the other ranks to leave.
         """
         if self.native.pointer is not None:
@@ -381,7 +381,7 @@ class Engine:
                 at_end()
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: closes its copies of the descriptors; every later use raises and says so."""
+        """In a forked child: closes its copies of the descriptors; every later use raises an error."""
         pointer, self.native.pointer = self.native.pointer, None
         self._detached.clear()
         if pointer is not None:

@@ -1,4 +1,4 @@
-"""Where the CUDA runtime, NCCL and NVRTC are that the engine opens, and what it says of them; imports no framework.
+"""Finds the CUDA runtime and NCCL that the engine opens, and reports their versions; imports no framework.
 
 Looked for in this order: the path that the user gives, what this process has loaded already (PyTorch's own, as soon as
 it is imported), the wheels that PyTorch with CUDA brings, and last what the system's linker finds.
@@ -26,21 +26,19 @@ from spark_estimator.errors import NativeLibraryError
 #: In the folders of the namespace package ``nvidia``, as its wheels lay them out: CUDA 13's, then CUDA 12's.
 _CUDA_IN_WHEELS = ("cu13/lib/libcudart.so.13", "cuda_runtime/lib/libcudart.so.12")
 _NCCL_IN_WHEELS = ("nccl/lib/libnccl.so.2",)
-_NVRTC_IN_WHEELS = ("cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12")
 #: What there is on a machine with NVIDIA's driver: on Linux, in a container, on Windows' Linux.
 _TRACES_OF_A_DRIVER = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")
 
 
 class GpuLibraries(NamedTuple):
-    """Paths of the three libraries; "" leaves it to the system's linker."""
+    """Paths of the two libraries; "" leaves it to the system's linker."""
 
     cuda: str
     nccl: str
-    nvrtc: str
 
 
 class CudaFacts(NamedTuple):
-    """What the CUDA runtime says of itself.
+    """The state of the CUDA runtime.
 
     Attributes:
         runtime, driver: versions, as 12090 for 12.9; 0: not found. The driver's is the newest CUDA that it serves.
@@ -55,7 +53,7 @@ class CudaFacts(NamedTuple):
 
 
 class NcclFacts(NamedTuple):
-    """What NCCL says of itself.
+    """The state of NCCL.
 
     Attributes:
         version: as 22703 for 2.27.3; 0: not found.
@@ -74,13 +72,9 @@ def gpu_libraries(settings: Settings, maps: Path = Path("/proc/self/maps")) -> G
         maps: what this process has loaded.
     """
     loaded = _loaded(maps)
-    cuda = settings.cuda_library or _first(r"libcudart\.so\.\d+", loaded, _CUDA_IN_WHEELS)
-    # A driver need not take what a newer CUDA's compiler makes: the runtime's own first.
-    compilers = sorted(_NVRTC_IN_WHEELS, key=lambda name: _major(name) != _major(cuda))
     return GpuLibraries(
-        cuda,
+        settings.cuda_library or _first(r"libcudart\.so\.\d+", loaded, _CUDA_IN_WHEELS),
         settings.nccl_library or _first(r"libnccl\.so\.\d+", loaded, _NCCL_IN_WHEELS),
-        settings.nvrtc_library or _first(r"libnvrtc\.so\.\d+", loaded, compilers),
     )
 
 
@@ -91,7 +85,7 @@ def libraries_for_engine(settings: Settings) -> GpuLibraries:
     """
     if settings.gpu_operations != "copy" and any(map(os.path.exists, _TRACES_OF_A_DRIVER)):
         return gpu_libraries(settings)
-    return GpuLibraries(settings.cuda_library, settings.nccl_library, settings.nvrtc_library)
+    return GpuLibraries(settings.cuda_library, settings.nccl_library)
 
 
 def cuda_facts(path: str) -> CudaFacts:
@@ -125,19 +119,10 @@ def unreachable_peers(path: str, devices: int) -> list[tuple[int, int]]:
     """
     reaches = c_int32()
     return [
-        (one, other)
-        for one, other in itertools.combinations(range(devices), 2)
-        if _native.library().se_cuda_peer_access(path.encode(), one, other, byref(reaches)) or not reaches.value
+        (device, peer)
+        for device, peer in itertools.combinations(range(devices), 2)
+        if _native.library().se_cuda_peer_access(path.encode(), device, peer, byref(reaches)) or not reaches.value
     ]
-
-
-def sharing_trouble(libraries: GpuLibraries) -> str:
-    """Why ranks that share the first GPU cannot meet on it; "" where they can. Uses the GPU; takes seconds.
-
-    Raises:
-        NativeLibraryError: as for `cuda_facts`.
-    """
-    return _trouble(_native.library().se_gpu_sharing_probe(libraries.cuda.encode(), libraries.nvrtc.encode(), 0))
 
 
 @functools.cache
@@ -147,7 +132,7 @@ def nccl_in_use() -> int:
     Nothing is asked of the driver, so that a process that forks afterwards may use CUDA in its children. Never raises.
     """
     settings = _settings()
-    if settings is None or settings.gpu_operations in ("copy", "staged", "shared") or not _may_have_gpus(settings):
+    if settings is None or settings.gpu_operations in ("copy", "staged") or not _may_have_gpus(settings):
         return 0
     try:
         return nccl_facts(gpu_libraries(settings).nccl).version
@@ -196,40 +181,30 @@ def nccl_name(version: int) -> str:
     return f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
 
 
-#: What NCCL and our kernels on a shared GPU leave to the host's algorithms.
+#: What NCCL leaves to the host's algorithms.
 _NOT_BY_NCCL = "Adasum, int16, averages and factors of integers"
-_NOT_ON_A_SHARED_GPU = "Adasum"
 
 
-def ways(operations: str, nccl: NcclFacts, sharing_trouble: str) -> str:
+def ways(operations: str, nccl: NcclFacts) -> str:
     """How GPU tensors travel in jobs of each kind, in words.
 
     Args:
         operations: of the settings, not ``copy``.
         nccl: what was found.
-        sharing_trouble: of `sharing_trouble`.
     """
     staged = "through pinned host memory"
     by_nccl = f"by NCCL {nccl_name(nccl.version)} (but {_NOT_BY_NCCL}: {staged})"
-    shared = f"there (but {_NOT_ON_A_SHARED_GPU}: {staged})"
     return {
         "nccl": by_nccl if nccl.version else "by NCCL, which is not there: a job with GPU tensors fails",
-        "shared": "ranks must not share this GPU: a job fails" if sharing_trouble else f"all on one GPU, {shared}",
         "staged": f"all {staged}",
     }.get(operations) or (
-        f"one rank: on its GPU; ranks with a GPU each: {by_nccl if nccl.version else staged}; all on one GPU: "
-        f"{staged if sharing_trouble else shared}; else: {staged}"
+        f"one rank: on its GPU; ranks with a GPU each: {by_nccl if nccl.version else staged}; ranks that share a GPU: "
+        f"{staged}"
     )
 
 
 def _trouble(status: int) -> str:
     return "" if status == _native.Status.OK else _native.last_error()
-
-
-def _major(path: str) -> str:
-    """The "12" of ``libcudart.so.12``, and of ``libcudart.so.12.4.127``; "" where there is none."""
-    found = re.search(r"\.so\.(\d+)", path)
-    return found[1] if found else ""
 
 
 def _loaded(maps: Path) -> list[str]:
@@ -241,9 +216,9 @@ def _loaded(maps: Path) -> list[str]:
 
 
 def _first(name: str, loaded: Iterable[str], in_wheels: Iterable[str]) -> str:
-    for one in loaded:
-        if re.fullmatch(name, Path(one).name):
-            return one
+    for path in loaded:
+        if re.fullmatch(name, Path(path).name):
+            return path
     spec = importlib.util.find_spec("nvidia")
     folders = [] if spec is None else list(spec.submodule_search_locations or ())
-    return next((str(path) for below in in_wheels for folder in folders if (path := Path(folder, below)).exists()), "")
+    return next((str(file) for below in in_wheels for folder in folders if (file := Path(folder, below)).exists()), "")

@@ -1,17 +1,17 @@
 """A collective that has been submitted: ask whether it is done, wait for it, take what it made.
 
 Of tensors on a GPU a collective is *done* as soon as all that it needs has been handed to the GPU, which may be at work
-on it for long after. Nobody waits for that on the CPU. Who wants the outputs names the stream that is to read them,
-`Handle.await_on`, and what is enqueued there from then on comes after them. Until then the handle keeps the tensors:
+on it for long after. No thread waits for that on the CPU. The caller passes the stream that will read the outputs to
+`Handle.await_on`, and what is enqueued there from then on runs after them. Until then the handle keeps the tensors:
 
 * A framework's allocator takes memory back for the stream that it was allocated for, and gives it away again in that
   stream's order. The engine works on a stream of its own, of which the allocator knows nothing; so nothing that the
   engine may still read or write must come back to the allocator.
-* Once a stream has been told to wait, its order protects all tensors that belong to it. Those that belong to another
-  stream are the business of who has them: PyTorch's ``Tensor.record_stream`` is for that.
-* What has failed on the GPU may still be under way there: its tensors stay as long as the engine.
-* A handle that is dropped without a word has the stream wait on which its tensors were written, when it is done, and
-  lets go of them then.
+* Once a stream waits, its order protects all tensors that belong to it. Those that belong to another
+  stream are the caller's responsibility: PyTorch's ``Tensor.record_stream`` is for that.
+* What has failed on the GPU may still run there: its tensors stay as long as the engine.
+* A handle that is dropped without a wait makes the stream wait on which its tensors were written, when it is done, and
+  releases them then.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Handle:
             PeerLostError: a rank died or cannot be reached.
             ShutDownError: this rank or another left the job.
             HorovodInternalError: the collective failed otherwise.
-            TimeoutError: `timeout` passed first; the collective goes on.
+            TimeoutError: `timeout` passed first; the collective continues.
             TypeError: `timeout` is no timedelta.
         """
         if timeout is not None and not isinstance(timeout, timedelta):
@@ -108,7 +108,8 @@ class Handle:
             while not self._ended(min(WAIT_SLICE_SECONDS, max(0.0, deadline - time.monotonic()))):
                 if timeout is not None and time.monotonic() >= deadline:
                     raise TimeoutError(
-                        f"{self._op.name.lower()} {self.name!r} was not done on rank {self._engine.global_rank} after "
+                        f"{self._op.name.lower()} {self.name!r} did not complete on rank {self._engine.global_rank} "
+                        "within "
                         f"{timeout.total_seconds():g} seconds; some rank has not submitted it."
                     )
         finally:
@@ -131,7 +132,7 @@ class Handle:
     def await_on(self, stream: int) -> None:
         """Waits as `wait` does; what is enqueued on `stream` from then on finds the outputs on the GPU written.
 
-        To be called once, or again with the same stream: the tensors are let go of. Raises as `wait` does.
+        To be called once, or again with the same stream: the tensors are released. Raises as `wait` does.
 
         Args:
             stream: address of a CUDA stream of the GPU that the tensors are on; 0 is CUDA's default stream.
@@ -139,15 +140,17 @@ class Handle:
         if self._stream is None:
             raise TypeError(f"{self._op.name.lower()} {self.name!r} has its tensors in host memory: use wait().")
         if self._op in GATHERING:
-            raise TypeError(f"{self._op.name.lower()} {self.name!r} makes its result itself: use rows() and collect().")
+            raise TypeError(
+                f"{self._op.name.lower()} {self.name!r} allocates its own result: use rows() and collect()."
+            )
         self.wait()
         with self._lock:
             if self._awaited_on is None:
                 self._hand_to(stream, ())
             elif self._awaited_on != stream:
                 raise RuntimeError(
-                    f"{self._op.name.lower()} {self.name!r} has been waited for on another stream: let this one wait "
-                    "for that one."
+                    f"{self._op.name.lower()} {self.name!r} was already awaited on another stream: let this stream "
+                    "wait for that one."
                 )
 
     def rows(self, tensor: int = 0) -> tuple[int, ...]:
@@ -176,7 +179,7 @@ class Handle:
         self.rows()
         with self._lock:
             if self._awaited_on is not None:
-                raise RuntimeError(f"{self._op.name.lower()} {self.name!r}: its result has been collected before.")
+                raise RuntimeError(f"{self._op.name.lower()} {self.name!r}: its result was collected already.")
             self._hand_to(stream, outputs)
 
     def _hand_to(self, stream: int, outputs: Sequence[int]) -> None:
@@ -209,7 +212,7 @@ class Handle:
     def last_joined(self) -> int:
         """Waits for a join and gives the rank of the job that joined last. Raises as `wait` does."""
         if self._op is not Op.JOIN:
-            raise TypeError(f"{self._op.name.lower()} {self.name!r} is no join.")
+            raise TypeError(f"{self._op.name.lower()} {self.name!r} is not a join.")
         self.wait()
         return self._engine.ranks[self._last_joined]
 

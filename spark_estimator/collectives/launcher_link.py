@@ -1,13 +1,13 @@
-"""The socket between a rank of an elastic job and whoever launched it: how a process learns which rank it becomes next.
+"""The socket between a rank of an elastic job and its launcher: how a process learns which rank it becomes next.
 
-It is one end of a nameless pair of sockets that the process inherits, so nobody else can talk on it, and a key may
+It is one end of an unnamed pair of sockets that the process inherits, so no other process can use it, and a key may
 travel on it as it does on a worker's standard input. On it there are frames, four bytes of length and that much JSON:
 
 ==========  ======  ==================================================================================================
-`READY`     up      this process has left its round, and waits: where it now listens, whether it holds the state, whom
-                    it found silent, why it left
-`UPDATED`   down    somebody new waits to be let in: leave the round at the next commit
-`OVER`      down    the present round has lost somebody: who is still connecting for it need not wait any longer
+`READY`     up      this process has left its round, and waits: where it now listens, whether it holds the state, which
+                    ranks were silent, why it left
+`UPDATED`   down    a new process waits to join: leave the round at the next commit
+`OVER`      down    the present round has lost a rank: a process that is still connecting for it stops waiting
 `ROUND`     down    the next round: the process's number in it, its peers, and a key of that round's own
 ==========  ======  ==================================================================================================
 """
@@ -33,8 +33,8 @@ from spark_estimator.errors import JobFailedError
 
 READY, UPDATED, OVER, ROUND = "ready", "updated", "over", "round"
 
-# How the engine, and `init()`, speak of a rank that is not gone and says nothing either.
-_SILENT = re.compile(r"\brank (\d+)(?: on (?:(?!\brank \d).)*?)? is lost: it has given no sign of life")
+# How the engine, and `init()`, report a rank whose connection is open but which sends nothing.
+_SILENT = re.compile(r"\brank (\d+)(?: on (?:(?!\brank \d).)*?)? is lost: it has \w+ no [a-z ]+ for ")
 _ABSENT = re.compile(r"^init\(\) on .*?: (rank .*?) (?:did not connect within|could not be reached)")
 _RANK = re.compile(r"\brank (\d+) \(")
 _LENGTH = struct.Struct(">I")
@@ -45,12 +45,12 @@ _SEND_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Ready:
-    """What a process says that waits for its next round.
+    """The report of a process that waits for its next round.
 
     Attributes:
         facts: where it listens; the rank in it is the one that it had, and means nothing.
         holds_state: it has once taken over the state of its job, so that others may have it from here.
-        silent: ranks of the round that it left which gave it no sign of life, or did not come.
+        silent: ranks of the round that it left which sent it no heartbeat, or did not connect.
         why: why it left, for people; '' for one that has been in no round yet.
         commits: how often it has committed in the round that it left.
     """
@@ -67,7 +67,7 @@ class Ready:
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Ready:
-        """The inverse. Raises ValueError when the frame is none of ours."""
+        """The inverse. Raises ValueError when the frame is not a `READY` frame."""
         try:
             fields = {name: value for name, value in message.items() if name != "kind"}
             fields["facts"] = PeerFacts(**fields["facts"])
@@ -100,7 +100,7 @@ def take(pending: bytearray) -> dict[str, Any] | None:
     message = json.loads(bytes(pending[_LENGTH.size : end]))
     del pending[:end]
     if not isinstance(message, dict):
-        raise ValueError("a frame that is no object")
+        raise ValueError("a frame that is not a JSON object")
     return message
 
 
@@ -119,7 +119,7 @@ class FrameSocket:
         with self._sending:
             while view:
                 if not select.select([], [self._sock], [], max(0.0, deadline - time.monotonic()))[1]:
-                    raise TimeoutError(f"the other end has taken nothing for {_SEND_SECONDS:g} seconds")
+                    raise TimeoutError(f"the other end has read nothing for {_SEND_SECONDS:g} seconds")
                 view = view[self._sock.send(view, socket.MSG_DONTWAIT) :]
 
     def receive(self, *, wait: bool) -> dict[str, Any] | None:
@@ -151,7 +151,7 @@ class LauncherLink:
     """A rank's end.
 
     Attributes:
-        holds_state, silent, why, commits: as in `Ready`; to be set by whoever knows, before `next_round`.
+        holds_state, silent, why, commits: as in `Ready`; the caller sets them before `next_round`.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -176,7 +176,7 @@ class LauncherLink:
         return updates > 0
 
     def round_is_over(self) -> bool:
-        """Whether the present round has lost somebody, as far as the launcher has said so. Raises as `announced`."""
+        """Whether the launcher has reported that the present round has lost a rank. Raises as `announced`."""
         self._look()
         return self._over
 
@@ -201,10 +201,10 @@ class LauncherLink:
         Raises:
             JobFailedError: the launcher is gone.
         """
-        own = former.peers[former.rank]
-        endpoint = None if former.awaited else Endpoint.open(own.address)
+        own_facts = former.peers[former.rank]
+        endpoint = None if former.awaited else Endpoint.open(own_facts.address)
         try:
-            facts = own if endpoint is None else endpoint.facts(own.rank)
+            facts = own_facts if endpoint is None else endpoint.facts(own_facts.rank)
             facts = replace(facts, pid=os.getpid())
             try:
                 self._link.send(Ready(facts, self.holds_state, self.silent, self.why, self.commits).to_message())
@@ -241,23 +241,23 @@ def link() -> LauncherLink | None:
     return _link
 
 
-def admitted(found: Rendezvous) -> Rendezvous:
-    """The rendezvous to join by: `found`, or what the launcher tells a process that came while the job was running."""
+def admitted(rendezvous: Rendezvous) -> Rendezvous:
+    """The rendezvous to join by: `rendezvous`, or the launcher's next one for a process that it started later."""
     global _link
     if _link is None:
-        _link = LauncherLink(found.launcher_fd)
-    return _link.next_round(found) if found.awaited else found
+        _link = LauncherLink(rendezvous.launcher_fd)
+    return _link.next_round(rendezvous) if rendezvous.awaited else rendezvous
 
 
 def silent_ranks(text: str) -> tuple[int, ...]:
-    """The ranks of which an error says that they gave no sign of life, or did not come; [ascending]."""
+    """The ranks that an error's text reports as silent or not connected; [ascending]."""
     absent = _ABSENT.search(text)
-    found = _RANK.findall(absent[1]) if absent else _SILENT.findall(text)
-    return tuple(sorted({int(rank) for rank in found}))
+    ranks = _RANK.findall(absent[1]) if absent else _SILENT.findall(text)
+    return tuple(sorted({int(rank) for rank in ranks}))
 
 
 def _launcher_gone() -> JobFailedError:
-    return JobFailedError("the launcher of this elastic job is gone; nobody can say of which ranks it is made now.")
+    return JobFailedError("the launcher of this elastic job has ended, so its present ranks are unknown.")
 
 
 def _after_fork_in_child() -> None:

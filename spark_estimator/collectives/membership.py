@@ -33,9 +33,9 @@ class EngineStarter:
     """Makes the engines of one membership, each for a group of ranks that this rank is one of.
 
     Args:
-        switchboard: connects this rank with the others; None in a job of one that nobody launched.
+        switchboard: connects this rank with the others; None in a job of one rank without a launcher.
         settings: of the engines.
-        wiring: held while a group of ranks connects, so that nobody forks in the middle of it.
+        wiring: held while a group of ranks connects, so that no thread forks in the middle of it.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class EngineStarter:
                 wired = self._switchboard.connect_all(self._round, self._settings, group)
                 peers = self._switchboard.rendezvous.peers
                 topology = Topology.of([peers[rank].host_id for rank in group.ranks], wired.rank)
-                own = peers[group.ranks[wired.rank]]
-                host, ranks_on_host = own.host, sum(peer.host_id == own.host_id for peer in peers)
+                own_facts = peers[group.ranks[wired.rank]]
+                host, ranks_on_host = own_facts.host, sum(peer.host_id == own_facts.host_id for peer in peers)
             try:
                 config = _config(self._settings, topology, group, host, wired.segment_fd)
                 config.ranks_on_host = ranks_on_host  # of the job, whichever of its ranks the group has
@@ -86,7 +86,7 @@ class EngineStarter:
         return engine
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: closes the connections of all engines; every later use of one raises and says so."""
+        """In a forked child: closes the connections of all engines; every later use of one raises an error."""
         for engine in self._engines():
             engine.abandon_after_fork()
 
@@ -104,9 +104,9 @@ class EngineStarter:
         Args:
             asked: the engine whose coordinator has asked.
         """
-        waits = pending.told(self._engines(), time.monotonic())
+        waits = pending.description(self._engines(), time.monotonic())
         if asked.rank != 0:  # the coordinator's own answer is printed where it is
-            _log.warning("others wait for this rank, rank %d, as just told. %s", asked.global_rank, waits)
+            _log.warning("other ranks are waiting for this rank, rank %d, as just logged. %s", asked.global_rank, waits)
         return f"{waits}\n{current_stacks()}"
 
 
@@ -114,7 +114,7 @@ class Membership:
     """This process as a rank of one job. Blocks until all ranks are there.
 
     Attributes:
-        topology: where this rank stands in the job.
+        topology: this rank's position in the job.
         settings: what ``init()`` read.
         engine: of all ranks.
         sets: the process sets, each with its engine.
@@ -142,14 +142,14 @@ class Membership:
         except BaseException:
             self.sets.shutdown()
             raise
-        self._progress_teller = progress.teller(starter.progress)
+        self._progress_reporter = progress.reporter(starter.progress)
 
     def next_number(self, kind: str) -> int:
         """0, 1, 2... for each kind of thing; for names that all ranks make alike."""
         return next(self._numbers.setdefault(kind, itertools.count()))
 
     def restart_numbers(self, prefix: str) -> None:
-        """Counts those kinds anew whose name begins with `prefix`."""
+        """Restarts the counts of kinds whose name begins with `prefix`."""
         for kind in [kind for kind in self._numbers if kind.startswith(prefix)]:
             del self._numbers[kind]
 
@@ -179,12 +179,12 @@ class Membership:
 
     def shutdown(self) -> None:
         """Leaves the job, and all process sets."""
-        if self._progress_teller is not None:
-            self._progress_teller.stop()
+        if self._progress_reporter is not None:
+            self._progress_reporter.stop()
         self.sets.shutdown()
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: closes all connections; every later use of an engine raises and says so."""
+        """In a forked child: closes all connections; every later use of an engine raises an error."""
         self._starter.abandon_after_fork()
 
 
@@ -195,7 +195,6 @@ def start_timeline(engine: Engine, path: str, mark_cycles: bool) -> None:
 
 def _config(settings: Settings, topology: Topology, group: RankGroup, host: str, segment_fd: int) -> _native.Config:
     decided = decisions(settings, topology, available_cores())
-    tunes = settings.autotune and group.number == 0  # one search a job: its log is one file
     libraries = libraries_for_engine(settings)
     return _native.Config(
         struct_bytes=ctypes.sizeof(_native.Config),
@@ -210,10 +209,6 @@ def _config(settings: Settings, topology: Topology, group: RankGroup, host: str,
         hierarchical=decided["hierarchical_allreduce"].value,
         affinity_core=affinity_core(settings, topology),
         spin_microseconds=decided["spin_microseconds"].value,
-        autotune=tunes,
-        autotune_warmup_samples=settings.autotune_warmup_samples,
-        autotune_steps_per_sample=settings.autotune_steps_per_sample,
-        autotune_max_samples=settings.autotune_max_samples,
         fusion_threshold_bytes=settings.fusion_threshold_bytes,
         start_timeout_seconds=settings.start_timeout_seconds,
         stall_warning_seconds=settings.stall_warning_seconds,
@@ -222,11 +217,9 @@ def _config(settings: Settings, topology: Topology, group: RankGroup, host: str,
         silence_seconds=settings.silence_seconds,
         # The host as its launcher knows it; the process, which only it knows for certain.
         name=f"{host} (pid {os.getpid()})".encode(),
-        autotune_log=os.fsencode(settings.autotune_log) if tunes and settings.autotune_log else None,
         gpu_operations=_native.GpuOperations.__members__.get(
             settings.gpu_operations.upper(), _native.GpuOperations.AUTO
         ),
         cuda_library=os.fsencode(libraries.cuda),
         nccl_library=os.fsencode(libraries.nccl),
-        nvrtc_library=os.fsencode(libraries.nvrtc),
     )

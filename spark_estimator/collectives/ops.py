@@ -63,7 +63,7 @@ def submit(
         keep: referenced until the collective is done, and on a GPU until a stream waits for it; put the owners of the
             tensors' memory here.
         unnamed: `name` is a kind, whose requests meet by their order; see `kind_of_unnamed`.
-        gpu: on which all tensors lie; None: in host memory.
+        gpu: the GPU that holds all tensors; None: they are in host memory.
 
     Raises:
         NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
@@ -129,7 +129,7 @@ def plan(
     Args:
         op: the kind; the rest as for `submit`.
         forms: element type and shape of each tensor.
-        device: the GPU on which the tensors will lie; None: in host memory.
+        device: the GPU that will hold the tensors; None: host memory.
     """
     engine = context.engine(process_set)
     root = _root(engine, op, root_rank)
@@ -142,7 +142,7 @@ def barrier(process_set: ProcessSet | None = None) -> None:
 
 
 def join() -> int:
-    """Says that this rank has no more data: it takes part with zeros in the others' allreduces until all have joined.
+    """Announces that this rank has no more data: it takes part with zeros in others' allreduces until all have joined.
 
     Returns:
         The rank that joined last.
@@ -160,7 +160,7 @@ def join() -> int:
 
 
 def kind_of_unnamed(kind: str) -> str:
-    """What stands in the place of a name that the caller did not give: ``'allreduce.noname'``, for ``unnamed=True``.
+    """The kind that replaces a name that the caller did not pass: ``'allreduce.noname'``, for ``unnamed=True``.
 
     The engine counts the requests of a kind, so that this one becomes ``'allreduce.noname.3'``. Ranks that call in the
     same order meet.
@@ -169,7 +169,7 @@ def kind_of_unnamed(kind: str) -> str:
 
 
 def unnamed_number(kind: str) -> int:
-    """Counts calls without a name, from `init` on and anew with each `join`: for what must meet by a name after all."""
+    """Counts calls without a name since `init` or the last `join`, for requests that must meet by a name after all."""
     return context.next_number(_UNNAMED + kind)
 
 

@@ -1,4 +1,4 @@
-"""Says in which collectives a rank waits for others, and which it has only submitted, to those that wait for it."""
+"""Reports, to ranks that wait for this one, the collectives that it waits in and those that it has only submitted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN = 10
 _COUNTED = re.compile(r"(DistributedOptimizer|ShardedState)\.\d+\b")
 
 
-def told(engines: Iterable[Engine], now: float) -> str:
+def description(engines: Iterable[Engine], now: float) -> str:
     """The collectives that this rank has submitted and that are not done, the oldest first, in a sentence or two.
 
     Args:
@@ -32,16 +32,16 @@ def told(engines: Iterable[Engine], now: float) -> str:
                 continue  # its result has not been fetched, perhaps never will be: nobody is kept waiting by that
             text = f"{request.op.name.lower()} {request.name!r}{where} ({now - request.since:.0f} s)"
             (waiting if request.waiters else submitted).append((request.since, text))
-    text = "It waits in no collective itself."
+    text = "It is not waiting in a collective."
     if waiting:
-        text = f"It waits for others itself, in {_oldest(waiting)}."
+        text = f"It is waiting for other ranks in {_oldest(waiting)}."
     if submitted:
-        text += f" Submitted, and no thread of it waits for the result: {_oldest(submitted)}."
+        text += f" It has submitted, without waiting for the result: {_oldest(submitted)}."
     counted = _COUNTED.search(text)
     if counted is not None:
         text += (
-            f" The number in {counted[0]!r} counts those that this rank made before: a rank that made one more or "
-            "less, or in another order, calls by other names than the rest. All ranks make theirs alike."
+            f" The number in {counted[0]!r} counts the ones that this rank made before: a rank that made more, fewer, "
+            "or in another order uses other names than the rest. Make the same ones in the same order on all ranks."
         )
     return text
 
@@ -50,7 +50,7 @@ def longest_wait(engines: Iterable[Engine], now: float) -> tuple[float, str]:
     """For how many seconds this rank has waited for others by now, and in which collective; (0, '') if it does not.
 
     Args:
-        engines, now: as in `told`.
+        engines, now: as in `description`.
     """
     waits = [
         (now - request.since, f"{request.op.name.lower()} {request.name!r}")

@@ -44,11 +44,11 @@ class ProcessSet:
             ranks = [None]  # type: ignore[list-item]
         if any(isinstance(rank, bool) or not hasattr(rank, "__index__") for rank in ranks):
             raise ValueError(
-                f"ProcessSet({ranks_or_comm!r}): give a list of ranks; MPI communicators are not supported."
+                f"ProcessSet({ranks_or_comm!r}): pass a list of ranks; MPI communicators are not supported."
             )
         self.process_set_id: int | None = None
         self.ranks: list[int] = sorted(rank.__index__() for rank in ranks)
-        self._own: int | None = None  # this process's number in the job, while the set is registered
+        self._global_rank: int | None = None  # this process's number in the job, while the set is registered
 
     def size(self) -> int | None:
         """How many ranks it has; None while it is not registered."""
@@ -62,21 +62,21 @@ class ProcessSet:
         """
         if not self._registered():
             return None
-        if self._own not in self.ranks:
-            raise ValueError(f"rank {self._own} is not in {self}.")
-        return self.ranks.index(self._own)
+        if self._global_rank not in self.ranks:
+            raise ValueError(f"rank {self._global_rank} is not in {self}.")
+        return self.ranks.index(self._global_rank)
 
     def included(self) -> bool | None:
         """Whether this process is in the set; None while it is not registered."""
-        return self._own in self.ranks if self._registered() else None
+        return self._global_rank in self.ranks if self._registered() else None
 
-    def register(self, number: int, own: int) -> None:
-        """Notes that it is registered, in a process whose number in the job is `own`."""
-        self.process_set_id, self._own = number, own
+    def register(self, number: int, own_rank: int) -> None:
+        """Notes that it is registered, in a process whose number in the job is `own_rank`."""
+        self.process_set_id, self._global_rank = number, own_rank
 
     def invalidate(self) -> None:
         """Notes that it is registered no more."""
-        self.process_set_id = self._own = None
+        self.process_set_id = self._global_rank = None
 
     def _registered(self) -> bool:
         return self.process_set_id is not None
@@ -93,10 +93,10 @@ class _GlobalProcessSet(ProcessSet):
         self.process_set_id = 0
 
     def invalidate(self) -> None:
-        self.ranks, self._own = [], None
+        self.ranks, self._global_rank = [], None
 
     def _registered(self) -> bool:
-        if self._own is None:
+        if self._global_rank is None:
             raise NotInitializedError
         return True
 
@@ -180,7 +180,7 @@ class ProcessSets:
             ValueError: on all ranks: some refuse, or the ranks make no group.
             MismatchError: on all ranks: they gave different ranks.
             HorovodInternalError: on all ranks: its ranks could not connect.
-            TimeoutError: some did not call it in time. The same call, made again, goes on waiting for them.
+            TimeoutError: some did not call it in time. The same call, made again, continues to wait for them.
         """
         with self._changing:
             made = ProcessSet(ranks)
@@ -238,15 +238,15 @@ class ProcessSets:
             number = process_set.process_set_id
         except AttributeError:
             raise TypeError(
-                f"process_set must be a ProcessSet that is registered, not {process_set!r}: "
-                "make it with add_process_set([ranks])."
+                f"process_set must be a registered ProcessSet, not {process_set!r}: create it with "
+                "add_process_set([ranks])."
             ) from None
         engine = None if number is None else self.engines.get(number)
         if engine is not None:
             return engine
         if number is None or number not in self._sets:
             raise ValueError(f"{process_set} is not registered; use add_process_set() or init(process_sets=...).")
-        raise ValueError(f"rank {self._job.global_rank} is not in {process_set}, and cannot run its collectives.")
+        raise ValueError(f"rank {self._job.global_rank} is not in {process_set} and can't run its collectives.")
 
     def of(self, number: int) -> ProcessSet:
         """The set of that id. Raises ValueError when there is none."""
@@ -254,7 +254,7 @@ class ProcessSets:
         if process_set is None:
             raise ValueError(
                 f"process_set_id={number} is not registered in this job, whose process sets have the ids "
-                f"{sorted(self._sets)}; register it by init(process_sets=...) or add_process_set()."
+                f"{sorted(self._sets)}; register it with init(process_sets=...) or add_process_set()."
             )
         return process_set
 
@@ -284,26 +284,26 @@ class ProcessSets:
         """What is wrong with a set, as far as one rank can know by itself; '' for nothing."""
         ranks = process_set.ranks
         if process_set.process_set_id is not None:
-            return f"{process_set} is registered already."
+            return f"{process_set} is already registered."
         if not ranks:
-            return "a process set has at least one rank."
+            return "a process set needs at least one rank."
         outside = [rank for rank in ranks if not 0 <= rank < self._job.size]
         if outside:
-            return f"ranks {outside} of {ranks} are none of the job's {self._job.size} ranks."
+            return f"ranks {outside} of {ranks} are not in the job, which has {self._job.size} ranks."
         if len(set(ranks)) < len(ranks):
-            return f"ranks {ranks} name a rank twice."
+            return f"ranks {ranks} contain a rank twice."
         return ""
 
     def _duplicate(self, process_set: ProcessSet) -> str:
         for number, other in self._sets.items():
             if other.ranks == process_set.ranks:
-                return f"a process set with the ranks {process_set.ranks} exists already: it has the id {number}."
+                return f"a process set with the ranks {process_set.ranks} already exists, with the id {number}."
         return ""
 
     def _lacking(self, process_sets: Sequence[ProcessSet]) -> str:
         """What this process lacks to connect with the ranks of new sets, found out before anybody waits for it."""
-        own = [process_set for process_set in process_sets if self._job.global_rank in process_set.ranks]
-        return descriptors.shortage(sum(descriptors.needed(len(process_set.ranks)) for process_set in own))
+        own_sets = [process_set for process_set in process_sets if self._job.global_rank in process_set.ranks]
+        return descriptors.shortage(sum(descriptors.needed(len(process_set.ranks)) for process_set in own_sets))
 
     def _register(self, process_set: ProcessSet) -> None:
         """Registers a set on which all ranks of the job have agreed."""
@@ -324,7 +324,7 @@ class ProcessSets:
                 except (HorovodInternalError, OSError, MemoryError) as error:
                     failure = error
             stated = self._agreement.exchange({"failure": str(failure or "")})
-            failed = {rank: said["failure"] for rank, said in stated.items() if said["failure"]}
+            failed = {rank: statement["failure"] for rank, statement in stated.items() if statement["failure"]}
             if failed:
                 rank, text = next(iter(failed.items()))
                 raise HorovodInternalError(

@@ -1,4 +1,4 @@
-"""What every framework binding says alike: how values of several ranks become one, and what a call is named."""
+"""Shared by all framework bindings: the constants of reductions, and the name of a call."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_adasum(op: ReduceOp, size: int, kind: str) -> None:
     """
     if op is ReduceOp.ADASUM and size & (size - 1):
         raise NotImplementedError(
-            f"{where(kind)}: op=hvd.Adasum needs a power of two of ranks, and there are {size}; use hvd.Average."
+            f"{where(kind)}: op=hvd.Adasum needs a power of two of ranks, but there are {size}; use hvd.Average."
         )
 
 
@@ -57,18 +57,18 @@ def reduce_op(average: bool | None, op: int | None, stacklevel: int = 3) -> Redu
     Args:
         average: True is Average, False is Sum; warns that it is deprecated.
         op: one of the constants; None is Average.
-        stacklevel: of the warning; by default it is told of the caller's caller.
+        stacklevel: of the warning; by default that of the caller's caller.
 
     Raises:
         ValueError: both are given, `average` is no truth value, or `op` is none of the constants.
     """
     if average is not None:
         if op is not None:
-            raise ValueError(f"Give either op ({op!r}) or the deprecated average ({average!r}), not both.")
+            raise ValueError(f"Pass either op ({op!r}) or the deprecated average ({average!r}), not both.")
         # An operation in its place, or a name, would be taken for True.
-        given: object = average
-        if isinstance(given, (str, ReduceOp)) or given not in (True, False):
-            raise ValueError(f"average={average!r} is neither True nor False; use op=hvd.Sum and its like, and name=.")
+        operation: object = average
+        if isinstance(operation, (str, ReduceOp)) or operation not in (True, False):
+            raise ValueError(f"average={average!r} must be True or False; for others use op= (hvd.Sum, ...) and name=.")
         text = "average= is deprecated; use op=hvd.Average or op=hvd.Sum."
         warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
         return Average if average else Sum
@@ -76,5 +76,5 @@ def reduce_op(average: bool | None, op: int | None, stacklevel: int = 3) -> Redu
         return Average if op is None else ReduceOp(op)
     except ValueError:
         raise ValueError(
-            f"op={op!r} is none of hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product and hvd.Adasum."
+            f"op={op!r} must be hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product or hvd.Adasum."
         ) from None

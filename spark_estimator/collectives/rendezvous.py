@@ -1,6 +1,6 @@
 """The knowledge with which a process becomes a rank: its number, its peers, their addresses, and the key of the job.
 
-It is a value. Whoever starts the ranks opens one `Endpoint` for each, gathers the facts, and gives each process its own
+It is a value. The launcher opens one `Endpoint` for each rank, gathers the facts, and gives each process its own
 `Rendezvous`: a launcher over the worker's stdin, tests directly. What it holds is used by ``wiring``.
 """
 
@@ -64,7 +64,7 @@ class PeerFacts:
 
 @dataclass(frozen=True)
 class Topology:
-    """Where one rank stands in its job.
+    """One rank's position in its job.
 
     Attributes:
         rank: this rank, 0 <= rank < size.
@@ -95,15 +95,15 @@ class Topology:
         ranks_of: dict[str, list[int]] = {}
         for other, host in enumerate(host_ids):
             ranks_of.setdefault(host, []).append(other)
-        own = host_ids[rank]
-        local_rank = ranks_of[own].index(rank)
+        own_host = host_ids[rank]
+        local_rank = ranks_of[own_host].index(rank)
         hosts_here = [host for host, ranks in ranks_of.items() if len(ranks) > local_rank]
         return cls(
             rank=rank,
             size=len(host_ids),
             local_rank=local_rank,
-            local_size=len(ranks_of[own]),
-            cross_rank=hosts_here.index(own),
+            local_size=len(ranks_of[own_host]),
+            cross_rank=hosts_here.index(own_host),
             cross_size=len(hosts_here),
             is_homogeneous=len({len(ranks) for ranks in ranks_of.values()}) == 1,
         )
@@ -123,8 +123,8 @@ class Rendezvous:
         listen_fd: descriptor, in this process, of the TCP socket that listens at this rank's address and port.
         local_fd: ... of the Unix socket that listens at its local_name; -1 when there is none.
         launcher_fd: ... of the socket on which an elastic rank talks with its launcher; -1 in a job of a fixed size.
-        awaited: this value only says where the process listens: which rank of which round it becomes, its launcher
-            will tell on that socket, and ``init()`` waits for it.
+        awaited: this value only holds where the process listens: its launcher will send the rank and the round on that
+            socket, and ``init()`` waits for it.
     """
 
     job_id: str
@@ -174,10 +174,10 @@ class Rendezvous:
 
 
 class Endpoint:
-    """The two listening sockets of one rank-to-be, opened by whoever starts it and inherited by it.
+    """The two listening sockets of one rank-to-be, opened by its launcher and inherited by it.
 
-    Peers may connect from the moment it is open; the kernel keeps them waiting until the rank answers. Whoever opened
-    it closes its own copy once the rank's process has been started: as long as a copy is open anywhere, connections to
+    Peers may connect from the moment it is open; the kernel keeps them waiting until the rank answers. The launcher
+    closes its own copy once the rank's process has been started: as long as a copy is open anywhere, connections to
     a dead rank wait instead of failing.
 
     Attributes:
@@ -199,18 +199,18 @@ class Endpoint:
         """Listens at an ephemeral port of `address`, and at an abstract Unix socket with a random name.
 
         Args:
-            address: an IPv4 or IPv6 address, or a name that resolves to one; not a wildcard: a rank listens only where
-                its peers are told to find it.
+            address: an IPv4 or IPv6 address, or a name that resolves to one; not a wildcard: a rank listens only at
+                the address that its peers receive.
 
         Raises:
             ValueError: the address is a wildcard.
             OSError: it is not an address of this host, or nothing can be bound there.
         """
         if not address:
-            raise ValueError("no address was given to listen at.")
+            raise ValueError("no address to listen at.")
         family, _, _, _, resolved = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
         if resolved[0] in ("0.0.0.0", "::"):
-            raise ValueError(f"{address!r} means every interface; give the one address that the peers will use.")
+            raise ValueError(f"{address!r} means every interface; pass the one address that the peers will use.")
         tcp = socket.socket(family, socket.SOCK_STREAM)
         try:
             tcp.bind(resolved)
@@ -218,7 +218,7 @@ class Endpoint:
             local, name = _open_local()
         except OSError as error:
             tcp.close()
-            raise OSError(error.errno, f"cannot listen at {address}: {error.strerror or error}") from error
+            raise OSError(error.errno, f"can't listen at {address}: {error.strerror or error}") from error
         return cls(tcp, local, name)
 
     def filenos(self) -> tuple[int, ...]:
@@ -363,10 +363,10 @@ def _read_offer(fd: int) -> Rendezvous:
         made_by_us = False
     if not made_by_us:
         raise ValueError(
-            f"{RENDEZVOUS_FD_VARIABLE}={fd} points to no rendezvous in this process (pid {os.getpid()}): not the "
-            "launcher started it but one of the ranks. Use collectives in the rank itself. If it is a worker that "
-            "multiprocessing or a DataLoader started by 'spawn' or 'forkserver', it runs the main script again: put "
-            'init() and what follows under `if __name__ == "__main__":` there. To run a job of one here, unset '
+            f"{RENDEZVOUS_FD_VARIABLE}={fd} is not a rendezvous in this process (pid {os.getpid()}), which was "
+            "started by a rank, not by the launcher. Run collectives in the rank itself. A worker that multiprocessing "
+            "or a DataLoader starts with 'spawn' or 'forkserver' runs the main script again: put init() and what "
+            'follows under `if __name__ == "__main__":`. To run a job of one rank here, unset '
             f"{RENDEZVOUS_FD_VARIABLE} and set {IGNORE_LAUNCHER_VARIABLE}=1."
         )
     rendezvous = Rendezvous.from_json(text)

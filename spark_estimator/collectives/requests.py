@@ -1,9 +1,9 @@
-"""Turns a collective that somebody asks for into what the engine takes, and submits it: once, or again and again.
+"""Turns a collective call into the engine's request, and submits it: once, or again and again.
 
 Everything here is about one given engine, that is, about one group of ranks; ``ops`` finds the engine.
 
 Tensors on a GPU are handed over with the stream on which they are being written. The engine reads them behind what has
-been enqueued there so far, on a stream of its own; ``handle`` says when what it has written may be read.
+been enqueued there so far, on a stream of its own; ``handle`` documents when its outputs may be read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Tensor(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """Where the tensors of a collective lie that are not in host memory.
+    """The GPU and the stream of a collective's tensors that are not in host memory.
 
     Attributes:
         device: the GPU, as this process counts them.
@@ -72,8 +72,8 @@ class Call(NamedTuple):
         root_rank: broadcast only: whose input everyone's output becomes; its number in the group.
         splits: alltoall only: [size] rows for each rank; None: even shares.
         unnamed: the requests of this kind meet by order: this rank's n-th and every other's. Any number may be in
-            flight. The engine calls them ``<kind>.<n>``, counted from 0, and anew when all have joined.
-        device: the GPU on which the tensors lie, as this process counts them; None: they are in host memory.
+            flight. The engine calls them ``<kind>.<n>``, counted from 0, and from 0 again when all have joined.
+        device: index, in this process, of the GPU that holds the tensors; None: they are in host memory.
     """
 
     op: Op
@@ -241,8 +241,8 @@ class Plan:
         Args:
             inputs, outputs: addresses, in the order of the forms.
             keep, stream: as there.
-            defer: nobody needs the result before this rank's next wait, so that the work may be left until then where
-                cores are scarce.
+            defer: no caller needs the result before this rank's next wait, so that the work may be left until then
+                where cores are scarce.
         """
         engine = self._ready(inputs, outputs)
         flags = _native.DEFER if defer else 0
@@ -357,19 +357,17 @@ def _encoded(name: str) -> bytes:
     except UnicodeEncodeError as error:
         raise ValueError(
             f"a name must be text that UTF-8 can encode; {reprlib.repr(name)} has {name[error.start]!r} at position "
-            f"{error.start}, which is half of a character."
+            f"{error.start}, an unpaired surrogate."
         ) from None
     if b"\x00" in encoded:
-        raise ValueError(f"a name must not hold a NUL character: {reprlib.repr(name)}.")
+        raise ValueError(f"a name must not contain a NUL character: {reprlib.repr(name)}.")
     return encoded
 
 
 def _converted(engine: Engine, call: Call, tensors: Sequence[Tensor], stream: int) -> Request:
     name = _encoded(call.name)
     if call.splits is not None and len(call.splits) != engine.size:
-        raise ValueError(
-            f"alltoall {call.name!r}: {len(call.splits)} splits were given for the {engine.size} ranks of its group."
-        )
+        raise ValueError(f"alltoall {call.name!r}: {len(call.splits)} splits, but its group has {engine.size} ranks.")
     dims = (c_int64 * sum(len(tensor.shape) for tensor in tensors))(
         *itertools.chain.from_iterable(tensor.shape for tensor in tensors)
     )

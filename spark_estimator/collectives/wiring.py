@@ -1,8 +1,8 @@
 """Connects this rank with others: two authenticated sockets a pair, and on one host a shared segment each.
 
 Between two ranks the lower connects and the higher accepts: by an abstract Unix socket where both are on one host,
-by TCP otherwise. Each pair has a control connection (negotiation, liveness) and a data connection (bulk bytes). What a
-connection is for stands in its context (job, from, to, round, group, purpose), which the handshake authenticates.
+by TCP otherwise. Each pair has a control connection (negotiation, liveness) and a data connection (bulk bytes). The
+handshake authenticates the context of a connection (job, from, to, round, group, purpose).
 
 A *round* is one ``init()`` to ``shutdown()``, counted from 1. In a round the whole job connects first, and then each
 process set that is added, as a group of its own; a round and a group are a *stage*. A faster rank may already connect
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_estimator._native import Peer
-from spark_estimator.authentication import HandshakeServer, peer_credentials
+from spark_estimator.authentication import peer_credentials
 from spark_estimator.collectives import descriptors
 from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup, absent_error, tune
 from spark_estimator.collectives.dialing import dial
@@ -27,6 +27,7 @@ from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.collectives.segments import close_descriptor, create_segment, exchange
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
+from spark_estimator.handshake_server import HandshakeServer
 from spark_estimator.log import logger
 
 _log = logger(__name__)
@@ -34,7 +35,7 @@ _log = logger(__name__)
 
 @dataclass(frozen=True)
 class Wired:
-    """What the engine is created from. The descriptors in it belong to nobody else.
+    """What the engine is created from. It owns its descriptors.
 
     Attributes:
         rank, size: this rank's number in the group, and how many the group has.
@@ -60,8 +61,8 @@ class Switchboard:
 
     Args:
         rendezvous: who this rank and its peers are. Its listening descriptors belong to the switchboard from now on.
-        make_segment: gives a shared segment for so many ranks of one host.
-        is_over: whether somebody is known to be lost, so that waiting for who has not come is vain.
+        make_segment: makes a shared segment for that number of ranks of one host.
+        is_over: whether a rank is known to be lost, so that waiting for missing ranks has no purpose.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Switchboard:
     ) -> None:
         self.rendezvous = rendezvous
         self._is_over = is_over
-        self._own = rendezvous.peers[rendezvous.rank]
+        self._facts = rendezvous.peers[rendezvous.rank]
         self._tag = hashlib.sha256(rendezvous.job_id.encode()).digest()[:16]
         self._make_segment = make_segment
         self._changed = threading.Condition()
@@ -80,7 +81,7 @@ class Switchboard:
         self._over = (0, 0)  # the last that nobody may join any more
         self._gone = False
         self._sockets: dict[Connection, socket.socket] = {}  # authenticated, and not yet the engine's
-        self._doorkeeper = HandshakeServer(
+        self._handshake_server = HandshakeServer(
             [self._adopt(fd) for fd in (rendezvous.listen_fd, rendezvous.local_fd) if fd >= 0],
             rendezvous.key,
             self._admit,
@@ -128,7 +129,7 @@ class Switchboard:
             dial(self.rendezvous, round_, group, self._tag, settings, deadline, self._keep)
             self._await_callers(round_, group, settings, deadline)
             peers = self._hand_over(round_, group, segment, settings, deadline)
-            return Wired(group.ranks.index(self._own.rank), len(group.ranks), peers, segment)
+            return Wired(group.ranks.index(self._facts.rank), len(group.ranks), peers, segment)
         except BaseException:
             self._end(stage)
             close_descriptor(segment)
@@ -136,7 +137,7 @@ class Switchboard:
 
     def close(self) -> None:
         """Stops listening; connections that no round has taken are closed. Idempotent."""
-        self._doorkeeper.close()
+        self._handshake_server.close()
         with self._changed:
             self._gone = True
             while self._sockets:
@@ -146,18 +147,18 @@ class Switchboard:
 
     def before_fork(self) -> None:
         """Holds everything still, so that the child knows of every socket that it inherits."""
-        self._doorkeeper.before_fork()
+        self._handshake_server.before_fork()
         self._changed.acquire()
 
     def after_fork_in_parent(self) -> None:
         """Ends what `before_fork` began."""
         self._changed.release()
-        self._doorkeeper.after_fork_in_parent()
+        self._handshake_server.after_fork_in_parent()
 
     def after_fork_in_child(self) -> None:
         """Closes the child's copies of all sockets: peers must notice when the rank dies, though the child lives on."""
         self._changed = threading.Condition()
-        self._doorkeeper.after_fork_in_child()
+        self._handshake_server.after_fork_in_child()
         while self._sockets:
             self._sockets.popitem()[1].close()
 
@@ -165,10 +166,10 @@ class Switchboard:
 
     def _approve(self, context: bytes) -> None:
         connection = Connection.unpack(context, self._tag)
-        if connection.to_rank != self._own.rank:
-            raise AuthenticationError(f"it is meant for rank {connection.to_rank}, and this is rank {self._own.rank}")
-        if not connection.from_rank < self._own.rank or connection.purpose not in (CONTROL, DATA):
-            raise AuthenticationError(f"rank {connection.from_rank} is not to connect here for {connection.purpose}")
+        if connection.to_rank != self._facts.rank:
+            raise AuthenticationError(f"it is for rank {connection.to_rank}, but this is rank {self._facts.rank}")
+        if not connection.from_rank < self._facts.rank or connection.purpose not in (CONTROL, DATA):
+            raise AuthenticationError(f"rank {connection.from_rank} must not connect here for {connection.purpose}")
         with self._changed:
             self._require_open(connection)
 
@@ -200,12 +201,12 @@ class Switchboard:
                 self._sockets[connection] = sock
 
     def _await_callers(self, round_: int, group: RankGroup, settings: Settings, deadline: float) -> None:
-        own = self._own.rank
+        own_rank = self._facts.rank
         expected = {
-            Connection(round_, rank, own, purpose, group.number)
+            Connection(round_, rank, own_rank, purpose, group.number)
             for rank in group.ranks
             for purpose in (CONTROL, DATA)
-            if rank < own
+            if rank < own_rank
         }
         with self._changed:
             while missing := expected - self._sockets.keys():
@@ -213,8 +214,8 @@ class Switchboard:
                 if remaining <= 0:
                     absent = sorted({connection.from_rank for connection in missing})
                     raise absent_error(self.rendezvous, group, absent, "did not connect", settings)
-                if self._doorkeeper.lacks_descriptors:
-                    why = descriptors.told(descriptors.needed(len(group.ranks)), 0)
+                if self._handshake_server.lacks_descriptors:
+                    why = descriptors.shortage_text(descriptors.needed(len(group.ranks)), 0)
                     raise HorovodInternalError(f"{group} on {self.rendezvous.own_name}: {why}")
                 if self._is_over():
                     raise PeerLostError(
@@ -225,13 +226,13 @@ class Switchboard:
 
     def _segment(self, settings: Settings, group: RankGroup) -> int:
         """This rank's shared segment, -1 when no peer could use it or memory cannot be had."""
-        local_size = sum(self._own.shares_with(self.rendezvous.peers[rank]) for rank in group.ranks)
+        local_size = sum(self._facts.shares_with(self.rendezvous.peers[rank]) for rank in group.ranks)
         if local_size < 2 or not settings.shared_memory:
             return -1
         try:
             return self._make_segment(local_size)
         except HorovodInternalError as error:
-            _log.warning("rank %d has no shared memory and talks by sockets only: %s", self._own.rank, error)
+            _log.warning("rank %d has no shared memory and uses sockets only: %s", self._facts.rank, error)
             return -1
 
     def _hand_over(
@@ -243,8 +244,8 @@ class Switchboard:
             sockets = {connection: sock for connection, sock in self._sockets.items() if connection.stage == stage}
         pairs = {}
         for rank in group.ranks:
-            if rank != self._own.rank:
-                low, high = sorted((rank, self._own.rank))
+            if rank != self._facts.rank:
+                low, high = sorted((rank, self._facts.rank))
                 pairs[self.rendezvous.peers[rank]] = [
                     sockets[Connection(round_, low, high, purpose, group.number)] for purpose in (CONTROL, DATA)
                 ]
@@ -257,7 +258,7 @@ class Switchboard:
         for facts, (control, data) in pairs.items():
             for sock in (control, data):
                 tune(sock, settings.silence_seconds)
-            name = _name_of(facts, control if facts.rank < self._own.rank else None)
+            name = _name_of(facts, control if facts.rank < self._facts.rank else None)
             number = group.ranks.index(facts.rank)
             peers.append(Peer(number, facts.rank, control.detach(), data.detach(), segments[facts], name.encode()))
         return tuple(peers)
@@ -269,7 +270,7 @@ class Switchboard:
             listener.set_inheritable(False)
         except OSError as error:
             raise HorovodInternalError(
-                f"{self._own} did not inherit its listening socket, descriptor {fd}: {error}"
+                f"{self._facts} did not inherit its listening socket, descriptor {fd}: {error}"
             ) from error
         return listener
 

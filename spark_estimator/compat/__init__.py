@@ -1,14 +1,13 @@
-"""Lets code that was written for Horovod and HorovodRunner run unchanged, its imports included.
+"""Runs code that was written for Horovod and HorovodRunner without changes, including its imports.
 
-An *alias* is an old name (``horovod.torch``, ``sparkdl.HorovodRunner``) that leads to the very object that bears a
-new one: ``horovod.torch`` **is** ``spark_estimator.torch``, one module and not a copy, so that what is pickled travels
-under its own, new name.
+An *alias* is an old name (``horovod.torch``, ``sparkdl.HorovodRunner``) for an object of this package:
+``horovod.torch`` **is** ``spark_estimator.torch``, the same module and not a copy, so that pickles hold the new name.
 
-Three ways to switch it on, none of which touches a real Horovod or sparkdl:
+There are three ways to enable the aliases; none of them changes an installed Horovod or sparkdl:
 
 * ``spark_estimator.compat.install()`` in one process;
 * ``python -m spark_estimator compat enable`` for a Python environment (and ``disable``, ``status``);
-* by itself in the workers and commands that this package starts.
+* automatically in the workers and commands that this package starts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The one table of old names and of the names that they lead to; strings only, so that reading it imports nothing."""
+"""The table of Horovod's and sparkdl's names and their targets in this package, as strings: it imports no target."""
 
 from __future__ import annotations
 
-#: Old module -> the module that it is.
+#: Old module name -> the module of this package that it is an alias of.
 MODULES: dict[str, str] = {
     "horovod.torch": "spark_estimator.torch",
     "horovod.torch.mpi_ops": "spark_estimator.torch.mpi_ops",
@@ -40,7 +40,7 @@ MODULES: dict[str, str] = {
     "sparkdl.horovod.runner_base": "spark_estimator.runner",
 }
 
-#: Old package that only holds others together -> its own names, each as "module:attribute".
+#: Old package without a counterpart in this package -> its names, each with its target as "module:attribute".
 PACKAGES: dict[str, dict[str, str]] = {
     "horovod": {"run": "spark_estimator.runner:run"},
     "horovod.common": {},
@@ -82,32 +82,32 @@ PACKAGES: dict[str, dict[str, str]] = {
     "sparkdl.horovod.tensorflow.keras": {"LogCallback": "spark_estimator.keras.log_callback:LogCallback"},
 }
 
-#: What scripts compare ``horovod.__version__`` with: the release whose surface is served.
+#: ``horovod.__version__``, which scripts compare: the Horovod release whose API the aliases provide.
 HOROVOD_VERSION = "0.28.1"
 
-#: Old name -> what to write instead. The longest name that fits gives the advice.
+#: Old name -> what to use instead. The longest matching name applies.
 INSTEAD: dict[str, str] = {
-    "horovod": "see `spark_estimator.torch` and `spark_estimator.tensorflow` for what is offered",
-    "horovod.keras": "see `spark_estimator.keras` for what is offered",
-    "horovod.mxnet": "MXNet is retired and will not be served",
-    "horovod.ray": "Ray is out of scope; use Ray's own trainers there",
-    "horovod.spark": "see `spark_estimator.spark` for what is offered; of estimators, `horovod.spark.torch`, "
-    "`.lightning` and `.keras`",
-    "horovod.tensorflow": "see `spark_estimator.tensorflow` for what is offered",
-    "horovod.tensorflow.keras": "see `spark_estimator.keras` for what is offered",
-    "horovod.torch": "see `spark_estimator.torch` for what is offered",
-    "sparkdl": "`sparkdl.HorovodRunner`, `sparkdl.horovod.log_to_driver` and its Keras `LogCallback` are served",
+    "horovod": "use `spark_estimator.torch` or `spark_estimator.tensorflow`",
+    "horovod.keras": "use `spark_estimator.keras`",
+    "horovod.mxnet": "MXNet is retired and is not supported",
+    "horovod.ray": "Ray is not supported; use Ray's own trainers",
+    "horovod.spark": "use `spark_estimator.spark`, or the estimators of `horovod.spark.torch`, `.lightning` or "
+    "`.keras`",
+    "horovod.tensorflow": "use `spark_estimator.tensorflow`",
+    "horovod.tensorflow.keras": "use `spark_estimator.keras`",
+    "horovod.torch": "use `spark_estimator.torch`",
+    "sparkdl": "use `sparkdl.HorovodRunner`, `sparkdl.horovod.log_to_driver` or its Keras `LogCallback`",
 }
 
-#: Top-level names that belong to somebody else when they are really installed.
+#: Top-level names of the real Horovod and sparkdl, which take precedence if they are installed.
 ROOTS = frozenset(name.partition(".")[0] for name in PACKAGES)
 
 
 def advice(old: str) -> str:
-    """What to write in place of an old name, and which of its family are served; `old` is dotted."""
+    """What to use instead of a missing name `old` (dotted), and which names of its package are available."""
     known = old
     while known and known not in INSTEAD:
         known = known.rpartition(".")[0]
     root = old.partition(".")[0]
     served = sorted(name for name in {*MODULES, *PACKAGES} if name.partition(".")[0] == root)
-    return f"{INSTEAD[known]} (served: {', '.join(served)})"
+    return f"{INSTEAD[known]} (available: {', '.join(served)})"

@@ -1,4 +1,4 @@
-"""What ``horovod.common.util`` answers about the build, for scripts that ask before ``init()``."""
+"""The functions of ``horovod.common.util`` that describe the build, for scripts that call them before ``init()``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import importlib.util
 
 
 def _answer(question: str) -> bool:
-    # By name: this layer is beside the one that knows, and asking must not load the engine before it is needed.
+    # Imported by name at the call, so that an import of this module does not load the engine.
     return bool(getattr(importlib.import_module("spark_estimator.collectives.context"), question)())
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether there is a binding for a framework ("torch") and the framework itself is installed."""
+    """Whether this package supports the framework (such as "torch") and the framework is installed."""
     binding = importlib.util.find_spec(f"spark_estimator.{ext_base_name}")
     return binding is not None and importlib.util.find_spec(ext_base_name) is not None
 
@@ -28,12 +28,12 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether Adasum works with this number of ranks."""
+    """Whether the number of ranks is a power of 2, as Adasum requires."""
     return num_rank > 0 and not num_rank & (num_rank - 1)
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """True: there are collectives between CPUs, which is what scripts want to know when they ask for Gloo."""
+    """True: collectives on CPU tensors work. Scripts check for Gloo to learn that."""
     return _answer("gloo_built")
 
 
@@ -43,7 +43,7 @@ def mpi_built(verbose: bool = False) -> bool:
 
 
 def nccl_built(verbose: bool = False) -> bool:
-    """Whether GPU collectives go through NCCL."""
+    """Whether GPU collectives use NCCL."""
     return _answer("nccl_built")
 
 

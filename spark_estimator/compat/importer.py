@@ -1,8 +1,8 @@
-"""Finds the modules that the table of aliases knows, at the moment when somebody imports one of them.
+"""The import hook of the aliases: imports this package's modules under Horovod's and sparkdl's names.
 
-Nothing is loaded before that, and every other import costs one look into a set of two names. The finder stands first
-in ``sys.meta_path``: the modules behind the aliases have a ``__path__``, and the ordinary finder would load their
-files a second time under the old names.
+A module is loaded when a program imports its alias. Any other import costs one lookup in a set of two names. The finder
+is the first in ``sys.meta_path``: the modules behind the aliases have a ``__path__``, and the ordinary finder would
+load their files a second time under the old names.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from types import ModuleType
 from spark_estimator.compat import tensorflow_v1 as old_tensorflow
 from spark_estimator.compat.aliases import HOROVOD_VERSION, MODULES, PACKAGES, ROOTS, advice
 
-#: Marks the packages that stand in, so that they are never taken for the real ones.
+#: Attribute that marks alias packages, to distinguish them from the real ones.
 _MARK = "__spark_estimator_alias__"
-#: Marks the folder of stand-ins itself, so that copies of this package in one process know one another's.
+#: File that marks a folder of shims, so that several copies of this package in a process recognize each other's.
 _SHIM_FILE = "_spark_estimator_shim.py"
-#: By name: it stands on a higher layer, and few will ask for it.
+#: Imported by name: the module is in a higher layer, and few programs need it.
 _OLD_SPELLINGS = "spark_estimator.lightning.old_spellings"
 
 
 class AliasLoader:
-    """Puts in place what an old name leads to."""
+    """Loads the module behind an alias."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return StandIn(spec.name) if spec.name in PACKAGES else None
+        return AliasPackage(spec.name) if spec.name in PACKAGES else None
 
     def exec_module(self, module: ModuleType) -> None:
         old = module.__name__
         if old in MODULES:
-            # The import system takes what stands in sys.modules at the end, so the old name gets the module itself.
+            # The import system returns the entry of sys.modules, so the alias is the module itself.
             sys.modules[old] = importlib.import_module(MODULES[old])
 
 
-class StandIn(ModuleType):
-    """A package of the old tree that has no code of its own: ``horovod``, ``horovod.common``, ``sparkdl``, ..."""
+class AliasPackage(ModuleType):
+    """A package of Horovod or sparkdl without a counterpart here: ``horovod``, ``horovod.common``, ``sparkdl``, ..."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, f"Stands in for {name}: the names below lead to spark_estimator.")
+        super().__init__(name, f"Aliases for {name}: the names of this package are those of spark_estimator.")
         self.__dict__["__path__"] = []
         self.__dict__["__package__"] = name
         self.__dict__["__spec__"] = ModuleSpec(name, AliasLoader(), is_package=True)  # type: ignore[arg-type]
@@ -51,10 +51,10 @@ class StandIn(ModuleType):
             self.__dict__["__version__"] = HOROVOD_VERSION
 
     def __getattr__(self, name: str) -> object:
-        """Loads a served name at its first use.
+        """Loads an alias at its first use.
 
-        Submodules too: a pickled function that says ``horovod.torch.rank()`` brings the package along, but nothing
-        that would import the submodule where it arrives.
+        Also submodules: a pickled function that calls ``horovod.torch.rank()`` refers to the package ``horovod`` only,
+        so its receiver would not import the submodule.
         """
         old = f"{self.__name__}.{name}"
         if old in MODULES or old in PACKAGES:
@@ -78,7 +78,7 @@ class StandIn(ModuleType):
 
 
 class AliasFinder:
-    """The entry in ``sys.meta_path``. With `force` it also stands before a real Horovod or sparkdl."""
+    """The entry in ``sys.meta_path``. With `force` it takes precedence over an installed Horovod or sparkdl."""
 
     def __init__(self, force: bool) -> None:
         self.force = force
@@ -95,25 +95,24 @@ class AliasFinder:
         elif not self.force and real_package(root) is not None:
             return None
         if name not in MODULES and name not in PACKAGES:
-            # Without `name=`, or `from horovod import tensorflow` would drop this text for one that helps nobody.
+            # Without `name=`: with it, `from horovod import tensorflow` would replace this message by a generic one.
             raise ModuleNotFoundError(f"No module named {name!r}: {advice(name)}")
-        return ModuleSpec(name, AliasLoader(), is_package=name in PACKAGES)  # type: ignore[arg-type]  # by its methods
+        return ModuleSpec(name, AliasLoader(), is_package=name in PACKAGES)  # type: ignore[arg-type]  # duck-typed
 
 
 def install(*, force: bool = False, lightning: bool = False, tensorflow_v1: bool = False) -> None:
     """Makes the old names importable in this process; a second call changes nothing.
 
     Args:
-        force: serve the old names even where a real Horovod or sparkdl is installed. Without it, those are left alone.
-        lightning: have Lightning's Trainers take ``accelerator="horovod"``, ``distributed_backend="horovod"`` and
-            ``gpus=`` as those of Lightning 1 did, and what they called e.g. ``checkpoint_callback``, with a
-            DeprecationWarning.
-        tensorflow_v1: have ``import tensorflow as tf`` give TensorFlow 1's names and behaviour, for scripts of its
-            time; see `tensorflow_v1`. Call it before anything has been computed with TensorFlow.
+        force: use the aliases even if the real Horovod or sparkdl is installed. By default the real one is imported.
+        lightning: Lightning's Trainers accept Lightning 1's arguments (``accelerator="horovod"``,
+            ``distributed_backend="horovod"``, ``gpus=``, ``checkpoint_callback=``, ...), with a DeprecationWarning.
+        tensorflow_v1: ``import tensorflow as tf`` gives TensorFlow 1's names and behaviour, for scripts written for
+            it; see `tensorflow_v1`. Call this before the first computation with TensorFlow.
 
     Raises:
-        RuntimeError: `force` is set, but a real one has been imported already: two libraries would share one name.
-        ModuleNotFoundError: `lightning` is set, and there is no Lightning.
+        RuntimeError: `force` is set, but the real Horovod or sparkdl has already been imported.
+        ModuleNotFoundError: `lightning` is set, and Lightning is not installed.
     """
     if lightning:
         importlib.import_module(_OLD_SPELLINGS).install()
@@ -122,8 +121,8 @@ def install(*, force: bool = False, lightning: bool = False, tensorflow_v1: bool
             module = sys.modules.get(root)
             if module is not None and not hasattr(module, _MARK):
                 raise RuntimeError(
-                    f"{root} has been imported from {getattr(module, '__file__', None)} already: call "
-                    "spark_estimator.compat.install(force=True) before the first import of it."
+                    f"{root} has already been imported from {getattr(module, '__file__', None)}: call "
+                    f"spark_estimator.compat.install(force=True) before the first import of {root}."
                 )
     if tensorflow_v1:
         old_tensorflow.install()
@@ -135,7 +134,7 @@ def install(*, force: bool = False, lightning: bool = False, tensorflow_v1: bool
 
 
 def uninstall() -> None:
-    """Takes back `install()`: the old names cannot be imported any more; what was imported stays usable."""
+    """Reverts `install()`: the aliases can't be imported any more. Objects that were imported stay usable."""
     if _OLD_SPELLINGS in sys.modules:
         sys.modules[_OLD_SPELLINGS].uninstall()
     old_tensorflow.uninstall()
@@ -146,37 +145,37 @@ def uninstall() -> None:
                 del sys.modules[name]
 
 
-def stand_in(root: str) -> None:
-    """What a package in ``shims/`` does when it is imported: makes way for a real one, else for the alias.
+def replace_shim(root: str) -> None:
+    """Replaces a package of ``shims/`` that is being imported by the real package, or else by the alias package.
 
     Args:
-        root: "horovod" or "sparkdl". ``sys.modules[root]`` holds the shim now and the right module afterwards.
+        root: "horovod" or "sparkdl". ``sys.modules[root]`` is the shim before, and the right module afterwards.
     """
     spec = _real_spec(root)
     if spec is not None and spec.loader is not None:
-        from importlib.util import module_from_spec  # here, because it is not cheap and seldom needed
+        from importlib.util import module_from_spec  # imported here: it takes time and is seldom needed
 
         module = module_from_spec(spec)
         sys.modules[root] = module
         spec.loader.exec_module(module)
         return
     install()
-    sys.modules[root] = StandIn(root)
+    sys.modules[root] = AliasPackage(root)
 
 
 def real_package(root: str) -> str | None:
-    """The file of a real Horovod or sparkdl in this environment, None when there is none; imports nothing."""
+    """The file of the real Horovod or sparkdl in this environment; None if it is not installed. Imports nothing."""
     spec = _real_spec(root)
     return spec.origin if spec is not None else None
 
 
 def real_horovod_present() -> bool:
-    """Whether a real Horovod can be imported here, so that the aliases keep out of its way."""
+    """Whether the real Horovod is installed; it then takes precedence over the aliases."""
     return real_package("horovod") is not None
 
 
 def shims_path() -> str:
-    """The folder to put on PYTHONPATH so that a command's own ``import horovod.torch`` is served."""
+    """The folder to add to PYTHONPATH, so that a command can ``import horovod.torch``."""
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), "shims")
 
 
@@ -186,7 +185,7 @@ def _real_spec(root: str) -> ModuleSpec | None:
         if isinstance(finder, AliasFinder) or not hasattr(finder, "find_spec"):
             continue
         spec = finder.find_spec(root, path if finder is PathFinder else None)
-        # No origin: a mere folder of that name, for example the one that a clone of Horovod's repository lies in.
+        # No origin: a folder of that name without a package, for example around a clone of Horovod's repository.
         if spec is not None and spec.origin is not None:
             return spec
     return None

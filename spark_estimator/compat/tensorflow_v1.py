@@ -1,11 +1,11 @@
-"""Lets scripts of TensorFlow 1's time say ``import tensorflow as tf``: its names, its graphs, no eager execution.
+"""Gives scripts written for TensorFlow 1 its names, graphs and lack of eager execution at ``import tensorflow as tf``.
 
-TensorFlow 2 still has them all, as ``tensorflow.compat.v1``. While this is installed, the files of the program itself
-find that behind ``tensorflow``; those of installed packages, TensorFlow's and Keras' own among them, find TensorFlow 2
-as ever, because the same name means different things in the two (``tf.Variable``, ``tf.summary.scalar``).
+TensorFlow 2 contains TensorFlow 1's API as ``tensorflow.compat.v1``. While this is installed, ``tensorflow`` has those
+names in the program's own files. In the files of installed packages, including TensorFlow and Keras, it stays
+TensorFlow 2, because some names differ in meaning between the two (``tf.Variable``, ``tf.summary.scalar``).
 
-What TensorFlow has removed since stays away, and says so: of ``tf.estimator`` only ``ModeKeys`` is served, and
-``tf.layers`` needs Keras 2.
+Modules that TensorFlow has removed raise an error that names the replacement. Of ``tf.estimator`` only ``ModeKeys`` is
+available, and ``tf.layers`` needs Keras 2.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from typing import Any
 
 _NAME = "tensorflow"
 
-# What the import system itself, and whoever looks at modules, must find unchanged.
-_OWN = frozenset({"compat", "python", "core", "keras"})
+# Names that stay TensorFlow 2's, because the import system and TensorFlow itself use them.
+_UNCHANGED = frozenset({"compat", "python", "core", "keras"})
 
 _CONTRIB = (
-    "TensorFlow removed tf.contrib in 2.0: use what TensorFlow itself has of it, such as tf.layers, tf.data and "
-    "tf.metrics"
+    "TensorFlow removed tf.contrib in 2.0: use the parts that moved to TensorFlow itself, such as tf.layers, tf.data "
+    "and tf.metrics"
 )
 _ESTIMATOR = (
-    "TensorFlow removed tf.estimator in 2.16, and ModeKeys alone is served: call the model function yourself and run "
-    "what it returns in a tf.train.MonitoredTrainingSession, or train a Keras model"
+    "TensorFlow removed tf.estimator in 2.16, and only ModeKeys is available: call the model function yourself and run "
+    "the ops that it returns in a tf.train.MonitoredTrainingSession, or train a Keras model"
 )
 
 
 class _Estimator(ModuleType):
-    """What there is of ``tf.estimator`` where TensorFlow has none: the names that model functions ask for."""
+    """``tf.estimator`` for a TensorFlow without it: only the names that model functions use."""
 
     class ModeKeys:
-        """What a model function is called for."""
+        """The mode that a model function is called in."""
 
         TRAIN = "train"
         EVAL = "eval"
@@ -48,7 +48,7 @@ class _Estimator(ModuleType):
 
 
 class _Layers(ModuleType):
-    """``tf.layers``, which says what it needs where it cannot be used."""
+    """``tf.layers``, with an error that names the required Keras."""
 
     def __init__(self, real: Any, version: str) -> None:
         super().__init__("tensorflow.layers")
@@ -62,13 +62,13 @@ class _Layers(ModuleType):
             if "Keras 3" not in str(error):
                 raise
             raise AttributeError(
-                f"tf.layers.{name} works with Keras 2 alone: pip install 'tf_keras=={self._version}.*', and set "
+                f"tf.layers.{name} needs Keras 2: pip install 'tf_keras=={self._version}.*', and set "
                 "TF_USE_LEGACY_KERAS=1 before TensorFlow is imported."
             ) from None
 
 
 class _Finder:
-    """Stands before all other finders until TensorFlow has been imported."""
+    """The first finder in ``sys.meta_path`` until TensorFlow has been imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -80,13 +80,13 @@ class _Finder:
         for finder in sys.meta_path:
             spec = finder.find_spec(name, path, target) if finder is not self and hasattr(finder, "find_spec") else None
             if spec is not None and spec.loader is not None:
-                spec.loader = _Loader(spec.loader)  # type: ignore[assignment]  # by its methods
+                spec.loader = _Loader(spec.loader)  # type: ignore[assignment]  # duck-typed
                 return spec
         return None
 
 
 class _Loader:
-    """Loads TensorFlow as ever, then turns it."""
+    """Loads TensorFlow, then switches it to TensorFlow 1's API."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
@@ -97,27 +97,27 @@ class _Loader:
 
     def exec_module(self, module: ModuleType) -> None:
         self._real.exec_module(module)
-        _turn(module)
+        _switch_to_v1(module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
 
 _finder = _Finder()
-_classes: dict[int, type] = {}  # of the modules that were turned, as they were
+_classes: dict[int, type] = {}  # id of a switched module -> its original class
 
 
 def install() -> None:
-    """Turns TensorFlow when it is imported; at once if it has been. A second call changes nothing."""
+    """Switches TensorFlow to TensorFlow 1's API, now or at its import. A second call changes nothing."""
     module = sys.modules.get(_NAME)
     if module is not None:
-        _turn(module)
+        _switch_to_v1(module)
     elif _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 
 
 def uninstall() -> None:
-    """Takes back `install`. Eager execution comes back, too, unless a graph has been built by then."""
+    """Reverts `install`. Also enables eager execution again, unless a graph has been built."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
     module = sys.modules.get(_NAME)
@@ -129,7 +129,7 @@ def uninstall() -> None:
     v1.enable_v2_behavior()
 
 
-def _turn(module: ModuleType) -> None:
+def _switch_to_v1(module: ModuleType) -> None:
     if id(module) in _classes:
         return
     v1 = module.compat.v1
@@ -139,7 +139,7 @@ def _turn(module: ModuleType) -> None:
     layers = _Layers(v1.layers, module.__version__)
 
     def lookup(self: ModuleType, name: str) -> Any:
-        if name.startswith("_") or name in _OWN or not _is_the_programs(sys._getframe(1)):
+        if name.startswith("_") or name in _UNCHANGED or not _is_the_programs(sys._getframe(1)):
             return base.__getattribute__(self, name)
         if name == "layers":
             return layers
@@ -149,7 +149,7 @@ def _turn(module: ModuleType) -> None:
             return base.__getattribute__(self, name)
 
     def missing(self: ModuleType, name: str) -> Any:
-        # TensorFlow 2's own way to find what is loaded late comes first, where it has one.
+        # TensorFlow 2's own lookup of lazily loaded names comes first, if it has one.
         late = getattr(base, "__getattr__", base.__getattribute__)
         try:
             return late(self, name)
@@ -172,7 +172,7 @@ _package = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 
 
 def _is_the_programs(frame: FrameType) -> bool:
-    """Whether the code that asks is the user's: not of an installed package, nor of this one."""
+    """Whether a frame runs the user's code: not that of the standard library, an installed package or this package."""
     file = frame.f_code.co_filename
     if file.startswith("<frozen"):
         return False

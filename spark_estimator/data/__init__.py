@@ -1,8 +1,8 @@
 """Rows on their way into batches: columns of a DataFrame, or of Parquet files, become fields in a rank's spool.
 
 For functions that run on ranks (`HorovodRunner`, `spark.run`, ``horovodrun``): `make_torch_dataloader` reads a rank's
-equal share of Parquet files; `files_of` says, on the driver, which files a DataFrame is, and `data_sets` what trainings
-have left in a store.
+equal share of Parquet files; `files_of` returns, on the driver, the files that a DataFrame consists of; `data_sets`
+lists the data sets that trainings have left in a store.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from spark_estimator.data.fields import Field
 from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column
     from pyspark.sql.types import DataType, StructType
 
 _SPARK_TYPES = {"int64": "bigint", "float32": "float", "float64": "double"}
@@ -45,7 +45,7 @@ class Readable:
         name: as the user calls it.
         is_array: it holds vectors.
         dtype: of its tensor, if nothing else is wanted: int64, float32 or float64.
-        expression: its numbers, or arrays of numbers, of whatever type, or bytes that a decoder turns into them; None:
+        expression: its numbers, or arrays of numbers, of any type, or bytes that a decoder turns into them; None:
             it is a column of files.
         kind: its Spark type, in words.
         shape: of a row's array, where a function of the user's makes it and has been seen to; None: it is just long.
@@ -91,7 +91,7 @@ def raw(schema: StructType, name: str) -> Readable:
     """A column as it is, of any type, for a function of the user's; of vectors the values.
 
     Raises:
-        DataError: there is no such column.
+        DataError: the column is missing.
     """
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions
@@ -111,7 +111,7 @@ def readable(schema: StructType, name: str, decoded: bool = False) -> Readable:
         decoded: there is a decoder for its bytes.
 
     Raises:
-        DataError: there is no such column, or its type cannot be trained on.
+        DataError: the column is missing, or its type cannot be trained on.
     """
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions
@@ -133,16 +133,12 @@ def readable(schema: StructType, name: str, decoded: bool = False) -> Readable:
     return Readable(name, is_array, dtype, column, words)
 
 
-def selected(
-    frame: DataFrame, columns: Sequence[Readable], dtypes: Sequence[str], nulls: str | float, *others: Column
-) -> DataFrame:
-    """The columns, cast, under the names ``c0``, ``c1`` and so on.
+def cast_columns(columns: Sequence[Readable], dtypes: Sequence[str], nulls: str | float) -> list[Column]:
+    """The columns, cast to the types of their tensors, under the names ``c0``, ``c1`` and so on.
 
     Args:
         dtypes: [columns] of their tensors.
-        nulls: "error" leaves them to be found; "drop" drops rows with a null or NaN in any column, as df.dropna does; a
-            number takes the place of nulls, not of NaN, and not inside of arrays.
-        others: columns that are taken along as they are.
+        nulls: a number replaces nulls, but neither NaN nor values in arrays; "error" and "drop" leave nulls.
     """
     from pyspark.sql import functions
 
@@ -152,25 +148,24 @@ def selected(
         if not isinstance(nulls, str) and not column.is_array and column.kind != "binary":
             expression = functions.coalesce(expression, functions.lit(nulls).cast(_SPARK_TYPES[dtype]))
         cast.append(expression.alias(f"c{number}"))
-    chosen = frame.select(*cast, *others)
-    return chosen.dropna(subset=[f"c{number}" for number in range(len(columns))]) if nulls == "drop" else chosen
+    return cast
 
 
-def packed(frame: DataFrame, fields: Sequence[Field]) -> tuple[DataFrame, tuple[Field, ...]]:
-    """Puts the scalars of a field that Spark has in one type into one array: a row of twenty columns travels slowly.
+def packed_columns(schema: StructType, fields: Sequence[Field]) -> tuple[list[Column], tuple[Field, ...]]:
+    """Puts the scalars of a field that have one Spark type into one array: a row of twenty columns travels slowly.
 
     Args:
-        frame: as `selected` makes it.
+        schema: of a DataFrame of `cast_columns`, perhaps with other columns.
         fields: whose columns are in it.
 
     Returns:
-        The frame, and the fields, in which columns that came into one array are called by its name.
+        What to select from that DataFrame, and the fields, in which columns of one array are called by its name.
     """
     from pyspark.sql import functions
 
-    kinds = {one.name: one.dataType.typeName() for one in frame.schema.fields}
+    kinds = {column.name: column.dataType.typeName() for column in schema.fields}
     arrays: dict[str, list[str]] = {}
-    found = []
+    packed = []
     for field in fields:
         columns: list[str] = []
         for kind, run in itertools.groupby(field.columns, kinds.__getitem__):
@@ -179,15 +174,13 @@ def packed(frame: DataFrame, fields: Sequence[Field]) -> tuple[DataFrame, tuple[
                 arrays[names[0]] = names
                 names = [names[0]] * len(names)
             columns += names
-        found.append(replace(field, columns=tuple(columns)))
+        packed.append(replace(field, columns=tuple(columns)))
     inside = {name for names in arrays.values() for name in names[1:]}
-    return frame.select(
-        *(
-            functions.array(*arrays[name]).alias(name) if name in arrays else functions.col(name)
-            for name in frame.columns
-            if name not in inside
-        )
-    ), tuple(found)
+    return [
+        functions.array(*arrays[name]).alias(name) if name in arrays else functions.col(name)
+        for name in schema.names
+        if name not in inside
+    ], tuple(packed)
 
 
 def _find(schema: StructType, name: str) -> tuple[DataType, str]:
@@ -214,8 +207,8 @@ def did_you_mean(name: str, there: Iterable[Any]) -> str:
 
     Spark does not mind, by default, which letters are capital; files, pandas and this package do.
     """
-    names = [str(one) for one in there]
-    others = [one for one in names if one.lower() == name.lower()]
+    names = [str(column) for column in there]
+    others = [other for other in names if other.lower() == name.lower()]
     if others:
         return f" Did you mean {' or '.join(map(repr, others))}? Capital letters count."
     near = difflib.get_close_matches(name, names, 1)
@@ -229,7 +222,7 @@ def _dtype(type_name: str, name: str, words: str) -> str:
         return "float32"
     if type_name.startswith("timestamp"):
         return "float64"
-    raise DataError(f"column {name!r} is of type {words}, {remedy(type_name)}")
+    raise DataError(f"column {name!r} has type {words}, {remedy(type_name)}")
 
 
 def _days(value: Column) -> Column:
@@ -261,29 +254,27 @@ def check_decoded(name: str, kind: str) -> None:
         DataError: the text names the column.
     """
     if kind != "binary":
-        raise DataError(
-            f"decoders names column {name!r}, which is of type {kind}: a decoder takes the bytes of binary."
-        )
+        raise DataError(f"decoders refers to column {name!r} ({kind}), but decoders read binary columns.")
 
 
 def remedy(type_name: str) -> str:
-    """What to do with a column whose type cannot be trained on; goes on a sentence.
+    """What to do with a column whose type cannot be trained on, as the end of a sentence.
 
     Args:
         type_name: as Spark's ``typeName`` has it.
     """
     if type_name in ("string", "varchar", "char"):
         return (
-            "and a model reads numbers. Encode it first: pyspark.ml.feature.StringIndexer (and OneHotEncoder) for "
+            "and models need numbers. Encode it first: pyspark.ml.feature.StringIndexer (and OneHotEncoder) for "
             "categories, or a tokenizer of your own for text; or leave it out."
         )
     if type_name == "binary":
         return (
-            "and a model reads numbers. Say what turns its bytes into an array: decoders={'column': function}, or "
-            "decode it first, for example in a pandas_udf that returns array<float>."
+            "and models need numbers. Set decoders={'column': function} to decode its bytes into arrays, or decode it "
+            "first, for example in a pandas_udf that returns array<float>."
         )
     if type_name == "struct":
-        return "and a model reads numbers. Name the fields that it shall read: 'column.field'."
+        return "and models need numbers. List its fields: 'column.field'."
     if type_name == "array":
-        return "an array of arrays. Flatten it (functions.flatten) and say input_shapes."
+        return "an array of arrays. Flatten it (functions.flatten) and set input_shapes."
     return "which has no tensor type. Convert it to numbers, or leave it out."

@@ -45,21 +45,21 @@ class Decoder:
             DataError: the function raised, or returned another shape or type than before; the text has its traceback.
         """
         known = self
-        found: Array | None = None
-        for place, value in enumerate(column.to_pylist()):
+        result: Array | None = None
+        for index, value in enumerate(column.to_pylist()):
             if value is None:
                 continue
-            array = self._called(value, row + place)
+            array = self._called(value, row + index)
             if known.shape is None or known.dtype is None:
                 kept = kept_dtype(array.dtype, f"the decoder of column {self.name!r}")
                 known = replace(known, shape=known.shape or array.shape, dtype=known.dtype or kept)
-            self._check(array, known, row + place)
-            if found is None:
-                found = numpy.zeros((len(column), *array.shape), known.dtype)
-            found[place] = array
-        if found is None:
-            found = numpy.zeros((len(column), *(known.shape or ())), known.dtype or "float32")
-        return known, found
+            self._check(array, known, row + index)
+            if result is None:
+                result = numpy.zeros((len(column), *array.shape), known.dtype)
+            result[index] = array
+        if result is None:
+            result = numpy.zeros((len(column), *(known.shape or ())), known.dtype or "float32")
+        return known, result
 
     def _called(self, value: bytes, row: int) -> Array:
         try:
@@ -69,7 +69,7 @@ class Decoder:
         except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, and tell nobody
             raise DataError(
                 f"the decoder of column {self.name!r} failed in row {row} of this rank's rows, on {len(value)} bytes: "
-                f"{told(error)}"
+                f"{failure_text(error)}"
             ) from error
 
     def _check(self, array: Array, known: Decoder, row: int) -> None:
@@ -105,7 +105,7 @@ def kept_dtype(dtype: numpy.dtype[Any], what: str) -> str:
     raise DataError(f"{what} returned arrays of {dtype}: numbers are needed.")
 
 
-def told(error: BaseException) -> str:
+def failure_text(error: BaseException) -> str:
     """What a function of the user's raised, with its traceback from there on."""
     inside = error.__traceback__.tb_next if error.__traceback__ else None
     lines = "".join(traceback.format_exception(type(error), error, inside)).rstrip()
@@ -119,9 +119,9 @@ def lists_of(values: Array, valid: pyarrow.Array) -> pyarrow.Array:
         valid: [rows] of truth; null stands where it is false.
     """
     flat = pyarrow.array(values.reshape(-1))
-    found = flat
+    result = flat
     if values.ndim > 1:
-        found = pyarrow.FixedSizeListArray.from_arrays(flat, int(numpy.prod(values.shape[1:])))
+        result = pyarrow.FixedSizeListArray.from_arrays(flat, int(numpy.prod(values.shape[1:])))
     if pyarrow.compute.all(valid).as_py() in (True, None):
-        return found
-    return pyarrow.compute.if_else(valid, found, pyarrow.scalar(None, found.type))
+        return result
+    return pyarrow.compute.if_else(valid, result, pyarrow.scalar(None, result.type))

@@ -26,14 +26,14 @@ class Field:
 
     Attributes:
         names: the columns as the user calls them, for messages.
-        columns: the same in the Arrow batches; their values stand side by side in a row. Scalars that follow one
-            another and have one name here come as one array.
+        columns: the same in the Arrow batches; a row has their values side by side. Consecutive scalars with
+            the same name here come as one array.
         widths: values a row of each column; 1 for a scalar.
         dtype: of the tensor, in numpy's words: ``float32``.
         shape: of one row; () for a scalar. Its product is the sum of `widths`.
         padding: [columns] what a row's array that is shorter than its width is filled up with, at its end; None: all
             rows have arrays of just that width. Empty: None for all.
-        stored: in which type the values lie in the spool, where that is a smaller one: ``uint8``; empty: in `dtype`.
+        stored: the type of the values in the spool, where that is a smaller one: ``uint8``; empty: `dtype`.
     """
 
     names: tuple[str, ...]
@@ -84,22 +84,22 @@ def matrix_of(batch: pyarrow.RecordBatch, field: Field, row: int = 0) -> Array:
         DataError: a value is missing, an array has another length, a number does not fit the type.
     """
     pieces = []
-    place = 0
+    position = 0
     for column, same in itertools.groupby(field.columns):
-        stop = place + len(list(same))
-        padding = field.padding[place] if field.padding else None
-        wanted = _Wanted(field.names[place:stop], sum(field.widths[place:stop]), field.stored_dtype, padding)
+        stop = position + len(list(same))
+        padding = field.padding[position] if field.padding else None
+        wanted = _Wanted(field.names[position:stop], sum(field.widths[position:stop]), field.stored_dtype, padding)
         pieces.append(_values(batch.column(column), wanted, row))
-        place = stop
+        position = stop
     if len(pieces) == 1:
         return pieces[0]
     whole = numpy.empty((batch.num_rows, field.width), field.stored_dtype)
     for start in range(0, batch.num_rows, _BLOCK_ROWS):
-        place = 0
+        position = 0
         for piece in pieces:
             rows = piece[start : start + _BLOCK_ROWS]
-            whole[start : start + len(rows), place : place + piece.shape[1]] = rows
-            place += piece.shape[1]
+            whole[start : start + len(rows), position : position + piece.shape[1]] = rows
+            position += piece.shape[1]
     return whole
 
 
@@ -140,9 +140,9 @@ class _Wanted:
         """Whether these are scalars of several columns."""
         return len(self.names) > 1
 
-    def name_of(self, place: int) -> str:
-        """Whose value stands at that place, counted among the values of all rows."""
-        return self.names[place % self.width] if self.is_packed else self.names[0]
+    def name_of(self, position: int) -> str:
+        """The column of the value at this position, counted over the values of all rows."""
+        return self.names[position % self.width] if self.is_packed else self.names[0]
 
 
 def _values(array: pyarrow.Array, wanted: _Wanted, row: int) -> Array:
@@ -152,16 +152,16 @@ def _values(array: pyarrow.Array, wanted: _Wanted, row: int) -> Array:
         raise _null(name, row + _first(array.is_null()))
     lengths: Array | None = None
     if is_list(array.type):
-        found = pyarrow.compute.list_value_length(array)
-        if rows and not pyarrow.compute.all(pyarrow.compute.equal(found, width)).as_py():
-            lengths = found.to_numpy(zero_copy_only=False)
+        result = pyarrow.compute.list_value_length(array)
+        if rows and not pyarrow.compute.all(pyarrow.compute.equal(result, width)).as_py():
+            lengths = result.to_numpy(zero_copy_only=False)
             _check_lengths(lengths, wanted, row)
         array = array.flatten()
         if array.null_count:
-            place = _first(array.is_null())
-            at = row + _row_of(place, width, lengths)
+            position = _first(array.is_null())
+            at = row + _row_of(position, width, lengths)
             raise (
-                _null(wanted.name_of(place), at)
+                _null(wanted.name_of(position), at)
                 if wanted.is_packed
                 else DataError(f"column {name!r} holds null inside of the array in row {at} of this rank's rows.")
             )
@@ -226,11 +226,11 @@ def _converted(values: Array, wanted: _Wanted, row: int, lengths: Array | None) 
     return converted
 
 
-def _row_of(place: int, width: int, lengths: Array | None) -> int:
+def _row_of(position: int, width: int, lengths: Array | None) -> int:
     """The row of a value, counted among the values of all rows."""
     if lengths is None:
-        return place // max(1, width)
-    return int(numpy.searchsorted(numpy.cumsum(lengths), place, side="right"))
+        return position // max(1, width)
+    return int(numpy.searchsorted(numpy.cumsum(lengths), position, side="right"))
 
 
 def is_list(kind: pyarrow.DataType) -> bool:

@@ -20,21 +20,21 @@ def decoded(
         names: [columns] of the rows.
     """
     decoders = {
-        name: preparation.decoders[one.name]
-        for name, one in zip(names, fed, strict=True)
-        if one.name in preparation.decoders
+        name: preparation.decoders[column.name]
+        for name, column in zip(names, fed, strict=True)
+        if column.name in preparation.decoders
     }
     if not decoders or not rows.num_rows:
         return rows, preparation, list(fed)
     known, columns = Preparation(tuple(names), decoders=decoders).passed(rows)
-    found = []
-    for name, one in zip(names, fed, strict=True):
+    result = []
+    for name, column in zip(names, fed, strict=True):
         decoder = known.decoders.get(name)
         if decoder is not None:
             dtype = "int64" if decoder.dtype == "int64" else "float32"
             kept = "uint8" if decoder.dtype == "uint8" else ""
-            one = replace(one, is_array=bool(decoder.shape), dtype=dtype, shape=decoder.shape, kept=kept)
-        found.append(one)
+            column = replace(column, is_array=bool(decoder.shape), dtype=dtype, shape=decoder.shape, kept=kept)
+        result.append(column)
     shown = {decoder.name: decoder for decoder in known.decoders.values()}
     batch = pyarrow.RecordBatch.from_arrays([columns[name] for name in names], names=list(names))
-    return batch, replace(preparation, decoders=shown), found
+    return batch, replace(preparation, decoders=shown), result

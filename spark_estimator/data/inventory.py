@@ -1,7 +1,7 @@
 """The data sets that trainings have left in a store: which there are, and how they are removed.
 
-``fit`` with ``materialize=True`` writes a new one wherever it does not know that the rows are those of an old one: in
-each session anew, and over Spark Connect each time. None of them is removed by itself, as `fit_on_parquet` may want it.
+``fit`` with ``materialize=True`` writes a new data set unless it knows that an existing one has the same rows: once in
+each session, and each time over Spark Connect. None is removed automatically, as `fit_on_parquet` may need it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class DataSet:
         index: as `fit_on_parquet` has it in ``dataset_idx``.
         folder: where it is.
         size: bytes of its files.
-        rows: how many; None: it is torn, or in the making.
-        written: when `fit` has written it; None: somebody else has, or it is not whole.
-        session: the id of the Spark application that has written it, the only one in which `fit` finds it again; None:
-            it is not known.
+        rows: the number of rows; None: the data set is incomplete, or is being written.
+        written: when `fit` wrote it; None: another program wrote it, or it is incomplete.
+        session: the id of the Spark application that wrote it, the only one in which `fit` uses it again; None:
+            unknown.
     """
 
     index: int | None
@@ -46,25 +46,25 @@ def data_sets(store: FilesystemStore) -> list[DataSet]:
 
     To remove what `fit` of this session will not use again::
 
-        for one in data_sets(store):
-            if one.session != spark.sparkContext.applicationId:
-                one.remove()
+        for data_set in data_sets(store):
+            if data_set.session != spark.sparkContext.applicationId:
+                data_set.remove()
 
     Raises:
         DataError: the store cannot be reached.
     """
-    return [_looked_at(store, index, folder) for index, folder in folders_of(store).items()]
+    return [_inspected(store, index, folder) for index, folder in folders_of(store).items()]
 
 
-def _looked_at(store: FilesystemStore, index: int | None, folder: str) -> DataSet:
+def _inspected(store: FilesystemStore, index: int | None, folder: str) -> DataSet:
     size = sum(entry.size or 0 for entry in store.entries(folder))
     rows: int | None = None
-    told: dict[str, object] = {}
+    manifest: dict[str, object] = {}
     try:
         rows = prepared(store, folder).rows
-        told = manifest_of(store, folder) if store.exists(f"{folder}/{MANIFEST}") else {}
+        manifest = manifest_of(store, folder) if store.exists(f"{folder}/{MANIFEST}") else {}
     except DataError:
-        pass  # torn, or in the making: that is no reason to hide it
-    seconds, session = told.get("written"), told.get("session")
+        pass  # incomplete, or being written: it is listed all the same
+    seconds, session = manifest.get("written"), manifest.get("session")
     written = datetime.fromtimestamp(seconds, timezone.utc) if isinstance(seconds, (int, float)) else None
     return DataSet(index, folder, size, rows, written, session if isinstance(session, str) else None, store)

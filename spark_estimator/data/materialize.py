@@ -1,10 +1,10 @@
 """A DataFrame's rows as Parquet files in a store: written once, whole or not there, for ranks to read again and again.
 
-Tasks write one file each, from its beginning to its end, under names that no other attempt has. What belongs to a data
-set its *manifest* says, which the driver writes when all files are there: object stores have no rename that could make
-a folder appear at once. A folder with neither a manifest nor Spark's ``_SUCCESS`` is torn, or in the making, and is
-read by nobody. A file that the driver makes before and removes after says that it is in the making: when one task
-fails, Spark ends the others a moment later, and what they write until then nobody would remove.
+Each task writes one file, from its beginning to its end, under a name that no other attempt has. The *manifest* lists
+the files of a data set. The driver writes it when all files are there, because object stores have no rename that could
+make a folder appear at once. A folder with neither a manifest nor Spark's ``_SUCCESS`` is incomplete, or is being
+written, and is not read. While the driver waits for the tasks, a marker file is in the folder: when one task fails,
+Spark ends the others a moment later. They find that the marker is gone, and remove what they have written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from spark_estimator.store import FilesystemStore
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Marks, in the text of Spark's error, ours.
+# Marks this package's error in the text of Spark's error.
 _NOT_WRITTEN = "cannot be written on host"
 MANIFEST = "_spark_estimator.json"
 _IN_THE_MAKING = "_spark_estimator_writes_"
@@ -45,7 +45,7 @@ _TRIES = 3
 # So much becomes one row group: it is held in memory while it is written.
 _GROUP_BYTES = 32 << 20
 _FILE_RELATION = "org.apache.spark.sql.execution.datasources.LogicalRelation"
-# Leaves of a plan whose rows stay what they are. An RDD may read something anew each time.
+# Leaves of a plan whose rows stay what they are. An RDD may read its source again each time.
 _CONSTANT = ("LocalRelation", "Range", "OneRowRelation")
 _OF_THE_MOMENT = re.compile(r"current_|now\(|localtimestamp", re.IGNORECASE)
 
@@ -72,8 +72,8 @@ class _PartWriter:
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
         name = f"part-{partition:05d}-{secrets.token_hex(8)}.parquet"
-        told = self._write(name, partition, filter(lambda batch: batch.num_rows, batches))
-        yield pyarrow.RecordBatch.from_pydict({"told": pyarrow.array(told, pyarrow.string())})
+        reports = self._write(name, partition, filter(lambda batch: batch.num_rows, batches))
+        yield pyarrow.RecordBatch.from_pydict({"report": pyarrow.array(reports, pyarrow.string())})
 
     def _write(self, name: str, partition: int, batches: Iterator[pyarrow.RecordBatch]) -> list[str]:
         first = next(batches, None)
@@ -88,7 +88,7 @@ class _PartWriter:
                     held: list[pyarrow.RecordBatch] = []
                     for batch in itertools.chain([first], batches):
                         held.append(batch)
-                        if sum(one.nbytes for one in held) >= _GROUP_BYTES:
+                        if sum(batch.nbytes for batch in held) >= _GROUP_BYTES:
                             groups.append(_write_group(writer, held))
                     if held:
                         groups.append(_write_group(writer, held))
@@ -104,7 +104,7 @@ class _PartWriter:
                 f"{path} {_NOT_WRITTEN} {socket.gethostname()} after {sum(groups)} rows: {type(error).__name__}: "
                 f"{error}"
             ) from error
-        kinds = {one.name: kind_of(one.type) for one in first.schema}
+        kinds = {column.name: kind_of(column.type) for column in first.schema}
         return [json.dumps({"partition": partition, "name": name, "size": size, "groups": groups, "kinds": kinds})]
 
     def _check_wanted(self) -> None:
@@ -137,17 +137,17 @@ def materialized(
     Raises:
         DataError: the store's folder is not the same for the driver and the executors.
     """
-    own = list({one.name: one for one in columns}.values())
-    fingerprint = fingerprint_of(frame, own, of_chance)
+    distinct = list({column.name: column for column in columns}.values())
+    fingerprint = fingerprint_of(frame, distinct, of_chance)
     there = folders_of(store)
     for folder in there.values() if fingerprint is not None else ():
         if not store.exists(f"{folder}/{MANIFEST}"):
-            continue  # of somebody else, torn, or in the making
+            continue  # another program's, incomplete, or being written
         if manifest_of(store, folder).get("fingerprint") == fingerprint:
             _log.info("the rows of this DataFrame are in %s already", folder)
             return prepared(store, folder)
     free = next(index for index in itertools.chain([None], itertools.count()) if index not in there)
-    return _written(frame, own, store, store.get_train_data_path(free), fingerprint)
+    return _written(frame, distinct, store, store.get_train_data_path(free), fingerprint)
 
 
 def folders_of(store: FilesystemStore) -> dict[int | None, str]:
@@ -167,24 +167,24 @@ def folders_of(store: FilesystemStore) -> dict[int | None, str]:
             f"the store's folder {parent} cannot be listed on host {socket.gethostname()}: {type(error).__name__}: "
             f"{error}"
         ) from error
-    found: dict[int | None, str] = {}
+    result: dict[int | None, str] = {}
     for entry in entries:
         match = re.fullmatch(re.escape(name) + r"(?:\.(\d+))?", entry.path.rstrip("/").rpartition("/")[2])
         if match is not None:
             index = None if match[1] is None else int(match[1])
-            found[index] = store.get_train_data_path(index)
-    return dict(sorted(found.items(), key=lambda one: -1 if one[0] is None else one[0]))
+            result[index] = store.get_train_data_path(index)
+    return dict(sorted(result.items(), key=lambda item: -1 if item[0] is None else item[0]))
 
 
 def fingerprint_of(frame: DataFrame, columns: Sequence[Readable], of_chance: bool = False) -> str | None:
-    """The same for the same rows; None where that cannot be told.
+    """A hash that is equal for equal rows; None for a plan whose rows may change.
 
-    It is told of plans in which neither chance nor the clock has a part, over files that have not changed and over rows
-    that are in the plan itself. It ends with the session: what Spark calls the same plan does.
+    A plan has one if it uses neither random numbers nor the time, and reads files that have not changed or rows that
+    are in the plan itself. It is valid for the session only, as is Spark's comparison of plans.
 
     Args:
-        of_chance: chance may have a part in the plan: what it has drawn once is kept for this same plan. (Spark counts
-            each function of Spark ML as chance, `VectorAssembler`'s too.)
+        of_chance: the plan may use random numbers: the rows drawn first are kept for this same plan. (Spark treats
+            each function of Spark ML as random, `VectorAssembler`'s too.)
     """
     try:
         if type(frame).__module__.startswith("pyspark.sql.connect"):
@@ -200,30 +200,32 @@ def fingerprint_of(frame: DataFrame, columns: Sequence[Readable], of_chance: boo
             leaf = leaves.apply(number)
             kind = leaf.getClass().getName()
             if kind == _FILE_RELATION:
-                found = leaf.relation().location().allFiles()
-                for place in range(found.size()):
-                    one = found.apply(place)
-                    files.append([one.getPath().toString(), one.getLen(), one.getModificationTime()])
+                result = leaf.relation().location().allFiles()
+                for index in range(result.size()):
+                    file = result.apply(index)
+                    files.append([file.getPath().toString(), file.getLen(), file.getModificationTime()])
             elif kind.rpartition(".")[2] not in _CONSTANT:
                 return None
-        told = [
+        identity = [
             _session_of(frame),
             frame.semanticHash(),
             plan.canonicalized().toString(),
             frame.schema.json(),
             sorted(files),
-            [(one.name, one.kind, one.dtype) for one in columns],  # a raw column has no dtype, and other values
+            [
+                (column.name, column.kind, column.dtype) for column in columns
+            ],  # a raw column has no dtype, and other values
         ]
     except Exception as error:  # a plan that is not open to Python, or another version's
         _log.debug("no fingerprint: %s", error)
         return None
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
 def _written(
     frame: DataFrame, columns: Sequence[Readable], store: FilesystemStore, folder: str, fingerprint: str | None
 ) -> DataFiles:
-    chosen = frame.select(*(one.stored for one in columns))
+    chosen = frame.select(*(column.stored for column in columns))
     mark = f"{folder}/{_IN_THE_MAKING}{secrets.token_hex(8)}"
     try:
         store.write(mark, b"")
@@ -232,7 +234,7 @@ def _written(
             f"{folder} {_NOT_WRITTEN} {socket.gethostname()}, the driver's: {type(error).__name__}: {error}"
         ) from error
     try:
-        rows = chosen.mapInArrow(_PartWriter(store, folder, mark), "told string").collect()
+        rows = chosen.mapInArrow(_PartWriter(store, folder, mark), "report string").collect()
         if not rows:
             raise DataError("the DataFrame has no rows.")
     except BaseException as error:
@@ -242,14 +244,14 @@ def _written(
                 f"{reason[1]}. Nothing of it is left; the store has to be writable on every executor."
             ) from error
         raise
-    told = sorted((json.loads(row[0]) for row in rows), key=lambda one: int(one["partition"]))
+    reports = sorted((json.loads(row[0]) for row in rows), key=lambda report: int(report["partition"]))
     manifest = {
         "version": _VERSION,
         "fingerprint": fingerprint,
         "written": time.time(),
         "session": _session_of(frame),
-        "kinds": {one.name: one.kind for one in columns},
-        "files": [{name: one[name] for name in ("name", "size", "groups", "kinds")} for one in told],
+        "kinds": {column.name: column.kind for column in columns},
+        "files": [{name: report[name] for name in ("name", "size", "groups", "kinds")} for report in reports],
     }
     store.write(f"{folder}/{MANIFEST}", json.dumps(manifest).encode())
     with contextlib.suppress(Exception):  # readers do not mind it
@@ -271,7 +273,7 @@ def _discard(store: FilesystemStore, folder: str, mark: str) -> None:
 
 
 def _session_of(frame: DataFrame) -> str | None:
-    """The Spark application; None where it is not told."""
+    """The id of the Spark application; None on Spark Connect, which does not report it."""
     if type(frame).__module__.startswith("pyspark.sql.connect"):
         return None
     return str(frame.sparkSession.sparkContext.applicationId)
@@ -281,7 +283,7 @@ def prepared(store: FilesystemStore, folder: str) -> DataFiles:
     """The data set in a folder: what a manifest lists, or all that Spark (or who writes ``_SUCCESS``) has put there.
 
     Raises:
-        DataError: there is none, it is torn, or its manifest is not one of ours.
+        DataError: there is none, it is incomplete, or its manifest is not one of this package.
     """
     if store.exists(f"{folder}/{MANIFEST}"):
         return _listed(store, folder)
@@ -298,31 +300,37 @@ def manifest_of(store: FilesystemStore, folder: str) -> dict[str, Any]:
     """What was written beside a data set when all of it was there.
 
     Raises:
-        DataError: it is none of ours.
+        DataError: it is not one of this package.
     """
     path = f"{folder}/{MANIFEST}"
     try:
-        found = json.loads(store.read(path))
-        if found["version"] != _VERSION:
-            raise ValueError(f"it is of version {found['version']!r}, not {_VERSION}")
-        for one in found["files"]:
-            if "/" in one["name"] or not isinstance(one["size"], int) or not all(rows >= 0 for rows in one["groups"]):
-                raise ValueError(f"it lists {one!r}")
-        return dict(found)
+        result = json.loads(store.read(path))
+        if result["version"] != _VERSION:
+            raise ValueError(f"it is of version {result['version']!r}, not {_VERSION}")
+        for file in result["files"]:
+            if (
+                "/" in file["name"]
+                or not isinstance(file["size"], int)
+                or not all(rows >= 0 for rows in file["groups"])
+            ):
+                raise ValueError(f"it lists {file!r}")
+        return dict(result)
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is no manifest of ours: {error}. Remove the folder.") from error
+        raise DataError(f"{path} is not a manifest of spark_estimator: {error}. Remove the folder.") from error
 
 
 def _listed(store: FilesystemStore, folder: str) -> DataFiles:
     manifest = manifest_of(store, folder)
     there = {entry.path.rpartition("/")[2]: entry.size for entry in store.entries(folder)}
     files = []
-    for one in manifest["files"]:
-        if there.get(one["name"]) != one["size"]:
-            has = "is not there" if one["name"] not in there else f"has {there[one['name']]} bytes, not {one['size']}"
+    for file in manifest["files"]:
+        if there.get(file["name"]) != file["size"]:
+            has = (
+                "is not there" if file["name"] not in there else f"has {there[file['name']]} bytes, not {file['size']}"
+            )
             raise DataError(
-                f"{folder}/{one['name']} {has}, so the data set is torn: remove the folder. (If it was just written: "
+                f"{folder}/{file['name']} {has}, so the data set is torn: remove the folder. (If it was just written: "
                 "the store's path has to be the same place for the driver and for all executors.)"
             )
-        files.append(DataFile(f"{folder}/{one['name']}", one["size"], tuple(one["groups"]), one["kinds"]))
+        files.append(DataFile(f"{folder}/{file['name']}", file["size"], tuple(file["groups"]), file["kinds"]))
     return DataFiles(tuple(files), store, manifest["kinds"])

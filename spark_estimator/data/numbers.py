@@ -63,7 +63,7 @@ def readable_in(kinds: Mapping[str, str], name: str, decoded: bool = False) -> R
         decoded: there is a decoder for its bytes.
 
     Raises:
-        DataError: there is no such column, or its type cannot be trained on.
+        DataError: the column is missing, or its type cannot be trained on.
     """
     if name not in kinds:
         raise DataError(
@@ -83,7 +83,7 @@ def readable_in(kinds: Mapping[str, str], name: str, decoded: bool = False) -> R
         return Readable(name, is_array, "float64", None, kind)
     if element in _WHOLE:
         return Readable(name, is_array, "int64", None, kind)
-    raise DataError(f"column {name!r} is of type {kind}, {remedy('array' if is_array else element.split('(')[0])}")
+    raise DataError(f"column {name!r} has type {kind}, {remedy('array' if is_array else element.split('(')[0])}")
 
 
 def numbers_of(array: pyarrow.Array) -> pyarrow.Array:
@@ -109,11 +109,11 @@ def numbers_of(array: pyarrow.Array) -> pyarrow.Array:
 
 
 def without_nulls(batch: pyarrow.RecordBatch, nulls: str | float, dtypes: Sequence[str]) -> pyarrow.RecordBatch:
-    """What `columns.selected` asks Spark for: rows dropped, or a number put in the place of nulls.
+    """What `columns.cast_columns` and ``dropna`` ask Spark for: rows are dropped, or a number replaces nulls.
 
     Args:
         nulls: "error" leaves them, "drop" drops rows with a null (or, as Spark's ``dropna``, NaN) in a column, a number
-            takes the place of those that are not in arrays.
+            replaces those that are not in arrays.
         dtypes: [columns] of the tensors that they are for; further columns are taken along as they are.
     """
     if nulls == "error":
@@ -169,5 +169,5 @@ def _with_nulls_of(array: pyarrow.Array, lists: pyarrow.Array) -> pyarrow.Array:
 
 
 def _integers(array: pyarrow.Array, instead_of_null: int) -> Array:
-    found: Array = pyarrow.compute.fill_null(array.cast(pyarrow.int64()), instead_of_null).to_numpy()
-    return found
+    result: Array = pyarrow.compute.fill_null(array.cast(pyarrow.int64()), instead_of_null).to_numpy()
+    return result

@@ -1,7 +1,7 @@
 """Rows of Parquet files without Spark: which files there are, which rows are whose, and batches of them.
 
-A set of files is read by `n` ranks as if all row groups lay on one line that is cut into `n` equal pieces: shares
-differ by one row at most, whatever the files and their row groups are. A rank reads only the row groups that its piece
+A set of files is read by `n` ranks as if all row groups were one sequence of rows, cut into `n` equal pieces: shares
+differ by one row at most, for any sizes of files and row groups. A rank reads only the row groups that its piece
 touches, a batch at a time.
 """
 
@@ -40,7 +40,7 @@ _CHECKED: dict[str, Any] = (
 
 @dataclass(frozen=True)
 class DataFile:
-    """One Parquet file, as its footer tells.
+    """One Parquet file, as its footer describes it.
 
     Attributes:
         path: of this machine, or a URL.
@@ -71,7 +71,7 @@ class DataFile:
             groups = tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
         if len(set(names)) < len(names):
             raise DataError(f"{path} has two columns of one name: {', '.join(names)}.")
-        return cls(path, size, groups, {one.name: kind_of(one.type) for one in schema})
+        return cls(path, size, groups, {column.name: kind_of(column.type) for column in schema})
 
     @property
     def rows(self) -> int:
@@ -86,40 +86,43 @@ class DataFiles:
     Attributes:
         files: in the order in which their rows are counted.
         store: opens them.
-        kinds: the columns' types in Spark's words, where others are known than the files have.
+        known_kinds: the columns' types in Spark's words, where they are known to differ from those in the files.
     """
 
     files: tuple[DataFile, ...]
     store: FilesystemStore
-    said_kinds: Mapping[str, str] = field(default_factory=dict)
+    known_kinds: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
         """Of all files."""
-        return sum(one.rows for one in self.files)
+        return sum(file.rows for file in self.files)
 
     @property
     def kinds(self) -> Mapping[str, str]:
         """The columns' types in Spark's words, by name."""
-        return {**(self.files[0].kinds if self.files else {}), **self.said_kinds}
+        return {**(self.files[0].kinds if self.files else {}), **self.known_kinds}
 
-    def check(self, columns: Sequence[str]) -> None:
-        """Refuses files whose columns differ.
+    def check(self, columns: Sequence[str], like: DataFiles | None = None) -> None:
+        """Refuses files whose columns differ from those of the first file.
+
+        Args:
+            like: files whose first one counts, instead of the first of these.
 
         Raises:
             DataError: the text names the file.
         """
-        first = self.files[0] if self.files else None
-        for one, column in itertools.product(self.files, columns):
+        first = next(iter((like or self).files), None)
+        for file, column in itertools.product(self.files, columns):
             assert first is not None
-            if one.kinds.get(column) != first.kinds.get(column):
+            if file.kinds.get(column) != first.kinds.get(column):
                 raise DataError(
                     f"column {column!r} is {first.kinds.get(column, 'not there')} in {first.path}, and "
-                    f"{one.kinds.get(column, 'not there')} in {one.path}: write them with one type."
+                    f"{file.kinds.get(column, 'not there')} in {file.path}: write them with one type."
                 )
 
     def batches(self, columns: Sequence[str], rank: int, size: int, batch_rows: int) -> Iterator[pyarrow.RecordBatch]:
-        """The rows of one rank's share, as they lie.
+        """The rows of one rank's share, in the order of the files.
 
         Args:
             columns: by name; none twice.
@@ -128,13 +131,13 @@ class DataFiles:
         Raises:
             DataError: a file is not what it was.
         """
-        pieces = [(number, group) for number, one in enumerate(self.files) for group in range(len(one.groups))]
+        pieces = [(number, group) for number, file in enumerate(self.files) for group in range(len(file.groups))]
         rows = [self.files[number].groups[group] for number, group in pieces]
-        own = shares.ranges(rows, size, rank)
-        for number, of_file in itertools.groupby(own, key=lambda one: pieces[one.piece][0]):
+        ranges = shares.ranges(rows, size, rank)
+        for number, of_file in itertools.groupby(ranges, key=lambda part: pieces[part.piece][0]):
             yield from self._of_file(
                 self.files[number],
-                [(pieces[one.piece][1], one.start, one.rows) for one in of_file],
+                [(pieces[share.piece][1], share.start, share.rows) for share in of_file],
                 columns,
                 batch_rows,
             )
@@ -144,10 +147,10 @@ class DataFiles:
     ) -> Iterator[pyarrow.RecordBatch]:
         with naming(file.path), self.store.open(file.path) as raw:
             opened = pyarrow.parquet.ParquetFile(raw, buffer_size=_BUFFER_BYTES, pre_buffer=False, **_CHECKED)
-            found = tuple(opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups))
-            if found != file.groups:
+            result = tuple(opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups))
+            if result != file.groups:
                 raise DataError(
-                    f"{file.path} has changed: its row groups had {file.groups} rows, and now have {found}."
+                    f"{file.path} has changed: its row groups had {file.groups} rows, and now have {result}."
                 )
             for group, start, rows in parts:
                 yield from _some_rows(
@@ -202,9 +205,9 @@ class FileRows:
         """
         most = [0] * len(columns)
         for batch in self._batches(dtypes, 0, 1, _ROWS_TO_MEASURE):
-            for place, column in enumerate(columns):
+            for index, column in enumerate(columns):
                 length = pyarrow.compute.max(pyarrow.compute.list_value_length(batch.column(column))).as_py()
-                most[place] = max(most[place], length or 0)
+                most[index] = max(most[index], length or 0)
         return most
 
     def _batches(self, dtypes: Sequence[str], rank: int, size: int, batch_rows: int) -> Iterator[pyarrow.RecordBatch]:
@@ -214,14 +217,14 @@ class FileRows:
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Whatever goes wrong with a file inside becomes a `DataError` that names it: on damage Arrow fails in any way."""
+    """Turns each error inside the block into a `DataError` that names the file: Arrow raises any type on damage."""
     try:
         yield
     except DataError:
         raise
     except Exception as error:
         of_disk = isinstance(error, OSError) and error.errno is not None
-        advice = "" if of_disk else ". It is damaged, or no Parquet file: write it anew, or leave it out."
+        advice = "" if of_disk else ". It is damaged, or no Parquet file: write it again, or leave it out."
         raise DataError(f"{path} cannot be read: {type(error).__name__}: {str(error).strip(' .')}{advice}") from error
 
 
@@ -254,16 +257,16 @@ def files_at(
     Raises:
         DataError: there are none, or the folder is divided by the values of a column.
     """
-    named = [local_form(one) for one in ([paths] if isinstance(paths, str) else paths)]
+    named = [local_form(path) for path in ([paths] if isinstance(paths, str) else paths)]
     if not named:
         raise DataError("no path of Parquet files was given.")
     store = store or store_for(named[0], storage_options)
-    found: list[DataFile] = []
+    result: list[DataFile] = []
     for path in named:
         try:
             entries = store.entries(store.get_full_path(path))
         except FileNotFoundError as error:
-            raise DataError(f"{path}: there is no such file or folder.") from error
+            raise DataError(f"{path}: the file or folder does not exist.") from error
         for entry in entries:
             name = entry.path.rstrip("/").rpartition("/")[2]
             if name.startswith(("_", ".")):
@@ -274,10 +277,10 @@ def files_at(
                     + (", by the values of a column, which files below do not hold" if "=" in name else "")
                     + ": name the folders that hold files, or read it with Spark."
                 )
-            found.append(DataFile.at(entry.path, store, entry.size))
-    if not found:
+            result.append(DataFile.at(entry.path, store, entry.size))
+    if not result:
         raise DataError(f"{', '.join(named)}: there are no Parquet files.")
-    return DataFiles(tuple(found), store)
+    return DataFiles(tuple(result), store)
 
 
 def _some_rows(
@@ -294,4 +297,4 @@ def _some_rows(
         if not rows:
             return
     if rows:
-        raise ValueError(f"a row group has {rows} rows less than the footer says")
+        raise ValueError(f"a row group has {rows} rows less than its footer lists")

@@ -22,15 +22,15 @@ _MOST_BATCH_ROWS = 1 << 16
 class Preparation:
     """What is done to rows where they are read: on a rank, or in the task that feeds one. It travels there.
 
-    First bytes are decoded, then the transformation is called, then nulls are looked after.
+    First bytes are decoded, then the transformation is called, then nulls are handled.
 
     Attributes:
         columns: [c0, c1, ...] the names, in the batches that come, of what fields call so.
         marker: the column that marks rows for validation; None: no row is.
-        nulls: as in `columns.selected`.
+        nulls: as in `numbers.without_nulls`.
         decoders: by the column's name in the batches that come.
         transformation: None: there is none.
-        given: the columns that the transformation is given; empty: `columns` and `marker`.
+        transformation_columns: the columns that the transformation receives; empty: `columns` and `marker`.
     """
 
     columns: tuple[str, ...]
@@ -38,12 +38,12 @@ class Preparation:
     nulls: str | float = "error"
     decoders: Mapping[str, Decoder] = field(default_factory=dict)
     transformation: Transformation | None = None
-    given: tuple[str, ...] = ()
+    transformation_columns: tuple[str, ...] = ()
 
     @property
     def read(self) -> list[str]:
         """The columns of the batches that come; none twice."""
-        return list(dict.fromkeys(self.given or self._wanted))
+        return list(dict.fromkeys(self.transformation_columns or self._wanted))
 
     @property
     def _wanted(self) -> list[str]:
@@ -70,11 +70,11 @@ class Preparation:
 
     def batch(self, batch: pyarrow.RecordBatch, dtypes: Sequence[str], row: int = 0) -> pyarrow.RecordBatch:
         """One batch; `row` is the number of its first row, for messages."""
-        _, found = self.passed(batch, row)
-        columns = [numbers_of(found[name]) for name in self.columns]
+        _, result = self.passed(batch, row)
+        columns = [numbers_of(result[name]) for name in self.columns]
         names = [f"c{number}" for number in range(len(columns))]
         if self.marker is not None:
-            columns.append(_marks(found[self.marker]))
+            columns.append(_marks(result[self.marker]))
             names.append("marker")
         return without_nulls(pyarrow.RecordBatch.from_arrays(columns, names=names), self.nulls, dtypes)
 
@@ -93,8 +93,8 @@ class Preparation:
             arrays = {name: lists_of(values, columns[name].is_valid()) for name, values in decoded.items()}
             return replace(self, decoders=decoders), {**columns, **arrays}
         frames = {name: _or_none(values, columns[name]) for name, values in decoded.items()}
-        transformation, found = self.transformation.apply({**columns, **frames}, self._wanted, row)
-        return replace(self, decoders=decoders, transformation=transformation), found
+        transformation, result = self.transformation.apply({**columns, **frames}, self._wanted, row)
+        return replace(self, decoders=decoders, transformation=transformation), result
 
 
 def _marks(column: pyarrow.Array) -> pyarrow.Array:
@@ -106,15 +106,15 @@ def _marks(column: pyarrow.Array) -> pyarrow.Array:
 
 def _or_none(values: Array, bytes_of_them: pyarrow.Array) -> list[Array | None]:
     """[rows] what was decoded, and None where there was nothing."""
-    return [one if valid else None for one, valid in zip(values, bytes_of_them.is_valid().to_pylist(), strict=True)]
+    return [value if valid else None for value, valid in zip(values, bytes_of_them.is_valid().to_pylist(), strict=True)]
 
 
 def dtypes_of(fields: Sequence[Field]) -> list[str]:
     """[columns] the types of the tensors that ``c0``, ``c1`` and so on are for."""
-    known = {column: one.dtype for one in fields for column in one.columns}
+    known = {column: field.dtype for field in fields for column in field.columns}
     return [known[f"c{number}"] for number in range(len(known))]
 
 
 def batch_rows_of(fields: Sequence[Field]) -> int:
     """So many rows of these fields are worked on at a time."""
-    return max(1, min(_MOST_BATCH_ROWS, _BATCH_BYTES // max(1, sum(one.row_bytes for one in fields))))
+    return max(1, min(_MOST_BATCH_ROWS, _BATCH_BYTES // max(1, sum(field.row_bytes for field in fields))))

@@ -1,4 +1,4 @@
-"""How many values a row has in each column: what shapes say, what the first rows show, or the longest of all rows."""
+"""How many values a row has in each column: from shapes, the first rows, or the longest array of all rows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Shapes = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Ragged:
-    """What is done with arrays of different lengths.
+    """How arrays of different lengths are handled.
 
     Attributes:
-        padding: fills them up, in all columns of arrays, or in those that are named; None: they are refused.
-        input_shapes, label_shapes: as the estimator's parameters; None: nothing is said.
+        padding: the fill value of all array columns, or of each by name; None: different lengths are an error.
+        input_shapes, label_shapes: the estimator's parameters; None: not set.
     """
 
     padding: float | Mapping[str, float] | None = None
@@ -26,26 +26,31 @@ class Ragged:
     label_shapes: Shapes | None = None
 
     def paddings(self, fed: Sequence[Readable]) -> tuple[float | None, ...]:
-        """[columns] what fills up each column's arrays; None: nothing does.
+        """[columns] the fill value of each column's arrays; None: there is none.
 
         Raises:
-            DataError: a column that is named holds no arrays, or no such numbers.
+            DataError: padding refers to a column that holds no arrays, or that cannot hold the fill value.
         """
         named: Mapping[str, float] = self.padding if isinstance(self.padding, Mapping) else {}
-        there = {one.name: one for one in fed}
+        columns = {column.name: column for column in fed}
         for name in named:
-            if name not in there:
-                raise DataError(f"padding names {name!r}, which is no feature and no label: {', '.join(there)}.")
-            if not _is_array(there[name]):
-                raise DataError(f"padding names {name!r}, which is of type {there[name].kind} and holds no arrays.")
-        found = []
-        for one in fed:
-            number = named.get(one.name) if isinstance(self.padding, Mapping) else self.padding
-            number = number if _is_array(one) else None
-            if number is not None and one.dtype == "int64" and not float(number).is_integer():
-                raise DataError(f"padding={number!r}: column {one.name!r} of type {one.kind} has no such number.")
-            found.append(number)
-        return tuple(found)
+            if name not in columns:
+                raise DataError(f"padding refers to {name!r}, which isn't a feature or a label: {', '.join(columns)}.")
+            if not _is_array(columns[name]):
+                raise DataError(
+                    f"padding refers to column {name!r} ({columns[name].kind}), which isn't an array column."
+                )
+        paddings = []
+        for column in fed:
+            number = named.get(column.name) if isinstance(self.padding, Mapping) else self.padding
+            number = number if _is_array(column) else None
+            if number is not None and column.dtype == "int64" and not float(number).is_integer():
+                raise DataError(
+                    f"padding={number!r} isn't valid for integer column {column.name!r} ({column.kind}). Use a whole "
+                    "number."
+                )
+            paddings.append(number)
+        return tuple(paddings)
 
     def widths(
         self,
@@ -55,55 +60,55 @@ class Ragged:
         features: int,
         longest: Callable[[Sequence[int]], list[int]],
     ) -> tuple[int, ...]:
-        """[columns] values a row of each tensor.
+        """[columns] values per row of each tensor.
 
         Args:
             shown: [columns] in the first rows; None where rows differ.
             padding: [columns] as `paddings`.
-            features: so many of the columns are inputs; labels follow.
-            longest: looks at all rows, for the columns with these numbers.
+            features: the number of columns that are inputs; labels follow.
+            longest: measures, over all rows, the columns at these positions.
 
         Raises:
-            DataError: a column has arrays of different lengths, which nothing fills up.
+            DataError: a column without a fill value has arrays of different lengths.
         """
-        found: list[int | None] = []
+        widths: list[int | None] = []
         for column, width, number in zip(fed, shown, padding, strict=True):
             if width is None and number is None:
                 raise DataError(
-                    f"column {column.name!r} holds {'vectors' if column.kind == 'vector' else 'arrays'} of different "
+                    f"column {column.name!r} has {'vectors' if column.kind == 'vector' else 'arrays'} of different "
                     "lengths, or nulls, in its first rows. "
                     + (
-                        "A tensor needs vectors of one length: pad or cut them."
+                        "A tensor needs vectors of one length: pad or truncate them."
                         if column.kind == "vector"
-                        else "padding=0 (or another number) fills shorter ones up to the longest one's length; or cut "
+                        else "Set padding=0 (or another number) to pad them to the longest array's length, or truncate "
                         "them."
                     )
                 )
-            found.append(width if number is None else None)
-        found = self._said(found, features)
-        unknown = [place for place, width in enumerate(found) if width is None]
-        for place, width in zip(unknown, longest(unknown) if unknown else [], strict=True):
+            widths.append(width if number is None else None)
+        widths = self._with_shapes(widths, features)
+        unknown = [position for position, width in enumerate(widths) if width is None]
+        for position, width in zip(unknown, longest(unknown) if unknown else [], strict=True):
             if not width:
-                raise DataError(f"column {fed[place].name!r} holds no array with a value in it.")
-            found[place] = width
-        return tuple(width for width in found if width is not None)
+                raise DataError(f"all arrays of column {fed[position].name!r} are empty or null.")
+            widths[position] = width
+        return tuple(width for width in widths if width is not None)
 
-    def _said(self, widths: list[int | None], features: int) -> list[int | None]:
-        """With those that shapes decide."""
-        found = list(widths)
+    def _with_shapes(self, widths: Sequence[int | None], features: int) -> list[int | None]:
+        """The widths, and those that input_shapes and label_shapes give."""
+        known = list(widths)
         inputs = [math.prod(shape[1:]) for shape in self.input_shapes or ()]
         if len(inputs) == features:
-            found[:features] = [said if own is None else own for own, said in zip(found, inputs, strict=False)]
-        elif len(inputs) == 1 and found[:features].count(None) == 1:
-            # All inputs stand side by side: what the others leave is the one's.
-            left = inputs[0] - sum(width for width in found[:features] if width is not None)
-            found[found.index(None)] = left if left > 0 else None
-        for place, shape in enumerate(self.label_shapes or ()):
-            if found[features + place] is None:
-                found[features + place] = math.prod(shape[1:])
-        return found
+            known[:features] = [size if width is None else width for width, size in zip(known, inputs, strict=False)]
+        elif len(inputs) == 1 and known[:features].count(None) == 1:
+            # One input of all columns side by side: the column has what the others leave.
+            rest = inputs[0] - sum(width for width in known[:features] if width is not None)
+            known[known.index(None)] = rest if rest > 0 else None
+        for label, shape in enumerate(self.label_shapes or ()):
+            if known[features + label] is None:
+                known[features + label] = math.prod(shape[1:])
+        return known
 
 
 def _is_array(column: Readable) -> bool:
-    """A vector has its size by itself, and what a decoder makes has one shape: they are no arrays."""
+    """Whether arrays may differ in length: vectors and the results of decoders may not."""
     return column.is_array and column.kind not in ("vector", "binary")

@@ -37,13 +37,13 @@ _COLUMN = f"{_SQL}catalyst.expressions.AttributeReference"
 # Listing more of them takes the driver longer than Spark takes to read them.
 _MOST_FILES = 5000
 _MOST_NODES = 100
-# With either, Spark leaves out files that it cannot read, or that are gone, and tells nobody.
+# With either, Spark leaves out files that it cannot read, or that are gone, and does not report it.
 _LEAVING_OUT = ("ignoreCorruptFiles", "ignoreMissingFiles")
 _PARTITION = re.compile(r"/[^/=]+=[^/]*/")
 
 
 class ThroughSpark(Exception):
-    """The rows of a DataFrame have to come through Spark; the text says why."""
+    """The rows of a DataFrame have to come through Spark; the text has the reason."""
 
 
 def just_files(frame: DataFrame, columns: Sequence[Readable], tasks: int) -> DataFiles:
@@ -56,11 +56,11 @@ def just_files(frame: DataFrame, columns: Sequence[Readable], tasks: int) -> Dat
     Raises:
         ThroughSpark: it is not known to be just files, or they cannot be read without Spark.
     """
-    strange = [one for one in columns if not is_exact(one.kind)]
+    strange = [column for column in columns if not is_exact(column.kind)]
     if strange:
         raise ThroughSpark(f"column {strange[0].name!r} is of type {strange[0].kind}, which Spark converts")
     top = frame.schema.names
-    nested = [one.name for one in columns if one.name not in top]
+    nested = [column.name for column in columns if column.name not in top]
     if nested:
         raise ThroughSpark(f"{nested[0]!r} is a field of a struct")
     spark = frame.sparkSession
@@ -75,27 +75,27 @@ def just_files(frame: DataFrame, columns: Sequence[Readable], tasks: int) -> Dat
     except ThroughSpark:
         raise
     except Exception as error:  # a plan that is not open to Python, or another version's
-        raise ThroughSpark(f"its plan cannot be looked at ({type(error).__name__})") from error
+        raise ThroughSpark(f"can't inspect the query plan ({type(error).__name__})") from error
     for name in _LEAVING_OUT:
-        said = options.get(name.lower(), _setting(spark, f"spark.sql.files.{name}"))
-        if said is not None and said.strip().lower() == "true":
+        value = options.get(name.lower(), _setting(spark, f"spark.sql.files.{name}"))
+        if value is not None and value.strip().lower() == "true":
             raise ThroughSpark(f"{name} is on, and only Spark knows which files it then leaves out")
     if len(encoded) > _MOST_FILES:
         raise ThroughSpark(f"it has {len(encoded)} files")
     # As URIs they are encoded; the order is not to depend on a listing.
     uris = sorted(encoded)
-    partition = next((one for one in uris if _PARTITION.search(unquote(one))), None)
+    partition = next((uri for uri in uris if _PARTITION.search(unquote(uri))), None)
     if partition is not None:
-        raise ThroughSpark(f"its files lie in folders by the values of a column ({unquote(partition)})")
+        raise ThroughSpark(f"its files are in folders by the values of a column ({unquote(partition)})")
     local = re.fullmatch(r"local(\[.*\])?", _setting(spark, "spark.master") or "") is not None
-    if not local and any(one.startswith(("file:", "/")) for one in uris):
+    if not local and any(uri.startswith(("file:", "/")) for uri in uris):
         raise ThroughSpark("its files are on the disk of one machine, and executors on several")
-    files = _footers(spark, [local_form(unquote(one)) for one in uris], tasks)
+    files = _footers(spark, [local_form(unquote(uri)) for uri in uris], tasks)
     for file in files.files:
         for column in columns:
-            found = file.kinds.get(column.name, "not there")
-            if found != column.kind:
-                raise ThroughSpark(f"column {column.name!r} is {column.kind} there, and {found} in {file.path}")
+            result = file.kinds.get(column.name, "not there")
+            if result != column.kind:
+                raise ThroughSpark(f"column {column.name!r} is {column.kind} there, and {result} in {file.path}")
     return files
 
 
@@ -106,7 +106,7 @@ def files_of(frame: DataFrame, columns: Sequence[str] | None = None) -> DataFile
         columns: that are wanted; None: all.
 
     Raises:
-        DataError: it is not known to be just files; the text says why, and what to do.
+        DataError: it is not known to be just files; the text has the reason, and what to do.
     """
     names = frame.schema.names if columns is None else columns
     try:
@@ -143,12 +143,12 @@ def _of_classic(frame: DataFrame) -> tuple[list[str], dict[str, str]]:
         raise ThroughSpark(f"its format is {relation.fileFormat().getClass().getName().rpartition('.')[2]}")
     if not relation.partitionSchema().isEmpty():
         raise ThroughSpark("it is partitioned by a column")
-    found = [str(one) for one in relation.location().inputFiles()]
-    if len(set(found)) < len(found):
+    result = [str(uri) for uri in relation.location().inputFiles()]
+    if len(set(result)) < len(result):
         raise ThroughSpark("it reads a file twice")
     # Spark takes options whatever their case.
     options = {name.lower(): relation.options().get(name.lower()) for name in _LEAVING_OUT}
-    return found, {name: str(said.get()) for name, said in options.items() if said.isDefined()}
+    return result, {name: str(value.get()) for name, value in options.items() if value.isDefined()}
 
 
 def _of_connect(frame: Any) -> list[str]:
@@ -163,11 +163,12 @@ def _of_connect(frame: Any) -> list[str]:
         if type(plan) is not plans.Project:
             raise ThroughSpark(f"its plan has a {type(plan).__name__}")
         for column in plan._columns:
-            said: Any = column._expr
-            if type(said) is not expressions.ColumnReference or said._is_metadata_column:
+            expression: Any = column._expr
+            if type(expression) is not expressions.ColumnReference or expression._is_metadata_column:
                 raise ThroughSpark("one of its columns is computed or renamed")
-            if said._unparsed_identifier not in frame.schema.names or not said._unparsed_identifier.isidentifier():
-                raise ThroughSpark(f"its column {said._unparsed_identifier!r} may be a field of a struct")
+            name = expression._unparsed_identifier
+            if name not in frame.schema.names or not name.isidentifier():
+                raise ThroughSpark(f"its column {name!r} may be a field of a struct")
         plan = plan._child
     else:
         raise ThroughSpark("its plan is very long")
@@ -176,7 +177,7 @@ def _of_connect(frame: Any) -> list[str]:
     paths = plan._paths or []
     if len(paths) != 1 or re.search(r"[*?\[\]{}]", paths[0]):
         raise ThroughSpark("it reads several paths")
-    return [str(one) for one in frame.inputFiles()]
+    return [str(uri) for uri in frame.inputFiles()]
 
 
 @dataclass(frozen=True)
@@ -190,14 +191,14 @@ class _FooterReader:
         lines = []
         for batch in batches:
             for task in batch.column(0).to_pylist():
-                lines += [_told(self.paths[number], number) for number in range(task, len(self.paths), self.tasks)]
-        yield pyarrow.RecordBatch.from_pydict({"told": pyarrow.array(lines, pyarrow.string())})
+                lines += [_report(self.paths[number], number) for number in range(task, len(self.paths), self.tasks)]
+        yield pyarrow.RecordBatch.from_pydict({"report": pyarrow.array(lines, pyarrow.string())})
 
 
-def _told(path: str, number: int) -> str:
+def _report(path: str, number: int) -> str:
     try:
         file = DataFile.at(path, store_for(path))
-    except Exception as error:  # whatever it is, Spark reads these files, and we do not
+    except Exception as error:  # on any error Spark reads these files
         failure = str(error) if isinstance(error, DataError) else f"{path}: {type(error).__name__}: {error}"
         return json.dumps({"number": number, "failure": failure[:500]})
     return json.dumps({"number": number, "size": file.size, "groups": file.groups, "kinds": dict(file.kinds)})
@@ -212,15 +213,16 @@ def _footers(spark: SparkSession, paths: list[str], tasks: int) -> DataFiles:
     if not paths:
         raise ThroughSpark("it has no files")
     tasks = max(1, min(tasks, len(paths)))
-    job = spark.range(0, tasks, 1, tasks).mapInArrow(_FooterReader(tuple(paths), tasks), "told string")
-    told = sorted((json.loads(row[0]) for row in job.collect()), key=lambda one: int(one["number"]))
-    if [one["number"] for one in told] != list(range(len(paths))):
-        raise ThroughSpark(f"of {len(paths)} footers, {len(told)} came back")
-    failed = next((one for one in told if "failure" in one), None)
+    job = spark.range(0, tasks, 1, tasks).mapInArrow(_FooterReader(tuple(paths), tasks), "report string")
+    reports = sorted((json.loads(row[0]) for row in job.collect()), key=lambda report: int(report["number"]))
+    if [report["number"] for report in reports] != list(range(len(paths))):
+        raise ThroughSpark(f"of {len(paths)} footers, {len(reports)} came back")
+    failed = next((report for report in reports if "failure" in report), None)
     if failed is not None:
         raise ThroughSpark(f"without Spark, executors cannot read its files: {failed['failure']}")
     files = tuple(
-        DataFile(path, one["size"], tuple(one["groups"]), one["kinds"]) for path, one in zip(paths, told, strict=True)
+        DataFile(path, report["size"], tuple(report["groups"]), report["kinds"])
+        for path, report in zip(paths, reports, strict=True)
     )
     return DataFiles(files, store_for(paths[0]))
 

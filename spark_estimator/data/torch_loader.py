@@ -57,7 +57,7 @@ def make_torch_dataloader(
         label_cols: ... and a tensor for each of these.
         shuffle: the rows of the share are read in another order in each epoch.
         seed: names the orders.
-        nulls: "error" refuses them, "drop" drops their rows, a number takes their place.
+        nulls: "error" refuses them, "drop" drops their rows, a number replaces them.
         padding: fills up arrays that are shorter than the longest one of their column, at the end; a number for all
             columns, or one for each by name. It costs rank 0 a look at all rows. None: they are refused.
         decoders: by the name of a column of bytes, a function from these to an array, the same shape in all rows.
@@ -75,7 +75,7 @@ def make_torch_dataloader(
     if label_cols is not None and feature_cols is None:
         raise ValueError("label_cols was given without feature_cols.")
     if batch_size < 1:
-        raise ValueError(f"batch_size is at least 1; it was {batch_size}.")
+        raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
     files = _agreed(data, storage_options)
     as_dict = feature_cols is None
     names = (
@@ -85,8 +85,8 @@ def make_torch_dataloader(
     known = {name: Decoder(name, function) for name, function in (decoders or {}).items()}
     strange = next((name for name in known if name not in names), None)
     if strange is not None:
-        raise DataError(f"decoders names {strange!r}, which is no column that is read: {', '.join(names)}.")
-    rows, columns_of = _looked_at(files, names, Preparation(tuple(names), nulls=nulls, decoders=known), padding)
+        raise DataError(f"decoders refers to {strange!r}, which isn't a column that is read: {', '.join(names)}.")
+    rows, columns_of = _inspected(files, names, Preparation(tuple(names), nulls=nulls, decoders=known), padding)
     joined = 0 if as_dict else len(feature_cols or ())
     fields = [_field(columns_of[place : place + 1], place) for place in range(joined, len(names))]
     if joined:
@@ -97,8 +97,8 @@ def make_torch_dataloader(
     rank, size = (context.rank(), context.size()) if is_rank else (0, 1)
     stored = Joined.of(fields)
     spool, _ = rows.read(stored.stored, rank, size)
-    own = balanced(spool, "a loader") if is_rank else _all_of(spool.matrices, spool.rows)
-    return TorchLoader(own, stored, names if as_dict else None, batch_size, seed if shuffle else None)
+    rank_rows = balanced(spool, "a loader") if is_rank else _all_of(spool.matrices, spool.rows)
+    return TorchLoader(rank_rows, stored, names if as_dict else None, batch_size, seed if shuffle else None)
 
 
 class TorchLoader:
@@ -124,7 +124,7 @@ class TorchLoader:
         return self._rows.total
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is that epoch, counted from 0: for a training that goes on from a checkpoint."""
+        """The next iteration is that epoch, counted from 0: for a training that continues from a checkpoint."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -147,21 +147,21 @@ def _agreed(data: Any, storage_options: Mapping[str, Any] | None) -> DataFiles:
             "a DataFrame stays on the driver: call spark_estimator.data.files_of(df) there, and give what it returns "
             "to the function that the ranks run."
         )
-    found: DataFiles | str = ""
+    result: DataFiles | str = ""
     if not context.is_initialized():
-        return _found(data, storage_options)
+        return _listed(data, storage_options)
     if context.rank() == 0:
         try:
-            found = _found(data, storage_options)
+            result = _listed(data, storage_options)
         except Exception as error:
-            found = f"{type(error).__name__}: {error}" if not isinstance(error, DataError) else str(error)
-    found = broadcast_object(found, 0, "files of a loader")
-    if isinstance(found, str):
-        raise DataError(found)
-    return found
+            result = f"{type(error).__name__}: {error}" if not isinstance(error, DataError) else str(error)
+    result = broadcast_object(result, 0, "files of a loader")
+    if isinstance(result, str):
+        raise DataError(result)
+    return result
 
 
-def _found(data: str | Sequence[str], storage_options: Mapping[str, Any] | None) -> DataFiles:
+def _listed(data: str | Sequence[str], storage_options: Mapping[str, Any] | None) -> DataFiles:
     if isinstance(data, str):
         store = store_for(local_form(data), storage_options)
         folder = store.get_full_path(local_form(data))
@@ -185,21 +185,21 @@ class _Column:
     padding: float | None
 
 
-def _looked_at(
+def _inspected(
     files: DataFiles, names: Sequence[str], wanted: Preparation, padding: float | Mapping[str, float] | None
 ) -> tuple[FileRows, list[_Column]]:
     """What the first rows show, and of arrays that are filled up all rows. A collective where `padding` says so."""
-    found = [readable_in(files.kinds, name, name in wanted.decoders) for name in names]
+    result = [readable_in(files.kinds, name, name in wanted.decoders) for name in names]
     folder = Settings.read().spool_folder or None
     bare = FileRows(files, replace(wanted, decoders={}), folder)
-    dtypes = [one.dtype for one in found]
+    dtypes = [column.dtype for column in result]
     first = bare.first_rows(dtypes, _SAMPLE_ROWS)
     if not first.num_rows:
         raise DataError("there are no rows" + (" without nulls." if wanted.nulls == "drop" else "."))
     in_arrow = [f"c{number}" for number in range(len(names))]
-    first, preparation, found = decoded(first, found, wanted, in_arrow)
+    first, preparation, result = decoded(first, result, wanted, in_arrow)
     ragged = Ragged(padding)
-    fillings = ragged.paddings(found)
+    fillings = ragged.paddings(result)
 
     def longest(places: Sequence[int]) -> list[int]:
         lengths: list[int] | DataError = []
@@ -207,8 +207,10 @@ def _looked_at(
             try:
                 # Of rows that are dropped nothing counts, so that there all columns have to be read.
                 read = list(range(len(names))) if wanted.nulls == "drop" else list(places)
-                chosen = FileRows(files, Preparation(tuple(names[one] for one in read), nulls=wanted.nulls))
-                lengths = chosen.longest([dtypes[one] for one in read], [in_arrow[read.index(one)] for one in places])
+                chosen = FileRows(files, Preparation(tuple(names[position] for position in read), nulls=wanted.nulls))
+                lengths = chosen.longest(
+                    [dtypes[position] for position in read], [in_arrow[read.index(place)] for place in places]
+                )
             except DataError as error:
                 lengths = error
         if context.is_initialized():
@@ -217,8 +219,8 @@ def _looked_at(
             raise lengths
         return lengths
 
-    widths = ragged.widths(widths_of(first, in_arrow), found, fillings, len(found), longest)
-    columns = [_Column(*each) for each in zip(found, widths, fillings, strict=True)]
+    widths = ragged.widths(widths_of(first, in_arrow), result, fillings, len(result), longest)
+    columns = [_Column(*each) for each in zip(result, widths, fillings, strict=True)]
     return FileRows(files, preparation, folder), columns
 
 
@@ -226,19 +228,19 @@ def _field(columns: Sequence[_Column], place: int) -> Field:
     alone = len(columns) == 1
     first = columns[0].read
     dtype = (first.kept or first.dtype) if alone else "float32"
-    if any(one.read.dtype == "float64" for one in columns):
+    if any(column.read.dtype == "float64" for column in columns):
         dtype = "float64"  # seconds since 1970: in float32 they would be rounded to minutes
-    shape: tuple[int, ...] = (sum(one.width for one in columns),)
+    shape: tuple[int, ...] = (sum(column.width for column in columns),)
     if alone and (first.shape is not None or not first.is_array):
         shape = first.shape or ()
-    fillings = tuple(one.padding for one in columns)
+    fillings = tuple(column.padding for column in columns)
     return Field(
-        names=tuple(one.read.name for one in columns),
+        names=tuple(column.read.name for column in columns),
         columns=tuple(f"c{number}" for number in range(place, place + len(columns))),
-        widths=tuple(one.width for one in columns),
+        widths=tuple(column.width for column in columns),
         dtype=dtype,
         shape=shape,
-        padding=fillings if any(one is not None for one in fillings) else (),
+        padding=fillings if any(filling is not None for filling in fillings) else (),
     )
 
 

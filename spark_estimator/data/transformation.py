@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.compute
 
 from spark_estimator.data.columns import did_you_mean
-from spark_estimator.data.decoding import kept_dtype, lists_of, told
+from spark_estimator.data.decoding import failure_text, kept_dtype, lists_of
 from spark_estimator.data.fields import Array
 from spark_estimator.data.numbers import kind_of, numbers_of
 from spark_estimator.errors import DataError
@@ -53,8 +53,8 @@ class Transformation:
 
     Attributes:
         function: takes a pandas.DataFrame and returns one, with as many rows as it likes.
-        edited: what it is said to change or make: (name, numpy type, shape, whether null is allowed).
-        removed: columns that it takes and does not return.
+        edited: the columns that it is declared to change or add: (name, numpy type, shape, whether null is allowed).
+        removed: columns that it is declared to receive and not to return.
         shown: by column, once the first rows have been seen.
     """
 
@@ -89,7 +89,7 @@ class Transformation:
             raise
         except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, and tell nobody
             raise DataError(
-                f"{_NAME} failed on {count} rows, from row {row} of this rank's rows on: {told(error)}"
+                f"{_NAME} failed on {count} rows, from row {row} of this rank's rows on: {failure_text(error)}"
             ) from (error)
         if not isinstance(result, pandas.DataFrame):
             raise DataError(f"{_NAME} returns a pandas.DataFrame; it returned {type(result).__name__}.")
@@ -107,42 +107,42 @@ class Transformation:
                 f"{_NAME} returned no row for the first {count} rows, so that nothing is known of its columns."
             )
         shown = dict(self.shown)
-        found = {}
+        results = {}
         for name in names:
             try:
-                shown[name], found[name] = _column(result[name], name, self.shown.get(name), row)
+                shown[name], results[name] = _column(result[name], name, self.shown.get(name), row)
             except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
                 known = f", which was {shown[name].words} in the first rows" if name in shown else ""
                 raise DataError(f"column {name!r} of what {_NAME} returned{known}: {error}") from error
         if not self.shown:
             self._check(result)
-        return replace(self, shown=shown), found
+        return replace(self, shown=shown), results
 
     def _check(self, result: pandas.DataFrame) -> None:
-        """Holds the result to what was said of it."""
+        """Compares the result with the declared columns."""
         there = next((name for name in self.removed if name in result.columns), None)
         if there is not None:
-            raise DataError(f"transformation_removed_fields says that {_NAME} removes {there!r}, but it returns it.")
+            raise DataError(f"transformation_removed_fields lists {there!r}, but {_NAME} returns it.")
         for name, dtype, shape, _ in self.edited:
             if name not in result.columns:
                 raise DataError(f"transformation_edit_fields names {name!r}, which {_NAME} does not return.")
-            values = [one for one in result[name] if one is not None]
+            values = [item for item in result[name] if item is not None]
             first = numpy.asarray(values[0] if values else 0)
-            said = numpy.dtype(dtype)
+            declared = numpy.dtype(dtype)
             if (
                 first.dtype.kind in "biuf"
-                and said.kind in "biuf"
-                and not numpy.can_cast(first.dtype, said, "same_kind")
+                and declared.kind in "biuf"
+                and not numpy.can_cast(first.dtype, declared, "same_kind")
             ):
                 raise DataError(
-                    f"transformation_edit_fields says that {name!r} is of {dtype}; {_NAME} returned {first.dtype}."
+                    f"transformation_edit_fields declares {name!r} as {dtype}, but {_NAME} returned {first.dtype}."
                 )
             fits = len(shape) == first.ndim and all(
-                extent in (None, own) for extent, own in zip(shape, first.shape, strict=True)
+                declared_extent in (None, extent) for declared_extent, extent in zip(shape, first.shape, strict=True)
             )
             if values and not fits:
                 raise DataError(
-                    f"transformation_edit_fields says that {name!r} has the shape {list(shape)}; {_NAME} returned "
+                    f"transformation_edit_fields declares {name!r} with shape {list(shape)}, but {_NAME} returned "
                     f"{list(first.shape)}."
                 )
 
@@ -185,9 +185,9 @@ def _column(values: pandas.Series, name: str, shown: Shown | None, row: int) -> 
             kind = pyarrow.float32()
         shown = Shown(kind, False, None)
     if array.null_count < len(array) and _family(array.type) != _family(shown.kind):
-        place = int(numpy.asarray(array.is_valid()).argmax())
+        index = int(numpy.asarray(array.is_valid()).argmax())
         raise DataError(
-            f"{_NAME} returned {array[place].as_py()!r} in column {name!r}, in row {place} of its result for the rows "
+            f"{_NAME} returned {array[index].as_py()!r} in column {name!r}, in row {index} of its result for the rows "
             f"from row {row} of this rank's rows on; the first rows held {shown.words}. Return one type for all rows."
         )
     return shown, array.cast(shown.kind)
@@ -206,38 +206,44 @@ def _family(kind: pyarrow.DataType) -> str:
 
 def _arrays(values: pandas.Series, name: str, shown: Shown | None) -> tuple[Shown, pyarrow.Array]:
     what = f"{_NAME}, in column {name!r},"
-    plain = next((one for one in values if not _is_array(one) and one is not None and one == one), None)  # NaN is null
+    plain = next(
+        (value for value in values if not _is_array(value) and value is not None and value == value), None
+    )  # NaN is null
     if plain is not None:
         raise DataError(f"{what} returned {plain!r} where other rows have arrays.")
-    found = [numpy.asarray(one) if _is_array(one) else None for one in values]
-    there = [one for one in found if one is not None]
+    result = [numpy.asarray(value) if _is_array(value) else None for value in values]
+    there = [item for item in result if item is not None]
     if shown is None:
-        full = [one for one in there if one.size]
+        full = [column for column in there if column.size]
         if not full:
             raise DataError(f"{what} returned empty arrays alone for the first rows.")
-        dtype = kept_dtype(numpy.result_type(*{one.dtype for one in full}), what)
+        dtype = kept_dtype(numpy.result_type(*{item.dtype for item in full}), what)
         shape = full[0].shape if full[0].ndim > 1 else None
         shown = Shown(pyarrow.from_numpy_dtype(numpy.dtype(dtype)), True, shape)
     dtype = str(numpy.dtype(shown.kind.to_pandas_dtype()))
-    wrong = next((one for one in there if one.size and not numpy.can_cast(one.dtype, dtype, "same_kind")), None)
+    wrong = next(
+        (column for column in there if column.size and not numpy.can_cast(column.dtype, dtype, "same_kind")), None
+    )
     if wrong is not None:
         raise DataError(f"{what} returned an array of {wrong.dtype}, and of {dtype} in the first rows.")
-    strange = next((one for one in there if one.shape != shown.shape and (shown.shape or one.ndim != 1)), None)
+    strange = next(
+        (column for column in there if column.shape != shown.shape and (shown.shape or column.ndim != 1)), None
+    )
     if strange is not None:
         raise DataError(
             f"{what} returned an array of shape {list(strange.shape)}, and {list(shown.shape or (-1,))} in the first "
             "rows: all rows need one."
         )
-    valid = pyarrow.array([one is not None for one in found], pyarrow.bool_())
+    valid = pyarrow.array([item is not None for item in result], pyarrow.bool_())
     if shown.shape is not None:
-        matrix = numpy.zeros((len(found), *shown.shape), dtype)
-        for place, one in enumerate(found):
-            if one is not None:
-                matrix[place] = one
+        matrix = numpy.zeros((len(result), *shown.shape), dtype)
+        for index, entry in enumerate(result):
+            if entry is not None:
+                matrix[index] = entry
         return shown, lists_of(matrix, valid)
-    offsets = numpy.cumsum([0, *(0 if one is None else len(one) for one in found)])
-    flat = numpy.concatenate([numpy.empty(0, dtype), *(one.astype(dtype, copy=False) for one in there)])
+    offsets = numpy.cumsum([0, *(0 if item is None else len(item) for item in result)])
+    flat = numpy.concatenate([numpy.empty(0, dtype), *(column.astype(dtype, copy=False) for column in there)])
     lists = pyarrow.LargeListArray.from_arrays(pyarrow.array(offsets, pyarrow.int64()), pyarrow.array(flat))
-    if len(there) == len(found):
+    if len(there) == len(result):
         return shown, lists
     return shown, pyarrow.compute.if_else(valid, lists, pyarrow.scalar(None, lists.type))

@@ -1,4 +1,4 @@
-"""``python -m spark_estimator doctor``: looks at what a job will need here, and says how to mend what is missing.
+"""``python -m spark_estimator doctor``: checks what a job will need here, and how to repair what is missing.
 
 Nothing is believed that can be tried: the engine is loaded, a shared segment made and mapped, sockets are connected,
 two ranks meet and reduce a tensor. A Spark session costs ten seconds, so it is started only on request (``--spark``).
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Finding", "Severity", "attempt", "cluster", "examine", "main"]
 
 ALL_BUT_SPARK = (
-    "All that a job needs is here, as far as can be seen without starting Spark; `doctor --spark` runs a rank in it."
+    "Everything that a job needs is present, as far as can be checked without starting Spark; `doctor --spark` runs a "
+    "rank in it."
 )
 # How long all slots of a session may be waited for; jobs that hold them may take any time.
 CLUSTER_SECONDS = 180.0
@@ -35,17 +36,17 @@ CLUSTER_SECONDS = 180.0
 _STOPPING = timedelta(seconds=10)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Prints the report; returns 0 when a job could run here and 1 when something that it needs is missing."""
-    parser = argparse.ArgumentParser(
-        prog="python -m spark_estimator doctor", description="Check everything that a job will need."
+def parser() -> argparse.ArgumentParser:
+    """The command line of ``doctor``."""
+    command_line = argparse.ArgumentParser(
+        prog="python -m spark_estimator doctor", description="Check everything that a job needs."
     )
-    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    spark = parser.add_mutually_exclusive_group()
+    command_line.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    spark = command_line.add_mutually_exclusive_group()
     spark.add_argument("--spark", action="store_true", help="also start (or find) a Spark session and run a rank in it")
     spark.add_argument("--without-spark", action="store_true", help="Spark and Java are not needed here (horovodrun)")
     spark.add_argument("--cluster", action="store_true", help="check every executor of a Spark session instead")
-    where = parser.add_argument_group("with --cluster")
+    where = command_line.add_argument_group("with --cluster")
     address = where.add_mutually_exclusive_group()
     address.add_argument(
         "--master", help="start a session there: spark://host:7077, yarn, local-cluster[2,1,1024], ..."
@@ -57,11 +58,17 @@ def main(argv: list[str] | None = None) -> int:
         type=float,
         default=CLUSTER_SECONDS,
         metavar="SECONDS",
-        help="to make the session in, and then for all slots to be free at once (default: %(default)g)",
+        help="for the session to start, and then for all slots to be free at once (default: %(default)g)",
     )
-    arguments = parser.parse_args(argv)
+    return command_line
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints the report; returns 0 when a job could run here and 1 when something that it needs is missing."""
+    command_line = parser()
+    arguments = command_line.parse_args(argv)
     if (arguments.master or arguments.remote or arguments.conf) and not arguments.cluster:
-        parser.error("--master, --remote and --conf are for --cluster")
+        command_line.error("--master, --remote and --conf are for --cluster")
     if arguments.cluster:
         return _main_of_cluster(arguments)
     shown = []
@@ -75,7 +82,9 @@ def main(argv: list[str] | None = None) -> int:
     elif missing:
         print(f"\nMissing: {', '.join(missing)}.")
     else:
-        print("\nAll that a job needs is here." if arguments.spark or arguments.without_spark else ALL_BUT_SPARK)
+        print(
+            "\nEverything that a job needs is present." if arguments.spark or arguments.without_spark else ALL_BUT_SPARK
+        )
     return int(bool(missing))
 
 
@@ -104,16 +113,16 @@ def cluster(spark: SparkSession | None = None, *, timeout: float = CLUSTER_SECON
 def _main_of_cluster(arguments: argparse.Namespace) -> int:
     from spark_estimator.doctor.table import table_of
 
-    found = []
+    findings = []
     for finding in _examine_cluster_at(arguments):
-        found.append(finding)
+        findings.append(finding)
         if not (arguments.json or finding.executor):
             print(finding, flush=True)
     if arguments.json:
-        _print_json(found)
+        _print_json(findings)
     else:
-        print(table_of(found))
-    status = int(any(finding.state is Severity.MISSING for finding in found))
+        print(table_of(findings))
+    status = int(any(finding.state is Severity.MISSING for finding in findings))
     if any(thread.is_alive() for thread in _given_up):
         _leave(status)
     return status
@@ -184,9 +193,9 @@ def _session_at(
 
     if not _ended_within(timeout, make, "session"):
         text = f"none {where} within {timeout.total_seconds():g} seconds (--timeout)"
-        return Finding("session", Severity.MISSING, text, "see what Spark says above, and the log of who was asked")
+        return Finding("session", Severity.MISSING, text, "see Spark's output above, and the log of that server")
     if isinstance(made[0], Exception):
-        fix = "check the address and the settings; Spark's own lines above tell more"
+        fix = "check the address and the settings; see Spark's output above"
         return Finding("session", Severity.MISSING, f"none {where}: {telling_line(made[0])}", fix)
     return made[0]
 
@@ -194,7 +203,7 @@ def _session_at(
 def _new_session(master: str | None, remote: str | None, settings: Sequence[str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    from spark_estimator.launch.spark.java import java_environment
+    from spark_estimator.launch.spark.java_environment import java_environment
 
     builder = SparkSession.builder.appName("spark_estimator doctor")
     for setting in settings:
@@ -205,9 +214,9 @@ def _new_session(master: str | None, remote: str | None, settings: Sequence[str]
     return (builder.master(master) if master else builder).getOrCreate()
 
 
-def _print_json(found: Sequence[Finding]) -> None:
-    rows = [{**dataclasses.asdict(finding), "state": finding.state.name.lower()} for finding in found]
-    ok = not any(finding.state is Severity.MISSING for finding in found)
+def _print_json(findings: Sequence[Finding]) -> None:
+    rows = [{**dataclasses.asdict(finding), "state": finding.state.name.lower()} for finding in findings]
+    ok = not any(finding.state is Severity.MISSING for finding in findings)
     print(json.dumps({"ok": ok, "findings": rows}, indent=2))
 
 
@@ -235,15 +244,17 @@ def examine(*, with_spark: bool = True, start_spark: bool = False) -> Iterator[F
     yield attempt("engine", machine.engine, fix="make build, or install the package again")
     yield attempt(
         "shared memory", machine.shared_memory, state=Severity.NOTE,
-        fix="jobs run without it, over TCP, and slower; give the container more memory (tmpfs counts as memory)",
+        fix="without it jobs use TCP, which is slower; give the container more memory (tmpfs counts as memory)",
     )  # fmt: skip
     yield attempt("sockets", machine.sockets, fix="bring the loopback interface up: ip link set lo up")
     yield attempt(
-        "two local ranks", machine.two_local_ranks, fix="mend what is missing above; else report this with the text"
+        "two local ranks",
+        machine.two_local_ranks,
+        fix="fix the missing items above; otherwise report this with the text",
     )
     yield attempt("java", machine.java, state=needed)
     if start_spark:
-        yield attempt("slots", machine.spark_session, fix="see the lines that Spark wrote above")
+        yield attempt("slots", machine.spark_session, fix="see Spark's output above")
     else:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         yield Finding(

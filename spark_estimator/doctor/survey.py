@@ -60,7 +60,7 @@ def examine_cluster(spark: SparkSession, timeout: timedelta) -> Iterator[Finding
         yield Finding("slots", Severity.OK, f"{size}: {count_slots(spark).arithmetic}")
     except NotEnoughSlotsError as error:
         size = _guess(spark)
-        text = f"their number is not known ({error}); {size} tasks are tried"
+        text = f"their number is unknown ({error}); trying {size} tasks"
         yield Finding("slots", Severity.NOTE if size else Severity.MISSING, text)
     if not size or (refused.state is Severity.MISSING and conf.is_local):
         return
@@ -118,7 +118,7 @@ class _Survey:
 
         Raises:
             PreflightError: they did not all come in time.
-            Exception: what Spark says.
+            Exception: Spark's own error.
         """
         server = self._listen()
         order = {
@@ -138,7 +138,7 @@ class _Survey:
                 thread.join(_CANCELLED.total_seconds())
                 raise PreflightError(
                     f"the checks did not end within {timeout.total_seconds():g} seconds: they need all {self._size} "
-                    f"slots at the same time; {holders}. Try again when they are free, or give it longer (--timeout)."
+                    f"slots at the same time; {holders}. Try again when they are free, or raise --timeout."
                 )
         except KeyboardInterrupt:
             self._tag.cancel()

@@ -10,37 +10,37 @@ from spark_estimator.doctor.findings import Finding, Severity
 _MOST_NAMED = 4
 
 
-def table_of(found: Sequence[Finding]) -> str:
+def table_of(findings: Sequence[Finding]) -> str:
     """The report of ``doctor.cluster`` for people, below the lines on the session as a whole."""
     lines: list[str] = []
-    on_executors = [finding for finding in found if finding.executor]
+    on_executors = [finding for finding in findings if finding.executor]
     if on_executors:
         lines = ["", *_matrix(on_executors), "", *_details(on_executors)]
-    missing = list(dict.fromkeys(finding.name for finding in found if finding.state is Severity.MISSING))
+    missing = list(dict.fromkeys(finding.name for finding in findings if finding.state is Severity.MISSING))
     if missing:
         lines += ["", f"Missing: {', '.join(missing)}."]
     else:
-        count = len({one.executor for one in on_executors})
-        lines += ["", f"All that a job needs is on {count} executor{'s' * (count != 1)}."]
+        count = len({finding.executor for finding in on_executors})
+        lines += ["", f"Everything that a job needs is present on {count} executor{'s' * (count != 1)}."]
     return "\n".join(lines)
 
 
-def _matrix(found: Sequence[Finding]) -> list[str]:
-    names = list(dict.fromkeys(finding.name for finding in found))
+def _matrix(findings: Sequence[Finding]) -> list[str]:
+    names = list(dict.fromkeys(finding.name for finding in findings))
     rows: dict[str, dict[str, str]] = {}
-    for finding in found:
+    for finding in findings:
         rows.setdefault(finding.executor, {})[finding.name] = finding.state.value
     cells = [["executor", *names], *([executor, *map(row.__getitem__, names)] for executor, row in rows.items())]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
-def _details(found: Sequence[Finding]) -> list[str]:
+def _details(findings: Sequence[Finding]) -> list[str]:
     """What is not in order first, then the rest; what was found alike on several executors stands once."""
     alike: dict[tuple[str, Severity, str, str], list[str]] = {}
-    for finding in sorted(found, key=lambda finding: list(Severity).index(finding.state), reverse=True):
+    for finding in sorted(findings, key=lambda finding: list(Severity).index(finding.state), reverse=True):
         alike.setdefault((finding.name, finding.state, finding.text, finding.fix), []).append(finding.executor)
-    everywhere = len({finding.executor for finding in found})
+    everywhere = len({finding.executor for finding in findings})
     lines = []
     for (name, state, text, fix), executors in alike.items():
         if state is Severity.OK:

@@ -1,4 +1,4 @@
-"""From what tasks report to what is said of each executor: which differences matter, and what mends them. Pure."""
+"""Judges the tasks' reports: which differences between executors matter, and how to repair them. Pure functions."""
 
 from __future__ import annotations
 
@@ -55,25 +55,25 @@ def findings_of(here: DriverSide, reports: Sequence[Report]) -> list[Finding]:
     for report in reports:
         executors.setdefault(report["executor"], []).append(report)
     verdicts: dict[str, Callable[[list[Report]], Finding]] = {
-        "wheel": lambda own: _wheel(here, own[0]),
-        "python": lambda own: _python(here, own[0]),
-        "packages": lambda own: _packages(here, own[0]),
-        "engine": lambda own: _engine(own[0]),
-        "driver": lambda own: _driver(own),
-        "peers": lambda own: _peers(here, own, len(executors)),
-        "sharing": lambda own: _sharing(here, own, reports),
-        "disk": lambda own: _disk(own[0]),
-        "memory": lambda own: _memory(own[0]),
-        "gpus": lambda own: _gpus(here, own),
-        "clock": lambda own: _clock(own),
-        "cores": lambda own: _cores(own, reports),
+        "wheel": lambda executor_reports: _wheel(here, executor_reports[0]),
+        "python": lambda executor_reports: _python(here, executor_reports[0]),
+        "packages": lambda executor_reports: _packages(here, executor_reports[0]),
+        "engine": lambda executor_reports: _engine(executor_reports[0]),
+        "driver": lambda executor_reports: _driver(executor_reports),
+        "peers": lambda executor_reports: _peers(here, executor_reports, len(executors)),
+        "sharing": lambda executor_reports: _sharing(here, executor_reports, reports),
+        "disk": lambda executor_reports: _disk(executor_reports[0]),
+        "memory": lambda executor_reports: _memory(executor_reports[0]),
+        "gpus": lambda executor_reports: _gpus(here, executor_reports),
+        "clock": lambda executor_reports: _clock(executor_reports),
+        "cores": lambda executor_reports: _cores(executor_reports, reports),
     }
-    found = []
-    for executor, own in executors.items():
+    findings = []
+    for executor, executor_reports in executors.items():
         for name in CHECKS:
-            verdict = verdicts[name](own)
-            found.append(Finding(name, verdict.state, verdict.text, verdict.fix, executor))
-    return found
+            verdict = verdicts[name](executor_reports)
+            findings.append(Finding(name, verdict.state, verdict.text, verdict.fix, executor))
+    return findings
 
 
 def _ok(text: str) -> Finding:
@@ -89,13 +89,13 @@ def _bad(text: str, fix: str) -> Finding:
 
 
 def _wheel(here: DriverSide, report: Report) -> Finding:
-    found = report["package"]
+    package = report["package"]
     install = f"install spark_estimator {here.package} in {report['python'].get('executable', 'its Python')}"
-    if "error" in found:
-        return _bad(f"spark_estimator cannot be imported: {found['error']}", install)
-    if found["version"] != here.package:
-        return _bad(f"spark_estimator {found['version']} in {found['path']}, and {here.package} here", install)
-    return _ok(f"{found['version']} in {found['path']}")
+    if "error" in package:
+        return _bad(f"spark_estimator cannot be imported: {package['error']}", install)
+    if package["version"] != here.package:
+        return _bad(f"spark_estimator {package['version']} in {package['path']}, and {here.package} here", install)
+    return _ok(f"{package['version']} in {package['path']}")
 
 
 def _python(here: DriverSide, report: Report) -> Finding:
@@ -103,141 +103,146 @@ def _python(here: DriverSide, report: Report) -> Finding:
     text = f"{theirs} ({report['python']['executable']})"
     if theirs.split(".")[:2] != here.python.split(".")[:2]:
         fix = "set PYSPARK_PYTHON, before the session is created, to a Python of the driver's version"
-        return _bad(f"{text}, and {here.python} here: functions cannot travel between the two", fix)
+        return _bad(f"{text}, and {here.python} here: functions can't be pickled between the two", fix)
     if theirs != here.python:
         return _note(f"{text}, and {here.python} here")
     return _ok(text)
 
 
 def _packages(here: DriverSide, report: Report) -> Finding:
-    found = report["packages"]
-    if "error" in found:
-        return _bad(f"they could not be looked up: {found['error']}", "see its log")
-    wanted = [name for name in found if not found[name] and (name in _NEEDED or here.packages.get(name))]
-    if wanted:
-        needed = [f"{name}=={here.packages[name]}" if here.packages.get(name) else name for name in wanted]
-        return _bad(f"{', '.join(wanted)} missing", f"pip install {' '.join(needed)}")
+    versions = report["packages"]
+    if "error" in versions:
+        return _bad(f"their versions are unknown: {versions['error']}", "see its log")
+    missing = [name for name in versions if not versions[name] and (name in _NEEDED or here.packages.get(name))]
+    if missing:
+        needed = [f"{name}=={here.packages[name]}" if here.packages.get(name) else name for name in missing]
+        return _bad(f"{', '.join(missing)} missing", f"pip install {' '.join(needed)}")
     differing = [
-        f"{name} {found[name]} ({here.packages[name]} here)"
-        for name in found
-        if found[name] and here.packages.get(name) and found[name] != here.packages[name]
+        f"{name} {versions[name]} ({here.packages[name]} here)"
+        for name in versions
+        if versions[name] and here.packages.get(name) and versions[name] != here.packages[name]
     ]
     if differing:
-        return _note(f"not as on the driver: {', '.join(differing)}", "install the same versions on both")
-    return _ok(", ".join(f"{name} {version}" for name, version in found.items() if version))
+        return _note(f"different from the driver: {', '.join(differing)}", "install the same versions on both")
+    return _ok(", ".join(f"{name} {version}" for name, version in versions.items() if version))
 
 
 def _engine(report: Report) -> Finding:
-    found = report["engine"]
-    if "error" in found:
-        return _bad(str(found["error"]), "install the wheel of this platform; its page tells which")
-    return _ok(found["build"])
+    engine = report["engine"]
+    if "error" in engine:
+        return _bad(str(engine["error"]), "install the wheel for this platform, see the README")
+    return _ok(engine["build"])
 
 
-def _driver(own: Sequence[Report]) -> Finding:
-    failed = [report["driver"]["error"] for report in own if "error" in report["driver"]]
+def _driver(reports: Sequence[Report]) -> Finding:
+    failed = [report["driver"]["error"] for report in reports if "error" in report["driver"]]
     if failed:
         fix = (
-            "jobs run without it, start a second later, and their lines stay in the executors' logs; set "
-            "spark.driver.host to an address that executors reach, and let them connect to any port of it"
+            "without it jobs start a second later and their lines stay in the executors' logs; set spark.driver.host "
+            "to an address that executors can reach, and allow connections to all of its ports"
         )
-        return _note(f"its server cannot be reached: {failed[0]}", fix)
-    return _ok(f"reached at {own[0]['driver']['address']}")
+        return _note(f"its server can't be reached: {failed[0]}", fix)
+    return _ok(f"reached at {reports[0]['driver']['address']}")
 
 
-def _peers(here: DriverSide, own: Sequence[Report], executors: int) -> Finding:
+def _peers(here: DriverSide, own_reports: Sequence[Report], executors: int) -> Finding:
     if not here.barrier:
-        return _note("not tried, since tasks cannot be started together here")
-    met = [report["meeting"] for report in own]
-    if all("error" in found for found in met):
-        fix = "mend what is missing beside this; else give its host an address of its own: set SPARK_LOCAL_IP there"
-        return _bad(f"it could not try: {met[0]['error']}", fix)
-    unreached = {other: why for found in met for other, why in found.get("unreached", {}).items()}
+        return _note("not tried, because Spark can't start tasks together here")
+    met = [report["meeting"] for report in own_reports]
+    if all("error" in meeting for meeting in met):
+        fix = (
+            "fix the other missing items first; otherwise set SPARK_LOCAL_IP on its host to an address that others "
+            "reach"
+        )
+        return _bad(f"the check failed: {met[0]['error']}", fix)
+    unreached = {other: why for meeting in met for other, why in meeting.get("unreached", {}).items()}
     if unreached:
         text = "; ".join(f"cannot connect to {other} ({why})" for other, why in sorted(unreached.items()))
         return _bad(text, "allow connections between the executors' hosts at all ports above 1023")
-    reached = sum(len(found.get("reached", ())) for found in met)
+    reached = sum(len(meeting.get("reached", ())) for meeting in met)
     if reached < executors - 1:
-        return _note(f"{reached} of {executors - 1} other executors could be tried; the others did not listen")
-    return _ok("there is no other executor" if executors == 1 else f"all {reached} others were reached")
+        return _note(f"{reached} of {executors - 1} other executors could be checked; the rest did not listen")
+    return _ok("no other executor" if executors == 1 else f"all {reached} others were reached")
 
 
-def _sharing(here: DriverSide, own: Sequence[Report], reports: Sequence[Report]) -> Finding:
+def _sharing(here: DriverSide, own_reports: Sequence[Report], reports: Sequence[Report]) -> Finding:
     if not here.barrier:
-        return _note("not tried, since tasks cannot be started together here")
-    hosts = {report["host"] for report in own}
+        return _note("not tried, because Spark can't start tasks together here")
+    hosts = {report["host"] for report in own_reports}
     tried = [
         report["meeting"] for report in reports
         if report["host"] in hosts and report["meeting"].get("shared") is not None
     ]  # fmt: skip
-    failed = [found["sharing_trouble"] for found in tried if not found["shared"]]
+    failed = [meeting["sharing_trouble"] for meeting in tried if not meeting["shared"]]
     if failed:
-        fix = "jobs run without it, over TCP, and slower; containers of one host need a common network namespace"
-        return _note(f"two tasks of this host share no memory: {failed[0]}", fix)
+        fix = "without it jobs use TCP, which is slower; containers of one host need a common network namespace"
+        return _note(f"two tasks of this host can't share memory: {failed[0]}", fix)
     return _ok("two tasks of this host share memory" if tried else "there is one task on this host")
 
 
 def _disk(report: Report) -> Finding:
-    found = report["disk"]
+    disk = report["disk"]
     fix = "free some, or set TMPDIR (spark.executorEnv.TMPDIR) to a folder with more"
-    if "error" in found:
-        return _bad(f"temporary files cannot be written: {found['error']}", fix)
-    text = f"{_size(found['free'])} free in {found['folder']}"
-    if found["free"] < LEAST_DISK:
+    if "error" in disk:
+        return _bad(f"temporary files can't be written: {disk['error']}", fix)
+    text = f"{_size(disk['free'])} free in {disk['folder']}"
+    if disk["free"] < LEAST_DISK:
         return _bad(text, fix)
-    return _note(text, fix) if found["free"] < LITTLE_DISK else _ok(text)
+    return _note(text, fix) if disk["free"] < LITTLE_DISK else _ok(text)
 
 
 def _memory(report: Report) -> Finding:
-    found = report["memory"]
-    if "error" in found:
-        return _note(f"not known: {found['error']}")
-    text = f"{_size(found['free'])} free"
+    memory = report["memory"]
+    if "error" in memory:
+        return _note(f"not known: {memory['error']}")
+    text = f"{_size(memory['free'])} free"
     fix = "ranks live beside the executor's Java: raise spark.executor.memoryOverhead, or use fewer ranks a host"
-    return _note(text, fix) if found["free"] < LITTLE_MEMORY else _ok(text)
+    return _note(text, fix) if memory["free"] < LITTLE_MEMORY else _ok(text)
 
 
-def _gpus(here: DriverSide, own: Sequence[Report]) -> Finding:
-    found = own[0]["gpus"]
-    if "error" in found:
-        return _note(f"not known: {found['error']}")
-    given = [address for report in own for address in report["gpus"].get("given", ())]
-    there = "; ".join(f"{index} {name} ({uuid})" for index, uuid, name in found["there"])
-    if "trouble" in found:
-        return _note(f"nvidia-smi fails: {found['trouble']}", "mend the NVIDIA driver there")
-    if given:
-        text = f"Spark gives {', '.join(given)}, one task after the other"
-        if found["visible"] is not None:
-            text += f", of CUDA_VISIBLE_DEVICES={found['visible']}"
+def _gpus(here: DriverSide, own_reports: Sequence[Report]) -> Finding:
+    gpus = own_reports[0]["gpus"]
+    if "error" in gpus:
+        return _note(f"not known: {gpus['error']}")
+    addresses = [address for report in own_reports for address in report["gpus"].get("given", ())]
+    there = "; ".join(f"{index} {name} ({uuid})" for index, uuid, name in gpus["there"])
+    if "trouble" in gpus:
+        return _note(f"nvidia-smi fails: {gpus['trouble']}", "fix the NVIDIA driver there")
+    if addresses:
+        text = f"Spark gives {', '.join(addresses)}, one per task"
+        if gpus["visible"] is not None:
+            text += f", of CUDA_VISIBLE_DEVICES={gpus['visible']}"
         if not there:
-            return _note(f"{text}; there is no nvidia-smi to ask what they are")
+            return _note(f"{text}; their type is unknown without nvidia-smi")
         return _ok(f"{text}; there: {there}")
     if there and not here.is_local and not here.gpus_per_task:
         fix = "start the session with spark.executor.resource.gpu.amount and spark.task.resource.gpu.amount"
-        return _note(f"{there}, of which Spark gives tasks none", fix)
+        return _note(f"{there}, but Spark gives none to tasks", fix)
     return _ok(there or "none")
 
 
-def _clock(own: Sequence[Report]) -> Finding:
-    measured = [report["driver"] for report in own if "clock" in report["driver"]]
+def _clock(reports: Sequence[Report]) -> Finding:
+    measured = [report["driver"] for report in reports if "clock" in report["driver"]]
     if not measured:
-        return _note("not compared, since the driver was not reached")
-    best = min(measured, key=lambda found: float(found["clock_within"]))
+        return _note("not compared, because the driver was not reached")
+    best = min(measured, key=lambda report: float(report["clock_within"]))
     offset, within = float(best["clock"]), float(best["clock_within"])
     text = f"{abs(offset):.3f} s {'ahead of' if offset > 0 else 'behind'} the driver's, give or take {within:.3f}"
     if abs(offset) - within > CLOCK_SECONDS:
-        return _note(text, "run a time service (chrony, ntpd) on all hosts: the first failure is found by the clock")
+        return _note(
+            text, "run a time service (chrony, ntpd) on all hosts: the first failure is identified by its time"
+        )
     return _ok(text)
 
 
-def _cores(own: Sequence[Report], reports: Sequence[Report]) -> Finding:
-    found = own[0]["cores"]
-    if "error" in found:
-        return _note(f"not known: {found['error']}")
-    cpus = int(own[0]["task_cpus"])
-    here = [report for report in reports if report["host"] == own[0]["host"]]
-    text = f"{found['usable']} usable, {len(here)} slots on this host x {cpus} (spark.task.cpus)"
-    if len(here) * cpus > found["usable"]:
+def _cores(own_reports: Sequence[Report], reports: Sequence[Report]) -> Finding:
+    cores = own_reports[0]["cores"]
+    if "error" in cores:
+        return _note(f"not known: {cores['error']}")
+    cpus = int(own_reports[0]["task_cpus"])
+    here = [report for report in reports if report["host"] == own_reports[0]["host"]]
+    text = f"{cores['usable']} usable, {len(here)} slots on this host x {cpus} (spark.task.cpus)"
+    if len(here) * cpus > cores["usable"]:
         fix = (
             "ranks on all of them share cores: give the executor fewer (spark.executor.cores), or raise spark.task.cpus"
         )

@@ -12,7 +12,7 @@ class Terms:
 
     Attributes:
         size: number of ranks to begin with.
-        min_size: the least to go on with, 1 <= min_size <= size.
+        min_size: the least to continue with, 1 <= min_size <= size.
         replace: new processes come as far as there is room: in place of those that were lost, and more, up to
             `max_size`.
         max_size: the most ranks that there may come to be, if `replace`; None: `size`.
@@ -36,15 +36,16 @@ class Terms:
     def __post_init__(self) -> None:
         if not 1 <= self.min_size <= self.size:
             raise ValueError(
-                f"min_size={self.min_size}: the least to go on with is at least 1 and at most the {self.size} ranks "
-                "that the job begins with."
+                f"min_size={self.min_size} must be from 1 to size={self.size}, the ranks that the job starts with."
             )
         if self.most < self.size:
-            raise ValueError(f"max_size={self.max_size} is less than the {self.size} ranks that the job begins with.")
+            raise ValueError(
+                f"max_size={self.max_size} must be at least size={self.size}, the ranks that the job starts with."
+            )
         if self.reset_limit is not None and self.reset_limit < 0:
-            raise ValueError(f"reset_limit={self.reset_limit}: a number of rounds cannot be negative.")
+            raise ValueError(f"reset_limit={self.reset_limit} must be at least 0.")
         if self.timeout <= timedelta(0):
-            raise ValueError(f"timeout={self.timeout}: there must be some time to come together.")
+            raise ValueError(f"timeout={self.timeout} must be more than 0.")
 
 
 # --- Decisions --------------------------------------------------------------------------------------------------------
@@ -66,7 +67,7 @@ class Announce:
 
 @dataclass(frozen=True)
 class Dissolve:
-    """Tell these that their round has lost somebody: if they are still connecting, they need not wait for others."""
+    """Notify these that their round has lost a rank: if they are still connecting, they stop waiting for others."""
 
     processes: tuple[int, ...]
 
@@ -88,14 +89,14 @@ class Kill:
 
 @dataclass(frozen=True)
 class Release:
-    """End these: there is no place for them any more. It is no failure, and nobody misses them."""
+    """End these: their slots are gone. It is no failure, and the job does not need them."""
 
     processes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Fail:
-    """End the job: it cannot go on. `why` is a sentence."""
+    """End the job: it cannot continue. `why` is a sentence."""
 
     why: str
 

@@ -1,11 +1,11 @@
-"""Decides who is in which round of an elastic job, from what it is told; does nothing itself.
+"""Decides which processes are in which round of an elastic job; a pure state machine without I/O.
 
-Whoever launches the ranks tells a `RoundPlanner` what it sees (a process is ready, a process has ended) and does what
+The launcher reports events to a `RoundPlanner` (a process is ready, a process has ended) and carries out what
 the planner decides. The planner knows neither processes nor sockets nor clocks, so that launchers of all kinds can have
 it: ``launch.elastic`` is one.
 
 A *member* is a process of the present round, a *newcomer* one that was started later and waits for its first. A member
-is *unwanted* when its slot is gone. It stays at work until the next commit at which the others can go on without it:
+is *unwanted* when its slot is gone. It stays at work until the next commit at which the others can continue without it:
 they are enough, or newcomers are there to take over the state.
 """
 
@@ -147,7 +147,7 @@ class RoundPlanner:
                 self._found_silent.setdefault(self._ranks[rank], now)
 
     def ended(self, process: int, now: float, story: str | None) -> None:
-        """A process is gone. To be told before `room` is changed for that reason.
+        """A process is gone. Report this before `room` is changed for that reason.
 
         Args:
             story: who it was and how it ended, a sentence; None: it ended well.
@@ -179,7 +179,7 @@ class RoundPlanner:
     # --- what it decides ---
 
     def decide(self, now: float) -> list[Decision]:
-        """What to do now. To be asked after all that is told, and now and then, as time goes by."""
+        """What to do now. Call this after each report, and from time to time, because time-outs pass."""
         if self._over:
             return []
         decisions = self._decide(now)
@@ -230,14 +230,14 @@ class RoundPlanner:
         if len(coming) < self.terms.min_size:
             return []  # newcomers are on their way, or `_too_few` would have said so
         if not self._resets_allow(1):
-            return [Fail(f"its limit of resets ({self.terms.reset_limit}) is reached")]
+            return [Fail(f"it reached reset_limit={self.terms.reset_limit}")]
         self._fruitless += 1
         if self.terms.reset_limit is None and self._fruitless >= FRUITLESS_ROUNDS:
             return [Fail(f"{self._fruitless} rounds in a row have ended without a commit")]
         # Who holds the state first, as rank 0's is the one that all take over; else the old order.
         coming.sort(key=self._in_the_next_round)
         if not self._processes[coming[0]].holds_state:
-            return [Fail("nobody who holds its state is left: all that remain have only just come")]
+            return [Fail("no process that has its state is left: all others are new")]
         self.round += 1
         self._ranks = tuple(coming)
         for rank, process in enumerate(coming):
@@ -274,11 +274,11 @@ class RoundPlanner:
             return None
         if silent_since is not None and now - silent_since >= SILENT_GRACE.total_seconds():
             known.killed = True
-            return Kill(process, "because it gave the other ranks no sign of life")
+            return Kill(process, "because the other ranks lost contact with it")
         if now - since >= self.terms.timeout.total_seconds():
             known.killed = True
             seconds = self.terms.timeout.total_seconds()
-            return Kill(process, f"because it had not come to round {self.round + 1} after {seconds:g} seconds")
+            return Kill(process, f"because it didn't join round {self.round + 1} within {seconds:g} seconds")
         return None
 
     def _too_few(self, now: float) -> Fail | None:
@@ -286,10 +286,10 @@ class RoundPlanner:
         members = self._members()
         if len(members) + self._well >= self.terms.min_size and not self._stranded():
             return None
-        left = f"{len(members)} of its ranks are left" if len(members) != 1 else "1 of its ranks is left"
-        needed = f"{left}, and at least {self.terms.min_size} are needed"
+        remaining = f"{len(members)} ranks are left" if len(members) != 1 else "1 rank is left"
+        needed = f"{remaining}, and at least {self.terms.min_size} are needed"
         if self._well:
-            return Fail(f"{needed} ({self._well} had ended well before)")
+            return Fail(f"{needed} ({self._well} had succeeded before)")
         newcomers = [known for known in self._processes.values() if known.phase in (Phase.STARTING, Phase.WAITING)]
         if members and len(members) + len(newcomers) >= self.terms.min_size:
             if self._gathering_since is None:
@@ -298,7 +298,7 @@ class RoundPlanner:
                 return None
             starting = sum(known.phase is Phase.STARTING for known in newcomers)
             seconds = self.terms.timeout.total_seconds()
-            return Fail(f"{needed}; {starting} that were started had not come after {seconds:g} seconds")
+            return Fail(f"{needed}; {starting} new processes didn't join within {seconds:g} seconds")
         if members and self._wants_newcomers():
             return None
         if members and self.room_may_grow:
@@ -306,9 +306,9 @@ class RoundPlanner:
                 self._gathering_since = now
             seconds = self.terms.timeout.total_seconds()
             if now - self._gathering_since < seconds:
-                self.waits_for_room = f"{needed}: waiting for hosts, at most {seconds:g} seconds"
+                self.waits_for_room = f"{needed}: waiting for hosts for up to {seconds:g} seconds"
                 return None
-            return Fail(f"{needed}; no room for more has come within {seconds:g} seconds")
+            return Fail(f"{needed}; no new slots appeared within {seconds:g} seconds")
         return Fail(needed)
 
     def _stranded(self) -> bool:
@@ -319,7 +319,7 @@ class RoundPlanner:
     def _end(self) -> Decision:
         if self._well >= self.terms.min_size:
             return Finish()
-        return Fail(f"{self._well} of its ranks ended well, and at least {self.terms.min_size} are needed")
+        return Fail(f"{self._well} of its ranks succeeded, and at least {self.terms.min_size} are needed")
 
     def _wants_newcomers(self) -> bool:
         if not self.terms.replace or self._well or not self._members():

@@ -26,7 +26,7 @@ _log = logger(__name__)
 
 
 def run_fn(func: Callable[..., ValueT], reset: Callable[[], object]) -> Callable[..., ValueT]:
-    """Makes ``func(state, *args, **kwargs)`` go on in the next round, whenever a round ends.
+    """Makes ``func(state, *args, **kwargs)`` continue in the next round, whenever a round ends.
 
     A rank is lost: the state goes back to the last commit. The job is about to be made of other ranks: it stays as it
     is. Then `reset` is called, `State.on_reset`, `State.sync`, and `func` once more.
@@ -63,7 +63,7 @@ def run_fn(func: Callable[..., ValueT], reset: Callable[[], object]) -> Callable
                     failures.append((str(error), getattr(state, "_commits", 0)))
                     if failures[-SAME_FAILURES:] == [failures[-1]] * SAME_FAILURES:
                         raise
-                _log.warning("going back to the last commit: %s", error)
+                _log.warning("restoring the last commit: %s", error)
                 state.restore()
                 why, skip_sync = error, False
             except HostsUpdatedInterrupt as interrupt:
@@ -88,8 +88,9 @@ def rejoin() -> None:
     link, former = launcher_link.link(), rendezvous.current()
     if link is None or former is None:
         raise NotElasticError(
-            "this job has a fixed number of ranks and cannot go on without one: start it by `horovodrun -np N "
-            "--min-np M` or by `spark_estimator.spark.run_elastic`, M being the least that it may go on with."
+            "this job has a fixed number of ranks and can't continue without one: start it with `horovodrun -np N "
+            "--min-np M` or with `spark_estimator.spark.run_elastic`, where M is the smallest number of ranks to "
+            "continue with."
         )
     context.shutdown()
     link.next_round(former)

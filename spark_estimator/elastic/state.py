@@ -124,7 +124,9 @@ class ObjectState(State):
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
         for name in kwargs:
             if name.startswith("_") or hasattr(type(self), name):
-                raise ValueError(f"a state cannot have an attribute {name!r}: it is a name of {type(self).__name__}.")
+                raise ValueError(
+                    f"a state can't have an attribute {name!r}: {type(self).__name__} already has that name."
+                )
         super().__init__(bcast_object, get_rank)
         self._names = list(kwargs)
         for name, value in kwargs.items():

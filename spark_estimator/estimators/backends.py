@@ -1,4 +1,4 @@
-"""Where a training runs: in the Spark session, or where the estimator's `backend` says."""
+"""Runs a training: in the Spark session, or by the estimator's `backend`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.launch.job.attempts import Limits
+from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.spark.entry import run_in_session
 from spark_estimator.launch.spark.row_writer import Rows
 from spark_estimator.launch.spark.slots import default_size
+from spark_estimator.observe.status_line import ProgressDisplay
 from spark_estimator.spark import SparkBackend
 
 # The trained model passes through the memory of an executor and of the driver.
@@ -21,16 +23,11 @@ def size_of(backend: Any, num_proc: int | None) -> Any:
 
     Raises:
         ValueError: both were given.
-        TypeError: `backend` is none.
     """
     if backend is None:
         return num_proc or default_size
     if num_proc is not None:
-        raise ValueError("num_proc and backend were both given: the backend has its own num_proc.")
-    if not all(callable(getattr(backend, name, None)) for name in ("run", "num_processes")):
-        raise TypeError(
-            f"backend is a SparkBackend, or another Backend with run() and num_processes(); it was {backend!r}."
-        )
+        raise ValueError("num_proc and backend can't be combined: the backend has its own num_proc.")
     return backend.num_processes()
 
 
@@ -40,10 +37,10 @@ def takes_rows(backend: Any) -> bool:
 
 
 def check_restarts(backend: Any, max_restarts: int) -> None:
-    """Refuses the estimator's max_restarts where the backend has others, or cannot be told.
+    """Refuses the estimator's max_restarts where the backend has others, or starts the ranks itself.
 
     Raises:
-        ValueError: so it is.
+        ValueError: the backend has another number of restarts, or has a run() of its own.
     """
     if not max_restarts or backend is None:
         return
@@ -52,9 +49,9 @@ def check_restarts(backend: Any, max_restarts: int) -> None:
             f"max_restarts={max_restarts} has no effect on {type(backend).__name__}, whose run() starts the ranks: "
             "leave it out, or have run() do it."
         )
-    own = backend.max_restarts
-    if own not in (0, max_restarts):
-        raise ValueError(f"max_restarts={max_restarts}, and {own} of the backend: give one of them.")
+    backend_restarts = backend.max_restarts
+    if backend_restarts not in (0, max_restarts):
+        raise ValueError(f"max_restarts={max_restarts}, and {backend_restarts} of the backend: give one of them.")
 
 
 def launched(
@@ -76,13 +73,19 @@ def launched(
         max_restarts: of the estimator.
 
     Raises:
-        TypeError: the backend's run() returned something else than the ranks' values.
+        TypeError: the backend's run() did not return the ranks' values.
         Others as `run_in_session`.
     """
     if backend is None:
-        limits = Limits.checked(max_restarts, None)
-        given: dict[str, Any] = {"rows": rows, "max_result_bytes": _MOST_RESULT_BYTES, "limits": limits}
-        results: Any = run_in_session(train, size, caller=caller, args=(spec,), **given)
+        options = JobOptions(
+            args=(spec,),
+            show_line=None,
+            verbose=0,
+            progress=ProgressDisplay.ANYWHERE if spec.verbose else ProgressDisplay.OFF,
+            max_result_bytes=_MOST_RESULT_BYTES,
+            limits=Limits.checked(max_restarts, None),
+        )
+        results: Any = run_in_session(train, size, options, caller=caller, rows=rows)
     elif takes_rows(backend):
         results = backend.run_on_rows(
             train,
@@ -91,6 +94,7 @@ def launched(
             caller=caller,
             max_restarts=max_restarts or backend.max_restarts,
             max_result_bytes=_MOST_RESULT_BYTES,
+            verbose=spec.verbose,
         )
     else:
         results = backend.run(train, args=(spec,), env={})

@@ -6,7 +6,8 @@ It raises TypeError or ValueError, with a sentence that has the value.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from typing import Any, TypeGuard
 
 import numpy
@@ -18,6 +19,17 @@ from spark_estimator.store import Store
 def _is_number(value: Any) -> TypeGuard[float]:
     """A number of Python's or NumPy's, and neither true nor false."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _items(name: str, value: Any, kind: str) -> list[Any]:
+    """The items of a list, or of what can be read as one.
+
+    Raises:
+        TypeError: it can't, or is a string; the text has `kind`, what it should be.
+    """
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be {kind}; got {value!r}.")
+    return list(value)
 
 
 def anything(name: str, value: Any) -> Any:
@@ -32,9 +44,9 @@ def whole(least: int) -> Callable[[str, Any], int | None]:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise TypeError(f"{name} is a whole number; it was {value!r} of type {type(value).__name__}.")
+            raise TypeError(f"{name} must be an integer; got {value!r} ({type(value).__name__}).")
         if value < least:
-            raise ValueError(f"{name} is at least {least}; it was {value}.")
+            raise ValueError(f"{name} must be at least {least}; got {value}.")
         return int(value)
 
     return check
@@ -43,14 +55,14 @@ def whole(least: int) -> Callable[[str, Any], int | None]:
 def truth(name: str, value: Any) -> bool:
     """True or False."""
     if not isinstance(value, (bool, int, numpy.bool_)) or value not in (0, 1):
-        raise TypeError(f"{name} is True or False; it was {value!r}.")
+        raise TypeError(f"{name} must be True or False; got {value!r}.")
     return bool(value)
 
 
 def text(name: str, value: Any) -> str | None:
     """Text, or None."""
     if value is not None and not isinstance(value, str):
-        raise TypeError(f"{name} is text; it was {value!r} of type {type(value).__name__}.")
+        raise TypeError(f"{name} must be a string; got {value!r} ({type(value).__name__}).")
     return value
 
 
@@ -59,40 +71,42 @@ def names(name: str, value: Any) -> list[str] | None:
     if value is None:
         return None
     if isinstance(value, str):
-        raise TypeError(f"{name} is a list of column names; it was the single text {value!r}: say [{value!r}].")
-    found = list(value)
-    for one in found:
-        if not isinstance(one, str):
-            raise TypeError(f"{name} is a list of column names; it holds {one!r}.")
-    if len(set(found)) < len(found):
-        twice = next(one for one in found if found.count(one) > 1)
-        raise ValueError(f"{name} names {twice!r} twice.")
-    return found
+        raise TypeError(f"{name} must be a list of column names; got the string {value!r}. Use [{value!r}].")
+    result = _items(name, value, "a list of column names")
+    for item in result:
+        if not isinstance(item, str):
+            raise TypeError(f"{name} must be a list of column names; it contains {item!r}.")
+    if len(set(result)) < len(result):
+        twice = next(entry for entry in result if result.count(entry) > 1)
+        raise ValueError(f"{name} contains {twice!r} twice.")
+    return result
 
 
 def weights(name: str, value: Any) -> list[float] | None:
     """A list of numbers, or None."""
     if value is None:
         return None
-    if isinstance(value, (str, bytes)) or not all(_is_number(one) for one in value):
-        raise TypeError(f"{name} is a list of numbers; it was {value!r}.")
-    return [float(one) for one in value]
+    items = _items(name, value, "a list of numbers")
+    if not all(_is_number(item) for item in items):
+        raise TypeError(f"{name} must be a list of numbers; got {value!r}.")
+    return [float(item) for item in items]
 
 
 def shapes(name: str, value: Any) -> list[list[int]] | None:
     """A list of shapes, the first extent of each being -1: the rows of the batch; or None."""
     if value is None:
         return None
-    found = []
-    for shape in value:
-        extents = [int(extent) for extent in shape]
+    kind = "a list of shapes that start with -1 (the batch), for example [[-1, 20]]"
+    result = []
+    for shape in _items(name, value, kind):
+        extents = _items(name, shape, kind)
+        if not all(isinstance(extent, numbers.Integral) for extent in extents):
+            raise TypeError(f"{name} must be {kind}; it contains {shape!r}.")
+        extents = [int(extent) for extent in extents]
         if extents[:1] != [-1] or any(extent < 1 for extent in extents[1:]):
-            raise ValueError(
-                f"{name} is a list of shapes that begin with -1 (the rows of a batch), for example [[-1, 20]]; "
-                f"it holds {shape!r}."
-            )
-        found.append(extents)
-    return found
+            raise ValueError(f"{name} must be {kind}; it contains {shape!r}.")
+        result.append(extents)
+    return result
 
 
 def share_or_column(name: str, value: Any) -> float | str | None:
@@ -100,9 +114,9 @@ def share_or_column(name: str, value: Any) -> float | str | None:
     if value is None or isinstance(value, str):
         return value
     if not _is_number(value):
-        raise ValueError(f"{name} is a share of the rows, or a column's name; it was {value!r}.")
+        raise ValueError(f"{name} must be a fraction of the rows or a column name; got {value!r}.")
     if not 0 <= value < 1:
-        raise ValueError(f"{name} as a share of the rows is at least 0 and less than 1; it was {value!r}.")
+        raise ValueError(f"{name} must be at least 0 and less than 1, as a fraction of the rows; got {value!r}.")
     return float(value)
 
 
@@ -112,27 +126,26 @@ def null_policy(name: str, value: Any) -> str | float:
         return str(value)
     if _is_number(value):
         return float(value)
-    raise ValueError(f"{name} is 'error', 'drop', or a number that takes the place of nulls; it was {value!r}.")
+    raise ValueError(f"{name} must be 'error', 'drop' or a number that replaces nulls; got {value!r}.")
 
 
 def paddings(name: str, value: Any) -> float | dict[str, float] | None:
     """A number, or one for each of some columns; or None."""
     if value is None:
         return None
-    given = value if isinstance(value, dict) else {"": value}
-    for column, one in given.items():
-        if not isinstance(column, str) or not _is_number(one):
+    by_column = value if isinstance(value, dict) else {"": value}
+    for column, item in by_column.items():
+        if not isinstance(column, str) or not _is_number(item):
             raise TypeError(
-                f"{name} is a number that fills shorter arrays up, or a dict with one for each of some columns; it was "
-                f"{value!r}."
+                f"{name} must be a number that pads shorter arrays, or a dict with one per column; got {value!r}."
             )
-    return {column: float(one) for column, one in given.items()} if isinstance(value, dict) else float(value)
+    return {column: float(entry) for column, entry in by_column.items()} if isinstance(value, dict) else float(value)
 
 
 def function(name: str, value: Any) -> Any:
     """What can be called, or None."""
     if value is not None and not callable(value):
-        raise TypeError(f"{name} is a function; it was {value!r}.")
+        raise TypeError(f"{name} must be a function; got {value!r}.")
     return value
 
 
@@ -140,8 +153,8 @@ def functions(name: str, value: Any) -> dict[str, Any] | None:
     """A dict with a function for each of some columns; or None."""
     if value is None:
         return None
-    if not isinstance(value, dict) or not all(isinstance(one, str) and callable(of) for one, of in value.items()):
-        raise TypeError(f"{name} is a dict with a function for each of some columns; it was {value!r}.")
+    if not isinstance(value, dict) or not all(isinstance(item, str) and callable(of) for item, of in value.items()):
+        raise TypeError(f"{name} must be a dict from columns to functions; got {value!r}.")
     return dict(value) or None
 
 
@@ -149,18 +162,18 @@ def edited_fields(name: str, value: Any) -> list[list[Any]] | None:
     """Horovod's tuples (name, numpy type, shape, whether null is allowed), as JSON can hold them; or None."""
     if value is None:
         return None
-    found = []
-    for one in value:
+    kind = "a list of (name, numpy type, shape, nullable)"
+    result = []
+    for item in _items(name, value, kind):
         try:  # petastorm's own have a codec before their last part
-            field, dtype, shape, nullable = (*tuple(one)[:3], tuple(one)[-1])
+            field, dtype, shape, nullable = (*tuple(item)[:3], tuple(item)[-1])
             extents = [None if extent is None else int(extent) for extent in shape or ()]
-            kind = numpy.dtype(dtype)
-            found.append([str(field), kind.name if kind.kind in "biuf" else kind.str, extents, bool(nullable)])
+            numpy_type = numpy.dtype(dtype)
+            spelled = numpy_type.name if numpy_type.kind in "biuf" else numpy_type.str
+            result.append([str(field), spelled, extents, bool(nullable)])
         except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"{name} is a list of (name, numpy type, shape, whether null is allowed); it holds {one!r}."
-            ) from error
-    return found
+            raise ValueError(f"{name} must be {kind}; it contains {item!r}.") from error
+    return result
 
 
 def positive(name: str, value: Any) -> float | None:
@@ -168,16 +181,16 @@ def positive(name: str, value: Any) -> float | None:
     if value is None:
         return None
     if not _is_number(value):
-        raise TypeError(f"{name} is a number; it was {value!r} of type {type(value).__name__}.")
+        raise TypeError(f"{name} must be a number; got {value!r} ({type(value).__name__}).")
     if not 0 < value < float("inf"):
-        raise ValueError(f"{name} is more than 0; it was {value!r}.")
+        raise ValueError(f"{name} must be greater than 0; got {value!r}.")
     return float(value)
 
 
 def precision(name: str, value: Any) -> str | None:
     """'bf16', or None."""
     if value not in (None, "bf16"):
-        raise ValueError(f"{name} is 'bf16' or None (float16 would need its losses scaled); it was {value!r}.")
+        raise ValueError(f"{name} must be 'bf16' or None (float16 would need loss scaling); got {value!r}.")
     return None if value is None else "bf16"
 
 
@@ -186,7 +199,7 @@ def one_of(*known: str) -> Callable[[str, Any], str]:
 
     def check(name: str, value: Any) -> str:
         if value not in known:
-            raise ValueError(f"{name} is one of {known}; it was {value!r}.")
+            raise ValueError(f"{name} must be one of {known}; got {value!r}.")
         return str(value)
 
     return check
@@ -203,8 +216,8 @@ def objects(name: str, value: Any) -> dict[str, Any]:
     """A dict with something for each of some names."""
     if value is None:
         return {}
-    if not isinstance(value, dict) or not all(isinstance(one, str) for one in value):
-        raise TypeError(f"{name} is a dict by names; it was {value!r}.")
+    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value):
+        raise TypeError(f"{name} must be a dict with string keys; got {value!r}.")
     return dict(value)
 
 
@@ -212,25 +225,40 @@ def spark_frame(what: str, frame: Any) -> None:
     """Refuses what is no DataFrame of Spark's, or one whose session has ended.
 
     Raises:
-        TypeError: it is something else; the text says what to do with pandas and NumPy.
+        TypeError: it is something else; the message explains how to convert pandas and NumPy data.
         PreflightError: its session has been stopped.
     """
     # Of the class: to have a schema may ask a session that is gone.
     if not all(hasattr(type(frame), name) for name in ("sparkSession", "schema", "selectExpr")):
         kind = f"{type(frame).__module__}.{type(frame).__qualname__}"
         raise TypeError(
-            f"{what} takes a DataFrame of Spark's, as spark.createDataFrame(...) makes one of pandas' or NumPy's; it "
-            f"was {frame!r:.100} of type {kind}."
+            f"{what} takes a Spark DataFrame. Convert pandas and NumPy data with spark.createDataFrame(...); got "
+            f"{frame!r:.100} ({kind})."
         )
     session = frame.sparkSession
     context = getattr(session, "_sc", None)
     if getattr(session, "is_stopped", False) or (context is not None and getattr(context, "_jsc", None) is None):
-        raise PreflightError(f"{what}: the DataFrame's Spark session has been stopped; make it with a new one.")
+        raise PreflightError(
+            f"{what}: the DataFrame's Spark session has been stopped. Create the DataFrame in a new session."
+        )
 
 
 def stored(name: str, value: Any) -> Any:
-    """A store; of a path, the store there."""
-    return Store.create(value) if isinstance(value, str) else value
+    """A store, or None; of a path, the store there."""
+    if value is None or isinstance(value, Store):
+        return value
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name} must be a Store or its path; got {value!r}.")
+    return Store.create(os.fspath(value))
+
+
+def training_backend(name: str, value: Any) -> Any:
+    """What trains, or None."""
+    if value is not None and not all(callable(getattr(value, method, None)) for method in ("run", "num_processes")):
+        raise TypeError(
+            f"{name} must be a SparkBackend, or another Backend with run() and num_processes(); got {value!r}."
+        )
+    return value
 
 
 def labels_of(value: Callable[[str], Any]) -> list[str]:
@@ -244,13 +272,13 @@ def labels_of(value: Callable[[str], Any]) -> list[str]:
     """
     labels: list[str] = value("label_cols")
     if not labels:
-        raise ValueError("label_cols names the columns that the model shall predict, one for each output.")
+        raise ValueError("label_cols is required: the columns to predict, one per model output.")
     shapes = value("label_shapes")
     if shapes is not None and len(shapes) != len(labels):
-        raise ValueError(f"label_shapes has {len(shapes)} shapes for {len(labels)} label columns.")
+        raise ValueError(f"label_shapes has {len(shapes)} shapes for {len(labels)} label columns; give one per column.")
     store = value("store")
     if store is not None and not isinstance(store, Store):
-        raise TypeError(f"store is a Store, for example Store.create('/path'); it was {store!r}.")
+        raise TypeError(f"store must be a Store, for example Store.create('/path'); got {store!r}.")
     if store is not None and value("run_id"):
         store.get_run_path(value("run_id"))  # which refuses what names no folder of its own
     if store is None and value("checkpoint_every_steps") is not None:

@@ -1,7 +1,7 @@
-"""What all estimators share, whatever their framework: ``fit(df)`` and ``fit_on_parquet()``, on processes of Spark's.
+"""What the estimators of all frameworks share: ``fit(df)`` and ``fit_on_parquet()``, on processes that Spark starts.
 
-What differs is a framework's `FrameworkTraining`: it checks the parameters, tries the model, trains on the ranks, and
-makes the model from their result.
+A framework's `FrameworkTraining` checks the parameters, tries the model, trains on the ranks and makes the model from
+their result.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from pyspark.ml import Estimator
 from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLWritable
 
-from spark_estimator.data.fields import Field
 from spark_estimator.data.materialize import prepared
-from spark_estimator.estimators import backends, mlflow_log, params
-from spark_estimator.estimators.inference.prediction_columns import Meaning
+from spark_estimator.estimators import backends, checks, mlflow_log, params
+from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.model import TableModel
 from spark_estimator.estimators.params import TableParams
 from spark_estimator.estimators.persistence import model_transfer
 from spark_estimator.estimators.persistence.checkpoint import discard_partials
 from spark_estimator.estimators.persistence.folders import FolderReader, FolderWriter
-from spark_estimator.estimators.rows.row_source import RowSource, row_source_from, row_source_of
-from spark_estimator.estimators.rows.sampling import Columns, Wanted, look_at, look_at_files
-from spark_estimator.estimators.rows.shapes import Trial, fitting_fields
+from spark_estimator.estimators.rows.request import RowRequest
+from spark_estimator.estimators.rows.row_plan import RowPlan, plan_files, plan_frame
+from spark_estimator.estimators.rows.shapes import Trial
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.store import FilesystemStore
 
@@ -45,7 +44,7 @@ class FrameworkTraining(Protocol):
     Attributes:
         labels: the label columns.
         state_bytes: how many the model's numbers are.
-        meanings: [labels] what each output is, as `prediction_columns` has them.
+        output_kinds: [labels] what each output is, as `prediction_columns` has them.
         trial: tries the model on the first rows.
         train: what every rank runs; travels by pickle.
         framework: `TrainSpec.framework`.
@@ -53,7 +52,7 @@ class FrameworkTraining(Protocol):
 
     labels: list[str]
     state_bytes: int
-    meanings: Sequence[Meaning]
+    output_kinds: Sequence[OutputKind]
     trial: Trial
     train: Callable[[TrainSpec], TrainResult | None]
     framework: Any
@@ -69,16 +68,6 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
     _prefix: ClassVar[str]
     _model_kind: type[_Model]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if args:
-            name = type(self).__name__
-            raise TypeError(
-                f"{name} takes its parameters by name, as in {name}(model=...); it was given {args[0]!r:.100}."
-            )
-        super().__init__()
-        self._setDefault(**{row.name: row.default for row in self._rows})
-        self._take(kwargs)
-
     @abstractmethod
     def _training(self) -> FrameworkTraining:
         """The framework's side, of the parameters as they are now.
@@ -92,80 +81,66 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
         """Puts the estimator's files into a new folder."""
 
     def fit_on_parquet(self, params: Mapping[Param[Any], Any] | None = None, dataset_idx: int | None = None) -> _Model:
-        """Trains on Parquet files that stand ready at the store's paths for training data and for validation.
+        """Trains on Parquet files at the store's path for training data.
 
-        What `fit` with ``materialize=True`` has written is that, and what Spark has
-        (``df.write.parquet(store.get_train_data_path())``). Where `validation` is given and there is data at the path
-        for it, that is what is validated on; else a share, or the column that marks them, is of the training data.
+        `fit` with ``materialize=True`` writes such files, and so does
+        ``df.write.parquet(store.get_train_data_path())``. If `validation` is set and the store has validation data,
+        that data is used; otherwise the validation rows are taken from the training data.
 
         Args:
-            params: parameters for this training alone, as in ``fit``.
-            dataset_idx: of the data set in the store; None: the one without a number.
+            params: parameters for this training only, as in ``fit``.
+            dataset_idx: the number of the data set in the store; None: the one without a number.
 
         Raises:
             ValueError: there is no store.
-            DataError: there is no data, or it is torn.
+            DataError: there is no data, or it is incomplete.
         """
         if params:
             return self.copy(dict(params)).fit_on_parquet(None, dataset_idx)
         if self._value("mlflow"):
-            mlflow_log.client()  # that it is missing is said before the training
+            mlflow_log.client()  # raises before the training if MLflow is missing
         training = self._training()
         size = self._size()
         store, value = self._data_store("fit_on_parquet()"), self._value
         files = prepared(store, store.get_train_data_path(dataset_idx))
-        held, marker = None, value("validation")
+        validation_files, marker = None, value("validation")
         if marker is not None and store.exists(store.get_val_data_path(dataset_idx)):
-            held, marker = prepared(store, store.get_val_data_path(dataset_idx)), None
-        marker = marker if isinstance(marker, str) else None
-        columns = look_at_files(files, Wanted.of(value, marker))
-        return self._trained(training, size, columns, lambda fields: row_source_from(files, held, columns))
+            validation_files, marker = prepared(store, store.get_val_data_path(dataset_idx)), None
+        request = RowRequest.of(value, marker if isinstance(marker, str) else None)
+        return self._trained(training, size, plan_files(files, validation_files, request, training.trial))
 
     def _fit(self, dataset: DataFrame) -> _Model:
         if self._value("mlflow"):
-            mlflow_log.client()  # that it is missing is said before the training
+            mlflow_log.client()  # raises before the training if MLflow is missing
         training = self._training()
         size = self._size()
         value = self._value
-        marker = value("validation") if isinstance(value("validation"), str) else None
-        columns = look_at(dataset, Wanted.of(value, marker))
+        request = RowRequest.of(value, value("validation") if isinstance(value("validation"), str) else None)
         takes_rows = backends.takes_rows(value("backend"))
         store = self._data_store("materialize=True") if value("materialize") else None
         if not takes_rows and isinstance(value("store"), FilesystemStore):
             store = value("store")
+        checks.spark_frame("fit()", dataset)
         model_transfer.check_room(dataset.sparkSession, training.state_bytes, value("store"))
+        plan = plan_frame(dataset, request, training.trial, read_files=value("read_files"), store=store, size=size)
+        if plan.source.rows is not None and not takes_rows:
+            raise ValueError(
+                f"backend={value('backend')!r} starts the ranks with its own run(), so Spark's tasks can't send them "
+                "rows. Set store=Store.create('/path') to a path that the ranks can read, or fit a DataFrame that is "
+                "nothing but Parquet files."
+            )
+        return self._trained(training, size, plan)
 
-        def supply(fields: Sequence[Field]) -> RowSource:
-            directly = value("read_files")
-            supply = row_source_of(dataset, columns, fields, directly=directly, store=store, size=size)
-            if supply.rows is not None and not takes_rows:
-                raise ValueError(
-                    f"backend={value('backend')!r}: its run() starts the ranks, which cannot have rows from Spark's "
-                    "tasks then. With store=Store.create('/path'), which the ranks see, rows are written there; or fit "
-                    "a DataFrame that is just Parquet files."
-                )
-            return supply
-
-        return self._trained(training, size, columns, supply)
-
-    def _trained(
-        self,
-        training: FrameworkTraining,
-        size: Any,
-        columns: Columns,
-        supplied: Callable[[Sequence[Field]], RowSource],
-    ) -> _Model:
-        """Trains on the rows that `supplied`, given the fields, says."""
+    def _trained(self, training: FrameworkTraining, size: Any, plan: RowPlan) -> _Model:
+        """Trains on the rows of a plan."""
         value = self._value
-        fields = fitting_fields(columns, training.trial, value("input_shapes"))
         seed, validation = value("random_seed"), value("validation")
         run_id = value("run_id") or f"{self._prefix}_{int(time.time())}_{secrets.token_hex(3)}"
-        supply = supplied(fields.all)
         spec = TrainSpec(
-            inputs=fields.inputs,
-            labels=fields.labels,
-            weight=fields.weight,
-            held_share=validation if isinstance(validation, float) and supply.held_source is None else 0.0,
+            inputs=plan.fields.inputs,
+            labels=plan.fields.labels,
+            weight=plan.fields.weight,
+            held_share=validation if isinstance(validation, float) and plan.source.held_source is None else 0.0,
             seed=secrets.randbelow(1 << 31) if seed is None else seed,
             batch_size=value("batch_size"),
             val_batch_size=value("val_batch_size") or value("batch_size"),
@@ -182,8 +157,8 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
             checkpoint_steps=value("checkpoint_every_steps"),
             run_id=run_id,
             large=model_transfer.LARGE,
-            source=supply.source,
-            held_source=supply.held_source,
+            source=plan.source.source,
+            held_source=plan.source.held_source,
             repeatable=seed is not None or value("store") is not None,
             framework=training.framework,
         )
@@ -193,7 +168,7 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
                 training.train,
                 spec,
                 size,
-                supply.rows,
+                plan.source.rows,
                 caller=f"{type(self).__name__}.fit",
                 max_restarts=value("max_restarts"),
             )
@@ -207,11 +182,11 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
         fitted = self._model_kind(
             model=training.trained(state),
             history=result.history,
-            inputs=fields.inputs,
-            outputs=fields.outputs,
-            label_types=["array<float>" if one.kind == "binary" else one.kind for one in columns.labels],
-            meanings=training.meanings,
-            feature_columns=[one.name for one in columns.features],
+            inputs=plan.fields.inputs,
+            outputs=plan.fields.outputs,
+            label_types=["array<float>" if column.kind == "binary" else column.kind for column in plan.columns.labels],
+            output_kinds=training.output_kinds,
+            feature_columns=[column.name for column in plan.columns.features],
             label_columns=training.labels,
             run_id=run_id,
             decoders=value("decoders"),

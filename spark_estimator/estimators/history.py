@@ -16,7 +16,7 @@ _LONGEST_TEXT = 200
 
 
 class Epochs:
-    """How a history shows itself, whatever form it has.
+    """Shows a history of any form as a frame, a plot or an HTML table.
 
     Attributes:
         losses: the columns of `rows` that a picture has.
@@ -34,18 +34,26 @@ class Epochs:
 
         return pandas.DataFrame(self.rows())
 
-    def plot(self, axes: Any = None) -> Any:
-        """Draws the losses over the epochs.
+    def plot(self, axes: Any = None, names: Sequence[str] | str | None = None) -> Any:
+        """Draws losses or metrics over the epochs.
 
         Args:
             axes: of matplotlib; None: new ones.
+            names: what to draw: columns of `rows` (``"validation_accuracy"``), or metrics (``"accuracy"``), which are
+                drawn for training and validation; None: the losses.
 
         Returns:
             The axes.
 
         Raises:
+            ValueError: there is no column or metric of such a name.
+            TypeError: a name is no string.
             PythonEnvironmentError: there is no matplotlib.
         """
+        rows = self.rows()
+        if isinstance(names, str):
+            names = [names]
+        columns = list(self.losses) if names is None else self._columns(names, rows)
         if axes is None:
             try:
                 from matplotlib import pyplot
@@ -54,14 +62,27 @@ class Epochs:
                     "plot() draws with matplotlib, which is not there: pip install matplotlib, or use to_pandas()."
                 ) from error
             axes = pyplot.subplots()[1]
-        rows = self.rows()
-        for name in self.losses:
+        for name in columns:
             points = [(row["epoch"], row[name]) for row in rows if name in row]
             if points:
                 axes.plot(*zip(*points, strict=True), marker="o", label=name.replace("_", " "))
         axes.set_xlabel("epoch")
         axes.legend()
         return axes
+
+    def _columns(self, names: Sequence[str], rows: Sequence[Mapping[str, float]]) -> list[str]:
+        """The columns that `names` ask for."""
+        available = list(dict.fromkeys(column for row in rows for column in row if column != "epoch"))
+        prefixes = [loss.removesuffix("loss") for loss in self.losses]
+        result = []
+        for name in names:
+            if not isinstance(name, str):
+                raise TypeError(f"names must be strings; got {name!r}.")
+            columns = [column for prefix in prefixes if (column := prefix + name) in available]
+            if not columns and name not in available:
+                raise ValueError(f"the history has no {name!r}; it has {', '.join(available) or 'no epochs'}.")
+            result += columns or [name]
+        return list(dict.fromkeys(result))
 
     def _repr_html_(self) -> str:
         """A table, for notebooks."""
@@ -73,16 +94,18 @@ class Epochs:
 class History(Epochs, list[dict[str, Any]]):
     """One entry for each epoch: ``{"epoch": 0, "train": {"loss": 0.5, "all_metrics": [[0.9]]}, "validation": {...}}``.
 
-    ``all_metrics`` is [labels][metrics]. Losses and metrics are means over the rows of all ranks. What a
-    LightningModule logs is in ``logged``, by its names.
+    ``all_metrics`` is [labels][metrics], as in Horovod. Where there are metrics, ``metrics`` has the same values by
+    name: ``{"accuracy": 0.9}``. Losses and metrics are means over the rows of all ranks. What a LightningModule logs
+    is in ``logged``, by its names.
     """
 
     losses = ("train_loss", "validation_loss")
 
     def rows(self) -> list[dict[str, float]]:
-        """[epochs] flat: epoch, train_loss, train_metric_0, validation_loss, ...
+        """[epochs] flat: epoch, train_loss, train_accuracy, validation_loss, validation_accuracy, ...
 
-        Metrics of several labels are called by label and metric: train_metric_1_0.
+        Entries of earlier versions have no names: their metrics are train_metric_0, and with several labels
+        train_metric_1_0 by label and metric.
         """
         return [_flat(entry) for entry in self]
 
@@ -95,13 +118,13 @@ def history_of(name: str, value: Any) -> History:
     """
     if value is None:
         return History()
-    if not isinstance(value, (list, tuple)) or not all(isinstance(one, Mapping) for one in value):
+    if not isinstance(value, (list, tuple)) or not all(isinstance(item, Mapping) for item in value):
         raise TypeError(f"{name} is a list with an entry for each epoch; it was {value!r}.")
-    return History(dict(one) for one in value)
+    return History(dict(item) for item in value)
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """An HTML table. Whatever is in it shows as text: nothing of it is HTML."""
+    """An HTML table. All values are escaped: none of them is read as HTML."""
 
     def cells(tag: str, values: Sequence[Any]) -> str:
         return "<tr>" + "".join(f"<{tag}>{_escaped(value)}</{tag}>" for value in values) + "</tr>"
@@ -122,11 +145,14 @@ def short(value: Any) -> str:
 def _flat(entry: Mapping[str, Any]) -> dict[str, float]:
     flat = {"epoch": entry["epoch"]} if "epoch" in entry else {}
     for part in ("train", "validation"):
-        told = entry.get(part)
-        if not told:
+        results = entry.get(part)
+        if not results:
             continue
-        flat[f"{part}_loss"] = told["loss"]
-        groups = told.get("all_metrics", [])
+        flat[f"{part}_loss"] = results["loss"]
+        if "metrics" in results:
+            flat |= {f"{part}_{name}": value for name, value in results["metrics"].items()}
+            continue
+        groups = results.get("all_metrics", [])
         for label, group in enumerate(groups):
             for number, value in enumerate(group):
                 flat[f"{part}_metric_{number}" if len(groups) == 1 else f"{part}_metric_{label}_{number}"] = value

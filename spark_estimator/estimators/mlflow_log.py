@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from spark_estimator.estimators.params import TableParams
 
 # What MLflow takes as a parameter's value.
 _LONGEST_VALUE = 500
+# MLflow refuses these characters in a metric's name, which a user may have chosen.
+_NOT_IN_NAMES = re.compile(r"[^\w\-. /]", re.ASCII)
 
 
 def client() -> Any:
@@ -43,14 +46,14 @@ def log(estimator: TableParams, model: Any) -> str:
     mlflow = client()
     history: History = model.getHistory()
     chosen = {row.name: estimator.getOrDefault(row.name) for row in estimator._rows}
-    told = {name: repr(value)[:_LONGEST_VALUE] for name, value in chosen.items() if value not in (None, [])}
-    told.pop("model", None)  # it is there as an artifact
+    parameters = {name: repr(value)[:_LONGEST_VALUE] for name, value in chosen.items() if value not in (None, [])}
+    parameters.pop("model", None)  # it is there as an artifact
     with mlflow.start_run(nested=mlflow.active_run() is not None) as run, tempfile.TemporaryDirectory() as folder:
-        mlflow.log_params(told)
+        mlflow.log_params(parameters)
         mlflow.set_tag("spark_estimator.run_id", model.getRunId())
         for row in history.rows():
             epoch = int(row.pop("epoch"))
-            mlflow.log_metrics(row, step=epoch)
+            mlflow.log_metrics({_NOT_IN_NAMES.sub("_", name): value for name, value in row.items()}, step=epoch)
         path = str(Path(folder) / "model")
         model.save(path)
         mlflow.log_artifacts(path, "model")

@@ -1,4 +1,4 @@
-"""What all trained models share, whatever their framework: they predict on DataFrames, arrays and pandas frames."""
+"""What the models of all frameworks share: they predict on DataFrames, arrays and pandas frames."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from spark_estimator.data.columns import raw, readable
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field
 from spark_estimator.estimators import checks, params
-from spark_estimator.estimators.history import History, history_of, table
+from spark_estimator.estimators.history import History, table
 from spark_estimator.estimators.inference.prediction_columns import (
-    Meaning,
+    OutputKind,
     in_label_type,
     prediction,
     probability,
     raw_prediction,
 )
 from spark_estimator.estimators.inference.predictor import Predictor, matrices_of
-from spark_estimator.estimators.params import Row, TableParams
+from spark_estimator.estimators.params import TableParams
 from spark_estimator.estimators.persistence.folders import FolderReader, FolderWriter
 
 if TYPE_CHECKING:
@@ -35,31 +35,20 @@ if TYPE_CHECKING:
 
 _Self = TypeVar("_Self", bound="TableModel")
 
-#: The params of every model; what differs is how the history looks.
-ROWS = (
-    Row("history", History(), history_of, "one entry for each epoch: epoch, train, validation"),
-    Row("feature_columns", None, checks.names, "the columns to predict from, in the order of fit()"),
-    Row("label_columns", None, checks.names, "the columns that were learnt"),
-    Row("run_id", None, checks.text, "names the training"),
-    Row("batch_size", 1024, checks.whole(1), "rows that go through the model at a time"),
-    params.DECODERS,
-    *params.PREDICTING,
-)
-
 
 class TableModel(Model, TableParams, MLWritable, MLReadable["TableModel"]):
-    """What an estimator's ``fit`` returns. ``transform(df)`` adds a column of predictions for each label.
+    """What an estimator's ``fit`` returns. ``transform(df)`` adds a prediction column per label.
 
-    A prediction of one value is of the label's type, rounded where that is a whole number; one of several values is a
-    vector (``output_type`` changes that). A row with a null in a feature column gets null.
+    A prediction of one value has the label's type, and is rounded for integer labels; a prediction of several values
+    is a vector. ``output_type`` changes both. A row with a null in a feature column gets null.
 
     Args:
-        model: the trained one; kept as it is.
-        inputs: [inputs] the fields that it was trained with.
-        outputs: [labels] values a row that it returns.
-        label_types: [labels] Spark types, as ``simpleString`` has them.
-        meanings: [labels] what each output is, as `prediction_columns` has them: it decides what is 1, or true, where
-            the label is a whole number or a boolean; None: whole numbers are rounded, and more than 0.5 is true.
+        model: the trained model; it is not copied.
+        inputs: [inputs] the fields of its training.
+        outputs: [labels] values per row that the model returns.
+        label_types: [labels] Spark types, in the form of ``simpleString``.
+        output_kinds: [labels] what each output is (see `prediction_columns`), which decides its threshold for integer
+            and boolean labels; None: integers are rounded, and booleans are true above 0.5.
         kwargs: the params.
     """
 
@@ -70,17 +59,15 @@ class TableModel(Model, TableParams, MLWritable, MLReadable["TableModel"]):
         inputs: Sequence[Field],
         outputs: Sequence[int],
         label_types: Sequence[str],
-        meanings: Sequence[Meaning] | None = None,
+        output_kinds: Sequence[OutputKind] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__()
-        self._setDefault(**{row.name: row.default for row in self._rows})
-        self._take(kwargs)
+        super().__init__(**kwargs)
         self._model = model
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
         self._label_types = tuple(label_types)
-        self._meanings = tuple(meanings or [None] * len(self._outputs))
+        self._output_kinds = tuple(output_kinds or [None] * len(self._outputs))
 
     @abstractmethod
     def _predictor(self, inputs: Sequence[Field], decoders: Mapping[str, Decoder] | None = None) -> Predictor:
@@ -93,14 +80,14 @@ class TableModel(Model, TableParams, MLWritable, MLReadable["TableModel"]):
 
     def setLabelColoumns(self: _Self, value: list[str]) -> _Self:  # so spelt in Horovod
         """As setLabelColumns."""
-        return self.setParams(label_columns=value)
+        return self._set(label_columns=value)
 
     def _repr_html_(self) -> str:
         """What it was made from, and how its training went, for notebooks."""
         names = ("feature_columns", "label_columns", "run_id")
-        told = [*((name, self._value(name)) for name in names), ("model", repr(self._model))]
+        rows = [*((name, self._value(name)) for name in names), ("model", repr(self._model))]
         history: History = self._value("history")
-        return f"<b>{html.escape(self.uid)}</b>{table(['', ''], told)}{history._repr_html_()}"
+        return f"<b>{html.escape(self.uid)}</b>{table(['', ''], rows)}{history._repr_html_()}"
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         from pyspark.sql import functions
@@ -116,9 +103,9 @@ class TableModel(Model, TableParams, MLWritable, MLReadable["TableModel"]):
         columns: list[Column] = []
         decoders = self._decoders()
         for field in inputs:
-            for name, own in zip(field.names, field.columns, strict=True):
+            for name, trained_name in zip(field.names, field.columns, strict=True):
                 # Where the arrays are there already, they are read as such.
-                is_bytes = own in decoders and raw(dataset.schema, name).kind == "binary"
+                is_bytes = trained_name in decoders and raw(dataset.schema, name).kind == "binary"
                 columns.append(readable(dataset.schema, name, is_bytes).cast(field.dtype))
         predictor = self._predictor(inputs, decoders)
         struct = _udf(predictor, self._outputs, len(columns))(*columns)
@@ -195,9 +182,9 @@ class TableModel(Model, TableParams, MLWritable, MLReadable["TableModel"]):
             raise ValueError(f"output_cols names {len(names)} columns for {len(outputs)} outputs.")
         wanted = self._value("output_type")
         added = {
-            name: in_label_type(column, width, kind, wanted, meaning)
-            for name, column, width, kind, meaning in zip(
-                names, outputs, self._outputs, self._label_types, self._meanings, strict=True
+            name: in_label_type(column, width, kind, wanted, output_kind)
+            for name, column, width, kind, output_kind in zip(
+                names, outputs, self._outputs, self._label_types, self._output_kinds, strict=True
             )
         }
         of_evaluators = {row.name: self._value(row.name) for row in params.OF_EVALUATORS if self._value(row.name)}
@@ -206,16 +193,16 @@ class TableModel(Model, TableParams, MLWritable, MLReadable["TableModel"]):
                 f"{', '.join(of_evaluators)}: for a model of one label; this one has {len(outputs)}: read the columns "
                 f"{', '.join(names)}."
             )
-        column, width, meaning = outputs[0], self._outputs[0], self._meanings[0]
+        column, width, output_kind = outputs[0], self._outputs[0], self._output_kinds[0]
         for param, name in of_evaluators.items():
             if name in added:
                 raise ValueError(f"two columns of predictions would be named {name!r}: choose another {param}.")
             if param == "prediction_col":
-                added[name] = prediction(column, width, self._label_types[0], meaning)
+                added[name] = prediction(column, width, self._label_types[0], output_kind)
             elif param == "raw_prediction_col":
-                added[name] = raw_prediction(column, width, meaning)
+                added[name] = raw_prediction(column, width, output_kind)
             else:
-                added[name] = probability(column, width, meaning)
+                added[name] = probability(column, width, output_kind)
         return added
 
 
@@ -228,13 +215,13 @@ def _udf(predictor: Predictor, widths: Sequence[int], columns: int) -> Any:
     fields = StructType([StructField(f"o{place}", kind) for place, kind in enumerate(kinds)])
     if hasattr(functions, "arrow_udf"):
         # The types say what kind of function it is: an Arrow array for a batch of one column, a tuple of several.
-        def one(batches: Iterator[pyarrow.Array]) -> Iterator[pyarrow.Array]:
+        def single(batches: Iterator[pyarrow.Array]) -> Iterator[pyarrow.Array]:
             return predictor.arrow_batches((batch,) for batch in batches)
 
         def several(batches: Iterator[tuple[pyarrow.Array, ...]]) -> Iterator[pyarrow.Array]:
             return predictor.arrow_batches(batches)
 
-        return functions.arrow_udf(_hinted(one if columns == 1 else several, pyarrow.Array, pyarrow.Array), fields)
+        return functions.arrow_udf(_hinted(single if columns == 1 else several, pyarrow.Array, pyarrow.Array), fields)
     import pandas
     from pyspark.sql.pandas.functions import pandas_udf  # where there are no Arrow UDFs yet
 
@@ -248,11 +235,11 @@ def _udf(predictor: Predictor, widths: Sequence[int], columns: int) -> Any:
     return pandas_udf(chosen, fields)  # type: ignore[call-overload]  # its stubs know no iterators of frames
 
 
-def _hinted(function: Any, taken: Any, given: Any) -> Any:
+def _hinted(function: Any, taken: Any, returned: Any) -> Any:
     """The function with type hints that PySpark understands: those of this file are text."""
     single = function.__name__.startswith("one")
     function.__annotations__ = {
         "batches": Iterator[taken] if single else Iterator[tuple[taken, ...]],
-        "return": Iterator[given],
+        "return": Iterator[returned],
     }
     return function

@@ -1,18 +1,20 @@
-"""The parameters that estimators share, from one table: names, defaults, what is accepted, and their setters.
+"""The parameters that estimators share, from one table: names, defaults, types, checks and documentation.
 
-Each is a Spark ML `Param`, so `copy`, `ParamMap`, `Pipeline` and `CrossValidator` know it; ``setNumProc(2)`` and
-``getNumProc()`` are made from ``num_proc``. Setters return self.
+Each is a Spark ML `Param`, so `copy`, `ParamMap`, `Pipeline` and `CrossValidator` know it. The constructors, setters
+and getters are spelled out in modules named ``keywords``, which are generated from the tables.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import html
 import inspect
+import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pyspark.ml.param import Param, Params
 
@@ -26,17 +28,20 @@ from spark_estimator.estimators.checks import (
     null_policy,
     one_of,
     paddings,
+    positive,
     shapes,
     share_or_column,
     stored,
     text,
+    training_backend,
     truth,
     weights,
     whole,
 )
-from spark_estimator.estimators.history import table
+from spark_estimator.estimators.history import History, history_of, table
 
-REQUIRED = object()
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True)
@@ -44,16 +49,20 @@ class Row:
     """One parameter.
 
     Attributes:
-        name: as the constructor's keyword.
-        default: REQUIRED: there is none, and fit() asks for it.
-        check: takes what the user gives and returns it as it is kept; raises TypeError or ValueError.
-        doc: one sentence.
+        name: the constructor's keyword.
+        default: the value of a parameter that is not set.
+        check: (name, value) returns the value to store; raises TypeError or ValueError.
+        doc: one sentence, for `explainParams`, setters and getters.
+        type: the type that the setter takes, as Python source.
+        returns: the type that the getter returns; empty: the same.
     """
 
     name: str
     default: Any
     check: Callable[[str, Any], Any]
     doc: str
+    type: str = "Any"
+    returns: str = ""
 
     @property
     def camel(self) -> str:
@@ -61,219 +70,416 @@ class Row:
         return "".join(part.capitalize() for part in self.name.split("_"))
 
 
+_FUNCTION = "Callable[..., Any]"
+_NAMES = ("Sequence[str] | None", "list[str] | None")
+_SHAPES = ("Sequence[Sequence[int]] | None", "list[list[int]] | None")
+
 DECODERS = Row(
     "decoders",
     None,
     functions,
-    "a dict from binary columns to functions, which make an array of a row's bytes, of one shape for all rows: "
-    "{'image': decode}",
+    "a dict from the names of binary columns to functions that decode the bytes of one row into an array, of the same "
+    "shape for all rows: {'image': decode}",
+    "Mapping[str, Callable[[bytes], Any]] | None",
+    "dict[str, Callable[[bytes], Any]] | None",
 )
 
 #: Of every estimator.
 SHARED = (
-    Row("num_proc", None, whole(1), "processes that train; None: as many as spark.default.parallelism and slots allow"),
-    Row("model", None, anything, "the model; required"),
+    Row(
+        "num_proc",
+        None,
+        whole(1),
+        "the number of training processes; None: as many as spark.default.parallelism and the task slots allow",
+        "int | None",
+    ),
+    Row("model", None, anything, "the model to train; required"),
     Row(
         "backend",
         None,
-        anything,
-        "where to train: a SparkBackend, whose arguments all hold; or another Backend, whose run() is called, and "
-        "whose ranks read rows from the store; together with num_proc it is refused",
+        training_backend,
+        "where to train: a SparkBackend with its own num_proc and options, or another Backend, whose ranks read their "
+        "rows from the store; cannot be combined with num_proc",
+        "Backend | None",
     ),
     Row(
         "store",
         None,
         stored,
-        "where a checkpoint of each epoch is kept, and prepared data: a Store, or its path; None: nothing is",
+        "a Store, or its path, for checkpoints and prepared data; None: nothing is stored",
+        "Store | str | None",
+        "Store | None",
     ),
     Row("optimizer", None, anything, "the optimizer; required"),
-    Row("loss", None, listed, "one loss, or a list with one for each label"),
-    Row("loss_weights", None, weights, "a weight for each loss; None: equal ones that add up to 1"),
-    Row("metrics", [], listed, "functions of (output, label), or a list of such lists, one for each label"),
-    Row("feature_cols", None, names, "the model's inputs; None: all columns that are not labels, weights or marks"),
-    Row("label_cols", None, names, "what the model shall predict, a column for each output; required"),
+    Row("loss", None, listed, "one loss, or a list with one loss per label column", "Any", "list[Any]"),
+    Row(
+        "loss_weights",
+        None,
+        weights,
+        "a weight per loss; None: equal weights that sum to 1",
+        "Sequence[float] | None",
+        "list[float] | None",
+    ),
+    Row(
+        "metrics",
+        [],
+        listed,
+        "functions of (output, label); one list of them per label column; or a dict whose keys are their names",
+        "Any",
+        "list[Any]",
+    ),
+    Row(
+        "feature_cols",
+        None,
+        names,
+        "the input columns, in the order of the model's inputs; None: all columns except labels, sample weights and "
+        "the validation column",
+        *_NAMES,
+    ),
+    Row("label_cols", None, names, "the columns to predict, one per model output; required", *_NAMES),
     Row(
         "sample_weight_col",
         None,
         text,
-        "a column whose number multiplies its row's loss; the mean is over rows, whatever the numbers add up to",
+        "a numeric column that multiplies each row's loss; the mean is still taken over the number of rows",
+        "str | None",
     ),
-    Row("validation", None, share_or_column, "a share of the rows, or a column of 0 and 1 that marks them; None: none"),
-    Row("batch_size", 32, whole(1), "rows of a batch, on each process"),
-    Row("val_batch_size", None, whole(1), "the same in validation; None: as batch_size"),
-    Row("epochs", 1, whole(1), "how often all rows are read"),
-    Row("train_steps_per_epoch", None, whole(1), "an epoch ends after so many batches; None: when all rows are read"),
-    Row("validation_steps_per_epoch", None, whole(1), "the same in validation"),
-    Row("verbose", 1, whole(0), "0: nothing is printed; 1: a line for each epoch"),
-    Row("gradient_compression", None, anything, "a member of Compression: what gradients are sent as"),
+    Row(
+        "validation",
+        None,
+        share_or_column,
+        "the fraction of rows to validate on, or a 0/1 column that marks them; None: no validation",
+        "float | str | None",
+    ),
+    Row("batch_size", 32, whole(1), "rows per batch on each process", "int"),
+    Row("val_batch_size", None, whole(1), "rows per validation batch on each process; None: batch_size", "int | None"),
+    Row("epochs", 1, whole(1), "the number of passes over all rows", "int"),
+    Row(
+        "train_steps_per_epoch",
+        None,
+        whole(1),
+        "the number of training batches per epoch; None: all rows",
+        "int | None",
+    ),
+    Row(
+        "validation_steps_per_epoch",
+        None,
+        whole(1),
+        "the number of validation batches per epoch; None: all rows",
+        "int | None",
+    ),
+    Row(
+        "verbose",
+        1,
+        whole(0),
+        "0: print nothing; 1: print one line per epoch, and meanwhile show progress: on a terminal, in a notebook, "
+        "elsewhere a line of text each half minute",
+        "int",
+    ),
+    Row("gradient_compression", None, anything, "a member of Compression: how gradients are sent; None: as they are"),
     Row(
         "max_restarts",
         0,
         whole(0),
-        "how often a training that lost a process is started anew, from its last checkpoint",
+        "how many times to restart the training from its last checkpoint after a process was lost",
+        "int",
     ),
-    Row("random_seed", None, whole(0), "makes the result repeatable for one number of processes; None: drawn"),
-    Row("shuffle", True, truth, "rows are read in another order in each epoch"),
+    Row(
+        "random_seed",
+        None,
+        whole(0),
+        "a seed that makes results repeatable for a fixed number of processes; None: random",
+        "int | None",
+    ),
+    Row("shuffle", True, truth, "whether to read the rows in a different order in each epoch", "bool"),
     Row(
         "run_id",
         None,
         text,
-        "names this training: with a store, the same name again goes on from its last checkpoint, with its seed, "
-        "and one that has had its epochs, or more of them, is returned; what else steers it has to be as it was",
+        "the name of this training; with a store, fitting again under the same name resumes from the last checkpoint, "
+        "with its seed, and returns the model at once if all epochs are done; the other parameters must be unchanged",
+        "str | None",
     ),
     Row(
         "checkpoint_every_steps",
         None,
         whole(1),
-        "with a store: a checkpoint also after so many batches within an epoch; None: after each epoch",
+        "write a checkpoint after this many batches within an epoch, too; needs a store; None: only after each epoch",
+        "int | None",
     ),
     Row(
-        "early_stopping_patience", None, whole(1), "ends when the loss, of validation if any, is no better for n epochs"
+        "early_stopping_patience",
+        None,
+        whole(1),
+        "stop when the validation loss (without validation, the training loss) has not improved for this many epochs; "
+        "None: never",
+        "int | None",
     ),
-    Row("restore_best", False, truth, "brings back the best epoch's model, not the last one's"),
-    Row("use_gpu", True, truth, "False: no GPU is used, where there are any"),
-    Row("backward_passes_per_step", 1, whole(1), "batches whose gradients are added up before a step"),
-    Row("mlflow", False, truth, "True: a run of MLflow has the parameters, the epochs and the model"),
+    Row("restore_best", False, truth, "return the model of the best epoch instead of the last one", "bool"),
+    Row("use_gpu", True, truth, "whether to use GPUs if there are any", "bool"),
+    Row(
+        "backward_passes_per_step",
+        1,
+        whole(1),
+        "the number of batches whose gradients are accumulated before each optimizer step",
+        "int",
+    ),
+    Row("mlflow", False, truth, "log parameters, epochs and the model to an MLflow run", "bool"),
     Row(
         "input_shapes",
         None,
         shapes,
-        "shapes of the inputs, each beginning with -1; None: found from the columns",
+        "the shapes of the inputs, each starting with -1 for the batch; None: inferred from the columns",
+        *_SHAPES,
     ),
-    Row("label_shapes", None, shapes, "shapes of the labels; None: as the outputs, where they hold as many values"),
-    Row("materialize", False, truth, "rows are written to the store as Parquet, once, and read from there by each fit"),
-    Row("read_files", True, truth, "a DataFrame that is just Parquet files is read by the processes; False: by Spark"),
+    Row(
+        "label_shapes",
+        None,
+        shapes,
+        "the shapes of the labels, each starting with -1 for the batch; None: the shapes of the outputs, if they have "
+        "as many values",
+        *_SHAPES,
+    ),
+    Row(
+        "materialize",
+        False,
+        truth,
+        "write the rows to the store as Parquet once, and read them from there in each fit",
+        "bool",
+    ),
+    Row(
+        "read_files",
+        True,
+        truth,
+        "let the processes read the Parquet files themselves if the DataFrame is nothing but Parquet files; False: "
+        "always send rows through Spark",
+        "bool",
+    ),
     Row(
         "nulls",
         "error",
         null_policy,
-        "what to do with nulls: 'error', 'drop' the row (NaN counts as null there), or a number in their place",
+        "how to handle nulls: 'error', 'drop' (drops the row; NaN counts as null), or a number that replaces them",
+        "str | float",
     ),
     Row(
         "padding",
         None,
         paddings,
-        "a number that fills arrays up which are shorter than others, at their end, to the longest one's length or to "
-        "what input_shapes says; or a dict with a number for each of some columns; None: they are refused",
+        "a number that pads shorter arrays at the end, up to the longest array or to input_shapes; or a dict with a "
+        "number per column; None: arrays of different lengths are an error",
+        "float | Mapping[str, float] | None",
+        "float | dict[str, float] | None",
     ),
     DECODERS,
     Row(
         "transformation_fn",
         None,
         function,
-        "a function from a pandas.DataFrame of some rows, with the columns that are read, to one with the model's "
-        "columns and as many rows as it likes; called once for each row, while rows are read, and not by transform "
-        "(what shall be drawn anew in each epoch belongs into the model or train_minibatch_fn); None: none",
+        "a function from a pandas.DataFrame with the columns read to one with the model's columns, and any number of "
+        "rows; called once per row while rows are loaded, and not by transform (put random augmentation into the model "
+        "or train_minibatch_fn); None: none",
+        "Callable[[pandas.DataFrame], pandas.DataFrame] | None",
     ),
     Row(
         "transformation_edit_fields",
         None,
         edited_fields,
-        "what transformation_fn changes or makes: a list of (name, numpy type, shape, whether null is allowed), to "
-        "which its result is held; a column that only it makes has to be there",
+        "the columns that transformation_fn changes or adds, as a list of (name, numpy type, shape, nullable); its "
+        "result is checked against them; required for columns that only transformation_fn creates",
+        "Sequence[Sequence[Any]] | None",
+        "list[list[Any]] | None",
     ),
     Row(
         "transformation_removed_fields",
         None,
         names,
-        "columns that transformation_fn is given and does not return",
+        "the columns that transformation_fn reads and does not return",
+        *_NAMES,
     ),
+)
+
+#: Of the estimators whose optimizer has one.
+LEARNING_RATE = Row(
+    "learning_rate",
+    None,
+    positive,
+    "overrides the optimizer's learning rate (for ParamGridBuilder); None: keeps it",
+    "float | None",
 )
 
 #: Columns that Spark ML's evaluators read, by its own names: ``setPredictionCol("prediction")``.
 OF_EVALUATORS = (
-    Row("prediction_col", None, text, "a double: the class's number, or the number itself, for evaluators; None: none"),
-    Row("raw_prediction_col", None, text, "a vector with a number for each class, for evaluators; None: none"),
-    Row("probability_col", None, text, "a vector with a probability for each class; None: none"),
+    Row(
+        "prediction_col",
+        None,
+        text,
+        "a double column for evaluators: the predicted class number, or the predicted value; None: none",
+        "str | None",
+    ),
+    Row(
+        "raw_prediction_col",
+        None,
+        text,
+        "a vector column for evaluators, with a score per class; None: none",
+        "str | None",
+    ),
+    Row("probability_col", None, text, "a vector column with a probability per class; None: none", "str | None"),
 )
-#: Of estimators, which hand them on, and of the models that predict.
+#: Of estimators, which pass them on, and of the models that predict.
 PREDICTING = (
-    Row("output_cols", None, names, "the columns of predictions; None: each label's name and __output"),
+    Row("output_cols", None, names, "the prediction columns; None: each label's name followed by __output", *_NAMES),
     Row(
         "output_type",
         "label",
         one_of("label", "array", "vector"),
-        "'label': as the label's type has it; 'array' or 'vector': all values of a row",
+        "'label': predictions have the label's type; 'array' or 'vector': all output values of a row",
+        "str",
     ),
     *OF_EVALUATORS,
 )
 
-#: Taken so that code written for Horovod runs: what they were for is not needed here.
+HISTORY = Row(
+    "history",
+    History(),
+    history_of,
+    "one entry per epoch: epoch, train, validation",
+    "Sequence[Mapping[str, Any]] | None",
+    "History",
+)
+
+#: Of every trained model, besides its history.
+MODEL = (
+    Row("feature_columns", None, names, "the columns to predict from, in the order of fit()", *_NAMES),
+    Row("label_columns", None, names, "the columns that the model was trained to predict", *_NAMES),
+    Row("run_id", None, text, "the name of the training", "str | None"),
+    Row("batch_size", 1024, whole(1), "rows per call of the model", "int"),
+    DECODERS,
+    *PREDICTING,
+)
+
+#: Horovod's parameters that are accepted and ignored, with the reason.
 WITHOUT_EFFECT = {
     "partitions_per_process": "rows go to the processes directly, not through files in partitions",
     "shuffle_buffer_size": "all rows of a process are shuffled together",
-    "train_reader_num_workers": "rows are mapped from disk; nothing decodes them",
-    "val_reader_num_workers": "rows are mapped from disk; nothing decodes them",
-    "reader_pool_type": "rows are mapped from disk; nothing decodes them",
-    "inmemory_cache_all": "rows lie in the page cache after the first epoch",
+    "train_reader_num_workers": "rows are memory-mapped; there are no reader threads",
+    "val_reader_num_workers": "rows are memory-mapped; there are no reader threads",
+    "reader_pool_type": "rows are memory-mapped; there are no reader threads",
+    "inmemory_cache_all": "rows are in the page cache after the first epoch",
     "compress_sparse_cols": "rows go to the processes directly, not through files",
-    "mp_start_method": "processes are started afresh",
+    "mp_start_method": "processes are always started from scratch",
 }
 
-_Self = TypeVar("_Self", bound="TableParams")
+_T = TypeVar("_T")
+_Params = TypeVar("_Params", bound="TableParams")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class TableParams(Params):
-    """Params made from a table.
+    """Params made from a table: a subclass is decorated with `with_params`.
 
-    A subclass is decorated with `with_params`.
+    Attributes:
+        _public_path: where users import the class from; saved pipelines name it.
+        _call_keywords: the keywords of the call of a `by_keyword` method that is running.
     """
 
     _rows: Sequence[Row] = ()
+    _public_path: ClassVar[str]
+    _call_keywords: Mapping[str, Any]
 
-    def _take(self, given: dict[str, Any]) -> None:
-        """Sets what a constructor or setParams was given.
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__()
+        self._setDefault(**{row.name: row.default for row in self._rows})
+        self._take(keywords)
+
+    def _take(self, keywords: Mapping[str, Any]) -> Self:
+        """Sets parameters by name. Returns self.
 
         Raises:
-            TypeError: an unknown name, or a value of a wrong type.
+            TypeError: an unknown name, or a value of the wrong type.
             ValueError: a wrong value.
         """
-        known = {row.name: row for row in self._rows}
-        without = {name: WITHOUT_EFFECT[name] for name in given if name in WITHOUT_EFFECT}
-        if without:
-            told = "; ".join(f"{name} has no effect: {why}" for name, why in without.items())
-            warnings.warn(f"{told}.", stacklevel=4)
-        for name, value in given.items():
+        rows = {row.name: row for row in self._rows}
+        ignored = [f"{name} has no effect: {WITHOUT_EFFECT[name]}" for name in keywords if name in WITHOUT_EFFECT]
+        if ignored:
+            warn_caller(f"{'; '.join(ignored)}.")
+        for name, value in keywords.items():
             if name in WITHOUT_EFFECT:
                 continue
-            if name not in known:
-                has = ", ".join(row.name for row in self._rows)
-                raise TypeError(f"{type(self).__name__} has no parameter {name!r}{_near(name, known)}; it has {has}.")
+            if name not in rows:
+                raise TypeError(
+                    f"{type(self).__name__} has no parameter {name!r}{_suggestion(name, rows)}. Its parameters: "
+                    f"{', '.join(rows)}."
+                )
             self._set(**{name: value})
-
-    def setParams(self: _Self, **kwargs: Any) -> _Self:  # Spark ML's name
-        """Sets any of the parameters; returns self."""
-        self._take(kwargs)
         return self
 
     def _repr_html_(self) -> str:
         """The parameters that were set, for notebooks."""
-        chosen = [(row.name, self._value(row.name)) for row in self._rows if self.isSet(row.name)]
-        return f"<b>{html.escape(self.uid)}</b>{table(['parameter', 'value'], chosen)}"
+        values = [(row.name, self._value(row.name)) for row in self._rows if self.isSet(row.name)]
+        return f"<b>{html.escape(self.uid)}</b>{table(['parameter', 'value'], values)}"
+
+    def getOrDefault(self, param: Any) -> Any:
+        """The value of a parameter, or its default; a parameter that was set to None has its default, too."""
+        value = super().getOrDefault(param)
+        return self._defaultParamMap.get(self._resolveParam(param)) if value is None else value
 
     def _value(self, name: str) -> Any:
         return self.getOrDefault(self.getParam(name))
 
-
-def _near(name: str, known: Iterable[str]) -> str:
-    """A question after the parameter that was meant: one that is spelt nearly so, or whose words begin with these."""
-    names = list(known)
-    meant = [one for one in names if "".join(word[0] for word in one.split("_")) == name.lower()]
-    meant = meant or difflib.get_close_matches(name, names, 1)
-    return f" (did you mean {meant[0]!r}?)" if meant else ""
+    def _get(self, param: Param[_T]) -> _T:
+        """The value of a parameter."""
+        value: _T = self._value(param.name)
+        return value
 
 
-def with_params(rows: Sequence[Row]) -> Callable[[type[_Self]], type[_Self]]:
-    """Gives a class its params, setters, getters and a constructor's signature."""
+def warn_caller(text: str) -> None:
+    """Warns at the line outside of this package that led here: constructors are called through several functions."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("spark_estimator."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
-    def decorate(cls: type[_Self]) -> type[_Self]:
+
+def _suggestion(name: str, names: Iterable[str]) -> str:
+    """A question with the parameter that was probably meant: a similar name, or one with these initials."""
+    candidates = list(names)
+    matches = [word for word in candidates if "".join(part[0] for part in word.split("_")) == name.lower()]
+    matches = matches or difflib.get_close_matches(name, candidates, 1)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def by_keyword(method: _Method) -> _Method:
+    """Records which keywords a call passes in ``self._call_keywords``; the method's body reads them from there.
+
+    As `pyspark.keyword_only`: a parameter that is passed differs from one that has its default. Names are checked by
+    `TableParams._take`, so that a wrong one gets a suggestion.
+    """
+
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    required = [parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty]
+
+    @functools.wraps(method)
+    def recording(self: TableParams, *args: Any, **keywords: Any) -> Any:
+        if args:
+            kind = type(self).__name__
+            raise TypeError(f"{kind} takes keyword arguments only, as in {kind}(model=...); got {args[0]!r:.100}.")
+        self._call_keywords = keywords
+        try:
+            return method(self, **{name: keywords[name] for name in required if name in keywords})
+        finally:
+            del self._call_keywords
+
+    return recording  # type: ignore[return-value]  # the same signature
+
+
+def with_params(rows: Sequence[Row]) -> Callable[[type[_Params]], type[_Params]]:
+    """Gives a class its Params."""
+
+    def decorate(cls: type[_Params]) -> type[_Params]:
         cls._rows = rows
         for row in rows:
             setattr(cls, row.name, Param(Params._dummy(), row.name, row.doc, _converter(row)))
-            setattr(cls, f"set{row.camel}", _setter(row))
-            setattr(cls, f"get{row.camel}", _getter(row))
-        keywords = [inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=row.default) for row in rows]
-        cls.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
         return cls
 
     return decorate
@@ -282,22 +488,3 @@ def with_params(rows: Sequence[Row]) -> Callable[[type[_Self]], type[_Self]]:
 def _converter(row: Row) -> Callable[[Any], Any]:
     # Spark names the param in front of what a converter raises as TypeError, and lets a ValueError through.
     return lambda value: row.check(row.name, value)
-
-
-def _setter(row: Row) -> Callable[[Any, Any], Any]:
-    def setter(self: Any, value: Any) -> Any:
-        self._set(**{row.name: value})
-        return self
-
-    setter.__name__ = f"set{row.camel}"
-    setter.__doc__ = f"Sets {row.name}: {row.doc}. Returns self."
-    return setter
-
-
-def _getter(row: Row) -> Callable[[Any], Any]:
-    def getter(self: Any) -> Any:
-        return self._value(row.name)
-
-    getter.__name__ = f"get{row.camel}"
-    getter.__doc__ = f"{row.name}: {row.doc}."
-    return getter

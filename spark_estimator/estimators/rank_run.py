@@ -1,9 +1,9 @@
-"""How a training begins and ends on a rank, whatever the framework: its rows, its checkpoint, what it brings back."""
+"""How a training begins and ends on a rank, for all frameworks: its rows, its checkpoint, what it brings back."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,10 @@ from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence import model_transfer
 from spark_estimator.estimators.persistence.checkpoint import Checkpoint, CheckpointFormat, load
 from spark_estimator.estimators.persistence.run_identity import Identity
-from spark_estimator.estimators.rows.row_source import own_rows
+from spark_estimator.estimators.rows.row_source import rank_rows
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
+from spark_estimator.observe import progress
+from spark_estimator.observe.training_meter import TrainingMeter
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,9 @@ class RankRun:
     Attributes:
         rows: to train on; all ranks have equal numbers of them, or nearly.
         held: for validation; None: there are none, on any rank.
-        seed: of the run, which is its checkpoint's if it goes on from one.
+        seed: of the run, which is its checkpoint's if it resumes from one.
         identity: of the training; empty without a store.
-        kept: the checkpoint to go on from; None: it begins anew.
+        kept: the checkpoint to resume from; None: it starts from the beginning.
     """
 
     rows: RankRows
@@ -60,8 +62,8 @@ def begin(spec: TrainSpec, identity_of: Callable[[TrainSpec, list[int]], Identit
     Raises:
         DataError: something is wrong with rows or checkpoint, or the checkpoint is another training's.
     """
-    own, marked = own_rows(spec)
-    rows = balanced(own, "training", by_value=spec.by_value)
+    unbalanced, marked = rank_rows(spec)
+    rows = balanced(unbalanced, "training", by_value=spec.by_value)
     identity = {} if spec.store is None else identity_of(spec, rows.checksum())
     kept = load(spec, identity, form)
     seed = spec.seed if kept is None else kept.seed
@@ -71,6 +73,29 @@ def begin(spec: TrainSpec, identity_of: Callable[[TrainSpec, list[int]], Identit
     elif any(arrays.allgather(numpy.array([marked.rows]), "marked rows")):
         held = balanced(marked, "validation", by_value=spec.by_value)
     return RankRun(rows, held if held is not None and held.total else None, seed, identity, kept)
+
+
+def meter_of(spec: TrainSpec) -> TrainingMeter:
+    """Counts this rank's training. Its counts are reported unless the estimator is silent."""
+    meter = TrainingMeter(spec.epochs)
+    if spec.verbose:
+        progress.report_training(meter)
+    return meter
+
+
+def averages_of(entry: Mapping[str, Any]) -> dict[str, float]:
+    """A history's entry as the progress display names its numbers: loss, val_loss, accuracy, val_accuracy, ...
+
+    The losses come first, because only the first few numbers are shown.
+    """
+    train, held = entry["train"], entry.get("validation") or {}
+    return {
+        "loss": train["loss"],
+        **({"val_loss": held["loss"]} if "loss" in held else {}),
+        **train.get("metrics", {}),
+        **{f"val_{name}": value for name, value in held.get("metrics", {}).items()},
+        **{name: value for name, value in entry.get("logged", {}).items() if name not in ("train_loss", "val_loss")},
+    }
 
 
 def check_loss(loss: float, epoch: int, *, multiplied: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""What the driver tells the ranks of a training, and what they tell it: plain values that travel by pickle."""
+"""What the driver sends to the ranks of a training, and what they return: plain values that travel by pickle."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class TrainSpec:
         inputs, labels: [inputs], [labels] the fields of a batch.
         weight: the field of the rows' weights; None without.
         held_share: the share of the rows that is for validation.
-        seed: of the epochs' orders, and of the model's own chance.
-        patience: training ends when the watched loss has not been better for so many epochs; None: never early.
+        seed: of the epochs' orders, and of the model's random numbers.
+        patience: training ends when the watched loss has not improved for this number of epochs; None: never early.
         restore_best: the numbers of the best epoch are brought back, not those of the last.
         store: keeps a checkpoint of each epoch; None: none is kept.
         checkpoint_steps: it keeps one after so many batches within an epoch, too; None: it does not.
         run_id: names the training in the store.
         large: a model of more bytes comes back through the store, if there is one.
         source: files that the ranks read by themselves; None: each gets its rows from its supervisor.
-        held_source: the same, of rows for validation that lie in files of their own; None: there are none.
+        held_source: the same, of rows for validation in files of their own; None: there are none.
         framework: the model and the like, as the framework's training knows them.
         repeatable: the same rows shall give the same numbers again.
         The others are the estimator's parameters.
@@ -69,7 +69,7 @@ class TrainSpec:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """All fields, in the order in which they lie in the spool."""
+        """All fields, in the order of the spool."""
         return (*self.inputs, *self.labels, *((self.weight,) if self.weight else ()))
 
 

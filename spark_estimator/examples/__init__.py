@@ -1,4 +1,4 @@
-"""Programs to copy from: ``horovodrun -np 2 python -m spark_estimator.examples.digits``, and so on.
+"""Example programs: ``horovodrun -np 2 python -m spark_estimator.examples.digits``, and so on.
 
-They say ``import spark_estimator.torch as hvd``; ``import horovod.torch as hvd`` does the same under ``horovodrun``.
+They use ``import spark_estimator.torch as hvd``; under ``horovodrun``, ``import horovod.torch as hvd`` is the same.
 """

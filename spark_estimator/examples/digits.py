@@ -1,4 +1,4 @@
-"""A convolutional network on handwritten digits: the first program that people write for Horovod.
+"""Trains a convolutional network on handwritten digits: the usual first program for Horovod.
 
 ``horovodrun -np 2 python -m spark_estimator.examples.digits --epochs 10``
 """
@@ -17,11 +17,11 @@ from torch.utils.data.distributed import DistributedSampler
 import spark_estimator.torch as hvd
 from spark_estimator.demo import network
 
-HELD_OUT = 5  # every fifth image is kept for the test
+HELD_OUT = 5  # every fifth image is held out for the test
 
 
 def load() -> tuple[Subset[tuple[torch.Tensor, ...]], Subset[tuple[torch.Tensor, ...]]]:
-    """Training and held-out images, each [1, 8, 8] in 0 ... 1, with their digits."""
+    """The training and the held-out images, each [1, 8, 8] in 0 ... 1, with their digits."""
     digits = load_digits()
     whole = TensorDataset(
         torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(digits.target)
@@ -46,7 +46,7 @@ def train_epoch(
 
 
 def accuracy(model: nn.Module, held_out: Subset[tuple[torch.Tensor, ...]]) -> float:
-    """The share of the held-out images that the model reads rightly; each rank looks at its part of them."""
+    """The accuracy on the held-out images; each rank evaluates a share of them."""
     model.eval()
     mine = Subset(held_out, range(hvd.rank(), len(held_out), hvd.size()))
     right = torch.zeros((), dtype=torch.int64)
@@ -59,13 +59,15 @@ def accuracy(model: nn.Module, held_out: Subset[tuple[torch.Tensor, ...]]) -> fl
 def main(argv: Sequence[str] | None = None) -> float:
     """Trains on every rank; rank 0 prints. Returns the accuracy on held-out images."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=32, help="images a rank and step")
+    parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--lr", type=float, default=0.025, help="learning rate of one rank; grows with their number")
+    parser.add_argument(
+        "--lr", type=float, default=0.025, help="learning rate for one rank; multiplied by their number"
+    )
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--fp16-allreduce", action="store_true", help="gradients travel as float16")
-    parser.add_argument("--use-adasum", action="store_true", help="combine steps by the adaptive sum")
+    parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
+    parser.add_argument("--use-adasum", action="store_true", help="combine gradients with Adasum")
     parser.add_argument("--gradient-predivide-factor", type=float, default=1.0)
     options = parser.parse_args(argv)
 
@@ -76,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> float:
     loader = DataLoader(training, options.batch_size, sampler=sampler)
 
     model = network()
-    # Adasum finds the step itself; an average of n gradients bears a rate n times as high.
+    # Adasum scales the step itself; an average over n ranks allows n times the learning rate.
     scale = 1 if options.use_adasum else hvd.size()
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr * scale, momentum=options.momentum)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)

@@ -1,4 +1,4 @@
-"""The digits again, in a job that goes on when a rank is lost: kill one of its processes and watch.
+"""Trains on the digits in an elastic job, which continues if a rank is lost. Kill one of its processes to see it.
 
 ``horovodrun -np 3 --min-np 2 python -m spark_estimator.examples.elastic_digits --epochs 20``
 """
@@ -20,10 +20,12 @@ from spark_estimator.examples.digits import accuracy, load
 def main(argv: Sequence[str] | None = None) -> float:
     """Trains on every rank; rank 0 prints. Returns the accuracy on held-out images."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=32, help="images a rank and step")
-    parser.add_argument("--batches-per-commit", type=int, default=5, help="what a lost rank may cost, at most")
+    parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
+    parser.add_argument(
+        "--batches-per-commit", type=int, default=5, help="the most batches that the loss of a rank can cost"
+    )
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--lr", type=float, default=0.05, help="learning rate of one rank; grows with their number")
+    parser.add_argument("--lr", type=float, default=0.05, help="learning rate for one rank; multiplied by their number")
     options = parser.parse_args(argv)
 
     hvd.init()
@@ -37,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> float:
     )
 
     def rescale() -> None:
-        """There are more or fewer ranks than before, and so is the batch of a step larger or smaller."""
+        """Scales the learning rate to the new number of ranks, as the total batch size has changed with it."""
         for group in optimizer.param_groups:
             group["lr"] = options.lr * hvd.size()
 

@@ -1,7 +1,7 @@
-"""ImageNet-style training of a residual network: warm-up, steps down, checkpoints to resume from.
+"""ImageNet-style training of a residual network, with learning-rate warm-up, learning-rate decay and checkpoints.
 
-The images are made up, one pattern a class under noise, so that nothing has to be downloaded; put a
-``torchvision.datasets.ImageFolder`` in the place of `PatternedImages` for real ones.
+The images are synthetic (one pattern for each class, plus noise), so that nothing has to be downloaded. For real
+images, replace `PatternedImages` by a ``torchvision.datasets.ImageFolder``.
 
 ``horovodrun -np 2 python -m spark_estimator.examples.imagenet_resnet --checkpoint-folder /tmp/resnet``
 """
@@ -24,13 +24,13 @@ from spark_estimator.examples.resnet import DEPTHS, resnet
 
 
 class PatternedImages(Dataset[tuple[torch.Tensor, int]]):
-    """Images [3, size, size], each its class's pattern under noise of its own.
+    """Images [3, size, size]: the pattern of the image's class plus noise.
 
     Args:
-        count: how many.
-        classes: of how many kinds.
-        size: pixels a side.
-        seed: of the noise; the patterns are the same for all.
+        count: number of images.
+        classes: number of classes.
+        size: pixels per side.
+        seed: of the noise; the patterns do not depend on it.
     """
 
     def __init__(self, count: int, classes: int, size: int, seed: int) -> None:
@@ -48,31 +48,31 @@ class PatternedImages(Dataset[tuple[torch.Tensor, int]]):
 
 
 class Mean:
-    """The mean of a figure over everything that all ranks have seen."""
+    """The mean of a metric over the samples of all ranks."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._sums = torch.zeros(2, dtype=torch.float64)  # of values, of their number
+        self._sums = torch.zeros(2, dtype=torch.float64)  # sum of the values, number of samples
 
     def update(self, value: torch.Tensor, count: int) -> None:
-        """Adds what this rank has seen."""
+        """Adds the mean `value` of `count` samples of this rank."""
         self._sums += torch.tensor([float(value) * count, count], dtype=torch.float64)
 
     def value(self) -> float:
-        """Over all ranks. Collective."""
+        """The mean over all ranks; all ranks must call it."""
         total = hvd.allreduce(self._sums, op=hvd.Sum, name=self._name)
         return float(total[0] / total[1])
 
 
 def rate_at(epoch: float, base: float, ranks: int, warmup_epochs: float, steps_down: Sequence[int]) -> float:
-    """The learning rate: from one rank's to all ranks' in the first epochs, then a tenth of it at each step.
+    """The learning rate: rises from `base` to `base` times `ranks` (Goyal et al. 2017), then falls by 10 at each decay.
 
     Args:
-        epoch: with its fraction.
-        base: of one rank.
-        ranks: by whose number it grows (Goyal et al. 2017).
-        warmup_epochs: how long that takes.
-        steps_down: epochs.
+        epoch: current epoch, with its fraction.
+        base: learning rate for one rank.
+        ranks: number of ranks.
+        warmup_epochs: duration of the rise.
+        steps_down: epochs at which the learning rate is divided by 10.
     """
     if epoch < warmup_epochs:
         return base * (1 + (ranks - 1) * epoch / warmup_epochs)
@@ -80,15 +80,15 @@ def rate_at(epoch: float, base: float, ranks: int, warmup_epochs: float, steps_d
 
 
 def latest_checkpoint(folder: Path) -> tuple[int, Path | None]:
-    """The number of epochs that are done, and where their result lies."""
-    found = [
+    """The number of completed epochs, and the checkpoint of the last of them; (0, None) if there is no checkpoint."""
+    checkpoints = [
         (int(match[1]), path) for path in folder.glob("*.pt") if (match := re.fullmatch(r"epoch-(\d+)", path.stem))
     ]
-    return max(found, key=lambda pair: pair[0]) if found else (0, None)
+    return max(checkpoints, key=lambda checkpoint: checkpoint[0]) if checkpoints else (0, None)
 
 
 def save(folder: Path, epochs: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Writes a checkpoint that is whole or not there."""
+    """Writes a checkpoint atomically: an interrupted write leaves no incomplete checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"epoch-{epochs}.part"
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, part)
@@ -96,22 +96,24 @@ def save(folder: Path, epochs: int, model: nn.Module, optimizer: torch.optim.Opt
 
 
 def main(argv: Sequence[str] | None = None) -> float:
-    """Trains on every rank; rank 0 prints and writes. Returns the accuracy on images that nobody trained on."""
+    """Trains on every rank; rank 0 prints and writes checkpoints. Returns the accuracy on held-out images."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint-folder", type=Path, required=True, help="where training goes on from, if it can")
+    parser.add_argument(
+        "--checkpoint-folder", type=Path, required=True, help="folder for checkpoints; resumes from the last one"
+    )
     parser.add_argument("--depth", type=int, default=18, choices=sorted(DEPTHS))
-    parser.add_argument("--width", type=int, default=16, help="channels of the first stage; 64 is the usual")
+    parser.add_argument("--width", type=int, default=16, help="channels of the first stage (usually 64)")
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--images", type=int, default=640)
     parser.add_argument("--image-size", type=int, default=32)
-    parser.add_argument("--batch-size", type=int, default=16, help="images a rank and allreduce")
-    parser.add_argument("--batches-per-allreduce", type=int, default=1, help="backward passes that make a step")
+    parser.add_argument("--batch-size", type=int, default=16, help="images per rank and backward pass")
+    parser.add_argument("--batches-per-allreduce", type=int, default=1, help="backward passes per step")
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--base-lr", type=float, default=0.0125, help="learning rate of one rank")
+    parser.add_argument("--base-lr", type=float, default=0.0125, help="learning rate for one rank")
     parser.add_argument("--warmup-epochs", type=float, default=2)
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--wd", type=float, default=5e-5, help="weight decay")
-    parser.add_argument("--fp16-allreduce", action="store_true", help="gradients travel as float16")
+    parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
     options = parser.parse_args(argv)
 
     hvd.init()
@@ -128,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> float:
         model.parameters(), lr=options.base_lr, momentum=options.momentum, weight_decay=options.wd
     )
 
-    # Rank 0 looks for a checkpoint; what it finds goes to all.
+    # Rank 0 loads the last checkpoint; the broadcasts below send its contents to all ranks.
     done, path = latest_checkpoint(options.checkpoint_folder) if hvd.rank() == 0 else (0, None)
     done = hvd.broadcast_object(done, root_rank=0, name="epochs done")
     if path is not None:
@@ -149,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> float:
     for epoch in range(done, options.epochs):
         sampler.set_epoch(epoch)
         model.train()
-        loss_seen, right_seen = Mean("loss"), Mean("accuracy")
+        mean_loss, mean_accuracy = Mean("loss"), Mean("accuracy")
         for number, (images, classes) in enumerate(loader):
             rate = rate_at(
                 epoch + number / len(loader), options.base_lr * passes, hvd.size(), options.warmup_epochs, steps_down
@@ -162,15 +164,15 @@ def main(argv: Sequence[str] | None = None) -> float:
             if (number + 1) % passes == 0 or number + 1 == len(loader):
                 optimizer.step()
                 optimizer.zero_grad()
-            loss_seen.update(loss.detach(), len(images))
+            mean_loss.update(loss.detach(), len(images))
         model.eval()
         with torch.no_grad():
             for images, classes in testing:
                 right = (model(images).argmax(dim=1) == classes).float().mean()
-                right_seen.update(right, len(images))
-        loss_mean, reached = loss_seen.value(), right_seen.value()
+                mean_accuracy.update(right, len(images))
+        loss_value, reached = mean_loss.value(), mean_accuracy.value()
         if hvd.rank() == 0:
-            print(f"epoch {epoch + 1}: rate {rate:.4f}, loss {loss_mean:.3f}, accuracy {reached:.3f}", flush=True)
+            print(f"epoch {epoch + 1}: rate {rate:.4f}, loss {loss_value:.3f}, accuracy {reached:.3f}", flush=True)
             save(options.checkpoint_folder, epoch + 1, model, optimizer)
     return reached
 

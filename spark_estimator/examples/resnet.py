@@ -1,4 +1,4 @@
-"""Residual networks (He et al. 2015) for the examples, small enough to read and, at small sizes, to train on a CPU."""
+"""Residual networks (He et al. 2015) for the examples, short enough to read; small ones train on a CPU."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def _normed(before: int, after: int, kernel: int, stride: int = 1) -> nn.Sequent
 
 
 class Block(nn.Module):
-    """What is learned is a correction to the input, which goes around it.
+    """A residual block: the output is the shortcut of the input plus a learned residual.
 
     Args:
-        before, width: channels that come in; inside.
-        stride: of the reduction in height and width.
-        bottleneck: three convolutions of which only the middle one looks around, with four times the channels going
-            out; else two that both do.
+        before, width: number of input channels, and of channels inside the block.
+        stride: reduction factor of height and width.
+        bottleneck: whether to use three convolutions (1x1, 3x3, 1x1) with ``4 * width`` output channels; else two 3x3
+            convolutions.
     """
 
     def __init__(self, before: int, width: int, stride: int, bottleneck: bool) -> None:
@@ -29,27 +29,27 @@ class Block(nn.Module):
             if bottleneck
             else [_normed(before, width, 3, stride), nn.ReLU()]
         )
-        self.correction = nn.Sequential(*layers, _normed(width, self.out_channels, 1 if bottleneck else 3))
+        self.residual = nn.Sequential(*layers, _normed(width, self.out_channels, 1 if bottleneck else 3))
         same = stride == 1 and before == self.out_channels
-        self.around: nn.Module = nn.Identity() if same else _normed(before, self.out_channels, 1, stride)
+        self.shortcut: nn.Module = nn.Identity() if same else _normed(before, self.out_channels, 1, stride)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """images: [batch, before, height, width]."""
-        corrected: torch.Tensor = self.around(images) + self.correction(images)
-        return corrected.relu()
+        total: torch.Tensor = self.shortcut(images) + self.residual(images)
+        return total.relu()
 
 
-#: Blocks of each of the four stages, and whether they are bottlenecks.
+#: Depth -> number of blocks in each of the four stages, and whether they are bottleneck blocks.
 DEPTHS = {10: ((1, 1, 1, 1), False), 18: ((2, 2, 2, 2), False), 50: ((3, 4, 6, 3), True)}
 
 
 def resnet(depth: int, classes: int, width: int = 64) -> nn.Sequential:
-    """A network from images ``[batch, 3, height, width]`` to scores ``[batch, classes]``.
+    """A network that maps images ``[batch, 3, height, width]`` to scores ``[batch, classes]``.
 
     Args:
-        depth: of `DEPTHS`; 50 is the usual ResNet-50.
-        classes: how many there are.
-        width: channels of the first stage; 64 is the usual.
+        depth: a key of `DEPTHS`; 50 makes ResNet-50.
+        classes: number of classes.
+        width: channels of the first stage (usually 64).
     """
     counts, bottleneck = DEPTHS[depth]
     layers: list[nn.Module] = [_normed(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]

@@ -1,9 +1,9 @@
-"""Images a second that the ranks of a job train with, on images that are made up once.
+"""Measures the training throughput of a job, in images per second, on random images.
 
 ``horovodrun -np 2 python -m spark_estimator.examples.synthetic_benchmark``
 
-Without arguments that is ResNet-50 on images of 224 pixels where there is a GPU, and ResNet-18 on a few of 64, for some
-seconds, where there is none.
+By default it trains ResNet-50 on images of 224 pixels on a GPU, or, without a GPU, ResNet-18 on a few images of 64
+pixels for some seconds.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from spark_estimator.examples.resnet import DEPTHS, resnet
 
 
 def main(argv: Sequence[str] | None = None) -> float:
-    """Measures on every rank; rank 0 prints. Returns images a second of all ranks together."""
+    """Measures on every rank; rank 0 prints. Returns the images per second of all ranks together."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     gpu = torch.cuda.is_available()
     default = "resnet50" if gpu else "resnet18"
     parser.add_argument("--model", default=default, choices=[f"resnet{depth}" for depth in sorted(DEPTHS)])
-    parser.add_argument("--width", type=int, default=64, help="channels of its first stage")
-    parser.add_argument("--image-size", type=int, default=224 if gpu else 64, help="pixels a side")
-    parser.add_argument("--batch-size", type=int, default=32 if gpu else 8, help="images a rank and step")
-    parser.add_argument("--num-warmup-batches", type=int, default=5 if gpu else 2, help="steps that are not timed")
-    parser.add_argument("--num-batches-per-iter", type=int, default=10 if gpu else 4, help="steps in one figure")
-    parser.add_argument("--num-iters", type=int, default=10 if gpu else 3, help="how many are taken")
-    parser.add_argument("--fp16-allreduce", action="store_true", help="gradients travel as float16")
-    parser.add_argument("--use-adasum", action="store_true", help="combine steps by the adaptive sum")
+    parser.add_argument("--width", type=int, default=64, help="channels of the model's first stage")
+    parser.add_argument("--image-size", type=int, default=224 if gpu else 64, help="pixels per side")
+    parser.add_argument("--batch-size", type=int, default=32 if gpu else 8, help="images per rank and step")
+    parser.add_argument("--num-warmup-batches", type=int, default=5 if gpu else 2, help="untimed steps at the start")
+    parser.add_argument("--num-batches-per-iter", type=int, default=10 if gpu else 4, help="steps per measurement")
+    parser.add_argument("--num-iters", type=int, default=10 if gpu else 3, help="number of measurements")
+    parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
+    parser.add_argument("--use-adasum", action="store_true", help="combine gradients with Adasum")
     options = parser.parse_args(argv)
 
     hvd.init()
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> float:
     classes = torch.randint(1000, (options.batch_size,), device=device)
 
     def steps(count: int) -> float:
-        """Seconds for so many."""
+        """Seconds for `count` training steps."""
         begun = time.perf_counter()
         for _ in range(count):
             optimizer.zero_grad()
@@ -69,10 +69,10 @@ def main(argv: Sequence[str] | None = None) -> float:
     ]
     mean = statistics.mean(speeds)
     spread = 1.96 * statistics.stdev(speeds) / math.sqrt(len(speeds)) if len(speeds) > 1 else 0.0
-    total = float(hvd.allreduce(torch.tensor(mean), op=hvd.Sum, name="images a second"))
+    total = float(hvd.allreduce(torch.tensor(mean), op=hvd.Sum, name="images per second"))
     if hvd.rank() == 0:
-        print(f"{options.model}, {options.batch_size} images of {options.image_size} pixels a rank, {device.type}")
-        print(f"a rank: {mean:.1f} +- {spread:.1f} images a second; {hvd.size()} ranks: {total:.1f}", flush=True)
+        print(f"{options.model}, {options.batch_size} images of {options.image_size} pixels per rank, {device.type}")
+        print(f"each rank: {mean:.1f} +- {spread:.1f} images/s; {hvd.size()} ranks: {total:.1f}", flush=True)
     return total
 
 

@@ -1,11 +1,11 @@
-"""Tables that everybody knows, learned by one process and by `TorchEstimator` on ranks: both come to the same scores.
+"""Trains on well-known tables in one process and with `TorchEstimator` on several ranks, and prints their scores.
 
 ``python -m spark_estimator.examples.tables digits:1,2,3 breast_cancer:2 --rows 2000000``
 
-scikit-learn's digits, breast_cancer, wine and diabetes, and a generated table of ``--rows``; each on so many ranks as
-stand behind it. The batch of all ranks together, the learning rate, the model's first numbers and the number of steps
-are the same, the order of the rows is not, so that scores differ by chance alone. A score is the accuracy on held-out
-rows; for diabetes, whose label is a number, it is R2.
+The tables are scikit-learn's digits, breast_cancer, wine and diabetes, and a generated table of ``--rows`` rows. The
+numbers after a table's name are the numbers of ranks. The total batch size, the learning rate, the initial parameters
+and the number of steps are the same in all runs. The order of the rows differs, so the scores differ slightly. The
+score is the accuracy on held-out rows; for diabetes, whose label is a number, it is R2.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Array = numpy.ndarray[Any, Any]
-HELD_OUT = 5  # every fifth row is kept for the score
+HELD_OUT = 5  # every fifth row is held out for the score
 BUNDLED = ("digits", "breast_cancer", "wine", "diabetes")
 FEATURES = 20  # of the generated table
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows to learn from.
+    """Training data, and how to train on it.
 
     Attributes:
-        features: [rows, columns] float32, of mean 0 and deviation 1.
+        features: [rows, columns] float32, with mean 0 and standard deviation 1.
         labels: [rows] int64 classes, or float32 numbers.
-        batch: rows of a step of all ranks together; can be divided by 1, 2, 3 and 4.
-        epochs: how often they are read.
+        batch: total batch size of all ranks; divisible by 1, 2, 3 and 4.
+        epochs: number of epochs.
     """
 
     features: Array
@@ -53,20 +53,20 @@ class Table:
 
     @property
     def classes(self) -> int:
-        """0: labels are numbers."""
+        """The number of classes; 0 if the labels are numbers."""
         return int(self.labels.max()) + 1 if self.labels.dtype == numpy.int64 else 0
 
     def network(self) -> nn.Module:
-        """The same numbers each time."""
+        """A network with the same initial parameters at each call."""
         torch.manual_seed(1)
         return nn.Sequential(nn.Linear(self.features.shape[1], 64), nn.ReLU(), nn.Linear(64, self.classes or 1))
 
     def loss(self) -> nn.Module:
-        """Of a batch."""
+        """The loss function."""
         return nn.CrossEntropyLoss() if self.classes else nn.MSELoss()
 
     def parts(self) -> tuple[Table, Table]:
-        """Rows to train on, and held-out ones."""
+        """The training rows, and the held-out rows."""
         held = numpy.arange(len(self.labels)) % HELD_OUT == 0
         return (
             Table(self.features[~held], self.labels[~held], self.batch, self.epochs),
@@ -74,10 +74,10 @@ class Table:
         )
 
     def score(self, outputs: Array) -> float:
-        """Accuracy, or R2.
+        """The accuracy, or R2 if the labels are numbers.
 
         Args:
-            outputs: [rows, outputs] of the model.
+            outputs: [rows, outputs], the model's outputs.
         """
         if self.classes:
             return float((outputs.argmax(1) == self.labels).mean())
@@ -85,16 +85,17 @@ class Table:
 
 
 def table(name: str, rows: int) -> Table:
-    """One of the tables.
+    """Loads or generates a table.
 
     Args:
-        rows: of the generated one.
+        name: one of `BUNDLED`, or "generated".
+        rows: number of rows of the generated table.
     """
     if name == "generated":
-        chance = numpy.random.default_rng(0)
-        features = chance.standard_normal((rows, FEATURES), numpy.float32)
+        generator = numpy.random.default_rng(0)
+        features = generator.standard_normal((rows, FEATURES), numpy.float32)
         value = features[:, 0] * features[:, 1] + numpy.sin(2 * features[:, 2]) + 0.5 * features[:, 3]
-        labels = value + 0.2 * chance.standard_normal(rows, numpy.float32) > 0
+        labels = value + 0.2 * generator.standard_normal(rows, numpy.float32) > 0
         return Table(features, labels.astype(numpy.int64), 960, max(1, 200_000 // rows))
     bundle = getattr(datasets, f"load_{name}")()
     order = numpy.random.default_rng(0).permutation(len(bundle.target))
@@ -127,14 +128,14 @@ def on_ranks(spark: SparkSession, whole: Table, path: str, ranks: int, rate: flo
     """The score of `TorchEstimator` on a DataFrame over a Parquet file.
 
     Args:
-        path: of the file with the rows to train on.
+        path: the file with the training rows.
     """
     net = whole.network()
     columns = [f"x{number}" for number in range(whole.features.shape[1])]
     trained = TorchEstimator(
         num_proc=ranks,
         model=net,
-        # An estimator's batch and learning rate are those of one process.
+        # An estimator's batch size and learning rate are those of one rank.
         optimizer=torch.optim.Adam(net.parameters(), lr=rate / ranks),
         batch_size=whole.batch // ranks,
         loss=whole.loss(),
@@ -149,16 +150,17 @@ def on_ranks(spark: SparkSession, whole: Table, path: str, ranks: int, rate: flo
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints a line for each score."""
+    """Prints the scores."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=[f"{name}:1,2,3" for name in (*BUNDLED, "generated")])
-    parser.add_argument("--rows", type=int, default=50_000, help="of the generated table")
+    parser.add_argument("--rows", type=int, default=50_000, help="rows of the generated table")
     options = parser.parse_args(argv)
     cases = {
-        name: [int(one) for one in ranks.split(",")] for name, _, ranks in (one.partition(":") for one in options.cases)
+        name: [int(size) for size in sizes.split(",")]
+        for name, _, sizes in (case.partition(":") for case in options.cases)
     }
     if unknown := set(cases) - {*BUNDLED, "generated"}:
-        parser.error(f"{', '.join(sorted(unknown))}: the tables are {', '.join(BUNDLED)} and generated.")
+        parser.error(f"unknown tables: {', '.join(sorted(unknown))}. Choose from {', '.join(BUNDLED)}, generated.")
     spark = session_for(max(max(ranks) for ranks in cases.values()))
     for name, sizes in cases.items():
         whole = table(name, options.rows)

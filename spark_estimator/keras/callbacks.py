@@ -88,8 +88,8 @@ class MetricAverageCallback(keras.callbacks.Callback):
         end_epoch_together(self.model, epoch)
         if logs is None or context.size() == 1:
             return
-        own = {key: number for key in sorted(logs) if (number := _number(logs[key])) is not None}
-        of_ranks: list[dict[str, float]] = allgather_object(own, name="keras.MetricAverageCallback")
+        averages = {key: number for key in sorted(logs) if (number := _number(logs[key])) is not None}
+        of_ranks: list[dict[str, float]] = allgather_object(averages, name="keras.MetricAverageCallback")
         for key in sorted({key for numbers in of_ranks for key in numbers}):
             values = [numbers[key] for numbers in of_ranks if key in numbers]
             logs[key] = math.fsum(values) / len(values) if all(map(math.isfinite, values)) else sum(values)
@@ -108,7 +108,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         staircase: the rate changes at the start of an epoch; without it with each batch, the epoch being a fraction.
         momentum_correction: what momentum has gathered is scaled along with the rate (optimizers with ``momentum``), so
             that a step of the past keeps its size relative to new ones.
-        steps_per_epoch: batches in an epoch; None: as ``fit`` says.
+        steps_per_epoch: batches in an epoch; None: the number that ``fit`` reports.
 
     Raises:
         ValueError: `initial_lr` is missing or no number.
@@ -126,7 +126,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         if isinstance(initial_lr, bool) or not isinstance(initial_lr, (int, float)):
-            raise ValueError(f"initial_lr={initial_lr!r} must be a number: the rate that the schedule counts from.")
+            raise ValueError(
+                f"initial_lr={initial_lr!r} must be a number: the learning rate that the schedule multiplies."
+            )
         self.initial_lr = float(initial_lr)
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
@@ -145,13 +147,15 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         settable = innermost(self.model.optimizer)
         if isinstance(getattr(settable, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
             raise ValueError(
-                f"{type(self).__name__}: the optimizer has a LearningRateSchedule, which nobody else can set; give it "
-                "a number as learning_rate, or leave out the callback."
+                f"{type(self).__name__}: the optimizer has a LearningRateSchedule, so its learning rate cannot be "
+                "set. Pass a number as learning_rate, or remove the callback."
             )
         if not self.staircase and self.steps_per_epoch is None:
             self.steps_per_epoch = (self.params or {}).get("steps")
             if not self.steps_per_epoch:
-                raise ValueError(f"{type(self).__name__}: the length of an epoch is not known; give steps_per_epoch=.")
+                raise ValueError(
+                    f"{type(self).__name__}: the number of steps per epoch is unknown; pass steps_per_epoch=."
+                )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes the epoch."""
@@ -265,7 +269,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         self.filepath = filepath
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Raises ValueError when nobody has said where the model goes."""
+        """Raises ValueError when no file path has been set."""
         if not self.filepath:
             raise ValueError("BestModelCheckpoint: set its attribute filepath, or give filepath=, before training.")
         super().on_train_begin(logs)

@@ -1,57 +1,43 @@
-"""Smaller wire types for gradients, on any backend of Keras: sent in half precision, back in their own type."""
+"""Smaller wire types for gradients, on any backend of Keras; see ``collectives.compression``."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from spark_estimator.collectives import context
+from spark_estimator.collectives.compression import CastCompressor, Compressor, NoneCompressor, check_compressor
+
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor", "checked_compression"]
 
 
-class NoneCompressor:
-    """Sends tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor itself."""
-        return tensor, None
+class _TensorCompressor(CastCompressor):
+    # Keras is imported when it is used: its backend is chosen before.
 
     @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """The tensor itself."""
-        return tensor
-
-
-class _HalfCompressor:
-    """Sends float32 and float64 in a type of two bytes; others as they are."""
-
-    wire_dtype: str
-
-    @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, str | None]:
-        """The tensor in the wire type, and its own type, where that is another."""
+    def cast(tensor: Any, dtype: str) -> Any:
         from spark_estimator.keras.importing import keras
 
-        dtype = str(keras.backend.standardize_dtype(tensor.dtype))
-        if dtype not in ("float32", "float64"):
-            return tensor, None
-        return keras.ops.cast(tensor, cls.wire_dtype), dtype
+        return keras.ops.cast(tensor, dtype)
 
     @staticmethod
-    def decompress(tensor: Any, ctx: str | None) -> Any:
-        """The tensor in the type that it had."""
+    def is_floating(dtype: str) -> bool:
+        return dtype in ("float32", "float64")
+
+    @staticmethod
+    def dtype_of(tensor: Any) -> str:
         from spark_estimator.keras.importing import keras
 
-        return tensor if ctx is None else keras.ops.cast(tensor, ctx)
+        return str(keras.backend.standardize_dtype(tensor.dtype))
 
 
-class FP16Compressor(_HalfCompressor):
-    """Sends gradients as float16: 10 bits of precision, largest value 65504."""
+class FP16Compressor(_TensorCompressor):
+    """Sends float32 and float64 as float16: 10 bits of precision, largest value 65504."""
 
     wire_dtype = "float16"
 
 
-class BF16Compressor(_HalfCompressor):
-    """Sends gradients as bfloat16: the range of float32 with 7 bits of precision."""
+class BF16Compressor(_TensorCompressor):
+    """Sends float32 and float64 as bfloat16: the range of float32 with 7 bits of precision."""
 
     wire_dtype = "bfloat16"
 
@@ -70,11 +56,6 @@ def checked_compression(compression: Any) -> Any:
     Raises:
         ValueError: it lacks ``compress`` or ``decompress``.
     """
-    if compression is None:
-        return getattr(Compression, context.settings().compression)
-    if all(callable(getattr(compression, function, None)) for function in ("compress", "decompress")):
-        return compression
-    raise ValueError(
-        f"compression={compression!r} must be one of hvd.Compression.none, fp16 and bf16, or have the functions "
-        "compress(tensor) and decompress(tensor, ctx)."
+    return (
+        getattr(Compression, context.settings().compression) if compression is None else check_compressor(compression)
     )

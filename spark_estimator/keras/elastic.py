@@ -16,7 +16,7 @@
 
     train(hvd.elastic.KerasState(model, batch=0, epoch=0))
 
-What happens when a rank is lost or comes stands in ``spark_estimator.elastic``.
+See ``spark_estimator.elastic`` for what happens when a rank is lost or joins.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ValueT = TypeVar("ValueT")
 
 
 def run(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
-    """Decorates ``func(state, ...)``, a training that goes on when the job loses a rank or takes one in.
+    """Decorates ``func(state, ...)``, a training that continues when the job loses or gains a rank.
 
     Args:
         func: gets a `State`, usually a `KerasState`, and takes up its work from there.
@@ -72,7 +72,7 @@ def run(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
         except (HorovodInternalError, HostsUpdatedInterrupt):
             raise
         except Exception as error:
-            cause = next((kept for kept in exchange.failures if isinstance(kept, HorovodInternalError)), None)
+            cause = next((failure for failure in exchange.failures if isinstance(failure, HorovodInternalError)), None)
             if cause is None and backend() == "tensorflow":
                 from spark_estimator.tensorflow.elastic import failure_of
 
@@ -92,7 +92,7 @@ class KerasState(ObjectState):
     Args:
         model: built; its optimizer is built here where it is not.
         optimizer: None: the model's.
-        kwargs: whatever else training must not lose, for example ``batch=0, epoch=0``.
+        kwargs: other values to keep, for example ``batch=0, epoch=0``.
 
     Raises:
         ValueError: the model is not built, or a name is one that the state uses itself.
@@ -101,8 +101,8 @@ class KerasState(ObjectState):
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         if not model.built:
             raise ValueError(
-                f"KerasState: model {model.name!r} is not built, so that there is nothing to save: give it an Input, "
-                "or call model.build(input_shape)."
+                f"KerasState: model {model.name!r} is not built, so there is nothing to save. Add an Input, or call "
+                "model.build(input_shape)."
             )
         self.model = model
         self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
@@ -150,7 +150,7 @@ class CommitStateCallback(keras.callbacks.Callback):
         self._left = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Counts anew: a process that has just come must commit with the others."""
+        """Restarts the count: a process that has just joined must commit with the others."""
         self._left = self._batches
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -189,7 +189,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self._state.batch = self._done + batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Begins to count anew."""
+        """Restarts the count."""
         self._state.batch = self._done = 0
 
 
@@ -208,7 +208,7 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
         self._before: int | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Another call of ``fit``: its epochs are counted from where the state stands."""
+        """Another call of ``fit``: its epochs are counted from ``state.epoch``."""
         self._before = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

@@ -1,7 +1,7 @@
 """One optimizer's exchange of gradients: its settings, what the ranks agree on first, and the one grouped allreduce.
 
-The gradients come in one list, and go in one request (or in as many as there are groups), so that there is one place in
-a step where ranks wait for one another, whatever order a compiled graph runs its operations in.
+All gradients of a step are sent in one request (or one for each group), so that the ranks wait for each other at one
+point of a step, independent of the order in which a compiled graph runs its operations.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import numpy
 
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context, launcher_link
-from spark_estimator.collectives.consistency import agree
+from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.process_set import ProcessSet
-from spark_estimator.keras.importing import backend
 from spark_estimator.keras.variables import lines_of
 
 #: What a collective inside of a compiled step raised: JAX wraps it into an error of its own.
@@ -72,36 +71,37 @@ class KerasExchange:
             self.follower.assign(value)
 
     def off(self) -> bool:
-        """Whether there is nobody to exchange with, now and later."""
+        """Whether this rank has no other rank to exchange with, now and later."""
         if self.process_set is not None and not self.process_set.included():
             return True
         return context.engine(self.process_set).size == 1 and launcher_link.link() is None
 
-    def agree(self, variables: Sequence[Any], wanted: Sequence[Any]) -> None:
+    def check_variables(self, variables: Sequence[Any], exchanged: Sequence[Any]) -> None:
         """Compares with the other ranks what is about to be exchanged; once in each membership.
 
         Args:
             variables: all that the optimizer trains.
-            wanted: those of them whose gradients travel.
+            exchanged: those of them whose gradients travel.
         """
         engine = context.engine(self.process_set)
         if self._agreed is not None and self._agreed() is engine:
             return
-        lines, subject = self.statement(variables, wanted)
-        agree(lines, name="keras.DistributedOptimizer.agreement", subject=subject, process_set=self.process_set)
-        self._name = f"DistributedOptimizer.{self.digest(variables, wanted)}"
+        lines, subject = self.statement(variables, exchanged)
+        name = "keras.DistributedOptimizer.agreement"
+        check_identical(lines, name=name, subject=subject, process_set=self.process_set)
+        self._name = f"DistributedOptimizer.{self.digest(variables, exchanged)}"
         self._agreed = weakref.ref(engine)
 
-    def statement(self, variables: Sequence[Any], wanted: Sequence[Any]) -> tuple[list[str], str]:
-        """What `agree` compares, and what that is about."""
-        return self._lines(variables, wanted), f"the variables of optimizer {self.label!r}"
+    def statement(self, variables: Sequence[Any], exchanged: Sequence[Any]) -> tuple[list[str], str]:
+        """What `check_identical` compares, and what that is about."""
+        return self._lines(variables, exchanged), f"the variables of optimizer {self.label!r}"
 
-    def digest(self, variables: Sequence[Any], wanted: Sequence[Any]) -> str:
-        """Of what `agree` compares; equal on ranks that agree."""
-        return hashlib.sha256("\n".join(self._lines(variables, wanted)).encode()).hexdigest()[:12]
+    def digest(self, variables: Sequence[Any], exchanged: Sequence[Any]) -> str:
+        """Of what `check_identical` compares; equal on ranks that agree."""
+        return hashlib.sha256("\n".join(self._lines(variables, exchanged)).encode()).hexdigest()[:12]
 
-    def _lines(self, variables: Sequence[Any], wanted: Sequence[Any]) -> list[str]:
-        travels = {id(variable) for variable in wanted}
+    def _lines(self, variables: Sequence[Any], exchanged: Sequence[Any]) -> list[str]:
+        travels = {id(variable) for variable in exchanged}
         lines = [f"op={self.op.name}, gradient_predivide_factor={self.predivide}, {self.accumulates} passes"]
         lines += [
             line + ("" if id(variable) in travels else ", without a gradient to exchange")
@@ -117,10 +117,10 @@ class KerasExchange:
         if isinstance(self.groups, int):
             number = min(self.groups, count)
             return [list(range(count * k // number, count * (k + 1) // number)) for k in range(number)]
-        places = {id(variable): place for place, variable in enumerate(variables)}
-        parts = [[places[id(v)] for v in group if id(v) in places] for group in self.groups]
-        grouped = {place for part in parts for place in part}
-        parts.append([place for place in range(count) if place not in grouped])
+        indices = {id(variable): index for index, variable in enumerate(variables)}
+        parts = [[indices[id(v)] for v in group if id(v) in indices] for group in self.groups]
+        grouped = {index for part in parts for index in part}
+        parts.append([index for index in range(count) if index not in grouped])
         return [part for part in parts if part]
 
     def names(self, parts: Sequence[object]) -> list[str]:
@@ -151,20 +151,20 @@ class KerasExchange:
 
         Args:
             gradients: [n]
-            variables, everything: as those of `reduced`.
+            variables, everything: as in ``backends.reduced``.
         """
         with self.keeping_failures():
-            self.agree(everything, variables)
+            self.check_variables(everything, variables)
             op, prescale, postscale = self.factors()
             parts = self.parts(variables)
             reduced: list[Any] = [None] * len(gradients)
             for name, part in zip(self.names(parts), parts, strict=True):
-                sent = [self._weighed(numpy.asarray(gradients[place])) for place in part]
+                sent = [self._weighed(numpy.asarray(gradients[index])) for index in part]
                 received = arrays.grouped_allreduce(
                     sent, op, name, prescale=prescale, postscale=postscale, process_set=self.process_set
                 )
-                for place, array in zip(part, received, strict=True):
-                    reduced[place] = array
+                for index, array in zip(part, received, strict=True):
+                    reduced[index] = array
         return reduced
 
     def _weighed(self, gradient: Any) -> Any:
@@ -180,33 +180,6 @@ class KerasExchange:
             name = "keras.DistributedOptimizer.finite"
             return bool(arrays.allreduce(sent, ReduceOp.MIN, name, process_set=self.process_set))
 
-    def reduced(self, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]) -> list[Any]:
-        """The gradients of all ranks in the place of this rank's. Collective, in the graph that is being made, if any.
-
-        Args:
-            gradients: tensors of the backend; None where a variable has none.
-            variables: whose they are.
-            everything: all variables that the optimizer trains.
-        """
-        if self.off():
-            return list(gradients)
-        result = list(gradients)
-        places = [
-            place
-            for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
-            if gradient is not None and id(variable) not in self.local
-        ]
-        if places:
-            reduced = _reducer()(self, [gradients[p] for p in places], [variables[p] for p in places], everything)
-            for place, gradient in zip(places, reduced, strict=True):
-                result[place] = gradient
-        if self.scale_local and self.op is ReduceOp.AVERAGE:
-            size = context.engine(self.process_set).size
-            for place, variable in enumerate(variables):
-                if id(variable) in self.local and result[place] is not None:
-                    result[place] = result[place] / size
-        return result
-
     def compressed(self, gradients: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """What travels, and what it takes to turn it back."""
         pairs = [self.compression.compress(gradient) for gradient in gradients]
@@ -215,14 +188,3 @@ class KerasExchange:
     def decompressed(self, received: Sequence[Any], contexts: Sequence[Any]) -> list[Any]:
         """What came back, in the gradients' own types."""
         return [self.compression.decompress(tensor, ctx) for tensor, ctx in zip(received, contexts, strict=True)]
-
-
-def _reducer() -> Any:
-    """The backend's way to carry gradients to the engine and back."""
-    if backend() == "torch":
-        from spark_estimator.keras.on_torch import reduced
-    elif backend() == "tensorflow":
-        from spark_estimator.keras.on_tensorflow import reduced
-    else:
-        from spark_estimator.keras.on_jax import reduced
-    return reduced

@@ -1,4 +1,4 @@
-"""The one place that imports Keras, and says in a line what to install where that fails; only Keras 3 is served."""
+"""Imports Keras; where that fails, the error names what to install. Only Keras 3 is supported."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ try:
 except ModuleNotFoundError as error:
     if error.name == "keras":
         advice = "pip install 'spark-estimator[keras]', on the workers, too"
-    else:  # Keras looks for TensorFlow unless it is told otherwise
+    else:  # Keras imports TensorFlow unless KERAS_BACKEND names another backend
         advice = f"pip install {error.name}, or set KERAS_BACKEND (torch, jax, tensorflow) to what is installed"
     raise ModuleNotFoundError(f"Keras cannot be imported, {error}: {advice}.", name=error.name) from error
 
 _version = str(getattr(keras, "__version__", ""))
 if _version.partition(".")[0] in ("1", "2"):
-    raise ImportError(f"Keras {_version} is too old, Keras 3 is served: pip install -U 'keras>=3'.", name="keras")
+    raise ImportError(f"Keras {_version} is too old; Keras 3 is required: pip install -U 'keras>=3'.", name="keras")
 
 __all__ = ["backend", "keras"]
 
@@ -23,7 +23,7 @@ def backend() -> str:
     name = str(keras.backend.backend())
     if name not in ("torch", "tensorflow", "jax"):
         raise ImportError(
-            f"Keras' backend is {name!r}; gradients are exchanged on torch, tensorflow and jax: set KERAS_BACKEND to "
-            "one of them before Keras is imported."
+            f"Keras' backend is {name!r}; supported backends are torch, tensorflow and jax. Set KERAS_BACKEND to one "
+            "of them before importing Keras."
         )
     return name

@@ -14,7 +14,7 @@ import numpy
 
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context
-from spark_estimator.collectives.consistency import agree
+from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.keras.importing import keras
 from spark_estimator.keras.wrapping import exchange_of, innermost
 from spark_estimator.log import logger
@@ -46,8 +46,8 @@ class KerasLockstep:
     def meet(self, epoch: int) -> None:
         """Compares how many batches the ranks had in the epoch that has ended; once in each. Collective.
 
-        A rank that comes before the others has joined: they go on without its gradients, where they would wait for
-        them, until their epoch ends, too.
+        A rank that arrives before the others calls join(): the others then continue without its gradients until their
+        epoch ends, instead of waiting for them.
 
         Raises:
             MismatchError: on all ranks, they had unequal numbers of batches.
@@ -60,9 +60,9 @@ class KerasLockstep:
         if exchange_of(getattr(self.model, "optimizer", None)) is None:
             return
         arrays.join()
-        # Where one execution has several steps, the last one may have had fewer batches than it says.
+        # With steps_per_execution the last execution may have had fewer batches than its number.
         steps = self._steps() - self._steps_before
-        agree(
+        check_identical(
             [f"{self._batches} batches in epoch {epoch + 1}", f"{steps} steps of the optimizer in epoch {epoch + 1}"],
             name="keras.epoch.agreement",
             subject="how much there was to train (give model.fit a steps_per_epoch= that the data of all ranks last "
@@ -105,9 +105,9 @@ def _followed(method: Callable[..., None], then: Callable[..., None]) -> Callabl
 def begin_together(model: Any, params: dict[str, Any] | None) -> None:
     """At the start of ``fit``: compares the number of batches, and has all ranks stop when one does. All ranks call it.
 
-    After an epoch's last callback the ranks tell one another whether ``model.stop_training`` is set, and set it when
-    any rank has. Set within an epoch it is held back until then. Ranks whose epochs turn out to be unequally long,
-    which nobody knows before of a generator, are told at the end of the longest.
+    After an epoch's last callback the ranks compare ``model.stop_training``, and set it when any rank has set it. A
+    request to stop within an epoch is held back until then. The length of a generator is known only at its end: ranks
+    with epochs of different lengths raise MismatchError at the end of the longest epoch.
 
     Raises:
         MismatchError: the ranks have unequal numbers of batches or epochs.
@@ -115,10 +115,10 @@ def begin_together(model: Any, params: dict[str, Any] | None) -> None:
     if context.size() == 1:
         return
     if exchange_of(getattr(model, "optimizer", None)) is not None:
-        given = params or {}
-        lines = [f"{given.get('steps')} batches in an epoch", f"{given.get('epochs')} epochs"]
+        settings = params or {}
+        lines = [f"{settings.get('steps')} batches in an epoch", f"{settings.get('epochs')} epochs"]
         subject = "how much there is to train (give model.fit the same steps_per_epoch= and epochs= on all ranks)"
-        agree(lines, name="keras.fit.agreement", subject=subject)
+        check_identical(lines, name="keras.fit.agreement", subject=subject)
     history = getattr(model, "history", None)
     if history is None:
         return

@@ -1,4 +1,4 @@
-"""A Keras callback that says at the driver how training goes: `sparkdl.horovod.tensorflow.keras.LogCallback`."""
+"""A Keras callback that logs the progress of training at the driver: `sparkdl.horovod.tensorflow.keras.LogCallback`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from spark_estimator.observe.driver_log import log_to_driver
 class LogCallback(keras.callbacks.Callback):
     """Gives the end of each epoch, with its metrics, to `log_to_driver`; it reaches the driver at any verbosity.
 
-    Every rank that has the callback speaks; the driver puts the rank in front.
+    Every rank that has the callback logs; the driver adds the rank as a prefix.
 
     Args:
-        per_batch_log: the end of each batch is told, too.
+        per_batch_log: also log the end of each batch.
     """
 
     def __init__(self, per_batch_log: bool = False) -> None:
@@ -30,15 +30,15 @@ class LogCallback(keras.callbacks.Callback):
         self._epoch, self._began = epoch, time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Says ``epoch 1 of 3 ended after 0.5 s: loss 0.25, val_loss 0.3``."""
+        """Logs ``epoch 1 of 3 ended after 0.5 s: loss 0.25, val_loss 0.3``."""
         seconds = time.monotonic() - self._began
-        log_to_driver(f"{self._which('epoch', epoch, 'epochs')} ended after {seconds:.1f} s{_told(logs)}")
+        log_to_driver(f"{self._which('epoch', epoch, 'epochs')} ended after {seconds:.1f} s{_formatted(logs)}")
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Says ``epoch 1 of 3, batch 2 of 10: loss 0.25``, if batches are to be told."""
+        """Logs ``epoch 1 of 3, batch 2 of 10: loss 0.25``, if batches are logged."""
         if self._per_batch_log:
             epoch = self._which("epoch", self._epoch, "epochs")
-            log_to_driver(f"{epoch}, {self._which('batch', batch, 'steps')}{_told(logs)}")
+            log_to_driver(f"{epoch}, {self._which('batch', batch, 'steps')}{_formatted(logs)}")
 
     def _which(self, what: str, number: int, total: str) -> str:
         """``epoch 1 of 3``; Keras counts from 0, and does not always know how many there will be."""
@@ -46,7 +46,7 @@ class LogCallback(keras.callbacks.Callback):
         return f"{what} {number + 1}" + (f" of {count}" if count else "")
 
 
-def _told(logs: Mapping[str, Any] | None) -> str:
+def _formatted(logs: Mapping[str, Any] | None) -> str:
     """The metrics in words; '' without any."""
     parts = []
     for name, value in (logs or {}).items():

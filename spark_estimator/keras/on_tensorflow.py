@@ -27,7 +27,7 @@ _KIND = "DistributedOptimizer"
 def reduced(
     exchange: KerasExchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
 ) -> list[Any]:
-    """See ``KerasExchange.reduced``.
+    """See ``backends.reduced``.
 
     Raises:
         ValueError: the step is being compiled by XLA, which cannot call the engine.
@@ -35,36 +35,36 @@ def reduced(
     check_no_xla()
     if exchange.sparse_as_dense:
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-    dense = [place for place, gradient in enumerate(gradients) if not isinstance(gradient, tf.IndexedSlices)]
+    dense = [index for index, gradient in enumerate(gradients) if not isinstance(gradient, tf.IndexedSlices)]
     name = exchange.digest(everything, variables)
     over = exchange.process_set or global_process_set
     how = TensorReduction(*exchange.factors(), over)
     result: list[Any] = list(gradients)
     with tf.control_dependencies(_agreed(exchange, variables, everything)):
         weight = factor(exchange) if exchange.weighs and exchange.accumulates == 1 else None
-        sent, contexts = exchange.compressed([gradients[place] for place in dense])
-        parts = exchange.parts([variables[place] for place in dense])
+        sent, contexts = exchange.compressed([gradients[index] for index in dense])
+        parts = exchange.parts([variables[index] for index in dense])
         received: list[Any] = list(sent)
         for part, request in zip(parts, exchange.numbered(name, parts), strict=True):
-            own = [_weighed(sent[number], weight) for number in part]
-            for number, tensor in zip(part, allreduce_of(own, *_named(request), how, True), strict=True):
+            weighed = [_weighed(sent[number], weight) for number in part]
+            for number, tensor in zip(part, allreduce_of(weighed, *_named(request), how, True), strict=True):
                 received[number] = tensor
-        for place, tensor in zip(dense, exchange.decompressed(received, contexts), strict=True):
-            result[place] = tensor
-        for place, slices in enumerate(gradients):
+        for index, tensor in zip(dense, exchange.decompressed(received, contexts), strict=True):
+            result[index] = tensor
+        for index, slices in enumerate(gradients):
             if isinstance(slices, tf.IndexedSlices) and not exchange.sparse_as_dense:
-                own = [_weighed(slices.values, weight), slices.indices]
-                values, indices = allgather_of(own, *_named(f"{name}.rows.{place}"), exchange.process_set, True)
+                weighed = [_weighed(slices.values, weight), slices.indices]
+                values, indices = allgather_of(weighed, *_named(f"{name}.rows.{index}"), exchange.process_set, True)
                 if exchange.op is ReduceOp.AVERAGE:
                     values = values / size_of(over, values.dtype)
-                result[place] = tf.IndexedSlices(values, indices, slices.dense_shape)
+                result[index] = tf.IndexedSlices(values, indices, slices.dense_shape)
     return result
 
 
 def _agreed(exchange: KerasExchange, variables: Sequence[Any], everything: Sequence[Any]) -> list[Any]:
     """Has the ranks agree before what depends on the result, now or as a part of the graph that is being made."""
     if tf.executing_eagerly():
-        exchange.agree(everything, variables)
+        exchange.check_variables(everything, variables)
         return []
     text = works.agreement(*exchange.statement(everything, variables))
     agree = GraphCollective(works.AGREE, exchange.process_set or global_process_set, text=text)
@@ -104,7 +104,7 @@ def only_when(condition: Any, run: Any, values: Sequence[Any]) -> list[Any]:
 
 
 def unconverted(function: Any) -> Any:
-    """The function as it is written: in a user's ``tf.function`` AutoGraph would write it anew."""
+    """The function unchanged: in a user's ``tf.function`` AutoGraph would convert it."""
     return tf.autograph.experimental.do_not_convert(function)
 
 
@@ -114,6 +114,6 @@ def check_no_xla() -> None:
 
     if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise ValueError(
-            "DistributedOptimizer: XLA compiles this training step (jit_compile=True), and cannot call the ranks' "
-            "exchange from inside of it: use model.compile(..., jit_compile=False)."
+            "DistributedOptimizer: XLA compiles this training step (jit_compile=True), and compiled code cannot call "
+            "the engine. Use model.compile(..., jit_compile=False)."
         )

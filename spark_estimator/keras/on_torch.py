@@ -13,9 +13,9 @@ from spark_estimator.torch import grouped_allreduce_, grouped_allreduce_async_, 
 def reduced(
     exchange: KerasExchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
 ) -> list[Any]:
-    """See ``KerasExchange.reduced``; all groups are on their way before the first is waited for."""
+    """See ``backends.reduced``; all groups are submitted before it waits for the first."""
     dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
-    exchange.agree(everything, variables)
+    exchange.check_variables(everything, variables)
     if exchange.weighs and exchange.factor != 1.0 and exchange.accumulates == 1:
         dense = [gradient * exchange.factor for gradient in dense]
     sent, contexts = exchange.compressed(dense)
@@ -31,14 +31,14 @@ def reduced(
     if len(parts) == 1:  # nothing to overlap: the engine's shortest way
         return exchange.decompressed(grouped_allreduce_(sent, name=names[0], **options), contexts)
     handles = [
-        grouped_allreduce_async_([sent[place] for place in part], name=name, **options)
+        grouped_allreduce_async_([sent[index] for index in part], name=name, **options)
         for name, part in zip(names, parts, strict=True)
     ]
     received = list(sent)
     for handle, part in zip(handles, parts, strict=True):
         tensors: Any = synchronize(handle)
-        for place, tensor in zip(part, tensors, strict=True):
-            received[place] = tensor
+        for index, tensor in zip(part, tensors, strict=True):
+            received[index] = tensor
     return exchange.decompressed(received, contexts)
 
 

@@ -1,6 +1,6 @@
 """``DistributedOptimizer`` for Keras 3: the user's optimizer itself, whose class is exchanged for one that averages.
 
-Nothing is built anew: the optimizer keeps its variables, its learning-rate schedule and its place. Its new class has
+Nothing is rebuilt: the optimizer keeps its variables, its learning-rate schedule and its identity. Its new class has
 the name and the module of the old one, so that a saved model holds no trace of this package and loads without it.
 """
 
@@ -40,17 +40,17 @@ def DistributedOptimizer(
 ) -> Any:
     """Has a Keras optimizer average gradients over all ranks before it uses them. All ranks call it.
 
-    Works on Keras' torch, TensorFlow and JAX backends, with ``model.fit``, ``train_on_batch`` and loops of one's own
-    that call ``optimizer.apply``. With a `LossScaleOptimizer`, given or made by ``model.compile`` (``mixed_float16``),
-    the ranks agree whether a step's gradients are finite. With Keras' ``gradient_accumulation_steps`` the exchange
-    takes place once for so many passes.
+    Works on Keras' torch, TensorFlow and JAX backends, with ``model.fit``, ``train_on_batch`` and custom loops that
+    call ``optimizer.apply``. With a `LossScaleOptimizer`, passed or made by ``model.compile`` (``mixed_float16``), the
+    ranks agree whether a step's gradients are finite. With Keras' ``gradient_accumulation_steps`` the exchange takes
+    place once every that many passes.
 
     Args:
         optimizer: built or not; it is changed in place. Wrapping once more is refused.
         name: for requests and errors; by default the optimizer's.
         device_dense, device_sparse: without effect.
-        compression: ``hvd.Compression.none``, ``fp16`` or ``bf16``, or an object with their two functions; None: as
-            SPARK_ESTIMATOR_COMPRESSION says.
+        compression: ``hvd.Compression.none``, ``fp16`` or ``bf16``, or an object with their two functions; None: the
+            value of SPARK_ESTIMATOR_COMPRESSION.
         sparse_as_dense: gradients of some rows (TensorFlow's ``IndexedSlices``) travel as whole ones; without it the
             rows are gathered. Other backends send them whole.
         gradient_predivide_factor: f: an average is taken as 1/f before and f/size after the sum.
@@ -131,7 +131,7 @@ def PartialDistributedOptimizer(
     layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     for layer in layers:
         if not isinstance(layer, keras.layers.Layer):
-            raise ValueError(f"local_layers holds Keras layers; this is none: {layer!r}.")
+            raise ValueError(f"local_layers must hold Keras layers, not {layer!r}.")
         if not layer.built:
             raise ValueError(f"local_layers: layer {layer.name!r} has no variables yet; build it first.")
     wrapped = DistributedOptimizer(
@@ -165,8 +165,8 @@ def _check_optimizer(optimizer: Any) -> None:
         raise TypeError(f"DistributedOptimizer takes an optimizer of Keras 3, not {what}.")
     if wrapping.exchange_of(optimizer) is not None:
         raise ValueError(
-            f"DistributedOptimizer: optimizer {optimizer.name!r} is a DistributedOptimizer already: twice would "
-            "average what is averaged. Wrap it once, after load_model not at all (hvd.load_model has done it)."
+            f"DistributedOptimizer: optimizer {optimizer.name!r} is already a DistributedOptimizer. Wrap it only "
+            "once; hvd.load_model has already wrapped it."
         )
 
 
@@ -174,12 +174,12 @@ def _check_can_accumulate(innermost: Any, own_passes: int) -> None:
     if own_passes > 1:
         raise ValueError(
             f"The optimizer has gradient_accumulation_steps={own_passes}; backward_passes_per_step would accumulate "
-            "once more: give one of the two."
+            "again. Pass only one of the two."
         )
     if innermost.built:
         raise ValueError(
-            f"backward_passes_per_step: optimizer {innermost.name!r} is built already, without room for the gradients "
-            "of several passes: wrap it before it is built, or make it with gradient_accumulation_steps=."
+            f"backward_passes_per_step: optimizer {innermost.name!r} is already built, without variables to "
+            "accumulate gradients. Wrap it before it is built, or create it with gradient_accumulation_steps=."
         )
 
 
@@ -189,14 +189,14 @@ def _checked_op(op: int) -> ReduceOp:
             return ReduceOp(op)
     except ValueError:
         pass
-    raise ValueError(f"DistributedOptimizer: op={op!r}: in Keras, gradients are reduced by hvd.Average or hvd.Sum.")
+    raise ValueError(f"DistributedOptimizer: op={op!r}: must be hvd.Average or hvd.Sum in Keras.")
 
 
 def _check_predivide(factor: Any, op: ReduceOp) -> None:
     if not isinstance(factor, numbers.Real) or not 0 < float(factor) < math.inf:
         raise ValueError(f"gradient_predivide_factor={factor!r} must be a number greater than 0.")
     if factor != 1.0 and op is not ReduceOp.AVERAGE:
-        raise ValueError(f"gradient_predivide_factor={factor} splits an average: it needs op=hvd.Average.")
+        raise ValueError(f"gradient_predivide_factor={factor} requires op=hvd.Average.")
 
 
 def _checked_groups(groups: Any) -> int | list[list[Any]] | None:

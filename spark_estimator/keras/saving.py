@@ -34,8 +34,8 @@ def load_model(
     Raises:
         NotInitializedError: ``hvd.init()`` has not been called.
     """
-    known = {kind.__name__: kind for kind in custom_optimizers or ()}
-    model = keras.saving.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
+    classes = {kind.__name__: kind for kind in custom_optimizers or ()}
+    model = keras.saving.load_model(filepath, custom_objects={**classes, **(custom_objects or {})})
     if getattr(model, "optimizer", None) is not None:
         DistributedOptimizer(model.optimizer, compression=compression)
         if backend() == "tensorflow":  # which has chosen by itself, when the file was read

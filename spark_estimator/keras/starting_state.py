@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from spark_estimator.collectives import arrays, context
-from spark_estimator.collectives.consistency import agree
+from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.keras.importing import keras
 from spark_estimator.keras.variables import lines_of
@@ -27,36 +27,36 @@ def broadcast_variables(
     Raises:
         MismatchError: on all ranks, when their variables differ in name, type or shape; nothing was changed.
     """
-    given = list(variables)
+    listed = list(variables)
     if context.engine(process_set).size == 1:
         return
-    agree(
-        [f"root rank {root_rank}", *lines_of(given)],
+    check_identical(
+        [f"root rank {root_rank}", *lines_of(listed)],
         name="keras.broadcast_variables.agreement",
         subject="the variables to broadcast",
         process_set=process_set,
     )
-    if not given:
+    if not listed:
         return
     # As bytes: one message for all, of whatever types, also those that the engine cannot add up.
-    values = [numpy.ascontiguousarray(keras.ops.convert_to_numpy(variable)) for variable in given]
+    values = [numpy.ascontiguousarray(keras.ops.convert_to_numpy(variable)) for variable in listed]
     packed = numpy.concatenate([value.reshape(-1).view(numpy.uint8) for value in values])
     received = arrays.broadcast(packed, root_rank, "keras.broadcast_variables", process_set=process_set)
     at = 0
-    for variable, value in zip(given, values, strict=True):
+    for variable, value in zip(listed, values, strict=True):
         part = received[at : at + value.nbytes].view(value.dtype)
         variable.assign(part.reshape(tuple(variable.shape)))
         at += value.nbytes
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Refused: Keras 3 has no list of all variables.
+    """Always raises: Keras 3 has no list of all variables.
 
     Raises:
-        RuntimeError: always; it says what to call.
+        RuntimeError: always; the message names the function to call.
     """
     raise RuntimeError(
-        "broadcast_global_variables: Keras 3 keeps no list of global variables. Give model.fit the callback "
+        "broadcast_global_variables: Keras 3 has no list of global variables. Pass model.fit the callback "
         f"hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank!r}), or call "
         f"hvd.broadcast_variables(model.weights + model.optimizer.variables, root_rank={root_rank!r})."
     )

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from spark_estimator.keras.backends import backend_module, reduced
 from spark_estimator.keras.exchange import KerasExchange
 from spark_estimator.keras.importing import backend, keras
 
@@ -84,7 +85,7 @@ def _swap(optimizer: Any, mixin: type, exchange: KerasExchange) -> None:
 def multiply_rate(optimizer: Any, factor: float) -> None:
     """Has the innermost optimizer take its steps, and its weight decay, at `factor` times its learning rate.
 
-    Whoever reads or sets the rate, schedules and checkpoints sees the rate as it was given. Before `wrap`.
+    Code that reads or sets the rate, such as schedules and checkpoints, gets the unscaled rate. Call it before `wrap`.
     """
     settable = innermost(optimizer)
     base: Any = type(settable)
@@ -124,8 +125,10 @@ def _reduced_to(base: Any) -> Any:
     """A ``__reduce_ex__`` by which a copy, or a pickle, is of the class that the optimizer had."""
 
     def reduce_ex(self: Any, protocol: Any) -> Any:
-        made, arguments, *rest = base.__reduce_ex__(self, protocol)
-        return made, tuple(base if argument is type(self) else argument for argument in arguments), *rest
+        factory, arguments, *state = base.__reduce_ex__(self, protocol)
+        if getattr(factory, "__self__", None) is type(self):  # a class method of Keras' own pickling
+            factory = getattr(base, factory.__name__)
+        return factory, tuple(base if argument is type(self) else argument for argument in arguments), *state
 
     return reduce_ex
 
@@ -144,7 +147,7 @@ class _InApply:
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)  # type: ignore[attr-defined]
         if len(grads) == len(variables) and grads:
             everything = self._trainable_variables if self.built else variables  # type: ignore[attr-defined]
-            grads = self._spark_estimator_exchange.reduced(grads, variables, everything)
+            grads = reduced(self._spark_estimator_exchange, grads, variables, everything)
         return super().apply(grads, trainable_variables)  # type: ignore[misc]
 
 
@@ -154,7 +157,7 @@ class _BeforeTheFinding(_InApply):
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         # Keras' JAX trainer calls this, which leads to the inner optimizer and not to `apply`
         variables = self._trainable_variables  # type: ignore[attr-defined]
-        grads = self._spark_estimator_exchange.reduced(list(grads), variables, variables)
+        grads = reduced(self._spark_estimator_exchange, list(grads), variables, variables)
         return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
 
 
@@ -166,7 +169,7 @@ class _AgreedFinding:
     def check_finite(self, grads: Any) -> Any:
         finite = super().check_finite(grads)  # type: ignore[misc]
         exchange = self._spark_estimator_exchange
-        return finite if exchange.off() else _backend_module().all_true(exchange, finite)
+        return finite if exchange.off() else backend_module().all_true(exchange, finite)
 
 
 class _AtTheEndOfPasses:
@@ -178,7 +181,7 @@ class _AtTheEndOfPasses:
         object.__setattr__(self, "_spark_estimator_variables", list(trainable_variables))
         exchange = self._spark_estimator_exchange
         if exchange.weighs and not exchange.off():  # each pass has a factor of its own
-            factor = _backend_module().factor(exchange)
+            factor = backend_module().factor(exchange)
             grads = [gradient * keras.ops.cast(factor, gradient.dtype) for gradient in grads]
         return super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
 
@@ -187,32 +190,22 @@ class _AtTheEndOfPasses:
         variables: Sequence[Any] = self._spark_estimator_variables  # type: ignore[attr-defined]
         steps = self.gradient_accumulation_steps  # type: ignore[attr-defined]
 
-        def reduced() -> list[Any]:
-            gathered = exchange.reduced(list(grads), variables, self._trainable_variables)  # type: ignore[attr-defined]
+        def exchanged() -> list[Any]:
+            gathered = reduced(exchange, list(grads), variables, self._trainable_variables)  # type: ignore[attr-defined]
             return [gradient * steps for gradient in gathered] if exchange.sums_passes else gathered
 
         if backend() == "jax":
             # Keras has no branch there: it computes an update in each pass, and drops all but the last
             is_last = (self._iterations + 1) % steps == 0  # type: ignore[attr-defined]
-            grads = _backend_module().only_when(is_last, reduced, list(grads))
+            grads = backend_module().only_when(is_last, exchanged, list(grads))
         else:
-            grads = reduced()
+            grads = exchanged()
         return super()._clip_gradients(grads)  # type: ignore[misc]
-
-
-def _backend_module() -> Any:
-    if backend() == "torch":
-        from spark_estimator.keras import on_torch as module
-    elif backend() == "tensorflow":
-        from spark_estimator.keras import on_tensorflow as module  # type: ignore[no-redef]
-    else:
-        from spark_estimator.keras import on_jax as module  # type: ignore[no-redef]
-    return module
 
 
 @functools.cache
 def _teach_keras() -> None:
-    """Two things that Keras decides by itself in ``model.compile`` it decides anew for a wrapped optimizer.
+    """Changes two decisions of ``model.compile`` for a wrapped optimizer.
 
     A `LossScaleOptimizer` that is put around it takes over its exchange: inside, it would be called by those ranks only
     whose own gradients are finite. And XLA is not chosen for it on TensorFlow, from which the engine cannot be called.

@@ -1,6 +1,6 @@
 """Horovod for Lightning 2: ``import spark_estimator.lightning``, then ``Trainer(strategy="horovod")``.
 
-Ranks are started by ``horovodrun`` or ``HorovodRunner``; a process that nobody launched is a job of one. Each has one
+Ranks are started by ``horovodrun`` or ``HorovodRunner``; a process without a launcher is a job of one. Each has one
 device, so ``devices`` and ``num_nodes`` are left out, or 1. It serves ``lightning.pytorch`` and ``pytorch_lightning``,
 which are one library in two packages with classes of their own: this import makes the name known to each of them that
 has been imported, and to the other when it is. It imports none by itself, as the user may have no need of it.
@@ -27,6 +27,9 @@ from spark_estimator.lightning.flavours import (
 )
 
 if TYPE_CHECKING:
+    from spark_estimator.estimators.lightning import legacy
+    from spark_estimator.estimators.lightning.estimator import TorchEstimator
+    from spark_estimator.estimators.lightning.model import TorchModel
     from spark_estimator.lightning.on_lightning import HorovodStrategy
 
 __all__ = ["HorovodStrategy", "TorchEstimator", "TorchModel", "legacy", "strategy_class"]

@@ -39,19 +39,19 @@ def check_installed() -> None:
 
 def preferred() -> str:
     """The one that has been imported; with both or none, the first that is installed."""
-    there = [name for name in FLAVOURS if _is_there(name)]
-    return there[0] if len(there) == 1 else installed()[0]
+    imported = [name for name in FLAVOURS if _is_imported(name)]
+    return imported[0] if len(imported) == 1 else installed()[0]
 
 
 def strategy_class(flavour: str) -> Any:
     """The HorovodStrategy of ``"lightning.pytorch"`` or ``"pytorch_lightning"``, which is imported for it.
 
     Raises:
-        ValueError: there is no such package.
+        ValueError: `flavour` is neither.
         ModuleNotFoundError: it is not installed.
     """
     if flavour not in FLAVOURS:
-        raise ValueError(f"Lightning's packages are {' and '.join(FLAVOURS)}; there is none of name {flavour!r}.")
+        raise ValueError(f"Lightning's packages are {' and '.join(FLAVOURS)}; {flavour!r} is not one of them.")
     return importlib.import_module(FLAVOURS[flavour]).HorovodStrategy
 
 
@@ -69,7 +69,7 @@ def register(flavour: str) -> None:
 
 def when_imported(flavour: str, act: Callable[[str], None]) -> None:
     """Calls ``act(flavour)`` when the package has been imported: now, or at the end of its import."""
-    if _is_there(flavour):
+    if _is_imported(flavour):
         act(flavour)
         return
     _awaited.setdefault(flavour, []).append(act)
@@ -77,7 +77,7 @@ def when_imported(flavour: str, act: Callable[[str], None]) -> None:
         sys.meta_path.insert(0, _finder)
 
 
-def _is_there(flavour: str) -> bool:
+def _is_imported(flavour: str) -> bool:
     """Whether a package has been imported, to its end."""
     module = sys.modules.get(flavour)
     return module is not None and not getattr(module.__spec__, "_initializing", False)
@@ -102,10 +102,10 @@ class _AwaitingFinder:
                 if spec is not None:
                     break
         if spec is not None and spec.loader is not None:
-            own = spec.loader.exec_module
+            original = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
-                own(module)
+                original(module)
                 for act in _awaited.pop(name, []):
                     act(name)
 

@@ -29,10 +29,10 @@ class Lengths(NamedTuple):
 
 def lengths_of_all_ranks(loader: object) -> Lengths:
     """What the ranks' loaders say of their lengths; the same on all ranks. Collective."""
-    estimated = any(isinstance(each, IterableDataset) for each in (loader, getattr(loader, "dataset", None)))
+    estimated = any(isinstance(source, IterableDataset) for source in (loader, getattr(loader, "dataset", None)))
     # One rank must not ask the others before each batch while they do not: what any of them has counts for all.
-    said: list[tuple[int | None, bool]] = hvd.allgather_object((_length(loader), estimated))
-    return Lengths([length for length, _ in said], any(each for _, each in said))
+    of_ranks: list[tuple[int | None, bool]] = hvd.allgather_object((_length(loader), estimated))
+    return Lengths([length for length, _ in of_ranks], any(source for _, source in of_ranks))
 
 
 def even(loader: Any, lengths: Lengths) -> Any:
@@ -52,8 +52,8 @@ def even(loader: Any, lengths: Lengths) -> Any:
         return loader
     if context.rank() == 0:
         _log.warning(
-            "Ranks have different numbers of batches to train on (%s): all take %d, or some would wait for the others "
-            "for ever.",
+            "Ranks have different numbers of batches to train on (%s): every rank trains on %d, so that no rank "
+            "waits forever.",
             ", ".join(f"rank {rank}: {length}" for rank, length in enumerate(of_ranks)),
             least,
         )
@@ -97,7 +97,7 @@ class Cut(_Around):
         return int(self._length)
 
     def __iter__(self) -> Iterator[Any]:
-        # zip looks at the range first, so that no batch is made that nobody takes.
+        # zip looks at the range first, so that no batch is made without use.
         return (batch for _, batch in zip(range(self._length), self._loader, strict=False))
 
 
@@ -124,24 +124,24 @@ class AsLongAsAllHaveOf(AsLongAsAllHave):
     def __init__(self, loader: Any, length: int) -> None:
         super().__init__(loader)
         self.__dict__["_length"] = length
-        self.__dict__["_told"] = False
+        self.__dict__["_warned"] = False
 
     def __len__(self) -> int:
         return int(self._length)
 
     def __iter__(self) -> Iterator[Any]:
-        given = 0
+        batches = 0
         for batch in super().__iter__():
-            given += 1
+            batches += 1
             yield batch
-        if given < self._length and not self._told:
-            self.__dict__["_told"] = True
+        if batches < self._length and not self._warned:
+            self.__dict__["_warned"] = True
             if context.rank() == 0:
                 _log.warning(
-                    "A rank's data have ended after %d batches, and their __len__ says at least %d: all ranks end the "
-                    "epoch here. Lightning counts on what __len__ says, and may leave out the validation of this "
-                    "epoch: give the IterableDataset the right length, or none.",
-                    given,
+                    "A rank's data ended after %d batches, but __len__ reports at least %d. All ranks end the epoch "
+                    "here. Lightning relies on __len__ and may skip this epoch's validation: fix the "
+                    "IterableDataset's __len__, or remove it.",
+                    batches,
                     self._length,
                 )
 
@@ -179,10 +179,10 @@ class LightningLockstep:
         self._replaced.clear()
 
     def _around(self, owner: Any, name: str, act: Callable[..., Any]) -> None:
-        own = getattr(owner, name)
+        original = getattr(owner, name)
 
         def replaced(*args: Any, **kwargs: Any) -> Any:
-            return act(own, *args, **kwargs)
+            return act(original, *args, **kwargs)
 
         owner.__dict__[name] = replaced
         self._replaced.append((owner, name))
@@ -195,24 +195,24 @@ class LightningLockstep:
     def _agree_to_stop(self) -> None:
         self._trainer.should_stop = self._any(bool(self._trainer.should_stop), "should_stop")
 
-    def _after_batch(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def _after_batch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self._validated = False
         self._agree_to_stop()
-        own(*args, **kwargs)
+        original(*args, **kwargs)
         if self._validated:
             self._agree_to_stop()  # hooks of the validation may have decided it
 
-    def _note(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _note(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._validated = True
-        return own(*args, **kwargs)
+        return original(*args, **kwargs)
 
-    def _after_epoch(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        own(*args, **kwargs)
+    def _after_epoch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
         self._agree_to_stop()
 
-    def _decided_by_rank_0(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
-        return bool(hvd.broadcast_object(bool(own(*args, **kwargs)), root_rank=0))
+    def _decided_by_rank_0(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+        return bool(hvd.broadcast_object(bool(original(*args, **kwargs)), root_rank=0))
 
-    def _skip_alike(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        response = own(*args, **kwargs)
+    def _skip_alike(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        response = original(*args, **kwargs)
         return -1 if self._any(response == -1, "skip_epoch") else response

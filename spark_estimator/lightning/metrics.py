@@ -28,7 +28,7 @@ def gather(state: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
     kinds = hvd.allgather_object((tuple(state.shape), str(state.dtype)))
     if len({dtype for _, dtype in kinds}) > 1:  # a rank without data does not know the type of what others have
         everything = hvd.allgather_object(state.detach().cpu())
-        states = [each.to(state.device) for each in everything]
+        states = [other.to(state.device) for other in everything]
     else:
         parts = hvd.allgather(state.detach().reshape(-1)).split([math.prod(shape) for shape, _ in kinds])
         states = [part.reshape(shape) for part, (shape, _) in zip(parts, kinds, strict=True)]
@@ -62,4 +62,4 @@ class SyncedMetrics:
 
 
 def _metrics(module: torch.nn.Module) -> Iterator[Metric]:
-    return (each for each in module.modules() if isinstance(each, Metric))
+    return (child for child in module.modules() if isinstance(child, Metric))

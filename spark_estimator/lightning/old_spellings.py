@@ -47,9 +47,9 @@ def uninstall() -> None:
     _on = False
     for flavour in FLAVOURS:
         trainer: Any = getattr(sys.modules.get(flavour), "Trainer", None)
-        own = None if trainer is None else getattr(trainer.__init__, _ours, None)
-        if own is not None:
-            trainer.__init__ = own
+        original = None if trainer is None else getattr(trainer.__init__, _ours, None)
+        if original is not None:
+            trainer.__init__ = original
 
 
 def translated(arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -59,21 +59,21 @@ def translated(arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
     depends on the strategy.
 
     Raises:
-        ValueError: Horovod and another strategy are asked for, or one thing in both spellings, or something that is
-            said elsewhere today.
+        ValueError: Horovod and another strategy are asked for, or one thing in both spellings, or something that
+            has moved to other arguments.
     """
     new = dict(arguments)
     old: dict[str, Any] = {}
     instead: dict[str, Any] = {}
-    asked = [name for name in ("accelerator", "distributed_backend") if arguments.get(name) == STRATEGY]
+    requested = [name for name in ("accelerator", "distributed_backend") if arguments.get(name) == STRATEGY]
     strategy = arguments.get("strategy")
-    if asked or (strategy == STRATEGY and "gpus" in arguments):
-        old |= {name: new.pop(name) for name in (*asked, "gpus") if name in new}
+    if requested or (strategy == STRATEGY and "gpus" in arguments):
+        old |= {name: new.pop(name) for name in (*requested, "gpus") if name in new}
         if not _is_ours(strategy):
             if strategy not in (STRATEGY, None, "auto"):
-                raise ValueError(f"Trainer({asked[0]}='horovod', strategy={strategy!r}): choose one of the two.")
+                raise ValueError(f"Trainer({requested[0]}='horovod', strategy={strategy!r}): choose one of the two.")
             new["strategy"] = STRATEGY
-        # Without `gpus` those Trainers used none; with it each rank had one, whatever the number meant.
+        # Without `gpus` those Trainers used none; with it each rank had one, for any number.
         new.setdefault("accelerator", "gpu" if arguments.get("gpus") else "cpu")
         instead |= {"strategy": _SCALING, "accelerator": new["accelerator"]}
     left_out = []
@@ -96,10 +96,10 @@ def translated(arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
 def _renamed(name: str, value: Any) -> tuple[str, bool | None]:
     """What one of `_RENAMED` is called today, and its value there; None where that is Lightning's own choice."""
     if name == "resume_from_checkpoint" and value is not None:
-        raise ValueError(f"Trainer({name}={value!r}): say it to fit() instead, fit(module, ckpt_path={str(value)!r}).")
+        raise ValueError(f"Trainer({name}={value!r}): pass it to fit() instead: fit(module, ckpt_path={str(value)!r}).")
     if name == "checkpoint_callback" and value is not None:
         if not isinstance(value, bool):
-            raise ValueError(f"Trainer({name}=...) takes True or False: put the callback itself into callbacks=[...].")
+            raise ValueError(f"Trainer({name}=...) must be True or False; pass the callback itself in callbacks=[...].")
         return _RENAMED[name], value
     off = (name == "progress_bar_refresh_rate" and value == 0) or (name == "weights_summary" and value is None)
     return _RENAMED[name], False if off else None
@@ -120,37 +120,37 @@ def _scaling(flavour: str, arguments: dict[str, Any], new: dict[str, Any]) -> di
     strategy: Any = new.get("strategy")
     if isinstance(strategy, str) and strategy == STRATEGY:
         return {**new, "strategy": strategy_class(flavour)(scale_lr=True)}
-    asked = STRATEGY in (arguments.get("accelerator"), arguments.get("distributed_backend"))
-    if asked and _is_ours(strategy) and strategy.scale_lr is None:
+    requested = STRATEGY in (arguments.get("accelerator"), arguments.get("distributed_backend"))
+    if requested and _is_ours(strategy) and strategy.scale_lr is None:
         strategy.scale_lr = True
     return new
 
 
 def _check_gpu(flavour: str, arguments: dict[str, Any], new: dict[str, Any]) -> None:
-    """Says that there is no GPU for `gpus`, where Lightning would only say that it knows no "backend"."""
+    """Raises an error about the missing GPU for `gpus`, where Lightning's would only name an unknown "backend"."""
     if "gpus" in new or not arguments.get("gpus") or new.get("accelerator") != "gpu":
         return
     kinds = importlib.import_module(f"{flavour}.accelerators")
     if not kinds.CUDAAccelerator.is_available() and not kinds.MPSAccelerator.is_available():
         raise RuntimeError(
-            f"gpus={arguments['gpus']!r} was asked for, and this process sees no GPU: leave gpus out to train on CPU."
+            f"gpus={arguments['gpus']!r} was requested, but this process has no GPU. Remove gpus to train on the CPU."
         )
 
 
 def _patch(flavour: str) -> None:
     trainer = importlib.import_module(flavour).Trainer
-    own = trainer.__init__
-    if not _on or hasattr(own, _ours):
+    original = trainer.__init__
+    if not _on or hasattr(original, _ours):
         return
     register(flavour)
 
-    @functools.wraps(own)
+    @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         new, advice = translated(kwargs)
         if advice:
             warnings.warn(advice, DeprecationWarning, stacklevel=2)
         _check_gpu(flavour, kwargs, new)
-        own(self, *args, **_scaling(flavour, kwargs, new))
+        original(self, *args, **_scaling(flavour, kwargs, new))
 
-    setattr(init, _ours, own)
+    setattr(init, _ours, original)
     trainer.__init__ = init

@@ -2,7 +2,7 @@
 
 Each HorovodStrategy of Lightning 0.7 to 1.9 multiplied ``lr`` of every parameter group and ``base_lrs`` of every
 schedule. This module does the same with the other rates from which PyTorch's schedules compute the next ``lr``: the
-rate of each step is then that of one process times the factor, whatever the schedule is.
+rate of each step is then that of one process times the factor, with any schedule.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def scale(optimizers: Sequence[Optimizer], schedules: Sequence[Any], factor: int
     """
     before = [_rates(optimizer) for optimizer in optimizers]
     multiplied: set[int] = set()
-    without = [type(each).__name__ for each in schedules if not _multiply_schedule(each, factor, multiplied)]
+    unchanged = [schedule for schedule in schedules if not _multiply_schedule(schedule, factor, multiplied)]
     _multiply_groups(optimizers, factor)
     _remember(optimizers, schedules, factor)
     if not any(before):
@@ -54,7 +54,7 @@ def scale(optimizers: Sequence[Optimizer], schedules: Sequence[Any], factor: int
         for optimizer, old in zip(optimizers, before, strict=True)
         if old
     ]
-    changes += [f"{name} has no base_lrs and may set other rates" for name in without]
+    changes += [f"{type(schedule).__name__} has no base_lrs and may set other rates" for schedule in unchanged]
     return (
         f"The learning rate is multiplied by {factor}, the number of ranks: {'; '.join(changes)}. scale_lr=False "
         "leaves it as it is."
@@ -65,8 +65,8 @@ def rescale(optimizers: Sequence[Optimizer], schedules: Sequence[Any], old: int,
     """Changes the factor of rates that were multiplied by `old` to `new`."""
     _multiply_groups(optimizers, new / old)
     multiplied: set[int] = set()
-    for each in schedules:
-        _multiply_schedule(each, new / old, multiplied)
+    for schedule in schedules:
+        _multiply_schedule(schedule, new / old, multiplied)
     _remember(optimizers, schedules, new)
 
 
@@ -95,7 +95,7 @@ def restored(checkpoint: Mapping[str, Any], optimizers: Sequence[Optimizer], sch
 
 
 def _remember(optimizers: Iterable[Optimizer], schedules: Iterable[Any], factor: int) -> None:
-    references = [weakref.ref(each) for each in schedules]
+    references = [weakref.ref(schedule) for schedule in schedules]
     for optimizer in optimizers:
         if factor == 1:
             _scaled.pop(optimizer, None)
@@ -110,11 +110,11 @@ def _factor_of(optimizers: Iterable[Optimizer]) -> int:
 
 def make_plain(module: nn.Module) -> None:
     """Divides the rates of the module's optimizers from an earlier ``fit`` by the factor that they have."""
-    own = {id(param) for param in module.parameters()}
+    params = {id(param) for param in module.parameters()}
     earlier = [
         (optimizer, scaled)
         for optimizer, scaled in list(_scaled.items())
-        if any(id(param) in own for group in optimizer.param_groups for param in group["params"])
+        if any(id(param) in params for group in optimizer.param_groups for param in group["params"])
     ]
     multiplied: set[int] = set()
     for optimizer, scaled in earlier:
@@ -142,20 +142,20 @@ def _multiply_schedule(schedule: Any, factor: float, multiplied: set[int]) -> bo
     if id(schedule) in multiplied:
         return True
     multiplied.add(id(schedule))
-    known = False
+    has_rates = False
     for name in _SCHEDULE_ATTRIBUTES:
         value = getattr(schedule, name, None)
         if isinstance(value, (list, tuple)) and all(map(_is_rate, value)):
             setattr(schedule, name, type(value)([rate * factor for rate in value]))
-            known = True
+            has_rates = True
         elif _is_rate(value):
             setattr(schedule, name, value * factor)
-            known = True
+            has_rates = True
     # Those of SequentialLR and ChainedScheduler.
     parts = getattr(schedule, "_schedulers", None)
     for part in parts if isinstance(parts, (list, tuple)) else ():
-        known = _multiply_schedule(part, factor, multiplied) or known
-    return known
+        has_rates = _multiply_schedule(part, factor, multiplied) or has_rates
+    return has_rates
 
 
 def _is_rate(value: Any) -> TypeGuard[float | torch.Tensor]:

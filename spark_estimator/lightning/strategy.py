@@ -39,7 +39,7 @@ class HorovodMethods(HorovodCollectives, _Base):
     Parameters and buffers of rank 0 are every rank's start. Metrics of torchmetrics in the module are synced over the
     ranks, ``Trainer(sync_batchnorm=True)`` makes ``hvd.SyncBatchNorm``. If one rank sets ``trainer.should_stop``, or
     skips the rest of its epoch, all do. Ranks with different numbers of training batches take as many as the one with
-    fewest, whatever an `IterableDataset` says of its length; loaders for evaluation are not cut, and what would have
+    fewest, also where an `IterableDataset` has another length; loaders for evaluation are not cut, and what would have
     some rank wait in a step is refused there.
 
     The learning rate stays as ``configure_optimizers`` gives it, unless `scale_lr` is set, and so does the batch size;
@@ -49,7 +49,7 @@ class HorovodMethods(HorovodCollectives, _Base):
     checkpoint, and rank 0 logs the factor and the rates. Those that PyTorch's schedules keep (``base_lrs``, the
     ``max_lr`` of OneCycleLR, ``eta_min``, also inside of a SequentialLR) are multiplied, too, so that each step has the
     rate of one process times the number of ranks; of these Horovod multiplied ``base_lrs`` alone. A checkpoint holds
-    the multiplied rates and, for this class, their factor. ``fit(ckpt_path=...)`` goes on with the rates of the
+    the multiplied rates and, for this class, their factor. ``fit(ckpt_path=...)`` continues with the rates of the
     checkpoint, also on another number of ranks, as with Horovod; rank 0 logs a warning where the factors differ.
     ``Tuner.lr_find`` tries rates as they are: divide what it suggests by ``trainer.world_size``.
 
@@ -96,7 +96,7 @@ class HorovodMethods(HorovodCollectives, _Base):
             precision_plugin=precision_plugin,
         )
         if scale_lr not in (None, True, False):
-            raise TypeError(f"scale_lr is True, False or None; it was {scale_lr!r}.")
+            raise TypeError(f"scale_lr={scale_lr!r} must be True, False or None.")
         self.scale_lr = scale_lr
         self._optimizer_options = {
             "compression": compression,
@@ -111,7 +111,7 @@ class HorovodMethods(HorovodCollectives, _Base):
         self._num_nodes = 1
 
     def __repr__(self) -> str:
-        # Stands in the error of a Trainer of the other package, whose strategies are of other classes.
+        # Appears in the error of a Trainer of the other package, whose strategies are of other classes.
         return (
             f"<HorovodStrategy for {self.flavour}; for a Trainer of another package: strategy='horovod', or "
             "spark_estimator.lightning.strategy_class>"
@@ -167,7 +167,7 @@ class HorovodMethods(HorovodCollectives, _Base):
         if num_nodes not in (1, context.cross_size()):
             raise ValueError(
                 f"Trainer(num_nodes={num_nodes}): the ranks of this job are on {context.cross_size()} host(s), as "
-                "horovodrun or HorovodRunner has started them. Leave num_nodes out."
+                "started by horovodrun or HorovodRunner. Remove num_nodes."
             )
 
     @property
@@ -189,8 +189,8 @@ class HorovodMethods(HorovodCollectives, _Base):
         all_visible = devices and devices[0].type == "cuda" and len(devices) == torch.cuda.device_count()
         if len(devices) > 1 and not all_visible:
             raise ValueError(
-                f"Trainer(devices={len(devices)}): with strategy 'horovod' each rank is a process with one device. "
-                f"Leave devices out, and start {len(devices)} ranks: horovodrun -np {len(devices)}, or "
+                f"Trainer(devices={len(devices)}): with strategy='horovod', each rank is a process with one device. "
+                f"Remove devices, and start {len(devices)} ranks: horovodrun -np {len(devices)}, or "
                 f"HorovodRunner(np={len(devices)})."
             )
 
@@ -217,7 +217,7 @@ class HorovodMethods(HorovodCollectives, _Base):
                 model = self._layer_sync.apply(model)
         if self.world_size > 1:
             named = itertools.chain(model.named_parameters(), model.named_buffers())
-            hvd.broadcast_parameters([(name, each.detach()) for name, each in named], root_rank=0)
+            hvd.broadcast_parameters([(name, tensor.detach()) for name, tensor in named], root_rank=0)
         return model
 
     def setup_optimizers(self, trainer: Any) -> None:
@@ -238,7 +238,7 @@ class HorovodMethods(HorovodCollectives, _Base):
                 optimizer.set_backward_passes_per_step(None)
         self.optimizers = (
             self.optimizers
-        )  # Lightning's own wrappers are made anew: the optimizers' classes have changed
+        )  # Lightning's own wrappers are made again: the optimizers' classes have changed
 
     def on_train_start(self) -> None:
         """Metrics that hooks have made are synced, too."""
@@ -274,23 +274,23 @@ class HorovodMethods(HorovodCollectives, _Base):
         if self.is_alone:
             return dataloader
         trainer, module = self.lightning_module.trainer, self.lightning_module
-        found = lengths_of_all_ranks(dataloader)
-        lengths = found.of_ranks
+        ranks = lengths_of_all_ranks(dataloader)
+        lengths = ranks.of_ranks
         allowed = any(
-            getattr(each, "allow_zero_length_dataloader_with_multiple_devices", False)
-            for each in (module, trainer.datamodule)
+            getattr(owner, "allow_zero_length_dataloader_with_multiple_devices", False)
+            for owner in (module, trainer.datamodule)
         )
         if 0 in lengths and any(lengths) and not (allowed and not trainer.training):
             empty = ", ".join(str(rank) for rank, length in enumerate(lengths) if length == 0)
             raise ValueError(
-                f"Rank(s) {empty} have no batch, and others have ({', '.join(map(str, lengths))} in rank order). Give "
-                "every rank at least one: leave the sampler to Lightning, or take smaller batches."
+                f"Rank(s) {empty} have no batch, but others have ({', '.join(map(str, lengths))} in rank order). Give "
+                "every rank at least one: let Lightning add the sampler, or use smaller batches."
             )
         if trainer.training:
-            return even(dataloader, found)
-        known = tuple(length for length in lengths if length is not None)
-        if len(known) == len(lengths) and len(set(known)) > 1:
-            self.uneven_lengths = known
+            return even(dataloader, ranks)
+        known_lengths = tuple(length for length in lengths if length is not None)
+        if len(known_lengths) == len(lengths) and len(set(known_lengths)) > 1:
+            self.uneven_lengths = known_lengths
         return dataloader
 
     # --- steps ---
@@ -307,9 +307,9 @@ class HorovodMethods(HorovodCollectives, _Base):
         if output is None and self.world_size > 1 and module.automatic_optimization:
             raise RuntimeError(
                 f"{type(module).__name__}.training_step on rank {self.global_rank} has returned None for batch "
-                f"{module.trainer.fit_loop.batch_idx} of epoch {module.trainer.current_epoch}. That skips a step on "
-                "one process only: of several ranks, the others would wait for its gradients. Return loss * 0 for a "
-                "batch that must not count, and leave rows whose loss is not finite out of the data."
+                f"{module.trainer.fit_loop.batch_idx} of epoch {module.trainer.current_epoch}. This skips the step on "
+                "one rank only, and the other ranks would wait for its gradients. Return loss * 0 to ignore a batch, "
+                "and remove rows with a non-finite loss from the data."
             )
         return output
 

@@ -32,7 +32,7 @@ class HorovodCollectives(_Base):
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is nobody to talk to: one rank, or this rank is on its way out with an exception.
+        """Whether there are no other ranks to talk to: one rank, or this rank is on its way out with an exception.
 
         The others do not know of that yet, and will not answer: callbacks that save a checkpoint then must not wait.
         """
@@ -109,13 +109,14 @@ class HorovodCollectives(_Base):
         return bool(hvd.allreduce(torch.tensor(int(decision)), op=hvd.Min if all else hvd.Max).item())
 
     def _check_may_talk(self, what: str) -> None:
-        """Raises, on all ranks, where some would wait in an evaluation step for others that have no such step."""
+        """Raises, on all ranks, where some would wait in an evaluation step for others that have none."""
         if self.in_evaluation_step and self.uneven_lengths:
             lengths = ", ".join(f"rank {rank}: {length}" for rank, length in enumerate(self.uneven_lengths))
             raise RuntimeError(
-                f"Rank {context.rank()}: {what}() in an evaluation step, while ranks have different numbers of batches "
-                f"({lengths}): some would wait for ever. Log with on_epoch=True and on_step=False, gather in "
-                "on_validation_epoch_end, or give all ranks equally many batches (Lightning's own sampler does)."
+                f"Rank {context.rank()}: {what}() in an evaluation step, while ranks have different numbers of "
+                f"batches ({lengths}): some ranks would wait forever. Log with on_epoch=True and on_step=False, "
+                "gather in on_validation_epoch_end, or give all ranks the same number of batches (as Lightning's "
+                "sampler does)."
             )
 
 
@@ -134,8 +135,8 @@ def _process_set(group: Any, what: str) -> ProcessSet:
     if group is None or group is getattr(torch.distributed.group, "WORLD", None):
         return global_process_set
     raise ValueError(
-        f"{what}(group={group!r}): groups of torch.distributed are not those of this strategy; pass None for all "
-        "ranks, or a spark_estimator.torch.ProcessSet."
+        f"{what}(group={group!r}): this strategy does not use torch.distributed groups. Pass None for all ranks, or a "
+        "spark_estimator.torch.ProcessSet."
     )
 
 

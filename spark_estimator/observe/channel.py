@@ -1,8 +1,8 @@
 """The driver channel: one authenticated connection from each supervisor to the driver, for text.
 
-Up go a supervisor's facts, lines, messages and failure reports; down come all supervisors' facts and the order to stop
-(see ``frames``). Who breaks the rules is disconnected. The connection is also a sign of life: when the driver's end
-closes, the driver is gone, and its supervisors end their workers.
+A supervisor sends its facts, lines, messages and failure reports; it receives all supervisors' facts and the order to
+stop (see ``frames``). A peer that breaks the protocol is disconnected. The connection is also a heartbeat: when the
+driver's end closes, the driver is gone, and its supervisors end their workers.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 from spark_estimator import authentication
 from spark_estimator.errors import AuthenticationError
+from spark_estimator.handshake_server import HandshakeServer
 from spark_estimator.log import logger
 from spark_estimator.observe.frames import BYE, GONE, LINE, MAX_FRAME_BYTES, PROGRESS, STOP, encode, take_frames
 
@@ -32,7 +33,7 @@ _log = logger(__name__)
 
 
 def context_of(job_id: str, partition: int) -> bytes:
-    """What a supervisor says that it is when it connects."""
+    """A supervisor's identity, which it sends when it connects."""
     return _CONTEXT.pack(job_id.encode(), partition)
 
 
@@ -43,7 +44,7 @@ def read_context(context: bytes) -> tuple[bytes, int]:
         AuthenticationError: it is something else.
     """
     if len(context) != _CONTEXT.size:
-        raise AuthenticationError("the connector says something else than its job and partition")
+        raise AuthenticationError("unexpected handshake from supervisor")
     job_id, partition = _CONTEXT.unpack(context)
     return job_id.rstrip(b"\0"), partition
 
@@ -77,7 +78,7 @@ class DriverServer:
         self._wake_read, self._wake_write = socket.socketpair()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._arrived: collections.deque[_Inbound] = collections.deque()
-        self._doorkeeper = authentication.HandshakeServer(
+        self._handshake_server = HandshakeServer(
             [listener], self.token, self._admit, approve=self._approve, name="driver channel"
         )
         self._thread = threading.Thread(target=self._serve, name="spark_estimator driver channel", daemon=True)
@@ -114,7 +115,7 @@ class DriverServer:
             if self._closed:
                 return
             self._closed = True
-        self._doorkeeper.close()
+        self._handshake_server.close()
         self._wake()
         self._thread.join()
 
@@ -308,7 +309,7 @@ class SupervisorChannel:
             if kind == PROGRESS and self._waiting:
                 return True  # the next one says more
             if self._dropped and kind == LINE:
-                text = f"[{self._dropped} lines were dropped: they came faster than the network took them]"
+                text = f"[{self._dropped} lines were dropped: the rank printed faster than the network could send them]"
                 self._dropped = 0
                 self._enqueue(encode({"kind": LINE, **fields, "text": text}))
             self._enqueue(frame)
@@ -366,7 +367,7 @@ class SupervisorChannel:
 
     def _read(self) -> None:
         pending = bytearray()
-        reason = "because the driver is gone"
+        reason = "because the driver has ended"
         try:
             while received := self._sock.recv(1 << 16):
                 pending += received
@@ -390,10 +391,8 @@ class SupervisorChannel:
 
 def connected_socket(address: tuple[str, int], token: bytes, job_id: str, partition: int) -> socket.socket:
     """A socket to the driver, authenticated both ways. Raises as `SupervisorChannel.connect`."""
-    sock = socket.create_connection(address, timeout=CONNECT_TIMEOUT.total_seconds())
+    sock = authentication.dial(address, token, context_of(job_id, partition), timeout=CONNECT_TIMEOUT)
     try:
-        authentication.connect(sock, token, context_of(job_id, partition), timeout=CONNECT_TIMEOUT)
-        sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _keep_alive(sock)
     except BaseException:

@@ -14,7 +14,7 @@ def driver_address(preferred: str, towards: str = "") -> str:
         towards: a host that must be able to reach this one, '' for `preferred`; else the address that routes there.
 
     Raises:
-        OSError: there is no such address.
+        OSError: this host has no suitable address.
     """
     for address in filter(None, (preferred, towards)):
         with contextlib.suppress(OSError):

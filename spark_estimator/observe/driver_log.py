@@ -10,6 +10,9 @@ from typing import TextIO
 
 MAX_MESSAGE_CHARACTERS = 4000
 
+#: Called with (rank, "stdout" or "stderr", text) for each line that a rank prints.
+ShowLine = Callable[[int, str, str], None]
+
 _UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]|[\ud800-\udfff]")
 # Colour, weight and the like (SGR) of the text that follows: the one kind of code that can do nothing else.
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
@@ -18,10 +21,10 @@ _sink: Callable[[str], bool] | None = None
 
 
 def log_to_driver(message: object) -> None:
-    """Prints `message` at the driver, whatever the verbosity of the job; outside a job it is printed here.
+    """Prints `message` at the driver, at any verbosity of the job; outside a job it is printed here.
 
     Args:
-        message: its text is cut at `MAX_MESSAGE_CHARACTERS` characters, and then says so.
+        message: its text is cut at `MAX_MESSAGE_CHARACTERS` characters, with a note that it was cut.
     """
     text = str(message)
     if len(text) > MAX_MESSAGE_CHARACTERS:
@@ -31,10 +34,10 @@ def log_to_driver(message: object) -> None:
 
 
 def set_sink(sink: Callable[[str], bool] | None) -> None:
-    """Says where this process's messages go; the worker program calls it.
+    """Sets where this process's messages go; the worker program calls it.
 
     Args:
-        sink: takes one message and says whether it could; None: they are printed.
+        sink: takes one message and returns whether it accepted it; None: messages are printed.
     """
     global _sink
     _sink = sink
@@ -61,7 +64,7 @@ def coloured(text: str) -> str:
 
 
 def shown_on(stream: object, text: str) -> str:
-    """A rank's line as it is written to a stream: in its colours where somebody looks on, which end with the line.
+    """A rank's line as it is written to a stream: in its colours, which end with the line, on a screen.
 
     Args:
         stream: on a terminal, or in a notebook, text keeps its codes for colours; elsewhere they are escaped.
@@ -77,10 +80,15 @@ def shown_on(stream: object, text: str) -> str:
 def print_line(rank: int, stream: str, text: str) -> None:
     """Prints one line of a rank's output as Horovod does, ``[rank]<stream>:text``, on the stream of that name.
 
-    Nothing is flushed: whoever prints many lines does that when there is a pause.
+    Nothing is flushed: a caller that prints many lines flushes when there is a pause.
     """
     file = sys.stderr if stream == "stderr" else sys.stdout
     _print(f"[{rank}]<{stream}>:{shown_on(file, text)}", file)
+
+
+def announce(text: str) -> None:
+    """Prints a line about the job itself to the person who started it, on stderr."""
+    print(f"spark_estimator: {text}", file=sys.stderr, flush=True)
 
 
 def print_message(rank: int, text: str) -> None:

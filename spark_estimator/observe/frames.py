@@ -69,13 +69,13 @@ def take_frames(pending: bytearray) -> Iterator[dict[str, Any]]:
 
 
 def valid(frame: Any) -> dict[str, Any]:
-    """`frame` when it is one of ours.
+    """`frame` when it is a frame of this protocol.
 
     Raises:
         ValueError: it is not.
     """
     expected = _FIELDS.get(str(frame.get("kind"))) if isinstance(frame, dict) else None
     if expected is None or not all(isinstance(frame.get(name), kind) for name, kind in expected.items()):
-        raise ValueError("a frame that is not one of this protocol")
+        raise ValueError("a frame of another protocol")
     assert isinstance(frame, dict)
     return frame

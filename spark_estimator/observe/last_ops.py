@@ -1,4 +1,4 @@
-"""How a rank's log tells of the engine's last ops, so that a launcher can tell these lines from the rank's own."""
+"""The format of the engine's last ops in a rank's log, by which a launcher separates them from the rank's own lines."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ _HEAD = re.compile(re.escape(HEAD).replace("%d", r"(\d+)") + "$")
 
 
 def announced(line: str) -> int:
-    """How many of the lines that follow tell of ops; 0 unless `line` is such a `HEAD`."""
-    found = _HEAD.search(line)
-    return int(found[1]) if found else 0
+    """How many of the lines that follow list ops; 0 unless `line` is such a `HEAD`."""
+    match = _HEAD.search(line)
+    return int(match[1]) if match else 0

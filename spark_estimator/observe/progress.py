@@ -1,7 +1,8 @@
-"""How far a rank is, told by its process once a second to its supervisor: what the launcher's status line is made of.
+"""A rank's progress, which its process reports once a second to its supervisor for the launcher's status line.
 
 The rank counts; a thread reads the counts once a second and writes them into a pipe that its launcher has put there.
-Without that pipe, which is the rule, there is no thread. A pipe that is full is left alone: nobody waits for a screen.
+Without that pipe, which is the rule, there is no thread. A report is dropped when the pipe is
+full: training never waits for a screen.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from spark_estimator.env import PROGRESS_FD_VARIABLE
 from spark_estimator.log import logger
+from spark_estimator.observe.training_meter import TrainingMeter, TrainingReport
 
 INTERVAL_SECONDS = 1.0
 _STOP_SECONDS = 2.0
@@ -26,6 +28,7 @@ _LONGEST_NAME = 100
 _log = logger(__name__)
 
 _steps = 0
+_meter: TrainingMeter | None = None
 _descriptor: int | None = None
 
 
@@ -39,6 +42,7 @@ class Progress:
         calls: collectives that it has submitted.
         waiting: for how many seconds it has waited for other ranks by now; 0: it does something else.
         waits_in: the collective in which it waits, in words.
+        training: of an estimator; None: the rank runs something else, or its first epoch has not begun.
     """
 
     at: float
@@ -46,6 +50,7 @@ class Progress:
     calls: int
     waiting: float = 0.0
     waits_in: str = ""
+    training: TrainingReport | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -54,18 +59,25 @@ class Progress:
     @classmethod
     def from_dict(cls, fields: object) -> Progress:
         """The inverse. Raises ValueError when it is something else."""
-        if not isinstance(fields, dict) or fields.keys() != _FIELDS.keys():
-            raise ValueError("a rank's progress with other fields")
+        if not isinstance(fields, dict) or fields.keys() != {*_FIELDS, "training"}:
+            raise ValueError("a rank's progress with unknown fields")
         for name, kinds in _FIELDS.items():
             if not isinstance(fields[name], kinds):
                 raise ValueError(f"field {name!r} of a rank's progress is {fields[name]!r}")
-        return cls(**{**fields, "waits_in": fields["waits_in"][:_LONGEST_NAME]})
+        training = None if fields["training"] is None else TrainingReport.from_dict(fields["training"])
+        return cls(**{**fields, "waits_in": fields["waits_in"][:_LONGEST_NAME], "training": training})
 
 
 def count_step() -> None:
     """An optimizer of this process makes a step."""
     global _steps
     _steps += 1
+
+
+def report_training(meter: TrainingMeter | None) -> None:
+    """From now on, this process's reports carry what `meter` has counted; None: nothing of a training."""
+    global _meter
+    _meter = meter
 
 
 def named(descriptor: int) -> str:
@@ -80,17 +92,17 @@ def pipe(environ: MutableMapping[str, str]) -> int | None:
     """
     number, _, inode = environ.get(PROGRESS_FD_VARIABLE, "").partition(":")
     with suppress(ValueError, OSError):
-        found = os.fstat(int(number))
-        if stat.S_ISFIFO(found.st_mode) and found.st_ino == int(inode):
+        status = os.fstat(int(number))
+        if stat.S_ISFIFO(status.st_mode) and status.st_ino == int(inode):
             return int(number)
     return None
 
 
 class ProgressReporter:
-    """A daemon thread that tells how far this process is, until `stop`.
+    """A daemon thread that reports this process's progress, until `stop`.
 
     Args:
-        look: gives (calls, seconds of waiting, in which collective); any exception ends the telling.
+        look: gives (calls, seconds of waiting, in which collective); any exception ends the reports.
     """
 
     def __init__(self, descriptor: int, look: Callable[[], tuple[int, float, str]]) -> None:
@@ -110,18 +122,19 @@ class ProgressReporter:
         while not self._stopped.wait(INTERVAL_SECONDS):
             try:
                 calls, waiting, waits_in = self._look()
-                told = Progress(time.monotonic(), _steps, calls, waiting, waits_in[:_LONGEST_NAME])
+                training = None if _meter is None else _meter.report()
+                report = Progress(time.monotonic(), _steps, calls, waiting, waits_in[:_LONGEST_NAME], training)
                 # Shorter than PIPE_BUF, so that it goes whole or not at all.
-                os.write(self._descriptor, json.dumps(told.to_dict()).encode() + b"\n")
+                os.write(self._descriptor, json.dumps(report.to_dict()).encode() + b"\n")
             except BlockingIOError:
                 continue
             except Exception as error:
-                _log.debug("no more progress is told: %s", error)
+                _log.debug("progress reports end: %s", error)
                 return
 
 
-def teller(look: Callable[[], tuple[int, float, str]]) -> ProgressReporter | None:
-    """A running teller, where this process was given somebody to tell; None elsewhere."""
+def reporter(look: Callable[[], tuple[int, float, str]]) -> ProgressReporter | None:
+    """A running reporter, where the launcher has provided a pipe; None elsewhere."""
     global _descriptor
     if _descriptor is None:
         _descriptor = pipe(os.environ)

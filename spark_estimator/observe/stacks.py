@@ -29,24 +29,24 @@ _log = logger(__name__)
 def current_stacks() -> str:
     """The stacks of the user's Python threads, the main one first, most recent call last. At most `MAX_CHARACTERS`.
 
-    Calls inside this package, to which a user's last one has led, are told in one line; a thread of this package is
+    Calls inside this package, to which a user's last one has led, are reduced to one line; a thread of this package is
     left out, and so is the calling one unless it is the main one.
     """
     main = threading.main_thread().ident
-    own = threading.get_ident()
+    own_thread = threading.get_ident()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames()
     try:
         parts = [
             _stack(names.get(ident, "unknown to Python's threading"), frames[ident])
             for ident in sorted(frames, key=lambda ident: (ident != main, ident))
-            if ident == main or (ident != own and not _is_own(frames[ident]))
+            if ident == main or (ident != own_thread and not _is_own(frames[ident]))
         ]
     finally:
         del frames  # they would keep the threads' variables alive
     text = "\n".join(parts)
     if len(text) > MAX_CHARACTERS:
-        text = text[:MAX_CHARACTERS].rpartition("\n")[0] + "\n  (more is left out)"
+        text = text[:MAX_CHARACTERS].rpartition("\n")[0] + "\n  (more omitted)"
     return text
 
 
@@ -55,7 +55,7 @@ def _stack(name: str, frame: FrameType) -> str:
     inside = next((number for number, (call, _) in enumerate(calls) if not _is_ours(call)), len(calls))
     summary = traceback.StackSummary.extract(iter(calls[inside:]), limit=MAX_FRAMES)
     summary.reverse()
-    more = "  (older calls are left out)\n" if len(summary) == MAX_FRAMES else ""
+    more = "  (older calls omitted)\n" if len(summary) == MAX_FRAMES else ""
     ours = f"  (inside spark_estimator: {calls[inside - 1][0].f_code.co_name})\n" if inside else ""
     return f"Thread {name} (most recent call last):\n{more}{''.join(summary.format())}{ours}".rstrip()
 
@@ -73,12 +73,12 @@ def _is_own(frame: FrameType) -> bool:
 
 
 class StackReporter:
-    """A daemon thread that answers the engine's questions what this process is doing.
+    """A daemon thread that answers the engine's requests for this process's stacks.
 
     Args:
-        await_question: blocks up to so many seconds; gives a question's number, or None when there was none. Any
-            exception says that none will come any more.
-        answer: is given a question's number and the text.
+        await_question: blocks up to that number of seconds; returns a request's number, or None when there was none.
+            Any exception means that none will come any more.
+        answer: receives a request's number and the text.
         stacks: makes the text.
     """
 
@@ -101,8 +101,8 @@ class StackReporter:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Answers no more questions. Idempotent. Shut the engine down before, which ends the wait that is under way;
-        else it goes on for up to a minute in a thread that nobody waits for."""
+        """Answers no more requests. Idempotent. Shut the engine down before, which ends the present wait;
+        else the thread runs for up to another minute in the background."""
         self._stopped.set()
         if self._thread is not threading.current_thread():
             self._thread.join(_STOP_SECONDS)
@@ -114,13 +114,13 @@ class StackReporter:
                 if question is None or self._stopped.is_set():
                     continue
             except Exception as error:
-                _log.debug("no more questions are answered: %s", error)
+                _log.debug("stack reports end: %s", error)
                 return
             try:
                 text = self._stacks()
             except Exception as error:
-                text = f"its stacks cannot be had: {error!r}"
+                text = f"its stacks are not available: {error!r}"
             try:
                 self._answer(question, text)
             except Exception as error:
-                _log.debug("question %d could not be answered: %s", question, error)
+                _log.debug("stack request %d failed: %s", question, error)

@@ -2,14 +2,19 @@
 
 It is there for a person who looks on: on a terminal, at the bottom, below the ranks' lines, which are printed above it
 whole; in a notebook, in the output of the cell. It is gone when the job is. In a pipe, a file or CI there is none, and
-``SPARK_ESTIMATOR_STATUS_LINE=0`` turns it off. No library draws it: one line needs two escape codes, and rich would
-send what goes to stdout through its own console, break long lines, and need ipywidgets in a notebook.
+``SPARK_ESTIMATOR_STATUS_LINE=0`` turns it off. While an estimator trains, the line has the epoch, the step, rows per
+second, the time left and the loss; in a notebook there are a bar and the loss curve, too, and where there is neither
+terminal nor notebook, the line is printed when nothing else was for half a minute.
+
+No library draws it: one line needs two escape codes. tqdm and rich would need ipywidgets in a notebook, and rich would
+send what goes to stdout through its own console and break long lines.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import enum
 import os
 import sys
 import time
@@ -17,10 +22,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, TextIO
 
 from spark_estimator.env import Settings
-from spark_estimator.observe.driver_log import printable
+from spark_estimator.observe.driver_log import announce, printable
 from spark_estimator.observe.progress import Progress
+from spark_estimator.observe.training_display import TrainingDisplay, TrainingState, training_text
 
 _REDRAWN_SECONDS = 0.2
+# In a log, a training is reported when nothing else was printed for this time.
+LOG_SECONDS = 30.0
 # Shorter waits are part of every step.
 _TOLD_SECONDS = 1.0
 # Rates are those of the last seconds: so many reports, one a second.
@@ -31,11 +39,27 @@ _MOST_NAMES = 3
 _ERASE = "\r\x1b[2K"
 
 
-class Screen(Protocol):
-    """Where the line can be drawn, again and again in its own place."""
+class ProgressDisplay(enum.Enum):
+    """Where the progress of a job is shown."""
 
-    def draw(self, text: str) -> None:
-        """Shows `text` in place of what was shown."""
+    OFF = "nowhere"
+    ON_SCREEN = "on a terminal or in a notebook"
+    ANYWHERE = "on a terminal or in a notebook; elsewhere in lines of text, if it is a training"
+
+
+class Screen(Protocol):
+    """Where the line can be drawn, again and again in its own place.
+
+    Attributes:
+        interval: seconds between two drawings, at least.
+        only_training: whether only the progress of a training is drawn.
+    """
+
+    interval: float
+    only_training: bool
+
+    def draw(self, text: str, html: str) -> None:
+        """Shows `text` in place of what was shown; where there is HTML, `html` if it is not empty."""
 
     def hide(self) -> None:
         """Makes way for lines that are about to be printed."""
@@ -47,10 +71,13 @@ class Screen(Protocol):
 class Terminal:
     """The last line of a terminal; see `Screen`."""
 
+    interval = _REDRAWN_SECONDS
+    only_training = False
+
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def draw(self, text: str) -> None:
+    def draw(self, text: str, html: str) -> None:
         columns = os.get_terminal_size(self._stream.fileno()).columns or 80
         # ASCII takes a column a character; in the last column some terminals begin another line.
         self._write(_ERASE + text.encode("ascii", "replace").decode()[: columns - 1])
@@ -69,20 +96,24 @@ class Terminal:
 class Notebook:
     """A place in the output of a notebook's cell, above the lines that come after it; see `Screen`."""
 
+    interval = _REDRAWN_SECONDS
+    only_training = False
+
     def __init__(self) -> None:
         self._handle: Any = None
         self._shown = ""
 
-    def draw(self, text: str) -> None:
+    def draw(self, text: str, html: str) -> None:
         if text == self._shown:  # each update goes to every browser, and into the notebook's file
             return
         self._shown = text
+        shown = {"text/plain": text, **({"text/html": html} if html else {})}
         if self._handle is None:
             from IPython.display import display
 
-            self._handle = display({"text/plain": text}, raw=True, display_id=True)
+            self._handle = display(shown, raw=True, display_id=True)
         else:
-            self._handle.update({"text/plain": text}, raw=True)
+            self._handle.update(shown, raw=True)
 
     def hide(self) -> None:
         pass  # nobody else writes where it is
@@ -92,10 +123,37 @@ class Notebook:
             self._handle.update({"text/plain": "", "text/html": ""}, raw=True)
 
 
-def screen() -> Screen | None:
-    """Where somebody looks on; None in a pipe, a file, CI, or when it is not wanted."""
-    if os.environ.get("CI") or not Settings.read().status_line:
+class Log:
+    """Lines of text on stderr, which stay; see `Screen`."""
+
+    interval = LOG_SECONDS
+    only_training = True
+
+    def __init__(self) -> None:
+        self._shown = ""
+
+    def draw(self, text: str, html: str) -> None:
+        if text != self._shown:
+            self._shown = text
+            announce(text)
+
+    def hide(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def screen(display: ProgressDisplay = ProgressDisplay.ON_SCREEN) -> Screen | None:
+    """Where progress can be shown; None: nowhere, because of `display`, the settings, or for want of a screen."""
+    if display is ProgressDisplay.OFF or not Settings.read().status_line:
         return None
+    front_end = None if os.environ.get("CI") else _front_end()
+    return Log() if front_end is None and display is ProgressDisplay.ANYWHERE else front_end
+
+
+def _front_end() -> Screen | None:
+    """A notebook or a terminal; None in a pipe or a file."""
     ipython = sys.modules.get("IPython")
     if ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None:
         return Notebook()
@@ -118,23 +176,28 @@ class StatusLine:
         self._size = size
         self._reports: dict[int, collections.deque[Progress]] = {}
         self._came: dict[int, float] = {}
+        self._training = TrainingDisplay()
         self._shown = False
-        self._drawn_at = 0.0
+        # On a screen at once, in a log later.
+        self._quiet_since = time.monotonic() if screen.only_training else 0.0
         self._over = False
 
     @classmethod
-    def on_screen(cls, size: int) -> StatusLine | None:
-        """One where somebody looks on; None elsewhere."""
-        found = screen()
-        return None if found is None else cls(found, size)
+    def on_screen(cls, size: int, display: ProgressDisplay = ProgressDisplay.ON_SCREEN) -> StatusLine | None:
+        """A status line where there is a screen; None elsewhere."""
+        where = screen(display)
+        return None if where is None else cls(where, size)
 
     def note(self, rank: int, progress: Progress) -> None:
-        """A rank has said how far it is."""
+        """Records a rank's progress report."""
         self._reports.setdefault(rank, collections.deque(maxlen=_REPORTS)).append(progress)
         self._came[rank] = time.monotonic()
+        self._training.note(rank, progress)
 
     def hide(self) -> None:
         """To be called before something is printed."""
+        if self._screen.only_training:
+            self._quiet_since = time.monotonic()
         if self._shown:
             self._shown = False
             self._do(self._screen.hide)
@@ -146,11 +209,16 @@ class StatusLine:
             begun: the ranks that are up.
         """
         now = time.monotonic()
-        if not self._over and now - self._drawn_at >= _REDRAWN_SECONDS:
-            self._drawn_at, self._shown = now, True
-            since = {rank: now - came for rank, came in self._came.items()}
-            text = told(self._size, begun, self._reports, since)
-            self._do(lambda: self._screen.draw(text))
+        if self._over or now - self._quiet_since < self._screen.interval:
+            return
+        training = self._training.state(self._reports)
+        if training is None and self._screen.only_training:
+            return
+        self._quiet_since, self._shown = now, True
+        since = {rank: now - came for rank, came in self._came.items()}
+        text = status_text(self._size, begun, self._reports, since, training)
+        html = "" if training is None else self._training.html(training, text)
+        self._do(lambda: self._screen.draw(text, html))
 
     def close(self) -> None:
         """Removes the line for good. Idempotent."""
@@ -165,26 +233,36 @@ class StatusLine:
             self._over = True
 
 
-def told(
-    size: int, begun: Collection[int], reports: Mapping[int, Sequence[Progress]], since: Mapping[int, float]
+def status_text(
+    size: int,
+    begun: Collection[int],
+    reports: Mapping[int, Sequence[Progress]],
+    since: Mapping[int, float],
+    training: TrainingState | None = None,
 ) -> str:
     """The status line's text.
 
     Args:
         size: number of ranks.
         begun: the ranks that are up.
-        reports: by rank, the last that it said of its progress, the oldest first.
+        reports: by rank, its last progress reports, the oldest first.
         since: by rank, how many seconds ago the newest of them came.
+        training: of an estimator; None: the ranks run something else.
     """
-    parts = [f"{len(begun)} of {size} ranks up", _rates(reports), _waits(size, reports, since)]
+    ranks, waits = f"{len(begun)} of {size} ranks up", _waits(size, reports, since)
+    if training is None:
+        parts = [ranks, _rates(reports), waits]
+    else:
+        now, last_epoch = training_text(training)
+        parts = [ranks if len(begun) < size else "", now, waits, last_epoch]
     return printable("; ".join(filter(None, parts)))
 
 
 def _rates(reports: Mapping[int, Sequence[Progress]]) -> str:
-    steps = any(own[-1].steps for own in reports.values())
+    steps = any(history[-1].steps for history in reports.values())
     rates = []
-    for rank, own in reports.items():
-        first, last = own[0], own[-1]
+    for rank, history in reports.items():
+        first, last = history[0], history[-1]
         if last.at > first.at:
             count = last.steps - first.steps if steps else last.calls - first.calls
             rates.append((count / (last.at - first.at), rank))
@@ -199,7 +277,7 @@ def _rates(reports: Mapping[int, Sequence[Progress]]) -> str:
 
 def _waits(size: int, reports: Mapping[int, Sequence[Progress]], since: Mapping[int, float]) -> str:
     """For whom the others wait: the ranks that do not wait themselves, while some do."""
-    waiting = {rank: own[-1].waiting + since[rank] for rank, own in reports.items() if own[-1].waiting}
+    waiting = {rank: history[-1].waiting + since[rank] for rank, history in reports.items() if history[-1].waiting}
     busy = [rank for rank in range(size) if rank not in waiting]
     seconds = max(waiting.values(), default=0.0)
     if not busy or seconds < _TOLD_SECONDS:

@@ -63,7 +63,7 @@ def start(
         HorovodInternalError: the file cannot be written.
     """
     if not os.fspath(path):
-        raise ValueError("The timeline needs a path; '' was given.")
+        raise ValueError("The timeline needs a path; got ''.")
     file = os.path.abspath(file_of(path, rank, process_set))
     engine.timeline_start(file, mark_cycles)
     return file
@@ -74,25 +74,34 @@ def stop(engine: _Engine) -> None:
     engine.timeline_stop()
 
 
-def main(argv: list[str] | None = None) -> int:
-    """``python -m spark_estimator timeline``: returns 0, 1 when files cannot be used, 2 when the arguments cannot."""
-    parser = argparse.ArgumentParser(prog="python -m spark_estimator timeline", description="Work with timelines.")
-    verbs = parser.add_subparsers(dest="verb", required=True)
+def parser() -> argparse.ArgumentParser:
+    """The command line of ``timeline``."""
+    command_line = argparse.ArgumentParser(
+        prog="python -m spark_estimator timeline", description="Work with timelines."
+    )
+    verbs = command_line.add_subparsers(dest="verb", required=True)
     of_merge = verbs.add_parser(
         "merge",
-        help="join the files that the ranks wrote into one trace",
-        description="Joins the files that the ranks wrote into one trace with a process a rank, for ui.perfetto.dev or "
-        "chrome://tracing. The clocks of the ranks are aligned by the ops that all took part in: they end nearly "
-        "together. Files that end early (a killed process) are used as far as they go. A gigabyte of input takes "
-        "minutes and 100 MB of memory.",
+        help="merge the ranks' files into one trace",
+        description=(
+            "Merges the ranks' files into one trace with one process per rank, for ui.perfetto.dev or "
+            "chrome://tracing. Aligns the clocks of the ranks by the ops that they share, which end at nearly the "
+            "same time. Truncated files (of a killed process) are read up to their end. A gigabyte of input takes "
+            "minutes and 100 MB of memory."
+        ),
     )
-    of_merge.add_argument("out", metavar="OUT.json", type=Path, help="the joined trace; overwritten when all went well")
+    of_merge.add_argument("out", metavar="OUT.json", type=Path, help="the merged trace; overwritten on success")
     of_merge.add_argument("files", metavar="IN.json", type=Path, nargs="+", help="the ranks' files, in any order")
-    arguments = parser.parse_args(argv)
+    return command_line
+
+
+def main(argv: list[str] | None = None) -> int:
+    """``python -m spark_estimator timeline``: returns 0, 1 when files cannot be used, 2 when the arguments cannot."""
+    arguments = parser().parse_args(argv)
     try:
-        told = merge(arguments.out, arguments.files)
+        notes = merge(arguments.out, arguments.files)
     except TraceError as error:
         print(f"Failed, nothing was written: {error}", file=sys.stderr)
         return 1
-    print("\n".join(told))
+    print("\n".join(notes))
     return 0

@@ -56,7 +56,7 @@ class _Clock:
     """What is to be subtracted from a rank's times: ``offset + drift * (time - origin)``; and how that is known."""
 
     offset: float  # microseconds
-    told: str
+    description: str
     drift: float = 0.0
     origin: float = 0.0
 
@@ -97,7 +97,7 @@ class _Lines:
                     else:
                         self.broken += 1
         except OSError as error:
-            raise TraceError(f"{self.path} cannot be read: {error.strerror}.") from None
+            raise TraceError(f"{self.path} can't be read: {error.strerror}.") from None
 
 
 def merge(out: Path, files: Sequence[Path]) -> list[str]:
@@ -114,10 +114,10 @@ def merge(out: Path, files: Sequence[Path]) -> list[str]:
         TraceError: a file cannot be read or written, is no rank's trace, or belongs to another job.
     """
     if any(file.exists() and out.exists() and file.samefile(out) for file in files):
-        raise TraceError(f"{out} is to be written and is one of the files to be read; the output comes first.")
+        raise TraceError(f"{out} is both the output and an input; the output comes first.")
     if out.exists() and _is_a_ranks(out):
-        raise TraceError(f"{out} is to be written and is the timeline of a rank; the output comes first.")
-    notes = [f"{file}: left out, it is empty" for file in files if _is_empty(file)]
+        raise TraceError(f"{out} would be overwritten, but it is a rank's timeline; the output comes first.")
+    notes = [f"{file}: skipped, it is empty" for file in files if _is_empty(file)]
     traces = [_describe(file) for file in files if not _is_empty(file)]
     if not traces:
         raise TraceError("all files are empty.")
@@ -135,7 +135,7 @@ def merge(out: Path, files: Sequence[Path]) -> list[str]:
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
-        raise TraceError(f"{out} cannot be written: {error.strerror}.") from None
+        raise TraceError(f"{out} can't be written: {error.strerror}.") from None
     whole = [trace for trace in traces if trace.process_set == 0]
     missing = sorted(set(range(whole[0].size if whole else 0)) - {trace.rank for trace in whole})
     if missing:
@@ -148,7 +148,7 @@ def _is_empty(path: Path) -> bool:
     try:
         return path.stat().st_size == 0
     except OSError as error:
-        raise TraceError(f"{path} cannot be read: {error.strerror}.") from None
+        raise TraceError(f"{path} can't be read: {error.strerror}.") from None
 
 
 def _describe(path: Path) -> _Trace:
@@ -168,7 +168,7 @@ def _describe(path: Path) -> _Trace:
         )
     except (KeyError, TypeError, ValueError):
         raise TraceError(
-            f"{path} is no timeline that a rank of spark_estimator wrote (joined traces cannot be joined again)."
+            f"{path} is not a timeline of a spark_estimator rank (merged traces can't be merged again)."
         ) from None
 
 
@@ -185,12 +185,12 @@ def _check_one_job(traces: Iterable[_Trace]) -> None:
     for trace in traces:
         other = seen.setdefault((trace.process_set, trace.rank), trace)
         if other is not trace:
-            raise TraceError(f"{other.path} and {trace.path} are both of rank {trace.rank}.")
+            raise TraceError(f"{other.path} and {trace.path} are both from rank {trace.rank}.")
         same_set = next(known for known in seen.values() if known.process_set == trace.process_set)
         if same_set.size != trace.size:
             raise TraceError(
-                f"{same_set.path} is of {same_set.size} ranks and {trace.path} of {trace.size}: "
-                "they are of different jobs."
+                f"{same_set.path} is of {same_set.size} ranks and {trace.path} of {trace.size}: they are from "
+                "different jobs."
             )
 
 
@@ -222,9 +222,9 @@ def _align(traces: Sequence[_Trace]) -> dict[int, _Clock]:
     """Each rank's clock against the first one's; over a third rank where two have no op in common."""
     reference = traces[0]
     clocks = {reference.rank: _Clock(0.0, "the reference")}
-    found = True
-    while found:
-        found = False
+    progress = True
+    while progress:
+        progress = False
         for trace in traces:
             if trace.rank in clocks:
                 continue
@@ -233,12 +233,12 @@ def _align(traces: Sequence[_Trace]) -> dict[int, _Clock]:
                     clock = _compare(trace, known, clocks[known.rank])
                     if clock is not None:
                         clocks[trace.rank] = clock
-                        found = True
+                        progress = True
                         break
     for trace in traces:
         if trace.rank not in clocks:
             offset = reference.wall_clock_minus_own - trace.wall_clock_minus_own
-            clocks[trace.rank] = _Clock(offset, "clock by the wall's, since there is no common op")
+            clocks[trace.rank] = _Clock(offset, "aligned by wall clock, since there is no common op")
     return clocks
 
 
@@ -248,28 +248,28 @@ def _compare(trace: _Trace, known: _Trace, known_clock: _Clock) -> _Clock | None
     )
     if not common.size:
         return None
-    own = trace.ends[of_trace]
+    own_ends = trace.ends[of_trace]
     theirs = known.ends[of_known]
-    differences = own - known_clock.aligned(theirs)
+    differences = own_ends - known_clock.aligned(theirs)
     offset = float(np.median(differences))
     scatter = float(np.median(np.abs(differences - offset)))
     drift, origin = 0.0, 0.0
     if common.size >= _LEAST_OPS_FOR_DRIFT:
         half = common.size // 2
         change = float(np.median(differences[half:]) - np.median(differences[:half]))
-        span = float(np.median(own[half:]) - np.median(own[:half]))
+        span = float(np.median(own_ends[half:]) - np.median(own_ends[:half]))
         rest = min(_scatter(differences[:half]), _scatter(differences[half:]))
         if span > 0 and abs(change) > 3 * rest and abs(change) <= _MOST_DRIFT * span:
-            drift, origin = change / span, float(np.median(own))
-            offset = float(np.median(differences - drift * (own - origin)))
-            scatter = float(np.median(np.abs(differences - offset - drift * (own - origin))))
-    told = f"clock {offset / 1e3:+.3f} ms against rank {known.rank}'s"
-    if known_clock.told != "the reference":
-        told = f"clock {offset / 1e3:+.3f} ms against the reference by way of rank {known.rank}"
+            drift, origin = change / span, float(np.median(own_ends))
+            offset = float(np.median(differences - drift * (own_ends - origin)))
+            scatter = float(np.median(np.abs(differences - offset - drift * (own_ends - origin))))
+    text = f"clock {offset / 1e3:+.3f} ms against rank {known.rank}'s"
+    if known_clock.description != "the reference":
+        text = f"clock {offset / 1e3:+.3f} ms against the reference, via rank {known.rank}"
     if drift:
-        told += f", drifting {drift * 1e6:+.1f} us a second"
-    told += f" ({common.size} common op{'s' * (common.size > 1)}, half of them within {scatter:.1f} us)"
-    return _Clock(offset, told, drift, origin)
+        text += f", drifting {drift * 1e6:+.1f} us a second"
+    text += f" ({common.size} common op{'s' * (common.size > 1)}, half of them within {scatter:.1f} us)"
+    return _Clock(offset, text, drift, origin)
 
 
 def _scatter(values: NDArray[np.float64]) -> float:
@@ -303,7 +303,7 @@ def _write(file: IO[str], traces: Sequence[_Trace], clocks: dict[int, _Clock]) -
                 continue
             count += event["ph"] != "M"
             file.write(",\n" + line)
-        notes.append(_told(trace, clocks[trace.rank], lines, count, dropped))
+        notes.append(_summary(trace, clocks[trace.rank], lines, count, dropped))
     file.write("\n]\n")
     return notes
 
@@ -329,13 +329,13 @@ def _move(event: dict[str, Any], trace: _Trace, clock: _Clock) -> None:
         event["args"]["name"] = f"set {trace.process_set}: {event['args']['name']}"
 
 
-def _told(trace: _Trace, clock: _Clock, lines: _Lines, count: int, dropped: int) -> str:
+def _summary(trace: _Trace, clock: _Clock, lines: _Lines, count: int, dropped: int) -> str:
     of_set = f", process set {trace.process_set}" if trace.process_set else ""
-    text = f"rank {trace.rank}{of_set}: {trace.path}, {count} events, {clock.told}"
+    text = f"rank {trace.rank}{of_set}: {trace.path}, {count} events, {clock.description}"
     if not lines.complete:
         text += "; it ends early: the process was killed, its disk was full, or it is still being written"
     if lines.broken:
-        text += f"; {lines.broken} line{'s' * (lines.broken > 1)} left out that could not be read"
+        text += f"; {lines.broken} line{'s' * (lines.broken > 1)} skipped that could not be parsed"
     if dropped:
-        text += f"; {dropped} events were lost while it was written, because they came too fast"
+        text += f"; {dropped} events were lost while it was written: they came too fast"
     return text

@@ -1,4 +1,4 @@
-"""Backends: where an estimator's training function runs: on Spark, on this host, or where a user's class says."""
+"""Backends: where an estimator's training function runs: on Spark, on this host, or in a user's subclass."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import os
 import socket
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from spark_estimator.env import Settings
 from spark_estimator.launch.cli.obsolete import REASONS, explain
-from spark_estimator.launch.job.attempts import Limits
-from spark_estimator.launch.job.environment import OMP
-from spark_estimator.launch.job.spec import checked_environment, inherited_environment
+from spark_estimator.launch.job.environment import OMP, inherited_environment
+from spark_estimator.launch.job.options import JobOptions, check_num_proc
 from spark_estimator.launch.local import run_local
 from spark_estimator.launch.spark.entry import session_and_size
 from spark_estimator.launch.spark.row_writer import Rows
 from spark_estimator.launch.spark.slots import default_size
-from spark_estimator.launch.worker.output import lines_to
-from spark_estimator.spark.runner import check_num_proc, run, run_with, say, seconds_of
+from spark_estimator.observe.driver_log import announce
+from spark_estimator.observe.status_line import ProgressDisplay
+from spark_estimator.spark.runner import job_options, run, run_with
 
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
@@ -30,7 +31,7 @@ def default_num_proc() -> int:
 
 
 class Backend:
-    """A place where a function can be run on several ranks. To train elsewhere, subclass it."""
+    """Runs a function on several ranks. To train elsewhere, subclass it."""
 
     def run(
         self,
@@ -47,23 +48,22 @@ class Backend:
         Returns:
             [num_processes] what it returned on each rank, in rank order.
         """
-        raise NotImplementedError(f"{type(self).__name__} is a Backend and has to define run().")
+        raise NotImplementedError(f"{type(self).__name__} is a Backend and must define run().")
 
     def num_processes(self) -> int:
         """The number of ranks."""
-        raise NotImplementedError(f"{type(self).__name__} is a Backend and has to define num_processes().")
+        raise NotImplementedError(f"{type(self).__name__} is a Backend and must define num_processes().")
 
 
 class SparkBackend(Backend):
     """Runs in Spark tasks, by `spark.run`.
 
     Args:
-        num_proc: number of ranks; None: as `spark.run` chooses, when it is first needed.
-        env: variables for the ranks. None: this process's own, as far as the executors have not set them otherwise and
-            they do not describe this very process (its Python, Spark, libraries and devices).
-        kwargs: more of `spark.run`'s arguments: start_timeout, stdout, verbose, ... In an estimator they hold as in
-            `run`, with one difference: without a start_timeout, Spark may take its time to compute the DataFrame; with
-            one, that counts.
+        num_proc: number of ranks; None: the default of `spark.run`, determined when it is first needed.
+        env: variables for the ranks. None: this process's variables that the executors don't set, except those that
+            describe this process (its Python, Spark, libraries and devices).
+        kwargs: other arguments of `spark.run`: start_timeout, stdout, verbose, ... An estimator has no start_timeout
+            by default; if it is set, it includes the time in which Spark computes the DataFrame.
     """
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
@@ -76,8 +76,8 @@ class SparkBackend(Backend):
         kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
-        """As `Backend.run`; what it raises is told at `spark.run`."""
-        return run_with(fn, args, kwargs, **self._settings(env))
+        """As `Backend.run`; raises the errors of `spark.run`."""
+        return run_with(fn, self._options(env, args, kwargs), self.num_processes())
 
     def run_on_rows(
         self,
@@ -88,32 +88,45 @@ class SparkBackend(Backend):
         caller: str,
         max_restarts: int,
         max_result_bytes: int,
+        verbose: int = 1,
     ) -> list[Any]:
         """As `run`, for estimators.
 
         Args:
-            rows: of a DataFrame, that the ranks get from Spark's tasks; None: none.
-            caller: how messages call what the user has called.
-            max_restarts: in place of this backend's.
-            max_result_bytes: a larger value is refused.
+            rows: of a DataFrame, which Spark's tasks pass to the ranks; None: none.
+            caller: the user's call, for messages.
+            max_restarts: overrides this backend's.
+            max_result_bytes: a larger value is an error.
+            verbose: of the estimator. Its progress is shown if neither this nor the backend's is 0.
 
         Returns:
             [1] what rank 0 returned.
         """
-        settings = {**self._settings(None), "max_restarts": max_restarts}
-        given: dict[str, Any] = {"rows": rows, "max_result_bytes": max_result_bytes, "all_results": False}
-        return run_with(fn, args, caller=caller, **given, **settings)
+        options = self._options(None, args, None, max_restarts=max_restarts)
+        options = replace(
+            options,
+            max_result_bytes=max_result_bytes,
+            all_results=False,
+            progress=ProgressDisplay.ANYWHERE if verbose and options.verbose else ProgressDisplay.OFF,
+        )
+        return run_with(fn, options, self.num_processes(), rows=rows, caller=caller)
 
     @property
     def max_restarts(self) -> int:
-        """How often a job that failed is started anew."""
+        """How often a failed job restarts."""
         return int(self._kwargs.get("max_restarts", 0))
 
-    def _settings(self, env: Mapping[str, str] | None) -> dict[str, Any]:
-        """What `run_with` is given beside the call."""
-        asked_for = {**(self._env or {}), **(env or {})}
+    def _options(
+        self,
+        env: Mapping[str, str] | None,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        **overrides: Any,
+    ) -> JobOptions:
+        """This backend's options for one call."""
+        requested = {**(self._env or {}), **(env or {})}
         # Programs hide the driver's GPUs from TensorFlow by it before they train; the ranks are to see theirs.
-        hidden = asked_for.pop(_DEVICES, None)
+        hidden = requested.pop(_DEVICES, None)
         if hidden is not None and hidden != os.environ.get(_DEVICES):
             warnings.warn(
                 f"env: {_DEVICES}={hidden!r} has no effect: each rank sees the GPUs that Spark gives its task.",
@@ -121,8 +134,8 @@ class SparkBackend(Backend):
             )
         inherited = inherited_environment(os.environ) if self._env is None else {}
         if OMP in inherited:  # Spark sets it in every task, so that it would never count as unset
-            asked_for.setdefault(OMP, inherited[OMP])
-        return {"num_proc": self.num_processes(), "env": asked_for, "env_if_unset": inherited, **self._kwargs}
+            requested.setdefault(OMP, inherited[OMP])
+        return job_options(args, kwargs, env=requested, env_if_unset=inherited, **{**self._kwargs, **overrides})
 
     def num_processes(self) -> int:
         if self._num_proc is None:
@@ -135,9 +148,9 @@ class LocalBackend(Backend):
 
     Args:
         num_proc: number of ranks; None: one.
-        env: variables for the ranks, in addition to this process's own.
-        kwargs: those of `SparkBackend`, so that one can stand in for the other. `start_timeout` is for how long the
-            ranks wait for one another in ``init()``; with `verbose` 2 the host is told.
+        env: variables for the ranks, in addition to those of this process.
+        kwargs: those of `SparkBackend`, so that either can replace the other. `start_timeout` is how long ranks wait
+            for each other in ``init()``; `verbose=2` also prints the host.
     """
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
@@ -153,33 +166,19 @@ class LocalBackend(Backend):
         """As `Backend.run`.
 
         Raises:
-            PicklingError: the function or an argument cannot travel.
+            PicklingError: the function or an argument can't be pickled.
             WorkerFailedError: a rank failed; its traceback is the cause.
-            ResultError: a rank's value cannot be had.
+            ResultError: a rank's value can't be returned.
         """
-        show_line = lines_to(
-            self._kwargs.get("stdout"),
-            self._kwargs.get("stderr"),
-            with_time=self._kwargs.get("prefix_output_with_timestamp", False),
-        )
         environment = {**(self._env or {}), **(env or {})}
-        start_timeout, verbose = self._kwargs.get("start_timeout"), self._kwargs.get("verbose", 1)
+        start_timeout = self._kwargs.get("start_timeout")
         if start_timeout is not None:
             environment["HOROVOD_START_TIMEOUT"] = str(start_timeout)
             Settings.read({**os.environ, **environment})  # refuses a value that the ranks could not use
-        if verbose >= 2:
-            say(f"{self.num_processes()} ranks on {socket.gethostname()}")
-        return run_local(
-            fn,
-            self.num_processes(),
-            args=args,
-            kwargs=kwargs,
-            environment=environment,
-            all_results=True,
-            show_line=show_line,
-            show_status=verbose >= 1,
-            limits=Limits.checked(self._kwargs.get("max_restarts", 0), self._kwargs.get("timeout")),
-        )
+        options = job_options(args, kwargs, env=environment, **self._kwargs)
+        if options.verbose >= 2:
+            announce(f"{self.num_processes()} ranks on {socket.gethostname()}")
+        return run_local(fn, self.num_processes(), options)
 
     def num_processes(self) -> int:
         assert self._num_proc is not None
@@ -189,22 +188,17 @@ class LocalBackend(Backend):
 def _checked(
     kind: type[Backend], num_proc: int | None, env: Mapping[str, str] | None, kwargs: dict[str, Any]
 ) -> tuple[int | None, Mapping[str, str] | None, dict[str, Any]]:
-    """A constructor's arguments, without those that have no effect, once they are known to be of `run`'s.
+    """A constructor's arguments, checked, without those that have no effect.
 
     Raises:
-        TypeError, ValueError: one of them cannot be used.
+        TypeError, ValueError: an argument can't be used; the text names it and its value.
     """
     check_num_proc(num_proc)
-    taken = set(inspect.signature(run).parameters) - {"fn", "args", "kwargs", "num_proc", "env"}
-    unknown = sorted(kwargs.keys() - taken)
+    accepted = set(inspect.signature(run).parameters) - {"fn", "args", "kwargs"}
+    unknown = sorted(kwargs.keys() - accepted)
     if unknown:
-        taken |= {"num_proc", "env"}
-        raise TypeError(f"{kind.__name__}() takes no argument {unknown[0]!r}; it takes {sorted(taken)}.")
-    verbose = kwargs.get("verbose", 1)
-    if not isinstance(verbose, int):
-        raise TypeError(f"{kind.__name__}(verbose={verbose!r}): 0, 1 or 2 is needed.")
-    checked_environment(env)
-    seconds_of("start_timeout", kwargs.get("start_timeout"), 1.0)
-    Limits.checked(kwargs.get("max_restarts", 0), kwargs.get("timeout"))
+        raise TypeError(f"{kind.__name__}() has no argument {unknown[0]!r}; its arguments are {sorted(accepted)}.")
     explain({name: value for name, value in kwargs.items() if name in REASONS}, stacklevel=4)
-    return num_proc, env, {name: value for name, value in kwargs.items() if name not in REASONS}
+    effective = {name: value for name, value in kwargs.items() if name not in REASONS}
+    job_options(env=env, **effective)
+    return num_proc, env, effective

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from spark_estimator.store.filesystem import FilesystemStore
+from spark_estimator.store.filesystem import FilesystemStore, register_kind
 
 _FORMS = ("dbfs:/", "/dbfs/", "file:///dbfs/", "file:/dbfs/")
 
@@ -43,3 +43,6 @@ class DBFSLocalStore(FilesystemStore):
             if path.startswith(form):
                 return "/dbfs/" + path[len(form) :].lstrip("/")
         return path
+
+
+register_kind(DBFSLocalStore.matches, DBFSLocalStore)

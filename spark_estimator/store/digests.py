@@ -1,7 +1,7 @@
 """SHA-256 of files, by which damage is found before it is read: a bit that a disk or a copy has turned, a lost end.
 
-They protect from accidents alone: whoever may write a file may write its digest too. What is read without running code,
-and what needs trust, is the same with them.
+They detect accidents only: a user who can write a file can write its digest too. They change neither which files are
+read without running code, nor which files have to be trusted.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import posixpath
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from spark_estimator.errors import PreflightError
@@ -28,7 +28,7 @@ _TRAIN, _VAL, _TEST, _RUNS = "intermediate_train_data", "intermediate_val_data",
 
 
 class Entry(NamedTuple):
-    """What lies in a folder.
+    """A file or folder in a folder.
 
     Attributes:
         path: whole.
@@ -53,14 +53,8 @@ class Store:
             prefix_path: a folder or URL.
             args, kwargs: of the kind's constructor.
         """
-        from spark_estimator.store.dbfs import DBFSLocalStore
-        from spark_estimator.store.hdfs import HDFSStore
-
-        if HDFSStore.matches(prefix_path):
-            return HDFSStore(prefix_path, *args, **kwargs)
-        if DBFSLocalStore.matches(prefix_path):
-            return DBFSLocalStore(prefix_path, *args, **kwargs)
-        return FilesystemStore(prefix_path, *args, **kwargs)
+        kind = next((kind for matches, kind in _kinds if matches(prefix_path)), FilesystemStore)
+        return kind(prefix_path, *args, **kwargs)
 
     def get_run_path(self, run_id: str) -> str:
         """The folder of one training."""
@@ -71,7 +65,7 @@ class Store:
         raise NotImplementedError(f"{type(self).__name__} is a Store and has to define get_checkpoint_path().")
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file or folder."""
+        """Whether the file or folder exists."""
         raise NotImplementedError(f"{type(self).__name__} is a Store and has to define exists().")
 
     def read(self, path: str) -> bytes:
@@ -94,7 +88,7 @@ class FilesystemStore(Store):
         checkpoint_filename: of the last checkpoint in a run's folder.
 
     Raises:
-        PreflightError: there is no such kind of file system here.
+        PreflightError: fsspec does not support the URL's scheme, or lacks a package for it.
         ValueError: a path is nearly a URL, such as ``s3:/bucket``.
     """
 
@@ -185,26 +179,26 @@ class FilesystemStore(Store):
     def exists(self, path: str) -> bool:
         if self._is_local(path):
             return os.path.exists(path)
-        fs, place = self._place_of(path)
-        return bool(fs.exists(place))
+        fs, fs_path = self._filesystem_of(path)
+        return bool(fs.exists(fs_path))
 
     def read(self, path: str) -> bytes:
         if self._is_local(path):
             with open(path, "rb") as file:
                 return file.read()
-        fs, place = self._place_of(path)
-        content: bytes = in_place.read(fs, place) if in_place.writes_in_place(fs) else fs.cat_file(place)
+        fs, fs_path = self._filesystem_of(path)
+        content: bytes = in_place.read(fs, fs_path) if in_place.writes_in_place(fs) else fs.cat_file(fs_path)
         return content
 
     def write(self, path: str, content: bytes) -> None:
         if self._is_local(path):
             replace_file(path, content)
             return
-        fs, place = self._place_of(path)
+        fs, fs_path = self._filesystem_of(path)
         if in_place.writes_in_place(fs):
-            in_place.write(fs, place, content)
+            in_place.write(fs, fs_path, content)
         else:
-            fs.pipe_file(place, content)
+            fs.pipe_file(fs_path, content)
 
     def discard_partials(self, folder: str) -> None:
         """Removes from a folder what a `write` that was killed has left; who writes there now loses nothing."""
@@ -212,7 +206,7 @@ class FilesystemStore(Store):
             discard_leftovers(folder)
 
     def open(self, path: str, mode: str = "rb", *, make_folder: bool = True) -> BinaryIO:
-        """Opens a file to read it from any place, or, with "wb", to write it from its beginning to its end.
+        """Opens a file to read it from any offset, or, with "wb", to write it from its beginning to its end.
 
         A file that is being written may be seen before it is whole, on this machine's file systems.
 
@@ -223,11 +217,11 @@ class FilesystemStore(Store):
             if "w" in mode and make_folder:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
             return cast(BinaryIO, open(path, mode))
-        fs, place = self._place_of(path)
-        return cast(BinaryIO, fs.open(place, mode))
+        fs, fs_path = self._filesystem_of(path)
+        return cast(BinaryIO, fs.open(fs_path, mode))
 
     def entries(self, folder: str) -> list[Entry]:
-        """What lies in a folder, by name; of a file, itself.
+        """The entries of a folder, by name; of a file, itself.
 
         Raises:
             FileNotFoundError: there is nothing of that name.
@@ -235,17 +229,17 @@ class FilesystemStore(Store):
         if self._is_local(folder):
             if not os.path.isdir(folder):
                 return [Entry(folder, os.stat(folder).st_size)]
-            with os.scandir(folder) as found:
-                entries = [Entry(one.path, None if one.is_dir() else one.stat().st_size) for one in found]
+            with os.scandir(folder) as result:
+                entries = [Entry(value.path, None if value.is_dir() else value.stat().st_size) for value in result]
         else:
-            fs, place = self._place_of(folder)
-            fs.invalidate_cache(place)  # others write there, too
-            own = fs._strip_protocol(place).rstrip("/")
+            fs, fs_path = self._filesystem_of(folder)
+            fs.invalidate_cache(fs_path)  # others write there, too
+            folder_path = fs._strip_protocol(fs_path).rstrip("/")
             entries = []
-            for one in fs.ls(place, detail=True):
-                name = fs._strip_protocol(str(one["name"])).rstrip("/")
-                path = folder if name == own else posixpath.join(folder, name.rpartition("/")[2])
-                entries.append(Entry(path, None if one["type"] == "directory" else int(one["size"])))
+            for item in fs.ls(fs_path, detail=True):
+                name = fs._strip_protocol(str(item["name"])).rstrip("/")
+                path = folder if name == folder_path else posixpath.join(folder, name.rpartition("/")[2])
+                entries.append(Entry(path, None if item["type"] == "directory" else int(item["size"])))
         return sorted(entries)
 
     def remove(self, path: str) -> None:
@@ -255,10 +249,10 @@ class FilesystemStore(Store):
             FileNotFoundError: there is nothing of that name.
         """
         if not self._is_local(path):
-            fs, place = self._place_of(path)
-            fs.rm(place, recursive=True)
+            fs, fs_path = self._filesystem_of(path)
+            fs.rm(fs_path, recursive=True)
             if in_place.writes_in_place(fs):
-                in_place.remove_next(fs, place)
+                in_place.remove_next(fs, fs_path)
         elif os.path.isdir(path):
             shutil.rmtree(path)
         else:
@@ -275,9 +269,9 @@ class FilesystemStore(Store):
         Raises:
             PreflightError: fsspec, or what it needs for this kind, is not installed.
         """
-        return self._place_of(self.prefix_path)[0]
+        return self._filesystem_of(self.prefix_path)[0]
 
-    def _place_of(self, path: str) -> tuple[Any, str]:
+    def _filesystem_of(self, path: str) -> tuple[Any, str]:
         """fsspec's file system for a path, and the path as that has it."""
         match = _SCHEME.match(path)
         scheme = match[1] if match else "file"
@@ -309,6 +303,14 @@ class FilesystemStore(Store):
     def _is_local(self, path: str) -> bool:
         """Whether this machine's own file system has the path."""
         return not _SCHEME.match(path)
+
+
+_kinds: list[tuple[Callable[[str], bool], type[FilesystemStore]]] = []
+
+
+def register_kind(matches: Callable[[str], bool], kind: type[FilesystemStore]) -> None:
+    """Makes `Store.create` use this kind of store for the paths that `matches` accepts."""
+    _kinds.append((matches, kind))
 
 
 #: Horovod's name of the base of users' own stores.

@@ -1,4 +1,4 @@
-"""Hadoop's default file system: what ``fs.defaultFS`` says, in the configuration that this process can see."""
+"""Hadoop's default file system: the value of ``fs.defaultFS`` in the configuration that this process can see."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def default_filesystem(path: str, extra_conf: Mapping[str, str]) -> str:
 
 
 def _candidates(extra_conf: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
-    """Each place that may name the default file system, and what it says; the first one counts."""
+    """Each place that may name the default file system, and its value; the first one is used."""
     yield "extra_conf", _first(extra_conf)
     yield "the Spark session", _of_session()
     for place, folder in _configuration_folders():
@@ -69,7 +69,7 @@ def _configuration_folders() -> Iterator[tuple[str, str]]:
 
 
 def _of_session() -> str | None:
-    """What the active Spark session says; None: there is no session, or it says nothing."""
+    """The active Spark session's value; None: there is no session, or it has none."""
     if "pyspark.sql" not in sys.modules:
         return None
     from pyspark.sql import SparkSession
@@ -80,17 +80,17 @@ def _of_session() -> str | None:
         return None
     try:
         if type(session).__module__.startswith("pyspark.sql.connect"):
-            said = session.conf.get("spark.hadoop.fs.defaultFS", None)
+            value = session.conf.get("spark.hadoop.fs.defaultFS", None)
         else:
             # With core-site.xml as the driver's Java sees it, and spark.hadoop.* over it.
-            said = session.sparkContext._jsc.hadoopConfiguration().get(_KEYS[0])
+            value = session.sparkContext._jsc.hadoopConfiguration().get(_KEYS[0])
     except Exception:  # a session that has ended
         return None
-    return None if said is None else str(said)
+    return None if value is None else str(value)
 
 
 def _of_file(file: Path) -> str | None:
-    """What a file of Hadoop's says; None: it says nothing, or is not there.
+    """The value in a file of Hadoop's; None: it has none, or does not exist.
 
     Raises:
         PreflightError: it cannot be read.
@@ -102,7 +102,7 @@ def _of_file(file: Path) -> str | None:
     except (OSError, ElementTree.ParseError) as error:
         raise PreflightError(f"{file} cannot be read: {error}") from error
     properties = {
-        (one.findtext("name") or "").strip(): (one.findtext("value") or "").strip() for one in root.iter("property")
+        (item.findtext("name") or "").strip(): (item.findtext("value") or "").strip() for item in root.iter("property")
     }
     value = _first(properties)
     for _ in range(_MOST_EXPANSIONS):

@@ -1,4 +1,4 @@
-"""A store on HDFS, or on whatever Hadoop's default file system is."""
+"""A store on HDFS, or on any other file system that is Hadoop's default."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spark_estimator.errors import PreflightError
-from spark_estimator.store.filesystem import FilesystemStore
+from spark_estimator.store.filesystem import FilesystemStore, register_kind
 from spark_estimator.store.hadoop import default_filesystem
 
 _URL = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*):(?://(?P<authority>[^/]*))?(?P<path>/.*)?")
@@ -31,7 +31,7 @@ class HDFSStore(FilesystemStore):
         host, port: of the name node, in place of those of the default file system.
         user, kerb_ticket, extra_conf: of pyarrow's HadoopFileSystem.
         driver: libhdfs is the only one.
-        temp_dir: without effect; a warning says so.
+        temp_dir: without effect, except for a warning.
         The others are as in `FilesystemStore`; their paths may have each of the forms above.
 
     Raises:
@@ -61,13 +61,13 @@ class HDFSStore(FilesystemStore):
             raise ValueError(f"port={port} needs host, the name node's: host='namenode'.")
         self._root = self._root_of(os.fspath(prefix_path), host, port or None, extra_conf)
         scheme, _, authority = self._root.partition("://")
-        of_url, at, authority = authority.rpartition("@")
+        user_of_url, at, authority = authority.rpartition("@")
         if at and scheme == "hdfs":
-            if user not in (None, of_url):
+            if user not in (None, user_of_url):
                 raise ValueError(f"user={user!r} and {prefix_path} name two users: give one of them.")
-            self._root, user = f"{scheme}://{authority}", of_url
-        given = {"user": user, "kerb_ticket": kerb_ticket, "extra_conf": extra_conf}
-        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+            self._root, user = f"{scheme}://{authority}", user_of_url
+        arguments = {"user": user, "kerb_ticket": kerb_ticket, "extra_conf": extra_conf}
+        options: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
         if self._root.startswith(_BY_LIBHDFS):
             options["host"], options["port"] = _address(scheme, authority)
         elif options:
@@ -103,9 +103,9 @@ class HDFSStore(FilesystemStore):
         return path.removeprefix(self._root)
 
     def _has(self, scheme: str, authority: str) -> bool:
-        """Whether a URL is on this store's file system; a host alone stands for the host with its port."""
-        own_scheme, _, own = self._root.partition("://")
-        return scheme == own_scheme and authority in (own, own.partition(":")[0], own.rpartition("@")[2])
+        """Whether a URL is on this store's file system; a host without a port matches the host with its port."""
+        store_scheme, _, host = self._root.partition("://")
+        return scheme == store_scheme and authority in (host, host.partition(":")[0], host.rpartition("@")[2])
 
     @staticmethod
     def _root_of(path: str, host: str | None, port: int | None, extra_conf: Mapping[str, str] | None) -> str:
@@ -121,12 +121,12 @@ class HDFSStore(FilesystemStore):
             )
         authority = match["authority"] if match is not None else None
         if host is not None:
-            given = host.removeprefix("hdfs://") + (f":{port}" if port else "")
-            if authority and authority.partition(":")[0] != given.partition(":")[0]:
+            address = host.removeprefix("hdfs://") + (f":{port}" if port else "")
+            if authority and authority.partition(":")[0] != address.partition(":")[0]:
                 raise ValueError(f"host={host!r} and {path} name two hosts: give one of them.")
             if authority and port and authority.partition(":")[2] not in ("", str(port)):
                 raise ValueError(f"port={port} and {path} name two ports: give one of them.")
-            return f"hdfs://{given if port or not authority else authority}"
+            return f"hdfs://{address if port or not authority else authority}"
         if authority:
             return f"hdfs://{authority}"
         root = default_filesystem(path, extra_conf or {})
@@ -143,16 +143,19 @@ class HDFSStore(FilesystemStore):
         if not self._root.startswith(_BY_LIBHDFS):  # a connection by libhdfs costs seconds: it is made when needed
             super()._check()
 
-    def _place_of(self, path: str) -> tuple[Any, str]:
+    def _filesystem_of(self, path: str) -> tuple[Any, str]:
         url = self.get_full_path(path)
         if not self._root.startswith(_BY_LIBHDFS):
-            return super()._place_of(url)
+            return super()._filesystem_of(url)
         try:
             import fsspec
 
             return fsspec.filesystem("hdfs", **self.storage_options), url
         except ImportError as error:
             raise PreflightError(f"{path}: {error}. pip install fsspec and pyarrow.") from error
+
+
+register_kind(HDFSStore.matches, HDFSStore)
 
 
 def _parsed(path: str) -> re.Match[str] | None:

@@ -1,8 +1,8 @@
 """Replaces a file on a file system of fsspec's that writes in place, as HDFS does: a crash leaves a whole file.
 
 No step needs a rename, which many of these file systems do by copying. The new content goes into ``.NAME.next`` first,
-with its SHA-256 at the end; then into the file itself; then ``.NAME.next`` is removed. While that is whole, it is the
-file's content, whatever the file holds. A program that was killed leaves a whole ``.NAME.next``, or a whole file.
+with its SHA-256 at the end; then into the file itself; then ``.NAME.next`` is removed. While ``.NAME.next`` is whole,
+readers use it and not the file. A program that was killed leaves a whole ``.NAME.next``, or a whole file.
 """
 
 from __future__ import annotations
@@ -84,6 +84,6 @@ def _next(fs: Any, path: str) -> bytes | None:
 
 def _check_size(fs: Any, path: str, size: int) -> None:
     fs.invalidate_cache(path.rpartition("/")[0])
-    found = fs.info(path).get("size")
-    if found not in (None, size):
-        raise OSError(f"{path}: {found} of {size} bytes were written")
+    result = fs.info(path).get("size")
+    if result not in (None, size):
+        raise OSError(f"{path}: {result} of {size} bytes were written")

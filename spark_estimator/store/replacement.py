@@ -5,7 +5,7 @@ the target's place in one step. A file system that cannot exchange two folders n
 previous folder is ``.NAME.TOKEN.previous``, where `surviving_folder` finds it.
 
 A writer holds a lock (``flock``) on its partial file or folder. The kernel releases the lock when the process ends, so
-the next writer can tell what a dead process has left from what a living one still writes.
+the next writer distinguishes what a dead process has left from what a living one still writes.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _create_folder(path: str) -> int:
 
 
 def _locked(descriptor: int) -> bool:
-    """Whether nobody else has the lock; true on a file system without locks."""
+    """Whether this process has got the lock; true on a file system without locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -209,7 +209,7 @@ def _locked(descriptor: int) -> bool:
 
 @contextmanager
 def _abandoned(path: str) -> Iterator[bool]:
-    """Whether the writer of a partial file or folder is dead; nobody takes it over inside of the block."""
+    """Whether the writer of a partial file or folder is dead; no other process takes it over inside of the block."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -246,16 +246,16 @@ def _put_in_place(names: _Names, *, overwrite: bool) -> None:
     raise FileExistsError(errno.EEXIST, "other writers replace it all the time", names.target)
 
 
-def _exchanged(one: str, other: str) -> bool:
+def _exchanged(first: str, second: str) -> bool:
     """Exchanges two folders in one step; false: this file system cannot."""
     if not hasattr(_libc, "renameat2"):
         return False
-    if _libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+    if _libc.renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
     if number in _NO_EXCHANGE:
         return False
-    raise OSError(number, os.strerror(number), one, None, other)
+    raise OSError(number, os.strerror(number), first, None, second)
 
 
 def _sync_tree(folder: str) -> None:

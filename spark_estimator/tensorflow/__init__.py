@@ -1,8 +1,8 @@
 """Horovod's API for TensorFlow: ``import spark_estimator.tensorflow as hvd``.
 
 A *rank* is one of the processes that train together. A *collective* is an operation that all ranks take part in; it
-runs when each of them has called it. Start ranks with ``HorovodRunner`` or ``horovodrun``; a process that nobody
-launched is a job of one. Collectives work eagerly, in a ``tf.function`` and in graphs of TensorFlow 1.
+runs when each of them has called it. Start ranks with ``HorovodRunner`` or ``horovodrun``; a process without a
+launcher is a job of one. Collectives work eagerly, in a ``tf.function`` and in graphs of TensorFlow 1.
 """
 
 # the check must come before what would fail without TensorFlow

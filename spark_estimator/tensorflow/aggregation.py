@@ -24,17 +24,17 @@ class Aggregation:
         self._complete: Any = None
 
     def gradients(
-        self, own: Sequence[Any], variables: Sequence[Any], reduce: Callable[[list[Any]], list[Any]]
+        self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Callable[[list[Any]], list[Any]]
     ) -> list[Any]:
         """Adds a pass's gradients. After the last pass of a step gives what `reduce` makes of the sums, else the sums.
 
         Args:
-            own: of this pass; None where there is none.
+            gradients: of this pass; None where there is none.
             variables: whose they are.
             reduce: reduces gradients over the ranks, in a branch that only the last pass takes.
         """
-        present = [number for number, gradient in enumerate(own) if gradient is not None]
-        dense = [tf.convert_to_tensor(own[number]) for number in present]
+        present = [number for number, gradient in enumerate(gradients) if gradient is not None]
+        dense = [tf.convert_to_tensor(gradients[number]) for number in present]
         if self._counter is None:
             with tf.init_scope():  # a function's variables are not its own
                 self._counter = _variable(tf.constant(0, tf.int32), "passes")
@@ -42,21 +42,21 @@ class Aggregation:
                     _variable(tf.zeros(variables[number].shape, variables[number].dtype.base_dtype), "sum")
                     for number in present
                 ]
-        with tf.control_dependencies([each.assign_add(new) for each, new in zip(self._sums, dense, strict=True)]):
+        with tf.control_dependencies([total.assign_add(new) for total, new in zip(self._sums, dense, strict=True)]):
             counted = self._counter.assign_add(1)
         with tf.control_dependencies([counted]):
-            totals = [each.read_value() for each in self._sums]
+            totals = [total.read_value() for total in self._sums]
             self._complete = tf.equal(self._counter.read_value(), self.passes)
 
         def reduced() -> list[Any]:
-            given: list[Any] = [None] * len(own)
+            averaged: list[Any] = [None] * len(gradients)
             for number, total in zip(present, totals, strict=True):
-                given[number] = total / tf.cast(self.passes, total.dtype) if self.average else total
-            results = reduce(given)
+                averaged[number] = total / tf.cast(self.passes, total.dtype) if self.average else total
+            results = reduce(averaged)
             return [tf.identity(results[number]) for number in present]
 
         outputs = tf.cond(self._complete, reduced, lambda: [tf.identity(total) for total in totals])
-        results: list[Any] = [None] * len(own)
+        results: list[Any] = [None] * len(gradients)
         for number, output in zip(present, outputs, strict=True):
             results[number] = output
         return results
@@ -68,11 +68,11 @@ class Aggregation:
             # What is applied was computed from the sums: they are emptied after it.
             applied = apply()
             with tf.control_dependencies([] if applied is None or tf.executing_eagerly() else [applied]):
-                emptied = [each.assign(tf.zeros_like(each)) for each in self._sums]
+                emptied = [variable.assign(tf.zeros_like(variable)) for variable in self._sums]
                 emptied.append(self._counter.assign(0))
             if tf.executing_eagerly():
                 return tf.constant(True)
-            with tf.control_dependencies([each.op if hasattr(each, "op") else each for each in emptied]):
+            with tf.control_dependencies([value.op if hasattr(value, "op") else value for value in emptied]):
                 return tf.constant(True)
 
         done = tf.cond(self._complete, step, lambda: tf.constant(False))

@@ -1,4 +1,4 @@
-"""Smaller wire types for gradients: what is sent in half precision, and how it comes back in its own."""
+"""Smaller wire types for TensorFlow's tensors; see ``collectives.compression``."""
 
 from __future__ import annotations
 
@@ -6,46 +6,29 @@ from typing import Any
 
 import tensorflow as tf
 
+from spark_estimator.collectives.compression import CastCompressor, Compressor, NoneCompressor, check_compressor
 from spark_estimator.collectives.reductions import where
 
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor", "checked_compressor"]
 
-class NoneCompressor:
-    """Sends tensors as they are."""
+
+class _TensorCompressor(CastCompressor):
+    @staticmethod
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return tf.cast(tensor, dtype)
 
     @staticmethod
-    def compress(tensor: Any) -> tuple[Any, None]:
-        """The tensor itself."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: object) -> Any:
-        """The tensor itself."""
-        return tensor
+    def is_floating(dtype: Any) -> bool:
+        return bool(dtype.is_floating)
 
 
-class _HalfCompressor:
-    """Sends floating-point tensors in a type of two bytes; others as they are."""
-
-    wire_dtype: Any
-
-    @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """The tensor in the wire type, and its own type."""
-        return (tf.cast(tensor, cls.wire_dtype) if tensor.dtype.is_floating else tensor), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """The tensor in the type that it had."""
-        return tf.cast(tensor, ctx)
-
-
-class FP16Compressor(_HalfCompressor):
+class FP16Compressor(_TensorCompressor):
     """Sends floating-point tensors as float16: 10 bits of precision, largest value 65504."""
 
     wire_dtype = tf.float16
 
 
-class BF16Compressor(_HalfCompressor):
+class BF16Compressor(_TensorCompressor):
     """Sends floating-point tensors as bfloat16: the range of float32 with 7 bits of precision."""
 
     wire_dtype = tf.bfloat16
@@ -64,9 +47,4 @@ class Compression:
 
 def checked_compressor(compression: Any, kind: str) -> Any:
     """What was passed as ``compression=``. Raises ValueError when it cannot compress a tensor."""
-    if all(callable(getattr(compression, function, None)) for function in ("compress", "decompress")):
-        return compression
-    raise ValueError(
-        f"{where(kind)}: compression={compression!r} must be one of hvd.Compression.none, fp16 and bf16, or have the "
-        "functions compress(tensor) and decompress(tensor, ctx)."
-    )
+    return check_compressor(compression, kind=where(kind))

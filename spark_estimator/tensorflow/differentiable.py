@@ -26,7 +26,7 @@ from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.reductions import Adasum, Average, Sum
 from spark_estimator.tensorflow import works
 from spark_estimator.tensorflow.nodes import Naming, perform
-from spark_estimator.tensorflow.questions import own_rank, rank_op, size_of
+from spark_estimator.tensorflow.questions import rank_of, rank_op, size_of
 from spark_estimator.tensorflow.works import GraphCollective
 
 # Names a request of a gradient, by what is added to the name of the collective.
@@ -67,16 +67,16 @@ def _gradient(
         inputs, results: of the collective.
         incoming: the gradients of its results; None counts as zero.
     """
-    given: list[Any] = [None] * len(inputs)
+    of_inputs: list[Any] = [None] * len(inputs)
     # On every rank those of the same tensors, whatever each rank needs.
     floating = [number for number, result in enumerate(results) if result.dtype.is_floating]
     if not floating:
-        return given
+        return of_inputs
     parts = [_filled(incoming[number], results[number]) for number in floating]
     gradients = _GRADIENTS[collective.op](collective, again, [inputs[number] for number in floating], results, parts)
     for number, gradient in zip(floating, gradients, strict=True):
-        given[number] = gradient
-    return given
+        of_inputs[number] = gradient
+    return of_inputs
 
 
 def _filled(gradient: Any, result: Any) -> Any:
@@ -89,7 +89,7 @@ def _of_allreduce(
 ) -> list[Any]:
     if collective.reduce_op not in (Average, Sum, Adasum):
         name = collective.reduce_op.name.title()
-        return _refused(incoming, f"{again('').kind} with {name} has no gradient here; use Average or Sum.")
+        return _refused(incoming, f"{again('').kind} with {name} is not differentiable; use Average or Sum.")
     return run(collective, again(".gradient"), incoming)
 
 
@@ -101,18 +101,18 @@ def _refused(incoming: Sequence[Any], text: str) -> list[Any]:
     """
     if tf.executing_eagerly():
         raise NotImplementedError(text)
-    unused = [tf.debugging.Assert(tf.reduce_all(tf.equal(each, 0)), [text]) for each in incoming]
+    unused = [tf.debugging.Assert(tf.reduce_all(tf.equal(gradient, 0)), [text]) for gradient in incoming]
     with tf.control_dependencies(unused):
-        return [tf.zeros_like(each) for each in incoming]
+        return [tf.zeros_like(gradient) for gradient in incoming]
 
 
 def _of_reducescatter(
     collective: GraphCollective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
 ) -> list[Any]:
     factor = collective.prescale * collective.postscale
-    scaled = [each * tf.cast(factor, each.dtype) for each in incoming]
+    scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in incoming]
     if collective.reduce_op is Sum:
-        scaled = [each * size_of(collective.process_set, each.dtype) for each in scaled]
+        scaled = [gradient * size_of(collective.process_set, gradient.dtype) for gradient in scaled]
     return run(GraphCollective(works.ALLGATHER, collective.process_set), again(".gradient"), scaled)
 
 
@@ -124,10 +124,10 @@ def _of_allgather(
     lengths = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in inputs])[tf.newaxis]
     [rows] = perform(gather, again(".gradient.rows"), [lengths])
     starts = tf.cumsum(rows, exclusive=True)
-    own = own_rank(collective.process_set)
+    rank = rank_of(collective.process_set)
     averages = run(_average(collective.process_set), again(".gradient"), incoming)
     return [
-        average[starts[own, number] : starts[own, number] + lengths[0, number]]
+        average[starts[rank, number] : starts[rank, number] + lengths[0, number]]
         for number, average in enumerate(averages)
     ]
 

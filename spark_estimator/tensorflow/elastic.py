@@ -11,8 +11,8 @@
 
     train(hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0))
 
-What happens when a rank is lost or comes stands in ``spark_estimator.elastic``. Between ``hvd.init()`` and `train`
-there must be no collectives: a process that comes later would wait in them for ranks that are long past them.
+See ``spark_estimator.elastic`` for what happens when a rank is lost or joins. Between ``hvd.init()`` and `train`
+there must be no collectives: a process that joins later would wait in them for ranks that have already passed them.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ __all__ = [
 
 ValueT = TypeVar("ValueT")
 
-# The most telling first: the text of an error of TensorFlow's holds the name of what a collective raised.
+# The most specific first: the text of TensorFlow's error contains the name of what a collective raised.
 _FAILURES = (errors.PeerLostError, errors.ShutDownError, errors.MismatchError, errors.HorovodInternalError)
 
 
 def run(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
-    """Decorates ``func(state, ...)``, a training that goes on when the job loses a rank or takes one in.
+    """Decorates ``func(state, ...)``, a training that continues when the job loses or gains a rank.
 
     Args:
         func: gets a `State`, usually a `TensorFlowKerasState`, and takes up its work from there.
@@ -76,8 +76,8 @@ def failure_of(error: Exception) -> HorovodInternalError | None:
     """What a collective raised in a graph, from what TensorFlow made of it; None when it was no collective."""
     text = str(error)
     for kind in _FAILURES:
-        _before, found, after = text.partition(f"{kind.__name__}: ")
-        if found:
+        _before, separator, after = text.partition(f"{kind.__name__}: ")
+        if separator:
             return kind(after.partition("\nTraceback")[0].strip())
     return None
 
@@ -88,7 +88,7 @@ class TensorFlowState(ObjectState):
     Args:
         variables: ``tf.Variable`` or Keras variables; None: all global variables of the session's graph.
         session: of TensorFlow 1; None: variables are eager.
-        kwargs: whatever else training must not lose, as attributes; for example ``batch=0``.
+        kwargs: other values to keep, as attributes; for example ``batch=0``.
 
     Raises:
         ValueError: a name is one that the state uses itself, or there are neither variables nor a session.
@@ -97,23 +97,23 @@ class TensorFlowState(ObjectState):
     def __init__(self, variables: Iterable[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
         if variables is None:
             if session is None:
-                raise ValueError("TensorFlowState: give variables, or the session whose global variables are meant.")
+                raise ValueError("TensorFlowState: pass variables, or a session to use its global variables.")
             with session.graph.as_default():
                 variables = tf.compat.v1.global_variables()
-        self._variables_given = list(variables)
+        self._passed_variables = list(variables)
         self._session = session
         self._saved_values: list[Any] = []
         super().__init__(broadcast_object, context.rank, **kwargs)
         self._saved_values = self._values()
 
     def _variables(self) -> Sequence[Any]:
-        return [variable_of(each, type(self).__name__) for each in self._variables_given]
+        return [variable_of(variable, type(self).__name__) for variable in self._passed_variables]
 
     def _values(self) -> list[Any]:
         variables = self._variables()
         if self._session is not None:
-            return list(self._session.run([each.read_value() for each in variables]))
-        return [each.read_value().numpy() for each in variables]
+            return list(self._session.run([variable.read_value() for variable in variables]))
+        return [variable.read_value().numpy() for variable in variables]
 
     def _assign(self, values: Sequence[Any]) -> None:
         for variable, value in zip(self._variables(), values, strict=True):
@@ -147,7 +147,7 @@ class TensorFlowKerasState(TensorFlowState):
     Args:
         model: built; ``state.model``.
         optimizer: ``state.optimizer``; None: that with which the model was compiled, if any.
-        backend: taken for Horovod's sake.
+        backend: accepted for Horovod's signature.
         kwargs: as for `TensorFlowState`.
 
     Raises:
@@ -161,7 +161,7 @@ class TensorFlowKerasState(TensorFlowState):
         # Keras 3 makes its variables at the first step, unless it is asked for them.
         if optimizer is not None and not getattr(optimizer, "built", True):
             optimizer.build(model.trainable_variables)
-        self._owners = [each for each in (model, optimizer) if each is not None]
+        self._owners = [owner for owner in (model, optimizer) if owner is not None]
         super().__init__([], **kwargs)
         self.model = model
         self.optimizer = optimizer
@@ -170,6 +170,6 @@ class TensorFlowKerasState(TensorFlowState):
     def _variables(self) -> Sequence[Any]:
         listed: list[Any] = []
         for owner in self._owners:
-            given = owner.variables() if callable(owner.variables) else owner.variables
-            listed += [variable_of(each, type(self).__name__) for each in given]
+            variables = owner.variables() if callable(owner.variables) else owner.variables
+            listed += [variable_of(variable, type(self).__name__) for variable in variables]
         return listed

@@ -38,8 +38,8 @@ def allgather(
         ValueError: the tensor has no dimension to join along, or cannot be sent; else as in `allreduce`.
         HorovodInternalError: the ranks' shapes differ beyond the first dimension; else as in `allreduce`.
     """
-    given = checked_tensor(tensor, "allgather", rows=True)
-    return allgather_of([given], "allgather", name, process_set, ignore_name_scope)[0]
+    checked = checked_tensor(tensor, "allgather", rows=True)
+    return allgather_of([checked], "allgather", name, process_set, ignore_name_scope)[0]
 
 
 def grouped_allgather(
@@ -71,15 +71,15 @@ def broadcast(
     The gradient is the average of all ranks' gradients at the root, and zero elsewhere.
 
     Raises:
-        ValueError: there is no such rank in the set; else as in `allreduce`.
+        ValueError: `root_rank` is not in the set; else as in `allreduce`.
         HorovodInternalError: as in `allreduce`.
     """
     kind = "broadcast"
-    given = checked_tensor(tensor, kind)
+    checked = checked_tensor(tensor, kind)
     root = checked_root(root_rank, process_set, kind)
 
     naming = Naming(kind, name, ignore_name_scope)
-    return run(GraphCollective(works.BROADCAST, process_set, root_rank=root), naming, [given])[0]
+    return run(GraphCollective(works.BROADCAST, process_set, root_rank=root), naming, [checked])[0]
 
 
 def alltoall(
@@ -107,15 +107,15 @@ def alltoall(
             TensorFlow's ``InvalidArgumentError``, when it runs); else as in `allreduce`.
         HorovodInternalError: the ranks' shapes differ beyond the first dimension; else as in `allreduce`.
     """
-    given = checked_tensor(tensor, "alltoall", rows=True)
+    checked = checked_tensor(tensor, "alltoall", rows=True)
     if splits is None:
         shares = tf.zeros([0], tf.int32)  # which a node takes for even ones
     else:
         shares = tf.cast(tf.convert_to_tensor(splits), tf.int32)
         if shares.shape.num_elements() == 0:
-            raise ValueError(f"{where('alltoall')}: splits must have a number for each rank, and there is none.")
+            raise ValueError(f"{where('alltoall')}: splits must have one number per rank, and it is empty.")
     naming = Naming("alltoall", name, ignore_name_scope)
-    rows, received = run(GraphCollective(works.ALLTOALL, process_set), naming, [given, shares])
+    rows, received = run(GraphCollective(works.ALLTOALL, process_set), naming, [checked, shares])
     return rows if splits is None else (rows, received)
 
 

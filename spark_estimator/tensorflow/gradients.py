@@ -29,7 +29,7 @@ def same(variable: Any) -> int:
 
 @dataclass(frozen=True)
 class GradientOptions:
-    """How gradients are reduced, as `DistributedGradientTape` and the optimizers are told; checked by `exchange_of`.
+    """How gradients are reduced: the arguments of `DistributedGradientTape`, checked by `exchange_of`.
 
     Attributes:
         kind: whose, for errors.
@@ -52,7 +52,7 @@ class GradientOptions:
     scale_local: bool = True
 
     def alone(self) -> bool:
-        """Whether there is nobody to exchange gradients with: one rank that no others can join, or not in the set."""
+        """Whether there is no other rank to exchange with: one rank, not elastic; or this rank is not in the set."""
         if self.process_set.included() is False:
             return True
         return context.engine(self.process_set).size == 1 and not context.settings().elastic
@@ -101,17 +101,17 @@ class GradientOptions:
             ends = [(least + 1) * min(n, more) + least * max(0, n - more) for n in range(self.groups + 1)]
             yield from (list(dense[start:end]) for start, end in itertools.pairwise(ends) if end > start)
             return
-        rest = list(dense)
+        ungrouped = list(dense)
         for group in self.groups or ():
-            members = [entry for entry in rest if same(variables[entry[0]]) in group]
+            members = [entry for entry in ungrouped if same(variables[entry[0]]) in group]
             if members:
                 yield members
-                rest = [entry for entry in rest if same(variables[entry[0]]) not in group]
+                ungrouped = [entry for entry in ungrouped if same(variables[entry[0]]) not in group]
         bucket: list[tuple[int, Any, Any]] = []
         limit = _bucket_bytes()
         room = limit
         # From the end: backward has the last layers' gradients first.
-        for entry in reversed(rest):
+        for entry in reversed(ungrouped):
             size = (entry[1].shape.num_elements() or 0) * entry[1].dtype.size
             if bucket and size > room:
                 yield bucket
@@ -151,12 +151,12 @@ def exchange_of(
     except ValueError:
         operation = ReduceOp.MIN
     if isinstance(op, bool) or operation not in (Average, Sum, Adasum):
-        raise ValueError(f"{where(kind)}: op={op!r}: gradients are reduced by hvd.Average, hvd.Sum or hvd.Adasum.")
+        raise ValueError(f"{where(kind)}: op={op!r}: must be hvd.Average, hvd.Sum or hvd.Adasum.")
     factor = gradient_predivide_factor
     if not isinstance(factor, numbers.Real) or not 0 < float(factor) < math.inf:
         raise ValueError(f"{where(kind)}: gradient_predivide_factor={factor!r} must be a number greater than 0.")
     if factor != 1.0 and operation is not Average:
-        raise ValueError(f"{where(kind)}: gradient_predivide_factor={factor} splits an average: use op=hvd.Average.")
+        raise ValueError(f"{where(kind)}: gradient_predivide_factor={factor} requires op=hvd.Average.")
     if not isinstance(process_set, ProcessSet):
         raise ValueError(f"{where(kind)}: process_set must be a ProcessSet, not {process_set!r}.")
     if num_groups:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import spark_estimator.tensorflow as _basics  # noqa: F401  Horovod's name for the job's questions
 from spark_estimator.collectives.reductions import reduce_op
-from spark_estimator.tensorflow import *  # noqa: F403  whatever is offered, under the module's old name
+from spark_estimator.tensorflow import *  # noqa: F403  all public names, under the module's old name
 
 
 def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
-    """The one operation that both arguments ask for together.
+    """The operation that `op` and the deprecated `average` select.
 
     Raises:
-        ValueError: both are given, or `op` is none of the constants.
+        ValueError: both are set, or `op` is none of the constants.
     """
     return reduce_op(average, op)

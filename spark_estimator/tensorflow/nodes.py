@@ -21,6 +21,7 @@ import numpy
 import tensorflow as tf
 from tensorflow.python.eager import execute
 from tensorflow.python.framework import op_def_library
+from tensorflow.python.ops import control_flow_v2_func_graphs
 
 from spark_estimator._native import DType
 from spark_estimator.collectives.reductions import request_name, where
@@ -30,6 +31,12 @@ from spark_estimator.tensorflow.works import GraphCollective
 
 _log = logger(__name__)
 
+# Graphs of branches and bodies, which are built where they run.
+_BRANCHES = (
+    control_flow_v2_func_graphs.CondBranchFuncGraph,
+    control_flow_v2_func_graphs.WhileBodyFuncGraph,
+    control_flow_v2_func_graphs.WhileCondFuncGraph,
+)
 _SENDABLE = frozenset(dtype.name.lower() for dtype in DType)
 
 # How many collectives without a name each traced function's graph has, by kind.
@@ -49,7 +56,7 @@ class Naming(NamedTuple):
             (of an imported graph, of a function that is called in another one) also have what TensorFlow puts before
             its name.
         whole: `name` is the whole name, also in a name scope of a graph.
-        request: in a graph: all of the request's name, whatever else is given.
+        request: in a graph: all of the request's name; `name` and `whole` are then ignored.
         by_node_name: in a graph, with `request`: the node's name is added to it.
     """
 
@@ -80,7 +87,7 @@ def perform(collective: GraphCollective, naming: Naming, tensors: Sequence[Any])
     """
     if naming.name is not None:
         request_name(naming.kind, naming.name)  # which checks it
-    _tell_of_copies(tensors)
+    _warn_of_copies(tensors)
     if tf.executing_eagerly():
         request = None if naming.name is None else f"{naming.kind}.{naming.name}"
         # One without dimensions gives a number. Others give their own memory, which is only read.
@@ -89,8 +96,8 @@ def perform(collective: GraphCollective, naming: Naming, tensors: Sequence[Any])
     graph = tf.compat.v1.get_default_graph()
     if _is_for_xla(graph):
         raise ValueError(
-            f"{where(naming.kind)}: a collective cannot be part of what XLA compiles. Build the function with "
-            "jit_compile=False, as in model.compile(jit_compile=False), or call the collective outside of it."
+            f"{where(naming.kind)}: XLA cannot compile a collective. Build the function with jit_compile=False, as in "
+            "model.compile(jit_compile=False), or call the collective outside the function."
         )
     works.register()
     if collective.process_set.process_set_id is None:
@@ -106,20 +113,23 @@ def perform(collective: GraphCollective, naming: Naming, tensors: Sequence[Any])
         return results
 
 
-def _tell_of_copies(tensors: Sequence[Any]) -> None:
-    """Says, once, that tensors on GPUs are copied: TensorFlow lets nobody else wait on its streams."""
-    global _copies_told
-    if _copies_told:
+def _warn_of_copies(tensors: Sequence[Any]) -> None:
+    """Warns once that tensors on GPUs are copied: no other library can wait on the streams of TensorFlow."""
+    global _warned_of_copies
+    if _warned_of_copies:
         return
     if not tf.config.get_visible_devices("GPU"):
-        _copies_told = True  # there is nothing to tell, and never will be
-    # Of what is in a graph nobody knows yet where it will lie.
+        _warned_of_copies = True  # no GPU, so there is nothing to warn of
+    # The device of a graph's tensors is not known before the graph runs.
     elif not tf.executing_eagerly() or any("GPU" in tensor.device for tensor in tensors):
-        _copies_told = True
-        _log.warning("TensorFlow's tensors on GPUs are copied through host memory: only PyTorch's travel from the GPU.")
+        _warned_of_copies = True
+        _log.warning(
+            "TensorFlow's tensors on GPUs are copied through host memory: only PyTorch's tensors are sent directly "
+            "from the GPU."
+        )
 
 
-_copies_told = False
+_warned_of_copies = False
 
 
 def checked_tensor(tensor: Any, kind: str, *, rows: bool = False) -> Any:
@@ -136,13 +146,13 @@ def checked_tensor(tensor: Any, kind: str, *, rows: bool = False) -> Any:
     converted = tf.convert_to_tensor(tensor)
     if converted.dtype.name not in _SENDABLE:
         raise ValueError(
-            f"{where(kind)}: tensors of type {converted.dtype.name} cannot be sent; these can: "
+            f"{where(kind)}: tensors of type {converted.dtype.name} cannot be sent; supported types: "
             f"{', '.join(sorted(_SENDABLE))}."
         )
     if rows and converted.shape.rank == 0:
         raise ValueError(
-            f"{where(kind)}: the rows of a tensor are moved, along dimension 0, and a 0-dimensional tensor has none: "
-            "use tf.expand_dims."
+            f"{where(kind)}: tensors are split along dimension 0, and a 0-dimensional tensor has no rows: use "
+            "tf.expand_dims."
         )
     return converted
 
@@ -157,7 +167,7 @@ def group(tensors: Any, kind: str) -> list[Any]:
 
 
 def _is_for_xla(graph: Any) -> bool:
-    """Whether a graph is built to be compiled. XLA itself would only say that it knows none of a collective's nodes."""
+    """Whether a graph is built to be compiled. XLA's own error would only be that a collective's nodes are unknown."""
     context = graph._get_control_flow_context()
     if context is not None and context.IsXLAContext():
         return True
@@ -167,7 +177,7 @@ def _is_for_xla(graph: Any) -> bool:
 def _traced() -> Iterator[tuple[Any, Any]]:
     """The tf.functions that are being traced, the innermost first, each with its graph.
 
-    They tell nobody but themselves; but as they are being traced, they are among our callers.
+    TensorFlow has no list of them; while they are traced, they are on the call stack.
     """
     graph = None
     frame: FrameType | None = sys._getframe(1)
@@ -216,10 +226,19 @@ def _unnamed_request(kind: str, graph: Any) -> str:
             root = root.outer_graph
     counts = _unnamed.setdefault(root, Counter())
     counts[kind] += 1
-    return ".".join([kind, "node", *([] if function is None else [_place_of(function)]), str(counts[kind] - 1)])
+    return ".".join([kind, "node", *([] if function is None else [_source_of(function)]), str(counts[kind] - 1)])
 
 
-def _place_of(function: Any) -> str:
+def _control_flow_scopes(graph: Any) -> list[str]:
+    """The name scopes of the cond, case and while operations in whose branches a graph is, the outermost first."""
+    scopes: list[str] = []
+    while isinstance(graph, _BRANCHES):
+        graph = graph.outer_graph
+        scopes.insert(0, graph.get_name_scope())
+    return scopes
+
+
+def _source_of(function: Any) -> str:
     """The name and the line of what a tf.function was made of, as they are on every rank."""
     python = inspect.unwrap(function._python_function)
     while isinstance(python, functools.partial):
@@ -229,7 +248,7 @@ def _place_of(function: Any) -> str:
     return re.sub(r"[^\w.]", "", f"{name}.{getattr(code, 'co_firstlineno', 0)}")
 
 
-def _let_run(graph: Any, *nodes: Any) -> None:
+def _run_independently(graph: Any, *nodes: Any) -> None:
     """tf.function has nodes with effects run one after another, in the order of their tracing: not these."""
     order = getattr(graph, "experimental_acd_manager", None)
     if order is not None:
@@ -246,7 +265,7 @@ def _node(
         "request": request,
         "by_node_name": by_node_name,
         # By which a copy of the node is told from it: see native/tensorflow/nodes.cc, Copy.
-        "node_name": graph.unique_name(op, mark_as_used=False),
+        "node_name": "\n".join([*_control_flow_scopes(graph), graph.unique_name(op, mark_as_used=False)]),
         "process_set_id": collective.process_set.process_set_id,
         "process_set_ranks": works.ranks_text(collective.process_set),
     }
@@ -263,16 +282,16 @@ def _node(
         inputs = {"tensors": list(tensors[:1]), "splits": tensors[1]}
     elif op not in (works.AGREE, works.QUESTION):
         inputs = {"tensors": list(tensors)}
-    made = op_def_library.apply_op(op, **inputs, **attributes)
+    output = op_def_library.apply_op(op, **inputs, **attributes)
     if op == works.AGREE:
-        return [made]
-    results: list[Any] = tf.nest.flatten(made)
+        return [output]
+    results: list[Any] = tf.nest.flatten(output)
     node = results[0].op
-    _let_run(graph, node)
+    _run_independently(graph, node)
     for result, shape in zip(results, _shapes(op, tensors), strict=True):
         result.set_shape(shape)
     if execute.must_record_gradient():
-        flat = [each for pair in attributes.items() for each in pair]
+        flat = [item for pair in attributes.items() for item in pair]
         execute.record_gradient(op, node.inputs, tuple(flat), results)
     return results
 

@@ -37,8 +37,8 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc,
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
 
-        def reduced(own: list[Any]) -> list[Any]:
-            return self._exchange.reduced(own, variables, self._local)
+        def reduced(local: list[Any]) -> list[Any]:
+            return self._exchange.reduced(local, variables, self._local)
 
         if self._aggregation is None:
             results = reduced(gradients)
@@ -88,13 +88,13 @@ def DistributedOptimizer(
     """An optimizer whose gradients are reduced over all ranks before they are applied.
 
     Args:
-        optimizer: a ``tf.compat.v1.train.Optimizer``, or one of Keras, which goes on to ``spark_estimator.keras``.
+        optimizer: a ``tf.compat.v1.train.Optimizer``, or one of Keras, which is passed to ``spark_estimator.keras``.
         name: of the new optimizer; None: "Distributed" and the class of the other.
         use_locking: as for ``tf.compat.v1.train.Optimizer``.
-        backward_passes_per_step: gradients of so many passes are added up before they are reduced and applied.
+        backward_passes_per_step: passes whose gradients are added up before they are reduced and applied.
         average_aggregated_gradients: divide them by that number.
-        device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups,
-            process_set, scale_local_gradients: as for `DistributedGradientTape`.
+        device_dense, device_sparse, compression, sparse_as_dense, op: as for `DistributedGradientTape`.
+        gradient_predivide_factor, num_groups, groups, process_set, scale_local_gradients: likewise.
 
     Raises:
         ValueError: an argument is malformed, or the optimizer is none.
@@ -122,7 +122,7 @@ def DistributedOptimizer(
             f"{where(_KIND)}: backward_passes_per_step={backward_passes_per_step!r} must be an integer greater than 0."
         )
     if op == Adasum and average_aggregated_gradients:
-        raise ValueError(f"{where(_KIND)}: average_aggregated_gradients does not go with op=hvd.Adasum.")
+        raise ValueError(f"{where(_KIND)}: average_aggregated_gradients is not supported with op=hvd.Adasum.")
     exchange = exchange_of(
         _KIND,
         compression,

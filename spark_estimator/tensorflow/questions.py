@@ -27,7 +27,7 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """How many ranks a process set has, as an int32 tensor; by default all.
 
     Raises:
-        ValueError: when it runs: there is no such set.
+        ValueError: when it runs: no process set has this id.
     """
     return _answer("size", name, _set_of(process_set_id))
 
@@ -47,7 +47,7 @@ def size_of(process_set: ProcessSet, dtype: Any) -> Any:
     return tf.cast(_answer("size", None, process_set), dtype)
 
 
-def own_rank(process_set: ProcessSet) -> Any:
+def rank_of(process_set: ProcessSet) -> Any:
     """This process's number in a process set, as an int32 tensor."""
     return _answer("rank in set", None, process_set)
 

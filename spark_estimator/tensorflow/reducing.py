@@ -59,14 +59,14 @@ def allreduce(
             whose number of slices may differ: its values and indices are gathered. The average of whole numbers has
             values of float64, of those of 8 and 16 bits float32.
         average: deprecated; True is ``op=Average``, False ``op=Sum``.
-        device_dense, device_sparse: taken for Horovod's sake; collectives run in host memory.
+        device_dense, device_sparse: accepted for Horovod's signature; collectives run in host memory.
         compression: what to send in place of the tensor; see `Compression`.
         op: `Average` (when None), `Sum`, `Min`, `Max`, `Product` or `Adasum`, which needs a floating-point type and a
             power of two of ranks. Averages of integers are truncated. Slices: `Average` or `Sum`.
         prescale_factor: multiplied before the reduction; integers are truncated after it. Not for slices.
         postscale_factor: multiplied after the reduction; integers are truncated after it. Not for slices.
-        name: by which the ranks' calls find each other; None: by the order of the calls, or in a graph by the order in
-            which they were put there. In a name scope of a graph the scope's name stands before it.
+        name: matches the ranks' calls; None: calls match by their order, in a graph by the order in which they were
+            added. In a name scope of a graph the scope's name is its prefix.
         process_set: whose ranks take part; by default all.
         ignore_name_scope: True: `name` is the whole name.
 
@@ -210,8 +210,8 @@ def _reducescatter_of(
 ) -> list[Any]:
     if how.op not in (Average, Sum):
         raise HorovodInternalError(
-            f"{where(kind)}: op=hvd.{how.op.name.title()} is not defined: use hvd.Average or hvd.Sum, or take this "
-            "rank's rows of an allreduce."
+            f"{where(kind)}: op=hvd.{how.op.name.title()} is not supported. Use hvd.Average or hvd.Sum, or slice this "
+            "rank's rows from an allreduce."
         )
 
     return run(_collective(works.REDUCESCATTER, how), Naming(kind, name, ignore_name_scope), tensors)
@@ -225,17 +225,17 @@ def _allreduce_slices(tensor: Any, name: str | None, how: TensorReduction, ignor
     kind = "sparse_allreduce"
     if how.op not in (Average, Sum):
         raise NotImplementedError(
-            f"{where(kind)}: op=hvd.{how.op.name.title()} of tf.IndexedSlices is not defined: use hvd.Average or "
-            "hvd.Sum, or tf.convert_to_tensor() of them."
+            f"{where(kind)}: op=hvd.{how.op.name.title()} is not supported for tf.IndexedSlices. Use hvd.Average or "
+            "hvd.Sum, or convert them with tf.convert_to_tensor()."
         )
     if how.prescale != 1.0 or how.postscale != 1.0:
         raise NotImplementedError(
-            f"{where(kind)}: prescale_factor and postscale_factor are not for tf.IndexedSlices: multiply their values, "
-            "or use tf.convert_to_tensor() of them."
+            f"{where(kind)}: prescale_factor and postscale_factor are not supported for tf.IndexedSlices: multiply "
+            "their values, or convert them with tf.convert_to_tensor()."
         )
     parts = [checked_tensor(tensor.values, kind, rows=True), checked_tensor(tensor.indices, kind, rows=True)]
     if how.op is Average and parts[0].dtype == tf.bool:
-        raise ValueError(f"{where(kind)}: truth values have no average: use hvd.Sum, or tf.cast() of them.")
+        raise ValueError(f"{where(kind)}: bool tensors cannot be averaged: use hvd.Sum, or tf.cast().")
     values, indices = allgather_of(parts, kind, name, how.process_set, ignore_name_scope)
     if how.op is Average:
         # As Horovod: of whole numbers TensorFlow makes float64, of those of 8 and 16 bits float32.

@@ -33,13 +33,13 @@ def broadcast_variables(
         variables: ``tf.Variable`` or Keras variables; any numeric type.
         root_rank: whose values everyone gets; its number in the job, also for a process set.
         process_set: whose ranks take part; by default all.
-        inplace: taken for Horovod's sake; the values are always assigned.
+        inplace: accepted for Horovod's signature; the values are always assigned.
 
     Returns:
         In a graph an operation to run; eagerly None, and the variables have their values.
 
     Raises:
-        ValueError: there is no such rank in the set, or something is no variable. Nothing was sent.
+        ValueError: `root_rank` is not in the set, or a value is not a variable. Nothing was sent.
         MismatchError: the ranks' variables differ in name, shape or type; the first difference is named.
         HorovodInternalError: a rank is lost.
     """
@@ -54,7 +54,7 @@ def broadcast_(
 
     Args:
         variables, root_rank, process_set: as there.
-        name: taken for Horovod's sake.
+        name: accepted for Horovod's signature.
 
     Returns:
         Eagerly the variables; in a graph a tensor of each one's new value.
@@ -72,8 +72,8 @@ def broadcast_global_variables(root_rank: int) -> Any:
     """
     if tf.executing_eagerly():
         raise RuntimeError(
-            "hvd.broadcast_global_variables() is for graphs of TensorFlow 1: eagerly there is no collection of global "
-            "variables. Use hvd.broadcast_variables(model.variables, root_rank=0)."
+            "hvd.broadcast_global_variables() works only in TensorFlow 1 graphs: eager execution has no collection "
+            "of global variables. Use hvd.broadcast_variables(model.variables, root_rank=0)."
         )
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
@@ -86,7 +86,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
 
     Args:
         root_rank: whose values everyone gets.
-        device: taken for Horovod's sake; collectives run in host memory.
+        device: accepted for Horovod's signature; collectives run in host memory.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -119,5 +119,5 @@ def _broadcast(variables: Sequence[Any], root_rank: int, process_set: ProcessSet
     if not inner:
         return []
     collective = GraphCollective(works.BROADCAST_VARIABLES, process_set, root_rank=root)
-    values = perform(collective, Naming(_KIND), [each.read_value() for each in inner])
-    return [each.assign(value) for each, value in zip(inner, values, strict=True)]
+    values = perform(collective, Naming(_KIND), [variable.read_value() for variable in inner])
+    return [variable.assign(value) for variable, value in zip(inner, values, strict=True)]

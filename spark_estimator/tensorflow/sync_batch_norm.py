@@ -1,4 +1,4 @@
-"""Batch normalisation over the joint batch of all ranks, for batches that are too small to speak for themselves."""
+"""Batch normalisation over the joint batch of all ranks, for batches that are too small for statistics of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.collectives.reductions import where
-from spark_estimator.tensorflow.questions import own_rank, size_of
+from spark_estimator.tensorflow.questions import rank_of, size_of
 from spark_estimator.tensorflow.reducing import TensorReduction, allreduce_of
 
 _KIND = "sync_batch_norm"
@@ -22,14 +22,14 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
     different sizes. Elsewhere, and on one rank, it is plain batch normalisation.
 
     Args:
-        fused: taken for Horovod's sake; True is a ValueError.
+        fused: accepted for Horovod's signature; True raises ValueError.
         process_set: over whose ranks; by default all.
         kwargs: as for ``tf.keras.layers.BatchNormalization``.
     """
 
     def __init__(self, fused: bool = False, *, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
         if fused:
-            raise ValueError(f"{where('SyncBatchNormalization')}: fused=True is not possible over several ranks.")
+            raise ValueError(f"{where('SyncBatchNormalization')}: fused=True is not supported across ranks.")
         super().__init__(**kwargs)
         self._process_set = process_set
 
@@ -40,12 +40,12 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         values = tf.size(inputs) // tf.maximum(channels, 1)
         count = tf.cast(values if mask is None else tf.reduce_sum(tf.cast(mask, tf.int32)), mean.dtype)
         # An empty batch has no mean; it counts for nothing.
-        mean, variance = (tf.where(count > 0, each, tf.zeros_like(each)) for each in (mean, variance))
-        own = tf.concat([[count], tf.reshape(mean, [-1]), tf.reshape(variance, [-1])], 0)[tf.newaxis]
+        mean, variance = (tf.where(count > 0, moment, tf.zeros_like(moment)) for moment in (mean, variance))
+        moments = tf.concat([[count], tf.reshape(mean, [-1]), tf.reshape(variance, [-1])], 0)[tf.newaxis]
         # Gathered by a sum, whose gradient is a sum as well: that of an allgather would be an average.
         ranks = size_of(self._process_set, tf.int32)
-        place = tf.reshape(own_rank(self._process_set), [1, 1])
-        rows = tf.scatter_nd(place, own, tf.stack([ranks, tf.shape(own)[1]]))
+        rank = tf.reshape(rank_of(self._process_set), [1, 1])
+        rows = tf.scatter_nd(rank, moments, tf.stack([ranks, tf.shape(moments)[1]]))
         [gathered] = allreduce_of([rows], _KIND, None, TensorReduction(ReduceOp.SUM, process_set=self._process_set))
         # Ranks' moments are put together as by Chan, Golub and LeVeque (1979): nothing is subtracted that is large.
         counts, means, variances = tf.split(gathered, [1, channels, channels], 1)

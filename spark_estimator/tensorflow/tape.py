@@ -27,10 +27,10 @@ class _DistributedMethods:
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
         """As ``tf.GradientTape.gradient``, with gradients that are reduced over all ranks. Collective."""
-        own = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
+        gradients = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
         flat = tf.nest.flatten(sources)
-        given = tf.nest.flatten(own)
-        return tf.nest.pack_sequence_as(sources, self._exchange.reduced(given, flat, self._local))
+        flat_gradients = tf.nest.flatten(gradients)
+        return tf.nest.pack_sequence_as(sources, self._exchange.reduced(flat_gradients, flat, self._local))
 
     def register_local_source(self, source: Any) -> None:
         """Has a variable belong to this rank only: its gradient is not reduced, but divided by the number of ranks,
@@ -57,13 +57,13 @@ def DistributedGradientTape(
 
     Args:
         gradtape: the tape; it stays as it is.
-        device_dense, device_sparse: taken for Horovod's sake; collectives run in host memory.
+        device_dense, device_sparse: accepted for Horovod's signature; collectives run in host memory.
         compression: applied to each dense gradient; see `Compression`.
         sparse_as_dense: ``tf.IndexedSlices`` are made dense; else their slices are gathered.
         op: `Average`, `Sum` or `Adasum`.
         gradient_predivide_factor: f splits an average: 1/f before the sum and f/size after it.
         num_groups: deprecated; use `groups`.
-        groups: an integer: so many nearly even groups, each reduced as one; or lists of variables. None: by size.
+        groups: an integer: that many nearly even groups, each reduced as one; or lists of variables. None: by size.
         process_set: over whose ranks; by default all. A rank outside keeps its gradients.
         scale_local_gradients: see `register_local_source`.
 
@@ -86,10 +86,10 @@ def DistributedGradientTape(
         scale_local_gradients,
     )
     base = type(gradtape)
-    made: Any = type(
+    tape_class: Any = type(
         base.__name__, (_DistributedMethods, base), {"__module__": base.__module__, "__doc__": base.__doc__}
     )
-    tape = made.__new__(made)
+    tape = tape_class.__new__(tape_class)
     tape.__dict__.update(gradtape.__dict__)
     tape._exchange = exchange
     tape._local = set()
@@ -133,7 +133,7 @@ def PartialDistributedGradientTape(
         if layer is None:
             continue
         if not hasattr(layer, "trainable_weights"):
-            raise ValueError(f"local_layers holds Keras layers; this is none: {layer!r}.")
+            raise ValueError(f"local_layers must hold Keras layers, not {layer!r}.")
         for variable in layer.trainable_weights:
             tape.register_local_source(variable)
     return tape

@@ -1,6 +1,6 @@
 """What each op of ``native/tensorflow`` does: on arrays, eagerly, and on a node's memory when a graph runs.
 
-A node says all that it does in its attributes, and TensorFlow knows the ops as soon as this package is imported: a
+A node's attributes describe all that it does, and TensorFlow knows the ops as soon as this package is imported: a
 graph that was saved means the same in every process that loads it, with any number of ranks.
 """
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from spark_estimator import _native
 from spark_estimator._native import DType, Op, ReduceOp, Status
 from spark_estimator.collectives import arrays, context, ops
-from spark_estimator.collectives.consistency import agree
+from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.collectives.reductions import check_adasum
@@ -102,7 +102,7 @@ def on_arrays(collective: GraphCollective, request: str | None, values: Sequence
     if collective.op == AGREE:
         _agree_once(collective, request or AGREE)
         return []
-    raise ValueError(f"{collective.op} is no op of spark_estimator's.")
+    raise ValueError(f"{collective.op} is not an op of spark_estimator.")
 
 
 def ranks_text(process_set: ProcessSet) -> str:
@@ -111,7 +111,7 @@ def ranks_text(process_set: ProcessSet) -> str:
 
 
 def process_set_of_node(process_set_id: int, ranks: str = "") -> ProcessSet:
-    """What stands for a node's process set where a graph is built from another.
+    """A process set for a node that is built from another graph's node.
 
     Args:
         ranks: as `ranks_text` gives them; '': not known.
@@ -130,9 +130,9 @@ def _registered_set(process_set_id: int, ranks: str) -> ProcessSet:
         ValueError: there is neither.
     """
     if process_set_id and ranks:
-        wanted = [int(rank) for rank in ranks.split(",")]
+        expected = [int(rank) for rank in ranks.split(",")]
         for number, members in context.get_process_set_ids_and_ranks().items():
-            if number and members == wanted:
+            if number and members == expected:
                 return context.process_set_of(number)
     return context.process_set_of(process_set_id)
 
@@ -188,8 +188,8 @@ def _agree_once(collective: GraphCollective, request: str) -> None:
         reached = _agreed.setdefault(engine, set())
     if (request, collective.text) in reached:
         return
-    said = json.loads(collective.text)
-    agree(said["lines"], name=request, subject=said["subject"], process_set=collective.process_set)
+    statement = json.loads(collective.text)
+    check_identical(statement["lines"], name=request, subject=statement["subject"], process_set=collective.process_set)
     reached.add((request, collective.text))
 
 
@@ -206,26 +206,26 @@ def broadcast_arrays(values: Sequence[Array], root: int, name: str, process_set:
         process_set: whose ranks take part.
     """
     copies = [numpy.array(value, order="C", copy=True) for value in values]
-    places = [(copy.ctypes.data, copy.nbytes) for copy in copies]
-    _broadcast_memory(places, root, name, process_set, keep=copies)
+    buffers = [(copy.ctypes.data, copy.nbytes) for copy in copies]
+    _broadcast_memory(buffers, root, name, process_set, keep=copies)
     return copies
 
 
 def _agree_on_forms(name: str, forms: Sequence[tuple[tuple[int, ...], str]], process_set: ProcessSet) -> None:
     """Compares shapes and types: a name may be shared by several variables, and some have a number of the process."""
     lines = [f"variable {number}: shape {shape}, {dtype}" for number, (shape, dtype) in enumerate(forms)]
-    agree(lines, name=f"{name}.forms", subject="the variables to broadcast", process_set=process_set)
+    check_identical(lines, name=f"{name}.forms", subject="the variables to broadcast", process_set=process_set)
 
 
 def _broadcast_memory(
-    places: Sequence[tuple[int, int]], root: int, name: str, process_set: ProcessSet | None, keep: object
+    buffers: Sequence[tuple[int, int]], root: int, name: str, process_set: ProcessSet | None, keep: object
 ) -> None:
     """Overwrites memory, given by address and number of bytes, with the root's."""
     handles = []
-    for number, (address, count) in enumerate(places):
-        place = address if count else 0
+    for number, (address, count) in enumerate(buffers):
+        start = address if count else 0
         # Bytes are bytes: also those of types that the engine cannot compute with.
-        tensor = ops.Tensor(place, place, DType.UINT8, (count,))
+        tensor = ops.Tensor(start, start, DType.UINT8, (count,))
         handles.append(
             ops.submit(Op.BROADCAST, f"{name}.{number}", [tensor], root_rank=root, process_set=process_set, keep=keep)
         )
@@ -281,17 +281,17 @@ def _run(call: Any, collective: GraphCollective, request: str) -> None:
             process_set=collective.process_set,
         )
     elif collective.op == BROADCAST_VARIABLES:
-        places = []
+        buffers = []
         for tensor, output in zip(inputs, call.outputs[: call.num_outputs], strict=True):
             if tensor.bytes and tensor.data != output:
                 ctypes.memmove(output, tensor.data, tensor.bytes)
-            places.append((output or 0, tensor.bytes))
+            buffers.append((output or 0, tensor.bytes))
         forms = [
             (shape, numpy.dtype(tf.as_dtype(tensor.dtype).as_numpy_dtype).name)
             for shape, tensor in zip(shapes, inputs, strict=True)
         ]
         _agree_on_forms(request, forms, collective.process_set)
-        _broadcast_memory(places, collective.root_rank, request, collective.process_set, keep=None)
+        _broadcast_memory(buffers, collective.root_rank, request, collective.process_set, keep=None)
     else:
         values = [_array(tensor, shape) for tensor, shape in zip(inputs, shapes, strict=True)]
         for number, result in enumerate(on_arrays(collective, request, values)):
@@ -309,8 +309,8 @@ def _array(tensor: Any, shape: tuple[int, ...]) -> Array:
 def _put(call: Any, number: int, result: Array) -> None:
     """Makes an output of the node, and copies a result there."""
     dims = (c_int64 * max(1, result.ndim))(*result.shape)
-    place = c_void_p()
-    if call.allocate(call.context, number, result.ndim, dims, ctypes.byref(place)) != Status.OK:
-        raise MemoryError(f"TensorFlow has no memory for a result of shape {result.shape} and type {result.dtype}.")
+    target = c_void_p()
+    if call.allocate(call.context, number, result.ndim, dims, ctypes.byref(target)) != Status.OK:
+        raise MemoryError(f"TensorFlow cannot allocate a result of shape {result.shape} and type {result.dtype}.")
     if math.prod(result.shape):
-        ctypes.memmove(place, numpy.ascontiguousarray(result).ctypes.data, result.nbytes)
+        ctypes.memmove(target, numpy.ascontiguousarray(result).ctypes.data, result.nbytes)

@@ -1,14 +1,16 @@
 """Horovod's API for PyTorch: ``import spark_estimator.torch as hvd``.
 
 A *rank* is one of the processes that train together. A *collective* is an operation that all ranks take part in; it
-runs when each of them has called it. Start ranks with ``HorovodRunner`` or ``horovodrun``; a process that nobody
-launched is a job of one. Tensors of any device are accepted; those that are not in host memory are copied through it.
+runs when each of them has called it. Start ranks with ``HorovodRunner`` or ``horovodrun``; a process without a
+launcher is a job of one. Tensors of any device are accepted; those that are not in host memory are copied through it.
 """
 
 # the check must come before what would fail without PyTorch
 from __future__ import annotations
 
+import importlib
 import importlib.util
+from typing import Any
 
 if importlib.util.find_spec("torch") is None:
     raise ModuleNotFoundError(
@@ -82,7 +84,7 @@ from spark_estimator.torch.collectives.ops import (
     sparse_allreduce_async,
     synchronize,
 )
-from spark_estimator.torch.compression.compressors import Compression
+from spark_estimator.torch.compression.choices import Compression
 from spark_estimator.torch.optimizer.optimizer import DistributedOptimizer
 from spark_estimator.torch.starting_state import broadcast_optimizer_state, broadcast_parameters
 from spark_estimator.torch.sync_batch_norm import SyncBatchNorm
@@ -158,13 +160,22 @@ __all__ = [
 ]
 
 
+#: Submodules that Horovod binds as it is imported. They load at their first use.
+_SUBMODULES = ("functions", "mpi_ops")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_SUBMODULES})
+
+
 def _check_has_gpu() -> bool:
     """Whether PyTorch sees a GPU. Horovod's name, which ``horovod.common.util.gpu_available`` calls there."""
     import torch
 
     return torch.cuda.is_available()
-
-
-# Horovod binds these submodules as it is imported. Last, since mpi_ops takes over the names above.
-from spark_estimator.torch import functions as functions  # noqa: E402
-from spark_estimator.torch import mpi_ops as mpi_ops  # noqa: E402

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import spark_estimator.torch as _basics
 from spark_estimator.compat.build_questions import gpu_available, num_rank_is_power_2
-from spark_estimator.torch import *  # noqa: F403  whatever is offered, under the module's old name
+from spark_estimator.torch import *  # noqa: F403  all public names, under the module's old name
 from spark_estimator.torch.collectives.differentiable import (
     HorovodAllgather,
     HorovodAllreduce,

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from spark_estimator.collectives import context
+from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.collectives.ops import whole_number
-from spark_estimator.torch.agreement import agree
 from spark_estimator.torch.collectives import ops
 from spark_estimator.torch.collectives.memory import check_parameter, overlaps_itself, where
-from spark_estimator.torch.optimizer.optimizer import DistributedMethods, own_class_of
+from spark_estimator.torch.optimizer.optimizer import DistributedMethods, user_class_of
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Sequence[Any], root_rank: int) -> None:
@@ -43,11 +43,11 @@ def broadcast_parameters(params: Mapping[str, Any] | Sequence[Any], root_rank: i
         if overlaps_itself(tensor):
             raise ValueError(
                 f"{where('broadcast_parameters')}: elements of {reprlib.repr(name)} share memory (shape "
-                f"{tuple(tensor.shape)}, strides {tensor.stride()}), so that nothing can be written to it; use "
+                f"{tuple(tensor.shape)}, strides {tensor.stride()}), so it cannot be written to; use "
                 "tensor.contiguous()."
             )
     lines = [f"{name}: shape {tuple(tensor.shape)}, {tensor.dtype}" for name, tensor in tensors]
-    agree(lines, name="broadcast_parameters", subject="the parameters to broadcast")
+    check_identical(lines, name="broadcast_parameters", subject="the parameters to broadcast")
     _broadcast_all(
         [(f"broadcast_parameters.{number}.{_sendable(name)}", tensor) for number, (name, tensor) in enumerate(tensors)],
         root,
@@ -55,7 +55,7 @@ def broadcast_parameters(params: Mapping[str, Any] | Sequence[Any], root_rank: i
 
 
 def _sendable(name: str) -> str:
-    """A parameter's name as far as it may stand in that of a request."""
+    """A parameter's name as far as the name of a request may contain it."""
     return name.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")[:200]
 
 
@@ -96,7 +96,7 @@ def broadcast_optimizer_state(
         model: not needed; Horovod looks for sparse embeddings in it.
 
     Raises:
-        ValueError: the optimizer is an LBFGS, whose state cannot be told apart from the path that led to it; or, on
+        ValueError: the optimizer is an LBFGS, whose state cannot be separated from the path that led to it; or, on
             all ranks, the root's state is divided (``shard_state=True``).
         MismatchError: the ranks' parameter groups differ; the first difference is named.
     """
@@ -105,11 +105,10 @@ def broadcast_optimizer_state(
             f"broadcast_optimizer_state needs the optimizer itself, not a {type(optimizer).__name__}: its state may be "
             "empty on other ranks."
         )
-    if issubclass(own_class_of(optimizer), torch.optim.LBFGS):
+    if issubclass(user_class_of(optimizer), torch.optim.LBFGS):
         raise ValueError(
-            f"{where('broadcast_optimizer_state')}: the state of torch.optim.LBFGS cannot be broadcast: it cannot be "
-            "told apart from the path of evaluations that led to it. Broadcast the parameters, and begin with a new "
-            "LBFGS on all ranks."
+            f"{where('broadcast_optimizer_state')}: the state of torch.optim.LBFGS cannot be broadcast: it depends on "
+            "this rank's earlier evaluations. Broadcast the parameters, and create a new LBFGS on all ranks."
         )
     root = _checked_root(root_rank)
     params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -117,12 +116,12 @@ def broadcast_optimizer_state(
         for position, param in enumerate(group["params"]):
             if param.requires_grad:
                 check_parameter(f"group {number}, parameter {position}", param, "broadcast_optimizer_state")
-    lines = [own_class_of(optimizer).__name__] + [
+    lines = [user_class_of(optimizer).__name__] + [
         f"group {number}: parameter of shape {tuple(param.shape)}, {param.dtype}"
         for number, group in enumerate(optimizer.param_groups)
         for param in group["params"]
     ]
-    agree(lines, name="broadcast_optimizer_state", subject="the optimizer whose state to broadcast")
+    check_identical(lines, name="broadcast_optimizer_state", subject="the optimizer whose state to broadcast")
 
     position_of = {id(param): number for number, param in enumerate(params)}
     tensors: list[torch.Tensor] = []
@@ -161,8 +160,8 @@ def broadcast_optimizer_state(
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a tensor was taken out: its place in the list of tensors, and what it takes to make one like it."""
+class _TakenTensor:
+    """Stands where a tensor was taken out: what it takes to make one like it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -177,10 +176,10 @@ class _OtherKey:
 
 
 def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """`value` with a `_Place` for each tensor in its dicts, lists and tuples; `tensors` gets these in that order."""
+    """`value` with a `_TakenTensor` for each tensor in its dicts, lists and tuples; `tensors` gets these in order."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        return _Place(tuple(value.shape), value.dtype, value.device.type == "cpu")
+        return _TakenTensor(tuple(value.shape), value.dtype, value.device.type == "cpu")
     if isinstance(value, dict):
         return {key: _without_tensors(item, tensors) for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -190,7 +189,7 @@ def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 def _with_tensors(value: Any, tensors: list[torch.Tensor], param: torch.Tensor | None) -> Any:
     """The inverse of `_without_tensors`: new tensors, appended in the same order, still to be filled."""
-    if isinstance(value, _Place):
+    if isinstance(value, _TakenTensor):
         device = torch.device("cpu") if value.on_host or param is None else param.device
         tensors.append(torch.zeros(value.shape, dtype=value.dtype, device=device))
         return tensors[-1]
@@ -204,7 +203,7 @@ def _with_tensors(value: Any, tensors: list[torch.Tensor], param: torch.Tensor |
 def _checked_root(root_rank: object) -> int:
     root = whole_number(root_rank)
     if root is None or root not in range(context.size()):
-        raise ValueError(f"root_rank={root_rank!r} is none of the ranks 0 to {context.size() - 1}.")
+        raise ValueError(f"root_rank={root_rank!r} is not one of the ranks 0 to {context.size() - 1}.")
     return root
 
 

@@ -132,7 +132,7 @@ def _converted(module: torch.nn.Module, process_set: ProcessSet, done: dict[int,
         return done[id(module)]
     result = module
     if isinstance(module, _BatchNorm):
-        if any(is_lazy(each) for each in (module.running_mean, module.weight) if each is not None):
+        if any(is_lazy(tensor) for tensor in (module.running_mean, module.weight) if tensor is not None):
             raise ValueError(
                 f"{module} has no parameters yet: run one batch through the model before convert_sync_batchnorm."
             )
@@ -173,13 +173,13 @@ class _Normalize(torch.autograd.Function):
         joint_mean, joint_variance, count = _joint_statistics(values, process_set)
         ctx.gradient_name = gradient_name(_KIND, None, process_set)
         # This rank's own first: to read the sum makes the CPU wait for the GPU.
-        if _own_count(values) < 2 and count < 2:
+        if _count_of(values) < 2 and count < 2:
             raise ValueError(
                 f"SyncBatchNorm: all ranks together gave {int(count)} values per channel, and training needs more than "
                 f"1; this rank's input has shape {list(input.shape)}."
             )
         mean, variance = joint_mean.to(values), joint_variance.to(values)
-        factor, offset = (None if each is None else each.to(values) for each in (weight, bias))
+        factor, offset = (None if tensor is None else tensor.to(values) for tensor in (weight, bias))
         output = functional.batch_norm(values, mean, variance, factor, offset, training=False, eps=eps)
         ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.save_for_backward(input, weight, mean, torch.rsqrt(joint_variance + eps).to(values), count)
@@ -193,19 +193,19 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor, *_: object) -> tuple[torch.Tensor | None, ...]:
         """The parameters' gradients are this rank's parts, as those of any other layer; their sum is the joint one."""
         input, weight, mean, scale, count = ctx.saved_tensors
-        given, others = _exact(gradient), _others(input)
+        incoming, others = _exact(gradient), _others(input)
         normalized = (_exact(input) - _spread(mean, input)) * _spread(scale, input)
-        own = torch.stack([given.sum(others), (given * normalized).sum(others)])
-        [joint] = allreduce_of([own], _KIND, ctx.gradient_name, Sum, 1.0, 1.0, ctx.process_set).run(repeats=False)
-        mean_given, mean_product = (_spread(each / count, input) for each in joint)
+        sums = torch.stack([incoming.sum(others), (incoming * normalized).sum(others)])
+        [joint] = allreduce_of([sums], _KIND, ctx.gradient_name, Sum, 1.0, 1.0, ctx.process_set).run(repeats=False)
+        mean_gradient, mean_product = (_spread(total / count, input) for total in joint)
         factor = scale if weight is None else scale * weight.to(scale)
-        of_input = (given - mean_given - normalized * mean_product) * _spread(factor, input)
-        of_weight = None if weight is None else own[1].to(weight)
-        of_bias = None if ctx.bias_dtype is None else own[0].to(ctx.bias_dtype)
+        of_input = (incoming - mean_gradient - normalized * mean_product) * _spread(factor, input)
+        of_weight = None if weight is None else sums[1].to(weight)
+        of_bias = None if ctx.bias_dtype is None else sums[0].to(ctx.bias_dtype)
         return of_input.to(input.dtype), of_weight, of_bias, None, None
 
 
-def _own_count(values: torch.Tensor) -> int:
+def _count_of(values: torch.Tensor) -> int:
     """How many values there are per channel on this rank."""
     return values.numel() // values.shape[1] if values.shape[1] else 0
 
@@ -217,14 +217,14 @@ def _joint_statistics(values: torch.Tensor, process_set: ProcessSet) -> tuple[to
     on the GPU where they travel from there.
     """
     channels = values.shape[1]
-    own_count = _own_count(values)
+    local_count = _count_of(values)
     device = location_of_all([values], process_set).device  # not of every device's tensors there are float64
-    own = torch.zeros(1, 2 * channels + 1, dtype=torch.float64, device=device)
-    own[0, 0] = own_count
-    if own_count:
+    statistics = torch.zeros(1, 2 * channels + 1, dtype=torch.float64, device=device)
+    statistics[0, 0] = local_count
+    if local_count:
         variance, mean = torch.var_mean(values, _others(values), correction=0)
-        own[0, 1:] = torch.cat([mean, variance]).to(own)
-    [(gathered, _)] = allgather_of([own], _KIND, None, process_set).run()
+        statistics[0, 1:] = torch.cat([mean, variance]).to(statistics)
+    [(gathered, _)] = allgather_of([statistics], _KIND, None, process_set).run()
     counts, means, variances = gathered.split([1, channels, channels], 1)
     total = counts.sum()
     mean = (counts * means).sum(0) / total

@@ -1,5 +1,7 @@
 """Petastorm's converter, readers and loader by their own names, over this package's reader: petastorm is not needed.
 
+::
+
     converter = make_spark_converter(df)
 
     def train():

@@ -40,7 +40,7 @@ def written(frame: DataFrame, columns: Sequence[Readable], dtype: str | None) ->
         DataError: no folder was named, it is not the same for the executors, or there are no rows.
     """
     store = _cache_store(frame.sparkSession)
-    files = materialized(frame, [_converted(one, dtype) for one in columns], store, of_chance=True)
+    files = materialized(frame, [_converted(column, dtype) for column in columns], store, of_chance=True)
     folder = files.files[0].path.rpartition("/")[0]
     _remove_at_exit(store, folder)
     return files, folder

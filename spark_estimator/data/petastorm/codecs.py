@@ -53,14 +53,14 @@ class Coded:
         decode = _decoder(self.codec, self.name)
         whole = numpy.empty((len(array), *self.shape), self.stored)
         for number, value in enumerate(array):
-            found = _one(decode, self.name, value.as_py(), row + number)
-            if found.shape != self.shape or found.dtype != whole.dtype:
+            result = _decoded(decode, self.name, value.as_py(), row + number)
+            if result.shape != self.shape or result.dtype != whole.dtype:
                 raise DataError(
-                    f"column {self.name!r} holds an array of {found.dtype} and shape {list(found.shape)} in row "
+                    f"column {self.name!r} holds an array of {result.dtype} and shape {list(result.shape)} in row "
                     f"{row + number} of this share, and {self.stored} {list(self.shape)} in the first. All rows need "
                     "one shape: pad or cut them where they are written."
                 )
-            whole[number] = found
+            whole[number] = result
         flat = pyarrow.array(whole.reshape(-1).astype(self.dtype, copy=False))
         return pyarrow.FixedSizeListArray.from_arrays(flat, math.prod(self.shape))
 
@@ -82,14 +82,14 @@ class DecodedFiles(DataFiles):
         Raises:
             DataError: one of them cannot be decoded, or there are no rows.
         """
-        coded = {one.name: _looked_at(files, one) for one in fields}
-        return cls(files.files, files.store, files.said_kinds, coded)
+        coded = {field.name: _inspected(files, field) for field in fields}
+        return cls(files.files, files.store, files.known_kinds, coded)
 
     @property
     def kinds(self) -> Mapping[str, str]:
         return {
             **super().kinds,
-            **{name: _KINDS[numpy.dtype(one.stored).kind] for name, one in self.coded.items()},
+            **{name: _KINDS[numpy.dtype(value.stored).kind] for name, value in self.coded.items()},
         }
 
     def batches(self, columns: Sequence[str], rank: int, size: int, batch_rows: int) -> Iterator[pyarrow.RecordBatch]:
@@ -103,23 +103,23 @@ class DecodedFiles(DataFiles):
             row += batch.num_rows
 
 
-def _looked_at(files: DataFiles, said: SchemaField) -> Coded:
-    first = next((one for one in files.batches([said.name], 0, 1, 1) if one.num_rows), None)
+def _inspected(files: DataFiles, declared: SchemaField) -> Coded:
+    first = next((batch for batch in files.batches([declared.name], 0, 1, 1) if batch.num_rows), None)
     if first is None:
         raise DataError("there are no rows.")
-    found = _one(_decoder(said.codec, said.name), said.name, first.column(0)[0].as_py(), 0)
-    fits = len(found.shape) == len(said.shape) and all(
-        want in (None, has) for want, has in zip(said.shape, found.shape, strict=True)
+    result = _decoded(_decoder(declared.codec, declared.name), declared.name, first.column(0)[0].as_py(), 0)
+    fits = len(result.shape) == len(declared.shape) and all(
+        want in (None, has) for want, has in zip(declared.shape, result.shape, strict=True)
     )
-    if found.dtype.name != said.dtype or not fits or not found.size or found.dtype.kind not in _KINDS:
+    if result.dtype.name != declared.dtype or not fits or not result.size or result.dtype.kind not in _KINDS:
         raise DataError(
-            f"column {said.name!r} is {said.dtype} of shape {list(said.shape)} by petastorm's schema, and its first "
-            f"row {found.dtype} of shape {list(found.shape)}."
+            f"column {declared.name!r} is {declared.dtype} of shape {list(declared.shape)} by petastorm's schema, and "
+            f"its first row {result.dtype} of shape {list(result.shape)}."
         )
-    return Coded(said.name, said.codec, found.dtype.name, found.shape)
+    return Coded(declared.name, declared.codec, result.dtype.name, result.shape)
 
 
-def _one(decode: Callable[[bytes], Array], column: str, value: bytes | None, row: int) -> Array:
+def _decoded(decode: Callable[[bytes], Array], column: str, value: bytes | None, row: int) -> Array:
     if value is None:
         raise DataError(f"column {column!r} holds null in row {row} of this share: drop such rows.")
     try:
@@ -133,16 +133,16 @@ def _decoder(codec: str, column: str) -> Callable[[bytes], Array]:
 
 
 def _npy(value: bytes) -> Array:
-    found = numpy.load(io.BytesIO(value), allow_pickle=False)
-    if not isinstance(found, numpy.ndarray):
+    result = numpy.load(io.BytesIO(value), allow_pickle=False)
+    if not isinstance(result, numpy.ndarray):
         raise ValueError("it is no .npy file")
-    return found
+    return result
 
 
 def _npz(value: bytes) -> Array:
     with numpy.load(io.BytesIO(value), allow_pickle=False) as archive:
-        found: Array = archive["arr"]
-    return found
+        result: Array = archive["arr"]
+    return result
 
 
 def _image_decoder(column: str) -> Callable[[bytes], Array]:
@@ -173,10 +173,10 @@ def _opencv_decoder(column: str) -> Callable[[bytes], Array]:
         ) from error
 
     def by_opencv(value: bytes) -> Array:
-        found: Array | None = cv2.imdecode(numpy.frombuffer(value, numpy.uint8), cv2.IMREAD_UNCHANGED)
-        if found is None:
+        result: Array | None = cv2.imdecode(numpy.frombuffer(value, numpy.uint8), cv2.IMREAD_UNCHANGED)
+        if result is None:
             raise ValueError("it is no image")
         # OpenCV has blue first.
-        return found[:, :, ::-1] if found.ndim == 3 and found.shape[2] == 3 else found
+        return result[:, :, ::-1] if result.ndim == 3 and result.shape[2] == 3 else result
 
     return by_opencv

@@ -59,18 +59,18 @@ def make_spark_converter(
     """
     if dtype not in _PRECISIONS:
         raise ValueError(f"dtype is 'float32', 'float64' or None; it was {dtype!r}.")
-    given = {
+    ignored = {
         "parquet_row_group_size_bytes": parquet_row_group_size_bytes,
         "compression_codec": compression_codec,
     }
-    without_effect(name for name, value in given.items() if value is not None)
+    without_effect(name for name, value in ignored.items() if value is not None)
     if isinstance(df, str):
         files = files_at(df)
         kinds = files.kinds
         columns, unreadable = _sorted_out(list(kinds), lambda name: readable_in(kinds, name))
-        return SparkDatasetConverter(files, [one.name for one in columns], None, unreadable)
+        return SparkDatasetConverter(files, [column.name for column in columns], None, unreadable)
     columns, unreadable = _sorted_out(df.schema.names, lambda name: readable(df.schema, name))
-    names = [one.name for one in columns]
+    names = [column.name for column in columns]
     if read_files:
         try:
             files = just_files(df, columns, tasks=2)
@@ -114,7 +114,7 @@ class SparkDatasetConverter:
     @property
     def file_urls(self) -> list[str]:
         """URLs of the Parquet files."""
-        return [_url(one.path) for one in self.files.files]
+        return [_url(file.path) for file in self.files.files]
 
     @property
     def cache_dir_url(self) -> str:
@@ -140,7 +140,7 @@ class SparkDatasetConverter:
             batch_size: rows of each batch; the last one may have fewer.
             num_epochs: all rows are read so often, one batch running into the next epoch; None: again and again.
             workers_count, shuffling_queue_capacity: petastorm's, and without effect here.
-            data_loader_fn: for petastorm's reader; one of its own loaders may stand here, and has no effect.
+            data_loader_fn: for petastorm's reader; one of petastorm's own loaders is accepted and has no effect.
             cur_shard, shard_count: one of so many equal parts of the rows, ``hvd.rank()`` and ``hvd.size()``; without
                 them it is all rows.
             reader: "native"; or "petastorm", in an environment in which that works: it reads the files.
@@ -174,7 +174,7 @@ class SparkDatasetConverter:
                 arguments,
             )
         shuffles = [
-            bool(others.pop(name, said)) for name, said in (("shuffle_rows", False), ("shuffle_row_groups", True))
+            bool(others.pop(name, default)) for name, default in (("shuffle_rows", False), ("shuffle_row_groups", True))
         ]
         seed = others.pop("seed", None)
         others.pop("storage_options", None)  # the files know them
@@ -182,13 +182,13 @@ class SparkDatasetConverter:
         if data_loader_fn is not None:
             if getattr(data_loader_fn, "__module__", None) not in _LOADERS:
                 raise ValueError(
-                    "data_loader_fn takes a reader of petastorm's: say reader='petastorm', or do what it does to each "
+                    "data_loader_fn needs petastorm's reader: set reader='petastorm', or do what it does to each "
                     "batch in the loop."
                 )
             without_effect(["data_loader_fn"])
         if shuffling_queue_capacity:
             without_effect(["shuffling_queue_capacity"])
-        found = reader_of(
+        result = reader_of(
             self.files,
             columns,
             self.precision,
@@ -200,7 +200,7 @@ class SparkDatasetConverter:
         )
         from spark_estimator.data.petastorm.loader import DataLoader
 
-        return DataLoader(found, batch_size)
+        return DataLoader(result, batch_size)
 
     def make_tf_dataset(self, *args: Any, **kwargs: Any) -> Any:
         """Is not there."""

@@ -29,15 +29,15 @@ def refusal(version_of: Callable[[str], str | None], python: tuple[int, int]) ->
         version_of: of an installed package; None: it is not.
         python: its version.
     """
-    found = {name: version_of(name) for name in _NEEDED}
-    wrong = [name for name, version in found.items() if version is None or not _within(version, *_NEEDED[name])]
+    result = {name: version_of(name) for name in _NEEDED}
+    wrong = [name for name, version in result.items() if version is None or not _within(version, *_NEEDED[name])]
     if python > (3, 11):
         wrong.insert(0, "Python")
     if not wrong:
         return None
     has = [
         f"Python {python[0]}.{python[1]}",
-        *(f"{name} {version or '(not installed)'}" for name, version in found.items()),
+        *(f"{name} {version or '(not installed)'}" for name, version in result.items()),
     ]
     return (
         f"petastorm does not work with {', '.join(wrong)} as installed here ({', '.join(has)}): it needs {_WORKS}; "
@@ -63,9 +63,9 @@ def loader(
     """A context manager that gives petastorm's own loader over its own reader.
 
     Args:
-        as_they_are: the files' types are those that are wanted.
+        as_they_are: the files have the requested types.
         data_loader_fn: makes the loader; None: petastorm's `DataLoader`.
-        reader_arguments: of `petastorm.make_batch_reader`; None stands for its default, except for num_epochs.
+        reader_arguments: of `petastorm.make_batch_reader`; None means its default, except for num_epochs.
 
     Raises:
         PythonEnvironmentError: as `check`.
@@ -75,10 +75,10 @@ def loader(
     if not as_they_are:
         raise DataError(
             "petastorm reads the DataFrame's files as they are: make the converter with read_files=False, which writes "
-            "them in the types that dtype says, or with dtype=None."
+            "them in the types that dtype names, or with dtype=None."
         )
-    said = {name: value for name, value in reader_arguments.items() if value is not None or name == "num_epochs"}
-    return _opened(list(file_urls), batch_size, shuffling_queue_capacity, data_loader_fn, said)
+    arguments = {name: value for name, value in reader_arguments.items() if value is not None or name == "num_epochs"}
+    return _opened(list(file_urls), batch_size, shuffling_queue_capacity, data_loader_fn, arguments)
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def _installed(package: str) -> str | None:
 def _within(version: str, least: tuple[int, ...], below: tuple[int, ...]) -> bool:
     numbers = []
     for part in version.split(".")[:3]:
-        digits = "".join(one for one in part if one.isdigit())
+        digits = "".join(item for item in part if item.isdigit())
         if not digits:
             break
         numbers.append(int(digits))

@@ -18,16 +18,18 @@ from spark_estimator.data.fields import Field, widths_of
 from spark_estimator.data.materialize import MANIFEST, prepared
 from spark_estimator.data.numbers import readable_in
 from spark_estimator.data.parquet import DataFiles, FileRows, files_at, local_form, store_for
+from spark_estimator.data.petastorm.batches import ShardBatches
 from spark_estimator.data.petastorm.codecs import DecodedFiles
 from spark_estimator.data.petastorm.schema import fields_of, pickled_schema
 from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.rank.shares import share
+from spark_estimator.env import Settings
 from spark_estimator.errors import DataError
 from spark_estimator.foreign_launchers import warn_of_all_rows
 from spark_estimator.log import logger
 
 _SAMPLE_ROWS = 100
-# Whoever iterates a reader gets them from so many at a time.
+# Iteration of a reader gathers this number of rows at a time.
 _BATCH_ROWS = 1000
 _DTYPES = {
     "tinyint": "int8",
@@ -67,7 +69,7 @@ _REFUSED = {
     "filesystem": "give a URL, and storage_options",
     "ngram": "make windows of rows where the data set is written",
 }
-_told: set[str] = set()
+_warned: set[str] = set()
 _log = logger(__name__)
 
 
@@ -84,7 +86,7 @@ class Reader:
         precision: "float32" or "float64" for fractions; None: as they are in the files.
         shard, shards: one of so many equal parts of the rows.
         num_epochs: all rows are read so often; None: again and again.
-        seed: names the orders of the epochs; None: rows come as they lie.
+        seed: determines the orders of the epochs; None: rows come in the order of the files.
         batched: iterated, it gives many rows at a time.
     """
 
@@ -101,11 +103,6 @@ class Reader:
     def rows(self) -> int:
         """Of this shard, in one epoch."""
         return share(self.files.rows, self.shards, self.shard)
-
-    @property
-    def most_rows(self) -> int:
-        """Of the largest shard: one more than this one has, or as many."""
-        return share(self.files.rows, self.shards, 0)
 
     def fields(self) -> list[Field]:
         """A tensor for each column, of the column's own type and shape. Looks at the first rows.
@@ -128,22 +125,29 @@ class Reader:
             fields.append(Field((name,), (column,), (width,), dtype, shape))
         return fields
 
-    def __iter__(self) -> Iterator[Any]:
-        # It needs PyTorch, which a driver may not have.
-        from spark_estimator.data.petastorm.loader import DataLoader
+    def batches(self, batch_size: int) -> ShardBatches:
+        """The shard's rows in batches of numpy arrays.
 
+        Raises:
+            DataError: a column cannot be read as tensors; the text names it.
+        """
+        rows = FileRows(self.files, Preparation(self.columns), Settings.read().spool_folder or None)
+        return ShardBatches(
+            rows, self.fields(), self.shard, self.shards, self.num_epochs, self.seed, batch_size=batch_size
+        )
+
+    def __iter__(self) -> Iterator[Any]:
         kind = namedtuple("Row", self.columns, rename=True)  # type: ignore[misc]  # columns are known at run time
         left = math.inf if self.num_epochs is None else self.rows * self.num_epochs
-        with DataLoader(self, _BATCH_ROWS, transform_fn=lambda array: array) as loader:
-            for batch in loader:
-                arrays = [batch[name] for name in self.columns]
-                if left <= 0:
-                    return  # a batch with a row once more, of which the loader gives all shards as many
-                left -= len(arrays[0])
-                if self.batched:
-                    yield kind(*arrays)
-                else:
-                    yield from (kind(*(array[number] for array in arrays)) for number in range(len(arrays[0])))
+        for batch in self.batches(_BATCH_ROWS):
+            arrays = [batch[name] for name in self.columns]
+            if left <= 0:
+                return  # a batch with a row once more, which makes all shards have the same number of batches
+            left -= len(arrays[0])
+            if self.batched:
+                yield kind(*arrays)
+            else:
+                yield from (kind(*(array[number] for array in arrays)) for number in range(len(arrays[0])))
 
     def stop(self) -> None:
         """As petastorm has it; nothing runs here that could be stopped."""
@@ -191,19 +195,19 @@ def make_reader(
         trust: the data set's pickled Unischema may be opened. Columns of arrays and images need it; no code that it
             names is run, and petastorm need not be installed.
         shuffle_rows, shuffle_row_groups: with either, each epoch has all rows of the shard in an order of its own;
-            with neither, rows come as they lie.
-        seed: names the orders; None: chance does.
+            with neither, rows come in the order of the files.
+        seed: determines the orders; None: a random seed does.
         num_epochs: all rows are read so often; None: again and again.
         cur_shard, shard_count: the rows are cut into so many equal shares, and this one is read: ``hvd.rank()`` and
             ``hvd.size()``. Without them it is all rows.
         storage_options: for fsspec.
-        others: what else petastorm's readers take. What says how petastorm works has no effect, which a warning says
-            once.
+        others: the other arguments of petastorm's readers. Those that configure how petastorm works have no effect;
+            a warning lists them once.
 
     Raises:
         DataError: files or columns that cannot be read; the text names them.
         TypeError: an argument that petastorm does not know.
-        ValueError: an argument that would change which rows or values come, or a shard that there is not.
+        ValueError: an argument that would change which rows or values are read, or a shard number out of range.
     """
     check_others("make_reader", others)
     paths = [dataset_url] if isinstance(dataset_url, str) else list(dataset_url)
@@ -224,8 +228,8 @@ def make_reader(
                 "pickle beside the data, which is opened only where you trust the data set: trust=True. Or leave these "
                 "columns out: schema_fields."
             )
-        said = fields_of(pickled, folder)
-        decodable = [said[name] for name in binary if name in said and said[name].codec != "scalar"]
+        schema = fields_of(pickled, folder)
+        decodable = [schema[name] for name in binary if name in schema and schema[name].codec != "scalar"]
         files = DecodedFiles.of(files, decodable)
     return reader_of(files, columns, None, cur_shard, shard_count, num_epochs, seed, shuffle_rows or shuffle_row_groups)
 
@@ -252,7 +256,7 @@ def reader_of(
 
     Raises:
         DataError: the files' columns differ, or there are fewer rows than shards.
-        ValueError: no such shard, or a number of epochs below 1.
+        ValueError: the shard number is out of range, or the number of epochs is below 1.
     """
     if (cur_shard is None) != (shard_count is None):
         raise ValueError(f"cur_shard={cur_shard!r} and shard_count={shard_count!r}: give both or neither.")
@@ -282,20 +286,20 @@ def chosen(columns: Sequence[str], schema_fields: Sequence[Any] | None) -> list[
     if schema_fields is None:
         return list(columns)
     wanted: set[str] = set()
-    for one in schema_fields:
-        pattern = one if isinstance(one, str) else re.escape(str(one.name))
-        matching = [name for name in columns if name == one or re.fullmatch(pattern, name)]
+    for field in schema_fields:
+        pattern = field if isinstance(field, str) else re.escape(str(field.name))
+        matching = [name for name in columns if name == field or re.fullmatch(pattern, name)]
         if not matching:
             raise DataError(
-                f"schema_fields: {one!r} is no column of {', '.join(map(repr, columns))}."
-                + did_you_mean(str(getattr(one, "name", one)), columns)
+                f"schema_fields: {field!r} is no column of {', '.join(map(repr, columns))}."
+                + did_you_mean(str(getattr(field, "name", field)), columns)
             )
         wanted.update(matching)
     return [name for name in columns if name in wanted]
 
 
 def check_others(call: str, others: Mapping[str, Any]) -> None:
-    """Refuses arguments that would change rows or values; of those without effect a warning tells, once for each.
+    """Refuses arguments that would change rows or values; a warning lists those without effect, once for each.
 
     Raises:
         TypeError, ValueError: as in `make_reader`.
@@ -303,7 +307,7 @@ def check_others(call: str, others: Mapping[str, Any]) -> None:
     for name, value in others.items():
         if name in _REFUSED and value is not None:
             raise ValueError(
-                f"{call}: {name} is not there; {_REFUSED[name]}. Or say reader='petastorm' to a converter."
+                f"{call}: {name} is not supported; {_REFUSED[name]}. Or set reader='petastorm' for a converter."
             )
         if name not in _WITHOUT_EFFECT and name not in _REFUSED:
             raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
@@ -312,8 +316,8 @@ def check_others(call: str, others: Mapping[str, Any]) -> None:
 
 def without_effect(names: Iterable[str]) -> None:
     """Warns of arguments that have no effect here, once for each."""
-    new = sorted(set(names) - _told)
-    _told.update(new)
+    new = sorted(set(names) - _warned)
+    _warned.update(new)
     if new:
         warnings.warn(
             f"{', '.join(new)}: petastorm's, and without effect here: rows are read into a file of the host once, and "
@@ -330,7 +334,7 @@ def _compare_with_job(shard: int, shards: int) -> None:
     rank, size = context.rank(), context.size()
     if size > 1 and (shard, shards) != (rank, size):
         _log.warning(
-            "rank %d of %d reads shard %d of %d: for a share of the rows of its own say cur_shard=hvd.rank(), "
+            "rank %d of %d reads shard %d of %d: for a different share on each rank set cur_shard=hvd.rank(), "
             "shard_count=hvd.size()",
             rank,
             size,

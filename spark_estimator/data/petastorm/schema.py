@@ -1,9 +1,9 @@
-"""The schema that petastorm keeps beside a data set, opened without petastorm and without running what it says.
+"""The schema that petastorm keeps beside a data set, opened without petastorm and without running code that it names.
 
 ``_common_metadata`` holds a pickled Unischema: the codecs by which numpy arrays and images became binary columns. A
-pickle can name any function, and petastorm's own reader lets ``builtins.eval`` through. Here every name that may
-occur stands in one table, which leads to classes of this module that do nothing; any other is refused. Even so, it is
-opened only where the user trusts the data set.
+pickle can name any function, and petastorm's own reader lets ``builtins.eval`` through. Here one table lists
+every name that may occur and maps it to a class of this module that does nothing; any other is refused. Even so, the
+pickle is opened only where the user trusts the data set.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SchemaField:
     Attributes:
         name: of the column.
         dtype: of its values, in numpy's words; "str" and "decimal" are no numbers.
-        shape: of one row; None stands for a length that may differ.
+        shape: of one row; None is a length that may differ.
         codec: "scalar", "npy", "npz" or "image".
     """
 
@@ -61,7 +61,7 @@ class SchemaField:
 
 
 class _Stub:
-    """Takes the place of a class that the pickle names: it keeps what it is given, and does nothing."""
+    """Replaces a class that the pickle names: it keeps its arguments, and does nothing."""
 
     kind = ""
     args: tuple[Any, ...]
@@ -91,9 +91,9 @@ _SCHEMA = _stub("schema")
 
 def _restored(name: str, fields: Sequence[str], values: Sequence[Any]) -> _Stub:
     """What older versions of PySpark make of a named tuple."""
-    given = dict(zip(fields, values, strict=True))
+    by_name = dict(zip(fields, values, strict=True))
     names = ("name", "numpy_dtype", "shape", "codec", "nullable")
-    return _FIELD(*(given.get(one) for one in names))
+    return _FIELD(*(by_name.get(item) for item in names))
 
 
 def _reconstructed(kind: Any, base: Any, state: Any) -> _Stub:
@@ -147,15 +147,15 @@ def pickled_schema(store: FilesystemStore, folder: str) -> bytes | None:
         return None
     with naming(path), store.open(path) as file:
         metadata = pyarrow.parquet.read_schema(file).metadata or {}
-    found: bytes | None = metadata.get(_KEY)
-    return found
+    result: bytes | None = metadata.get(_KEY)
+    return result
 
 
-def fields_of(pickled: bytes, place: str) -> dict[str, SchemaField]:
+def fields_of(pickled: bytes, origin: str) -> dict[str, SchemaField]:
     """The columns of a pickled Unischema, by name. No code that the pickle names is run.
 
     Args:
-        place: where it comes from, for messages.
+        origin: where it comes from, for messages.
 
     Raises:
         DataError: it is no Unischema, or it names something that a Unischema does not need.
@@ -165,12 +165,12 @@ def fields_of(pickled: bytes, place: str) -> dict[str, SchemaField]:
         schema = _Unpickler(io.BytesIO(pickled)).load()
         if not isinstance(schema, _SCHEMA):
             raise pickle.UnpicklingError(f"it holds a {type(schema).__name__}")
-        found = [_field(one) for one in schema.state["_fields"].values()]
+        result = [_field(item) for item in schema.state["_fields"].values()]
     except DataError as error:
-        raise DataError(f"{place}: {error}") from error
+        raise DataError(f"{origin}: {error}") from error
     except Exception as error:  # an unpickler fails in any way on bytes that are no pickle
-        raise DataError(f"{place}: petastorm's schema is not one that can be opened: {error}.") from error
-    return {one.name: one for one in found}
+        raise DataError(f"{origin}: petastorm's schema is not one that can be opened: {error}.") from error
+    return {item.name: item for item in result}
 
 
 def _field(stub: Any) -> SchemaField:
@@ -185,7 +185,7 @@ def _field(stub: Any) -> SchemaField:
     if not isinstance(words, str):
         raise DataError(f"column {name!r} has the type {dtype!r}, which is none of numpy's.")
     sizes = tuple(shape or ())
-    if not all(one is None or (isinstance(one, int) and one >= 0) for one in sizes):
+    if not all(size is None or (isinstance(size, int) and size >= 0) for size in sizes):
         raise DataError(f"column {name!r} has the shape {shape!r}.")
     dtype_name = words if words in ("decimal", "str") else numpy.dtype(words).name
     return SchemaField(str(name), dtype_name, sizes, kind)

@@ -1,4 +1,4 @@
-"""Narrow columns of one type side by side in the spool: the values of a row lie together, for one gather to find.
+"""Narrow columns of one type side by side in the spool: the values of a row are adjacent, for one gather to read.
 
 A gather reads whole cache lines. Twenty columns of four bytes in files of their own cost twenty lines a row, in one
 matrix two; a batch is then small enough to be taken apart within the cache.
@@ -44,15 +44,15 @@ class Joined:
                 members.append([])
                 if field.row_bytes <= _NARROW_BYTES:
                     group_of[field.dtype] = number
-            places.append((number, sum(one.width for one in members[number])))
+            places.append((number, sum(member.width for member in members[number])))
             members[number].append(field)
-        return cls(tuple(fields), tuple(_side_by_side(one) for one in members), tuple(places))
+        return cls(tuple(fields), tuple(_side_by_side(member) for member in members), tuple(places))
 
     def split(self, matrices: Sequence[Array]) -> list[Array]:
         """Rows as the spool has them, as batches have them.
 
         Args:
-            matrices: [stored] each [rows, width]; nobody else uses them.
+            matrices: [stored] each [rows, width]; no other code uses them.
 
         Returns:
             [fields] each [rows, *shape], contiguous, in memory that no two share.
@@ -63,26 +63,26 @@ class Joined:
             for number, stored in enumerate(self.stored)
             if len(stored.widths) > 1 and set(stored.widths) == {1}
         }
-        found = []
+        result = []
         for field, (number, start) in zip(self.fields, self.places, strict=True):
             matrix = matrices[number]
             if field.shape == () and number in columns:
-                found.append(columns[number][start])
+                result.append(columns[number][start])
                 continue
             values = matrix if field.width == matrix.shape[1] else matrix[:, start : start + field.width]
-            found.append(numpy.ascontiguousarray(values).reshape(len(matrix), *field.shape))
-        return found
+            result.append(numpy.ascontiguousarray(values).reshape(len(matrix), *field.shape))
+        return result
 
 
 def _side_by_side(fields: Sequence[Field]) -> Field:
     if len(fields) == 1:
         return fields[0]
-    padding = tuple(value for one in fields for value in one.padding or (None,) * len(one.columns))
+    padding = tuple(value for field in fields for value in field.padding or (None,) * len(field.columns))
     return replace(
         fields[0],
-        names=tuple(name for one in fields for name in one.names),
-        columns=tuple(column for one in fields for column in one.columns),
-        widths=tuple(width for one in fields for width in one.widths),
-        shape=(sum(one.width for one in fields),),
+        names=tuple(name for field in fields for name in field.names),
+        columns=tuple(column for field in fields for column in field.columns),
+        widths=tuple(width for field in fields for width in field.widths),
+        shape=(sum(field.width for field in fields),),
         padding=padding if any(value is not None for value in padding) else (),
     )

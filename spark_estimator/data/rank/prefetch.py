@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 # Items are made by the group, so that handing over costs little; a group still fits in a core's cache.
 _GROUP_BYTES = 512 << 10
-# Groups that are begun before they are asked for: the thread works on one, and two are for whoever is idle first.
+# Groups that are begun before they are asked for: the thread works on one; the thread or the caller, whichever is idle
+# first, makes the other two.
 _GROUPS = 3
 # Larger items are not made ahead: so many at a time would take memory that the training may need.
 _MOST_BYTES = 32 << 20
@@ -89,10 +90,10 @@ def _next(begun: deque[_Group[A, T]]) -> list[T]:
 
 
 class _Group(Generic[A, T]):
-    """Items that the pool's thread makes together, or whoever takes them over before."""
+    """Items that the pool's thread makes together, or the caller, if it takes them over first."""
 
     def __init__(self, pool: ThreadPoolExecutor, make: Callable[[A], T], arguments: Sequence[A]) -> None:
-        self._act = lambda: [make(one) for one in arguments]
+        self._act = lambda: [make(argument) for argument in arguments]
         self._made: Future[list[T]] = pool.submit(self._act)
 
     @property
@@ -100,19 +101,19 @@ class _Group(Generic[A, T]):
         return self._made.done()
 
     def give_up(self) -> None:
-        """Nobody will ask for them."""
+        """Cancels the items: they will not be used."""
         self._made.cancel()
 
     def take_over(self) -> None:
         """Makes them here and now, unless the thread has begun."""
         if not self._made.cancel():
             return
-        own: Future[list[T]] = Future()
+        result: Future[list[T]] = Future()
         try:
-            own.set_result(self._act())
+            result.set_result(self._act())
         except Exception as error:
-            own.set_exception(error)
-        self._made = own
+            result.set_exception(error)
+        self._made = result
 
     def result(self) -> list[T]:
         """The items, once they are made; raises what making them has raised."""

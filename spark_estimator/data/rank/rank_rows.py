@@ -67,40 +67,40 @@ class RankRows:
         # Who has more rows gives up more, so that what is left is as even as before.
         order = sorted(range(size), key=lambda rank: -self.counts[rank])
         held = min(round(self.total * share), self.total - 1)  # something is left to train on
-        given = {rank: shares.share(held, size, place) for place, rank in enumerate(order)}
+        held_counts = {rank: shares.share(held, size, position) for position, rank in enumerate(order)}
         rank = self.rank
         mixed = numpy.random.default_rng([seed, rank]).permutation(len(self.chosen))
         return (
             RankRows(
                 self.matrices,
-                self.chosen[numpy.sort(mixed[given[rank] :])],
-                tuple(count - given[other] for other, count in enumerate(self.counts)),
+                self.chosen[numpy.sort(mixed[held_counts[rank] :])],
+                tuple(count - held_counts[other] for other, count in enumerate(self.counts)),
                 rank,
             ),
             RankRows(
                 self.matrices,
-                self.chosen[numpy.sort(mixed[: given[rank]])],
-                tuple(given[other] for other in range(size)),
+                self.chosen[numpy.sort(mixed[: held_counts[rank]])],
+                tuple(held_counts[other] for other in range(size)),
                 rank,
             ),
         )
 
     def checksum(self) -> list[int]:
         """One number for each field: the same for the same rows, however they are spread and ordered. A collective."""
-        own = [
+        sums_here = [
             sum(int(_words(block).sum(dtype=numpy.uint64)) for block in self._blocks(pieces)) % (1 << 64)
             for pieces in self.matrices
         ]
-        sums = arrays.allgather(numpy.array([own], numpy.uint64).view(numpy.int64), "checksums of rows")
-        return [int(one) for one in sums.view(numpy.uint64).sum(axis=0, dtype=numpy.uint64)]
+        sums = arrays.allgather(numpy.array([sums_here], numpy.uint64).view(numpy.int64), "checksums of rows")
+        return [int(item) for item in sums.view(numpy.uint64).sum(axis=0, dtype=numpy.uint64)]
 
     def spread(self) -> list[int]:
         """[ranks] one number for the rows that each has, in the order of `chosen`. A collective."""
-        own = 0
+        checksum = 0
         for pieces in self.matrices:
             for block in self._blocks(pieces):
-                own = zlib.crc32(_as_bytes(block).data, own)
-        return [int(one) for one in arrays.allgather(numpy.array([own], numpy.int64), "checksums of ranks")]
+                checksum = zlib.crc32(_as_bytes(block).data, checksum)
+        return [int(item) for item in arrays.allgather(numpy.array([checksum], numpy.int64), "checksums of ranks")]
 
     def _blocks(self, pieces: Sequence[Array]) -> Iterator[Array]:
         """Copies of the rows that belong here, some thousands at a time."""
@@ -119,7 +119,7 @@ class RankRows:
         Args:
             batch_size: the most rows of a batch.
             most_steps: the epoch ends after so many.
-            order: seed and epoch, which name the order in which rows are read; None: as they lie.
+            order: seed and epoch, which determine the order in which rows are read; None: the order of the spool.
             first: so many steps are left out at the beginning: they were done before.
         """
         plan = self.plan(batch_size, most_steps)
@@ -197,10 +197,10 @@ def balanced(spool: Spool, what: str, *, by_value: bool = False) -> RankRows:
 
 
 def ordered_by_value(matrices: Sequence[Array]) -> Array:
-    """[rows] the numbers of the rows in an order that is the same for the same rows, however they lie.
+    """[rows] the numbers of the rows in an order that is the same for the same rows, in any arrangement.
 
     By a hash of 64 bits: a sum of the words, each multiplied with a number of its own, whose bits are then mixed
-    (Dietzfelbinger 1996; the mixing is MurmurHash3's). Rows that are alike may stand in any order.
+    (Dietzfelbinger 1996; the mixing is MurmurHash3's). Equal rows may come in any order.
 
     Args:
         matrices: [fields] each [rows, width].

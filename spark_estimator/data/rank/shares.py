@@ -40,16 +40,16 @@ def moves(counts: Sequence[int]) -> list[Move]:
     wanted = {rank: share(total, size, place) for place, rank in enumerate(order)}
     givers = [(rank, counts[rank] - wanted[rank]) for rank in order if counts[rank] > wanted[rank]]
     takers = [(rank, wanted[rank] - counts[rank]) for rank in order if counts[rank] < wanted[rank]]
-    found: list[Move] = []
+    result: list[Move] = []
     while givers:
         (source, surplus), (target, lacking) = givers[-1], takers[-1]
         rows = min(surplus, lacking)
-        found.append(Move(source, target, rows))
+        result.append(Move(source, target, rows))
         for stack, rank, left in ((givers, source, surplus - rows), (takers, target, lacking - rows)):
             stack.pop()
             if left:
                 stack.append((rank, left))
-    return found
+    return result
 
 
 @dataclass(frozen=True)
@@ -110,17 +110,17 @@ class Range:
 
 
 def ranges(pieces: Sequence[int], parts: int, part: int) -> list[Range]:
-    """The rows of one of `parts` equal shares: all pieces lie on one line, which is cut into as many.
+    """The rows of one of `parts` equal shares: all pieces are one sequence of rows, which is cut into as many.
 
     Args:
         pieces: [pieces] rows of each.
     """
     first = begin(sum(pieces), parts, part)
     last = first + share(sum(pieces), parts, part)
-    found, place = [], 0
+    result, offset = [], 0
     for number, rows in enumerate(pieces):
-        start, stop = max(first, place), min(last, place + rows)
+        start, stop = max(first, offset), min(last, offset + rows)
         if start < stop:
-            found.append(Range(number, start - place, stop - start))
-        place += rows
-    return found
+            result.append(Range(number, start - offset, stop - start))
+        offset += rows
+    return result

@@ -55,11 +55,11 @@ class Spool:
 
 @dataclass(frozen=True)
 class SpoolFeed:
-    """Says what a task does with the rows that Spark gives it. It travels to the tasks.
+    """What a task does with the rows that it receives from Spark. It travels to the tasks.
 
     Attributes:
         fields: what the rows hold.
-        marker: the Arrow column that says which rows are for validation; None: no row is.
+        marker: the Arrow column that marks rows for validation; None: no row is.
         folder: where, on each host; None: in Spark's local folder, or in the system's for temporary files.
         preparation: what is done to the rows before; None: they come as fields want them.
     """
@@ -72,12 +72,12 @@ class SpoolFeed:
     def take(
         self, batches: Iterable[pyarrow.RecordBatch], worker: socket.socket, ended: Callable[[], bool] = lambda: False
     ) -> None:
-        """Writes all rows and hands them to the worker; what fails is told to the worker, which then ends the job.
+        """Writes all rows and hands them to the worker; on a failure sends its text, and the worker ends the job.
 
         Args:
             batches: the rows.
             worker: the socket whose other end `receive` reads.
-            ended: says that nobody waits for the rows any more.
+            ended: returns true when no worker waits for the rows any more.
         """
         try:
             rows = _until(batches, ended)
@@ -175,12 +175,13 @@ def receive(fields: Sequence[Field], supervisor: socket.socket) -> tuple[Spool, 
     try:
         if not text:
             raise DataError("the supervisor ended before it had all rows.")
-        told = json.loads(text)
-        if "failure" in told:
-            raise DataError(told["failure"])
+        message = json.loads(text)
+        if "failure" in message:
+            raise DataError(message["failure"])
         parts = iter(descriptors)
         train, held = (
-            Spool(tuple(fields), tuple(mapped(next(parts), field, rows) for field in fields)) for rows in told["rows"]
+            Spool(tuple(fields), tuple(mapped(next(parts), field, rows) for field in fields))
+            for rows in message["rows"]
         )
         return train, held
     finally:
@@ -189,26 +190,26 @@ def receive(fields: Sequence[Field], supervisor: socket.socket) -> tuple[Spool, 
 
 
 def mapped(descriptor: int, field: Field, rows: int) -> Array:
-    """The rows of a file as a matrix [rows, width] that nobody can write; the descriptor may be closed afterwards."""
+    """The rows of a file as a matrix [rows, width] that is read-only; the descriptor may be closed afterwards."""
     if not rows or not field.width:
         return numpy.empty((rows, field.width), field.stored_dtype)
     memory = mmap.mmap(descriptor, rows * field.row_bytes, prot=mmap.PROT_READ)
     return numpy.frombuffer(memory, field.stored_dtype).reshape(rows, field.width)
 
 
-def spool_folder(said: str | None) -> str:
+def spool_folder(configured: str | None) -> str:
     """Where rows are spooled on this host.
 
     Args:
-        said: what the user has named.
+        configured: the user's setting; None or empty: the default.
 
     Raises:
-        DataError: that is no folder here.
+        DataError: the configured folder does not exist on this host.
     """
-    if said:
-        if not os.path.isdir(said):
-            raise DataError(f"SPARK_ESTIMATOR_SPOOL_FOLDER={said!r} is no folder on host {socket.gethostname()}.")
-        return said
+    if configured:
+        if not os.path.isdir(configured):
+            raise DataError(f"SPARK_ESTIMATOR_SPOOL_FOLDER={configured!r} is no folder on host {socket.gethostname()}.")
+        return configured
     of_spark = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0].strip()
     return of_spark if os.path.isdir(of_spark) else tempfile.gettempdir()
 
@@ -236,12 +237,12 @@ def _write_all(descriptor: int, matrix: Array) -> None:
         left = left[os.write(descriptor, left) :]
 
 
-def _send(worker: socket.socket, told: dict[str, object], descriptors: Sequence[int] = ()) -> None:
-    text = json.dumps(told).encode()
+def _send(worker: socket.socket, message: dict[str, object], descriptors: Sequence[int] = ()) -> None:
+    text = json.dumps(message).encode()
     try:
         socket.send_fds(worker, [text], descriptors)
     except OSError:
-        return  # the worker has ended; its exit tells why
+        return  # the worker has ended; its exit status has the reason
 
 
 def _unwritten(error: OSError, folder: str, rows: int, fields: Sequence[Field]) -> DataError:

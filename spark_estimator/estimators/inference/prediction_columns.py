@@ -1,7 +1,7 @@
 """The columns that a trained model's `transform` adds, as Spark expressions over what the model returned.
 
-What a loss compares with labels decides what an output means: a `Meaning`. From it follow the class that is predicted
-and the probabilities that Spark ML's evaluators read.
+The loss decides what an output means, its `OutputKind`: logits or probabilities, for example. The predicted class and
+the probabilities that Spark ML's evaluators read follow from it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 #: One of the values below; None: a number, or numbers, of which nothing more is known.
-Meaning = str | None
+OutputKind = str | None
 #: By the loss, or the function of torch.nn.functional, of this name; Keras' ones unless they say from_logits=True.
-MEANINGS: dict[str, str] = {
+OUTPUT_KINDS: dict[str, str] = {
     "BCEWithLogitsLoss": "logit",
     "binary_cross_entropy_with_logits": "logit",
     "BCELoss": "probability",
@@ -35,13 +35,13 @@ THRESHOLDS = {"logit": 0.0, "probability": 0.5}
 _LIMITS = {"tinyint": 2**7 - 1, "smallint": 2**15 - 1, "int": 2**31 - 1, "bigint": 2**63 - 1}
 
 
-def meaning_of(loss: Any) -> Meaning:
+def output_kind_of(loss: Any) -> OutputKind:
     """What the outputs are that a loss is given."""
     named = loss if hasattr(loss, "__name__") else type(loss)
-    return MEANINGS.get(named.__name__) if named.__module__.startswith("torch.nn.") else None
+    return OUTPUT_KINDS.get(named.__name__) if named.__module__.startswith("torch.nn.") else None
 
 
-def in_label_type(column: Column, width: int, kind: str, wanted: str, meaning: Meaning) -> Column:
+def in_label_type(column: Column, width: int, kind: str, wanted: str, output_kind: OutputKind) -> Column:
     """The output in the type in which it is wanted.
 
     Args:
@@ -58,8 +58,8 @@ def in_label_type(column: Column, width: int, kind: str, wanted: str, meaning: M
         values = column if width > 1 else functions.array(column)
         return functions.when(column.isNotNull(), array_to_vector(values.cast("array<double>")))
     if kind.startswith("array"):
-        return _alone(column, in_label_type(column, width, kind[len("array<") : -1], "label", meaning))
-    threshold = THRESHOLDS.get(meaning or "")
+        return _alone(column, in_label_type(column, width, kind[len("array<") : -1], "label", output_kind))
+    threshold = THRESHOLDS.get(output_kind or "")
     known = functions.when(~functions.isnan(column), column)  # Spark holds NaN for larger than any number
     if kind == "boolean":
         return known > (0.5 if threshold is None else threshold)
@@ -92,7 +92,7 @@ def _cast(column: Column, kind: str) -> Column:
     return column.cast(kind)  # before Spark 4, whose default this is
 
 
-def prediction(column: Column, width: int, kind: str, meaning: Meaning) -> Column:
+def prediction(column: Column, width: int, kind: str, output_kind: OutputKind) -> Column:
     """As Spark ML's predictionCol: a double; a class's number, or the very number that the model returned.
 
     Raises:
@@ -100,7 +100,7 @@ def prediction(column: Column, width: int, kind: str, meaning: Meaning) -> Colum
     """
     from pyspark.sql import functions
 
-    threshold = THRESHOLDS.get(meaning or "")
+    threshold = THRESHOLDS.get(output_kind or "")
     if width == 1:
         known = functions.when(~functions.isnan(column), column)
         return column if threshold is None else (known > threshold).cast("double")
@@ -113,7 +113,7 @@ def prediction(column: Column, width: int, kind: str, meaning: Meaning) -> Colum
     return (functions.array_position(column, functions.array_max(column)) - 1).cast("double")
 
 
-def raw_prediction(column: Column, width: int, meaning: Meaning) -> Column:
+def raw_prediction(column: Column, width: int, output_kind: OutputKind) -> Column:
     """As Spark ML's rawPredictionCol: a vector with a number for each class.
 
     Raises:
@@ -123,14 +123,14 @@ def raw_prediction(column: Column, width: int, meaning: Meaning) -> Column:
 
     if width > 1:
         return _vector(column, column)
-    if meaning == "logit":
+    if output_kind == "logit":
         return _vector(column, functions.array(-column, column))
-    if meaning == "probability":
+    if output_kind == "probability":
         return _vector(column, functions.array(1 - column, column))
     raise _no_classes("raw_prediction_col")
 
 
-def probability(column: Column, width: int, meaning: Meaning) -> Column:
+def probability(column: Column, width: int, output_kind: OutputKind) -> Column:
     """As Spark ML's probabilityCol: a vector of numbers that add up to 1.
 
     Raises:
@@ -138,17 +138,17 @@ def probability(column: Column, width: int, meaning: Meaning) -> Column:
     """
     from pyspark.sql import functions
 
-    if width == 1 and meaning in THRESHOLDS:
-        share = column if meaning == "probability" else 1 / (1 + functions.exp(-column))
+    if width == 1 and output_kind in THRESHOLDS:
+        share = column if output_kind == "probability" else 1 / (1 + functions.exp(-column))
         return _vector(column, functions.array(1 - share, share))
-    if width > 1 and meaning == "probabilities":
+    if width > 1 and output_kind == "probabilities":
         return _vector(column, column)
-    if width > 1 and meaning in ("logits", "log_probabilities"):
+    if width > 1 and output_kind in ("logits", "log_probabilities"):
         numbers = column.cast("array<double>")
         largest = functions.array_max(numbers)  # so that nothing overflows
-        powers = functions.transform(numbers, lambda one: functions.exp(one - largest))
-        total = functions.aggregate(powers, functions.lit(0.0), lambda sum_, one: sum_ + one)
-        return _vector(column, functions.transform(powers, lambda one: one / total))
+        powers = functions.transform(numbers, lambda score: functions.exp(score - largest))
+        total = functions.aggregate(powers, functions.lit(0.0), lambda total, power: total + power)
+        return _vector(column, functions.transform(powers, lambda power: power / total))
     raise _no_classes("probability_col")
 
 
@@ -162,5 +162,5 @@ def _vector(source: Column, values: Column) -> Column:
 def _no_classes(name: str) -> DataError:
     return DataError(
         f"{name} is for classes: for a model that returns a number for each of them, or was trained with one of "
-        f"{', '.join(MEANINGS)}, and it has to be one of these for probabilities."
+        f"{', '.join(OUTPUT_KINDS)}, and it has to be one of these for probabilities."
     )

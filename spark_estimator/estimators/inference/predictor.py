@@ -1,4 +1,4 @@
-"""Predicts on Arrow batches: what Spark's Python workers run for ``transform``, whatever framework the model is of."""
+"""Predicts on Arrow batches: what Spark's Python workers run for ``transform``, for models of all frameworks."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Predictor(ABC):
         """[outputs] each [rows, width], for [inputs] matrices of [rows, width].
 
         Raises:
-            DataError: the model returned something else than when it was trained.
+            DataError: the model returned other tensors or shapes than when it was trained.
         """
         model = self.model()
         rows = len(matrices[0])
@@ -159,7 +159,7 @@ def decoded(batch: pyarrow.RecordBatch, decoders: Mapping[str, Decoder]) -> pyar
         DataError: a decoder failed.
     """
     names = batch.schema.names
-    needed = {name: one for name, one in decoders.items() if pyarrow.types.is_binary(batch.column(name).type)}
+    needed = {name: value for name, value in decoders.items() if pyarrow.types.is_binary(batch.column(name).type)}
     if not needed or not batch.num_rows:
         return batch
     _, columns = Preparation(tuple(names), decoders=needed).passed(batch)
@@ -190,24 +190,24 @@ def matrices_of(features: Any, inputs: Sequence[Field], decoders: Mapping[str, D
             if _is_text(kind):
                 raise DataError(f"column {name!r} is of type {kind_of(kind)}, {remedy(kind_of(kind))}")
         return [matrix_of(batch, field) for field in inputs]
-    given = list(features) if isinstance(features, (list, tuple)) and len(inputs) > 1 else [features]
-    if len(given) != len(inputs):
-        raise DataError(f"{len(given)} arrays were given for {len(inputs)} inputs.")
-    if any(one is None for one in given):
+    array_likes = list(features) if isinstance(features, (list, tuple)) and len(inputs) > 1 else [features]
+    if len(array_likes) != len(inputs):
+        raise DataError(f"{len(array_likes)} arrays were given for {len(inputs)} inputs.")
+    if any(item is None for item in array_likes):
         raise DataError("predict() was given None: it takes an array for each input, or a frame with their columns.")
     matrices = []
-    for array, field in zip(given, inputs, strict=True):
-        found = numpy.asarray(array)
-        values = found.flat if found.dtype.kind in "OUS" else ()
-        text = next((one for one in values if isinstance(one, (str, bytes))), None)
+    for array, field in zip(array_likes, inputs, strict=True):
+        result = numpy.asarray(array)
+        values = result.flat if result.dtype.kind in "OUS" else ()
+        text = next((value for value in values if isinstance(value, (str, bytes))), None)
         if text is not None:  # numpy would read numbers out of it
             raise DataError(f"the array that is given for {field.name} holds {str(text)!r}: a model reads numbers.")
-        if found.dtype.kind == "c":
+        if result.dtype.kind == "c":
             raise DataError(
-                f"the array that is given for {field.name} is of {found.dtype}: a model reads real numbers."
+                f"the array that is given for {field.name} is of {result.dtype}: a model reads real numbers."
             )
-        matrix = numpy.ascontiguousarray(found, field.dtype)
-        if matrix.dtype.kind == "i" and found.dtype.kind == "f" and (matrix != array).any():
+        matrix = numpy.ascontiguousarray(result, field.dtype)
+        if matrix.dtype.kind == "i" and result.dtype.kind == "f" and (matrix != array).any():
             raise DataError(f"{field.name} was trained with whole numbers; the array that is given has others.")
         if matrix.size != len(matrix) * field.width:
             raise DataError(f"an array of shape {list(matrix.shape)} was given for {field.name}: [-1, {field.width}].")
@@ -222,9 +222,9 @@ def _is_text(kind: pyarrow.DataType) -> bool:
 def _arrow_column(values: Any, name: str) -> pyarrow.Array:
     if hasattr(values, "columns"):  # pandas gives a frame of them
         raise DataError(f"there are {len(values.columns)} columns named {name!r}: rename all but one of them.")
-    found = [value.toArray() if hasattr(value, "toArray") else value for value in values]
+    result = [value.toArray() if hasattr(value, "toArray") else value for value in values]
     try:
-        array = pyarrow.array(found)
+        array = pyarrow.array(result)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
         raise DataError(f"column {name!r} is not one of numbers: {error}") from error
     if pyarrow.types.is_timestamp(array.type):  # as Spark's columns are read

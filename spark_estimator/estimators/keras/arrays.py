@@ -13,21 +13,21 @@ Shape = tuple[int | None, ...]
 
 
 def input_shapes(model: Any) -> list[Shape] | None:
-    """[inputs] their shapes without the rows; None where the model has not said."""
+    """[inputs] their shapes without the rows; None where the model has no known inputs."""
     try:
         inputs = model.inputs
     except (AttributeError, ValueError):  # a Sequential that is not built
         return None
-    return [tuple(one.shape[1:]) for one in inputs] if inputs else None
+    return [tuple(tensor.shape[1:]) for tensor in inputs] if inputs else None
 
 
 def arrays_of(matrices: Sequence[Array], fields: Sequence[Field]) -> list[Array]:
     """[fields] each [rows, *field.shape], of matrices [rows, width]."""
-    found = []
+    result = []
     for matrix, field in zip(matrices, fields, strict=True):
         array = matrix.reshape(len(matrix), *field.shape)
-        found.append(array.astype(field.dtype) if field.stored else array)
-    return found
+        result.append(array.astype(field.dtype) if field.stored else array)
+    return result
 
 
 def as_inputs(model: Any, arrays: Sequence[Array], fields: Sequence[Field]) -> Any:
@@ -63,13 +63,13 @@ def as_inputs(model: Any, arrays: Sequence[Array], fields: Sequence[Field]) -> A
 def _shaped(array: Array, shape: Shape, field: Field, number: int) -> Array:
     if None in shape:
         return array
-    if math.prod(one or 0 for one in shape) != field.width:
+    if math.prod(extent or 0 for extent in shape) != field.width:
         raise DataError(
             f"{field.name}: {field.width} values a row, and input {number + 1} of the model takes the shape "
-            f"{[-1, *shape]}, which has {math.prod(one or 0 for one in shape)}: choose other columns in feature_cols, "
-            "or make the model with keras.Input of their shape."
+            f"{[-1, *shape]}, which has {math.prod(extent or 0 for extent in shape)}: choose other columns in "
+            "feature_cols, or make the model with keras.Input of their shape."
         )
-    return array.reshape(len(array), *(one or 0 for one in shape))
+    return array.reshape(len(array), *(extent or 0 for extent in shape))
 
 
 def outputs_of(returned: Any) -> list[Any]:
@@ -79,19 +79,20 @@ def outputs_of(returned: Any) -> list[Any]:
     return list(returned) if isinstance(returned, (list, tuple)) else [returned]
 
 
-def as_labels(returned: Any, arrays: Sequence[Array], said: Sequence[Sequence[int]] | None) -> Any:
+def as_labels(returned: Any, arrays: Sequence[Array], label_shapes: Sequence[Sequence[int]] | None) -> Any:
     """Labels in the structure of what the model returns for them, and in its shapes where they have as many values.
 
     Args:
         returned: by the model, for as many rows or others.
-        said: label_shapes.
+        label_shapes: the estimator's parameter.
     """
     outputs = outputs_of(returned)
     shaped = []
     for place, (array, output) in enumerate(zip(arrays, outputs, strict=True)):
-        shape = tuple(said[place][1:]) if said is not None else tuple(int(one) for one in output.shape[1:])
+        extents = output.shape[1:] if label_shapes is None else label_shapes[place][1:]
+        shape = tuple(int(extent) for extent in extents)
         rows = len(array)
-        fits = said is not None or array.size == rows * math.prod(shape)
+        fits = label_shapes is not None or array.size == rows * math.prod(shape)
         shaped.append(array.reshape(rows, *shape) if fits else array)
     if isinstance(returned, dict):
         return dict(zip(returned, shaped, strict=True))

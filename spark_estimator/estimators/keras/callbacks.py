@@ -6,7 +6,7 @@ import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
@@ -19,9 +19,6 @@ from spark_estimator.estimators.keras.spec import KerasParts
 from spark_estimator.keras.callbacks import LearningRateScheduleCallback
 from spark_estimator.keras.importing import keras
 from spark_estimator.keras.wrapping import innermost
-
-if TYPE_CHECKING:
-    from spark_estimator.estimators.keras.loop import Loop
 
 _log = log.logger(__name__)
 
@@ -62,22 +59,22 @@ class KerasCallbacks:
         want_to_stop: some rank's callback has set ``model.stop_training``.
     """
 
-    def __init__(self, parts: KerasParts, loop: Loop, epochs: int, steps: int) -> None:
+    def __init__(self, parts: KerasParts, model: Any, epochs: int, steps: int) -> None:
         custom = opened(parts.custom_objects)
-        given = opened(parts.callbacks, custom)
-        _begin_at_rate_of(loop.model.optimizer, given)
+        callbacks = opened(parts.callbacks, custom)
+        _begin_at_rate_of(model.optimizer, callbacks)
         self._saves: Any = opened(parts.checkpoint_callback, custom) if context.rank() == 0 else None
         if self._saves is not None:
             self._folder = tempfile.TemporaryDirectory(prefix="checkpoint_")
             name = "model.weights.h5" if self._saves.save_weights_only else "model.keras"
             self._saves.filepath = str(Path(self._folder.name) / name)
-            given = [*given, self._saves]
+            callbacks = [*callbacks, self._saves]
         self._last = _Last()
-        given = [*given, self._last]
-        self._model = loop.model
+        callbacks = [*callbacks, self._last]
+        self._model = model
         self._model.stop_training = False
         self._list = keras.callbacks.CallbackList(
-            given, add_history=False, add_progbar=False, model=loop.model, epochs=epochs, steps=steps, verbose=0
+            callbacks, add_history=False, add_progbar=False, model=model, epochs=epochs, steps=steps, verbose=0
         )
         self.want_to_stop = False
 
@@ -125,7 +122,7 @@ class KerasCallbacks:
         return {"file": numpy.frombuffer(content, numpy.uint8), "best": None if best is None else float(best)}
 
     def take(self, state: dict[str, Any]) -> None:
-        """Goes on with that."""
+        """Restores what `state` returned."""
         if self._saves is None or not state:
             return
         if len(state["file"]):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy
+import pyarrow
 
 from spark_estimator.data.fields import matrix_of
 from spark_estimator.errors import DataError
@@ -17,18 +18,17 @@ from spark_estimator.estimators.keras.arrays import (
     input_shapes,
     outputs_of,
 )
-from spark_estimator.estimators.keras.objects import Recipe, chance_kept, loaded, opened
+from spark_estimator.estimators.keras.objects import Recipe, loaded, opened, rng_state_kept
 from spark_estimator.estimators.keras.spec import KerasParts
-from spark_estimator.estimators.rows.sampling import Columns
-from spark_estimator.estimators.rows.shapes import Fields, class_error, shown, strange
+from spark_estimator.estimators.rows.shapes import Fields, class_error, not_finite, shown
 from spark_estimator.keras.importing import backend, keras
 
 
 class KerasTrial:
-    """See `fitting.Trial`.
+    """See `shapes.Trial`.
 
     Args:
-        model: the user's; it is looked at only.
+        model: the user's; it is only inspected.
         custom: the user's classes and functions.
     """
 
@@ -40,19 +40,19 @@ class KerasTrial:
         self.takes = f"the model {model.name!r}"
 
     def positional(self) -> tuple[int, float]:
-        """See `fitting.Trial.positional`."""
+        """See `shapes.Trial.positional`."""
         shapes = input_shapes(self._model)
         if shapes is not None:
             return len(shapes), len(shapes)
         return 1, 1  # a class of its own is called with one argument; input_shapes says that this is a list
 
-    def run(self, columns: Columns, fields: Fields) -> tuple[int, ...]:
-        """See `fitting.Trial.run`."""
-        matrices = [matrix_of(columns.rows, field).copy() for field in fields.all]
+    def run(self, rows: pyarrow.RecordBatch, fields: Fields) -> tuple[int, ...]:
+        """See `shapes.Trial.run`."""
+        matrices = [matrix_of(rows, field).copy() for field in fields.all]
         arrays = arrays_of(matrices, fields.all)
         count, labels = len(fields.inputs), len(fields.labels)
         weight = arrays[-1].reshape(-1) if fields.weight else None
-        with chance_kept():
+        with rng_state_kept():
             model = loaded(self._parts.model, self._custom)
             inputs = as_inputs(model, arrays[:count], fields.inputs)
             returned = model(inputs, training=False)
@@ -62,12 +62,11 @@ class KerasTrial:
                     f"{self.takes} returns {len(outputs)} outputs, and there are {labels} label columns "
                     f"({', '.join(repr(field.name) for field in fields.labels)}): one for each output."
                 )
-            rows = columns.rows.num_rows
             for output, field in zip(outputs, fields.labels, strict=True):
-                if not len(output.shape) or int(output.shape[0]) != rows:
+                if not len(output.shape) or int(output.shape[0]) != rows.num_rows:
                     raise DataError(
-                        f"the model returned {list(output.shape)} for a batch of {rows} rows with the label "
-                        f"{field.name!r}: the first extent has to be the rows of the batch."
+                        f"the model returned {list(output.shape)} for a batch of {rows.num_rows} rows with the label "
+                        f"{field.name!r}: the first dimension must be the batch."
                     )
             targets = as_labels(returned, arrays[count : count + labels], self._parts.label_shapes)
             recipe: Recipe = opened(self._parts.recipe, self._custom)
@@ -79,17 +78,17 @@ class KerasTrial:
         loss = float(numpy.asarray(logs["loss"])) if "loss" in logs else 0.0
         if not math.isfinite(loss):
             raise DataError(
-                f"the loss of the first {rows} rows is {loss}: "
-                f"{strange(columns, fields) or 'the model computes it so from finite numbers'}. {shown(fields)}"
+                f"the loss of the first {rows.num_rows} rows is {loss}: "
+                f"{not_finite(rows, fields) or 'the model computes it so from finite numbers'}. {shown(fields)}"
             )
-        return tuple(int(math.prod(int(one) for one in output.shape[1:])) for output in outputs)
+        return tuple(int(math.prod(int(extent) for extent in output.shape[1:])) for output in outputs)
 
 
 def _check_classes(loss: Any, outputs: list[Any], labels: list[Any], fields: Fields) -> None:
     """Refuses class numbers that have no output: some backends take them in silence, others name no column."""
     losses = loss if isinstance(loss, (list, tuple)) else [loss] * len(outputs)
-    for one, output, label, field in zip(losses, outputs, labels, fields.labels, strict=False):
-        name = one if isinstance(one, str) else type(one).__name__
+    for loss, output, label, field in zip(losses, outputs, labels, fields.labels, strict=False):
+        name = loss if isinstance(loss, str) else type(loss).__name__
         if name.replace("_", "").lower() != "sparsecategoricalcrossentropy":
             continue
         classes = int(output.shape[-1])

@@ -1,4 +1,4 @@
-"""The files of Keras' checkpoints: arrays in NumPy's own format and JSON, which no reading of could run code."""
+"""The files of Keras' checkpoints: NumPy arrays and JSON, which are read without running code."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy
 
-_TOLD = "told"
+_HEADER = "told"  # the name of the entry in files, which earlier versions wrote, too
 _ARRAY = "__array__"
 
 
 class KerasForm:
-    """See `checkpoint.Form`: an ``.npz`` file with the arrays, and JSON that says where each belongs."""
+    """See `checkpoint.Form`: an ``.npz`` file with the arrays, and JSON with the position of each."""
 
     def stream(self, content: dict[str, Any]) -> io.BytesIO:
         """See `checkpoint.Form.stream`."""
         arrays: dict[str, Any] = {}
-        told = json.dumps(_without_arrays(content, arrays)).encode()
+        header = json.dumps(_without_arrays(content, arrays)).encode()
         stream = io.BytesIO()
-        arrays[_TOLD] = numpy.frombuffer(told, numpy.uint8)
+        arrays[_HEADER] = numpy.frombuffer(header, numpy.uint8)
         numpy.savez(stream, **arrays)
         stream.seek(0, io.SEEK_END)
         return stream
@@ -28,8 +28,8 @@ class KerasForm:
     def unpacked(self, content: bytes) -> dict[str, Any]:
         """See `checkpoint.Form.unpacked`."""
         with numpy.load(io.BytesIO(content), allow_pickle=False) as file:
-            told: dict[str, Any] = _with_arrays(json.loads(file[_TOLD].tobytes()), file)
-        return told
+            result: dict[str, Any] = _with_arrays(json.loads(file[_HEADER].tobytes()), file)
+        return result
 
     def why(self, error: Exception) -> str:
         """See `checkpoint.Form.why`."""
@@ -50,13 +50,13 @@ def _without_arrays(content: Any, arrays: dict[str, Any]) -> Any:
     return content.item() if isinstance(content, numpy.generic) else content
 
 
-def _with_arrays(told: Any, file: Any) -> Any:
-    if isinstance(told, dict):
-        if _ARRAY in told:
-            values = numpy.frombuffer(file[told[_ARRAY]].tobytes(), _dtype(told["dtype"]))
-            return values.reshape(told["shape"]).copy()
-        return {name: _with_arrays(value, file) for name, value in told.items()}
-    return [_with_arrays(value, file) for value in told] if isinstance(told, list) else told
+def _with_arrays(content: Any, file: Any) -> Any:
+    if isinstance(content, dict):
+        if _ARRAY in content:
+            values = numpy.frombuffer(file[content[_ARRAY]].tobytes(), _dtype(content["dtype"]))
+            return values.reshape(content["shape"]).copy()
+        return {name: _with_arrays(value, file) for name, value in content.items()}
+    return [_with_arrays(value, file) for value in content] if isinstance(content, list) else content
 
 
 def _dtype(name: str) -> Any:

@@ -11,9 +11,9 @@ from spark_estimator.keras.importing import backend, keras
 def compile_step(model: Any, data: tuple[Any, ...]) -> None:
     """Gives a model the function that its ``train_on_batch`` calls. Does nothing on other backends.
 
-    Keras would compile for the first size of batch that comes, and anew, for all sizes, when another does. These
-    programs may round differently, so that a run which goes on with a short batch would not end with the bits of one
-    that has begun with a long one.
+    Keras compiles for the size of the first batch, and again, for all sizes, when a batch of another size comes. The
+    two programs may round differently, so that a run that resumes with a short batch would not end with the same bits
+    as a run that began with a long one.
 
     Args:
         model: compiled and built.
@@ -28,9 +28,9 @@ def compile_step(model: Any, data: tuple[Any, ...]) -> None:
     def spec(array: Any) -> Any:
         return tensorflow.TensorSpec((None, *array.shape[1:]), array.dtype)
 
-    given = tuple(one for one in data if one is not None)
-    signature = tensorflow.nest.map_structure(spec, given)
-    absent = (None,) * (len(data) - len(given))
+    present = tuple(item for item in data if item is not None)
+    signature = tensorflow.nest.map_structure(spec, present)
+    absent = (None,) * (len(data) - len(present))
 
     @tensorflow.function(input_signature=signature, jit_compile=model.jit_compile)
     @tensorflow.autograph.experimental.do_not_convert
@@ -38,6 +38,6 @@ def compile_step(model: Any, data: tuple[Any, ...]) -> None:
         return model.train_step((*arrays, *absent))
 
     def train(batches: Iterator[tuple[Any, ...]]) -> Any:
-        return step(*(one for one in next(batches) if one is not None))
+        return step(*(item for item in next(batches) if item is not None))
 
     model.train_function = train

@@ -6,21 +6,22 @@ losses, metrics, callbacks or functions were given as objects, and is read with 
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.keras.files import read_keras, write_keras
 from spark_estimator.estimators.keras.objects import custom_objects_of, packed
+from spark_estimator.estimators.params import TableParams
 from spark_estimator.estimators.persistence import estimator_files
 from spark_estimator.estimators.persistence.folders import is_trusted
 from spark_estimator.estimators.persistence.manifest import Manifest
 from spark_estimator.keras.importing import keras
 
-if TYPE_CHECKING:
-    from spark_estimator.estimators.keras.estimator import KerasEstimator
+_Estimator = TypeVar("_Estimator", bound=TableParams)
 
 #: What JSON does not hold.
 _OBJECTS = (
@@ -30,7 +31,7 @@ _OBJECTS = (
 _FILE, _PLAIN = "objects.pkl", "objects.json"
 
 
-def write(estimator: KerasEstimator, folder: Path) -> None:
+def write(estimator: TableParams, folder: Path) -> None:
     """Puts an estimator's files into a new folder.
 
     Raises:
@@ -39,12 +40,10 @@ def write(estimator: KerasEstimator, folder: Path) -> None:
     estimator_files.write(estimator, folder, _OBJECTS, _dump)
 
 
-def load(path: str, custom_objects: Mapping[str, Any] | None, *, trust: bool) -> KerasEstimator:
+def load(kind: type[_Estimator], path: str, custom_objects: Mapping[str, Any] | None, *, trust: bool) -> _Estimator:
     """See `KerasEstimator.load`."""
-    from spark_estimator.estimators.keras.estimator import KerasEstimator
-
     return estimator_files.load(
-        KerasEstimator, path, _OBJECTS, lambda told: _read(told, custom_objects, trust=is_trusted(trust))
+        kind, path, _OBJECTS, lambda manifest: _read(manifest, custom_objects, trust=is_trusted(trust))
     )
 
 
@@ -56,49 +55,45 @@ def _dump(objects: dict[str, Any], folder: Path) -> None:
     config = {
         name: keras.saving.serialize_keras_object(objects.pop(name)) for name in list(objects) if _plain(objects[name])
     }
-    import json
-
     (folder / _PLAIN).write_text(json.dumps(config), encoding="utf-8")
     if objects:
         (folder / _FILE).write_bytes(packed("the estimator's objects", objects))
 
 
-def _plain(one: Any) -> bool:
+def _plain(value: Any) -> bool:
     """Whether Keras' own JSON says all of it, so that it is read without trust."""
-    if isinstance(one, (list, tuple)):
-        return all(map(_plain, one))
-    if one is None or isinstance(one, (str, int, float, bool)):
+    if isinstance(value, (list, tuple)):
+        return all(map(_plain, value))
+    if value is None or isinstance(value, (str, int, float, bool)):
         return True
     kinds = (keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer)
-    return isinstance(one, kinds) and type(one).__module__.startswith("keras.")
+    return isinstance(value, kinds) and type(value).__module__.startswith("keras.")
 
 
-def _read(told: Manifest, custom_objects: Mapping[str, Any] | None, *, trust: bool) -> dict[str, Any]:
-    import json
-
-    found: dict[str, Any] = {}
-    if told.has("model.keras"):
-        found["model"], objects = read_keras(told, custom_objects, trust=trust)
+def _read(manifest: Manifest, custom_objects: Mapping[str, Any] | None, *, trust: bool) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    if manifest.has("model.keras"):
+        result["model"], objects = read_keras(manifest, custom_objects, trust=trust)
         if objects:
-            found["custom_objects"] = objects
+            result["custom_objects"] = objects
     try:
-        for name, config in json.loads(told.file(_PLAIN).read_text(encoding="utf-8")).items():
-            found[name] = keras.saving.deserialize_keras_object(config, safe_mode=True)
+        for name, config in json.loads(manifest.file(_PLAIN).read_text(encoding="utf-8")).items():
+            result[name] = keras.saving.deserialize_keras_object(config, safe_mode=True)
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"{told.folder / _PLAIN} cannot be read: {type(error).__name__}: {error}") from error
-    if told.has(_FILE):
+        raise DataError(f"{manifest.folder / _PLAIN} cannot be read: {type(error).__name__}: {error}") from error
+    if manifest.has(_FILE):
         if not trust:
             raise DataError(
-                f"{told.folder}: some of its losses, metrics, callbacks or functions are other than Keras' own, and to "
-                "read them could run any code that the file names. Say trust=True (in a pipeline: with trust_files()) "
-                "if you know where the folder comes from."
+                f"{manifest.folder}: some of its losses, metrics, callbacks or functions aren't Keras' own, and "
+                "loading them could run any code. Pass trust=True (in a pipeline: use trust_files()) if you trust "
+                "the folder."
             )
         try:
-            found |= pickle.loads(told.file(_FILE).read_bytes())  # noqa: S301  # trusted
+            result |= pickle.loads(manifest.file(_FILE).read_bytes())  # noqa: S301  # trusted
         except DataError:
             raise
         except Exception as error:
-            raise DataError(f"{told.folder / _FILE} cannot be read: {type(error).__name__}: {error}") from error
-    return found
+            raise DataError(f"{manifest.folder / _FILE} cannot be read: {type(error).__name__}: {error}") from error
+    return result

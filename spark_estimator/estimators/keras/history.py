@@ -32,7 +32,7 @@ def history_of(name: str, value: Any) -> KerasHistory:
         return KerasHistory()
     if isinstance(value, Mapping):
         return KerasHistory({str(key): list(values) for key, values in value.items()})
-    if not isinstance(value, Sequence) or not all(isinstance(one, Mapping) for one in value):
+    if not isinstance(value, Sequence) or not all(isinstance(item, Mapping) for item in value):
         raise TypeError(f"{name} is a dict from each metric's name to its values; it was {value!r}.")
     flat = [flattened(entry) for entry in value]
     names = dict.fromkeys(key for entry in flat for key in entry)
@@ -45,10 +45,16 @@ def flattened(entry: Mapping[str, Any]) -> dict[str, float]:
     return {**entry["train"], **{f"val_{name}": value for name, value in validation.items()}, **entry.get("more", {})}
 
 
+def averages_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An epoch's entry as the progress display takes it: `flattened`, the two losses first."""
+    flat = flattened(entry)
+    return {**{name: flat[name] for name in KerasHistory.losses if name in flat}, **flat}
+
+
 def line_of(entry: Mapping[str, Any], epochs: int) -> str:
     """An epoch in one line."""
-    told = [f"{name} {short(value)}" for name, value in flattened(entry).items()]
-    return ", ".join([f"epoch {entry['epoch'] + 1}/{epochs}", *told])
+    metrics = [f"{name} {short(value)}" for name, value in flattened(entry).items()]
+    return ", ".join([f"epoch {entry['epoch'] + 1}/{epochs}", *metrics])
 
 
 def _is_there(values: Sequence[Any], epoch: int) -> bool:

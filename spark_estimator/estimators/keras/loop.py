@@ -25,6 +25,7 @@ from spark_estimator.estimators.keras.rng_state import rng_state, set_rng_state
 from spark_estimator.estimators.keras.spec import KerasParts
 from spark_estimator.estimators.keras.sums import Sums
 from spark_estimator.estimators.persistence.checkpoint import Checkpoint
+from spark_estimator.estimators.rank_run import meter_of
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.keras.importing import keras
 from spark_estimator.keras.optimizer import DistributedOptimizer
@@ -37,6 +38,7 @@ class Loop:
 
     Attributes:
         model: compiled, with weights and optimizer that all ranks have alike.
+        meter: counts the steps, for the display at the driver.
 
     Args:
         seed: of all chance.
@@ -46,14 +48,15 @@ class Loop:
     def __init__(self, spec: TrainSpec, seed: int, rows: RankRows) -> None:
         self._spec = spec
         self._seed = seed
+        self.meter = meter_of(spec)
         parts: KerasParts = spec.framework
         self._label_shapes = parts.label_shapes
         keras.utils.set_random_seed(seed % (1 << 32))
         custom = opened(parts.custom_objects)
         self.model = loaded(parts.model, custom)
         batch = next(rows.batches(1, 1))
-        found = arrays_of(batch.matrices, spec.fields)[: len(spec.inputs)]
-        inputs = as_inputs(self.model, found, spec.inputs)
+        result = arrays_of(batch.matrices, spec.fields)[: len(spec.inputs)]
+        inputs = as_inputs(self.model, result, spec.inputs)
         self._returned = self.model(inputs, training=False)
         recipe: Recipe = opened(parts.recipe, custom)
         # The rate that the user says is that of one process; the joint batch is larger. It is multiplied where the
@@ -70,9 +73,9 @@ class Loop:
         broadcast_variables([*self.model.weights, *self.model.optimizer.variables])
         # Builds what the losses and metrics count with: a checkpoint holds it, and ranks have as much of it.
         inputs, labels, weights = self._arrays(batch)
-        given = {"x": inputs, "y": labels, "y_pred": self._returned, "sample_weight": weights}
-        self.model.compute_loss(**given, training=False)
-        self.model.compute_metrics(**given)
+        batch_arguments = {"x": inputs, "y": labels, "y_pred": self._returned, "sample_weight": weights}
+        self.model.compute_loss(**batch_arguments, training=False)
+        self.model.compute_metrics(**batch_arguments)
         self.model.reset_metrics()
         compile_step(self.model, (inputs, labels, weights))
         exchange = exchange_of(self.model.optimizer)
@@ -85,11 +88,11 @@ class Loop:
     @property
     def _seeds(self) -> list[Any]:
         """The states of the layers' own chance."""
-        own = {id(variable) for variable in [*self.model.weights, *self.model.metrics_variables]}
+        known = {id(variable) for variable in [*self.model.weights, *self.model.metrics_variables]}
         return [
             variable
             for variable in self.model.variables
-            if id(variable) not in own and tuple(variable.shape) == (2,) and "seed_generator" in str(variable.path)
+            if id(variable) not in known and tuple(variable.shape) == (2,) and "seed_generator" in str(variable.path)
         ]
 
     @property
@@ -107,30 +110,30 @@ class Loop:
         Args:
             within: an epoch; False: between two of them.
         """
-        own: dict[str, Any] = {"gathered": values_of(self._gathered)}
+        state: dict[str, Any] = {"gathered": values_of(self._gathered)}
         if within:
-            own |= {
+            state |= {
                 "seeds": values_of(self._seeds),
                 "weights": values_of(self.model.non_trainable_weights),
                 "sums": self._sums.state(),
                 "chance": rng_state(),
             }
-        elif not own["gathered"]:
+        elif not state["gathered"]:
             return []
-        return list(allgather_object(own, name="estimator.checkpoint"))
+        return list(allgather_object(state, name="estimator.checkpoint"))
 
     def take(self, kept: Checkpoint, *, within: bool) -> None:
-        """Goes on from a checkpoint.
+        """Restores a checkpoint.
 
         Args:
-            within: in the epoch in which it was taken.
+            within: training resumes within the epoch in which it was taken; False: at the beginning of the next.
         """
         assign(self.model.weights, kept.state["weights"])
         assign(self.model.optimizer.variables, kept.state["optimizer"])
         if len(kept.ranks) == context.size():
-            own = kept.ranks[context.rank()]
-            assign(self._gathered, own["gathered"])
-            self._within = own if within else None
+            state = kept.ranks[context.rank()]
+            assign(self._gathered, state["gathered"])
+            self._within = state if within else None
         else:
             for variable in self._gathered:
                 variable.assign(numpy.zeros(tuple(variable.shape)))
@@ -163,11 +166,13 @@ class Loop:
         order = (self._seed, epoch) if spec.shuffle else None
         plan = rows.plan(spec.batch_size, spec.train_steps)
         unsaved = 0
+        self.meter.begin_epoch(epoch, plan.steps, first)
         with self._sums.adding_up():
             for done, batch in enumerate(rows.batches(spec.batch_size, spec.train_steps, order, first), first + 1):
                 callbacks.on_batch_begin("train", done - 1)
                 logs = self._step(batch)
                 callbacks.on_batch_end("train", done - 1, logs)
+                self.meter.step_done(batch.rows, logs.get("loss"))
                 unsaved += 1
                 if spec.checkpoint_steps and unsaved >= spec.checkpoint_steps and done < plan.steps:
                     save(done, plan.done(done))
@@ -179,17 +184,21 @@ class Loop:
         """Losses and metrics over all rows, with the model as it is."""
         callbacks.on_test_begin()
         self._sums.begin()
+        size = self._spec.val_batch_size, self._spec.validation_steps
+        self.meter.begin_validation(rows.plan(*size).steps)
         with self._sums.adding_up():
-            for number, batch in enumerate(rows.batches(self._spec.val_batch_size, self._spec.validation_steps)):
+            for number, batch in enumerate(rows.batches(*size)):
                 if not batch.rows:  # nobody waits for this rank
                     continue
                 callbacks.on_batch_begin("test", number)
                 inputs, labels, weights = self._arrays(batch)
                 logs = self.model.test_on_batch(inputs, labels, sample_weight=weights, return_dict=True)
-                callbacks.on_batch_end("test", number, self._sums.add(logs, batch.rows))
-        found = self._sums.averages()
-        callbacks.on_test_end(found)
-        return found
+                logs = self._sums.add(logs, batch.rows)
+                callbacks.on_batch_end("test", number, logs)
+                self.meter.step_done(batch.rows, logs.get("loss"))
+        result = self._sums.averages()
+        callbacks.on_test_end(result)
+        return result
 
     def _step(self, batch: Batch) -> dict[str, Any]:
         inputs, labels, weights = self._arrays(batch)
@@ -214,8 +223,8 @@ class Loop:
     def _arrays(self, batch: Batch) -> tuple[Any, Any, Any]:
         """Inputs, labels and weights of a batch."""
         spec = self._spec
-        found = arrays_of(batch.matrices, spec.fields)
-        inputs, rest = found[: len(spec.inputs)], found[len(spec.inputs) :]
+        result = arrays_of(batch.matrices, spec.fields)
+        inputs, rest = result[: len(spec.inputs)], result[len(spec.inputs) :]
         labels = as_labels(self._returned, rest[: len(spec.labels)], self._label_shapes)
         weights = rest[len(spec.labels)].reshape(-1) if spec.weight is not None else None
         return as_inputs(self.model, inputs, spec.inputs), labels, weights
@@ -238,14 +247,14 @@ class Loop:
         """
         if context.size() == 1 or not before:
             return
-        own = numpy.array([mark != other for mark, other in zip(self._marks(), before, strict=True)], numpy.uint8)
-        changed = arrays.allreduce(own, ReduceOp.MAX, "estimator.changed")
+        differs = [mark != other for mark, other in zip(self._marks(), before, strict=True)]
+        changed = arrays.allreduce(numpy.array(differs, numpy.uint8), ReduceOp.MAX, "estimator.changed")
         variables = [v for v, yes in zip(self.model.non_trainable_weights, changed, strict=True) if yes]
-        floating = [one for one in variables if "float" in str(_dtype(one))]
+        floating = [variable for variable in variables if "float" in str(_dtype(variable))]
         if floating:
             sent = [numpy.asarray(value, numpy.float32) for value in values_of(floating)]
             assign(floating, arrays.grouped_allreduce(sent, ReduceOp.AVERAGE, "estimator.even_out"))
-        broadcast_variables([one for one in variables if not any(one is other for other in floating)])
+        broadcast_variables([variable for variable in variables if not any(variable is other for other in floating)])
 
 
 def _dtype(variable: Any) -> Any:

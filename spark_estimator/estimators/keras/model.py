@@ -4,31 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field
 from spark_estimator.estimators import model
 from spark_estimator.estimators.keras import files as keras_files
-from spark_estimator.estimators.keras.history import KerasHistory, history_of
+from spark_estimator.estimators.keras.keywords import KerasModelKeywords
 from spark_estimator.estimators.keras.objects import custom_objects_of, dumped, loaded
+from spark_estimator.estimators.keras.params import MODEL
 from spark_estimator.estimators.keras.predictor import KerasPredictor
-from spark_estimator.estimators.params import Row, with_params
+from spark_estimator.estimators.params import with_params
 from spark_estimator.keras.importing import keras
 
-_ROWS = (
-    Row("history", KerasHistory(), history_of, "a dict from each metric's name to its values, one for each epoch"),
-    *(row for row in model.ROWS if row.name != "history"),
-)
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
-@with_params(_ROWS)
-class KerasModel(model.TableModel):
+@with_params(MODEL)
+class KerasModel(KerasModelKeywords, model.TableModel):
     """What `KerasEstimator.fit` returns: see `model.TableModel`. Its model is a `keras.Model`."""
 
-    def __init__(self, *, custom_objects: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        self._custom_objects: dict[str, Any] = dict(custom_objects or {})
-        super().__init__(**kwargs)
+    _public_path = "spark_estimator.KerasModel"
+    _custom_objects: Mapping[str, Any] = {}
+
+    def _take(self, keywords: Mapping[str, Any]) -> Self:
+        keywords = dict(keywords)
+        if "custom_objects" in keywords:
+            self._custom_objects = dict(keywords.pop("custom_objects") or {})
+        return super()._take(keywords)
 
     def getModel(self) -> Any:  # Horovod's name
         """The trained model. It is this one's own: changes to it change predictions."""
@@ -69,13 +73,13 @@ class KerasModel(model.TableModel):
             path: a folder that this process sees.
             custom_objects: your classes and functions that the model is made of, by name.
             decoders: as it was trained with, if it was; None: they are read too, which needs trust.
-            trust: the folder comes from somebody whom you would let run code here.
+            trust: runs code from the folder where loading needs it; only for folders from a source that you trust.
 
         Raises:
-            DataError: there is nothing, it is damaged or of another version, or it could be had only by running code
-                from it.
+            DataError: the folder is missing, damaged or of another version, or loading it would run code from it.
         """
-        return keras_files.load(path, custom_objects, decoders, trust=trust)
+        model, objects = keras_files.load(cls, path, custom_objects, decoders, trust=trust)
+        return model.setCustomObjects(objects)
 
     def _predictor(self, inputs: Sequence[Field], decoders: Mapping[str, Decoder] | None = None) -> KerasPredictor:
         return KerasPredictor.of(
@@ -83,4 +87,4 @@ class KerasModel(model.TableModel):
         )
 
     def _write_files(self, folder: Path) -> None:
-        keras_files.write(self, folder)
+        keras_files.write(self, self._model, self.getCustomObjects(), folder)

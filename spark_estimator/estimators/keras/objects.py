@@ -1,11 +1,13 @@
 """Keras' objects on their way: models as ``.keras`` bytes, losses, metrics and optimizers by class and configuration.
 
-Whatever is opened is new: a fit changes nothing of the objects that the user has given.
+Opening makes new objects: a fit does not change the objects that the user passed.
 """
 
 from __future__ import annotations
 
+import copyreg
 import hashlib
+import inspect
 import io
 import pickle
 import random
@@ -31,9 +33,9 @@ class Recipe:
     """What a model is compiled with.
 
     Attributes:
-        state: of the optimizer's variables, where it has been trained with; None: it begins anew.
+        state: of the optimizer's variables, where it has been trained with; None: it starts without.
         run_eagerly: steps run op by op.
-        compiles: False: no XLA or the like, as the user's model says.
+        compiles: False: no XLA or the like, as in the user's model.
     """
 
     optimizer: Any
@@ -62,9 +64,9 @@ class Recipe:
         optimizer = model.optimizer
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
-        own = optimizer.variables
-        if self.state is not None and [tuple(one.shape) for one in own] == [one.shape for one in self.state]:
-            assign(own, self.state)
+        variables = optimizer.variables
+        if self.state is not None and [tuple(item.shape) for item in variables] == [item.shape for item in self.state]:
+            assign(variables, self.state)
 
 
 def assign(variables: Any, values: Any) -> None:
@@ -79,17 +81,68 @@ def values_of(variables: Any) -> list[Any]:
 
 
 class _Packer(cloudpickle.Pickler):
-    """Takes of Keras' losses, metrics and optimizers their classes and configurations."""
+    """Pickles Keras' optimizers and metrics as class and configuration, and losses as they are.
 
-    def reducer_override(self, one: Any) -> Any:
-        kinds = (keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer)
-        if isinstance(one, kinds) and not isinstance(one, type):
-            return _made, (type(one), one.get_config())
-        return super().reducer_override(one)
+    Keras' own pickling goes by configurations, and some lack settings, such as that of Huber(delta) in Keras 3.15.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, keras.losses.Loss):
+            return copyreg.__newobj__, (type(obj),), dict(vars(obj))  # type: ignore[attr-defined]
+        if isinstance(obj, keras.metrics.Metric):
+            settings = {name: _untracked(value) for name, value in vars(obj).items() if _is_plain(value)}
+            return _metric, (type(obj), obj.get_config(), settings)
+        if isinstance(obj, keras.optimizers.Optimizer):
+            _check_config(obj)
+            return _optimizer, (type(obj), obj.get_config())
+        return super().reducer_override(obj)
 
 
-def _made(kind: Any, config: dict[str, Any]) -> Any:
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number, text, an array or the like, or a tuple, list or dict of such."""
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, [*value.keys(), *value.values()]))
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str, numpy.ndarray, numpy.generic))
+
+
+def _untracked(value: Any) -> Any:
+    """A plain value without the classes in which Keras keeps lists and dicts of its objects."""
+    if isinstance(value, Mapping):
+        return {key: _untracked(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        kind = tuple if isinstance(value, tuple) else list
+        return kind(map(_untracked, value))
+    return value
+
+
+def _check_config(obj: Any) -> None:
+    """Raises ValueError where a class's get_config() lacks an argument of its constructor that isn't the default."""
+    config = obj.get_config()
+    for name, parameter in inspect.signature(type(obj)).parameters.items():
+        setting = getattr(obj, name, parameter.default)
+        if name not in config and _is_plain(setting) and not numpy.array_equal(setting, parameter.default):
+            raise ValueError(f"get_config() of class {type(obj).__name__} lacks {name!r}, which is {setting!r}")
+
+
+def _optimizer(kind: Any, config: dict[str, Any]) -> Any:
     return kind.from_config(config)
+
+
+def _metric(kind: Any, config: dict[str, Any], settings: dict[str, Any]) -> Any:
+    """A new metric. `settings` are attributes of the one that was packed; it had variables if it was built."""
+    parameters = inspect.signature(kind).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        metric = kind.from_config(config)
+    else:  # a class of the user's may lack get_config(), and arguments that Metric's has
+        known = {**settings, **config}
+        metric = kind.from_config({name: known[name] for name in parameters if name in known})
+    fresh = vars(metric)
+    for name, value in settings.items():
+        if name != "_built" and (name not in fresh or _is_plain(fresh[name])):
+            setattr(metric, name, value)
+    return metric
 
 
 def packed(what: str, content: Any) -> bytes:
@@ -119,7 +172,7 @@ def dumped(model: Any) -> bytes:
     """A model as the bytes of a ``.keras`` file, its optimizer's state included.
 
     Raises:
-        DataError: Keras cannot save it; the text has what it says.
+        DataError: Keras cannot save it; the message has Keras' error.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.keras"
@@ -140,7 +193,7 @@ def loaded(content: bytes, custom_objects: Mapping[str, Any], *, compile: bool =
     """The model of bytes that `dumped` has made in this training: they may hold lambdas of the user's.
 
     Raises:
-        DataError: Keras cannot read it; the text has what it says.
+        DataError: Keras cannot read it; the message has Keras' error.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.keras"
@@ -177,27 +230,27 @@ def custom_objects_of(model: Any, *others: Any) -> dict[str, Any]:
 
     What is registered (``keras.saving.register_keras_serializable``), layers' classes and the functions that they hold.
     """
-    found: dict[str, Any] = dict(keras.saving.get_custom_objects())
+    result: dict[str, Any] = dict(keras.saving.get_custom_objects())
     holders = [*_layers(model), *others]
     for holder in holders:
-        for one in (type(holder), holder, *getattr(holder, "__dict__", {}).values()):
-            if isinstance(one, (type, types.FunctionType)) and _is_users(one):
-                found.setdefault(keras.saving.get_registered_name(one), one)
-    return found
+        for item in (type(holder), holder, *getattr(holder, "__dict__", {}).values()):
+            if isinstance(item, (type, types.FunctionType)) and _is_users(item):
+                result.setdefault(keras.saving.get_registered_name(item), item)
+    return result
 
 
 def _layers(model: Any) -> list[Any]:
     return list(model._flatten_layers()) if hasattr(model, "_flatten_layers") else [model]
 
 
-def _is_users(one: Any) -> bool:
-    package = str(getattr(one, "__module__", "")).partition(".")[0]
+def _is_users(definition: Any) -> bool:
+    package = str(getattr(definition, "__module__", "")).partition(".")[0]
     known = {"keras", "builtins", "tensorflow", "torch", "jax", "numpy", "spark_estimator"}
-    return package not in known and one.__name__ != "<lambda>"
+    return package not in known and definition.__name__ != "<lambda>"
 
 
 @contextmanager
-def chance_kept() -> Iterator[None]:
+def rng_state_kept() -> Iterator[None]:
     """Python's and NumPy's chance is afterwards as it was: Keras draws from them when it makes layers."""
     python, arrays = random.getstate(), numpy.random.get_state()
     try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spark_estimator.estimators.checks import labels_of
-from spark_estimator.estimators.inference.prediction_columns import Meaning
+from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.keras.objects import Recipe, custom_objects_of, dumped, packed, values_of
 from spark_estimator.estimators.keras.spec import KerasParts
 from spark_estimator.estimators.persistence.run_identity import Identity, name_of
@@ -16,7 +16,7 @@ from spark_estimator.keras.variables import lines_of
 from spark_estimator.keras.wrapping import exchange_of, innermost
 
 
-def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[Meaning], dict[str, Any]]:
+def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[OutputKind], dict[str, Any]]:
     """What the ranks train with, the labels' names, what the outputs are, and the user's classes and functions.
 
     Args:
@@ -33,9 +33,9 @@ def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[M
     shapes = value("label_shapes")
     callbacks = value("callbacks")
     checkpoint_callback = value("checkpoint_callback")
-    for one in [*callbacks, *([checkpoint_callback] if checkpoint_callback is not None else [])]:
-        if not isinstance(one, keras.callbacks.Callback):
-            raise TypeError(f"callbacks are objects of keras.callbacks.Callback; one was {one!r}.")
+    for callback in [*callbacks, *([checkpoint_callback] if checkpoint_callback is not None else [])]:
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise TypeError(f"callbacks are objects of keras.callbacks.Callback; one was {callback!r}.")
     if checkpoint_callback is not None and not isinstance(checkpoint_callback, keras.callbacks.ModelCheckpoint):
         raise TypeError(f"checkpoint_callback is a keras.callbacks.ModelCheckpoint; it was {checkpoint_callback!r}.")
     recipe = _recipe(model, value, len(labels))
@@ -46,7 +46,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[M
     custom = {**custom_objects_of(model, recipe.optimizer, *losses, *metrics), **(value("custom_objects") or {})}
     parts = KerasParts(
         backend=backend(),
-        environment={name: str(one) for name, one in (value("backend_env") or {}).items()},
+        environment={name: str(item) for name, item in (value("backend_env") or {}).items()},
         model=dumped(model),
         custom_objects=packed("custom_objects", custom),
         recipe=packed("the optimizer, the loss or a metric", recipe),
@@ -56,8 +56,8 @@ def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[M
         label_shapes=shapes,
         identity=_identity(model, recipe, value),
     )
-    meanings = [meaning_of(loss) for loss in (losses if len(losses) == len(labels) else [None] * len(labels))]
-    return parts, labels, meanings, custom
+    output_kinds = [output_kind_of(loss) for loss in (losses if len(losses) == len(labels) else [None] * len(labels))]
+    return parts, labels, output_kinds, custom
 
 
 def _recipe(model: Any, value: Callable[[str], Any], labels: int) -> Recipe:
@@ -86,13 +86,13 @@ def _recipe(model: Any, value: Callable[[str], Any], labels: int) -> Recipe:
     rate = value("learning_rate")
     if rate is not None:
         optimizer, state = _with_rate(optimizer, rate), None
-    given = value("loss") or []
+    loss_argument = value("loss") or []
     losses = getattr(model, "_compile_loss", None) if compiled else None
-    loss = given[0] if len(given) == 1 else given or getattr(losses, "_user_loss", None)
+    loss = loss_argument[0] if len(loss_argument) == 1 else loss_argument or getattr(losses, "_user_loss", None)
     if loss is None:
         raise ValueError("loss is missing, and the model is not compiled with one: say loss='mse', for example.")
     weights = value("loss_weights")
-    if weights is None and losses is not None and not given:
+    if weights is None and losses is not None and not loss_argument:
         weights = losses._user_loss_weights
     if isinstance(weights, list) and len(weights) != labels:
         raise ValueError(f"{len(weights)} loss_weights were given for {labels} label columns.")
@@ -124,7 +124,7 @@ def _with_rate(optimizer: Any, rate: float) -> Any:
     return type(optimizer).from_config({**config, "learning_rate": rate})
 
 
-def meaning_of(loss: Any) -> Meaning:
+def output_kind_of(loss: Any) -> OutputKind:
     """What the outputs are that a loss of Keras' is given; see `prediction_columns`."""
     name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
     plain = re.sub(r"[^a-z]", "", name.lower())
@@ -143,26 +143,30 @@ def _identity(model: Any, recipe: Recipe, value: Callable[[str], Any]) -> Identi
         "model": [f"a layer of class {name_of(layer)}" for layer in model._flatten_layers()],
         "model's numbers": lines_of(model.weights),
         # Not its name, which Keras numbers within a process.
-        "optimizer": [name_of(recipe.optimizer), *(f"{key}={_said(one)}" for key, one in _settings(config))],
-        "loss": [*map(_loss_said, losses), f"loss_weights={recipe.loss_weights}"],
+        "optimizer": [name_of(recipe.optimizer), *(f"{key}={_setting_text(item)}" for key, item in _settings(config))],
+        "loss": [*map(_loss_text, losses), f"loss_weights={recipe.loss_weights}"],
         "steps": [f"backend={backend()}", f"gradient_compression={name_of(value('gradient_compression'))}"],
     }
 
 
-def _loss_said(loss: Any) -> str:
+def _loss_text(loss: Any) -> str:
     if isinstance(loss, (str, dict)) or not hasattr(loss, "get_config"):
         return loss if isinstance(loss, str) else name_of(loss)
-    return f"{name_of(loss)}({', '.join(f'{key}={_said(one)}' for key, one in sorted(loss.get_config().items()))})"
+    # Configurations of Keras' losses lack some settings, and those of the user's may lack all.
+    unlisted = {name: value for name, value in vars(loss).items() if not name.startswith("_") and name != "fn"}
+    config = {**unlisted, **getattr(loss, "_fn_kwargs", {}), **loss.get_config()}
+    settings = (f"{key}={_setting_text(setting)}" for key, setting in sorted(config.items()))
+    return f"{name_of(loss)}({', '.join(settings)})"
 
 
 def _settings(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return sorted((key, one) for key, one in config.items() if key != "name")
+    return sorted((key, value) for key, value in config.items() if key != "name")
 
 
-def _said(one: Any) -> str:
+def _setting_text(setting: Any) -> str:
     """A setting in words that are the same in each process."""
-    if one is None or isinstance(one, (bool, int, float, str)):
-        return repr(one)
-    if isinstance(one, dict):
-        return "{" + ", ".join(f"{key}: {_said(other)}" for key, other in _settings(one)) + "}"
-    return "[" + ", ".join(map(_said, one)) + "]" if isinstance(one, Sequence) else name_of(one)
+    if setting is None or isinstance(setting, (bool, int, float, str)):
+        return repr(setting)
+    if isinstance(setting, dict):
+        return "{" + ", ".join(f"{key}: {_setting_text(other)}" for key, other in _settings(setting)) + "}"
+    return "[" + ", ".join(map(_setting_text, setting)) + "]" if isinstance(setting, Sequence) else name_of(setting)

@@ -1,6 +1,6 @@
 """Predicts with a Keras model: what Spark's Python workers run for `KerasModel.transform`.
 
-Nothing here imports Keras before the payload has said on which backend.
+Nothing here imports Keras before the backend in the payload is known.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class KerasPredictor(Predictor):
         if backend() == "jax":  # which compiles the model for each number of rows
             arrays = [_filled(array, self.batch_size) for array in arrays]
         outputs = outputs_of(model.predict_on_batch(as_inputs(model, arrays, self.inputs)))
-        found = []
+        result = []
         for output in outputs:
             array = numpy.asarray(output)[:rows]
             wide = array.dtype.itemsize > 4 or array.dtype.kind in "iu"
-            found.append(array.astype(numpy.float64 if wide else numpy.float32))
-        return found
+            result.append(array.astype(numpy.float64 if wide else numpy.float32))
+        return result
 
 
 def _filled(array: Array, most: int) -> Array:

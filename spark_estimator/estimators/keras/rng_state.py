@@ -1,4 +1,4 @@
-"""Where the chance of a process stands, besides what Keras' layers keep: NumPy's, and PyTorch's on that backend."""
+"""The state of a process' random number generators outside of Keras' layers: NumPy's, and PyTorch's on its backend."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from spark_estimator.keras.importing import backend
 
 
 def rng_state() -> dict[str, Any]:
-    """For a checkpoint within an epoch. On PyTorch, Keras' dropout without a seed draws from PyTorch's own chance."""
+    """For a checkpoint within an epoch. On PyTorch, Keras' dropout without a seed draws from PyTorch's generator."""
     _, keys, place, has_gauss, gauss = numpy.random.get_state()
-    found: dict[str, Any] = {"numpy": [keys, place, has_gauss, gauss]}
+    result: dict[str, Any] = {"numpy": [keys, place, has_gauss, gauss]}
     if backend() == "torch":
         import torch
 
-        found["torch"] = torch.get_rng_state().numpy()
+        result["torch"] = torch.get_rng_state().numpy()
         if torch.cuda.is_available():
-            found["cuda"] = torch.cuda.get_rng_state().numpy()
-    return found
+            result["cuda"] = torch.cuda.get_rng_state().numpy()
+    return result
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Goes on from there."""
+    """Restores what `rng_state` returned."""
     keys, place, has_gauss, gauss = state["numpy"]
     numpy.random.set_state(("MT19937", keys, int(place), int(has_gauss), float(gauss)))
     if backend() == "torch" and "torch" in state:

@@ -1,4 +1,4 @@
-"""What the ranks of a `KerasEstimator` are told, and how Keras finds its backend there: nothing here imports Keras."""
+"""What the driver sends to the ranks of a `KerasEstimator`, and their choice of a backend, without importing Keras."""
 
 from __future__ import annotations
 

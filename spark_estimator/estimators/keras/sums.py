@@ -32,7 +32,7 @@ class Sums:
 
     @contextmanager
     def adding_up(self) -> Iterator[None]:
-        """Inside, ``train_on_batch`` and ``test_on_batch`` go on with the metrics where the one before has ended."""
+        """Inside, ``train_on_batch`` and ``test_on_batch`` add to the metrics of the batches before."""
         object.__setattr__(self._model, "reset_metrics", self._between)
         try:
             yield
@@ -56,19 +56,19 @@ class Sums:
             What Keras' callbacks are given: this rank's, since the epoch began.
         """
         self._rows += rows
-        found = dict(logs)
+        result = dict(logs)
         for metric in self._outputs_losses:
             if metric.name in logs:
                 self._totals[metric.name] = self._totals.get(metric.name, 0.0) + float(logs[metric.name]) * rows
-                found[metric.name] = self._totals[metric.name] / self._rows
-        return found
+                result[metric.name] = self._totals[metric.name] / self._rows
+        return result
 
     def state(self) -> dict[str, Any]:
         """What was counted on this rank, for a checkpoint."""
         return {"metrics": values_of(self._model.metrics_variables), "rows": self._rows, "totals": dict(self._totals)}
 
     def take(self, state: dict[str, Any]) -> None:
-        """Goes on from it."""
+        """Restores what `state` returned."""
         if self._model.metrics_variables:
             assign(self._model.metrics_variables, state["metrics"])
         self._rows = int(state["rows"])
@@ -81,14 +81,14 @@ class Sums:
         if context.size() > 1:
             for variable, value in zip(model.metrics_variables, _added_up(model.metrics_variables), strict=True):
                 variable.assign(value)
-        own = numpy.array([self._rows, *(self._totals.get(name, 0.0) for name in names)], numpy.float64)
-        rows, *totals = arrays.allreduce(own, ReduceOp.SUM, "estimator.averages").tolist()
-        found = {}
+        local_sums = numpy.array([self._rows, *(self._totals.get(name, 0.0) for name in names)], numpy.float64)
+        rows, *totals = arrays.allreduce(local_sums, ReduceOp.SUM, "estimator.averages").tolist()
+        result = {}
         for name, value in model.get_metrics_result().items():
             number = numpy.asarray(value.cpu().detach() if hasattr(value, "detach") else value)
-            found[name] = number.item() if number.ndim == 0 else number.tolist()
-        found |= {name: total / rows for name, total in zip(names, totals, strict=True) if rows}
-        return found
+            result[name] = number.item() if number.ndim == 0 else number.tolist()
+        result |= {name: total / rows for name, total in zip(names, totals, strict=True) if rows}
+        return result
 
 
 def _added_up(variables: list[Any]) -> list[Any]:
@@ -101,8 +101,8 @@ def _added_up(variables: list[Any]) -> list[Any]:
     sent = [value.astype(numpy.float64) for value in values]
     sums = arrays.grouped_allreduce(sent, ReduceOp.SUM, "estimator.metrics")
     size = context.size()
-    found = []
+    result = []
     for value, total, kind in zip(values, sums, kinds, strict=True):
         combined = total / size if kind == "mean" else value if kind == "only_first_replica" else total
-        found.append(combined.astype(value.dtype))
-    return found
+        result.append(combined.astype(value.dtype))
+    return result

@@ -7,7 +7,7 @@ from typing import Any
 from spark_estimator.collectives import context
 from spark_estimator.estimators.keras.callbacks import KerasCallbacks
 from spark_estimator.estimators.keras.checkpoint import KerasForm
-from spark_estimator.estimators.keras.history import flattened, line_of
+from spark_estimator.estimators.keras.history import averages_of, flattened, line_of
 from spark_estimator.estimators.keras.loop import Loop
 from spark_estimator.estimators.keras.objects import assign, dumped, values_of
 from spark_estimator.estimators.keras.spec import KerasParts
@@ -28,8 +28,8 @@ def train(spec: TrainSpec) -> TrainResult | None:
     """Runs on every rank. Returns what rank 0 brings back; None on the others.
 
     With a store, rank 0 writes a checkpoint after each epoch, and within them if the user wants that; a run whose
-    checkpoint is there goes on from it. What chance decides is drawn anew for each epoch from seed, epoch and rank, and
-    kept within one, so that such a run ends with the same numbers as one that was never interrupted.
+    checkpoint exists resumes from it. Random numbers are seeded for each epoch from seed, epoch and rank, and their
+    state is in checkpoints within an epoch, so that such a run ends with the same numbers as one without interruption.
     """
     parts: KerasParts = spec.framework
     beginning = begin(spec, _identity_of, KerasForm())
@@ -38,7 +38,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
     progress = TrainingProgress(spec.patience, spec.restore_best)
     spread = rows.spread() if spec.checkpoint_steps or (kept is not None and kept.cursor is not None) else []
     cursor: Cursor | None = None
-    callbacks = KerasCallbacks(parts, loop, spec.epochs, rows.plan(spec.batch_size, spec.train_steps).steps)
+    callbacks = KerasCallbacks(parts, loop.model, spec.epochs, rows.plan(spec.batch_size, spec.train_steps).steps)
     if kept is not None:
         again = kept.cursor is not None and kept.cursor.spread != spread
         cursor = None if again else kept.cursor
@@ -71,6 +71,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
         if held is not None:
             entry["validation"] = loop.evaluate(held, callbacks)
         callbacks.on_epoch_end(epoch, entry)
+        loop.meter.end_epoch(averages_of(entry))
         progress.add(entry, lambda: values_of(loop.model.weights))
         if spec.checkpoint_path is not None:
             save()

@@ -18,6 +18,7 @@ from spark_estimator.errors import DataError
 from spark_estimator.estimators.lightning.loaders import RowLoader
 from spark_estimator.lightning import strategy_class
 from spark_estimator.observe.driver_log import log_to_driver
+from spark_estimator.observe.training_meter import TrainingMeter
 
 
 class EpochSums:
@@ -37,6 +38,7 @@ class EpochSums:
         restore: (trainer) before the first one, when model and optimizers are there.
         multiplied: with what every loss is multiplied.
         stop_on_nan: as in `lightning_parts.Parts`.
+        meter: counts the steps, for the display at the driver.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class EpochSums:
         restore: Callable[[Any], None],
         multiplied: int = 1,
         stop_on_nan: bool = False,
+        meter: TrainingMeter | None = None,
     ) -> None:
         self.factor = 1.0
         self.counted = 0
@@ -61,16 +64,19 @@ class EpochSums:
         self._restore = restore
         self._multiplied = multiplied
         self._stop_on_nan = stop_on_nan
+        self._meter = TrainingMeter(0) if meter is None else meter
+        # The first two of `_sums` as Python's numbers, which are cheaper to read in each step.
+        self._counts = dict.fromkeys(self._loaders, (0, 0.0))
 
     def fit_starts(self, trainer: Any) -> None:
         self._restore(trainer)
 
     def train_starts(self, trainer: Any) -> None:
-        """From here on the end of each epoch is told, after the last of Lightning's hooks and schedulers."""
-        own = trainer.fit_loop.on_advance_end
+        """From here on `end` is called after each epoch, when all of Lightning's hooks and schedulers have run."""
+        original = trainer.fit_loop.on_advance_end
 
         def ended(*args: Any, **kwargs: Any) -> None:
-            own(*args, **kwargs)
+            original(*args, **kwargs)
             self._end(trainer)
 
         trainer.fit_loop.__dict__["on_advance_end"] = ended
@@ -79,15 +85,21 @@ class EpochSums:
         epoch = int(trainer.current_epoch)
         self.seen.clear()
         for part in self._sums:
-            self._sums[part] = torch.zeros(self._width, dtype=torch.float64)
+            self._forget(part)
         train = self._loaders["train"]
         if train is not None:
             train.epoch = epoch
+        self._meter.epochs = max(trainer.max_epochs or 0, 0)
+        self._meter.begin_epoch(epoch, _count(trainer.num_training_batches))
         self._begin(epoch)
 
-    def validation_starts(self) -> None:
+    def validation_starts(self, trainer: Any) -> None:
         """Where an epoch has several, the last one counts."""
-        self._sums["validation"] = torch.zeros(self._width, dtype=torch.float64)
+        self._forget("validation")
+        self._meter.begin_validation(sum(map(_count, trainer.num_val_batches)))
+
+    def validation_ended(self) -> None:
+        self._meter.end_validation()
 
     def batch_starts(self, part: str, batch: Any, number: int) -> None:
         self.seen.add(part)
@@ -97,20 +109,31 @@ class EpochSums:
 
     def step_ended(self, part: str, output: Any) -> None:
         """Counts what a step has returned."""
-        found = output.get("loss") if isinstance(output, Mapping) else output
-        if not isinstance(found, torch.Tensor) or found.numel() != 1 or not self.counted:
+        self._add(part, output)
+        rows, loss = self._counts[part]
+        self._meter.step_done(self.counted, loss / rows if rows else None)
+
+    def _forget(self, part: str) -> None:
+        self._sums[part] = torch.zeros(self._width, dtype=torch.float64)
+        self._counts[part] = 0, 0.0
+
+    def _add(self, part: str, output: Any) -> None:
+        result = output.get("loss") if isinstance(output, Mapping) else output
+        if not isinstance(result, torch.Tensor) or result.numel() != 1 or not self.counted:
             return
-        loss = float(found.detach())
+        loss = float(result.detach())
         if self._stop_on_nan and not math.isfinite(loss):
             raise DataError(f"the loss of a batch on rank {hvd.rank()} was {loss} (terminate_on_nan=True).")
         metrics = output.get("all_metrics", []) if isinstance(output, Mapping) and self._width > 2 else []
-        values = [1.0, loss, *(one for group in metrics for one in group)]
+        values = [1.0, loss, *(item for group in metrics for item in group)]
+        rows, total = self._counts[part]
+        self._counts[part] = rows + self.counted, total + loss * self.counted
         self._sums[part] += torch.tensor(values, dtype=torch.float64) * self.counted
 
     def averages(self, part: str) -> list[float]:
         """Of the epoch, over the rows of all ranks: the loss, and metrics; empty where no step gave one. Collective."""
         sums = hvd.allreduce(self._sums[part], op=hvd.Sum, name=f"averages of {part}")
-        return [] if not sums[0] else [float(one) for one in sums[1:] / sums[0]]
+        return [] if not sums[0] else [float(value) for value in sums[1:] / sums[0]]
 
 
 def logged(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -119,13 +142,13 @@ def logged(metrics: Mapping[str, Any]) -> dict[str, float]:
     Args:
         metrics: ``trainer.callback_metrics``, which differ where they were logged without ``sync_dist``.
     """
-    own = {name: float(value) for name, value in metrics.items() if not name.endswith("_step")}
-    everybody = hvd.allgather_object(own, name="what was logged")
-    found = {}
-    for name in dict.fromkeys(name for one in everybody for name in one):
-        values = [one[name] for one in everybody if name in one]
-        found[name] = values[0] if len({*values}) == 1 else sum(values) / len(values)
-    return found
+    local = {name: float(value) for name, value in metrics.items() if not name.endswith("_step")}
+    everybody = hvd.allgather_object(local, name="what was logged")
+    result = {}
+    for name in dict.fromkeys(name for entry in everybody for name in entry):
+        values = [entry[name] for entry in everybody if name in entry]
+        result[name] = values[0] if len({*values}) == 1 else sum(values) / len(values)
+    return result
 
 
 def callback_of(flavour: str, watch: EpochSums) -> Any:
@@ -146,7 +169,10 @@ def callback_of(flavour: str, watch: EpochSums) -> Any:
             watch.batch_starts("train", batch, batch_idx)
 
         def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-            watch.validation_starts()
+            watch.validation_starts(trainer)
+
+        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+            watch.validation_ended()
 
         def on_validation_batch_start(
             self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -157,7 +183,7 @@ def callback_of(flavour: str, watch: EpochSums) -> Any:
 
 
 def strategy_of(flavour: str, watch: EpochSums, compression: Any, *, scale_lr: bool, verbose: int) -> Any:
-    """The strategy "horovod", whose losses are multiplied as `watch` says, and told to it as they were.
+    """The strategy "horovod", whose losses are multiplied by `watch.factor`, and reported to `watch` unscaled.
 
     Args:
         compression, scale_lr: as for the strategy. Rates of a checkpoint are changed to those of this number of ranks.
@@ -190,6 +216,11 @@ def strategy_of(flavour: str, watch: EpochSums, compression: Any, *, scale_lr: b
                 super().log_rates(line)
 
     return Weighing(compression=compression, scale_lr=scale_lr)
+
+
+def _count(batches: float) -> int:
+    """A number of batches as Lightning has it; 0: unknown, which is infinity there."""
+    return int(batches) if math.isfinite(batches) else 0
 
 
 def _rows_in(batch: Any) -> int:

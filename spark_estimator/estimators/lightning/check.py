@@ -12,28 +12,27 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import pyarrow
 import torch
 
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.lightning.loaders import Named, named
 from spark_estimator.estimators.lightning.parts import LightningParts
-from spark_estimator.estimators.rows.sampling import Columns
-from spark_estimator.estimators.rows.shapes import Fields, shown, strange
+from spark_estimator.estimators.rows.shapes import Fields, not_finite, shown
 from spark_estimator.estimators.torch.check import ModuleTrial, first_tensors
 from spark_estimator.estimators.torch.losses import Tensors, outputs_of
 
 
 class LightningTrial(ModuleTrial):
-    """See `fitting.Trial`."""
+    """See `shapes.Trial`."""
 
     def __init__(self, parts: LightningParts) -> None:
         super().__init__(parts.model)
         self._parts = parts
 
-    def run(self, columns: Columns, fields: Fields) -> tuple[int, ...]:
-        """See `fitting.Trial.run`."""
-        rows = columns.rows
-        tensors = first_tensors(columns, fields)
+    def run(self, rows: pyarrow.RecordBatch, fields: Fields) -> tuple[int, ...]:
+        """See `shapes.Trial.run`."""
+        tensors = first_tensors(rows, fields)
         batch = named(fields.inputs, fields.labels, fields.weight, tensors, self._parts.label_shapes)
         state = torch.get_rng_state()
         try:
@@ -43,7 +42,7 @@ class LightningTrial(ModuleTrial):
                 if rows.num_rows == 1:
                     module.eval()  # batch norm has nothing to say about a single row
                 if self._parts.data_module is None:
-                    self._check_loss(self._loss(module, batch), columns, fields)
+                    self._check_loss(self._loss(module, batch), rows, fields)
                 return self._widths(module, tensors[: len(fields.inputs)], fields)
         finally:
             torch.set_rng_state(state)
@@ -67,7 +66,7 @@ class LightningTrial(ModuleTrial):
             raise
 
     @staticmethod
-    def _check_loss(loss: Any, columns: Columns, fields: Fields) -> None:
+    def _check_loss(loss: Any, rows: pyarrow.RecordBatch, fields: Fields) -> None:
         if loss is None:
             return
         if not isinstance(loss, torch.Tensor):
@@ -81,8 +80,8 @@ class LightningTrial(ModuleTrial):
             )
         if not math.isfinite(loss.item()):
             raise DataError(
-                f"the loss of the first {columns.rows.num_rows} rows is {loss.item()}: "
-                f"{strange(columns, fields) or 'the model computes it so from finite numbers'}."
+                f"the loss of the first {rows.num_rows} rows is {loss.item()}: "
+                f"{not_finite(rows, fields) or 'the model computes it so from finite numbers'}."
             )
 
     def _widths(self, module: Any, inputs: Tensors, fields: Fields) -> tuple[int, ...]:
@@ -101,7 +100,7 @@ class LightningTrial(ModuleTrial):
             if not output.dim() or len(output) != rows:
                 raise DataError(
                     f"{self.takes} returned {list(output.shape)} for a batch of {rows} rows with the label "
-                    f"{field.name!r}: the first extent has to be the rows of the batch."
+                    f"{field.name!r}: the first dimension must be the batch."
                 )
         widths = tuple(output.numel() // len(output) for output in outputs)
         for output, width, field in zip(fewer, widths, fields.labels, strict=False):

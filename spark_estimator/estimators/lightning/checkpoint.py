@@ -1,7 +1,7 @@
-"""What Lightning keeps of a training, to be read without running code; and a Trainer that goes on from it.
+"""Lightning's checkpoint of a training, in a form that is read without running code, and how a Trainer resumes from it.
 
-It is taken between two epochs, when all of Lightning's hooks and schedulers have run. A Trainer that goes on from it
-does so as if ``fit`` was called a second time: nothing of an epoch is half done.
+It is taken between two epochs, when all of Lightning's hooks and schedulers have run. A Trainer resumes from it as if
+``fit`` was called a second time: no epoch is half done.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ _NEEDLESS = (
 def plain_checkpoint(trainer: Any) -> dict[str, Any]:
     """Lightning's own checkpoint, less what could not be read back without running code. Collective."""
     whole = trainer._checkpoint_connector.dump_checkpoint(False)
-    found = {name: value for name, value in whole.items() if name not in _NEEDLESS}
-    rates.note_factor(found, trainer.strategy.optimizers)
+    result = {name: value for name, value in whole.items() if name not in _NEEDLESS}
+    rates.note_factor(result, trainer.strategy.optimizers)
     if not trainer.is_global_zero:
-        return found
+        return result
     left_out = []
-    for name in [name for name in found if name not in _SURE]:
+    for name in [name for name in result if name not in _SURE]:
         if name == "callbacks":
-            left_out += [str(key) for key, state in found[name].items() if not _is_plain(state)]
-            found[name] = {key: state for key, state in found[name].items() if str(key) not in left_out}
-        elif not _is_plain(found[name]):
+            left_out += [str(key) for key, state in result[name].items() if not _is_plain(state)]
+            result[name] = {key: state for key, state in result[name].items() if str(key) not in left_out}
+        elif not _is_plain(result[name]):
             left_out.append(name)
-            del found[name]
+            del result[name]
     if left_out and trainer.current_epoch == 1:
         log_to_driver(
             f"the checkpoint leaves out the state of {', '.join(left_out)}: it holds objects that could not be read "
-            "without running code, and begins anew where the training is gone on with"
+            "without running code, and is reset when the training resumes"
         )
-    return found
+    return result
 
 
 def begin_after(trainer: Any, checkpoint: dict[str, Any]) -> None:
@@ -58,11 +58,11 @@ def begin_after(trainer: Any, checkpoint: dict[str, Any]) -> None:
     loop = trainer.fit_loop
     loop.load_state_dict(copy.deepcopy(checkpoint["loops"]["fit_loop"]))
     loop.restarting = False  # it would look for the middle of an epoch
-    for one in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
-        one._loaded_from_state_dict = one._resuming_from_checkpoint = False
+    for item in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
+        item._loaded_from_state_dict = item._resuming_from_checkpoint = False
 
 
-def restore(trainer: Any, module: nn.Module, checkpoint: dict[str, Any], own: dict[str, Any] | None) -> None:
+def restore(trainer: Any, module: nn.Module, checkpoint: dict[str, Any], rank_state: dict[str, Any] | None) -> None:
     """Gives everything else its state, in ``on_fit_start``, when optimizers and schedulers are there.
 
     Args:
@@ -71,8 +71,8 @@ def restore(trainer: Any, module: nn.Module, checkpoint: dict[str, Any], own: di
     user: Any = module
     user.on_load_checkpoint(checkpoint)
     module.load_state_dict(checkpoint["state_dict"])
-    if own is not None:
-        take_buffers(module, own)
+    if rank_state is not None:
+        take_buffers(module, rank_state)
     trainer.strategy.load_optimizer_state_dict(checkpoint)
     for config, state in zip(trainer.lr_scheduler_configs, checkpoint.get("lr_schedulers", []), strict=False):
         config.scheduler.load_state_dict(state)

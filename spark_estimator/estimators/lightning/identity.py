@@ -22,8 +22,8 @@ def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
     parts: LightningParts = spec.framework
     arguments = parts.trainer_args or {}
     steering = [
-        f"{name}={given!r}" if isinstance(given, (bool, int, float, str)) else f"{name}={name_of(given)}"
-        for name, given in sorted(arguments.items())
+        f"{name}={value!r}" if isinstance(value, (bool, int, float, str)) else f"{name}={name_of(value)}"
+        for name, value in sorted(arguments.items())
         if name not in _FREE and not name.startswith("enable_")
     ]
     if parts.plain is not None:
@@ -36,9 +36,9 @@ def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
         **of_rows_and_parameters(spec, checksums),
         **torch_identity.of_module(parts.model),
         "model's hyperparameters": [
-            f"{name}={given!r}"
-            for name, given in sorted(chosen.items())
-            if isinstance(given, (bool, int, float, str, type(None)))
+            f"{name}={value!r}"
+            for name, value in sorted(chosen.items())
+            if isinstance(value, (bool, int, float, str, type(None)))
         ],
         "steps": [f"gradient_compression={name_of(parts.compression)}", f"data_module={name_of(parts.data_module)}"],
         "trainer_args": steering + ["scale_lr=True"] * parts.scale_lr,

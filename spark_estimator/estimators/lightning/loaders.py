@@ -28,20 +28,20 @@ def named(
         tensors: [inputs + labels + weight] as `torch_training.tensor_of` makes them. Columns that stand side by side in
             one input are given apart, [rows, values] each.
     """
-    found: Named = {}
+    result: Named = {}
     for field, tensor in zip(inputs, tensors, strict=False):
         if len(field.names) == 1:
-            found[field.names[0]] = tensor
+            result[field.names[0]] = tensor
         else:
             flat = tensor.reshape(len(tensor), -1)
-            found.update(zip(field.names, flat.split(list(field.widths), dim=1), strict=True))
+            result.update(zip(field.names, flat.split(list(field.widths), dim=1), strict=True))
     for place, field in enumerate(labels):
         tensor = tensors[len(inputs) + place]
         shaped = tensor if label_shapes is None else tensor.reshape(len(tensor), *label_shapes[place][1:])
-        found.setdefault(field.names[0], shaped)
+        result.setdefault(field.names[0], shaped)
     if weight is not None:
-        found.setdefault(weight.names[0], tensors[-1].reshape(-1))
-    return found
+        result.setdefault(weight.names[0], tensors[-1].reshape(-1))
+    return result
 
 
 def inputs_of(inputs: Sequence[Field], batch: Named) -> Tensors:
@@ -63,7 +63,7 @@ class RowLoader:
     Args:
         rows: of this rank.
         spec: what they are.
-        seed: of the epochs' orders; None: as they lie.
+        seed: of the epochs' orders; None: in the order in which they are stored.
         batch_size, most_steps: as of `RankRows.batches`.
         label_shapes: as of `named`.
     """

@@ -18,6 +18,8 @@ class TorchModel(torch_model.TorchModel):
     Its model is the LightningModule, without a Trainer, or the plain module: as it was given to the estimator.
     """
 
+    _public_path = "spark_estimator.lightning.TorchModel"
+
     def get_prediction_fn(self) -> Callable[[nn.Module, Any], Any]:  # Horovod's name
         """A function of (module, row): the module's outputs for one row, a Row or a mapping with the feature columns.
 
@@ -29,9 +31,9 @@ class TorchModel(torch_model.TorchModel):
         def predict(module: nn.Module, row: Any) -> Any:
             from spark_estimator.estimators.inference.predictor import matrices_of
 
-            one = {name: [row[name]] for field in inputs for name in field.names}
+            columns = {name: [row[name]] for field in inputs for name in field.names}
             predictor = TorchPredictor(b"", inputs, widths, 1, decoders)
-            matrices = [numpy.require(matrix, requirements="W") for matrix in matrices_of(one, inputs, decoders)]
+            matrices = [numpy.require(matrix, requirements="W") for matrix in matrices_of(columns, inputs, decoders)]
             outputs = [output.reshape(-1) for output in predictor.called(module.eval(), matrices)]
             return outputs[0] if len(outputs) == 1 else outputs
 

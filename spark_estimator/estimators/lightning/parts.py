@@ -19,9 +19,9 @@ from spark_estimator.lightning.flavours import FLAVOURS, preferred
 
 #: Arguments of a Trainer that the job itself decides -> why.
 _REFUSED = {
-    "strategy": "gradients travel as the estimator's ranks send them; gradient_compression says how",
-    "devices": "each rank has one device; num_proc says how many ranks there are",
-    "num_nodes": "Spark says where ranks run; num_proc says how many there are",
+    "strategy": "the ranks exchange gradients by the estimator's own strategy; gradient_compression changes how",
+    "devices": "each rank has one device; num_proc is the number of ranks",
+    "num_nodes": "Spark places the ranks; num_proc is their number",
     "barebones": "it leaves out the callbacks by which the estimator knows how the training goes",
 }
 #: Hooks of Lightning 1.
@@ -39,7 +39,7 @@ class LightningParts:
         plain: what a plain module is trained with; None: the model is a LightningModule.
         callbacks, logger, profiler, data_module: Lightning's objects, as the user gives them.
         log_every_n_steps: for the logger.
-        trainer_args: take the place of our own arguments of the Trainer.
+        trainer_args: replace the estimator's own arguments of the Trainer.
         compression: of gradients; None: none.
         label_shapes: [labels] of a batch, with -1 for its rows; None: as the columns have them.
         scale_lr: whether the learning rate is multiplied by the number of ranks.
@@ -86,9 +86,9 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
         labels = labels_of(value)
         _check_of_module(model, value)
     package = importlib.import_module(flavour)
-    for one in value("callbacks"):
-        if not isinstance(one, package.Callback):
-            raise TypeError(f"callbacks are Callbacks of {flavour}, as the model is; one was {one!r}.")
+    for callback in value("callbacks"):
+        if not isinstance(callback, package.Callback):
+            raise TypeError(f"callbacks are Callbacks of {flavour}, as the model is; one was {callback!r}.")
     data_module = value("data_module")
     if data_module is not None:
         kind = data_module if isinstance(data_module, type) else type(data_module)
@@ -121,9 +121,9 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
     )
 
 
-def flavour_of(one: Any) -> str | None:
+def flavour_of(item: Any) -> str | None:
     """The package of Lightning's whose class an object is of; None: of neither."""
-    modules = [kind.__module__ for kind in type(one).__mro__]
+    modules = [kind.__module__ for kind in type(item).__mro__]
     return next((name for name in FLAVOURS if any(module.startswith(f"{name}.") for module in modules)), None)
 
 
@@ -137,22 +137,22 @@ def _of_torch(name: str, value: Callable[[str], Any]) -> Any:
 
 def _check_of_module(model: Any, value: Callable[[str], Any]) -> None:
     """What a LightningModule has to have, and what it makes needless."""
-    given = [name for name in _OF_PLAIN if value(name)]
-    if given:
+    ignored = [name for name in _OF_PLAIN if value(name)]
+    if ignored:
         warnings.warn(
-            f"{', '.join(given)}: no effect, as {type(model).__name__} is a LightningModule, which has its own "
+            f"{', '.join(ignored)}: no effect, as {type(model).__name__} is a LightningModule, which has its own "
             "configure_optimizers and training_step.",
             stacklevel=2,
         )
     torch_parts.check_numbers(model)
     kind: Any = type(model)
-    base = next(one for one in kind.__mro__ if one.__name__ == "LightningModule")
+    base = next(base for base in kind.__mro__ if base.__name__ == "LightningModule")
     for method, why in (
         ("training_step", "what it learns from a batch, a dict from column names to tensors"),
         ("configure_optimizers", "what it is trained with"),
     ):
         if getattr(kind, method) is getattr(base, method):
-            raise ValueError(f"{type(model).__name__} has no {method}(), which says {why}.")
+            raise ValueError(f"{type(model).__name__} has no {method}(), which defines {why}.")
     gone = next((name for name in _GONE if callable(getattr(kind, name, None))), None)
     if gone is not None:
         raise ValueError(
@@ -172,16 +172,16 @@ def _check_of_module(model: Any, value: Callable[[str], Any]) -> None:
 
 def _check_trainer_args(arguments: dict[str, Any], trainer: Any, flavour: str, callbacks: Sequence[Any]) -> None:
     known = [name for name in inspect.signature(trainer.__init__).parameters if name != "self"]
-    for name, given in arguments.items():
+    for name, value in arguments.items():
         if name in _REFUSED:
-            raise ValueError(f"trainer_args[{name!r}] = {given!r} is not taken: {_REFUSED[name]}.")
+            raise ValueError(f"trainer_args[{name!r}] = {value!r} is not taken: {_REFUSED[name]}.")
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"trainer_args has {name!r}, which no Trainer of {flavour} takes.{hint}")
     package = importlib.import_module(flavour)
-    for one in listed("callbacks", arguments.get("callbacks")):
-        if not isinstance(one, package.Callback):
-            raise TypeError(f"trainer_args['callbacks'] are Callbacks of {flavour}; one was {one!r}.")
+    for callback in listed("callbacks", arguments.get("callbacks")):
+        if not isinstance(callback, package.Callback):
+            raise TypeError(f"trainer_args['callbacks'] are Callbacks of {flavour}; one was {callback!r}.")
     if arguments.get("accelerator") in ("tpu", "mps"):
         raise ValueError(f"trainer_args['accelerator'] is 'cpu', 'gpu' or 'auto'; it was {arguments['accelerator']!r}.")

@@ -28,10 +28,10 @@ from spark_estimator.estimators.persistence.checkpoint import (
     line_of,
     line_of_return,
 )
-from spark_estimator.estimators.rank_run import RankRun, begin, check_loss
+from spark_estimator.estimators.rank_run import RankRun, averages_of, begin, check_loss, meter_of
 from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
 from spark_estimator.estimators.torch.rank_state import gathered
-from spark_estimator.estimators.torch.training import leaving_out
+from spark_estimator.estimators.torch.training import leaving_out, results_of
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
 from spark_estimator.store import FilesystemStore
@@ -40,9 +40,9 @@ from spark_estimator.store import FilesystemStore
 def train(spec: TrainSpec) -> TrainResult | None:
     """Runs on every rank. Returns what rank 0 brings back; None on the others.
 
-    With a store, rank 0 writes a checkpoint after each epoch; a run whose checkpoint is there goes on from it. Chance
-    (of PyTorch) is drawn anew for each epoch from seed, epoch and rank, so that such a run ends with the same numbers
-    as one that was never interrupted.
+    With a store, rank 0 writes a checkpoint after each epoch; a run whose checkpoint exists resumes from it. PyTorch's
+    generators are seeded for each epoch from seed, epoch and rank, so that such a run ends with the same numbers as one
+    that was never interrupted.
     """
     hvd.init()
     beginning = begin(spec, identity_of, TorchForm())
@@ -73,6 +73,7 @@ class _Training:
         self._saver = Saver(spec, TorchForm())
         self._package: Any = importlib.import_module(parts.flavour)
         quiet(parts.flavour, spec.verbose)
+        self._meter = meter_of(spec)
         order = seed if spec.shuffle else None
         shapes = parts.label_shapes
         self._train: RowLoader | None = None
@@ -95,6 +96,7 @@ class _Training:
             # As in TorchEstimator gradients of several batches are added up, of which Lightning makes means.
             multiplied=1 if plain is None else _accumulated(self._arguments),
             stop_on_nan=parts.stop_on_nan,
+            meter=self._meter,
         )
         if plain is None:
             self.module: Any = parts.model
@@ -108,7 +110,7 @@ class _Training:
             self.module.model.train()
 
     def take(self, kept: Checkpoint) -> None:
-        """Goes on from a checkpoint, once `run` is called."""
+        """Sets the checkpoint that `run` resumes from."""
         self._kept = kept
         self.progress.history = kept.history
         self.progress.best = kept.best
@@ -134,8 +136,8 @@ class _Training:
         if self._kept is not None:
             begin_after(trainer, self._kept.state["lightning"])
         if parts.data_module is not None:
-            given = parts.data_module
-            trainer.fit(self.module, datamodule=given() if isinstance(given, type) else given)
+            data_module = parts.data_module
+            trainer.fit(self.module, datamodule=data_module() if isinstance(data_module, type) else data_module)
         else:
             trainer.fit(self.module, self._train, self._held)
 
@@ -160,12 +162,13 @@ class _Training:
     def _take_up(self, trainer: Any) -> None:
         if self._kept is not None:
             ranks = self._kept.ranks
-            own = ranks[hvd.rank()] if len(ranks) == hvd.size() else None
-            restore(trainer, self.module, self._kept.state["lightning"], own)
+            rank_state = ranks[hvd.rank()] if len(ranks) == hvd.size() else None
+            restore(trainer, self.module, self._kept.state["lightning"], rank_state)
 
     def _epoch_ended(self, trainer: Any) -> None:
         spec = self._spec
         entry = self._entry(trainer)
+        self._meter.end_epoch(averages_of(entry))
         self.progress.add(entry, lambda: copy.deepcopy(self._inside.state_dict()))
         if spec.checkpoint_path is not None:
             ranks = gathered(self.module, trainer.strategy.root_device)
@@ -182,34 +185,36 @@ class _Training:
 
     def _entry(self, trainer: Any) -> dict[str, Any]:
         """What the history says of an epoch. Collective."""
-        found = logged(trainer.callback_metrics)
+        result = logged(trainer.callback_metrics)
         entry: dict[str, Any] = {"epoch": len(self.progress.history)}
         for part, names in (("train", ("train_loss", "loss")), ("validation", ("val_loss",))):
             means = self._watch.averages(part)
             if not means and part in self._watch.seen:  # a step that returns no loss may have logged it
-                means = [found[name] for name in names if name in found][:1]
+                means = [result[name] for name in names if name in result][:1]
             if means:
-                entry[part] = {"loss": means[0], "all_metrics": self._grouped(means[1:])}
+                entry[part] = self._results(means)
         entry.setdefault("train", {"loss": math.nan, "all_metrics": []})
         loss = entry["train"]["loss"]
         if self.module.automatic_optimization:
             check_loss(loss, entry["epoch"], multiplied=self._parts.plain is not None)
-        if self._parts.plain is None and found:
-            entry["logged"] = found
+        if self._parts.plain is None and result:
+            entry["logged"] = result
         return entry
 
-    def _grouped(self, means: list[float]) -> list[list[float]]:
-        plain, left = self._parts.plain, iter(means)
-        return [] if plain is None else [[next(left) for _ in group] for group in plain.metrics]
+    def _results(self, means: list[float]) -> dict[str, Any]:
+        plain, left = self._parts.plain, iter(means[1:])
+        if plain is None:
+            return {"loss": means[0], "all_metrics": []}
+        return results_of(means[0], [[next(left) for _ in group] for group in plain.metrics], plain.metric_names)
 
     def _line(self, entry: dict[str, Any]) -> str:
-        told = {
+        metrics = {
             name: value for name, value in entry.get("logged", {}).items() if name not in ("train_loss", "val_loss")
         }
         return ", ".join(
             [
                 line_of(entry, max(self._arguments["max_epochs"] or 0, len(self.progress.history))),
-                *(f"{name} {value:.4g}" for name, value in told.items()),
+                *(f"{name} {value:.4g}" for name, value in metrics.items()),
             ]
         )
 
@@ -218,7 +223,7 @@ class _Training:
         spec, parts = self._spec, self._parts
         callbacks = self._package.callbacks
         on_gpu = spec.use_gpu and torch.cuda.is_available()
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "accelerator": "gpu" if on_gpu else "cpu",
             "max_epochs": spec.epochs,
             "accumulate_grad_batches": spec.backward_passes_per_step,
@@ -227,15 +232,15 @@ class _Training:
             "profiler": parts.profiler,
             "num_sanity_val_steps": 0,
             "use_distributed_sampler": parts.data_module is not None,
-            "enable_progress_bar": any(isinstance(one, callbacks.ProgressBar) for one in parts.callbacks),
-            "enable_model_summary": any(isinstance(one, callbacks.ModelSummary) for one in parts.callbacks),
-            "enable_checkpointing": any(isinstance(one, callbacks.Checkpoint) for one in parts.callbacks),
+            "enable_progress_bar": any(isinstance(callback, callbacks.ProgressBar) for callback in parts.callbacks),
+            "enable_model_summary": any(isinstance(callback, callbacks.ModelSummary) for callback in parts.callbacks),
+            "enable_checkpointing": any(isinstance(callback, callbacks.Checkpoint) for callback in parts.callbacks),
             "default_root_dir": self._folder(),
         }
         if parts.data_module is not None:
             limits = {"limit_train_batches": spec.train_steps, "limit_val_batches": spec.validation_steps}
-            given |= {name: steps for name, steps in limits.items() if steps is not None}
-        return {**given, **(parts.trainer_args or {})}
+            arguments |= {name: steps for name, steps in limits.items() if steps is not None}
+        return {**arguments, **(parts.trainer_args or {})}
 
     def _folder(self) -> str | None:
         """The run's folder in the store, where that is one of this host's file system."""

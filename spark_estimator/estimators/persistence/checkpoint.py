@@ -1,8 +1,8 @@
 """What a training of an estimator remembers: its history, its best epoch, and the checkpoint in the store.
 
-A checkpoint is taken after an epoch, or within one. It holds what all ranks have alike once, and what each has for
-itself for each; a run that goes on from it on as many ranks, whose rows lie as they lay, comes to
-the same bits as one that was never interrupted. A digest at its end tells a damaged one.
+A checkpoint is taken after an epoch, or within one. It holds the state that all ranks share once, and the state that
+differs between ranks once per rank. A run that resumes from it on as many ranks, with the rows in the same order, ends
+with the same bits as one that was never interrupted. A digest at its end shows whether it is damaged.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ class TrainingProgress:
 
 @dataclass(frozen=True)
 class Cursor:
-    """A place within an epoch.
+    """A position within an epoch.
 
     Attributes:
         steps: batches of the epoch that each rank has done.
         rows: of all ranks together, in these.
-        spread: [ranks] tells which rows lie on each rank, and how.
+        spread: [ranks] a checksum of the rows of each rank, in their order.
     """
 
     steps: int
@@ -156,15 +156,15 @@ class Saver:
             self._spec.store.write(path, content)
         except Exception as error:  # each kind of store has errors of its own
             self._lost += 1
-            told = (
+            failure = (
                 f"the checkpoint {path} of {len(content)} bytes cannot be written on rank 0 (host "
                 f"{socket.gethostname()}): {type(error).__name__}: {error}"
             )
             if self._lost > _MOST_LOST:
                 raise DataError(
-                    f"{told}. The folder has to be writable on every executor, and have room for two of them."
+                    f"{failure}. The folder must be writable on every executor, with room for two checkpoints."
                 ) from error
-            log_to_driver(f"{told}; the training goes on, from the one before if it has to be started anew")
+            log_to_driver(f"{failure}. Training continues; a restart would resume from the previous checkpoint")
         else:
             self._lost = 0
 
@@ -173,39 +173,39 @@ def load(spec: TrainSpec, identity: Identity, form: CheckpointFormat) -> Checkpo
     """What the store has of this run, as rank 0 reads it; None when it has nothing. A collective.
 
     Raises:
-        DataError: the store cannot be read, the file is no checkpoint of ours, or another training's.
+        DataError: the store cannot be read, the file is no checkpoint of this package, or another training's.
     """
     if spec.checkpoint_path is None:
         return None
-    found: bytes | str | None = None
+    result: bytes | str | None = None
     if context.rank() == 0:
         assert spec.store is not None
         discard_partials(spec)
         try:
             # Not exists(), which says no where fsspec cannot reach a store.
-            found = spec.store.read(spec.checkpoint_path)
+            result = spec.store.read(spec.checkpoint_path)
         except FileNotFoundError:
             pass
         except Exception as error:  # each kind of store has errors of its own
-            found = (
+            result = (
                 f"{spec.checkpoint_path} cannot be read on rank 0 (host {socket.gethostname()}): "
                 f"{type(error).__name__}: {error}. Whether run_id={spec.run_id!r} has a checkpoint is not known."
             )
         else:
-            found = _no_checkpoint(spec, flaw) if (flaw := flaw_of(found)) else found
-    content = broadcast_object(found, root_rank=0, name="checkpoint")
+            result = _no_checkpoint(spec, flaw) if (flaw := flaw_of(result)) else result
+    content = broadcast_object(result, root_rank=0, name="checkpoint")
     if content is None:
         return None
     if isinstance(content, str):
         raise DataError(content)
     try:
-        told = form.unpacked(content)
-        rest = {name: told.pop(name) for name in ("identity", "seed", "history", "best", "ranks", "cursor", "epoch")}
+        values = form.unpacked(content)
+        rest = {name: values.pop(name) for name in ("identity", "seed", "history", "best", "ranks", "cursor", "epoch")}
         cursor = None if rest["cursor"] is None else Cursor(**rest["cursor"])
         found_in = Checkpoint(
             {what: list(words) for what, words in rest["identity"].items()},
             int(rest["seed"]),
-            told,
+            values,
             list(rest["history"]),
             rest["best"],
             list(rest["ranks"]),
@@ -224,8 +224,8 @@ def load(spec: TrainSpec, identity: Identity, form: CheckpointFormat) -> Checkpo
 
 def _no_checkpoint(spec: TrainSpec, flaw: str) -> str:
     return (
-        f"{spec.checkpoint_path} is no checkpoint that this training could go on from: {flaw}. Choose another run_id, "
-        "or remove it."
+        f"{spec.checkpoint_path} is not a checkpoint that this training can resume from: {flaw}. Choose another "
+        "run_id, or remove it."
     )
 
 
@@ -238,21 +238,21 @@ def discard_partials(spec: TrainSpec) -> None:
 
 
 def line_of_return(run_id: str, kept: Checkpoint, epochs: int, *, again: bool) -> str:
-    """That a run goes on, in one line.
+    """The log line of a run that resumes.
 
     Args:
         epochs: it shall have.
-        again: the epoch within which the checkpoint was taken is begun anew.
+        again: the epoch within which the checkpoint was taken restarts.
     """
     if len(kept.history) >= epochs:
-        return f"run {run_id!r} has had its {len(kept.history)} epochs already: the model is its checkpoint's"
-    line = f"run {run_id!r} goes on from its checkpoint, after epoch {len(kept.history)}"
+        return f"run {run_id!r} has already finished {len(kept.history)} epochs: returning the model of its checkpoint"
+    line = f"run {run_id!r} resumes from its checkpoint after epoch {len(kept.history)}"
     if kept.cursor is None:
         return line
     if again:
         return (
-            f"{line} and {kept.cursor.steps} steps of the next, which is begun anew: its rows lie otherwise than they "
-            "did, on another number of ranks or as Spark has brought them"
+            f"{line} and {kept.cursor.steps} steps of the next, which restarts: its rows are distributed differently "
+            "now (another number of ranks, or another order from Spark)"
         )
     return f"{line} and {kept.cursor.steps} steps ({kept.cursor.rows} rows) of the next"
 
@@ -263,7 +263,6 @@ def line_of(entry: dict[str, Any], epochs: int) -> str:
     for name in ("train", "validation"):
         if name in entry:
             parts.append(f"{name} loss {entry[name]['loss']:.4g}")
-            metrics = [f"{value:.4g}" for group in entry[name]["all_metrics"] for value in group]
-            if metrics:
-                parts.append(f"metrics {' '.join(metrics)}")
+            metrics = entry[name].get("metrics", {})
+            parts += [f"{name} {metric} {value:.4g}" for metric, value in metrics.items()]
     return ", ".join(parts)

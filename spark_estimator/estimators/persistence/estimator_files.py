@@ -1,4 +1,4 @@
-"""A saved estimator's folder, whatever the framework: plain parameters as JSON, and its objects in a file of their own.
+"""A saved estimator's folder, for all frameworks: plain parameters as JSON, and its objects in a file of their own.
 
 How the objects are written, and which of them are read without trust, is the framework's part.
 """
@@ -38,37 +38,41 @@ def write(
     chosen = {row.name: estimator.getOrDefault(row.name) for row in estimator._rows if estimator.isSet(row.name)}
     for name in _LEFT_OUT:
         if chosen.pop(name, None) is not None:
-            warnings.warn(f"{name} is not saved: it belongs to this place. Set it after loading.", stacklevel=6)
-    found = {name: chosen.pop(name) for name in objects if name in chosen}
-    for name, value in found.items():  # one by one, so that what cannot travel is named
+            warnings.warn(
+                f"{name} is not saved, because it is specific to this environment. Set it after loading.", stacklevel=6
+            )
+    result = {name: chosen.pop(name) for name in objects if name in chosen}
+    for name, value in result.items():  # one by one, so that what cannot travel is named
         try:
             cloudpickle.dumps(value)
         except Exception as error:
             raise DataError(f"{name} cannot be saved: {type(error).__name__}: {error}") from error
-    dump(found, folder)
+    dump(result, folder)
     write_manifest(folder, estimator, {"params": chosen})
 
 
 def load(kind: type[_Estimator], path: str, objects: Sequence[str], read: Callable[[Manifest], Any]) -> _Estimator:
-    """The estimator that a folder tells of.
+    """The estimator that a folder holds.
 
     Args:
         objects: as of `write`.
         read: what `dump` has written; raises DataError where that needs trust, or is damaged.
 
     Raises:
-        DataError: as `read`; or what there is is no such estimator.
+        DataError: as `read`; or the folder holds another class, or parameters that the class doesn't have.
     """
-    told = Manifest(local_path(path), kind.__name__)
-    found = read(told)
-    if not isinstance(found, dict):
-        raise DataError(f"{told.folder} holds {type(found).__name__}, and no parts of a {kind.__name__}.")
-    unknown = [name for name in found if name not in objects]
+    manifest = Manifest(local_path(path), kind.__name__)
+    result = read(manifest)
+    if not isinstance(result, dict):
+        raise DataError(
+            f"{manifest.folder} contains {type(result).__name__} instead of the objects of a {kind.__name__}."
+        )
+    unknown = [name for name in result if name not in objects]
     if unknown:
-        raise DataError(f"{told.folder} holds {unknown[0]!r}, which is no part of a {kind.__name__}.")
+        raise DataError(f"{manifest.folder} contains {unknown[0]!r}, which a {kind.__name__} doesn't have.")
     try:
-        estimator = kind(**told.params, **found)
+        estimator = kind(**manifest.params, **result)
     except (TypeError, ValueError) as error:
-        raise told.broken("params", f"or its objects do not fit: {error}") from error
-    estimator._resetUid(told.uid)
+        raise manifest.broken("params", f"or the saved objects don't fit: {error}") from error
+    estimator._resetUid(manifest.uid)
     return estimator

@@ -1,13 +1,13 @@
-"""Folders of saved estimators and models: whole or not there, found by Spark ML, opened with trust or without.
+"""Folders of saved estimators and models: replaced in one step, found by Spark ML, opened with or without trust.
 
-``metadata/part-00000`` is what Spark ML looks for, so that a saved Pipeline finds its stages; ``spark_estimator.json``
-holds the rest in plain text (`told`). What could run code when it is read is opened only where the user has said so: by
-``trust=True`` where the folder itself is loaded, or by `trust_files` around the loading of a Pipeline, a PipelineModel
-or a CrossValidatorModel, whose readers hand on no such word.
+Spark ML looks for ``metadata/part-00000``, so that a saved Pipeline finds its stages; ``spark_estimator.json`` has the
+rest as plain text (`manifest`). Files that could run code when they are read are opened only if the user passes
+``trust=True`` to `load`, or wraps the loading of a Pipeline, PipelineModel or CrossValidatorModel in `trust_files`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,7 +21,7 @@ from spark_estimator.store import DBFSLocalStore
 from spark_estimator.store.replacement import replaced_folder, surviving_folder
 
 #: The file that each whole folder has.
-TOLD_FILE = "spark_estimator.json"
+MANIFEST_FILE = "spark_estimator.json"
 _OTHER_SCHEMES = ("hdfs:", "s3:", "s3a:", "gs:", "abfss:", "wasbs:", "viewfs:")
 _trusted: ContextVar[bool] = ContextVar("trusted", default=False)
 
@@ -30,7 +30,7 @@ _trusted: ContextVar[bool] = ContextVar("trusted", default=False)
 def trust_files() -> Iterator[None]:
     """Inside of this block, estimators and models are loaded with code that their files name: ``trust=True`` for all.
 
-    It holds in the thread that has entered it. Only for files from somebody whom you would let run code here::
+    It holds in the thread that has entered it. Only for files from a source that you trust to run code here::
 
         with trust_files():
             model = PipelineModel.load(path)
@@ -62,11 +62,11 @@ class FolderWriter(MLWriter):
         """Writes the folder: all of it, or nothing. A crash at any moment leaves the previous folder or the new one.
 
         Raises:
-            FileExistsError: it is there already, and overwrite() was not said.
+            FileExistsError: it exists already, and overwrite() was not called.
         """
         folder = local_path(path)
-        if not self.shouldOverwrite and surviving_folder(folder, TOLD_FILE).exists():
-            raise FileExistsError(f"{folder} is there already: say write().overwrite().save(...) to replace it.")
+        if not self.shouldOverwrite and surviving_folder(folder, MANIFEST_FILE).exists():
+            raise FileExistsError(f"{folder} already exists. Call write().overwrite().save(...) to replace it.")
         with replaced_folder(folder, overwrite=self.shouldOverwrite) as partial:
             self._write(partial)
 
@@ -91,13 +91,18 @@ def local_path(path: str) -> Path:
     """A folder of this machine's file system, Databricks' ``dbfs:/`` and ``file:`` included.
 
     Raises:
-        DataError: it is elsewhere.
+        TypeError: `path` is neither text nor a path.
+        DataError: it is elsewhere, or empty.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"the folder of a model or an estimator must be a path; got {path!r}.")
     text = str(path)
+    if not text:
+        raise DataError("the folder of a model or an estimator must be a path; got an empty one.")
     if text.startswith(_OTHER_SCHEMES):
         raise DataError(
-            f"{text}: models are saved to folders that the driver sees (a local or mounted path, /Volumes, dbfs:/). "
-            "Save it there and copy the folder."
+            f"{text}: save to a folder that the driver can access (a local or mounted path, /Volumes, dbfs:/), "
+            "then copy it."
         )
     if DBFSLocalStore.matches(text):
         return Path(DBFSLocalStore.normalize_path(text))

@@ -1,6 +1,6 @@
-"""What a saved folder tells of itself in plain text: ``spark_estimator.json``, with the SHA-256 of each other file.
+"""The plain text of a saved folder: ``spark_estimator.json``, with the SHA-256 of each other file.
 
-The digests find damage (`digests`); they keep nobody off who may write the folder.
+The digests find damage (`digests`); they are no protection against a user who may write to the folder.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from pyspark.ml.param import Params
 
 from spark_estimator import __version__
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.persistence.folders import TOLD_FILE
+from spark_estimator.estimators.persistence.folders import MANIFEST_FILE
 from spark_estimator.store.digests import digest_of
 from spark_estimator.store.replacement import surviving_folder
 
 _FORMAT = 3
 
 
-def write_manifest(folder: Path, instance: Params, told: dict[str, Any]) -> None:
-    """Writes Spark's metadata and our plain text. To be called last, when all other files are there.
+def write_manifest(folder: Path, instance: Params, details: dict[str, Any]) -> None:
+    """Writes Spark's metadata and the manifest. To be called last, when all other files are there.
 
     Args:
-        told: what else there is to say of it.
+        details: further keys.
     """
     import pyspark
 
     kind = type(instance)
     digests = {file.name: digest_of(file) for file in sorted(folder.iterdir())}
-    said = {"format": _FORMAT, "kind": kind.__name__, "version": __version__, "uid": instance.uid}
-    whole = {**said, **told, "sha256": digests}
-    (folder / TOLD_FILE).write_text(json.dumps(whole, indent=2), encoding="utf-8")
+    header = {"format": _FORMAT, "kind": kind.__name__, "version": __version__, "uid": instance.uid}
+    whole = {**header, **details, "sha256": digests}
+    (folder / MANIFEST_FILE).write_text(json.dumps(whole, indent=2), encoding="utf-8")
     of_spark = {
-        "class": f"{kind.__module__}.{kind.__qualname__}",
+        "class": public_path(kind),
         "timestamp": int(time.time() * 1000),
         "sparkVersion": str(pyspark.__version__),
         "uid": instance.uid,
@@ -48,11 +48,17 @@ def write_manifest(folder: Path, instance: Params, told: dict[str, Any]) -> None
     (folder / "metadata" / "_SUCCESS").touch()
 
 
+def public_path(kind: type) -> str:
+    """The path that Spark ML imports a class from: the public one of our classes, which stays when modules move."""
+    path: str = vars(kind).get("_public_path", f"{kind.__module__}.{kind.__qualname__}")
+    return path
+
+
 class Manifest:
     """What `write_manifest` has written.
 
     Attributes:
-        folder: where it lies.
+        folder: that it is in.
 
     Args:
         kind: the class whose instance it is.
@@ -62,24 +68,24 @@ class Manifest:
     """
 
     def __init__(self, folder: Path, kind: str) -> None:
-        folder = surviving_folder(folder, TOLD_FILE)
+        folder = surviving_folder(folder, MANIFEST_FILE)
         self.folder = folder
         self._kind = kind
         try:
-            told = json.loads((folder / TOLD_FILE).read_text(encoding="utf-8"))
+            content = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            raise DataError(f"{folder} holds no {kind}: there is no {TOLD_FILE}.") from error
+            raise DataError(f"{folder} doesn't contain a {kind}: {MANIFEST_FILE} is missing.") from error
         except (ValueError, OSError, RecursionError) as error:
-            raise DataError(f"{folder} holds no {kind} that could be read: {TOLD_FILE}: {error}") from error
-        if not isinstance(told, dict) or told.get("kind") != kind:
-            found = told.get("kind") if isinstance(told, dict) else told
-            raise DataError(f"{folder} holds no {kind}: {TOLD_FILE} tells of {found!r}.")
-        if told.get("format") != _FORMAT:
+            raise DataError(f"{folder}: the {kind} cannot be read: {MANIFEST_FILE}: {error}") from error
+        if not isinstance(content, dict) or content.get("kind") != kind:
+            result = content.get("kind") if isinstance(content, dict) else content
+            raise DataError(f"{folder} doesn't contain a {kind}: {MANIFEST_FILE} has kind {result!r}.")
+        if content.get("format") != _FORMAT:
             raise DataError(
-                f"{folder} was written by spark_estimator {told.get('version')} in format {told.get('format')}; "
+                f"{folder} was written by spark_estimator {content.get('version')} in format {content.get('format')}; "
                 f"{__version__} reads format {_FORMAT}. Load it there, and save it with this version."
             )
-        self._told = told
+        self._content = content
         self.uid: str = self.value("uid", is_text, "a text")
         self.params: dict[str, Any] = self.value("params", lambda value: isinstance(value, dict), "an object")
         self._digests: dict[str, str] = self.value(
@@ -89,24 +95,24 @@ class Manifest:
         )
 
     def value(self, key: str, right: Callable[[Any], bool], words: str) -> Any:
-        """What it says under a key.
+        """The value of a key.
 
         Args:
             right: whether a value is as it has to be.
             words: what that is, for the message.
 
         Raises:
-            DataError: there is no such key, or another value.
+            DataError: the key is missing, or its value is not `right`.
         """
-        if key not in self._told:
-            raise self.broken(key, f"is not there, and should be {words}")
-        if not right(self._told[key]):
-            raise self.broken(key, f"should be {words}, and is {_short(self._told[key])}")
-        return self._told[key]
+        if key not in self._content:
+            raise self.broken(key, f"is missing; it must be {words}")
+        if not right(self._content[key]):
+            raise self.broken(key, f"must be {words}; it is {_short(self._content[key])}")
+        return self._content[key]
 
     def broken(self, key: str, flaw: str) -> DataError:
-        """An error about what it says under a key."""
-        return DataError(f"{self.folder / TOLD_FILE} is broken: {key!r} {flaw.rstrip('.')}.")
+        """An error about the value of a key."""
+        return DataError(f"{self.folder / MANIFEST_FILE} is broken: {key!r} {flaw.rstrip('.')}.")
 
     def has(self, name: str) -> bool:
         """Whether a file was written."""
@@ -120,17 +126,17 @@ class Manifest:
         """
         file = self.folder / name
         if not self.has(name):
-            raise self.broken("sha256", f"tells of no {name}")
+            raise self.broken("sha256", f"has no entry for {name}")
         try:
-            found = digest_of(file)
+            result = digest_of(file)
         except FileNotFoundError as error:
-            raise DataError(f"{self.folder} holds no whole {self._kind}: there is no {name}.") from error
+            raise DataError(f"{self.folder}: the {self._kind} is incomplete: {name} is missing.") from error
         except OSError as error:
             raise DataError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
-        if found != self._digests[name]:
+        if result != self._digests[name]:
             raise DataError(
-                f"{file} is damaged: its {file.stat().st_size} bytes are not those that were saved (by the SHA-256 in "
-                f"{TOLD_FILE}). Copy the folder anew, or save the {self._kind} again."
+                f"{file} is damaged: its {file.stat().st_size} bytes don't match the SHA-256 in {MANIFEST_FILE}. Copy "
+                f"the folder again, or save the {self._kind} again."
             )
         return file
 

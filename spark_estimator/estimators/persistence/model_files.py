@@ -1,6 +1,6 @@
-"""What a saved model's folder holds whatever the framework: its params, inputs, outputs and decoders (`told`).
+"""What a saved model's folder holds for all frameworks: its params, inputs, outputs and decoders (`manifest`).
 
-``decoders.pkl``, where there are any, has their functions, which need trust or to be given anew.
+``decoders.pkl``, where there are any, has their functions, which need trust or to be passed again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy
 
 from spark_estimator.data.fields import Field
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.inference.prediction_columns import MEANINGS
+from spark_estimator.estimators.inference.prediction_columns import OUTPUT_KINDS
 from spark_estimator.estimators.model import TableModel
 from spark_estimator.estimators.persistence.folders import is_trusted
 from spark_estimator.estimators.persistence.manifest import Manifest, is_text
@@ -42,41 +42,44 @@ def write_plain(model: TableModel, folder: Path) -> dict[str, Any]:
         "inputs": [asdict(field) for field in model._inputs],
         "outputs": list(model._outputs),
         "label_types": list(model._label_types),
-        "meanings": list(model._meanings),
+        "meanings": list(model._output_kinds),
     }
 
 
 def loaded(
-    told: Manifest, kind: type[_Model], framework_model: Any, decoders: Mapping[str, Any] | None, *, trust: bool
+    manifest: Manifest, kind: type[_Model], framework_model: Any, decoders: Mapping[str, Any] | None, *, trust: bool
 ) -> _Model:
-    """The model that a folder tells of.
+    """The model that a folder holds.
 
     Args:
         framework_model: with the trained numbers.
         decoders: in place of those of the folder; None: they are read too.
-        trust: the folder comes from somebody whom the user would let run code here.
+        trust: code from the folder may run.
 
     Raises:
         DataError: something of it is broken, or needs trust.
     """
-    inputs, outputs = _inputs(told), told.value("outputs", _listed(_is_count), "a list of numbers of values, with one")
+    inputs, outputs = (
+        _inputs(manifest),
+        manifest.value("outputs", _listed(_is_count), "a list of numbers of values, with one"),
+    )
     alike = f"{len(outputs)}, as many as outputs"
-    label_types = told.value("label_types", _listed(is_text, len(outputs)), f"a list of Spark types, {alike}")
-    meant = f"{', '.join(sorted(set(MEANINGS.values())))} or null"
-    meanings = told.value("meanings", _listed(_is_meaning, len(outputs)), f"a list of {meant}, {alike}")
-    given = _decoders(told, decoders, is_trusted(trust))
+    label_types = manifest.value("label_types", _listed(is_text, len(outputs)), f"a list of Spark types, {alike}")
+    meant = f"{', '.join(sorted(set(OUTPUT_KINDS.values())))} or null"
+    output_kinds = manifest.value("meanings", _listed(_is_output_kind, len(outputs)), f"a list of {meant}, {alike}")
+    functions = _decoders(manifest, decoders, is_trusted(trust))
     try:
         model = kind(
             model=framework_model,
             inputs=inputs,
             outputs=outputs,
             label_types=label_types,
-            meanings=meanings,
-            **{**told.params, "decoders": given},
+            output_kinds=output_kinds,
+            **{**manifest.params, "decoders": functions},
         )
     except (TypeError, ValueError) as error:
-        raise told.broken("params", f"does not fit: {error}") from error
-    model._resetUid(told.uid)
+        raise manifest.broken("params", f"does not fit: {error}") from error
+    model._resetUid(manifest.uid)
     return model
 
 
@@ -97,17 +100,19 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _is_meaning(value: Any) -> bool:
-    return value is None or value in MEANINGS.values()
+def _is_output_kind(value: Any) -> bool:
+    return value is None or value in OUTPUT_KINDS.values()
 
 
-def _inputs(told: Manifest) -> list[Field]:
+def _inputs(manifest: Manifest) -> list[Field]:
     """The fields, from what JSON has kept of them, which knows no tuples."""
     fields = []
-    for said in told.value("inputs", _listed(lambda one: isinstance(one, dict)), "a list of objects, with one"):
-        given: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in said.items()}
+    for saved in manifest.value("inputs", _listed(lambda item: isinstance(item, dict)), "a list of objects, with one"):
+        attributes: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()
+        }
         try:
-            field = Field(**given)
+            field = Field(**attributes)
             if not (len(field.names) == len(field.columns) == len(field.widths)):
                 raise ValueError("names, columns and widths are not as many")
             if not all(map(is_text, field.names + field.columns)) or not all(
@@ -117,26 +122,26 @@ def _inputs(told: Manifest) -> list[Field]:
             numpy.dtype(field.stored_dtype)
             numpy.dtype(field.dtype)
         except (TypeError, ValueError) as error:
-            raise told.broken("inputs", f"does not tell of a field in {said}: {error}") from error
+            raise manifest.broken("inputs", f"has an invalid field {saved}: {error}") from error
         fields.append(field)
     return fields
 
 
-def _decoders(told: Manifest, given: Mapping[str, Any] | None, trust: bool) -> dict[str, Any] | None:
-    names = told.value("decoders", lambda value: value == [] or _listed(is_text)(value), "a list of columns")
-    if given is not None or not names:
-        return dict(given or {}) or None
+def _decoders(manifest: Manifest, decoders: Mapping[str, Any] | None, trust: bool) -> dict[str, Any] | None:
+    names = manifest.value("decoders", lambda value: value == [] or _listed(is_text)(value), "a list of columns")
+    if decoders is not None or not names:
+        return dict(decoders or {}) or None
     if not trust:
         raise DataError(
-            f"{told.folder}: its columns {', '.join(names)} are read by functions, and to load them could run any code "
-            "that the file names. Say decoders={...} with yours, or trust=True (in a pipeline: with trust_files()) if "
-            "you know where the file comes from."
+            f"{manifest.folder}: its columns {', '.join(names)} have decoders, and loading them could run any code. "
+            "Pass your own as decoders={...}, or pass trust=True (in a pipeline: use trust_files()) if you trust the "
+            "folder."
         )
-    file = told.file("decoders.pkl")
+    file = manifest.file("decoders.pkl")
     try:
         loaded = pickle.loads(file.read_bytes())  # noqa: S301  # whoever calls trusts it
     except Exception as error:
         raise DataError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
     if not isinstance(loaded, dict):
-        raise DataError(f"{file} holds {type(loaded).__name__}, and no dict from columns to functions.")
+        raise DataError(f"{file} contains {type(loaded).__name__} instead of a dict from columns to functions.")
     return loaded

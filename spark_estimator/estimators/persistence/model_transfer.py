@@ -1,8 +1,8 @@
 """How a trained model comes back to the driver: through the store if it is large and there is one, else through Spark.
 
 Spark brings what a task returns in one piece, and keeps it several times over in the memory of the driver's Java: with
-its default of 1 GiB, 120 MiB came back and 140 MiB did not (Spark 4.3). A file in the store has no such limit. Its hash
-comes through Spark, so that what is read is what rank 0 has written.
+its default of 1 GiB, 120 MiB came back and 140 MiB did not (Spark 4.3). A file in the store has no limit like this. Its
+hash comes through Spark, so that what is read is what rank 0 has written.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ def check_room(spark: SparkSession, model_bytes: int, store: Store | None) -> No
         store: through which it would come; None: through Spark.
 
     Raises:
-        PreflightError: the driver's memory is too small; the text says what to change.
+        PreflightError: the driver's memory is too small; the message has the settings to change.
     """
     if store is not None:
         return
     conf = Configuration(spark)
-    said = conf.get("spark.driver.memory")
-    memory = parsed_memory(said or "1g")
+    setting = conf.get("spark.driver.memory")
+    memory = parsed_memory(setting or "1g")
     if memory is None or model_bytes * _COPIES <= memory:
         return
     raise PreflightError(
-        f"the model has {model_bytes / 2**20:.0f} MiB, and comes back through the memory of the driver's Java, which "
-        f"needs about {_COPIES} times as much for that and has {said or '1g'} (spark.driver.memory). Give the "
-        "estimator a store that driver and executors see, store=Store.create('/path'), through which it then comes; or "
-        f"start the session with spark.driver.memory={model_bytes * _COPIES // 2**30 + 1}g."
+        f"the model has {model_bytes / 2**20:.0f} MiB. To return it through Spark, the driver's JVM needs about "
+        f"{_COPIES} times as much memory, and has {setting or '1g'} (spark.driver.memory). Set "
+        "store=Store.create('/path') to a path that the driver and the executors can read and write, or start the "
+        f"session with spark.driver.memory={model_bytes * _COPIES // 2**30 + 1}g."
     )
 
 
 def parsed_memory(text: str) -> int | None:
-    """Bytes of an amount as Spark writes it: ``512m``, ``4g``; without a unit MiB. None for what is no such amount."""
-    found = re.fullmatch(r"\s*(\d+)\s*([bkmgt]?)b?\s*", text.lower())
-    return None if found is None else int(found[1]) << _UNITS[found[2]]
+    """Bytes of an amount as Spark writes it: ``512m``, ``4g``; without a unit MiB. None for other text."""
+    match = re.fullmatch(r"\s*(\d+)\s*([bkmgt]?)b?\s*", text.lower())
+    return None if match is None else int(match[1]) << _UNITS[match[2]]
 
 
 def put(store: Store, run_id: str, content: bytes, name: str) -> tuple[str, str]:
@@ -76,8 +76,8 @@ def put(store: Store, run_id: str, content: bytes, name: str) -> tuple[str, str]
     except Exception as error:  # each kind of store has errors of its own
         raise DataError(
             f"the model of {len(content)} bytes cannot be written to {path} on rank 0 (host {socket.gethostname()}): "
-            f"{type(error).__name__}: {error}. The same fit with this run_id goes on from the last checkpoint, "
-            f"{store.get_checkpoint_path(run_id)}, once the store is as it should be."
+            f"{type(error).__name__}: {error}. Fix the store, then fit again with this run_id to resume from the last "
+            f"checkpoint, {store.get_checkpoint_path(run_id)}."
         ) from error
     return path, hashlib.sha256(content).hexdigest()
 
@@ -97,9 +97,12 @@ def taken(store: Store, path: str, digest: str) -> bytes:
         content = store.read(path)
     except OSError as error:
         raise DataError(
-            f"the training has ended well, and its model is in {path} of rank 0's host, but the driver cannot read "
-            f"that: {error}. The store has to be at the same path for driver and executors. There, {opens}"
+            f"the training finished and its model is in {path} on rank 0's host, but the driver cannot read it: "
+            f"{error}. The store must have the same path on the driver and the executors. On that host, {opens}"
         ) from error
     if hashlib.sha256(content).hexdigest() != digest:
-        raise DataError(f"{path} holds something else than rank 0 has written: another training of that name has run.")
+        raise DataError(
+            f"{path} doesn't match the SHA-256 rank 0 reported. Another run with the same run_id may have "
+            "overwritten it."
+        )
     return content

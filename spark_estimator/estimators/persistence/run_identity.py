@@ -15,13 +15,13 @@ def of_rows_and_parameters(spec: TrainSpec, checksums: list[int]) -> Identity:
     """What does not depend on the framework.
 
     Not among them are those that a run may be resumed with: more epochs, patience, another number of ranks. The seed is
-    not, either: a run goes on with the one that it began with.
+    not, either: a run resumes with the seed of its checkpoint.
 
     Args:
         checksums: [fields] of all ranks' rows.
     """
     return {
-        "rows": [*(repr(one) for one in spec.fields), f"checksums {checksums}"],
+        "rows": [*(repr(field) for field in spec.fields), f"checksums {checksums}"],
         "parameters": [
             f"validation={spec.held_share}",
             f"batch_size={spec.batch_size}",
@@ -34,15 +34,15 @@ def of_rows_and_parameters(spec: TrainSpec, checksums: list[int]) -> Identity:
 
 def differences(theirs: Identity, ours: Identity) -> list[str]:
     """A line for each thing in which a checkpoint is another training's; none where it is the same one's."""
-    found = []
+    result = []
     for what in {**ours, **theirs}:
         pairs = zip_longest(theirs.get(what, []), ours.get(what, []), fillvalue="nothing")
         other = next(((there, here) for there, here in pairs if there != here), None)
         if other is not None:
-            found.append(f"{what}: {other[0]} there, {other[1]} here")
-    return found
+            result.append(f"{what}: {other[0]} there, {other[1]} here")
+    return result
 
 
-def name_of(one: Any) -> str:
-    """A function's name, or that of a thing's class, wherever it was defined."""
-    return str(getattr(one, "__qualname__", type(one).__qualname__)) if one is not None else "none"
+def name_of(value: Any) -> str:
+    """The qualified name of a function, or of an object's class, without its module."""
+    return str(getattr(value, "__qualname__", type(value).__qualname__)) if value is not None else "none"

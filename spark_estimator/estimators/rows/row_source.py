@@ -1,6 +1,6 @@
 """Where the rows of a training come from: through Spark's tasks, or from files that the ranks read by themselves.
 
-On the driver `row_source_of` chooses one and logs which. On a rank `own_rows` is the same call for both.
+On the driver `frame_source` chooses one and logs which. On a rank `rank_rows` is the same call for both.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spark_estimator.collectives import context
-from spark_estimator.data.columns import packed, selected
+from spark_estimator.data.columns import cast_columns, packed_columns
 from spark_estimator.data.fields import Field
 from spark_estimator.data.materialize import materialized
 from spark_estimator.data.parquet import DataFiles, FileRows
@@ -32,12 +32,12 @@ _log = logger(__name__)
 
 @dataclass(frozen=True)
 class RowSource:
-    """Rows for the ranks: either of the two is there.
+    """Where the ranks' rows come from: exactly one of `rows` and `source` is set.
 
     Attributes:
-        rows: that Spark brings; None: it brings none.
-        source: files that the ranks read; None: they read none.
-        held_source: the same, of rows for validation that lie apart.
+        rows: sent by Spark's tasks.
+        source: files that the ranks read.
+        held_source: files with the rows for validation; None: those are among the others, or there are none.
     """
 
     rows: Rows | None = None
@@ -45,60 +45,65 @@ class RowSource:
     held_source: FileRows | None = None
 
 
-def row_source_of(
+def frame_source(
     frame: DataFrame,
     columns: Columns,
     fields: Sequence[Field],
     *,
-    directly: bool,
+    read_files: bool,
     store: FilesystemStore | None,
     size: int | Callable[[SparkSession], int],
 ) -> RowSource:
-    """Files, where the DataFrame is nothing else, or shall be written; Spark's tasks, where there is any doubt.
+    """Where a DataFrame's rows come from: files if it is nothing else, or is materialized; else Spark's tasks.
 
     Args:
-        store: where the rows are written, or have been; None: they are not.
-        directly: False: always Spark's tasks.
+        read_files: False: never read a DataFrame's own files.
+        store: where to materialize the rows, or to find them; None: they are not materialized.
         size: the number of ranks, or what chooses it.
+
+    Raises:
+        DataError: the rows could not be written to the store.
     """
     folder = Settings.read().spool_folder or None
     if store is not None:
-        files = materialized(frame, columns.read, store)
-        return RowSource(source=_from_files(files, columns, folder))
+        return RowSource(source=FileRows(materialized(frame, columns.read, store), columns.preparation, folder))
     try:
-        if not directly:
-            raise ThroughSpark("read_files=False says so")
-        tasks = size(frame.sparkSession) if callable(size) else size
-        files = just_files(frame, columns.read, tasks)
+        if not read_files:
+            raise ThroughSpark("read_files is False")
+        files = just_files(frame, columns.read, size(frame.sparkSession) if callable(size) else size)
     except ThroughSpark as reason:
         _log.info("rows reach the ranks through Spark's tasks: %s", reason)
         return RowSource(rows=_through_spark(frame, columns, fields, folder))
-    _log.info("the ranks read the DataFrame's %d Parquet files (%d rows) by themselves", len(files.files), files.rows)
-    return RowSource(source=_from_files(files, columns, folder))
+    _log.info("the ranks read the DataFrame's %d Parquet files (%d rows) directly", len(files.files), files.rows)
+    return RowSource(source=FileRows(files, columns.preparation, folder))
 
 
-def row_source_from(files: DataFiles, held: DataFiles | None, columns: Columns) -> RowSource:
+def files_source(files: DataFiles, validation: DataFiles | None, columns: Columns) -> RowSource:
     """Data that was prepared in a store.
 
     Args:
-        held: rows for validation that lie apart; None: there are none.
-    """
-    folder = Settings.read().spool_folder or None
-    apart = None
-    if held is not None:
-        held.check([one.name for one in columns.read])
-        apart = _from_files(held, columns, folder)
-    return RowSource(source=_from_files(files, columns, folder), held_source=apart)
-
-
-def own_rows(spec: TrainSpec) -> tuple[Spool, Spool]:
-    """On a rank: the rows that it begins with, to be made as many as the others' by `balanced`.
-
-    Returns:
-        Those to train on, and those that a column has marked for validation, or that lie apart.
+        validation: files with the rows for validation; None: there are none.
 
     Raises:
-        DataError: there was something wrong with them.
+        DataError: the files for validation have other columns.
+    """
+    folder = Settings.read().spool_folder or None
+    if validation is not None:
+        validation.check([column.name for column in columns.read], like=files)
+    return RowSource(
+        source=FileRows(files, columns.preparation, folder),
+        held_source=None if validation is None else FileRows(validation, columns.preparation, folder),
+    )
+
+
+def rank_rows(spec: TrainSpec) -> tuple[Spool, Spool]:
+    """On a rank: its rows, before `balanced` evens out the ranks.
+
+    Returns:
+        The rows to train on, and those for validation that a column marks or that are in files of their own.
+
+    Raises:
+        DataError: a row, or a file, cannot be used.
     """
     if spec.source is None:
         with worker_end() as supervisor:
@@ -111,33 +116,28 @@ def own_rows(spec: TrainSpec) -> tuple[Spool, Spool]:
 
 
 def _through_spark(frame: DataFrame, columns: Columns, fields: Sequence[Field], folder: str | None) -> Rows:
-    own, marker = columns.preparation, columns.marker
-    mark = "marker" if marker else None
-    if own.transformation is not None:
-        given = frame.select(*(one.stored for one in columns.read))
-        return Rows(given, SpoolFeed(tuple(fields), mark, folder, own))
-    rows = selected(
-        frame,
-        columns.fed,
-        dtypes_of(fields),
-        own.nulls,
-        *([marker.marks.alias("marker")] if marker else []),
+    preparation = columns.preparation
+    marker = None if columns.marker is None else "marker"
+    if preparation.transformation is not None:
+        stored = frame.select(*(column.stored for column in columns.read))
+        return Rows(stored, SpoolFeed(tuple(fields), marker, folder, preparation))
+    rows = frame.select(
+        *cast_columns(columns.fed, dtypes_of(fields), preparation.nulls),
+        *([columns.marker.marks.alias("marker")] if columns.marker else []),
     )
-    # Spark has cast, renamed and looked after nulls; what is left is to decode.
+    # Spark has cast and renamed the columns and replaced nulls; what is left is to decode.
     names = tuple(f"c{number}" for number in range(len(columns.fed)))
+    if preparation.nulls == "drop":
+        rows = rows.dropna(subset=list(names))
     decoders = {
-        name: own.decoders[one.name] for name, one in zip(names, columns.fed, strict=True) if one.name in own.decoders
+        name: preparation.decoders[column.name]
+        for name, column in zip(names, columns.fed, strict=True)
+        if column.name in preparation.decoders
     }
     if decoders:
-        return _spread(rows, SpoolFeed(tuple(fields), mark, folder, Preparation(names, mark, decoders=decoders)))
-    rows, together = packed(rows, fields)
-    return _spread(rows, SpoolFeed(together, mark, folder))
-
-
-def _spread(frame: DataFrame, feed: SpoolFeed) -> Rows:
-    """By the rows' values: when a stage is run anew, each rank gets the same rows again, and none has to be sorted."""
-    return Rows(frame, feed, tuple(frame.columns))
-
-
-def _from_files(files: DataFiles, columns: Columns, folder: str | None) -> FileRows:
-    return FileRows(files, columns.preparation, folder)
+        feed = SpoolFeed(tuple(fields), marker, folder, Preparation(names, marker, decoders=decoders))
+    else:
+        packed, packed_fields = packed_columns(rows.schema, fields)
+        rows, feed = rows.select(*packed), SpoolFeed(packed_fields, marker, folder)
+    # Rows are spread by their values: a stage that is retried sends each rank the same rows, without a sort.
+    return Rows(rows, feed, tuple(rows.columns))

@@ -1,202 +1,375 @@
-"""Looks at a DataFrame before anything starts: which columns are what, and a few rows of them as Arrow."""
+"""Inspects a training's rows before it starts: which columns there are, and the first rows of them as Arrow.
+
+A `Source` is a DataFrame, a set of Parquet files, or what a transformation makes of either; `sample_frame` and
+`sample_files` answer the same questions for each. All that Spark is asked for is asked for here.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import pyarrow
 
-from spark_estimator.data.columns import Readable
+from spark_estimator.data.columns import Readable, cast_columns, check_decoded, raw, readable
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import widths_of
-from spark_estimator.data.parquet import DataFiles
+from spark_estimator.data.first_rows import decoded
+from spark_estimator.data.numbers import readable_in
+from spark_estimator.data.parquet import DataFiles, FileRows
 from spark_estimator.data.preparation import Preparation
-from spark_estimator.data.row_lengths import Ragged
-from spark_estimator.data.transformation import Transformation
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.checks import spark_frame
-from spark_estimator.estimators.rows.sources import FileSource, FrameSource, Source, TransformedSource
+from spark_estimator.estimators.rows.request import RowRequest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# By which CrossValidator and TrainValidationSplit tell their parts of the rows apart.
-_OF_TUNING = re.compile(r"(CrossValidator|TrainValidationSplit)_[0-9a-f]+_rand")
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The columns that a training asks for, and what is done with them.
-
-    Attributes:
-        features: None: all columns that have no other part.
-        labels: as the estimator's parameter has them.
-        weight: of the rows; None without.
-        marker: that marks rows for validation; None without.
-        nulls: as in `columns.selected`.
-        ragged: what is done with arrays of different lengths.
-        decoders: by the column's name.
-        transformation: None: there is none.
-    """
-
-    features: tuple[str, ...] | None
-    labels: tuple[str, ...]
-    weight: str | None
-    marker: str | None
-    nulls: str | float
-    ragged: Ragged
-    decoders: Mapping[str, Decoder]
-    transformation: Transformation | None
-
-    @classmethod
-    def of(cls, value: Callable[[str], Any], marker: str | None) -> Wanted:
-        """What the parameters of an estimator say.
-
-        Args:
-            value: gives one by its name.
-        """
-        features = value("feature_cols")
-        function = value("transformation_fn")
-        removed = tuple(value("transformation_removed_fields") or ())
-        edited = tuple((*one[:2], tuple(one[2]), one[3]) for one in value("transformation_edit_fields") or ())
-        if function is None and (removed or edited):
-            raise ValueError("transformation_edit_fields and _removed_fields tell of transformation_fn, which is None.")
-        return cls(
-            None if features is None else tuple(features),
-            tuple(value("label_cols")),
-            value("sample_weight_col"),
-            marker,
-            value("nulls"),
-            Ragged(value("padding"), value("input_shapes"), value("label_shapes")),
-            {name: Decoder(name, one) for name, one in (value("decoders") or {}).items()},
-            None if function is None else Transformation(function, edited, removed),
-        )
+# Enough to show whether arrays have one length, and whether doubles hold whole numbers.
+SAMPLE_ROWS = 100
+# The random columns by which CrossValidator and TrainValidationSplit split rows.
+_TUNING_COLUMN = re.compile(r"(CrossValidator|TrainValidationSplit)_[0-9a-f]+_rand")
+_MARKER_KINDS = ("boolean", "int", "bigint", "tinyint", "smallint")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns that take part, and their first rows.
+    """The columns of a training.
 
     Attributes:
-        features, labels: in the order in which the model has them.
-        weight: of the rows; None without.
-        marker: that marks rows for validation; None without.
-        rows: at most a hundred, as columns ``c0``, ``c1``, ...: features, labels, weight.
-        widths: [columns] values a row; for scalars 1.
-        padding: [columns] what shorter arrays are filled up with; None: they are refused.
-        preparation: for these columns by their own names, with what the first rows have shown of the functions.
-        read: the columns that are read: those above, or what a transformation is given.
+        features, labels: in the order of the model's inputs and outputs.
+        weight: the column of sample weights; None: there is none.
+        marker: the column that marks rows for validation; None: there is none.
+        read: the columns to read: those above, or the arguments of a transformation.
+        preparation: what is done to the columns read; it knows the shapes that users' functions return.
     """
 
     features: tuple[Readable, ...]
     labels: tuple[Readable, ...]
     weight: Readable | None
     marker: Readable | None
-    rows: pyarrow.RecordBatch
-    widths: tuple[int, ...]
-    padding: tuple[float | None, ...]
-    preparation: Preparation
     read: tuple[Readable, ...]
+    preparation: Preparation
 
     @property
     def fed(self) -> tuple[Readable, ...]:
-        """Those that go into tensors."""
+        """Those that go into tensors, in the order of ``c0``, ``c1`` and so on: features, labels, weight."""
         return (*self.features, *self.labels, *((self.weight,) if self.weight else ()))
 
 
-def look_at(frame: DataFrame, wanted: Wanted) -> Columns:
-    """Finds the columns, and runs one small job for the first rows; another one where arrays are to be filled up.
+@dataclass(frozen=True)
+class RowSample:
+    """The columns, and what their first rows show.
+
+    Attributes:
+        columns: of the training.
+        rows: at most a hundred, as `Columns.fed` has them: ``c0``, ``c1``, ...
+        widths: [columns fed] values per row; 1 for a scalar.
+        padding: [columns fed] the fill value of shorter arrays; None: shorter arrays are an error.
+    """
+
+    columns: Columns
+    rows: pyarrow.RecordBatch
+    widths: tuple[int, ...]
+    padding: tuple[float | None, ...]
+
+
+def sample_frame(frame: DataFrame, request: RowRequest) -> RowSample:
+    """Finds the columns of a DataFrame and collects its first rows by a small Spark job; a second one measures arrays.
 
     Raises:
-        DataError: a column is missing, cannot be trained on, or holds no rows that could be.
+        DataError: a column is missing or cannot be trained on, or there are no rows.
     """
-    spark_frame("fit()", frame)
     if frame.isStreaming:
-        raise DataError("the DataFrame is a stream, which has no last row: fit() in foreachBatch, or on a table.")
-    return _looked(FrameSource(frame, wanted.decoders), wanted)
+        raise DataError(
+            "fit() doesn't support streaming DataFrames, which have no last row. Call it in foreachBatch or on a table."
+        )
+    return _sample(FrameSource(frame, request.decoders), request)
 
 
-def look_at_files(files: DataFiles, wanted: Wanted) -> Columns:
+def sample_files(files: DataFiles, request: RowRequest) -> RowSample:
     """The same for Parquet files, which this process reads; no job is run.
 
     Raises:
-        DataError: as `look_at`, or the files' columns differ.
+        DataError: as `sample_frame`, or the files' columns differ.
     """
-    return _looked(FileSource(files, wanted.decoders), wanted)
+    return _sample(FileSource(files, request.decoders), request)
 
 
-def _looked(source: Source, wanted: Wanted) -> Columns:
-    taken = {*wanted.labels, *filter(None, (wanted.weight, wanted.marker))}
-    removed = wanted.transformation.removed if wanted.transformation else ()
-    others = [name for name in source.names if name not in (*taken, *removed) and not _OF_TUNING.fullmatch(name)]
-    chosen = others if wanted.features is None else list(wanted.features)
-    if not chosen:
-        raise DataError("there are no feature columns: all columns are labels, weights or marks.")
-    names = [*chosen, *wanted.labels, *([wanted.weight] if wanted.weight else [])]
-    preparation = Preparation(tuple(names), wanted.marker, wanted.nulls, wanted.decoders, wanted.transformation)
-    if wanted.transformation is not None:
-        source = TransformedSource(source, preparation)
-    fed = [_read(source, name, chosen=wanted.features is None and name in others) for name in names]
-    marking = source.read(wanted.marker) if wanted.marker else None
-    if marking is not None and (
-        marking.is_array or marking.kind not in ("boolean", "int", "bigint", "tinyint", "smallint")
-    ):
-        raise DataError(
-            f"validation={wanted.marker!r}: a column of type {marking.kind}; it has to be boolean, or hold 0 and 1."
+class Source(ABC):
+    """Rows to inspect.
+
+    Attributes:
+        names: of all columns.
+        arguments: the columns that a transformation gets; empty without one.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self.arguments: Sequence[Readable] = ()
+
+    @abstractmethod
+    def column(self, name: str) -> Readable:
+        """How a column is read.
+
+        Raises:
+            DataError: the column is missing, or its type cannot be trained on.
+        """
+
+    @abstractmethod
+    def first_rows(
+        self, fed: Sequence[Readable], preparation: Preparation
+    ) -> tuple[pyarrow.RecordBatch, Preparation, list[Readable]]:
+        """At most a hundred rows, as ``c0``, ``c1`` and so on.
+
+        Returns:
+            The rows, and the preparation and the columns with the types and shapes that users' functions returned.
+        """
+
+    @abstractmethod
+    def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: str | float) -> list[int]:
+        """The longest array, over all rows, of each of the columns at some positions."""
+
+
+class _Untransformed(Source):
+    """Rows as they are, which a transformation can be applied to."""
+
+    @abstractmethod
+    def raw(self, name: str) -> Readable:
+        """A column as it is, for a transformation."""
+
+    @abstractmethod
+    def raw_rows(self, columns: Sequence[Readable]) -> pyarrow.RecordBatch:
+        """At most a hundred rows, under the columns' own names."""
+
+
+class FrameSource(_Untransformed):
+    """A DataFrame: each question about its rows is a Spark job."""
+
+    def __init__(self, frame: DataFrame, decoders: Mapping[str, Decoder]) -> None:
+        self._frame = frame
+        self._schema = frame.schema
+        self._decoders = decoders
+        super().__init__(self._schema.names)
+
+    def column(self, name: str) -> Readable:
+        """As `Source.column`."""
+        return readable(self._schema, name, name in self._decoders)
+
+    def raw(self, name: str) -> Readable:
+        """As `_Untransformed.raw`."""
+        return raw(self._schema, name)
+
+    def raw_rows(self, columns: Sequence[Readable]) -> pyarrow.RecordBatch:
+        """As `_Untransformed.raw_rows`."""
+        return _first(self._frame.select(*(column.stored for column in columns)))
+
+    def first_rows(
+        self, fed: Sequence[Readable], preparation: Preparation
+    ) -> tuple[pyarrow.RecordBatch, Preparation, list[Readable]]:
+        """As `Source.first_rows`."""
+        # Floating columns as doubles, to see whether their numbers are whole.
+        dtypes = ["float64" if column.dtype == "float32" and not column.is_array else column.dtype for column in fed]
+        rows = _first(self._cast(fed, dtypes, preparation.nulls))
+        return decoded(rows, fed, preparation, [f"c{number}" for number in range(len(fed))])
+
+    def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: str | float) -> list[int]:
+        """As `Source.longest`."""
+        from pyspark.sql import functions
+
+        # Rows that are dropped do not count, and any column can cause that.
+        read = list(range(len(fed))) if nulls == "drop" else list(positions)
+        frame = self._cast([fed[n] for n in read], [fed[n].dtype for n in read], nulls)
+        sizes = [functions.max(functions.size(f"c{read.index(position)}")) for position in positions]
+        return [max(0, int(size or 0)) for size in frame.agg(*sizes).collect()[0]]
+
+    def _cast(self, columns: Sequence[Readable], dtypes: Sequence[str], nulls: str | float) -> DataFrame:
+        frame = self._frame.select(*cast_columns(columns, dtypes, nulls))
+        return frame.dropna() if nulls == "drop" else frame
+
+
+class FileSource(_Untransformed):
+    """Parquet files, which this process reads."""
+
+    def __init__(self, files: DataFiles, decoders: Mapping[str, Decoder]) -> None:
+        self._files = files
+        self._decoders = decoders
+        super().__init__(list(files.kinds))
+
+    def column(self, name: str) -> Readable:
+        """As `Source.column`."""
+        return readable_in(self._files.kinds, name, name in self._decoders)
+
+    def raw(self, name: str) -> Readable:
+        """As `_Untransformed.raw`."""
+        if name not in self._files.kinds:
+            raise DataError(f"there is no column {name!r}: the files have {', '.join(map(repr, self.names))}.")
+        return Readable(name, False, "", None, self._files.kinds[name])
+
+    def raw_rows(self, columns: Sequence[Readable]) -> pyarrow.RecordBatch:
+        """As `_Untransformed.raw_rows`."""
+        names = [column.name for column in columns]
+        self._files.check(names)
+        for batch in self._files.batches(names, 0, 1, SAMPLE_ROWS):
+            if batch.num_rows:
+                return batch
+        return pyarrow.RecordBatch.from_pydict({name: [] for name in names})
+
+    def first_rows(
+        self, fed: Sequence[Readable], preparation: Preparation
+    ) -> tuple[pyarrow.RecordBatch, Preparation, list[Readable]]:
+        """As `Source.first_rows`."""
+        self._files.check([column.name for column in fed])
+        rows = FileRows(self._files, replace(preparation, marker=None, decoders={}))
+        first = rows.first_rows([column.dtype for column in fed], SAMPLE_ROWS)
+        return decoded(first, fed, preparation, [f"c{number}" for number in range(len(fed))])
+
+    def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: str | float) -> list[int]:
+        """As `Source.longest`."""
+        read = list(range(len(fed))) if nulls == "drop" else list(positions)
+        rows = FileRows(self._files, Preparation(tuple(fed[n].name for n in read), nulls=nulls))
+        return rows.longest([fed[n].dtype for n in read], [f"c{read.index(position)}" for position in positions])
+
+
+class TransformedSource(Source):
+    """What a transformation makes of another source's first rows. It is called once, by the constructor."""
+
+    def __init__(self, inner: _Untransformed, preparation: Preparation) -> None:
+        transformation = preparation.transformation
+        assert transformation is not None
+        created = {edit[0] for edit in transformation.edited} - set(inner.names)
+        names = [name for name in dict.fromkeys([*preparation.read, *transformation.removed]) if name not in created]
+        arguments = [inner.raw(name) for name in names]
+        for column in arguments:
+            if column.name in preparation.decoders:
+                check_decoded(column.name, column.kind)
+        rows = inner.raw_rows(arguments)
+        if not rows.num_rows:
+            raise DataError("the DataFrame has no rows.")
+        self._preparation, self._columns = replace(preparation, transformation_columns=tuple(names)).passed(rows)
+        assert self._preparation.transformation is not None
+        self._shown = self._preparation.transformation.shown
+        super().__init__(list(self._columns))
+        self.arguments = arguments
+
+    def column(self, name: str) -> Readable:
+        """As `Source.column`."""
+        column = readable_in({name: shown.words for name, shown in self._shown.items()}, name)
+        shown = self._shown[name]
+        return replace(
+            column,
+            dtype="float32" if shown.is_bytes else column.dtype,
+            shape=shown.shape,
+            kept="uint8" if shown.is_bytes else "",
         )
-    _check_fillings(fed, wanted)
-    strange = next((name for name in wanted.decoders if name not in {one.name for one in source.given or fed}), None)
-    if strange is not None:
-        raise DataError(f"decoders names {strange!r}, which is no column that is read: {', '.join(names)}.")
-    rows, preparation, fed = source.first_rows(fed, preparation)
+
+    def first_rows(
+        self, fed: Sequence[Readable], preparation: Preparation
+    ) -> tuple[pyarrow.RecordBatch, Preparation, list[Readable]]:
+        """As `Source.first_rows`."""
+        plain = replace(preparation, marker=None, decoders={}, transformation=None)
+        rows = pyarrow.RecordBatch.from_arrays(list(self._columns.values()), names=list(self._columns))
+        return plain.batch(rows, [column.dtype for column in fed]), self._preparation, list(fed)
+
+    def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: str | float) -> list[int]:
+        """As `Source.longest`: to measure it, the function would have to be called for each row once more."""
+        raise DataError(
+            f"padding of column {fed[positions[0]].name!r}, which transformation_fn returns, needs the array's length: "
+            "set input_shapes (or label_shapes)."
+        )
+
+
+def _sample(source: _Untransformed, request: RowRequest) -> RowSample:
+    names, by_default = _names(source, request)
+    preparation = Preparation(tuple(names), request.marker, request.nulls, request.decoders, request.transformation)
+    prepared = TransformedSource(source, preparation) if request.transformation is not None else source
+    fed = [_column(prepared, name, by_default=name in by_default) for name in names]
+    marker = _marker(prepared, request.marker)
+    request.check_replacement(fed)
+    read = {column.name for column in prepared.arguments or fed}
+    unknown = next((name for name in request.decoders if name not in read), None)
+    if unknown is not None:
+        raise DataError(f"decoders refers to {unknown!r}, which isn't a column that is read: {', '.join(names)}.")
+    rows, preparation, fed = prepared.first_rows(fed, preparation)
     if not rows.num_rows:
-        raise DataError("the DataFrame has no rows" + (" without nulls." if wanted.nulls == "drop" else "."))
-    features, labels = fed[: len(chosen)], fed[len(chosen) : len(chosen) + len(wanted.labels)]
-    padding = wanted.ragged.paddings(fed)
-    widths = wanted.ragged.widths(
+        raise DataError("the DataFrame has no rows" + (" without nulls." if request.nulls == "drop" else "."))
+    labels, weights = len(request.labels), 0 if request.weight is None else 1
+    features = len(fed) - labels - weights
+    padding = request.ragged.paddings(fed)
+    widths = request.ragged.widths(
         widths_of(rows, [f"c{number}" for number in range(len(fed))]),
         fed,
         padding,
-        len(features),
-        lambda places: source.longest(fed, places, wanted.nulls),
+        features,
+        lambda positions: prepared.longest(fed, positions, request.nulls),
     )
-    return Columns(
-        tuple(features),
-        tuple(labels),
-        fed[-1] if wanted.weight else None,
-        marking,
-        rows,
-        widths,
-        padding,
-        preparation,
-        tuple(source.given) or (*fed, *([marking] if marking else [])),
+    columns = Columns(
+        features=tuple(fed[:features]),
+        labels=tuple(fed[features : features + labels]),
+        weight=fed[-1] if weights else None,
+        marker=marker,
+        read=tuple(prepared.arguments) or (*fed, *([marker] if marker else [])),
+        preparation=preparation,
     )
+    return RowSample(columns, rows, widths, padding)
 
 
-def _read(source: Source, name: str, *, chosen: bool) -> Readable:
-    """A column; `chosen`: not by the user, who is told so where it cannot be trained on."""
+def _names(source: Source, request: RowRequest) -> tuple[list[str], list[str]]:
+    """The columns that go into tensors, and those of them that are features by default.
+
+    Raises:
+        DataError: there is no feature.
+    """
+    others = {*request.labels, *filter(None, (request.weight, request.marker))}
+    removed = request.transformation.removed if request.transformation else ()
+    rest = [name for name in source.names if name not in (*others, *removed) and not _TUNING_COLUMN.fullmatch(name)]
+    features = rest if request.features is None else list(request.features)
+    if not features:
+        raise DataError(
+            "there are no feature columns: every column is a label, the sample weight or the validation column."
+        )
+    names = [*features, *request.labels, *([request.weight] if request.weight else [])]
+    return names, rest if request.features is None else []
+
+
+def _column(source: Source, name: str, *, by_default: bool) -> Readable:
+    """A column; `by_default`: it is a feature because feature_cols is not set, which an error mentions."""
     try:
-        return source.read(name)
+        return source.column(name)
     except DataError as error:
-        if not chosen:
+        if not by_default:
             raise
         raise DataError(
-            f"{error} (feature_cols is not given: all columns but labels and weights are features.)"
+            f"{error} (feature_cols is not set, so every column that has no other role is a feature.)"
         ) from error
 
 
-def _check_fillings(fed: Sequence[Readable], wanted: Wanted) -> None:
-    """Refuses fractions, and numbers beyond 64 bits, that shall stand among whole numbers."""
-    if isinstance(wanted.nulls, str):
-        return
-    if float(wanted.nulls).is_integer() and abs(wanted.nulls) < 1 << 63:
-        return
-    for one in fed:
-        if one.dtype == "int64" and not one.is_array:
-            raise DataError(
-                f"nulls={wanted.nulls!r}: column {one.name!r} of type {one.kind} has no such number. Take a whole one, "
-                "or cast the column to double."
-            )
+def _marker(source: Source, name: str | None) -> Readable | None:
+    """The column that marks rows for validation; None without.
+
+    Raises:
+        DataError: there is no such column, or its type cannot hold 0 and 1.
+    """
+    if name is None:
+        return None
+    column = source.column(name)
+    if column.is_array or column.kind not in _MARKER_KINDS:
+        raise DataError(
+            f"validation={name!r}: the column has type {column.kind}. It must be boolean, or an integer column of 0 "
+            "and 1."
+        )
+    return column
+
+
+def _first(frame: DataFrame) -> pyarrow.RecordBatch:
+    limited = frame.limit(SAMPLE_ROWS)
+    if hasattr(limited, "toArrow"):
+        table = limited.toArrow()
+    else:  # Spark 3.5
+        table = pyarrow.Table.from_pandas(limited.toPandas(), preserve_index=False)
+    batches = table.combine_chunks().to_batches()
+    if not batches:
+        return pyarrow.RecordBatch.from_pylist([], schema=table.schema)
+    return batches[0]

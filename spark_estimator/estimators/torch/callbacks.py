@@ -1,4 +1,4 @@
-"""What a user's own objects hear of a training, on every rank: `Callback` says when, and how they end it."""
+"""The user's callbacks of a PyTorch training, which run on every rank and can end it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Callback:
     """
 
     def on_train_begin(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Before the first epoch of this process: a training that goes on from a checkpoint begins there."""
+        """Before the first epoch of this process: a training that resumes from a checkpoint begins there."""
 
     def on_epoch_begin(self, epoch: int) -> None:
         """Before an epoch, counted from 0."""
@@ -32,7 +32,7 @@ class Callback:
             logs: the epoch's entry in the history, the same on all ranks.
 
         Returns:
-            True: the training ends here, on all ranks, if any of them says so.
+            True on any rank: the training ends here, on all ranks.
         """
         return None
 
@@ -47,14 +47,14 @@ class TorchCallbacks:
         self._callbacks = callbacks
 
     def call(self, method: str, *args: Any) -> list[Any]:
-        """What each returned; None where it has no such method."""
-        found = [getattr(one, method, None) for one in self._callbacks]
-        return [None if one is None else one(*args) for one in found]
+        """What each returned; None where it does not have the method."""
+        result = [getattr(callback, method, None) for callback in self._callbacks]
+        return [None if item is None else item(*args) for item in result]
 
     def ends_after(self, epoch: int, logs: dict[str, Any]) -> bool:
-        """Tells of an epoch's end. A collective: whether any callback of any rank ends the training."""
+        """Calls `on_epoch_end`. A collective: whether any callback of any rank ends the training."""
         if not self._callbacks:
             return False
-        said = any(answer is True for answer in self.call("on_epoch_end", epoch, logs))
-        votes = hvd.allreduce(torch.tensor([float(said)]), op=hvd.Sum, name="a callback ends the training")
+        stops = any(answer is True for answer in self.call("on_epoch_end", epoch, logs))
+        votes = hvd.allreduce(torch.tensor([float(stops)]), op=hvd.Sum, name="a callback ends the training")
         return bool(votes.item())

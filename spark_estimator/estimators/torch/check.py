@@ -8,19 +8,19 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow
 import torch
 from torch import nn
 
 from spark_estimator.data.fields import matrix_of
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.rows.sampling import Columns
-from spark_estimator.estimators.rows.shapes import Fields, shown, strange
+from spark_estimator.estimators.rows.shapes import Fields, not_finite, shown
 from spark_estimator.estimators.torch.losses import Tensors, TorchParts, loss_of, outputs_of
 from spark_estimator.estimators.torch.training import tensor_of
 
 
 class ModuleTrial:
-    """What of `fitting.Trial` is told by a module's class."""
+    """The part of `shapes.Trial` that a module's class decides."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -28,21 +28,20 @@ class ModuleTrial:
         self.takes = f"{type(model).__name__}.forward"
 
     def positional(self) -> tuple[int, float]:
-        """See `fitting.Trial.positional`."""
+        """See `shapes.Trial.positional`."""
         return inputs_taken(self._model)
 
 
 class TorchTrial(ModuleTrial):
-    """See `fitting.Trial`."""
+    """See `shapes.Trial`."""
 
     def __init__(self, parts: TorchParts) -> None:
         super().__init__(parts.model)
         self._parts = parts
 
-    def run(self, columns: Columns, fields: Fields) -> tuple[int, ...]:
-        """See `fitting.Trial.run`."""
-        rows = columns.rows
-        tensors = first_tensors(columns, fields)
+    def run(self, rows: pyarrow.RecordBatch, fields: Fields) -> tuple[int, ...]:
+        """See `shapes.Trial.run`."""
+        tensors = first_tensors(rows, fields)
         count = len(fields.inputs)
         labels = tensors[count : count + len(fields.labels)]
         weight = tensors[-1] if fields.weight else None
@@ -71,7 +70,7 @@ class TorchTrial(ModuleTrial):
         if not math.isfinite(loss.item()):
             raise DataError(
                 f"the loss of the first {rows.num_rows} rows is {loss.item()}: "
-                f"{strange(columns, fields) or 'the model computes it so from finite numbers'}."
+                f"{not_finite(rows, fields) or 'the model computes it so from finite numbers'}."
             )
         widths = tuple(output.numel() // len(output) for output in outputs)
         if rows.num_rows > 2:
@@ -132,9 +131,9 @@ def _try_metric(metric: Any, output: torch.Tensor, label: torch.Tensor) -> None:
         raise DataError(f"the metric {name} returned {value!r:.60}, and not one number.") from error
 
 
-def first_tensors(columns: Columns, fields: Fields) -> Tensors:
+def first_tensors(rows: pyarrow.RecordBatch, fields: Fields) -> Tensors:
     """[fields] the first rows, as a training would get them."""
-    return [tensor_of(matrix_of(columns.rows, field).copy(), field) for field in fields.all]
+    return [tensor_of(matrix_of(rows, field).copy(), field) for field in fields.all]
 
 
 def _check_outputs(
@@ -150,7 +149,7 @@ def _check_outputs(
         if output.dim() and len(output) != len(label):
             raise DataError(
                 f"the model returned {list(output.shape)} for a batch of {len(label)} rows with the label "
-                f"{field.name!r}: the first extent has to be the rows of the batch."
+                f"{field.name!r}: the first dimension must be the batch."
             )
 
 
@@ -162,9 +161,15 @@ def inputs_taken(model: nn.Module) -> tuple[int, float]:
         parameters = inspect.signature(forward).parameters.values()
     except (TypeError, ValueError):
         return 1, math.inf
-    named = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    least = sum(one.default is one.empty for one in named)
-    return least, math.inf if any(one.kind is one.VAR_POSITIONAL for one in parameters) else len(named)
+    named = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    least = sum(item.default is item.empty for item in named)
+    return least, math.inf if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters) else len(
+        named
+    )
 
 
 def floating_type(model: nn.Module) -> str:

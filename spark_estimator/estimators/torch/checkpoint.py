@@ -19,8 +19,8 @@ class TorchForm:
 
     def unpacked(self, content: bytes) -> dict[str, Any]:
         """See `checkpoint.Form.unpacked`."""
-        told: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-        return told
+        result: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        return result
 
     def why(self, error: Exception) -> str:
         """See `checkpoint.Form.why`."""

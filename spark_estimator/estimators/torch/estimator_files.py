@@ -47,14 +47,14 @@ class TorchFiles:
 
         Args:
             path: a folder that this process sees.
-            trust: the folder comes from somebody whom you would let run code here; modules of your own need it.
+            trust: runs code from the folder, which modules of your own need; only for folders that you trust.
 
         Raises:
-            DataError: there is nothing, it is damaged or of another version, or what it holds could be had only by
-                running code from it.
+            DataError: the folder is missing, damaged or of another version, or loading its objects would run code from
+                it.
         """
-        found: Any = cls
-        loaded: Self = estimator_files.load(found, path, cls._objects, lambda told: _read(told, trust))
+        result: Any = cls
+        loaded: Self = estimator_files.load(result, path, cls._objects, lambda manifest: _read(manifest, trust))
         return loaded
 
 
@@ -63,14 +63,13 @@ def _dump(objects: dict[str, Any], folder: Path) -> None:
     torch.save(objects, folder / "objects.pt", pickle_module=cloudpickle)
 
 
-def _read(told: Manifest, trust: bool) -> Any:
+def _read(manifest: Manifest, trust: bool) -> Any:
     try:
-        return read(told.file("objects.pt"), _known(), trust=is_trusted(trust))
+        return read(manifest.file("objects.pt"), _known(), trust=is_trusted(trust))
     except RefusedObjectsError as error:
         raise DataError(
-            f"{told.folder}: its model, losses or functions are other than PyTorch's own, and to read them could run "
-            "any code that the file names. Say trust=True (in a pipeline: with trust_files()) if you know where the "
-            f"folder comes from. ({error})"
+            f"{manifest.folder}: its model, losses or functions aren't PyTorch's own, and loading them could run any "
+            f"code. Pass trust=True (in a pipeline: use trust_files()) if you trust the folder. ({error})"
         ) from error
 
 
@@ -78,15 +77,15 @@ def _known() -> list[Any]:
     """Classes whose objects only hold what the file says of them, and functions that only compute."""
 
     def classes(module: Any, base: type) -> list[type]:
-        return [one for _, one in inspect.getmembers(module, inspect.isclass) if issubclass(one, base)]
+        return [item for _, item in inspect.getmembers(module, inspect.isclass) if issubclass(item, base)]
 
     schedulers = torch.optim.lr_scheduler
-    functions = [one for name, one in vars(nn.functional).items() if name.endswith(("loss", "cross_entropy"))]
+    functions = [value for name, value in vars(nn.functional).items() if name.endswith(("loss", "cross_entropy"))]
     return [
         *classes(nn, nn.Module),
         *classes(torch.optim, torch.optim.Optimizer),
         *classes(schedulers, schedulers.LRScheduler),
-        *(one for one in functions if getattr(one, "__module__", "") == "torch.nn.functional"),
+        *(candidate for candidate in functions if getattr(candidate, "__module__", "") == "torch.nn.functional"),
         defaultdict,
         dict,
         set,

@@ -1,6 +1,6 @@
 """A `TorchModel` in a folder: JSON, the numbers, and the architecture; read without running code from it.
 
-What `folders` and `told` tell of, and: ``weights.pt`` the numbers, for ``torch.load(..., weights_only=True)``;
+What `folders` and `manifest` describe, and: ``weights.pt`` the numbers, for ``torch.load(..., weights_only=True)``;
 ``module.pt`` the architecture. The architecture of modules of torch.nn is read by PyTorch's restricted unpickler, which
 makes objects of known classes only. Other classes need either a module to fill, or trust.
 """
@@ -11,22 +11,20 @@ import copy
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import cloudpickle
 import torch
 from torch import nn
 
 from spark_estimator.errors import DataError
+from spark_estimator.estimators.model import TableModel
 from spark_estimator.estimators.persistence import model_files
 from spark_estimator.estimators.persistence.folders import is_trusted, local_path
 from spark_estimator.estimators.persistence.manifest import Manifest, write_manifest
 from spark_estimator.estimators.torch.reading import RefusedObjectsError, read
 
-if TYPE_CHECKING:
-    from spark_estimator.estimators.torch.model import TorchModel
-
-_Model = TypeVar("_Model", bound="TorchModel")
+_Model = TypeVar("_Model", bound=TableModel)
 
 
 def load(
@@ -38,19 +36,19 @@ def load(
     trust: bool,
 ) -> _Model:
     """See `TorchModel.load`."""
-    told = Manifest(local_path(path), kind.__name__)
-    filled = _architecture(told, is_trusted(trust)) if module is None else copy.deepcopy(module)
-    _fill(filled, told, assign=module is None)
-    return model_files.loaded(told, kind, filled.eval(), decoders, trust=trust)
+    manifest = Manifest(local_path(path), kind.__name__)
+    filled = _architecture(manifest, is_trusted(trust)) if module is None else copy.deepcopy(module)
+    _fill(filled, manifest, assign=module is None)
+    return model_files.loaded(manifest, kind, filled.eval(), decoders, trust=trust)
 
 
-def _fill(module: nn.Module, told: Manifest, *, assign: bool) -> None:
+def _fill(module: nn.Module, manifest: Manifest, *, assign: bool) -> None:
     """Gives a module the numbers.
 
     Args:
         assign: the module's own are replaced, which says nothing of their kind.
     """
-    file = told.file("weights.pt")
+    file = manifest.file("weights.pt")
     try:
         weights = read(file)
     except RefusedObjectsError as error:
@@ -62,14 +60,17 @@ def _fill(module: nn.Module, told: Manifest, *, assign: bool) -> None:
         raise DataError(f"the numbers in {file} do not fit {whose}: {type(error).__name__}: {error}") from error
 
 
-def write(model: TorchModel, folder: Path) -> None:
+def write(model: TableModel, module: nn.Module, folder: Path) -> None:
     """Puts a model's files into a new folder.
+
+    Args:
+        module: the trained module.
 
     Raises:
         DataError: a decoder cannot be pickled.
     """
-    told = model_files.write_plain(model, folder)
-    trained = copy.deepcopy(model.getModel()).cpu()
+    manifest = model_files.write_plain(model, folder)
+    trained = copy.deepcopy(module).cpu()
     torch.save(trained.state_dict(), folder / "weights.pt")
     try:
         # With it classes of a notebook's cells, or of a function, go into the file; pickle would name them only.
@@ -78,7 +79,7 @@ def write(model: TorchModel, folder: Path) -> None:
         # The numbers are there: it can be loaded into a module.
         (folder / "module.pt").unlink(missing_ok=True)
         (folder / "module.missing").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
-    write_manifest(folder, model, told)
+    write_manifest(folder, model, manifest)
 
 
 def _without_numbers(module: nn.Module) -> nn.Module:
@@ -94,21 +95,22 @@ def _without_numbers(module: nn.Module) -> nn.Module:
     return bare
 
 
-def _architecture(told: Manifest, trust: bool) -> nn.Module:
-    if not told.has("module.pt"):
-        why = told.file("module.missing").read_text(encoding="utf-8") if told.has("module.missing") else ""
-        raise DataError(f"{told.folder} holds no architecture ({why}): say model=... with a module of the same one.")
-    file = told.file("module.pt")
-    known = [one for _, one in inspect.getmembers(nn, inspect.isclass) if issubclass(one, nn.Module)]
+def _architecture(manifest: Manifest, trust: bool) -> nn.Module:
+    if not manifest.has("module.pt"):
+        why = manifest.file("module.missing").read_text(encoding="utf-8") if manifest.has("module.missing") else ""
+        raise DataError(
+            f"{manifest.folder} contains no architecture ({why}). Pass model=... with the same architecture."
+        )
+    file = manifest.file("module.pt")
+    known = [item for _, item in inspect.getmembers(nn, inspect.isclass) if issubclass(item, nn.Module)]
     try:
         loaded = read(file, [*known, set], trust=trust)
     except RefusedObjectsError as error:
         raise DataError(
-            f"{told.folder}: its architecture is made of classes other than torch.nn's own, and to read it could run "
-            "any code that the file names. Say model=YourModule(...), which gets its numbers, or trust=True "
-            "(in a pipeline: with trust_files()) if you know where the file comes from. "
-            f"({error})"
+            f"{manifest.folder}: its architecture uses classes other than torch.nn's own, and loading them could run "
+            "any code. Pass model=YourModule(...) to load the weights into, or pass trust=True (in a pipeline: use "
+            f"trust_files()) if you trust the folder. ({error})"
         ) from error
     if not isinstance(loaded, nn.Module):
-        raise DataError(f"{file} holds {type(loaded).__name__}, and no module of PyTorch.")
+        raise DataError(f"{file} contains {type(loaded).__name__} instead of a torch.nn.Module.")
     return loaded

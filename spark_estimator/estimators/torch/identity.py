@@ -22,11 +22,11 @@ def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
         **of_module(parts.model),
         "optimizer": [
             f"{name_of(parts.optimizer)} of {groups} parameters",
-            *(f"{name}={_said(value)}" for group in parts.optimizer.param_groups for name, value in _settings(group)),
+            *(line for group in parts.optimizer.param_groups for line in _settings_lines(group)),
         ],
         "lr_scheduler": [name_of(parts.scheduler)],
         "loss": [
-            f"{share} {name_of(loss)}({', '.join(f'{key}={_said(one)}' for key, one in _settings(_inside(loss)))})"
+            f"{share} {name_of(loss)}({', '.join(_settings_lines(_inside(loss)))})"
             for share, loss in zip(parts.loss_weights, parts.losses, strict=True)
         ],
         "steps": [
@@ -49,7 +49,7 @@ def of_module(model: Any) -> Identity:
     }
 
 
-def _said(value: Any) -> str:
+def _setting_text(value: Any) -> str:
     """A setting's value, the same in each process: a tensor's by its numbers, an object's by its class."""
     if hasattr(value, "detach"):
         return str(value.detach().cpu().tolist())
@@ -66,6 +66,7 @@ def _inside(loss: Any) -> dict[str, Any]:
     return {**{name: value for name, value in vars(loss).items() if not name.startswith("_")}, **loss._buffers}
 
 
-def _settings(of: dict[str, Any]) -> list[tuple[str, Any]]:
-    """By name, but for the parameters themselves and what no number depends on."""
-    return sorted((name, value) for name, value in of.items() if name not in ("params", "training"))
+def _settings_lines(of: dict[str, Any]) -> list[str]:
+    """``name=value`` in the order of names, without the parameters themselves and what no number depends on."""
+    settings = sorted((name, value) for name, value in of.items() if name not in ("params", "training"))
+    return [f"{name}={_setting_text(value)}" for name, value in settings]

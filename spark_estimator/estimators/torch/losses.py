@@ -19,6 +19,7 @@ from torch import nn
 from spark_estimator.data.fields import Array
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rows.shapes import class_error
+from spark_estimator.estimators.torch.metric_names import names_of
 
 Tensors = list[torch.Tensor]
 #: Adds up numbers over all ranks, place by place.
@@ -49,6 +50,7 @@ class TorchParts:
         labels: their columns' names, for messages.
         leaving_out: the numbers of those labels in which some rows have the class that their loss leaves out, so that
             it divides by the others.
+        metric_names: [labels][metrics] of `metrics`; empty: `names_of` them.
     """
 
     model: nn.Module
@@ -64,6 +66,11 @@ class TorchParts:
     minibatch: Callable[..., Any] | None = None
     labels: Sequence[str] = ()
     leaving_out: frozenset[int] = frozenset()
+    metric_names: Sequence[Sequence[str]] = ()
+
+    def __post_init__(self) -> None:
+        if not self.metric_names:
+            object.__setattr__(self, "metric_names", names_of(self.metrics, self.labels))
 
 
 def loss_of(
@@ -83,7 +90,7 @@ def loss_of(
         total: a collective, where there are several ranks.
 
     Raises:
-        DataError: the model returns something else than a tensor for each label.
+        DataError: the model does not return a tensor for each label.
     """
     with torch.autocast(inputs[0].device.type, torch.bfloat16, enabled=parts.precision is not None):
         try:
@@ -179,8 +186,8 @@ def known(loss: Any) -> Any:
     if inspect.isfunction(loss) and loss in _OF_CLASSES:
         return _OF_CLASSES[loss]()
     if isinstance(loss, functools.partial) and not loss.args and loss.func in _OF_CLASSES:
-        given = {name: value for name, value in loss.keywords.items() if name not in ("size_average", "reduce")}
-        return _OF_CLASSES[loss.func](**given)
+        keywords = {name: value for name, value in loss.keywords.items() if name not in ("size_average", "reduce")}
+        return _OF_CLASSES[loss.func](**keywords)
     return loss
 
 
@@ -191,7 +198,7 @@ def reduction_of(loss: Any) -> Any:
 
 
 def divides_by_class(loss: Any) -> bool:
-    """Whether the mean of a loss is one over its classes' weights and not over rows, whatever the labels are."""
+    """Whether the mean of a loss is one over its classes' weights and not over rows, for all labels."""
     return _is_of_classes(loss) and (loss.weight is not None or loss.ignore_index != _LEFT_OUT)
 
 
@@ -244,7 +251,7 @@ def loss_of_rows(loss: Callable[..., Any]) -> Callable[..., Any]:
     """The same loss without the mean over the rows.
 
     Raises:
-        DataError: it cannot be had.
+        DataError: the loss has no keyword `reduction`.
     """
     if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
         return _reduced(loss, "none")
@@ -261,9 +268,9 @@ def loss_of_rows(loss: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reduced(loss: Callable[..., Any], reduction: str) -> Callable[..., Any]:
-    one = copy.copy(loss)
-    setattr(one, "reduction", reduction)  # noqa: B010  # torch declares modules' attributes otherwise
-    return one
+    copied = copy.copy(loss)
+    setattr(copied, "reduction", reduction)  # noqa: B010  # torch declares modules' attributes otherwise
+    return copied
 
 
 def _shaped(label: torch.Tensor, output: torch.Tensor, shape: Sequence[int] | None) -> torch.Tensor:

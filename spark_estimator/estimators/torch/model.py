@@ -14,15 +14,18 @@ from spark_estimator.data.fields import Field
 from spark_estimator.estimators import model
 from spark_estimator.estimators.params import with_params
 from spark_estimator.estimators.torch import files as torch_files
+from spark_estimator.estimators.torch.keywords import TorchModelKeywords
+from spark_estimator.estimators.torch.params import MODEL
 from spark_estimator.estimators.torch.predictor import TorchPredictor
 
 _Self = TypeVar("_Self", bound="TorchModel")
 
 
-@with_params(model.ROWS)
-class TorchModel(model.TableModel):
+@with_params(MODEL)
+class TorchModel(TorchModelKeywords, model.TableModel):
     """What `TorchEstimator.fit` returns: see `model.TableModel`. Its model is a `torch.nn.Module`."""
 
+    _public_path = "spark_estimator.TorchModel"
     _model: nn.Module
 
     def getModel(self) -> nn.Module:  # Horovod's name
@@ -55,11 +58,11 @@ class TorchModel(model.TableModel):
             path: a folder that this process sees.
             model: a module of the same architecture, which then gets the trained numbers; None: it is read too.
             decoders: as it was trained with, if it was; None: they are read too, which needs trust.
-            trust: the file comes from somebody whom you would let run code here.
+            trust: runs code from the folder where loading needs it; only for folders from a source that you trust.
 
         Raises:
-            DataError: there is nothing, it is damaged or of another version, or its architecture could be had only by
-                running code from it.
+            DataError: the folder is missing, damaged or of another version, or loading its architecture would run code
+                from it.
         """
         return torch_files.load(cls, path, model, decoders, trust=trust)
 
@@ -67,4 +70,4 @@ class TorchModel(model.TableModel):
         return TorchPredictor.of(self._model, inputs, self._outputs, self._value("batch_size"), decoders)
 
     def _write_files(self, folder: Path) -> None:
-        torch_files.write(self, folder)
+        torch_files.write(self, self._model, folder)

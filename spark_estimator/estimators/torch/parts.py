@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,18 +12,19 @@ from torch import nn
 
 from spark_estimator.estimators.checks import labels_of
 from spark_estimator.estimators.torch.losses import TorchParts, divides_by_class, known, reduction_of
+from spark_estimator.estimators.torch.metric_names import grouped
 
 
-def check_callable(name: str, one: Any) -> None:
+def check_callable(name: str, function: Any) -> None:
     """Refuses what cannot be called with (output, label).
 
     Raises:
         TypeError: it is a class, a text, or the like.
     """
-    if isinstance(one, type):
-        raise TypeError(f"{name} has the class {one.__name__}, and needs an object: {one.__name__}(), with brackets.")
-    if not callable(one):
-        raise TypeError(f"{name} has functions of (output, label), or modules of torch.nn; one was {one!r}.")
+    if isinstance(function, type):
+        raise TypeError(f"{name} contains the class {function.__name__}; pass an instance: {function.__name__}().")
+    if not callable(function):
+        raise TypeError(f"{name} must contain functions of (output, label) or torch.nn modules; got {function!r}.")
 
 
 def check_numbers(model: nn.Module) -> None:
@@ -35,12 +36,12 @@ def check_numbers(model: nn.Module) -> None:
     for name, number in [*model.named_parameters(), *model.named_buffers()]:
         if torch.nn.parameter.is_lazy(number):
             raise ValueError(
-                f"the model's {name} has no shape yet, as its layer is a lazy one: call the model with a batch once, "
-                "before you make the optimizer, so that all processes begin with the same numbers."
+                f"the model's {name} is uninitialized, because its layer is lazy. Call the model on a batch once, "
+                "before creating the optimizer, so that all processes start from the same values."
             )
     for name, number in model.state_dict().items():  # buffers outside of it (rotary embeddings) stay where they are
         if isinstance(number, torch.Tensor) and number.is_complex():
-            raise ValueError(f"the model's {name} is of {number.dtype}; complex numbers are not trained here.")
+            raise ValueError(f"the model's {name} has type {number.dtype}; complex parameters are not supported.")
 
 
 def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
@@ -54,34 +55,32 @@ def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
     """
     model, optimizer = value("model"), value("optimizer")
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a torch.nn.Module; it was {model!r}.")
+        raise TypeError(f"model must be a torch.nn.Module; got {model!r}.")
     check_numbers(model)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(
-            f"optimizer is an optimizer of torch.optim, made with the model's parameters; it was {optimizer!r}."
-        )
+        raise TypeError(f"optimizer must be a torch.optim optimizer of the model's parameters; got {optimizer!r}.")
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("optimizer is an LBFGS, which asks for the loss several times a step: choose another one.")
-    own = {id(parameter) for parameter in model.parameters()}
-    strange = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
+        raise ValueError(
+            "LBFGS is not supported, because it evaluates the loss several times per step. Choose another optimizer."
+        )
+    parameter_ids = {id(parameter) for parameter in model.parameters()}
+    strange = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in parameter_ids]
     if strange:
         raise ValueError(
-            f"the optimizer holds {len(strange)} parameters that are not the model's: make it with model.parameters()."
+            f"the optimizer has {len(strange)} parameters that are not the model's. Create it with model.parameters()."
         )
     labels = labels_of(value)
     losses = value("loss") or []
     constructors = value("loss_constructors") or []
     if losses and constructors:
-        raise ValueError("loss and loss_constructors were both given: one of them makes the losses.")
+        raise ValueError("loss and loss_constructors can't be combined.")
     losses = [known(loss) for loss in losses or [make() for make in constructors]]
     if not losses:
-        raise ValueError(
-            "loss says what the model is trained for, one for each label column: loss=torch.nn.MSELoss(), for example."
-        )
+        raise ValueError("loss is required, one per label column, for example loss=torch.nn.MSELoss().")
     for loss in losses:
         check_callable("loss", loss)
     if len(losses) != len(labels):
-        raise ValueError(f"losses: {len(losses)} for {len(labels)} label columns; one for each is needed.")
+        raise ValueError(f"got {len(losses)} losses for {len(labels)} label columns; give one per column.")
     for loss in losses:
         reduction = reduction_of(loss)
         if reduction not in ("mean", "batchmean"):
@@ -96,7 +95,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
             )
     shares = value("loss_weights") or [1 / len(losses)] * len(losses)
     if len(shares) != len(losses):
-        raise ValueError(f"{len(shares)} loss_weights were given for {len(losses)} losses.")
+        raise ValueError(f"got {len(shares)} loss_weights for {len(losses)} losses.")
     scheduler = value("lr_scheduler")
     if scheduler is not None and getattr(scheduler, "optimizer", None) is not optimizer:
         raise ValueError(f"lr_scheduler is a scheduler of the optimizer that is given; it was {scheduler!r}.")
@@ -107,7 +106,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
         )
     if rate is not None:
         optimizer = _with_rate(optimizer, rate)
-    metrics = _grouped(value("metrics"), len(labels))
+    metrics, metric_names = grouped(value("metrics"), labels)
     for metric in itertools.chain.from_iterable(metrics):
         check_callable("metrics", metric)
     minibatch, precision = value("train_minibatch_fn"), value("mixed_precision")
@@ -129,18 +128,9 @@ def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
         precision=precision,
         callbacks=value("callbacks"),
         minibatch=minibatch,
+        metric_names=metric_names,
     )
     return parts, labels
-
-
-def _grouped(metrics: Sequence[Any], labels: int) -> list[list[Any]]:
-    """A list of metrics for each label."""
-    if any(isinstance(one, (list, tuple)) for one in metrics):
-        groups = [list(one) if isinstance(one, (list, tuple)) else [one] for one in metrics]
-        if len(groups) != labels:
-            raise ValueError(f"metrics has {len(groups)} lists for {labels} label columns: one for each is needed.")
-        return groups
-    return [list(metrics) for _ in range(labels)]
 
 
 def _with_rate(optimizer: torch.optim.Optimizer, rate: float) -> torch.optim.Optimizer:

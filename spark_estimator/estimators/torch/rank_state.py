@@ -1,4 +1,4 @@
-"""What each rank of a training has for itself, and a checkpoint therefore holds once for each: chance, sums, buffers.
+"""The state that differs between the ranks of a training: a checkpoint has buffers, sums and generators of each rank.
 
 Parameters and the optimizer's state are the same on all ranks. Buffers are not: each rank's batch normalization counts
 its own rows, and validation is done with them.
@@ -22,26 +22,26 @@ def gathered(model: nn.Module, device: torch.device, sums: torch.Tensor | None =
         device: on which it trains.
         sums: over the rows of the epoch so far; None: there is no epoch that has begun.
     """
-    own: dict[str, Any] = {"buffers": _other_buffers(model)}
+    state: dict[str, Any] = {"buffers": _other_buffers(model)}
     if sums is not None:
-        own |= {"sums": sums, "random": torch.get_rng_state()}
+        state |= {"sums": sums, "random": torch.get_rng_state()}
         if device.type == "cuda":
-            own["random of the GPU"] = torch.cuda.get_rng_state(device)
-    return list(hvd.allgather_object(own, name="what each rank has"))
+            state["random of the GPU"] = torch.cuda.get_rng_state(device)
+    return list(hvd.allgather_object(state, name="what each rank has"))
 
 
-def take_buffers(model: nn.Module, own: dict[str, Any]) -> None:
+def take_buffers(model: nn.Module, state: dict[str, Any]) -> None:
     """Gives a model, which has rank 0's buffers, its own."""
     buffers = dict(model.named_buffers())
-    for name, value in own["buffers"].items():
+    for name, value in state["buffers"].items():
         buffers[name].copy_(value)
 
 
-def take_chance(device: torch.device, own: dict[str, Any]) -> None:
-    """Goes on drawing where this rank was."""
-    torch.set_rng_state(own["random"])
-    if device.type == "cuda" and "random of the GPU" in own:
-        torch.cuda.set_rng_state(own["random of the GPU"], device)
+def set_rng_state(device: torch.device, state: dict[str, Any]) -> None:
+    """Restores the random number generators of this rank."""
+    torch.set_rng_state(state["random"])
+    if device.type == "cuda" and "random of the GPU" in state:
+        torch.cuda.set_rng_state(state["random of the GPU"], device)
 
 
 def _other_buffers(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Files of PyTorch, read by its restricted unpickler; what it does not like is told in words, without its advice."""
+"""Reads files of PyTorch by its restricted unpickler, and reports what it refuses, without its advice to allow it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read(file: Path, known: Sequence[Any] = (), *, trust: bool = False) -> Any:
         trust: it may name any, and run code.
 
     Raises:
-        RefusedObjectsError: it names others; the text says which.
+        RefusedObjectsError: it names others; the message has their names.
         DataError: it is none of PyTorch's files, or damaged.
     """
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,12 +25,13 @@ from spark_estimator.estimators.persistence.checkpoint import (
     line_of,
     line_of_return,
 )
-from spark_estimator.estimators.rank_run import RankRun, begin, check_loss
+from spark_estimator.estimators.rank_run import RankRun, averages_of, begin, check_loss, meter_of
 from spark_estimator.estimators.torch.callbacks import TorchCallbacks
 from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
 from spark_estimator.estimators.torch.identity import identity_of
 from spark_estimator.estimators.torch.losses import Tensors, TorchParts, joint_loss, leaves_out, loss_of, shaped
-from spark_estimator.estimators.torch.rank_state import gathered, take_buffers, take_chance
+from spark_estimator.estimators.torch.metric_names import by_name
+from spark_estimator.estimators.torch.rank_state import gathered, set_rng_state, take_buffers
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
 
@@ -39,8 +40,8 @@ def train(spec: TrainSpec) -> TrainResult | None:
     """Runs on every rank. Returns what rank 0 brings back; None on the others.
 
     With a store, rank 0 writes a checkpoint after each epoch, and within them if the user wants that; a run whose
-    checkpoint is there goes on from it. What chance decides is drawn anew for each epoch from seed, epoch and rank, and
-    kept within one, so that such a run ends with the same numbers as one that was never interrupted.
+    checkpoint exists resumes from it. Random numbers are seeded for each epoch from seed, epoch and rank, and their
+    state is in checkpoints within an epoch, so that such a run ends with the same numbers as one without interruption.
     """
     hvd.init()
     beginning = begin(spec, identity_of, TorchForm())
@@ -79,6 +80,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
         entry: dict[str, Any] = {"epoch": epoch, "train": training.train(rows, epoch, steps, save_within)}
         if held is not None:
             entry["validation"] = training.evaluate(held)
+        training.meter.end_epoch(averages_of(entry))
         progress.add(entry, lambda: copy.deepcopy(training.model.state_dict()))
         training.schedule(progress.watched(entry))
         if spec.checkpoint_path is not None:
@@ -99,31 +101,38 @@ def leaving_out(parts: TorchParts, spec: TrainSpec, beginning: RankRun) -> froze
     Raises:
         DataError: rows have weights, too: the mean of what is left would be neither by rows nor by weights.
     """
-    own = []
+    per_label = []
     for loss, place in zip(parts.losses, range(len(spec.inputs), len(spec.fields)), strict=False):
         pieces = [
-            (labels, one.matrices[-1][number] if spec.weight else None)
-            for one in (beginning.rows, beginning.held)
-            if one is not None
-            for number, labels in enumerate(one.matrices[place])
+            (labels, item.matrices[-1][number] if spec.weight else None)
+            for item in (beginning.rows, beginning.held)
+            if item is not None
+            for number, labels in enumerate(item.matrices[place])
         ]
-        own.append(leaves_out(loss, pieces))
-    found = numpy.flatnonzero(arrays.allgather(numpy.array([own], numpy.uint8), "labels that losses leave out").any(0))
-    if spec.weight and len(found):
-        label, loss = spec.labels[found[0]].name, parts.losses[found[0]]
+        per_label.append(leaves_out(loss, pieces))
+    of_ranks = arrays.allgather(numpy.array([per_label], numpy.uint8), "labels that losses leave out")
+    result = numpy.flatnonzero(of_ranks.any(0))
+    if spec.weight and len(result):
+        label, loss = spec.labels[result[0]].name, parts.losses[result[0]]
         raise DataError(
             f"column {label!r} holds {loss.ignore_index}, and {loss!r} leaves such rows out, in rows whose weight "
             f"({spec.weight.name!r}) is not 0: give them the weight 0, or drop them."
         )
-    return frozenset(found.tolist())
+    return frozenset(result.tolist())
 
 
 class _Training:
-    """The model, the optimizer and the sums of one training."""
+    """The model, the optimizer and the sums of one training.
+
+    Attributes:
+        model: on this rank's device.
+        meter: counts the steps, for the display at the driver.
+    """
 
     def __init__(self, spec: TrainSpec, seed: int, leaving: frozenset[int]) -> None:
         self._spec = spec
         self._seed = seed
+        self.meter = meter_of(spec)
         self._within: dict[str, Any] | None = None
         self._parts: TorchParts = replace(spec.framework, leaving_out=leaving)
         use_gpu = spec.use_gpu and torch.cuda.is_available()
@@ -140,7 +149,7 @@ class _Training:
         )
 
     def step(self) -> None:
-        """One step. The learning rate that the user says is that of one process; the joint batch is larger.
+        """One step. The learning rate that the user sets is that of one process; the joint batch is larger.
 
         It is multiplied for the step alone, so that schedulers and checkpoints know nothing of the number of ranks.
         """
@@ -166,19 +175,19 @@ class _Training:
         return gathered(self.model, self._device, sums)
 
     def take(self, kept: Checkpoint, *, within: bool) -> None:
-        """Goes on from a checkpoint.
+        """Restores a checkpoint.
 
         Args:
-            within: in the epoch in which it was taken.
+            within: training resumes within the epoch in which it was taken; False: at the beginning of the next.
         """
         self.model.load_state_dict(kept.state["model"])
         self._optimizer.load_state_dict(kept.state["optimizer"])
         if self._parts.scheduler is not None and "scheduler" in kept.state:
             self._parts.scheduler.load_state_dict(kept.state["scheduler"])
         if len(kept.ranks) == hvd.size():
-            own = kept.ranks[hvd.rank()]
-            take_buffers(self.model, own)
-            self._within = own if within else None
+            rank_state = kept.ranks[hvd.rank()]
+            take_buffers(self.model, rank_state)
+            self._within = rank_state if within else None
 
     def schedule(self, loss: float) -> None:
         """Moves the learning rate."""
@@ -206,12 +215,13 @@ class _Training:
         sums = _Sums(self._parts)
         order = (self._seed, epoch) if spec.shuffle else None
         if self._within is not None:
-            take_chance(self._device, self._within)
+            set_rng_state(self._device, self._within)
             sums.taken(self._within["sums"])
             self._within = None
         pending, unsaved = 0, 0
         self._optimizer.zero_grad()
         plan = rows.plan(spec.batch_size, spec.train_steps)
+        self.meter.begin_epoch(epoch, plan.steps, first)
         for done, batch in enumerate(rows.batches(spec.batch_size, spec.train_steps, order, first), first + 1):
             if self._parts.minibatch is not None:
                 sums.add(*self._user_step(self._parts.minibatch, batch), batch.rows)
@@ -223,6 +233,7 @@ class _Training:
                 if pending == spec.backward_passes_per_step:
                     self.step()
                     pending = 0
+            self.meter.step_done(batch.rows, sums.loss)
             unsaved += 1
             # Gradients that wait for their step are in no checkpoint; after the last batch comes that of the epoch.
             if spec.checkpoint_steps and unsaved >= spec.checkpoint_steps and not pending and done < plan.steps:
@@ -230,18 +241,21 @@ class _Training:
                 unsaved = 0
         if pending:
             self.step()
-        found = sums.averages()
-        check_loss(found["loss"], epoch)
-        return found
+        result = sums.averages()
+        check_loss(result["loss"], epoch)
+        return result
 
     def evaluate(self, rows: RankRows) -> dict[str, Any]:
         """The averages over all rows, with the model as it is."""
         self.model.eval()
         sums = _Sums(self._parts)
+        size = self._spec.val_batch_size, self._spec.validation_steps
+        self.meter.begin_validation(rows.plan(*size).steps)
         with torch.no_grad():
-            for batch in rows.batches(self._spec.val_batch_size, self._spec.validation_steps):
+            for batch in rows.batches(*size):
                 loss, outputs, labels = self._forward(batch)
                 sums.add(loss, outputs, labels, batch.rows)
+                self.meter.step_done(batch.rows, sums.loss)
         return sums.averages()
 
     def _tensors(self, batch: Batch) -> tuple[Tensors, Tensors, torch.Tensor | None]:
@@ -263,17 +277,17 @@ class _Training:
         last: list[Tensors] = [labels]
 
         def transform_outputs(outputs: Any, labels: Tensors) -> tuple[Tensors, Tensors]:
-            found = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
-            last[0] = shaped(self._parts, found, labels)
-            return found, last[0]
+            result = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+            last[0] = shaped(self._parts, result, labels)
+            return result, last[0]
 
         def loss_fn(outputs: Tensors, labels: Tensors, sample_weights: torch.Tensor | None) -> torch.Tensor:
             return joint_loss(self._parts, outputs, labels, sample_weights, batch.rows, total) * batch.factor
 
         stepping = _Stepping(self._optimizer, self.step)
         outputs, loss = minibatch(self.model, stepping, transform_outputs, loss_fn, inputs, labels, weights)
-        found = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
-        return loss.detach() / (batch.factor or 1.0), found, last[0]
+        result = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+        return loss.detach() / (batch.factor or 1.0), result, last[0]
 
 
 class _Stepping:
@@ -306,7 +320,7 @@ def joint_rate(optimizer: Any, ranks: int) -> Iterator[None]:
 def total(numbers: list[float]) -> list[float]:
     """Their sums over all ranks, place by place. A collective."""
     sums = hvd.allreduce(torch.tensor(numbers, dtype=torch.float64), op=hvd.Sum, name="what losses divide by")
-    return [float(one) for one in sums]
+    return [float(value) for value in sums]
 
 
 class _Sums:
@@ -314,12 +328,22 @@ class _Sums:
 
     def __init__(self, parts: TorchParts) -> None:
         self._metrics = parts.metrics
+        self._names = parts.metric_names
         count = sum(len(group) for group in parts.metrics)
         self.sums = torch.zeros(2 + count, dtype=torch.float64)
+        # The first two of `sums` as Python's numbers, which are cheaper to read in each step.
+        self._rows = 0
+        self._loss = 0.0
 
     def taken(self, sums: torch.Tensor) -> None:
-        """Goes on from sums of rows that were counted before."""
+        """Restores the sums of rows that were counted before."""
         self.sums = sums.clone()
+        self._rows, self._loss = int(sums[0]), float(sums[1])
+
+    @property
+    def loss(self) -> float | None:
+        """The mean over this rank's rows so far."""
+        return self._loss / self._rows if self._rows else None
 
     def add(self, loss: torch.Tensor, outputs: Tensors, labels: Tensors, rows: int) -> None:
         """Counts a batch."""
@@ -329,19 +353,33 @@ class _Sums:
         with torch.no_grad():
             for group, output, label in zip(self._metrics, outputs, labels, strict=True):
                 values += [torch.as_tensor(metric(output.detach(), label)) for metric in group]
+        numbers = [float(value) for value in values]
+        self._rows += rows
+        self._loss += numbers[0] * rows
         self.sums[0] += rows
-        for place, value in enumerate(values):
-            self.sums[place + 1] += float(value) * rows
+        for place, number in enumerate(numbers):
+            self.sums[place + 1] += number * rows
 
     def averages(self) -> dict[str, Any]:
         """Over the rows of all ranks. A collective."""
         total = hvd.allreduce(self.sums, op=hvd.Sum, name="averages of an epoch")
         means = (total[1:] / total[0]).tolist()
-        found, place = [], 1
+        result, place = [], 1
         for group in self._metrics:
-            found.append(means[place : place + len(group)])
+            result.append(means[place : place + len(group)])
             place += len(group)
-        return {"loss": means[0], "all_metrics": found}
+        return results_of(means[0], result, self._names)
+
+
+def results_of(loss: float, metrics: list[list[float]], names: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """A part of a history's entry: Horovod's ``loss`` and ``all_metrics``, and the metrics by name where there are any.
+
+    Args:
+        metrics: [labels][metrics] values.
+        names: [labels][metrics].
+    """
+    named = by_name(names, metrics)
+    return {"loss": loss, "all_metrics": metrics, **({"metrics": named} if named else {})}
 
 
 def tensor_of(matrix: Array, field: Field) -> torch.Tensor:

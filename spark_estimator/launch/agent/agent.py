@@ -1,8 +1,7 @@
-"""The program that supervises the ranks of one host for a launcher on another; what it does stands in the package.
+"""The program that supervises the ranks of one host for a launcher on another host.
 
-In a Spark task of an elastic job it is no program of its own: ``launch.elastic_task`` is such an agent, of one rank.
-It holds no port open and writes no file. When its standard input ends or falls silent, it ends and takes its ranks
-along.
+An elastic job's Spark task runs an agent for its one rank in its own process: ``launch.spark.elastic_task``. An agent
+opens no port and writes no file. When its standard input ends or falls silent, it stops its ranks and ends.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True)
 class HostOrder:
-    """What an agent is told beside the `JobSpec`.
+    """What an agent receives with the `JobSpec`.
 
     Attributes:
         name: how the launcher calls this host.
@@ -86,14 +85,16 @@ def job_fields(job: JobSpec) -> dict[str, Any]:
     }
 
 
-def read_job(found: dict[str, Any]) -> JobSpec:
+def read_job(fields: dict[str, Any]) -> JobSpec:
     """The inverse of `job_fields`."""
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+    }
     return JobSpec(**values)
 
 
-def told(outcome: Outcome) -> dict[str, Any]:
-    """How a worker has ended as JSON, without its value."""
+def outcome_fields(outcome: Outcome) -> dict[str, Any]:
+    """A worker's outcome as JSON, without its value."""
     failure = None if outcome.failure is None else outcome.failure.to_dict()
     return {name: getattr(outcome, name) for name in ("rank", "host", "pid", "exit_code", "sha256")} | {
         "failure": failure
@@ -104,10 +105,11 @@ def address_of(interfaces: Sequence[str], otherwise: str) -> str:
     """The address at which ranks of this host listen.
 
     Args:
-        interfaces: names; the first that this host has decides. Empty: `otherwise`, or what the host's name stands for.
+        interfaces: names; the first that this host has decides. Empty: `otherwise`, or the address
+            of the host's name.
 
     Raises:
-        OSError: there is none; the text tells what there is.
+        OSError: there is none; the text names the interfaces that the host has.
     """
     if not interfaces:
         if otherwise:
@@ -123,7 +125,9 @@ def address_of(interfaces: Sequence[str], otherwise: str) -> str:
                 if device == name and scope == "00":
                     return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
     there = ", ".join(name for _, name in socket.if_nameindex())
-    raise OSError(f"it has none of the network interfaces {', '.join(interfaces)} with an address; it has {there}")
+    raise OSError(
+        f"it has no address on any of the network interfaces {', '.join(interfaces)}; its interfaces are {there}"
+    )
 
 
 class Agent:
@@ -140,14 +144,14 @@ class Agent:
         self._processes: dict[int, _Process] = {}
 
     def run(self) -> None:
-        """Does what the launcher says until it has nothing more to say, or is gone."""
+        """Carries out the launcher's orders until its stream ends, or the connection is lost."""
         self.link.send_json(frames.HELLO, **hello())
-        reason = "because the launcher has gone"
+        reason = "because the launcher ended"
         try:
             for letter, content in self.link.frames():
                 self._obey(letter, content)
         except (OSError, ValueError, TypeError, KeyError) as error:
-            reason = f"because its host has lost the launcher: {error}"
+            reason = f"because its host lost the connection to the launcher: {error}"
             print(f"spark_estimator: {reason}", file=sys.stderr)
         processes = list(self._processes.values())
         if any(process.thread.is_alive() for process in processes):
@@ -162,7 +166,10 @@ class Agent:
         """Tells the launcher how a worker has ended, and gives it its value."""
         self.link.send_bytes(frames.VALUE, number, outcome.value or b"")
         self.link.send_json(
-            frames.OUTCOME, process=number, **told(outcome), bytes=None if outcome.value is None else len(outcome.value)
+            frames.OUTCOME,
+            process=number,
+            **outcome_fields(outcome),
+            bytes=None if outcome.value is None else len(outcome.value),
         )
 
     def completed(self, rendezvous: Rendezvous) -> Rendezvous:
@@ -183,39 +190,40 @@ class Agent:
             number, received = frames.of_process(content)
             self._processes[number].relay(received)
             return
-        said = json.loads(content)
+        fields = json.loads(content)
         if letter == frames.JOB:
-            self._prepare(said)
+            self._prepare(fields)
         elif letter == frames.START:
-            number = int(said["process"])
-            self._processes[number] = _Process(self, number, linked=bool(said["linked"]))
+            number = int(fields["process"])
+            self._processes[number] = _Process(self, number, linked=bool(fields["linked"]))
         elif letter == frames.RUN:
-            self._processes[said["process"]].orders.put(Rendezvous.from_json(said["rendezvous"]))
+            self._processes[fields["process"]].orders.put(Rendezvous.from_json(fields["rendezvous"]))
         elif letter == frames.BECOME:
-            self._processes[said["process"]].supervisor_do(lambda supervisor: supervisor.become(said["rank"]))
+            self._processes[fields["process"]].supervisor_do(lambda supervisor: supervisor.become(fields["rank"]))
         elif letter == frames.STOP:
-            self._processes[said["process"]].stop(said["reason"], at_once=bool(said["at_once"]))
+            self._processes[fields["process"]].stop(fields["reason"], at_once=bool(fields["at_once"]))
         else:
-            raise ValueError(f"an order that is none of ours: {letter!r}")
+            raise ValueError(f"unknown order {letter!r}")
 
-    def _prepare(self, said: dict[str, Any]) -> None:
+    def _prepare(self, fields: dict[str, Any]) -> None:
         """Takes the job, and says where its ranks will listen, or why none can run here."""
-        order = HostOrder(**{**said["order"], "interfaces": tuple(said["order"]["interfaces"])})
-        job = read_job(said["job"])
+        order = HostOrder(**{**fields["order"], "interfaces": tuple(fields["order"]["interfaces"])})
+        job = read_job(fields["job"])
         note = ""
         try:
             os.chdir(order.folder)
         except OSError as error:
-            note = f"the launcher's working directory {order.folder} is not there ({error.strerror})"
+            note = f"the launcher's working directory {order.folder} doesn't exist there ({error.strerror})"
             if job.command:
-                self.link.send_json(frames.READY, address="", note="", problem=f"{note}: share it, or start elsewhere")
+                problem = f"{note}: put it on a shared file system, or start from another folder"
+                self.link.send_json(frames.READY, address="", note="", problem=problem)
                 return
             note += f"; its ranks start in {os.getcwd()}"
         try:
             self.address = address_of(order.interfaces, hello()["own_address"])
             Endpoint.open(self.address).close()
-            own = {"PATH": path_with_own_python(job.environment.get("PATH") or os.environ.get("PATH", os.defpath))}
-            environment = worker_environment(os.environ, {**job.environment, **own}, host_share(order.slots))
+            path = {"PATH": path_with_own_python(job.environment.get("PATH") or os.environ.get("PATH", os.defpath))}
+            environment = worker_environment(os.environ, {**job.environment, **path}, host_share(order.slots))
         except (OSError, ValueError) as error:
             self.link.send_json(frames.READY, address="", note="", problem=str(error))
             return
@@ -271,13 +279,13 @@ class _Process:
             outcome = self._supervise()
         except BaseException as error:
             self.supervisor_do(lambda supervisor: supervisor.discard())
-            outcome = self._ended(failures.NOT_STARTED, f"could not be started or watched: {error!r}")
+            outcome = self._ended(failures.NOT_STARTED, f"could not be started or supervised: {error!r}")
         self._agent.hand_over(self._number, outcome)
 
     def _supervise(self) -> Outcome:
         job, order = self._agent.job, self._agent.order
         if job is None or order is None:
-            raise ValueError("a worker was asked for before there was a job")
+            raise ValueError("a worker was requested before the job was sent")
         endpoint = Endpoint.open(self._agent.address)
         facts = endpoint.facts(0)
         inherited = [] if self._theirs is None else [self._theirs]
@@ -289,17 +297,17 @@ class _Process:
             threading.Thread(target=self._pass_on, daemon=True).start()
         facts = replace(facts, pid=supervisor.pid)
         self._link.send_json(frames.STARTED, process=self._number, facts=asdict(facts))
-        found = self.orders.get()
-        if found is None:
+        rendezvous = self.orders.get()
+        if rendezvous is None:
             supervisor.discard()
             return self._ended(failures.STOPPED, f"was stopped {(self._stopped or ('',))[0]}")
-        found = replace(
-            self._agent.completed(found),
+        rendezvous = replace(
+            self._agent.completed(rendezvous),
             listen_fd=endpoint.tcp.fileno(),
             local_fd=-1 if endpoint.local is None else endpoint.local.fileno(),
             launcher_fd=-1 if self._theirs is None else self._theirs.fileno(),
         )
-        return supervisor.run(worker_spec(job, found), self._agent.payload)
+        return supervisor.run(worker_spec(job, rendezvous), self._agent.payload)
 
     def _ended(self, kind: str, message: str) -> Outcome:
         order = self._agent.order

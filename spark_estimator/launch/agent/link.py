@@ -1,4 +1,4 @@
-"""The stream of frames between a launcher and a host agent, over ssh's standard input and output, with signs of life.
+"""The stream of frames between a launcher and a host agent, over ssh's standard input and output, with heartbeats.
 
 Frames are those of ``result_pipe``: a letter, a length, bytes. Contents are JSON, but for the pickled function and the
 values, which are bytes. Nothing is unpickled here.
@@ -52,7 +52,7 @@ _PROCESS = struct.Struct(">I")
 
 
 class SilentError(ConnectionError):
-    """The other end has given no sign of life for too long."""
+    """The other end has sent no data and no heartbeat for too long."""
 
 
 class AgentLink:
@@ -60,8 +60,8 @@ class AgentLink:
 
     Args:
         source, sink: descriptors; `sink` is closed here once all is sent, `source` is the caller's.
-        heartbeat: between two signs of life; zero: none are sent, and none are expected.
-        silence: the other end is lost when it has sent nothing for so long.
+        heartbeat: time between two heartbeats; zero: none are sent, and none are expected.
+        silence: the other end is lost when it has sent nothing for this time.
         opening: what comes before the first frame is skipped up to this; kept in `noise`.
     """
 
@@ -119,7 +119,7 @@ class AgentLink:
                     yield letter, content
 
     def give_up(self) -> None:
-        """The other end is gone: nobody waits for it any more, and nothing is sent."""
+        """Treats the other end as lost: nothing is sent any more, and no sender waits for it."""
         with self._changed:
             self._broken = True
             self._waiting.clear()
@@ -138,15 +138,15 @@ class AgentLink:
         limit = self._silence if self._silence and not self._opening else None
         # After a pause of this process itself what has come meanwhile is there: it is asked for again before a verdict.
         if not select.select([self._source], [], [], limit)[0] and not select.select([self._source], [], [], 0)[0]:
-            raise SilentError(f"nothing was heard from it for {limit:g} seconds")
+            raise SilentError(f"no data or heartbeat for {limit:g} seconds")
         return os.read(self._source, _READ_BYTES)
 
     def _skip_noise(self, received: bytes) -> bytes:
         self.noise += received
-        before, found, rest = self.noise.partition(self._opening)
-        if not found:
+        before, opening, rest = self.noise.partition(self._opening)
+        if not opening:
             if len(self.noise) > _MOST_NOISE_BYTES:
-                raise ValueError("what answers is not our program: it prints without an end")
+                raise ValueError("the program that answers is not spark_estimator: it prints endlessly")
             return b""
         self.noise, self._opening = before, b""
         return rest
@@ -188,5 +188,5 @@ def of_process(content: bytes) -> tuple[int, bytes]:
         ValueError: it is too short to be one.
     """
     if len(content) < _PROCESS.size:
-        raise ValueError("a frame that belongs to no process")
+        raise ValueError("a frame without a process number")
     return _PROCESS.unpack_from(content)[0], content[_PROCESS.size :]

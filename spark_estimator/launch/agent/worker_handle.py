@@ -1,4 +1,4 @@
-"""A place on another host: what its agent's supervisor of the worker does and sees, at a distance."""
+"""The handle of a worker on another host, whose supervisor runs in that host's agent."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _DISCARDED = timedelta(seconds=2)
 
 
 class RemoteWorkerHandle:
-    """A `Place` on another host.
+    """A `WorkerHandle` on another host.
 
     Args:
         host: as the user calls it.
         to_agent: the link with its agent.
-        number, rank, link: as in `HostConnection.place`.
+        number, rank, link: as in `HostConnection.worker_handle`.
         relay: as in `Supervisor`.
         closing: whether the connection has been closed on purpose.
     """
@@ -66,7 +66,7 @@ class RemoteWorkerHandle:
         self.over = False  # its worker has ended
 
     def start(self) -> PeerFacts | Outcome:
-        """As in `Place`."""
+        """As in `WorkerHandle`."""
         with self._lock:
             if self._stopped is not None:
                 return self._was_stopped()
@@ -74,59 +74,59 @@ class RemoteWorkerHandle:
             self._started = True
         if self._link is not None:
             threading.Thread(target=self._pass_on, daemon=True).start()
-        found = self._events.get()
-        if isinstance(found, PeerFacts):
-            self.pid = found.pid
-            return named(found, self._host)
-        return found
+        event = self._events.get()
+        if isinstance(event, PeerFacts):
+            self.pid = event.pid
+            return named(event, self._host)
+        return event
 
     def run(self, rendezvous: Rendezvous) -> Outcome:
         """Has the worker become a rank, and waits for its end."""
         self._rank = -1 if rendezvous.awaited else rendezvous.rank
         self._to_agent.send_json(frames.RUN, process=self._number, rendezvous=rendezvous.to_json())
-        while not isinstance(found := self._events.get(), Outcome):
+        while not isinstance(event := self._events.get(), Outcome):
             pass
-        return found
+        return event
 
     def become(self, rank: int) -> None:
-        """As in `Place`."""
+        """As in `WorkerHandle`."""
         self._rank = rank
         self._to_agent.send_json(frames.BECOME, process=self._number, rank=rank)
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
-        """As in `Place`."""
+        """As in `WorkerHandle`."""
         with self._lock:
             self._stopped = self._stopped or reason
             if self._started:
                 self._to_agent.send_json(frames.STOP, process=self._number, reason=reason, at_once=at_once)
 
     def discard(self) -> None:
-        """As in `Place`."""
-        self.stop("because it was not needed", at_once=True)
+        """As in `WorkerHandle`."""
+        self.stop("because it is not needed", at_once=True)
         with suppress(queue.Empty):
             while not isinstance(self._events.get(timeout=_DISCARDED.total_seconds()), Outcome):
                 pass
 
     # --- what the agent says, in the thread that reads it ---
 
-    def take(self, letter: bytes, said: Mapping[str, Any]) -> None:
+    def take(self, letter: bytes, fields: Mapping[str, Any]) -> None:
         if letter == frames.STARTED:
-            self._events.put(PeerFacts(**said["facts"]))
+            self._events.put(PeerFacts(**fields["facts"]))
         elif letter == frames.BEGUN:
-            self.pid = int(said["pid"])
-            self._relay.begun(int(said["rank"]), self.pid)
+            self.pid = int(fields["pid"])
+            self._relay.begun(int(fields["rank"]), self.pid)
         elif letter == frames.LINE:
-            self._relay.lines(int(said["rank"]), str(said["stream"]), [coloured(str(said["text"]))])
+            self._relay.lines(int(fields["rank"]), str(fields["stream"]), [coloured(str(fields["text"]))])
         elif letter == frames.MESSAGE:
-            self._relay.log(int(said["rank"]), printable(str(said["text"])))
+            self._relay.log(int(fields["rank"]), printable(str(fields["text"])))
         elif letter == frames.PROGRESS:
-            self._relay.progress(int(said["rank"]), Progress.from_dict(said["report"]))
+            self._relay.progress(int(fields["rank"]), Progress.from_dict(fields["report"]))
         elif letter == frames.FAILURE:
-            self._fail(FailureReport.from_dict(said["report"]))
+            self._fail(FailureReport.from_dict(fields["report"]))
         elif letter == frames.OUTCOME:
-            self._end(self._outcome(said))
+            self._end(self._outcome(fields))
         else:
-            raise ValueError(f"a frame that is none of ours: {letter!r}")
+            raise ValueError(f"unknown frame {letter!r}")
 
     def take_value(self, piece: bytes) -> None:
         self._value += piece
@@ -159,22 +159,22 @@ class RemoteWorkerHandle:
             # By this host's clock: those of several hosts may differ by more than what lies between two failures.
             self._relay.failed(replace(report, rank=self._rank, when=time.time()))
 
-    def _outcome(self, said: Mapping[str, Any]) -> Outcome:
+    def _outcome(self, fields: Mapping[str, Any]) -> Outcome:
         failure = None
-        if said["failure"] is not None:
-            failure = replace(FailureReport.from_dict(said["failure"]), rank=self._rank)
+        if fields["failure"] is not None:
+            failure = replace(FailureReport.from_dict(fields["failure"]), rank=self._rank)
             if failure.kind == failures.NOT_STARTED:
                 self._fail(failure)
-        value = bytes(self._value) if said["bytes"] == len(self._value) else None
+        value = bytes(self._value) if fields["bytes"] == len(self._value) else None
         self._value.clear()
         return Outcome(
             rank=self._rank,
             host=self._host,
-            pid=int(said["pid"]),
-            exit_code=int(said["exit_code"]),
+            pid=int(fields["pid"]),
+            exit_code=int(fields["exit_code"]),
             failure=failure,
             value=value or None,
-            sha256=str(said["sha256"]),
+            sha256=str(fields["sha256"]),
         )
 
     def _end(self, outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""``horovodrun --config-file``: Horovod's YAML file of settings, read as the flags that its keys stand for.
+"""``horovodrun --config-file``: Horovod's YAML file of settings, read as the flags of its keys.
 
 Of YAML it needs groups, and in them lines ``key: value``, of which the values are numbers, words and truth values. So
 much is read here, without a library; what is more than that is refused by its line.
@@ -76,7 +76,7 @@ _PLAIN = re.compile(r"(?P<plain>[^\s#'\"\[\]{}&*!|>%@`,?][^#]*?|)\s*(?:(?:^|\s)#
 
 
 def flags_of(path: str) -> list[str]:
-    """The flags that a file stands for, as on a command line.
+    """The flags that a file's keys mean, as on a command line.
 
     Raises:
         ValueError: the file cannot be read, or something in it is not understood; the text names file and line.
@@ -84,7 +84,7 @@ def flags_of(path: str) -> list[str]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+        raise ValueError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}.") from error
     flags, group = [], ""
     for number, line in enumerate(lines, 1):
         if not line.partition("#")[0].strip() or line.strip() in ("---", "..."):
@@ -92,7 +92,7 @@ def flags_of(path: str) -> list[str]:
         try:
             match = _LINE.fullmatch(line.rstrip())
             if match is None or "\t" in match["indent"]:
-                raise ValueError(f"{line.strip()!r} is not of the form key: value")
+                raise ValueError(f"{line.strip()!r} must have the form key: value")
             key, value = match["key"].replace("-", "_"), _scalar(match["value"] or "")
             if not match["indent"]:
                 group = ""
@@ -100,7 +100,7 @@ def flags_of(path: str) -> list[str]:
                     group = key
                     continue
             elif not group:
-                raise ValueError(f"{line.strip()!r} is in no group")
+                raise ValueError(f"{line.strip()!r} doesn't belong to a group")
             if value:
                 flags += _flags(group, key, value)
         except ValueError as error:
@@ -114,7 +114,7 @@ def _scalar(text: str) -> str:
     if quoted is not None:
         return quoted["double"] if quoted["single"] is None else quoted["single"].replace("''", "'")
     if plain is None:
-        raise ValueError(f"{text!r} is more of YAML than is read here: a number, a word, or text in quotes")
+        raise ValueError(f"{text!r} isn't supported here: use a number, a word, or text in quotes")
     return "" if plain["plain"].lower() in ("~", "null") else plain["plain"]
 
 
@@ -122,18 +122,16 @@ def _flags(group: str, key: str, value: str) -> list[str]:
     keys = _KEYS[group]
     if key not in keys:
         where = f"in the group {group!r}" if group else "outside of a group"
-        raise ValueError(
-            f"{key!r} is none of Horovod's keys {where}; they are {', '.join([*keys] + [*_KEYS][1:] * (not group))}"
-        )
+        raise ValueError(f"{key!r} isn't a key {where}; the keys are {', '.join([*keys] + [*_KEYS][1:] * (not group))}")
     if key == "controller":
         if value.lower() not in _CONTROLLERS:
-            raise ValueError(f"there is no controller {value!r}: it is gloo, or mpi")
+            raise ValueError(f"controller must be gloo or mpi; got {value!r}")
         return [_CONTROLLERS[value.lower()]]
     flag = keys[key]
     if flag not in _SWITCHES:
         return [f"{flag}={value}"]
     if value.lower() not in _TRUTH:
-        raise ValueError(f"{key} is true or false, and not {value!r}")
+        raise ValueError(f"{key} must be true or false; got {value!r}")
     if _TRUTH[value.lower()]:
         return [flag]
     return [off] if (off := _OFF.get(flag, "--no-" + flag.removeprefix("--"))) else []

@@ -1,4 +1,4 @@
-"""``horovodrun``'s flags: Horovod's own, what each stands for, and why some have no effect here."""
+"""``horovodrun``'s flags: Horovod's flags, the variable of each, and why some have no effect here."""
 
 from __future__ import annotations
 
@@ -29,19 +29,25 @@ _WITHOUT_EFFECT = {
     "--binding-args": (1, _NEEDS_NO_MPI),
     "--mpi-threads-disable": (0, _NEEDS_NO_MPI),
     "--no-mpi-threads-disable": (0, ""),
-    "--disable-cache": (0, "nothing is checked beforehand that could be remembered"),
-    "--cycle-time-ms": (1, "the engine is woken by work and has no cycle"),
+    "--disable-cache": (0, "there are no preliminary checks whose results could be cached"),
+    "--cycle-time-ms": (1, "the engine is event-driven and has no cycle time"),
     "--hierarchical-allgather": (0, _ALLGATHER),
     "--no-hierarchical-allgather": (0, ""),
     "--torus-allreduce": (0, _TORUS),
     "--no-torus-allreduce": (0, ""),
-    "--autotune-gaussian-process-noise": (1, WITHOUT_EFFECT["HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE"]),
+    "--autotune": (0, WITHOUT_EFFECT["HOROVOD_AUTOTUNE"]),
+    "--no-autotune": (0, ""),
+    "--autotune-log-file": (1, WITHOUT_EFFECT["HOROVOD_AUTOTUNE"]),
+    "--autotune-warmup-samples": (1, WITHOUT_EFFECT["HOROVOD_AUTOTUNE"]),
+    "--autotune-steps-per-sample": (1, WITHOUT_EFFECT["HOROVOD_AUTOTUNE"]),
+    "--autotune-bayes-opt-max-samples": (1, WITHOUT_EFFECT["HOROVOD_AUTOTUNE"]),
+    "--autotune-gaussian-process-noise": (1, WITHOUT_EFFECT["HOROVOD_AUTOTUNE"]),
     "--num-nccl-streams": (1, WITHOUT_EFFECT["HOROVOD_NUM_NCCL_STREAMS"]),
 }
 
 
 def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    """Reads a command line; what stands in its ``--config-file`` counts where no flag says otherwise.
+    """Reads a command line; settings of its ``--config-file`` count where no flag sets them.
 
     Args:
         arguments: without the program's name; the process's own by default.
@@ -49,31 +55,28 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.ArgumentPars
     Returns:
         The parser, for errors to come, and the options.
     """
-    found = parser()
-    options = found.parse_args(arguments)
+    argument_parser = parser()
+    options = argument_parser.parse_args(arguments)
     if options.config_file is None:
-        return found, options
+        return argument_parser, options
     try:
         from_file = flags_of(options.config_file)
     except ValueError as error:
-        found.error(str(error))
+        argument_parser.error(str(error))
     # Those of the file come first, so that those of the command line win.
-    return found, found.parse_args([*from_file, *(sys.argv[1:] if arguments is None else arguments)])
+    return argument_parser, argument_parser.parse_args(
+        [*from_file, *(sys.argv[1:] if arguments is None else arguments)]
+    )
 
 
 def environment_of(options: argparse.Namespace) -> dict[str, str]:
-    """The variables that the flags stand for."""
+    """The environment variables that the flags set."""
     values: dict[str, object] = {
         "HOROVOD_START_TIMEOUT": options.start_timeout,
         "HOROVOD_GLOO_TIMEOUT_SECONDS": options.gloo_timeout_seconds,
         "HOROVOD_CACHE_CAPACITY": options.cache_capacity,
         "HOROVOD_HIERARCHICAL_ALLREDUCE": options.hierarchical_allreduce,
         "HOROVOD_THREAD_AFFINITY": options.thread_affinity,
-        "HOROVOD_AUTOTUNE": options.autotune,
-        "HOROVOD_AUTOTUNE_LOG": options.autotune_log_file,
-        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": options.autotune_warmup_samples,
-        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": options.autotune_steps_per_sample,
-        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": options.autotune_bayes_opt_max_samples,
         "HOROVOD_TIMELINE": options.timeline_filename,
         "HOROVOD_TIMELINE_MARK_CYCLES": options.timeline_mark_cycles,
         "HOROVOD_STALL_CHECK_DISABLE": None if options.stall_check is None else not options.stall_check,
@@ -92,7 +95,7 @@ def environment_of(options: argparse.Namespace) -> dict[str, str]:
 
 
 def terms_of(options: argparse.Namespace) -> Terms | None:
-    """What was said of an elastic job; None when it is none.
+    """The options of an elastic job; None when the job is not elastic.
 
     Raises:
         ValueError: it makes no sense; the text quotes it.
@@ -105,7 +108,9 @@ def terms_of(options: argparse.Namespace) -> Terms | None:
             ("--blacklist-cooldown-range", options.blacklist_cooldown_range),
         ):
             if value is not None:
-                raise ValueError(f"{flag} is for elastic jobs: say --min-np, the least ranks to go on with.")
+                raise ValueError(
+                    f"{flag} needs an elastic job: set --min-np, the smallest number of ranks to continue with."
+                )
         return None
     size, most = options.num_proc, options.max_np
     if most is not None and most < size:
@@ -130,103 +135,160 @@ def cooldown_of(seconds: Sequence[float] | None) -> Cooldown | None:
     try:
         first, most = (timedelta(seconds=float(number)) for number in seconds)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(
-            f"a cool-down is two numbers of seconds, the first and the longest; not {seconds!r}."
-        ) from None
+        raise ValueError(f"a cool-down range is two numbers of seconds, MIN and MAX; got {seconds!r}.") from None
     return Cooldown(first, most)
 
 
 def parser() -> argparse.ArgumentParser:
     """What reads the command line."""
-    found = argparse.ArgumentParser(
+    argument_parser = argparse.ArgumentParser(
         prog="horovodrun",
         usage="horovodrun -np NUM_PROC [flags] command...",
-        description="Runs a command on several ranks. Where Horovod is absent, its names are served.",
+        description="Runs a command on several ranks. `import horovod` works there without Horovod.",
         allow_abbrev=False,
     )
-    add = found.add_argument
+    add = argument_parser.add_argument
     add("-v", "--version", action="version", version=__version__)
     add("-np", "--num-proc", dest="num_proc", type=int, help="number of ranks")
-    add("-cb", "--check-build", action="store_true", help="print what this build can do, and exit")
-    add("--verbose", action="store_true", help="say what is started")
-    add("--config-file", metavar="FILE", help="YAML, in Horovod's groups; flags win over it")
+    add("-cb", "--check-build", action="store_true", help="print the features of this build, and exit")
+    add("--verbose", action="store_true", help="print the ranks and their hosts")
+    add("--config-file", metavar="FILE", help="YAML in Horovod's format; flags override it")
     add("--output-filename", metavar="DIR", help="write each rank's output to DIR/rank.N/stdout and stderr")
     add(
         *("-prefix-timestamp", "--prefix-output-with-timestamp"),
         action="store_true",
-        help="show the time in front of each line of output",
+        help="prefix each output line with the time",
     )
     add("--start-timeout", type=_positive, metavar="SECONDS", help="how long ranks wait for one another in init()")
-    _add_hosts(found.add_argument_group("hosts"))
-    _add_elastic(found.add_argument_group("elastic jobs"))
-    _add_settings(found.add_argument_group("settings of the ranks"))
+    _add_hosts(argument_parser.add_argument_group("hosts"))
+    _add_elastic(argument_parser.add_argument_group("elastic jobs"))
+    _add_settings(argument_parser.add_argument_group("settings of the ranks"))
     for flag, (count, reason) in _WITHOUT_EFFECT.items():
         add(flag, action=_Explain, nargs=count, dest="explained", const=reason, help=argparse.SUPPRESS)
     add("command", nargs=argparse.REMAINDER, help="program and arguments")
-    return found
+    return argument_parser
 
 
 def _add_hosts(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("-H", "--hosts", help="host:slots,host:slots; ranks fill them in this order (default: this host)")
-    add("-hostfile", "--hostfile", metavar="FILE", help="the same in lines: host slots=n")
+    add("-hostfile", "--hostfile", metavar="FILE", help="file with lines: host slots=n")
     add("-p", "--ssh-port", type=_positive, metavar="PORT", help="of sshd on other hosts")
     add("-i", "--ssh-identity-file", metavar="FILE", help="the private key for other hosts")
     add(
         *("--network-interfaces", "--network-interface"),
         metavar="NAMES",
-        help="names with commas; ranks of several hosts talk over the first that each host has",
+        help="comma-separated names; ranks of several hosts use the first that their host has",
     )
 
 
 def _add_elastic(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--min-np", "--min-num-proc", dest="min_np", type=_positive, metavar="N", help="go on with so few ranks")
+    add(
+        "--min-np",
+        "--min-num-proc",
+        dest="min_np",
+        type=_positive,
+        metavar="N",
+        help="smallest number of ranks to continue with",
+    )
     add(
         "--max-np",
         "--max-num-proc",
         dest="max_np",
         type=_positive,
         metavar="N",
-        help="as many as there are slots, up to N",
+        help="use all slots, up to N",
     )
-    add("--host-discovery-script", metavar="COMMAND", help="prints host:slots lines; asked again and again")
-    add("--slots-per-host", type=_positive, metavar="N", help="of hosts that the script names without a number (1)")
-    add("--reset-limit", type=_not_negative, metavar="N", help="how often the job may be made of other ranks")
+    add("--host-discovery-script", metavar="COMMAND", help="command that prints host:slots lines; run every second")
+    add(
+        "--slots-per-host",
+        type=_positive,
+        metavar="N",
+        help="slots of hosts that the script prints without a number (1)",
+    )
+    add("--reset-limit", type=_not_negative, metavar="N", help="how often the ranks of the job may change")
     add("--elastic-timeout", type=_positive, metavar="SECONDS", help="how long to wait for a rank, or a host (600)")
     add(
         "--blacklist-cooldown-range",
         type=_positive,
         nargs=2,
         metavar=("MIN", "MAX"),
-        help="use a host that has failed again after MIN seconds, then twice as many, at most MAX (never)",
+        help="reuse a failed host after MIN seconds, doubled each time up to MAX (never)",
     )
 
 
 def _add_settings(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--fusion-threshold-mb", type=_not_negative, metavar="MB", help="small allreduces run as one up to this size")
-    add("--cache-capacity", type=_not_negative, metavar="NAMES", help="names whose agreement is remembered")
-    add("--thread-affinity", metavar="CORES", help="of the engine's threads, one for each local rank: 0,2,4")
-    add("--gloo-timeout-seconds", type=_positive, metavar="SECONDS", help="as --start-timeout, where that is not given")
-    add("--hierarchical-allreduce", dest="hierarchical_allreduce", action="store_true", default=None)
-    add("--no-hierarchical-allreduce", dest="hierarchical_allreduce", action="store_false", default=None)
-    add("--autotune", dest="autotune", action="store_true", default=None, help="try parameters while the job runs")
-    add("--no-autotune", dest="autotune", action="store_false", default=None)
-    add("--autotune-log-file", metavar="FILE", help="CSV of what was tried")
-    add("--autotune-warmup-samples", type=_not_negative, metavar="N")
-    add("--autotune-steps-per-sample", type=_positive, metavar="N")
-    add("--autotune-bayes-opt-max-samples", type=_positive, metavar="N")
-    add("--timeline-filename", metavar="FILE", help="a Chrome trace of every op, a file for each rank")
-    add("--timeline-mark-cycles", dest="timeline_mark_cycles", action="store_true", default=None)
-    add("--no-timeline-mark-cycles", dest="timeline_mark_cycles", action="store_false", default=None)
-    add("--stall-check", dest="stall_check", action="store_true", default=None, help="on unless switched off")
-    add("--no-stall-check", dest="stall_check", action="store_false", default=None, help="never tell of who is late")
-    add("--stall-check-warning-time-seconds", type=_not_negative, metavar="SECONDS")
-    add("--stall-check-shutdown-time-seconds", type=_not_negative, metavar="SECONDS")
-    add("--log-level", type=str.upper, choices=["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"])
-    add("--log-without-timestamp", "--log-hide-timestamp", dest="log_hide_time", action="store_true", default=None)
-    add("--log-with-timestamp", "--no-log-hide-timestamp", dest="log_hide_time", action="store_false", default=None)
+    add("--fusion-threshold-mb", type=_not_negative, metavar="MB", help="fuse small allreduces up to this size")
+    add("--cache-capacity", type=_not_negative, metavar="NAMES", help="number of cached negotiations")
+    add("--thread-affinity", metavar="CORES", help="CPU of each local rank's engine thread: 0,2,4")
+    add("--gloo-timeout-seconds", type=_positive, metavar="SECONDS", help="same as --start-timeout, which overrides it")
+    add(
+        "--hierarchical-allreduce",
+        dest="hierarchical_allreduce",
+        action="store_true",
+        default=None,
+        help="reduce within each host first",
+    )
+    add(
+        "--no-hierarchical-allreduce",
+        dest="hierarchical_allreduce",
+        action="store_false",
+        default=None,
+        help="never reduce within each host first",
+    )
+    add("--timeline-filename", metavar="FILE", help="write a Chrome trace of every op, one file per rank")
+    add(
+        "--timeline-mark-cycles",
+        dest="timeline_mark_cycles",
+        action="store_true",
+        default=None,
+        help="mark in the trace when the engine's thread wakes",
+    )
+    add(
+        "--no-timeline-mark-cycles",
+        dest="timeline_mark_cycles",
+        action="store_false",
+        default=None,
+        help="do not mark it (default)",
+    )
+    add("--stall-check", dest="stall_check", action="store_true", default=None, help="on by default")
+    add("--no-stall-check", dest="stall_check", action="store_false", default=None, help="disable the stall warning")
+    add(
+        "--stall-check-warning-time-seconds",
+        type=_not_negative,
+        metavar="SECONDS",
+        help="time before a stalled operation is reported",
+    )
+    add(
+        "--stall-check-shutdown-time-seconds",
+        type=_not_negative,
+        metavar="SECONDS",
+        help="time before a stalled operation fails; 0: never (default)",
+    )
+    add(
+        "--log-level",
+        type=str.upper,
+        choices=["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"],
+        help="least severe log messages that are printed",
+    )
+    add(
+        "--log-without-timestamp",
+        "--log-hide-timestamp",
+        dest="log_hide_time",
+        action="store_true",
+        default=None,
+        help="log messages without the time",
+    )
+    add(
+        "--log-with-timestamp",
+        "--no-log-hide-timestamp",
+        dest="log_hide_time",
+        action="store_false",
+        default=None,
+        help="log messages begin with the time (default)",
+    )
 
 
 class _Explain(argparse.Action):
@@ -249,5 +311,5 @@ def _not_negative(text: str) -> int:
 def _positive(text: str) -> int:
     value = _not_negative(text)
     if value == 0:
-        raise argparse.ArgumentTypeError("0 would be none at all")
+        raise argparse.ArgumentTypeError("must be at least 1")
     return value

@@ -1,7 +1,7 @@
 """``horovodrun``: runs a command on several ranks, with Horovod's flags and its way of showing output.
 
 Ranks are on this host, or on several (``-H``, ``--hostfile``, ``--host-discovery-script``) that are reached by ssh: see
-``launch.ssh``. What each flag stands for is told in ``launch.flags``.
+``launch.ssh``. ``launch.cli.flags`` documents the flags.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from spark_estimator.errors import PreflightError, SparkEstimatorError, WorkerFa
 from spark_estimator.launch.cli.flags import cooldown_of, environment_of, parse, terms_of
 from spark_estimator.launch.elastic.job_entry import run_elastic
 from spark_estimator.launch.job.environment import host_share, path_with_own_python, worker_environment
-from spark_estimator.launch.job.hosts import place
+from spark_estimator.launch.job.hosts import assign_hosts
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.local import run_job
+from spark_estimator.launch.log_relay.display import OutputFiles, lines_to
 from spark_estimator.launch.ssh.command import SshOptions
 from spark_estimator.launch.ssh.job import run_elastic_on_hosts, run_on_hosts
 from spark_estimator.launch.ssh.where import Where, find_hosts
 from spark_estimator.launch.worker.child_process import keep_standard_descriptors
-from spark_estimator.launch.worker.output import OutputFiles, lines_to
 from spark_estimator.observe.status_line import screen
 
 # A command may save its state on SIGTERM; then it is killed.
@@ -59,12 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         print(build_report())
         sys.exit(0)
     for flag, reason in options.explained or ():
-        _say(f"{flag} has no effect: {reason}.")
+        _report(f"{flag} has no effect: {reason}.")
     if options.num_proc is None:
         parser.error("-np is required: how many ranks to run.")
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        parser.error("no command was given; for example: horovodrun -np 2 python train.py")
+        parser.error("a command is required, for example: horovodrun -np 2 python train.py")
     if options.num_proc < 1:
         parser.error(f"-np {options.num_proc}: at least one rank is needed.")
     ended_by = [signal.SIGINT]
@@ -75,12 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             except ValueError as error:
                 parser.error(str(error))
             except PreflightError as error:
-                _say(str(error))
+                _report(str(error))
                 sys.exit(1)
             sys.exit(run_command(command, options.num_proc, environment_of(options), options, where))
     except KeyboardInterrupt:
         how = "interrupted" if ended_by[-1] == signal.SIGINT else f"ended by {ended_by[-1].name}"
-        _say(f"{how}; all ranks have been ended.")
+        _report(f"{how}; all ranks were stopped.")
         sys.exit(128 + ended_by[-1])
 
 
@@ -95,7 +95,7 @@ def run_command(
 
     Args:
         environment: variables for the command, beside this process's own.
-        options: of the command line; for output files and what is said.
+        options: of the command line; for output files and how much is printed.
         where: on which hosts; it may be an elastic job.
 
     Returns:
@@ -105,12 +105,12 @@ def run_command(
     size = size if terms is None else terms.size
     verbose = bool(options and options.verbose)
     output = Path(options.output_filename) if options and options.output_filename else None
-    said = environment if hosts else _with_own_python(environment)
+    variables = environment if hosts else _with_own_python(environment)
     try:
         # Where there are several hosts, each finds out its own share of cores.
-        for_workers = said if hosts else worker_environment(os.environ, said, host_share(size))
+        for_workers = variables if hosts else worker_environment(os.environ, variables, host_share(size))
     except ValueError as error:
-        _say(str(error))
+        _report(str(error))
         return 1
     job = JobSpec(
         job_id=new_job_id(),
@@ -122,9 +122,9 @@ def run_command(
         driver_host_id=host_id(),
     )
     if verbose:
-        shares = place(hosts, size, "-H") if hosts else ()
+        shares = assign_hosts(hosts, size, "-H") if hosts else ()
         places = ", ".join(f"{len(share.ranks)} on {share.host.name}" for share in shares)
-        _say(f"{size} ranks, {places or f'all on {socket.gethostname()}'}: {job.function}")
+        _report(f"{size} ranks, {places or f'all on {socket.gethostname()}'}: {job.function}")
     with contextlib.ExitStack() as stack:
         show = lines_to(with_time=bool(options and options.prefix_output_with_timestamp))
         if output is not None:
@@ -136,7 +136,7 @@ def run_command(
                 else:
                     run_on_hosts(job, hosts, ssh, show_line=show, gentle=_GENTLE)
             elif hosts is None or ssh is None:
-                run_elastic(job, terms, show_line=show, say=_say, gentle=_GENTLE)
+                run_elastic(job, terms, show_line=show, report=_report, gentle=_GENTLE)
             else:
                 run_elastic_on_hosts(
                     job,
@@ -144,20 +144,20 @@ def run_command(
                     hosts,
                     ssh,
                     show_line=show,
-                    say=_say,
+                    report=_report,
                     gentle=_GENTLE,
                     cooldown=where.cooldown,
                     watch=where.watch,
                 )
         except WorkerFailedError as error:
-            _say(str(error))
+            _report(str(error))
             status = error.exitcode if error.exitcode is not None else 1
             return status if status >= 0 else 128 - status
         except SparkEstimatorError as error:
-            _say(str(error))
+            _report(str(error))
             return 1
     if verbose:
-        _say("all ranks ended with exit status 0")
+        _report("all ranks ended with exit status 0")
     return 0
 
 
@@ -178,14 +178,14 @@ def build_report() -> str:
         "",
         "Available Controllers:",
         mark(False, "MPI"),
-        mark(True, "Gloo (its place is taken by spark_estimator's own controller)"),
+        mark(True, "Gloo (replaced by spark_estimator's own controller)"),
         "",
         "Available Tensor Operations:",
         mark(nccl_built() > 0, "NCCL"),
         mark(False, "DDL"),
         mark(False, "CCL"),
         mark(False, "MPI"),
-        mark(True, "Gloo (its place is taken by spark_estimator's own engine: shared memory and TCP)"),
+        mark(True, "Gloo (replaced by spark_estimator's own engine: shared memory and TCP)"),
     ]
     return "\n".join(lines)
 
@@ -203,10 +203,10 @@ def _where(options: argparse.Namespace) -> Where:
         port, identity_file, interfaces = network.values()
         return SshOptions.read(settings, port=port, identity_file=identity_file, interfaces=interfaces, needed=needed)
 
-    found = find_hosts(
+    where = find_hosts(
         options.num_proc,
         read_options,
-        _say,
+        _report,
         hosts=options.hosts,
         hostfile=options.hostfile,
         script=options.host_discovery_script,
@@ -214,18 +214,18 @@ def _where(options: argparse.Namespace) -> Where:
         terms=terms_of(options),
         cooldown=cooldown_of(options.blacklist_cooldown_range),
     )
-    if found.hosts is None:
+    if where.hosts is None:
         for flag, value in {**network, "--blacklist-cooldown-range": options.blacklist_cooldown_range}.items():
             if value is not None:
-                _say(f"{flag} has no effect: all ranks run on this host.")
-    return found
+                _report(f"{flag} has no effect: all ranks run on this host.")
+    return where
 
 
 def _with_own_python(environment: dict[str, str]) -> dict[str, str]:
     return {"PATH": path_with_own_python(os.environ.get("PATH", os.defpath)), **environment}
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     print(f"horovodrun: {text}", file=sys.stderr, flush=True)
 
 

@@ -1,1 +1,1 @@
-"""Elastic jobs: which processes there are, on which hosts, and when new ones take the place of lost ones."""
+"""Elastic jobs: which processes there are, on which hosts, and when new ones replace lost ones."""

@@ -3,7 +3,7 @@
 The script is a command for the shell. It prints a line for each host, ``host:slots``, or ``host`` alone; what follows a
 # is a comment, and a host with 0 slots is left out. An answer that fails, or names no host at all, is no answer: it
 would end the job, and who looks after hosts fails more often than all of them do. Before the job begins that is an
-error; later the last good answer stays in force, and one line says so.
+error; later the last good answer stays in force, and one line reports it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class HostScript:
             at_most: who asks has no more time, though the script may take longer.
 
         Raises:
-            PreflightError: it gave no answer; the text names it and says why.
+            PreflightError: it gave no answer; the text names the script and the reason.
         """
         try:
             status, out, err = self._run(min(self._longest, at_most.total_seconds()))
@@ -77,26 +77,26 @@ class HostScript:
                 _kill(self._running)
 
     def _read(self, text: str) -> list[Host]:
-        found = []
+        hosts = []
         for number, line in enumerate(text.splitlines(), 1):
             host = line.partition("#")[0].strip()
             if not host or _ZERO.fullmatch(host):
                 continue
             try:
-                found.append(read_line(host, self._default_slots))
+                hosts.append(read_line(host, self._default_slots))
             except ValueError:
                 raise ValueError(
-                    f"printed, in line {number}, {line[:200]!r}, which is not of the form host:slots"
+                    f"printed, in line {number}, {line[:200]!r}, which doesn't have the form host:slots"
                 ) from None
-        if not found:
-            raise ValueError("named no host with a slot")
-        return merged(found, self.command)
+        if not hosts:
+            raise ValueError("printed no host with a slot")
+        return merged(hosts, self.command)
 
     def _run(self, seconds: float) -> tuple[int, bytes, bytes]:
         """(exit status, what it printed, what it printed on stderr). It is gone then."""
         with self._lock:
             if self._stopped:
-                raise InterruptedError("is not asked any more")
+                raise InterruptedError("is no longer run")
             process = self._running = subprocess.Popen(
                 ["/bin/sh", "-c", self.command],
                 stdin=subprocess.DEVNULL,
@@ -119,8 +119,8 @@ class HostScript:
         self, process: subprocess.Popen[bytes], waiting: selectors.BaseSelector, seconds: float
     ) -> tuple[int, bytes, bytes]:
         assert process.stdout and process.stderr
-        said = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
-        for descriptor in said:
+        output = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+        for descriptor in output:
             waiting.register(descriptor, selectors.EVENT_READ)
         deadline = time.monotonic() + seconds
         while True:
@@ -128,19 +128,19 @@ class HostScript:
             ready = waiting.select(0 if ended else _SLICE_SECONDS)
             for key, _ in ready:
                 received = os.read(key.fd, 1 << 16)
-                said[key.fd] += received
+                output[key.fd] += received
                 if not received:
                     waiting.unregister(key.fd)
                 elif key.fd == process.stderr.fileno():
-                    del said[key.fd][:-_MOST_BYTES]
-                elif len(said[key.fd]) > _MOST_BYTES:
-                    raise ValueError("prints without an end")
+                    del output[key.fd][:-_MOST_BYTES]
+                elif len(output[key.fd]) > _MOST_BYTES:
+                    raise ValueError("prints endlessly")
             if ended and not ready:
                 break
             if time.monotonic() >= deadline:
-                last = _tail(said[process.stderr.fileno()])
+                last = _tail(output[process.stderr.fileno()])
                 raise ValueError(f"did not end within {seconds:.3g} seconds, and was killed{last}")
-        out, err = said.values()
+        out, err = output.values()
         return process.returncode, bytes(out), bytes(err)
 
 
@@ -162,40 +162,40 @@ class HostWatch:
         self._every = every.total_seconds()
         self._over = threading.Event()
 
-    def start(self, offer: Callable[[Sequence[Host]], None], say: Callable[[str], None]) -> None:
+    def start(self, offer: Callable[[Sequence[Host]], None], report: Callable[[str], None]) -> None:
         """As in `Discovery`."""
-        threading.Thread(target=self._watch, args=(offer, say), name="spark_estimator hosts", daemon=True).start()
+        threading.Thread(target=self._watch, args=(offer, report), name="spark_estimator hosts", daemon=True).start()
 
     def stop(self) -> None:
         """As in `Discovery`."""
         self._over.set()
         self._script.stop()
 
-    def _watch(self, offer: Callable[[Sequence[Host]], None], say: Callable[[str], None]) -> None:
+    def _watch(self, offer: Callable[[Sequence[Host]], None], report: Callable[[str], None]) -> None:
         fails = False
         while not self._over.wait(self._every):
             try:
-                found = self._script.ask()
+                hosts = self._script.ask()
             except PreflightError as error:
                 if not fails and not self._over.is_set():
-                    say(f"{str(error).rstrip('.')}: the hosts stay {_named(self.hosts)} until it answers again")
+                    report(f"{str(error).rstrip('.')}: the hosts remain {_named(self.hosts)} until it succeeds again")
                 fails = True
                 continue
             fails = False
-            if found != self.hosts:
-                self.hosts = found
-                offer(found)
+            if hosts != self.hosts:
+                self.hosts = hosts
+                offer(hosts)
 
 
 def first_hosts(
-    script: HostScript, slots: int, patience: timedelta, say: Callable[[str], None], every: timedelta = EVERY
+    script: HostScript, slots: int, patience: timedelta, report: Callable[[str], None], every: timedelta = EVERY
 ) -> list[Host]:
-    """The script's first answer with so many slots.
+    """The script's first answer with at least `slots` slots.
 
     Args:
         slots: that the job begins with, at least.
         patience: how long they are waited for.
-        say: is told once when there is something to wait for.
+        report: prints a line; called once when slots are missing.
 
     Raises:
         PreflightError: the first answer failed, or there were too few slots all the time.
@@ -205,19 +205,21 @@ def first_hosts(
     def left() -> timedelta:  # a moment for the script in any case
         return timedelta(seconds=max(deadline - time.monotonic(), _LEAST_SECONDS))
 
-    found = script.ask(left())
+    hosts = script.ask(left())
     waits = False
-    while (there := sum(host.slots for host in found)) < slots:
-        few = f"the host discovery script {script.command!r} offers {there} slots ({_named(found)}), and {slots} ranks"
+    while (there := sum(host.slots for host in hosts)) < slots:
+        few = f"the host discovery script {script.command!r} offers {there} slots ({_named(hosts)}), and {slots} ranks"
         if time.monotonic() >= deadline:
-            raise PreflightError(f"{few} were asked for; others were waited for {patience.total_seconds():g} seconds.")
+            raise PreflightError(
+                f"{few} were requested; no other hosts appeared within {patience.total_seconds():g} seconds."
+            )
         if not waits:
-            say(f"{few} are to begin: waiting for more, at most {patience.total_seconds():g} seconds")
+            report(f"{few} are requested: waiting up to {patience.total_seconds():g} seconds")
         waits = True
         time.sleep(every.total_seconds())
         with contextlib.suppress(PreflightError):
-            found = script.ask(left())
-    return found
+            hosts = script.ask(left())
+    return hosts
 
 
 def _named(hosts: Sequence[Host]) -> str:
@@ -226,7 +228,7 @@ def _named(hosts: Sequence[Host]) -> str:
 
 def _tail(err: bytes | bytearray) -> str:
     lines = [line.strip() for line in bytes(err).decode("utf-8", "replace").splitlines() if line.strip()]
-    return f"; the last it said: {' | '.join(lines[-_TAIL_LINES:])}" if lines else ""
+    return f"; its last output: {' | '.join(lines[-_TAIL_LINES:])}" if lines else ""
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

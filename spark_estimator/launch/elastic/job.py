@@ -1,4 +1,4 @@
-"""One elastic job: its processes, the events that tell of them, and what a `RoundPlanner` decides, done."""
+"""One elastic job: its processes, their events, and the execution of what a `RoundPlanner` decides."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from spark_estimator.elastic.rounds import (
 )
 from spark_estimator.errors import JobFailedError, PreflightError
 from spark_estimator.launch.elastic.placement import FAILURES, Placement
-from spark_estimator.launch.elastic.process import MakePlace, Process
+from spark_estimator.launch.elastic.process import MakeWorker, Process
 from spark_estimator.launch.job.failures import LOST, STOPPED, FailureReport, error_of, first_failure
 from spark_estimator.launch.job.hosts import Host
 from spark_estimator.launch.job.monitor import Ended, FrameReceived, JobMonitor, Offered
@@ -39,13 +39,13 @@ _SLICE_SECONDS = 0.1
 
 
 class Discovery(Protocol):
-    """Whoever knows of hosts that come and go."""
+    """A source of the hosts that a job may use, which change while it runs."""
 
-    def start(self, offer: Callable[[Sequence[Host]], None], say: Callable[[str], None]) -> None:
+    def start(self, offer: Callable[[Sequence[Host]], None], report: Callable[[str], None]) -> None:
         """From now on `offer` is called with all hosts each time that they have changed; from any thread.
 
         Args:
-            say: for people: what is the matter where the hosts cannot be known.
+            report: for people: what is the matter where the hosts cannot be known.
         """
 
     def stop(self) -> None:
@@ -56,9 +56,9 @@ class ElasticJob:
     """One job, from its first process to its last. `run` once.
 
     Args:
-        seats: where its processes go.
-        make: makes their places.
-        discovery: tells of hosts that come and go; None: they are always the same.
+        placement: where its processes go.
+        make: makes the handles of its workers.
+        discovery: reports the hosts when they change; None: they never do.
         terms, show_line, say, gentle, look: as in ``elastic.run_elastic``.
     """
 
@@ -66,21 +66,21 @@ class ElasticJob:
         self,
         terms: Terms,
         show_line: Callable[[int, str, str], None],
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         gentle: timedelta,
-        seats: Placement,
-        make: MakePlace,
+        placement: Placement,
+        make: MakeWorker,
         discovery: Discovery | None = None,
         look: Callable[[int], None] = lambda started: None,
     ) -> None:
         self._look = look
-        self._seats = seats
+        self._placement = placement
         self._discovery = discovery
         self._make = make
         self._terms = terms
-        self._say = say
+        self._report = report
         self._gentle = gentle
-        self._planner = RoundPlanner(terms, room=seats.room)
+        self._planner = RoundPlanner(terms, room=placement.room)
         self._watch = JobMonitor(stop=self._stop, show_line=show_line)
         self._processes: dict[int, Process] = {}  # those that live
         self._numbers = terms.size
@@ -95,16 +95,16 @@ class ElasticJob:
         try:
             self._start_all()
             if self._discovery is not None:
-                self._discovery.start(lambda hosts: self._watch.events.put(Offered(tuple(hosts))), self._say)
+                self._discovery.start(lambda hosts: self._watch.events.put(Offered(tuple(hosts))), self._report)
             while not self._over:
                 self._take_one_event()
                 self._look(self._terms.size)
-                self._look_at_the_seats(time.monotonic())
+                self._update_placement(time.monotonic())
                 waited_for = self._planner.waits_for_room
                 for decision in self._planner.decide(time.monotonic()):
                     self._do(decision)
                 if self._planner.waits_for_room not in ("", waited_for):
-                    self._say(self._planner.waits_for_room)
+                    self._report(self._planner.waits_for_room)
         except BaseException:
             self._stop("because the launcher was interrupted")
             self._await_ends()
@@ -150,7 +150,7 @@ class ElasticJob:
             process.tell(Rendezvous(new_job_id(), new_key(), 0, alone, -1, awaited=True))
 
     def _start(self, number: int, rank: int) -> None:
-        self._processes[number] = Process(number, rank, self._seats.take(number), self._make, self._watch)
+        self._processes[number] = Process(number, rank, self._placement.take(number), self._make, self._watch)
 
     # --- what is told ---------------------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class ElasticJob:
             try:
                 process.ready = Ready.from_message(event.frame)
             except ValueError as error:
-                process.place.stop(f"because it does not speak as it should: {error}", at_once=True)
+                process.worker.stop(f"because it sent invalid data: {error}", at_once=True)
                 return
             ready = process.ready
             self._planner.ready(
@@ -173,21 +173,21 @@ class ElasticJob:
         elif isinstance(event, Ended):
             self._note_end(event, now)
         elif isinstance(event, Offered):
-            for change in self._seats.offer(event.hosts):
-                self._say(f"host {change}")
+            for change in self._placement.offer(event.hosts):
+                self._report(f"host {change}")
 
-    def _look_at_the_seats(self, now: float) -> None:
+    def _update_placement(self, now: float) -> None:
         """Has the planner know for how many processes there is room, and which have lost theirs."""
-        for host in self._seats.returned(now):
-            self._say(f"host {host} may be used again")
-        self._planner.room = self._seats.room
-        self._planner.room_may_grow = self._discovery is not None or self._seats.some_may_return
-        self._planner.unwanted(self._seats.without_slot(), now)
+        for host in self._placement.returned(now):
+            self._report(f"host {host} may be used again")
+        self._planner.room = self._placement.room
+        self._planner.room_may_grow = self._discovery is not None or self._placement.some_may_return
+        self._planner.unwanted(self._placement.without_slot(), now)
 
     def _note_end(self, event: Ended, now: float) -> None:
         process = self._processes.pop(event.process)
         process.link.close()
-        self._seats.leave(event.process)
+        self._placement.leave(event.process)
         if event.process in self._released:
             return  # it was asked to go
         outcome = event.outcome
@@ -195,7 +195,7 @@ class ElasticJob:
         if outcome is None:
             assert event.error is not None
             self._errors.append(event.error)
-            story = f"rank {process.rank} could not be started or watched: {event.error!r}"
+            story = f"rank {process.rank} could not be started or supervised: {event.error!r}"
             if isinstance(event.error, PreflightError):
                 story = f"host {event.error}"
         elif outcome.failure is not None:
@@ -204,7 +204,7 @@ class ElasticJob:
         else:
             self._well.append((process.rank, outcome))
         if story is not None and not self._over:
-            self._say(story if isinstance(event.error, PreflightError) else f"lost {story}")
+            self._report(story if isinstance(event.error, PreflightError) else f"lost {story}")
             self._blame(process.host, event, now)
         self._planner.ended(event.process, now, story)
 
@@ -212,18 +212,18 @@ class ElasticJob:
         """Puts a host out that is out of contact, or on which ranks fail again and again."""
         failure = None if event.outcome is None else event.outcome.failure
         if isinstance(event.error, PreflightError):
-            if how_long := self._seats.unreachable(host, now):
-                self._say(f"host {host} {how_long}")
+            if how_long := self._placement.unreachable(host, now):
+                self._report(f"host {host} {how_long}")
         elif failure is not None and failure.kind == LOST:
-            if how_long := self._seats.lose(host, now):
-                self._say(f"host {host} is out of contact and {how_long}")
+            if how_long := self._placement.lose(host, now):
+                self._report(f"host {host} is out of contact and {how_long}")
         elif (
             failure is not None
             and failure.kind != STOPPED
             and not failure.secondary
-            and (how_long := self._seats.failed(host, now))
+            and (how_long := self._placement.failed(host, now))
         ):
-            self._say(f"{FAILURES} ranks or more have failed on host {host}: it {how_long}")
+            self._report(f"{FAILURES} ranks or more have failed on host {host}: it {how_long}")
 
     # --- what is decided ------------------------------------------------------------------------------------------
 
@@ -239,9 +239,9 @@ class ElasticJob:
         elif isinstance(decision, Start):
             started = [self._start_newcomer() for _ in range(decision.count)]
             where = ", ".join(dict.fromkeys(filter(None, started)))
-            self._say(f"starting {decision.count} more" + (f" on {where}" if where else ""))
+            self._report(f"starting {decision.count} more" + (f" on {where}" if where else ""))
         elif isinstance(decision, Kill):
-            self._processes[decision.process].place.stop(decision.why, at_once=True)
+            self._processes[decision.process].worker.stop(decision.why, at_once=True)
         elif isinstance(decision, Release):
             self._release(decision.processes)
         elif isinstance(decision, Finish):
@@ -252,10 +252,10 @@ class ElasticJob:
     def _release(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             process = self._processes[number]
-            self._say(f"process {process.place.pid} on host {process.host} is ended: its slot is gone")
+            self._report(f"process {process.worker.pid} on host {process.host} is stopped: its slot is gone")
             self._released.add(number)
-            self._seats.leave(number)
-            process.place.stop("because its slot is gone")
+            self._placement.leave(number)
+            process.worker.stop("because its slot is gone")
 
     def _begin(self, numbers: Sequence[int]) -> None:
         """Tells the processes of a new round who they are in it."""
@@ -267,9 +267,9 @@ class ElasticJob:
             if ready is not None
         )
         whys = [ready.why for ready in waiting if ready is not None and ready.why]
-        self._say(
-            f"round {self._planner.round} begins with {len(peers)} ranks, processes "
-            f"{', '.join(str(peer.pid) for peer in peers)}" + (f"; the last one ended so: {whys[0]}" if whys else "")
+        self._report(
+            f"round {self._planner.round} starts with {len(peers)} ranks, processes "
+            f"{', '.join(str(peer.pid) for peer in peers)}" + (f"; the last one ended with: {whys[0]}" if whys else "")
         )
         for rank, number in enumerate(numbers):
             self._processes[number].become(rank)
@@ -280,7 +280,7 @@ class ElasticJob:
         try:
             self._processes[number].link.send(frame)
         except TimeoutError:
-            self._processes[number].place.stop("because it does not listen to its launcher", at_once=True)
+            self._processes[number].worker.stop("because it doesn't answer its launcher", at_once=True)
         except OSError:
             pass  # it has died: its end is on its way
 
@@ -288,7 +288,7 @@ class ElasticJob:
         """Ends the job, and raises what tells its whole story."""
         lost = list(self._lost)
         self._end("after that")
-        lines = [f"the elastic job cannot go on: {decision.why}."]
+        lines = [f"the elastic job can't continue: {decision.why}."]
         lines += ["Lost so far:"] * bool(lost) + [f"  {report.where} {_shortened(report.message)}" for report in lost]
         cause = first_failure(lost)
         if cause is None:
@@ -299,14 +299,14 @@ class ElasticJob:
 
     def _stop(self, reason: str) -> None:
         for process in self._processes.values():
-            process.place.stop(reason)
+            process.worker.stop(reason)
 
     def _end(self, reason: str) -> None:
         self._over = True
         self._stop(reason)
         if not self._await_ends():
-            left = ", ".join(str(process.place.pid) for process in self._processes.values())
-            self._say(f"these processes could not be ended: {left}")
+            pids = ", ".join(str(process.worker.pid) for process in self._processes.values())
+            self._report(f"these processes could not be stopped: {pids}")
 
     def _await_ends(self) -> bool:
         """Returns when no process is left; False when some cannot be ended."""
@@ -319,11 +319,11 @@ class ElasticJob:
         return not self._processes
 
 
-def _known_as(process: Process, told: PeerFacts, rank: int) -> PeerFacts:
+def _known_as(process: Process, facts: PeerFacts, rank: int) -> PeerFacts:
     """Where a process says that it listens now, under the name by which the job knows its host."""
     first = process.facts
     assert first is not None
-    return replace(told, rank=rank, host=first.host, host_id=first.host_id)
+    return replace(facts, rank=rank, host=first.host, host_id=first.host_id)
 
 
 def _shortened(message: str) -> str:

@@ -118,20 +118,20 @@ class Placement:
 
     def returned(self, now: float) -> list[str]:
         """The hosts whose cool-down is over; they are used again."""
-        found = [host for host, until in self._out.items() if until <= now]
-        for host in found:
+        hosts = [host for host, until in self._out.items() if until <= now]
+        for host in hosts:
             del self._out[host]
-        return [host for host in found if host in self._slots]
+        return [host for host in hosts if host in self._slots]
 
     def without_slot(self) -> list[int]:
         """The processes whose slots are gone; where a host has fewer slots than processes, those that came last."""
-        usable, kept = self._usable(), Counter[str]()
-        found = []
+        usable, used = self._usable(), Counter[str]()
+        surplus = []
         for process, host in sorted(self._taken.items()):
-            kept[host] += 1
-            if kept[host] > usable.get(host, 0):
-                found.append(process)
-        return found
+            used[host] += 1
+            if used[host] > usable.get(host, 0):
+                surplus.append(process)
+        return surplus
 
     def _usable(self) -> dict[str, int]:
         return {host: slots for host, slots in self._slots.items() if host not in self._out}

@@ -13,8 +13,8 @@ from spark_estimator.launch.job.monitor import Ended, EventRelay, FrameReceived,
 from spark_estimator.launch.job.outcome import Outcome, Relay
 from spark_estimator.launch.worker.worker_host import WorkerHandle
 
-#: Makes a place: on which host, for which process, which is which rank (-1: not known), told to whom, with which link.
-MakePlace = Callable[[str, int, int, Relay, socket.socket], WorkerHandle]
+#: Makes a worker of (host, process number, rank or -1, relay of its events, link to the launcher).
+MakeWorker = Callable[[str, int, int, Relay, socket.socket], WorkerHandle]
 
 
 class Process:
@@ -24,15 +24,15 @@ class Process:
         number: by which the planner knows it.
         rank: which it will be; -1 for a newcomer.
         host: on which it runs.
-        make: its place.
-        watch: is told what becomes of it.
+        make: makes its worker.
+        watch: receives its events.
 
     Attributes:
         facts: where it listens, once `started` is set; None when it could not be started.
-        ready: what it said when it asked for its next round; None while it is in one.
+        ready: its last request for the next round; None while it is in one.
     """
 
-    def __init__(self, number: int, rank: int, host: str, make: MakePlace, watch: JobMonitor) -> None:
+    def __init__(self, number: int, rank: int, host: str, make: MakeWorker, watch: JobMonitor) -> None:
         self.number = number
         self.rank = rank
         self.host = host
@@ -40,46 +40,46 @@ class Process:
         self.ready: Ready | None = None
         self.started = threading.Event()
         self._events = watch.events
-        self._told = threading.Event()
+        self._rendezvous_set = threading.Event()
         self._rendezvous: Rendezvous | None = None
         ours, theirs = socket.socketpair()
         self.link = FrameSocket(ours)
-        self.place = make(host, number, rank, EventRelay(watch.events), theirs)
+        self.worker = make(host, number, rank, EventRelay(watch.events), theirs)
         # The thread that starts a worker stays until its end: the kernel takes a thread's end for its parent's.
         self.thread = threading.Thread(target=self._supervise, name=f"spark_estimator process {number}", daemon=True)
         self.thread.start()
         threading.Thread(target=self._listen, name=f"spark_estimator link {number}", daemon=True).start()
 
     def tell(self, rendezvous: Rendezvous | None) -> None:
-        """Says by what it joins its first round, or waits to be let into one; None: it is not needed."""
+        """Sends what it needs to join its first round, or to wait for one; None: the process is not needed."""
         self._rendezvous = rendezvous
-        self._told.set()
+        self._rendezvous_set.set()
 
     def become(self, rank: int) -> None:
         """It is another rank from now on."""
         self.rank, self.ready = rank, None
-        self.place.become(rank)
+        self.worker.become(rank)
 
     def _supervise(self) -> None:
         outcome: Outcome | None = None
         failed: BaseException | None = None
         try:
             try:
-                found = self.place.start()
-                if isinstance(found, PeerFacts):
-                    self.facts = found
+                started = self.worker.start()
+                if isinstance(started, PeerFacts):
+                    self.facts = started
                 else:
-                    outcome = found
+                    outcome = started
             finally:
                 self.started.set()
             if outcome is None:
-                self._told.wait()
+                self._rendezvous_set.wait()
                 if self._rendezvous is None:
-                    raise InterruptedError("the job ended before it had begun")
-                outcome = self.place.run(self._rendezvous)
+                    raise InterruptedError("the job ended before it started")
+                outcome = self.worker.run(self._rendezvous)
         except BaseException as error:
             failed = error
-            self.place.discard()
+            self.worker.discard()
         self._events.put(Ended(self.number, outcome, failed))
 
     def _listen(self) -> None:

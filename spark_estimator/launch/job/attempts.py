@@ -1,15 +1,15 @@
-"""Starts a job anew as a whole when it has failed, as often as its caller allows and within the time that it has.
+"""Restarts a failed job as a whole, as often as its caller allows and within the time that it has.
 
 What is tried again, and what is not
 ------------------------------------
 - A rank that died, raised or exited, an executor that was lost, a job that Spark ended: the next attempt starts all
-  ranks anew, as new processes with a new key. An exception of the user's own function counts, as with torchrun: from
+  ranks again, as new processes with a new key. An exception of the user's own function counts, as with torchrun: from
   outside, a bug and a store that was away for a moment look alike.
 - Not tried again is what would end in the same way or was meant to end: what is refused before the start, a function
   that the workers cannot load, a value that cannot be brought back, a start that takes longer than it may, a job that
   was cancelled, interrupted or ran out of its time.
-- Nothing is kept from one attempt for the next: a function that is to go on where it was writes checkpoints, and reads
-  the last one when `ATTEMPT_VARIABLE` is more than 1.
+- Nothing is kept from one attempt for the next: a function that is to continue where it was writes checkpoints, and
+  reads the last one when `ATTEMPT_VARIABLE` is more than 1.
 """
 
 from __future__ import annotations
@@ -34,7 +34,28 @@ from spark_estimator.launch.job.failures import NOT_LOADED
 
 _FINAL = (ResultError, StartTimeoutError, JobTimeoutError, JobCancelledError)
 _MAX_STORY_CHARACTERS = 500
+#: Waits of the standard library overflow above some 9e9 seconds.
+MAX_SECONDS = 1_000_000_000
 _T = TypeVar("_T")
+
+
+def duration(name: str, seconds: float) -> timedelta:
+    """An argument in seconds as a duration.
+
+    Args:
+        name: of the argument, for the error.
+
+    Raises:
+        TypeError: it is not a number.
+        ValueError: it is not above 0, or more than `MAX_SECONDS`.
+    """
+    if type(seconds) not in (int, float):
+        raise TypeError(f"{name} must be a number of seconds; got {seconds!r}.")
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{name} must be a number of seconds above 0; got {seconds!r}.")
+    if seconds > MAX_SECONDS:
+        raise ValueError(f"{name} must be at most {MAX_SECONDS} seconds; got {seconds!r}.")
+    return timedelta(seconds=seconds)
 
 
 @dataclass(frozen=True)
@@ -51,25 +72,21 @@ class Limits:
 
     @classmethod
     def checked(cls, max_restarts: int, timeout: float | None) -> Limits:
-        """From what a user gave.
+        """The limits that a user passed.
 
         Args:
             timeout: in seconds.
 
         Raises:
-            TypeError, ValueError: the text quotes what cannot be used.
+            TypeError, ValueError: one can't be used; the text names the argument and its value.
         """
         if type(max_restarts) is not int:
-            raise TypeError(f"max_restarts is how often a failed job is started anew; it was {max_restarts!r}.")
+            raise TypeError(f"max_restarts must be an int, the number of restarts; got {max_restarts!r}.")
         if max_restarts < 0:
-            raise ValueError(f"max_restarts={max_restarts}: 0 is never, and the least.")
+            raise ValueError(f"max_restarts must be at least 0; got {max_restarts}.")
         if timeout is None:
             return cls(max_restarts)
-        if type(timeout) not in (int, float):
-            raise TypeError(f"timeout is a number of seconds; it was {timeout!r}.")
-        if not 0 < timeout < math.inf:
-            raise ValueError(f"timeout={timeout!r}: a number of seconds, more than 0.")
-        return cls(max_restarts, timedelta(seconds=timeout))
+        return cls(max_restarts, duration("timeout", timeout))
 
 
 @dataclass(frozen=True)
@@ -86,9 +103,13 @@ class Attempt:
     until: float | None = None
     timeout: timedelta | None = None
 
-    def at_most(self, wanted: timedelta) -> timedelta:
-        """`wanted`, or what is left of the caller's time where that is less."""
-        return wanted if self.until is None else min(wanted, timedelta(seconds=max(self.until - time.monotonic(), 0.0)))
+    def at_most(self, duration: timedelta) -> timedelta:
+        """`duration`, or what is left of the caller's time where that is less."""
+        return (
+            duration
+            if self.until is None
+            else min(duration, timedelta(seconds=max(self.until - time.monotonic(), 0.0)))
+        )
 
     def look_at_the_clock(
         self, function: str, size: int, begun: Collection[int], hindrance: Callable[[], str] = lambda: ""
@@ -107,12 +128,12 @@ class Attempt:
             return
         missing = sorted(set(range(size)) - set(begun))
         which = f"rank {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else "") if missing else ""
-        at = f"{which} had not begun" if missing else "all were at work"
-        why = f" {said}" if missing and (said := hindrance()) else ""
+        at = f"{which} had not started" if missing else "all were running"
+        why = f" {sentence}" if missing and (sentence := hindrance()) else ""
         attempt = f", in attempt {self.number}" if self.number > 1 else ""
         raise JobTimeoutError(
             f"{function} on {size} ranks did not end within {self.timeout.total_seconds():g} seconds "
-            f"(timeout){attempt}: {at}. All of them have been ended.{why}"
+            f"(timeout){attempt}: {at}. All ranks were stopped.{why}"
         )
 
 
@@ -134,9 +155,9 @@ def run_attempts(
         What `run` returned.
 
     Raises:
-        JobFailedError: of the last attempt; its text and its `earlier` tell of those before.
+        JobFailedError: of the last attempt; its text and its `earlier` contain those before.
         PreflightError: there was no next attempt, or none at all.
-        KeyboardInterrupt: the user has interrupted it; its text says that the ranks are gone.
+        KeyboardInterrupt: the user has interrupted it; its text confirms that the ranks are gone.
     """
     until = None if limits.timeout is None else time.monotonic() + limits.timeout.total_seconds()
     attempts = limits.max_restarts + 1
@@ -153,7 +174,7 @@ def run_attempts(
                 error.args = (f"{error}{_history(number, attempts, earlier)}",)
                 raise
             print(
-                f"spark_estimator: attempt {number} of {attempts} failed: {_story(error)}; all ranks are started anew",
+                f"spark_estimator: attempt {number} of {attempts} failed: {_story(error)}; restarting all ranks",
                 file=sys.stderr,
                 flush=True,
             )
@@ -161,7 +182,7 @@ def run_attempts(
         except KeyboardInterrupt:
             # Anew, and from nothing: where exactly this process waited, inside Java's gateway as a rule, tells nobody
             # anything.
-            raise KeyboardInterrupt(f"{function} was interrupted; all of its ranks have been ended") from None
+            raise KeyboardInterrupt(f"{function} was interrupted; all of its ranks were stopped") from None
         except PreflightError as error:
             if earlier:
                 error.args = (f"{error}{_history(number, attempts, earlier)}",)
@@ -174,7 +195,7 @@ def _history(number: int, attempts: int, earlier: list[JobFailedError]) -> str:
     """What stands below the error of attempt `number`; '' when there were no others."""
     if not earlier:
         return ""
-    lines = [f"This was attempt {number} of {attempts}. Those before:"]
+    lines = [f"This was attempt {number} of {attempts}. Earlier attempts:"]
     lines += [f"  attempt {index}: {_story(error)}" for index, error in enumerate(earlier, start=1)]
     return "\n" + "\n".join(lines)
 

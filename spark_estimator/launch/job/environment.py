@@ -2,7 +2,7 @@
 
 Numeric libraries otherwise start a thread for each core in each rank, and glibc gives the memory of large gradients
 back to the system at the end of a step, to fault it in again in the next. Both are read when a process starts, so they
-have to stand in its environment before. What the user has set is never overridden; ``python -m spark_estimator env``
+have to be in its environment before. What the user has set is never overridden; ``python -m spark_estimator env``
 shows what holds and why.
 
 Memory that stays with a process grows to its peak and not beyond. ``ctypes.CDLL(None).malloc_trim(0)`` gives it back.
@@ -23,7 +23,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from spark_estimator.collectives.cores import available_cores
-from spark_estimator.env import WORKER_CHOICES_VARIABLE, Decision, Settings, aligned
+from spark_estimator.env import (
+    ATTEMPT_VARIABLE,
+    FEED_FD_VARIABLE,
+    JOB_VARIABLE,
+    PROGRESS_FD_VARIABLE,
+    RENDEZVOUS_FD_VARIABLE,
+    WORKER_CHOICES_VARIABLE,
+    Decision,
+    Settings,
+    aligned,
+)
 
 _MALLOC_SWITCH = "SPARK_ESTIMATOR_WORKER_MALLOC"
 _THREADS_SWITCH = "SPARK_ESTIMATOR_WORKER_THREADS"
@@ -39,6 +49,28 @@ _KEPT_BELOW = 1 << 30
 _NEVER = 1 << 40
 _MALLOC_VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
 SET_BY_YOU = "set by you"
+
+# With these variables a process would talk to the Java gateway of the driver's own Spark session.
+_OF_THE_DRIVER = {"PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"}
+
+# The launcher sets these for each rank; they are never forwarded from the driver's own environment.
+_OF_ONE_RANK = {
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+    "HOROVOD_LOCAL_RANK",
+    "HOROVOD_LOCAL_SIZE",
+    "HOROVOD_CROSS_RANK",
+    "HOROVOD_CROSS_SIZE",
+    "HOROVOD_HOSTNAME",
+    RENDEZVOUS_FD_VARIABLE,
+    PROGRESS_FD_VARIABLE,
+    JOB_VARIABLE,
+    FEED_FD_VARIABLE,
+    WORKER_CHOICES_VARIABLE,
+    ATTEMPT_VARIABLE,
+}
+_FORWARDED = ("HOROVOD_", "SPARK_ESTIMATOR_", "NCCL_")
+_OF_ONE_PROCESS = ("CONDA", "CUDA_VISIBLE_DEVICES", "LD_", "PYSPARK_", "PYTHON", "SPARK_", "VIRTUAL_ENV", "_")
 
 
 @dataclass(frozen=True)
@@ -61,8 +93,8 @@ class Choice:
 def host_share(ranks: int) -> Decision:
     """The threads of each of `ranks` processes that share the cores of this host; at least 1."""
     cores = available_cores()
-    said = f"{cores} core{'s' * (cores != 1)} for {ranks} rank{'s' * (ranks != 1)} on this host"
-    return Decision(max(1, cores // ranks), said)
+    reason = f"{cores} core{'s' * (cores != 1)} for {ranks} rank{'s' * (ranks != 1)} on this host"
+    return Decision(max(1, cores // ranks), reason)
 
 
 def task_share(cpus: int) -> Decision:
@@ -71,38 +103,74 @@ def task_share(cpus: int) -> Decision:
 
 
 def worker_environment(
-    around: Mapping[str, str], said: Mapping[str, str], share: Decision, *, spark: bool = False
+    around: Mapping[str, str], variables: Mapping[str, str], share: Decision, *, spark: bool = False
 ) -> dict[str, str]:
-    """`said`, and what it leaves to us.
+    """`variables`, and what it leaves to us.
 
     Args:
         around: the environment that the worker inherits.
-        said: variables that it is given beside, by a user or a launcher.
+        variables: variables that it is given beside, by a user or a launcher.
         share: the threads that are its own.
         spark: `around` is a Spark task's, in which Spark has set OMP_NUM_THREADS unless the user did.
 
     Raises:
         ValueError: one of our switches has a value that cannot be used.
     """
-    environ = {**undecided(around), **said}
-    if spark and OMP not in said and environ.get(OMP) == str(share.value):
+    environ = {**undecided(around), **variables}
+    if spark and OMP not in variables and environ.get(OMP) == str(share.value):
         del environ[OMP]
-    found = choices(environ, share)
-    record = json.dumps([dataclasses.astuple(choice) for choice in found])
+    decided = choices(environ, share)
+    record = json.dumps([dataclasses.astuple(choice) for choice in decided])
     return {
-        **said,
-        **{choice.variable: choice.value for choice in found if choice.chosen},
+        **variables,
+        **{choice.variable: choice.value for choice in decided if choice.chosen},
         WORKER_CHOICES_VARIABLE: record,
+    }
+
+
+def forwarded_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The driver's variables that apply to workers on any host: settings of Horovod, of this package and of NCCL."""
+    return {name: value for name, value in environ.items() if name.startswith(_FORWARDED) and name not in _OF_ONE_RANK}
+
+
+def checked_environment(environ: Mapping[str, str] | None) -> dict[str, str]:
+    """A user's variables for the ranks, often a copy of ``os.environ``, without those of a single process.
+
+    Raises:
+        TypeError: `environ` is not a mapping from str to str.
+        ValueError: a name or a value can't be an environment variable.
+    """
+    if environ is None:
+        return {}
+    if not isinstance(environ, Mapping):
+        raise TypeError(f"env must be a dict of variables, such as {{'NAME': 'value'}}; got {environ!r}.")
+    for name, value in environ.items():
+        if (type(name), type(value)) != (str, str):
+            raise TypeError(f"env must map str to str; got {name!r}: {value!r}.")
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"env: {name!r}={value!r} is not a valid environment variable.")
+    return {name: value for name, value in undecided(environ).items() if name not in _OF_ONE_RANK | _OF_THE_DRIVER}
+
+
+def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The driver's variables that may hold on executors that don't set them.
+
+    Leaves out what describes the driver's own process: its Python, its libraries, its Spark, its devices.
+    """
+    return {
+        name: value
+        for name, value in undecided(environ).items()
+        if not name.startswith(_OF_ONE_PROCESS) and name not in _OF_ONE_RANK
     }
 
 
 def path_with_own_python(path: str) -> str:
     """`path` with the folder of this interpreter first: what is started in an environment that is not activated finds
     the ``python`` beside it, not the system's."""
-    own = os.path.dirname(sys.executable)
-    if shutil.which("python", path=path) == os.path.join(own, "python") or own in path.split(os.pathsep)[:1]:
+    folder = os.path.dirname(sys.executable)
+    if shutil.which("python", path=path) == os.path.join(folder, "python") or folder in path.split(os.pathsep)[:1]:
         return path
-    return os.pathsep.join([own, path])
+    return os.pathsep.join([folder, path])
 
 
 def choices(environ: Mapping[str, str], share: Decision) -> list[Choice]:
@@ -119,17 +187,17 @@ def _threads(environ: Mapping[str, str], share: Decision) -> list[Choice]:
         return [_left(environ, name, f"{_THREADS_SWITCH}=0") for name in (OMP, *_LIKE_OMP, _TENSORFLOW)]
     number, why = str(share.value), share.why
     omp = environ.get(OMP, "")
-    found = [Choice(OMP, omp, SET_BY_YOU, chosen=False) if omp else Choice(OMP, number, why)]
+    decided = [Choice(OMP, omp, SET_BY_YOU, chosen=False) if omp else Choice(OMP, number, why)]
     for name in _LIKE_OMP:
         if environ.get(name) or omp:
-            found.append(_left(environ, name, f"follows {OMP}"))
+            decided.append(_left(environ, name, f"follows {OMP}"))
         else:
-            found.append(Choice(name, number, why))
+            decided.append(Choice(name, number, why))
     if environ.get(_TENSORFLOW) or (omp and not omp.isdecimal()):
-        found.append(_left(environ, _TENSORFLOW, f"{OMP} is no single number"))
+        decided.append(_left(environ, _TENSORFLOW, f"{OMP} isn't a single number"))
     else:
-        found.append(Choice(_TENSORFLOW, omp or number, f"as {OMP}, which you set" if omp else why))
-    return found
+        decided.append(Choice(_TENSORFLOW, omp or number, f"as {OMP}, which you set" if omp else why))
+    return decided
 
 
 def _malloc(environ: Mapping[str, str], *, keep: bool) -> list[Choice]:
@@ -139,23 +207,23 @@ def _malloc(environ: Mapping[str, str], *, keep: bool) -> list[Choice]:
     # Larger blocks, as data sets may be and gradients are not, still go back to the system when they are freed. Glibc
     # takes such a threshold since 2.36; one that refuses it would be worse off than by default, so there nothing does.
     mapped = ("MALLOC_MMAP_THRESHOLD_", _KEPT_BELOW) if glibc >= (2, 36) else ("MALLOC_MMAP_MAX_", 0)
-    wanted = {mapped[0]: str(mapped[1]), "MALLOC_TRIM_THRESHOLD_": str(_NEVER), _TUNABLES: "glibc.malloc.hugetlb=1"}
-    own = [name for name in _MALLOC_VARIABLES if environ.get(name)]
+    variables = {mapped[0]: str(mapped[1]), "MALLOC_TRIM_THRESHOLD_": str(_NEVER), _TUNABLES: "glibc.malloc.hugetlb=1"}
+    user_set = [name for name in _MALLOC_VARIABLES if environ.get(name)]
     if "glibc.malloc." in environ.get(_TUNABLES, ""):
-        own.append(_TUNABLES)
+        user_set.append(_TUNABLES)
     if not keep:
-        left = f"{_MALLOC_SWITCH}=system"
-    elif own:
-        left = f"you set {', '.join(own)}"
+        reason = f"{_MALLOC_SWITCH}=system"
+    elif user_set:
+        reason = f"you set {', '.join(user_set)}"
     elif "malloc" in environ.get("LD_PRELOAD", ""):
-        left = "LD_PRELOAD brings another malloc"
+        reason = "LD_PRELOAD brings another malloc"
     else:
         return [
             # What the user tunes elsewhere in glibc stays as it is.
             _left(environ, name, "") if environ.get(name) else Choice(name, value, "default")
-            for name, value in wanted.items()
+            for name, value in variables.items()
         ]
-    return [_left(environ, name, left) for name in dict.fromkeys([*own, *wanted])]
+    return [_left(environ, name, reason) for name in dict.fromkeys([*user_set, *variables])]
 
 
 def _left(environ: Mapping[str, str], name: str, why: str) -> Choice:
@@ -184,12 +252,12 @@ def recorded(environ: Mapping[str, str]) -> list[Choice]:
 
 def undecided(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` without what a launcher has chosen for this process: that is no word of the user's for another job."""
-    left = dict(environ)
+    remaining = dict(environ)
     for choice in recorded(environ):
-        if choice.chosen and left.get(choice.variable) == choice.value:
-            del left[choice.variable]
-    left.pop(WORKER_CHOICES_VARIABLE, None)
-    return left
+        if choice.chosen and remaining.get(choice.variable) == choice.value:
+            del remaining[choice.variable]
+    remaining.pop(WORKER_CHOICES_VARIABLE, None)
+    return remaining
 
 
 def forget_malloc(environ: MutableMapping[str, str]) -> None:
@@ -206,9 +274,9 @@ def description(environ: Mapping[str, str], ranks: int) -> str:
     Raises:
         ValueError: one of our switches has a value that cannot be used.
     """
-    if found := recorded(environ):
+    if decided := recorded(environ):
         title = "This worker was started with:"
     else:
-        found = choices(environ, host_share(ranks))
+        decided = choices(environ, host_share(ranks))
         title = "A worker on this host starts with (in a Spark task, threads come from spark.task.cpus):"
-    return "\n".join([title, *aligned([(choice.variable, choice.value or "-", choice.why) for choice in found])])
+    return "\n".join([title, *aligned([(choice.variable, choice.value or "-", choice.why) for choice in decided])])

@@ -1,4 +1,4 @@
-"""Finds the cause among the failures of a job, and says it: the first that failed by itself, not those it took along.
+"""Finds the cause among the failures of a job: the first rank that failed by itself, not those that failed after it.
 
 A *report* is what one rank's end looked like to its supervisor. Reports are plain data: they travel as JSON.
 """
@@ -138,7 +138,7 @@ def job_error(
     Args:
         cause: as `first_failure` found it.
         reports: all that are known, the cause included.
-        size: number of ranks; those without a report are said to have ended well or not at all.
+        size: number of ranks; the text lists those without a report as ended without error, or not ended.
         function: what was run, for the text.
     """
     others = [report for report in sorted(reports, key=lambda report: report.rank) if report is not cause]
@@ -177,7 +177,7 @@ def error_of(cause: FailureReport, text: str) -> JobFailedError | PythonEnvironm
     if traceback:
         error.__cause__ = RemoteTraceback(traceback)
     elif cause.log_tail:
-        error.__cause__ = RemoteTraceback(f"The last lines that it printed:\n{cause.log_tail}")
+        error.__cause__ = RemoteTraceback(f"Its last output lines:\n{cause.log_tail}")
     return error
 
 

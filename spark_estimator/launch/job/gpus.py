@@ -23,8 +23,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
-# How many GPUs, or which part of one, each rank gets where the session does not say it for every task.
-GPUS_PER_RANK = "spark.spark_estimator.gpusPerRank"
 # It takes seconds when the driver has to be loaded first.
 _NVIDIA_SMI_SECONDS = 20
 _LISTED = re.compile(r"^GPU (\d+): .*\(UUID: ([\w-]+)\)", re.MULTILINE)
@@ -36,7 +34,7 @@ class TaskGpus:
 
     Attributes:
         names: of those that Spark gave it, as CUDA knows them.
-        uuids: theirs; '' where nobody could be asked.
+        uuids: of the same GPUs; '' where nvidia-smi does not report them.
         there: UUIDs of all GPUs that its executor has.
         visible: the executor's own CUDA_VISIBLE_DEVICES; None when it is not set.
     """
@@ -53,7 +51,7 @@ class TaskGpus:
 
 @dataclass(frozen=True)
 class Pinning:
-    """What one rank is told.
+    """The GPU settings of one rank.
 
     Attributes:
         variables: for its environment.
@@ -151,7 +149,7 @@ def shared_gpus(tasks: Sequence[TaskGpus]) -> dict[str, list[int]]:
 
 
 def pinning(tasks: Sequence[TaskGpus], local_rank: int, per_rank: float | None) -> Pinning:
-    """What the rank `local_rank` of a host is told.
+    """The GPU settings of the rank `local_rank` of a host.
 
     Args:
         tasks: [local_size] of all ranks of that host.
@@ -159,33 +157,34 @@ def pinning(tasks: Sequence[TaskGpus], local_rank: int, per_rank: float | None) 
             this machine.
 
     Raises:
-        ValueError: two ranks that are to have a whole GPU have the same one; the text says which, and what to do.
+        ValueError: two ranks that are to have a whole GPU have the same one; the text names them and the remedy.
     """
-    own = tasks[local_rank]
+    rank_gpus = tasks[local_rank]
     if not any(task.names for task in tasks):
-        if per_rank == 0 and own.there and own.visible is None:
-            return Pinning({VISIBLE: ""}, _hidden(len(own.there)))
+        if per_rank == 0 and rank_gpus.there and rank_gpus.visible is None:
+            return Pinning({VISIBLE: ""}, _hidden(len(rank_gpus.there)))
         return Pinning({})
     shared = shared_gpus(tasks)
     notice = ""
     if shared:
         gpu, ranks = next(iter(shared.items()))
-        said = f"local ranks {', '.join(map(str, ranks))} have the same GPU, {gpu}"
+        sharing = f"local ranks {', '.join(map(str, ranks))} have the same GPU, {gpu}"
         known = any(gpu == uuid for task in tasks for uuid in task.uuids)
         if known and (per_rank or 0) >= 1:
             raise ValueError(
-                f"{said}, though each was to have {per_rank:g} of its own: two executors of this host have discovered "
-                "the same GPUs. Let each worker announce its own (spark.worker.resource.gpu.discoveryScript), run one "
-                "worker a host, or share on purpose with spark.task.resource.gpu.amount=0.5 or the like."
+                f"{sharing}, though each was to have {per_rank:g} of its own: two executors of this host have "
+                "discovered the same GPUs. Let each worker announce its own "
+                "(spark.worker.resource.gpu.discoveryScript), run one worker a host, or share on purpose with "
+                "spark.task.resource.gpu.amount=0.5 or the like."
             )
         notice = (
-            f"{said}. Each sees its own GPUs only, the first as cuda:0: "
+            f"{sharing}. Each sees its own GPUs only, the first as cuda:0: "
             "torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())"
         )
     parts = any(name.startswith("MIG-") for task in tasks for name in task.names)
     if parts and not shared and len(tasks) > 1:
         notice = "ranks have parts of GPUs (MIG), of which each sees its own only, as cuda:0"
-    devices = list(own.names) if shared or parts else visible_devices([task.names for task in tasks])
+    devices = list(rank_gpus.names) if shared or parts else visible_devices([task.names for task in tasks])
     variables = {VISIBLE: ",".join(devices)}
     if all(name.isdecimal() for name in devices):
         variables[ORDER] = "PCI_BUS_ID"  # the order of nvidia-smi, by which GPUs are discovered; CUDA's own is another

@@ -1,6 +1,6 @@
 """The hosts of a job without Spark: what ``-H`` and a hostfile say, and which ranks each host gets. Pure but for files.
 
-Hosts stand in the order in which they were given; ranks are packed: the first host's slots are filled before the next
+Hosts keep the order in which they are named; ranks are packed: the first host's slots are filled before the next
 host's. A host that is named twice has the slots of both, at the place of the first.
 """
 
@@ -43,15 +43,15 @@ def parse_hosts(text: str) -> list[Host]:
     """Reads ``host:slots,host:slots``; without a number a host has one slot.
 
     Raises:
-        ValueError: it is not of that form; the text quotes `text` and says what is wrong with it.
+        ValueError: it is not of that form; the text quotes `text` and what is wrong with it.
     """
-    found = []
+    parsed = []
     for part in text.split(","):
         match = _HOST.fullmatch(part.strip())
         if match is None:
-            raise ValueError(f"{text}: {part!r} is not of the form host:slots.")
-        found.append(_host(match))
-    return merged(found, text)
+            raise ValueError(f"{text}: {part!r} must have the form host:slots.")
+        parsed.append(_host(match))
+    return merged(parsed, text)
 
 
 def read_hostfile(path: str) -> list[Host]:
@@ -63,19 +63,19 @@ def read_hostfile(path: str) -> list[Host]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
-    found = []
+        raise ValueError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}.") from error
+    parsed = []
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
         if not text:
             continue
         try:
-            found.append(read_line(text))
+            parsed.append(read_line(text))
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from None
-    if not found:
-        raise ValueError(f"{path} names no host.")
-    return merged(found, path)
+    if not parsed:
+        raise ValueError(f"{path} has no hosts.")
+    return merged(parsed, path)
 
 
 def read_line(text: str, default_slots: int = 1) -> Host:
@@ -89,22 +89,22 @@ def read_line(text: str, default_slots: int = 1) -> Host:
     """
     match = _LINE.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is not of the form: host slots=n.")
+        raise ValueError(f"{text!r} must have the form: host slots=n.")
     return _host(match, default_slots)
 
 
-def place(hosts: Sequence[Host], size: int, said: str) -> list[Share]:
+def assign_hosts(hosts: Sequence[Host], size: int, source: str) -> list[Share]:
     """Which ranks run where: ranks 0 ... size - 1, in the order of the hosts; those that get none are left out.
 
     Args:
-        said: how the user named the hosts, for the error.
+        source: how the user named the hosts, for the error.
 
     Raises:
         ValueError: there are fewer slots than ranks.
     """
     slots = sum(host.slots for host in hosts)
     if slots < size:
-        raise ValueError(f"{said} offers {slots} slots, but {size} ranks were asked for.")
+        raise ValueError(f"{source} offers {slots} slots, but {size} ranks were requested.")
     shares, first = [], 0
     for host in hosts:
         end = min(first + host.slots, size)
@@ -131,11 +131,11 @@ def _host(match: re.Match[str], default_slots: int = 1) -> Host:
     return Host(match["name"].strip("[]"), int(match["slots"] or default_slots))
 
 
-def merged(hosts: Iterable[Host], said: str) -> list[Host]:
+def merged(hosts: Iterable[Host], source: str) -> list[Host]:
     """Each host once, with the slots of all its mentions.
 
     Args:
-        said: who named them, for the error.
+        source: who named them, for the error.
 
     Raises:
         ValueError: one has no slot.
@@ -143,6 +143,6 @@ def merged(hosts: Iterable[Host], said: str) -> list[Host]:
     slots: dict[str, int] = {}
     for host in hosts:
         if host.slots < 1:
-            raise ValueError(f"{said}: {host.name} has no slot; leave it out, or give it one.")
+            raise ValueError(f"{source}: {host.name} has no slots; remove it, or give it at least one.")
         slots[host.name] = slots.get(host.name, 0) + host.slots
     return [Host(name, count) for name, count in slots.items()]

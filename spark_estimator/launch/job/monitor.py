@@ -72,7 +72,7 @@ class LauncherMessage:
 
 @dataclass(frozen=True)
 class ProgressReported:
-    """A rank has said how far it is."""
+    """A rank has reported its progress."""
 
     rank: int
     progress: Progress
@@ -142,7 +142,7 @@ class JobMonitor:
         size: number of ranks.
         waiting: called now and then until all ranks have begun, with the seconds since the start.
         clock: called now and then while nothing has failed; ends the job by raising.
-        status: the line that tells how far the job is; None: nobody looks on.
+        status: the line that shows the progress of the job; None: it is not shown.
         reports: failures so far.
     """
 
@@ -168,7 +168,7 @@ class JobMonitor:
         """Returns when the job has ended by itself, or has been ended after a failure (see `reports`).
 
         Raises:
-            BaseException: whatever interrupts the calling thread (Ctrl-C), or what `waiting` or `clock` raises, once
+            BaseException: any interruption of the calling thread (Ctrl-C), or what `waiting` or `clock` raises, once
                 the job has been ended.
         """
         finished = False
@@ -192,14 +192,14 @@ class JobMonitor:
         except BaseException as error:
             if not finished:
                 late = isinstance(error, (StartTimeoutError, JobTimeoutError))
-                self.stop("because its time was over" if late else "because the launcher was interrupted")
+                self.stop("because it timed out" if late else "because the launcher was interrupted")
                 self.wait_for_the_end()
             raise
         finally:
             if self.status is not None:
                 self.status.close()
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Prints a line of the launcher's own on stderr."""
         if self.status is not None:
             self.status.hide()
@@ -250,7 +250,7 @@ class JobMonitor:
             elif isinstance(event, Message):
                 self.show_message(event.rank, event.text)
             elif isinstance(event, LauncherMessage):
-                self.say(event.text)
+                self.report(event.text)
             elif isinstance(event, Begun):
                 self.begun.add(event.rank)
                 if self.show_begun is not None:
@@ -270,7 +270,7 @@ class JobMonitor:
             self.show_line(rank, stream, self._unshown.popleft())
 
     def note(self, report: FailureReport) -> None:
-        """Adds a report, unless its rank has one that says more."""
+        """Adds a report, unless its rank already has one with more detail."""
         for index, known in enumerate(self.reports):
             if known.rank == report.rank >= 0:
                 if known.kind == STOPPED != report.kind:
@@ -288,8 +288,8 @@ def _warn_of_copies() -> None:
     job = foreign_job()
     if job is not None:
         _log.warning(
-            "This program is %s. Each of them that comes here starts a job of its own, with the same folders and "
-            "checkpoints. Start the program once, or set %s=1 if you want that.",
+            "This program is %s. Each copy that gets here starts its own job, with the same folders and checkpoints. "
+            "Start the program once, or set %s=1 to allow this.",
             job.process,
             switch,
         )

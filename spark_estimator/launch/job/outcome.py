@@ -13,7 +13,7 @@ from spark_estimator.observe.progress import Progress
 
 
 class Relay(Protocol):
-    """Where a supervisor passes on what its worker says. Called in the supervisor's thread; must not block for long."""
+    """Receives a worker's messages from its supervisor. Called in the supervisor's thread; must not block for long."""
 
     def begun(self, rank: int, pid: int) -> None:
         """User code begins."""
@@ -59,5 +59,5 @@ class Outcome:
             ResultError: it is not.
         """
         if self.value is None or hashlib.sha256(self.value).hexdigest() != self.sha256:
-            raise ResultError(f"the value of rank {self.rank} (host {self.host}) did not arrive whole.")
+            raise ResultError(f"the value of rank {self.rank} (host {self.host}) is incomplete or damaged.")
         return self.value

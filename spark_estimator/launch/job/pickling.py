@@ -1,4 +1,4 @@
-"""Makes a function and its arguments ready to travel, and says which variable it is that cannot."""
+"""Pickles a function and its arguments, and names the variable that cannot be pickled."""
 
 from __future__ import annotations
 
@@ -60,32 +60,35 @@ def check_call(function: Callable[..., Any], args: object, kwargs: object) -> No
     """Refuses what cannot be called as ``function(*args, **kwargs)``, or would do nothing when it is.
 
     Raises:
-        TypeError: the text quotes it, and says what to give.
+        TypeError: the text quotes it, and what to pass instead.
     """
     if not callable(function):
         raise TypeError(
-            f"run() takes the function to run on every rank, not {function!r} of type {type(function).__name__}."
+            f"run() needs the function to run on every rank, not {function!r} of type {type(function).__name__}."
         )
     name = name_of(function)
     if _is(function, inspect.iscoroutinefunction):
         raise TypeError(
-            f"{name} is defined with `async def`: a call only makes a coroutine, which nobody would run. Give a "
+            f"{name} is defined with `async def`: a call only makes a coroutine, which is never awaited. Pass a "
             f"function that runs it: def main(): return asyncio.run({name})."
         )
     if _is(function, inspect.isgeneratorfunction) or _is(function, inspect.isasyncgenfunction):
         raise TypeError(
-            f"{name} is a generator function (it has a `yield`): a call only makes a generator, which cannot come back "
-            "from a rank. Give a function that returns its value, a list for example."
+            f"{name} is a generator function (it has a `yield`): a call only makes a generator, which can't be "
+            "returned from a rank. Pass a function that returns a value, such as a list."
         )
     if not isinstance(args, Sequence) or isinstance(args, (str, bytes, bytearray)):
         raise TypeError(
-            f"args are the positional arguments of {name}, in a tuple or list; they were {_short(args)}. One argument "
-            "alone is args=(value,), with a comma."
+            f"args must be a tuple or list, the positional arguments of {name}; got {_short(args)}. For a single "
+            "argument write args=(value,), with a comma."
         )
     if kwargs is None:
         return
-    if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
-        raise TypeError(f"kwargs are the arguments of {name} by name, in a dict; they were {_short(kwargs)}.")
+    if not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs must be a dict, the keyword arguments of {name}; got {_short(kwargs)}.")
+    for key in kwargs:
+        if not isinstance(key, str):
+            raise TypeError(f"kwargs must be a dict whose keys are parameter names of {name}; got the key {key!r}.")
 
 
 def _is(function: Callable[..., Any], kind: Callable[[Any], bool]) -> bool:
@@ -116,17 +119,17 @@ def _load_value(pickled: bytes, function: str, rank: int) -> Any:
         return pickle.loads(pickled)  # noqa: S301
     except Exception as error:
         raise ResultError(
-            f"all ranks ended well, but the value that {function} returned on rank {rank} cannot be loaded on the "
-            f"driver: {type(error).__name__}: {error}. Return plain data, or what the driver has the modules and "
-            "devices for (a CUDA tensor needs .cpu() first)."
+            f"all ranks succeeded, but the value that {function} returned on rank {rank} cannot be loaded on the "
+            f"driver: {type(error).__name__}: {error}. Return plain data, or objects whose modules and devices the "
+            "driver has (a CUDA tensor needs .cpu() first)."
         ) from error
 
 
 def explain(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: BaseException) -> str:
     """One or two sentences on what keeps the function, or its arguments, from being pickled."""
     name = name_of(function)
-    roots = [(f"is given the argument {key!r}", value) for key, value in kwargs.items()]
-    roots += [(f"is given the positional argument {index}", value) for index, value in enumerate(args)]
+    roots = [(f"receives the argument {key!r}", value) for key, value in kwargs.items()]
+    roots += [(f"receives the positional argument {index}", value) for index, value in enumerate(args)]
     path = _path_to_culprit(iter([*roots, *_parts(function)]), set(), 0)
     if not path:
         return f"{name} cannot be pickled: {type(error).__name__}: {error}"
@@ -169,8 +172,8 @@ def _parts(whole: Any) -> Iterator[_Step]:
         yield f"is a method of a {_type_name(whole.__self__)}", whole.__self__
         yield "calls its function", whole.__func__
     elif isinstance(whole, functools.partial):
-        yield from ((f"is given the argument {key!r}", value) for key, value in whole.keywords.items())
-        yield from ((f"is given the positional argument {index}", value) for index, value in enumerate(whole.args))
+        yield from ((f"receives the argument {key!r}", value) for key, value in whole.keywords.items())
+        yield from ((f"receives the positional argument {index}", value) for index, value in enumerate(whole.args))
         yield f"calls {name_of(whole.func)}", whole.func
     elif isinstance(whole, type):
         yield from (

@@ -33,7 +33,7 @@ class ResultRow(NamedTuple):
 
 @dataclass(frozen=True)
 class RankManifest:
-    """What one rank's supervisor says of its end.
+    """What one rank's supervisor reports at its end.
 
     Attributes:
         bytes, sha256: of the value that this rank sent; 0 and '' for none.
@@ -56,11 +56,11 @@ class RankManifest:
     log_problem: str = ""
 
 
-def rows_of(outcome: Outcome, partition: int, kept: Mapping[str, Any] | None = None) -> Iterator[ResultRow]:
+def rows_of(outcome: Outcome, partition: int, unsent: Mapping[str, Any] | None = None) -> Iterator[ResultRow]:
     """The rows in which a task hands over how its worker ended.
 
     Args:
-        kept: of `RankManifest`, what there is to say of lines that did not reach the driver.
+        unsent: of `RankManifest`, what there is to say of lines that did not reach the driver.
     """
     value = outcome.value or b""
     manifest: dict[str, Any] = {
@@ -71,7 +71,7 @@ def rows_of(outcome: Outcome, partition: int, kept: Mapping[str, Any] | None = N
         "bytes": len(value),
         "sha256": outcome.sha256,
         "failure": None if outcome.failure is None else outcome.failure.to_dict(),
-        **(kept or {}),
+        **(unsent or {}),
     }
     yield ResultRow(partition, outcome.rank, _MANIFEST, 0, json.dumps(manifest).encode())
     for seq, start in enumerate(range(0, len(value), CHUNK_BYTES)):
@@ -99,22 +99,22 @@ def manifests_of(rows: Iterable[ResultRow]) -> list[RankManifest]:
     return sorted(manifests, key=lambda manifest: manifest.rank)
 
 
-def verified_values(rows: Sequence[ResultRow], size: int, wanted: Collection[int]) -> list[bytes]:
+def verified_values(rows: Sequence[ResultRow], size: int, result_ranks: Collection[int]) -> list[bytes]:
     """The pickled values of some ranks, once everything that `size` ranks must have sent is here and whole.
 
     Args:
-        wanted: the ranks whose values must be here.
+        result_ranks: the ranks whose values must be here.
 
     Returns:
-        [wanted] values, in rank order.
+        [result_ranks] values, in rank order.
 
     Raises:
-        ResultError: something is missing; the text says what, and what is the likely reason.
+        ResultError: something is missing; the text names it and the likely reason.
     """
     if not rows:
         raise ResultError(
             "Spark reported success but returned no rows: the driver's JVM most likely ran out of memory while it "
-            "collected them. Give it more (spark.driver.memory), or return a smaller value."
+            "collected them. Raise spark.driver.memory, or return a smaller value."
         )
     manifests = manifests_of(rows)
     ranks = [manifest.rank for manifest in manifests]
@@ -126,7 +126,7 @@ def verified_values(rows: Sequence[ResultRow], size: int, wanted: Collection[int
     for row in rows:
         if row.kind == _CHUNK:
             chunks[row.rank].append((row.seq, row.data))
-    return [_whole_value(manifests[rank], sorted(chunks[rank])) for rank in sorted(wanted)]
+    return [_whole_value(manifests[rank], sorted(chunks[rank])) for rank in sorted(result_ranks)]
 
 
 def verified_value(rows: Sequence[ResultRow]) -> bytes:
@@ -146,7 +146,7 @@ def _whole_value(manifest: RankManifest, chunks: Sequence[tuple[int, bytes]]) ->
     value = b"".join(bytes(data) for _, data in chunks)
     if not value or len(value) != manifest.bytes or hashlib.sha256(value).hexdigest() != manifest.sha256:
         raise ResultError(
-            f"rank {manifest.rank}'s value did not arrive whole: {len(value)} of {manifest.bytes} bytes in "
+            f"rank {manifest.rank}'s value is incomplete or damaged: {len(value)} of {manifest.bytes} bytes in "
             f"{len(chunks)} chunks, or altered. If the driver's JVM is short of memory, raise spark.driver.memory."
         )
     return value

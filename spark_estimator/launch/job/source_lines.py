@@ -19,14 +19,14 @@ def with_source(traceback: str) -> str:
         traceback: as Python prints it, of a rank; anything else comes back as it is.
     """
     lines = traceback.split("\n")
-    told = []
+    annotated = []
     for line, after in zip(lines, [*lines[1:], ""], strict=True):
-        told.append(line)
+        annotated.append(line)
         frame = _FRAME.fullmatch(line)
         if frame and not after.startswith(f"{frame['indent']}  "):
             source = _line(frame["file"], int(frame["number"]))
-            told += [f"{frame['indent']}  {source}"] if source else []
-    return "\n".join(told)
+            annotated += [f"{frame['indent']}  {source}"] if source else []
+    return "\n".join(annotated)
 
 
 def _line(file: str, number: int) -> str:

@@ -10,48 +10,18 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, host_id
-from spark_estimator.env import (
-    ATTEMPT_VARIABLE,
-    FEED_FD_VARIABLE,
-    JOB_VARIABLE,
-    PROGRESS_FD_VARIABLE,
-    RENDEZVOUS_FD_VARIABLE,
-    WORKER_CHOICES_VARIABLE,
-    horovod_variables,
-)
-from spark_estimator.launch.job.environment import undecided
+from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, host_id, new_job_id
+from spark_estimator.env import ATTEMPT_VARIABLE, horovod_variables
 from spark_estimator.launch.job.gpus import Pinning, TaskGpus, pinning
+from spark_estimator.launch.job.options import MAX_RESULT_BYTES, JobOptions
+from spark_estimator.launch.job.pickling import dump_function, name_of
 from spark_estimator.launch.job.versions import own_versions
+from spark_estimator.observe.status_line import screen
 
-# Larger values belong into storage: they pass through the memory of a worker, an executor and the driver.
-MAX_RESULT_BYTES = 64 << 20
-
-# With these a process would speak to the Java of the driver's own Spark session: never for anybody else.
-_OF_THE_DRIVER = {"PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"}
-
-# Set for each rank by its launcher, so not to be handed on from the driver's own environment.
-_OF_ONE_RANK = {
-    "HOROVOD_RANK",
-    "HOROVOD_SIZE",
-    "HOROVOD_LOCAL_RANK",
-    "HOROVOD_LOCAL_SIZE",
-    "HOROVOD_CROSS_RANK",
-    "HOROVOD_CROSS_SIZE",
-    "HOROVOD_HOSTNAME",
-    RENDEZVOUS_FD_VARIABLE,
-    PROGRESS_FD_VARIABLE,
-    JOB_VARIABLE,
-    FEED_FD_VARIABLE,
-    WORKER_CHOICES_VARIABLE,
-    ATTEMPT_VARIABLE,
-}
-_FORWARDED = ("HOROVOD_", "SPARK_ESTIMATOR_", "NCCL_")
-_OF_ONE_PROCESS = ("CONDA", "CUDA_VISIBLE_DEVICES", "LD_", "PYSPARK_", "PYTHON", "SPARK_", "VIRTUAL_ENV", "_")
 _PRELOADABLE = ("torch", "tensorflow")
 
 
@@ -73,7 +43,7 @@ class JobSpec:
     """One job, as the driver describes it to every supervisor.
 
     Attributes:
-        job_id: names this attempt; not secret. It stands in each worker's environment as `JOB_VARIABLE`.
+        job_id: names this attempt; not secret. Each worker's environment has it as `JOB_VARIABLE`.
         size: number of ranks.
         attempt: how often the job has been started, this time included.
         function: what is run, for messages: ``train()`` or the command.
@@ -84,7 +54,7 @@ class JobSpec:
         preload: modules that a worker imports while its supervisor is still gathering addresses.
         all_results: every rank's value is wanted, not only rank 0's.
         forward_lines: the workers' lines go to the driver.
-        progress: the workers tell how far they are.
+        progress: the workers report how far they are.
         log_folder: shared by executors and driver; for lines where no connection to the driver is had. '': none.
         driver_host_id: `host_id` of the driver.
         driver_sys_path: where the driver finds modules; used by the workers on its own host.
@@ -114,15 +84,45 @@ class JobSpec:
     versions: Mapping[str, str] = field(default_factory=own_versions, repr=False)
     gpus_per_rank: float | None = None
 
+    @classmethod
+    def build(
+        cls, function: Callable[..., Any], size: int, options: JobOptions, environment: Mapping[str, str] | None = None
+    ) -> JobSpec:
+        """The job that calls `function` on `size` ranks; each launcher adds what only it knows by `replace`.
+
+        Args:
+            environment: every worker's, before it starts; None: that of `options` as it is.
+
+        Raises:
+            TypeError: as `check_call`.
+            PicklingError: the function or an argument can't be pickled.
+        """
+        payload = dump_function(function, options.args, options.kwargs or {})
+        return cls(
+            job_id=new_job_id(),
+            size=size,
+            function=name_of(function),
+            payload=payload,
+            environment=options.variables if environment is None else environment,
+            environment_if_unset=options.environment_if_unset,
+            preload=modules_to_preload(payload),
+            all_results=options.all_results,
+            forward_lines=options.show_line is not None,
+            progress=screen(options.progress_display) is not None,
+            driver_host_id=host_id(),
+            driver_sys_path=driver_sys_path(),
+            max_result_bytes=options.max_result_bytes,
+        )
+
     @property
-    def wanted_ranks(self) -> range:
+    def result_ranks(self) -> range:
         """The ranks whose value is sent."""
         return range(self.size if self.all_results else 1)
 
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """What one supervisor tells all others before ranks exist. Partitions number the supervisors from 0.
+    """What one supervisor sends to all others before ranks exist. Partitions number the supervisors from 0.
 
     Attributes:
         gpus: what its task has of them.
@@ -157,7 +157,7 @@ class TaskFacts:
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What one worker is told through its stdin, with the payload behind it.
+    """What one worker receives through its stdin, with the payload behind it.
 
     Attributes:
         function, command, all_results: as in `JobSpec`.
@@ -258,13 +258,13 @@ def pinning_of(everyone: Sequence[TaskFacts], partition: int, job: JobSpec) -> P
     Raises:
         ValueError: two ranks of its host have the same GPU, and were not to share.
     """
-    own = everyone[partition].host_id
-    here = [number for number, facts in enumerate(everyone) if facts.host_id == own]
+    host = everyone[partition].host_id
+    here = [number for number, facts in enumerate(everyone) if facts.host_id == host]
     return pinning([everyone[number].gpus for number in here], here.index(partition), job.gpus_per_rank)
 
 
 def worker_spec(job: JobSpec, rendezvous: Rendezvous, variables: Mapping[str, str] | None = None) -> WorkerSpec:
-    """What the worker that becomes `rendezvous.rank` is told by the supervisor that calls this.
+    """The spec that the calling supervisor sends to the worker that becomes `rendezvous.rank`.
 
     Args:
         variables: more of this worker's own: CUDA_VISIBLE_DEVICES among them.
@@ -291,42 +291,6 @@ def worker_spec(job: JobSpec, rendezvous: Rendezvous, variables: Mapping[str, st
         all_results=job.all_results,
         max_result_bytes=job.max_result_bytes,
     )
-
-
-def forwarded_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those of the driver's variables that workers follow wherever they run: Horovod's settings, ours and NCCL's."""
-    return {name: value for name, value in environ.items() if name.startswith(_FORWARDED) and name not in _OF_ONE_RANK}
-
-
-def checked_environment(environ: Mapping[str, str] | None) -> dict[str, str]:
-    """What a user asks for as the ranks' environment, often a copy of ``os.environ``, less what would do harm there.
-
-    Raises:
-        TypeError: it is no mapping from text to text.
-    """
-    if environ is None:
-        return {}
-    if not isinstance(environ, Mapping):
-        raise TypeError(f"env holds variables, for example {{'NAME': 'value'}}; it was {environ!r}.")
-    for name, value in environ.items():
-        if (type(name), type(value)) != (str, str):
-            raise TypeError(f"env holds text: the variable {name!r} was given as {value!r}.")
-        if not name or "=" in name or "\0" in name + value:
-            raise ValueError(f"env: {name!r}={value!r} cannot be an environment variable.")
-    asked_for = undecided(environ)
-    return {name: value for name, value in asked_for.items() if name not in _OF_ONE_RANK | _OF_THE_DRIVER}
-
-
-def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those of the driver's variables that may mean on other hosts what they mean here, where these do not set them.
-
-    Left out is what describes the driver's own process: its Python, its libraries, its Spark, the devices that it sees.
-    """
-    return {
-        name: value
-        for name, value in undecided(environ).items()
-        if not name.startswith(_OF_ONE_PROCESS) and name not in _OF_ONE_RANK
-    }
 
 
 def modules_to_preload(payload: bytes) -> tuple[str, ...]:

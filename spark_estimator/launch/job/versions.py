@@ -17,13 +17,13 @@ _COMPARED = ("torch", "numpy", "cloudpickle", "pyarrow")
 @functools.cache
 def own_versions() -> Mapping[str, str]:
     """Name -> version here; '' for what is not installed. Nothing is imported."""
-    found = {PYTHON: platform.python_version(), OURS: __version__}
+    versions = {PYTHON: platform.python_version(), OURS: __version__}
     for name in _COMPARED:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = ""
-    return found
+            versions[name] = ""
+    return versions
 
 
 def refusal(driver: Mapping[str, str], theirs: Mapping[str, str]) -> str:
@@ -35,8 +35,8 @@ def refusal(driver: Mapping[str, str], theirs: Mapping[str, str]) -> str:
         )
     if _minor(theirs[PYTHON]) != _minor(driver.get(PYTHON, "")):
         return (
-            f"runs Python {theirs[PYTHON]}, but the driver runs {driver.get(PYTHON)}: functions that the one has "
-            "pickled the other cannot read. Set PYSPARK_PYTHON, before the session is created, to a Python of the "
+            f"runs Python {theirs[PYTHON]}, but the driver runs {driver.get(PYTHON)}: pickled functions can't be "
+            "loaded across Python versions. Before creating the session, set PYSPARK_PYTHON to a Python of the "
             "driver's version."
         )
     return ""
@@ -48,7 +48,7 @@ def differences(driver: Mapping[str, str], everyone: Sequence[tuple[str, Mapping
     Args:
         everyone: [tasks] (host, versions) of each.
     """
-    found = []
+    texts = []
     for name in driver:
         hosts: dict[str, list[str]] = {}
         for host, theirs in everyone:
@@ -56,8 +56,8 @@ def differences(driver: Mapping[str, str], everyone: Sequence[tuple[str, Mapping
                 hosts.setdefault(theirs[name], []).append(host)
         for version, where in hosts.items():
             names = ", ".join(dict.fromkeys(where))
-            found.append(f"{name} {version or 'is missing'} on {names}, {driver[name] or 'none'} on the driver")
-    return f"driver and executors differ, which may do harm: {'; '.join(found)}" if found else ""
+            texts.append(f"{name} {version or 'is missing'} on {names}, {driver[name] or 'none'} on the driver")
+    return f"driver and executors have different versions, which may cause errors: {'; '.join(texts)}" if texts else ""
 
 
 def _minor(version: str) -> list[str]:

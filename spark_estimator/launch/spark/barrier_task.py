@@ -40,10 +40,10 @@ _CONNECTS_WITHIN = timedelta(seconds=1.5)
 
 
 def batches_of(
-    outcome: Outcome, partition: int, kept: Mapping[str, Any] | None = None
+    outcome: Outcome, partition: int, unsent: Mapping[str, Any] | None = None
 ) -> Iterator[pyarrow.RecordBatch]:
-    """The rows in which a task hands over how its worker ended; `kept` as in `rows_of`."""
-    for row in rows_of(outcome, partition, kept):
+    """The rows in which a task hands over how its worker ended; `unsent` as in `rows_of`."""
+    for row in rows_of(outcome, partition, unsent):
         columns = [[value] for value in row]
         yield pyarrow.RecordBatch.from_arrays(
             [pyarrow.array(column, kind) for column, kind in zip(columns, _ARROW_TYPES, strict=True)],
@@ -91,9 +91,9 @@ class BarrierTask:
         except (OSError, ValueError) as error:
             raise _setup_failure(
                 failures.NOT_STARTED,
-                f"could not start: Spark knows its executor as {address!r}, where its peers would have to connect, but "
-                f"{error}. Give that host a name or address of its own that the others reach: set SPARK_LOCAL_IP "
-                "there, or spark.driver.host for a local session.",
+                f"could not start: Spark knows its executor as {address!r}, to which its peers must connect, but "
+                f"{error}. Set SPARK_LOCAL_IP on that host (spark.driver.host for a local session) to a name or "
+                "address that the other hosts reach.",
             ) from error
         around = {**self.job.environment_if_unset, **os.environ}
         environment = worker_environment(around, self.job.environment, task_share(context.cpus()), spark=True)
@@ -131,7 +131,7 @@ class BarrierTask:
         self, context: BarrierTaskContext, endpoint: Endpoint, pid: int, relay: TaskRelay
     ) -> list[TaskFacts]:
         """The facts of all supervisors, by partition."""
-        given = context.resources().get("gpu")
+        gpus = context.resources().get("gpu")
         wants = self.job.gpus_per_rank is not None
         facts = TaskFacts(
             host=socket.gethostname(),
@@ -140,7 +140,7 @@ class BarrierTask:
             port=endpoint.port,
             local_name=endpoint.local_name,
             pid=pid,
-            gpus=look(given.addresses if given is not None else (), os.environ) if wants else TaskGpus(),
+            gpus=look(gpus.addresses if gpus is not None else (), os.environ) if wants else TaskGpus(),
             key_share=secrets.token_bytes(32),
             versions=own_versions(),
         )
@@ -150,8 +150,8 @@ class BarrierTask:
             raise _setup_failure(failures.STOPPED, f"was stopped: {error}") from error
         if everyone is None:
             everyone = [TaskFacts.from_json(text) for text in context.allGather(facts.to_json())]
-        hosts = hosts_apart([one.host_id for one in everyone], [one.gpus for one in everyone])
-        return [replace(one, host_id=host) for one, host in zip(everyone, hosts, strict=True)]
+        hosts = hosts_apart([task.host_id for task in everyone], [task.gpus for task in everyone])
+        return [replace(task, host_id=host) for task, host in zip(everyone, hosts, strict=True)]
 
     def _pinned(self, everyone: list[TaskFacts], partition: int) -> Pinning:
         """The GPUs of this task's worker; a user's own word for all of them counts where Spark gave none."""
@@ -159,16 +159,16 @@ class BarrierTask:
             pinned = pinning_of(everyone, partition, self.job)
         except ValueError as error:
             raise _setup_failure(failures.NOT_STARTED, f"could not start: {error}") from error
-        said = {**self.job.environment_if_unset, **self.job.environment}
-        if VISIBLE in said and not any(one.gpus.names for one in everyone):
+        variables = {**self.job.environment_if_unset, **self.job.environment}
+        if VISIBLE in variables and not any(task.gpus.names for task in everyone):
             return Pinning({})
-        if ORDER in said or ORDER in os.environ:
+        if ORDER in variables or ORDER in os.environ:
             return replace(pinned, variables={name: text for name, text in pinned.variables.items() if name != ORDER})
         return pinned
 
     def _tell_of(self, everyone: list[TaskFacts], pinned: Pinning, relay: TaskRelay) -> None:
         """What the person at the driver should know before the ranks begin."""
-        differing = differences(self.job.versions, [(one.host, one.versions) for one in everyone])
+        differing = differences(self.job.versions, [(task.host, task.versions) for task in everyone])
         for text in filter(None, (differing, pinned.notice)):
             relay.log(0, f"spark_estimator: {text}")
 

@@ -1,7 +1,7 @@
 """Runs an elastic job on Spark: each of its processes in a small Spark job of its own, so that they come and go alone.
 
-What is promised of elastic jobs stands in ``elastic/__init__.py``; ``launch.elastic`` runs this one as any other, on
-places that are tasks (`spark_place`). What is Spark's part in it:
+``elastic/__init__.py`` has the guarantees of elastic jobs; ``launch.elastic`` runs this one as any other, on
+workers that are tasks (`elastic_worker`). What is Spark's part in it:
 
 - No process depends on another's task, nor on ``spark.task.maxFailures``: an executor that is lost costs the processes
   that it had. A new process is a new Spark job, which waits until there is a slot for it.
@@ -9,7 +9,7 @@ places that are tasks (`spark_place`). What is Spark's part in it:
 - A host on which `FAILURES` processes have ended badly, other than by an exception, is not used again, as long as there
   is another. Spark does not take wishes, so a task that it starts there nevertheless is left to hold its slot, doing
   nothing, and another is started.
-- Whoever cancels one of its Spark jobs, by job group, tag or web page, cancels the whole.
+- Cancelling one of its Spark jobs, by job group, tag or web page, cancels the whole job.
 - The GPUs that ranks see are those that their executors see: ``local_rank`` changes from round to round, and what a
   process sees cannot.
 """
@@ -18,18 +18,18 @@ from __future__ import annotations
 
 import collections
 import itertools
-import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark_estimator.collectives.rendezvous import PeerFacts, host_id, new_job_id
+from spark_estimator.collectives.rendezvous import PeerFacts
 from spark_estimator.elastic.rounds import Terms
 from spark_estimator.env import Settings
 from spark_estimator.errors import PreflightError, PythonEnvironmentError, StartTimeoutError
@@ -38,18 +38,13 @@ from spark_estimator.launch.elastic.placement import FAILURES, Placement
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.hosts import Host
+from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.outcome import Relay
-from spark_estimator.launch.job.pickling import dump_function, load_values, name_of
+from spark_estimator.launch.job.pickling import load_values
 from spark_estimator.launch.job.results import manifests_of
-from spark_estimator.launch.job.spec import (
-    JobSpec,
-    checked_environment,
-    driver_sys_path,
-    forwarded_environment,
-    modules_to_preload,
-)
+from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.spark import errors as spark_errors
-from spark_estimator.launch.spark.barrier_job import threads_said_here
+from spark_estimator.launch.spark.barrier_job import spark_environment
 from spark_estimator.launch.spark.elastic_server import Over, SparkTask, TaskServer, link_over
 from spark_estimator.launch.spark.elastic_worker import SparkWorkerHandle
 from spark_estimator.launch.spark.job_tag import JobTag
@@ -57,6 +52,7 @@ from spark_estimator.launch.spark.slots import Configuration, count_slots, has_d
 from spark_estimator.launch.spark.start import SAY_WAITING_AFTER, TaskReports, slots_wanting
 from spark_estimator.launch.worker.worker_host import WorkerHandle
 from spark_estimator.observe.driver_address import driver_address
+from spark_estimator.observe.driver_log import announce, print_line
 
 _COUNT_SLOTS_EVERY = timedelta(seconds=5)
 # After the job's end: Spark has ended all of its tasks within so long, or goes on to do so without us.
@@ -67,58 +63,41 @@ def run_elastic_on_spark(
     spark: SparkSession,
     function: Callable[..., Any],
     terms: Terms,
-    *,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    environment: Mapping[str, str] | None = None,
-    show_line: Callable[[int, str, str], None],
-    say: Callable[[str], None],
-    start_timeout: timedelta | None = None,
-    tell_places: bool = False,
+    options: JobOptions,
 ) -> list[Any]:
-    """As ``spark.run_on_spark`` with all results, in a job that goes on when it loses ranks.
+    """As ``barrier_job.run_on_spark`` with all results, in a job that continues when it loses ranks.
 
     Args:
-        say: prints what becomes of the job.
-        tell_places: also where each worker runs.
+        options: its `limits` and `all_results` have no effect; `verbose` from 1 also shows which ranks are lost and
+            how many the next round has.
 
     Returns:
-        The values of those that returned, in the order of their last ranks.
+        The values of the ranks that returned, in the order of their last ranks.
 
     Raises:
-        PicklingError: the function or an argument cannot travel.
-        PreflightError: the executors cannot reach the driver, or their Python cannot run the job.
+        PicklingError: the function or an argument can't be pickled.
+        PreflightError: the executors can't reach the driver, or their Python can't run the job.
         StartTimeoutError: not all ranks had a slot in time.
-        JobCancelledError: somebody cancelled it in Spark.
-        WorkerFailedError: fewer ranks are left than are needed, or another of the terms is broken; the text tells of
-            all that were lost.
-        ResultError: a value cannot be had.
+        JobCancelledError: the job was cancelled in Spark.
+        WorkerFailedError: too few ranks are left, or another limit of `terms` is exceeded; the text lists all lost
+            ranks.
+        ResultError: a rank's value can't be returned.
     """
-    payload = dump_function(function, args, kwargs or {})
-    job = elastic(
-        JobSpec(
-            job_id=new_job_id(),
-            size=terms.size,
-            function=name_of(function),
-            payload=payload,
-            environment={
-                **forwarded_environment(os.environ),
-                **threads_said_here(spark),
-                **checked_environment(environment),
-            },
-            preload=modules_to_preload(payload),
-            all_results=True,
-            driver_host_id=host_id(),
-            driver_sys_path=driver_sys_path(),
-        )
-    )
-    jobs = _Jobs(spark, job, terms, start_timeout, say, tell_places)
+    environment = spark_environment(spark, options)
+    job = elastic(JobSpec.build(function, terms.size, replace(options, all_results=True), environment))
+    jobs = _Jobs(spark, job, terms, options)
     try:
         outcomes = run_elastic(
-            job, terms, show_line=show_line, say=jobs.say, make=jobs.make, seats=jobs.seats, look=jobs.look
+            job,
+            terms,
+            show_line=options.show_line or print_line,
+            report=jobs.report,
+            make=jobs.make,
+            placement=jobs.placement,
+            look=jobs.look,
         )
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"{job.function} was interrupted; all of its ranks have been ended") from None
+        raise KeyboardInterrupt(f"{job.function} was interrupted; all of its ranks were stopped") from None
     finally:
         jobs.close()
     return load_values([outcome.pickled for outcome in outcomes], job.function)
@@ -148,7 +127,7 @@ class Record:
         return not any(self._bad_ends[other] < FAILURES for other in self._seen - {host})
 
 
-class SparkSeats(Placement):
+class SparkPlacement(Placement):
     """There is one host, which is the whole session: Spark decides where in it a process is, and knows what is lost.
 
     Attributes:
@@ -179,22 +158,19 @@ class SparkSeats(Placement):
 
 
 class _Jobs:
-    """The Spark jobs of one elastic job; for its places, `SparkJobs`."""
+    """The Spark jobs of one elastic job; for its workers, `SparkJobs`."""
 
     def __init__(
         self,
         spark: SparkSession,
         job: JobSpec,
         terms: Terms,
-        start_timeout: timedelta | None,
-        say: Callable[[str], None],
-        tell_places: bool,
+        options: JobOptions,
     ) -> None:
         self._spark = spark
         self._terms = terms
-        self._start_timeout = start_timeout
-        self._print = say
-        self._tell_places = tell_places
+        self._start_timeout = options.start_timeout
+        self._verbose = options.verbose
         self._tag = JobTag(spark, f"spark_estimator-{job.job_id}")
         self._reports = TaskReports(spark, self._tag.text)
         self._settings = Settings.read(job.environment)
@@ -206,18 +182,18 @@ class _Jobs:
         self._began = time.monotonic()
         self._started = 0
         self._all_started = False
-        self._said_waiting = False
+        self._waiting_announced = False
         self._over = threading.Event()
-        self.seats = SparkSeats(terms)
+        self.placement = SparkPlacement(terms)
         self._switchboard = TaskServer(self._own_address(), job)
         if terms.most > terms.size and not has_dynamic_allocation(spark):
-            self.seats.limit = terms.size
+            self.placement.limit = terms.size
             threading.Thread(target=self._count_slots, name="spark_estimator slots", daemon=True).start()
 
     # --- what the launcher asks ---
 
     def make(self, _host: str, number: int, rank: int, relay: Relay, link: socket.socket) -> WorkerHandle:
-        """As ``elastic_process.MakePlace``."""
+        """As ``process.MakeWorker``."""
         return SparkWorkerHandle(self, number, rank, relay, link)
 
     def look(self, started: int) -> None:
@@ -235,8 +211,8 @@ class _Jobs:
             raise StartTimeoutError(
                 slots_wanting(self._spark, function, self._started, size, self._start_timeout, self._reports)
             )
-        if seconds >= SAY_WAITING_AFTER.total_seconds() and not self._said_waiting:
-            self._said_waiting = True
+        if seconds >= SAY_WAITING_AFTER.total_seconds() and not self._waiting_announced:
+            self._waiting_announced = True
             print(
                 f"spark_estimator: Spark has started {function} on {self._started} of {size} ranks after {seconds:.0f} "
                 f"seconds; {self._reports.holders()}.",
@@ -244,12 +220,12 @@ class _Jobs:
                 flush=True,
             )
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """As the argument of that name. What is lost once Spark itself has ended the job is no news."""
-        if self._error is None:
-            self._print(text)
+        if self._error is None and self._verbose >= 1:
+            announce(text)
 
-    # --- what the places ask ---
+    # --- what the workers ask ---
 
     def new_task(self) -> SparkTask:
         """As in `SparkJobs`."""
@@ -277,9 +253,9 @@ class _Jobs:
         with self._lock:
             self._started += 1
             self._hosts.seen(facts.host)
-        if self._tell_places:
+        if self._verbose >= 2:
             name = f"rank {rank}" if rank >= 0 else "a new process"
-            self.say(f"{name} runs on host {facts.host}, pid {facts.pid}")
+            self.report(f"{name} runs on host {facts.host}, pid {facts.pid}")
 
     def ended(self, host: str, failure: FailureReport | None) -> None:
         """As in `SparkJobs`."""
@@ -288,7 +264,7 @@ class _Jobs:
         with self._lock:
             last = self._hosts.ended_badly(host)
         if last and not self._over.is_set():
-            self.say(f"host {host} will not be used again: {FAILURES} processes have ended badly there")
+            self.report(f"host {host} will not be used again: {FAILURES} processes have failed there")
 
     def ended_by_spark(self, over: Over, connected: bool) -> None:
         """As in `SparkJobs`. What would befall all other tasks, too, ends the job."""
@@ -318,31 +294,31 @@ class _Jobs:
         deadline = time.monotonic() + _CLEAN_UP.total_seconds()
         for task in tasks:
             task.hang_up()
-        left = [task for task in tasks if task.wait(timedelta(seconds=1)) is None and task.submitted]
-        while left and time.monotonic() < deadline:
-            for task in left:
+        remaining = [task for task in tasks if task.wait(timedelta(seconds=1)) is None and task.submitted]
+        while remaining and time.monotonic() < deadline:
+            for task in remaining:
                 task.give_up(timedelta(seconds=0.2))
-            left = [task for task in left if task.over is None]
+            remaining = [task for task in remaining if task.over is None]
         for task in tasks:
             task.close()
 
     def _own_address(self) -> str:
         if not Settings.read().driver_channel:
             raise PreflightError(
-                "SPARK_ESTIMATOR_DRIVER_CHANNEL is 0, and the processes of an elastic job are led by the driver: leave "
-                "it out, or use spark.run with max_restarts."
+                "SPARK_ESTIMATOR_DRIVER_CHANNEL is 0, but an elastic job needs the driver channel: unset it, or use "
+                "spark.run with max_restarts."
             )
         host = Configuration(self._spark).get("spark.driver.host") or ""
         try:
             return driver_address(host)
         except OSError as error:
             raise PreflightError(
-                f"the executors of an elastic job have to reach this process, but {error}: set spark.driver.host to a "
-                "name or address that they reach."
+                f"the executors of an elastic job must connect to this process, but {error}: set spark.driver.host to "
+                "a name or address that they can reach."
             ) from error
 
     def _count_slots(self) -> None:
         """Looks now and then whether there is room for more."""
         while not self._over.wait(_COUNT_SLOTS_EVERY.total_seconds()):
             count = count_slots(self._spark).count
-            self.seats.limit = self._terms.most if count is None else max(self._terms.size, count)
+            self.placement.limit = self._terms.most if count is None else max(self._terms.size, count)

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from spark_estimator import authentication
 from spark_estimator.errors import AuthenticationError
+from spark_estimator.handshake_server import HandshakeServer
 from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.job.results import SCHEMA, ResultRow
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
@@ -48,7 +49,7 @@ class Over:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Somebody does not want it any more."""
+    """The job has asked for its end."""
 
 
 class SparkTask:
@@ -108,12 +109,12 @@ class SparkTask:
         """
         with self._lock:
             if self._given_up or self._socket is not None:
-                raise AuthenticationError(f"task {self.number} is not wanted any more, or has come before")
+                raise AuthenticationError(f"task {self.number} is no longer needed, or has connected before")
             self._socket = sock
         self.events.put(Connected(self._link_to(sock)))
 
     def wake(self) -> None:
-        """Whoever waits for an event need not wait any longer."""
+        """Ends the wait of a thread that waits for an event."""
         self.events.put(Stopped())
 
     def hang_up(self) -> None:
@@ -125,7 +126,7 @@ class SparkTask:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def give_up(self, patience: timedelta = timedelta(0)) -> None:
-        """Ends the task, and its Spark job wherever that is. May block for as long as Spark takes to answer.
+        """Ends the task, and its Spark job in any state. May block for as long as Spark takes to answer.
 
         Args:
             patience: so long it may take to end by itself, before Spark is asked to cancel it.
@@ -143,13 +144,13 @@ class SparkTask:
         return self.over
 
     def close(self) -> None:
-        """Closes the socket, once nobody uses the link any more."""
+        """Closes the socket, once the link is no longer in use."""
         with self._lock:
             if self._socket is not None:
                 self._socket.close()
 
     def _collect(self) -> None:
-        over = Over(error=InterruptedError("it was given up before Spark had it"))
+        over = Over(error=InterruptedError("it was cancelled before Spark had started it"))
         self._wanted.wait()
         try:
             if self._given_up:
@@ -187,7 +188,7 @@ class TaskServer:
         host, port = listener.getsockname()[:2]
         self.job = replace(job, channel=ChannelAddress(host, port, token))
         self._tasks: dict[int, SparkTask] = {}
-        self._doorkeeper = authentication.HandshakeServer(
+        self._handshake_server = HandshakeServer(
             [listener], token, self._admit, approve=self._approve, name="elastic driver"
         )
 
@@ -196,8 +197,8 @@ class TaskServer:
         self._tasks[task.number] = task
 
     def close(self) -> None:
-        """Lets nobody in any more."""
-        self._doorkeeper.close()
+        """Accepts no more connections."""
+        self._handshake_server.close()
 
     def _approve(self, context: bytes) -> None:
         job_id, number = read_context(context)

@@ -24,7 +24,7 @@ from spark_estimator.collectives.rendezvous import Rendezvous
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.launch.agent import link as frames
-from spark_estimator.launch.agent.agent import Agent, HostOrder, told
+from spark_estimator.launch.agent.agent import Agent, HostOrder, outcome_fields
 from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.environment import task_share, worker_environment
@@ -71,9 +71,9 @@ class ElasticTask:
         except (OSError, AuthenticationError) as error:
             return _refused(
                 failures.NOT_STARTED,
-                f"cannot reach the driver at {address.host}:{address.port} ({error}), which an elastic job needs: let "
-                "the executors connect to the driver's host, or name an address of it that they reach, "
-                "spark.driver.host.",
+                f"cannot reach the driver at {address.host}:{address.port} ({error}), which an elastic job needs: "
+                "allow the executors to connect to the driver's host, or set spark.driver.host to an address that "
+                "they can reach.",
             )
         context = TaskContext.get()
         cpus = 1 if context is None else context.cpus()
@@ -116,7 +116,7 @@ class TaskAgent(Agent):
     def hand_over(self, number: int, outcome: Outcome) -> None:
         """Tells the driver how the worker has ended, and keeps its value for Spark."""
         self.outcome = outcome
-        self.link.send_json(frames.OUTCOME, process=number, **told(outcome), bytes=None)
+        self.link.send_json(frames.OUTCOME, process=number, **outcome_fields(outcome), bytes=None)
 
     def completed(self, rendezvous: Rendezvous) -> Rendezvous:
         """Makes the round's key of the share that the driver has sent, and of the token, which came with the task.
@@ -128,13 +128,13 @@ class TaskAgent(Agent):
     def passed_down(self, received: bytes) -> bytes:
         """What the driver tells the worker between two rounds, keys completed."""
         self._pending += received
-        given = b""
+        translated = b""
         while (message := launcher_link.take(self._pending)) is not None:
             if message.get("kind") == launcher_link.ROUND:
                 coming = self.completed(Rendezvous.from_json(str(message["rendezvous"])))
                 message = {**message, "rendezvous": coming.to_json()}
-            given += launcher_link.pack(message)
-        return given
+            translated += launcher_link.pack(message)
+        return translated
 
 
 def _refused(kind: str, message: str) -> Outcome:

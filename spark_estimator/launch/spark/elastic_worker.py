@@ -1,4 +1,4 @@
-"""A place in a Spark job: what its one task's supervisor of the worker does and sees, at a distance."""
+"""The handle of a worker in a Spark job of one task, whose supervisor runs in the executor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SPARK_SAYS = timedelta(seconds=0.5)
 
 
 class SparkJobs(Protocol):
-    """What a place asks of the job that it belongs to. Called in any thread."""
+    """What a worker asks of its job. Called in any thread."""
 
     def new_task(self) -> SparkTask:
         """A task that may connect."""
@@ -47,7 +47,7 @@ class SparkJobs(Protocol):
         """A task on a host that is not used: it keeps its slot until the job's end, so that no other gets it."""
 
     def ended_by_spark(self, over: Over, connected: bool) -> None:
-        """Spark has ended a task that nobody had given up."""
+        """Spark has ended a task that the job still needed."""
 
     def started(self, rank: int, facts: PeerFacts) -> None:
         """A worker has started."""
@@ -57,7 +57,7 @@ class SparkJobs(Protocol):
 
 
 class SparkWorkerHandle:
-    """A `Place` in a Spark job of its own, of one task; to be made in the thread that has called for the job.
+    """A `WorkerHandle` in a Spark job of its own, of one task; to be made in the thread that has called for the job.
 
     Args:
         jobs: that it belongs to.
@@ -80,11 +80,11 @@ class SparkWorkerHandle:
 
     @property
     def pid(self) -> int:
-        """As in `Place`."""
+        """As in `WorkerHandle`."""
         return 0 if self._there is None else self._there.pid
 
     def start(self) -> PeerFacts | Outcome:
-        """As in `Place`. Waits for a slot for as long as it takes."""
+        """As in `WorkerHandle`. Waits for a slot for as long as it takes."""
         while True:
             self._task.submit()
             event = self._task.events.get()
@@ -117,26 +117,26 @@ class SparkWorkerHandle:
             self._task.give_up()
             return self._failed(failures.STOPPED, f"was stopped {self._stopped}")
         threading.Thread(target=self._read, args=(event.link, talk, self._there), daemon=True).start()
-        found = self._there.start()
-        if isinstance(found, PeerFacts):
-            self._jobs.started(self._rank, found)
-            return found
-        return self._ended(found)
+        started = self._there.start()
+        if isinstance(started, PeerFacts):
+            self._jobs.started(self._rank, started)
+            return started
+        return self._ended(started)
 
     def run(self, rendezvous: Rendezvous) -> Outcome:
-        """As in `Place`. The value of a worker that has ended well comes through Spark."""
+        """As in `WorkerHandle`. The value of a worker that has ended well comes through Spark."""
         assert self._there is not None
         self._rank = rendezvous.rank
         return self._ended(self._there.run(rendezvous))
 
     def become(self, rank: int) -> None:
-        """As in `Place`."""
+        """As in `WorkerHandle`."""
         self._rank = rank
         if self._there is not None:
             self._there.become(rank)
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
-        """As in `Place`."""
+        """As in `WorkerHandle`."""
         with self._lock:
             self._stopped = self._stopped or reason
             self._task.wake()
@@ -145,7 +145,7 @@ class SparkWorkerHandle:
             there.stop(reason, at_once=at_once)
 
     def discard(self) -> None:
-        """As in `Place`."""
+        """As in `WorkerHandle`."""
         if self._there is not None:
             self._there.discard()
         self._task.give_up()
@@ -164,7 +164,7 @@ class SparkWorkerHandle:
         except OSError:
             pass
         except (ValueError, TypeError, KeyError) as error:
-            why = f"its supervisor does not speak as it should: {error!r}"
+            why = f"its supervisor sent invalid data: {error!r}"
         link.give_up()
         if not there.over and not self._task.given_up:
             over = self._task.wait(_SPARK_SAYS)
@@ -182,7 +182,7 @@ class SparkWorkerHandle:
             try:
                 outcome = replace(outcome, value=verified_value([] if over is None else over.rows))
             except ResultError as error:
-                failure = self._report(failures.LOST, f"ended well, but its value was lost: {error}")
+                failure = self._report(failures.LOST, f"succeeded, but its value was lost: {error}")
                 outcome = replace(outcome, failure=failure)
         if failure is not None:
             threading.Thread(target=self._task.give_up, args=(_FAREWELL,), daemon=True).start()
@@ -207,5 +207,5 @@ def _hello(talk: Iterator[tuple[bytes, bytes]]) -> str:
     letter, content = next(talk)
     if letter != frames.HELLO:
         raise ValueError(f"a frame before the hello: {letter!r}")
-    said: dict[str, Any] = json.loads(content)
-    return str(said["hostname"])
+    fields: dict[str, Any] = json.loads(content)
+    return str(fields["hostname"])

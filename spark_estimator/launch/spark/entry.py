@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.errors import NotEnoughSlotsError, PythonEnvironmentError
-from spark_estimator.launch.job.attempts import Limits
+from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.pickling import check_call
-from spark_estimator.launch.job.spec import MAX_RESULT_BYTES
 from spark_estimator.launch.spark.row_writer import Rows
 from spark_estimator.launch.spark.slots import (
     check_encryption,
@@ -28,71 +26,44 @@ if TYPE_CHECKING:
 
 #: How many ranks: a number, or what chooses one for the session.
 Size = int | Callable[["SparkSession"], int]
-_NO_LIMITS = Limits()
 
 
 def run_in_session(
     function: Callable[..., Any],
     size: Size,
+    options: JobOptions,
     *,
     caller: str,
     size_word: str = "num_proc",
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    environment: Mapping[str, str] | None = None,
-    environment_if_unset: Mapping[str, str] | None = None,
-    all_results: bool = False,
-    show_line: Callable[[int, str, str], None] | None = None,
-    show_status: bool = False,
-    say: Callable[[str], None] | None = None,
-    start_timeout: timedelta | None = None,
     rows: Rows | None = None,
-    max_result_bytes: int = MAX_RESULT_BYTES,
-    limits: Limits = _NO_LIMITS,
 ) -> list[Any]:
-    """Calls ``function(*args, **kwargs)`` on ranks in the Spark session that there is, or in a new local one.
+    """Calls `function` on ranks in the active Spark session, or in a new local one.
 
     Args:
-        caller: how messages call what the user has called: ``spark.run(num_proc=2)``.
-        size_word: the argument by which its user says how many ranks.
-        The others are as in ``spark.run_on_spark``.
+        caller: the user's call, for messages: ``spark.run(num_proc=2)``.
+        size_word: the name of its argument for the number of ranks.
+        options, rows: as in ``barrier_job.run_on_spark``.
 
     Returns:
-        The return values that are wanted, in rank order.
+        Rank 0's value, or all ranks' values in rank order.
 
     Raises:
         TypeError: as `check_call`.
-        PreflightError: the job was refused before it started; the text says what to change.
-        KeyboardInterrupt: somebody interrupted it; the text says so, and that nothing of it is left.
-        Others as ``spark.run_on_spark``.
+        PreflightError: the job can't start; the text has the remedy.
+        KeyboardInterrupt: the user interrupted it; all ranks have ended.
+        Others as ``barrier_job.run_on_spark``.
     """
-    check_call(function, args, kwargs)
+    check_call(function, options.args, options.kwargs)
     with interruption_in_words(caller):
         spark, number = session_and_size(size, caller, size_word)
         from spark_estimator.launch.spark.barrier_job import run_on_spark
 
-        return run_on_spark(
-            spark,
-            function,
-            number,
-            args=args,
-            kwargs=kwargs,
-            environment=environment,
-            environment_if_unset=environment_if_unset,
-            all_results=all_results,
-            show_line=show_line,
-            show_status=show_status,
-            say=say,
-            start_timeout=start_timeout,
-            rows=rows,
-            max_result_bytes=max_result_bytes,
-            limits=limits,
-        )
+        return run_on_spark(spark, function, number, options, rows=rows)
 
 
 @contextlib.contextmanager
 def interruption_in_words(caller: str) -> Iterator[None]:
-    """An interruption of the block says what was interrupted, and py4j does not tell of it with its own stacks.
+    """An interruption of the block names what was interrupted, and py4j logs no stacks of its own for it.
 
     Args:
         caller: as in `run_in_session`.
@@ -110,7 +81,7 @@ def interruption_in_words(caller: str) -> Iterator[None]:
     except KeyboardInterrupt as interruption:
         if str(interruption):
             raise
-        raise KeyboardInterrupt(f"{caller} was interrupted while none of its ranks was at work") from None
+        raise KeyboardInterrupt(f"{caller} was interrupted while no rank was running") from None
     finally:
         root.removeFilter(keep)
 
@@ -143,7 +114,7 @@ def session_for_elastic(size: int | None, least: int | None, caller: str) -> tup
     """The session in which an elastic job would run, and with how many ranks it would begin: those that have slots.
 
     Args:
-        size: number of ranks that it is to begin with; None: as many as `default_size` says.
+        size: number of ranks that it is to begin with; None: `default_size`.
         least: it may begin with so few; None: with `size` alone.
 
     Raises:
@@ -153,9 +124,9 @@ def session_for_elastic(size: int | None, least: int | None, caller: str) -> tup
     check_session(spark, together=False)
     check_encryption(spark)
     if size is None:
-        found = default_size(spark)
-        require_slots(spark, max(found, least or 0), size_word="num_proc")
-        return spark, found
+        available = default_size(spark)
+        require_slots(spark, max(available, least or 0), size_word="num_proc")
+        return spark, available
     if has_dynamic_allocation(spark):
         return spark, size  # executors come once there are tasks for them
     try:
@@ -175,7 +146,7 @@ def _session(size: int, caller: str) -> SparkSession:
         from spark_estimator.launch.spark.session import session_for
     except ModuleNotFoundError as error:
         raise PythonEnvironmentError(
-            f"{caller} runs in Spark, but there is no module {error.name!r} here: pip install "
+            f"{caller} runs in Spark, but this Python has no module {error.name!r}: pip install "
             "'spark-estimator[spark]', or run on this machine without Spark (HorovodRunner with a negative np, "
             "spark_estimator.run)."
         ) from error

@@ -1,4 +1,4 @@
-"""Turns what Spark says when its workers' Python cannot run a job into one sentence with the setting to change."""
+"""Turns Spark's errors about a workers' Python that cannot run a job into one sentence with the setting to change."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _MODULES = {
 def remedy() -> str:
     """Which setting decides what Python the workers run."""
     return (
-        "Spark runs `python3` from PATH unless it is told otherwise: set the environment variable "
+        "Spark runs `python3` from PATH by default: set the environment variable "
         f"PYSPARK_PYTHON={sys.executable} before the Spark session is created (or, with spark-submit, "
-        "--conf spark.pyspark.python=...; on a cluster, a path that is good on every worker)"
+        "--conf spark.pyspark.python=...; on a cluster, a path that exists on every worker)"
     )
 
 
@@ -42,8 +42,8 @@ def explain(text: str) -> SparkEstimatorError | None:
         match = re.search(r"worker[^\d]{0,40}(\d+\.\d+)", text)
         theirs = f"Python {match[1]}" if match else "another Python"
         return PythonEnvironmentError(
-            f"Spark's workers run {theirs}, but the driver runs Python {mine}, and "
-            f"functions that the one has pickled the other cannot read. {remedy()}."
+            f"Spark's workers run {theirs}, but the driver runs Python {mine}, and pickled functions can't be loaded "
+            f"across Python versions. {remedy()}."
         )
     if match := re.search(r"No module named '([\w.]+)'", text):
         name = match[1].partition(".")[0]
@@ -54,8 +54,8 @@ def explain(text: str) -> SparkEstimatorError | None:
             )
     if re.search(r"Can't get attribute '\w+' on <module 'spark_estimator\b|'JobSpec' object has no attribute", text):
         return PythonEnvironmentError(
-            "the Python of Spark's workers has another version of spark_estimator than the driver, which cannot read "
-            f"its jobs: install spark_estimator {__version__} there, or the same wheel on both. {remedy()}."
+            "the Python of Spark's workers has a different version of spark_estimator than the driver, which can't "
+            f"read its jobs: install spark_estimator {__version__} there, or the same wheel on both. {remedy()}."
         )
     if match := re.search(
         r"(?:PACKAGE_NOT_INSTALLED\] |ImportError: )(\w+) ?(?:>=)? ?([\d.]*) must be installed", text
@@ -69,32 +69,32 @@ def explain(text: str) -> SparkEstimatorError | None:
         match = re.search(r"requires? (?:more )?(\d+)? ?slots.*?only (\d+)", text)
         known = f" ({match[0]})" if match else ""
         return NotEnoughSlotsError(
-            f"Spark has not got a slot for every rank{known}. Ask for fewer ranks, or give the session more "
-            "executors or cores."
+            f"Spark doesn't have a slot for every rank{known}. Use fewer ranks, or a session with more executors or "
+            "cores."
         )
     if match := re.search(
         r"Total size of serialized results of .* bigger than spark\.driver\.maxResultSize \(.*?\)", text
     ):
         return ResultError(
-            f"the values that the ranks returned are too much together: {match[0]}. Return less (save it to storage "
+            f"the values that the ranks returned are too large together: {match[0]}. Return less (save it to storage "
             "and return the path), or start the session with a larger spark.driver.maxResultSize."
         )
     if "SPARK-24942" in text:
         return NotEnoughSlotsError(
-            "Spark starts no barrier stage while dynamic allocation is on. Start the session with "
+            "Spark doesn't start barrier stages with dynamic allocation. Start the session with "
             "spark.dynamicAllocation.enabled=false."
         )
     return None
 
 
 def cancelled(text: str, function: str) -> JobCancelledError | None:
-    """The error that Spark's `text` amounts to when somebody has cancelled the job, or killed its stage; else None."""
-    told = r"\[SPARK_JOB_CANCELLED\]|\[OPERATION_CANCELED\]|Job \d+ (?:was )?cancelled\b|Stage \d+ was cancelled\b"
-    match = re.search(rf"(?:{told})[^\n]*", text)
+    """The error for Spark's `text` when the job was cancelled, or its stage was killed; else None."""
+    pattern = r"\[SPARK_JOB_CANCELLED\]|\[OPERATION_CANCELED\]|Job \d+ (?:was )?cancelled\b|Stage \d+ was cancelled\b"
+    match = re.search(rf"(?:{pattern})[^\n]*", text)
     if match is None:
         return None
-    said = re.sub(r"\s*SQLSTATE: \w+", "", match[0]).strip().rstrip(".")
-    return JobCancelledError(f"{function} was cancelled in Spark, and its ranks have been ended: {said}.")
+    reason = re.sub(r"\s*SQLSTATE: \w+", "", match[0]).strip().rstrip(".")
+    return JobCancelledError(f"{function} was cancelled in Spark, and its ranks were stopped: {reason}.")
 
 
 def lost_executor(text: str) -> tuple[int | None, str] | None:
@@ -111,15 +111,15 @@ def ended_by_spark(error: BaseException, function: str) -> JobFailedError:
     # Not as the cause: forty lines of Java would stand before the sentence that counts.
     lost = lost_executor(str(error))
     if lost is None:
-        said = f"Spark ended the job before the ranks could report: {telling_line(error)}"
+        text = f"Spark ended the job before the ranks could report: {telling_line(error)}"
     else:
         why = f": {lost[1]}" if lost[1] else ""
-        said = f"a Spark executor that had ranks of {function} has died or was cut off{why}; see its log"
-    return JobFailedError(said, traceback=shorten(str(error)))
+        text = f"a Spark executor that had ranks of {function} has died or was cut off{why}; see its log"
+    return JobFailedError(text, traceback=shorten(str(error)))
 
 
 def telling_line(error: BaseException) -> str:
-    """The line of Spark's message that says what happened, of at most 500 characters."""
+    """The line of Spark's message with the cause, of at most 500 characters."""
     lines = [
         line.strip().lstrip(": ") for line in str(error).splitlines() if not line.lstrip().startswith(("at ", "..."))
     ]

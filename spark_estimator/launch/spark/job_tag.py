@@ -1,4 +1,4 @@
-"""The tag by which a Spark job of ours is found again and cancelled, in classic Spark and over Spark Connect alike."""
+"""The tag by which this package finds and cancels its Spark jobs, in classic Spark and over Spark Connect alike."""
 
 from __future__ import annotations
 

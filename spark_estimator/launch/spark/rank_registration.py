@@ -1,12 +1,12 @@
-"""Brings together at the driver what every supervisor tells of itself, so that ranks can be given out.
+"""Collects the facts of all supervisors at the driver, so that ranks can be assigned.
 
 Spark's own exchange, ``BarrierTaskContext.allGather``, asks once a second whether all have answered. Over the driver
 channel the same takes some milliseconds. The driver decides for all, and once:
 
 1. All facts have come: each supervisor is given all of them.
-2. Some are still missing `PATIENCE` after the first came: those who have told theirs are sent to Spark's exchange, as
-   is everyone who comes later. A supervisor that cannot reach the driver in time goes there by itself, waits there for
-   the others, and says so if it reaches the driver later. So either all use the driver's answer, or all use Spark's.
+2. Some are still missing `PATIENCE` after the first came: those that have registered are sent to Spark's exchange, as
+   are all that come later. A supervisor that cannot reach the driver in time goes there by itself, waits there for
+   the others, and reports it if it reaches the driver later. So either all use the driver's answer, or all use Spark's.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class RankRegistration:
                 return
             if time.monotonic() - self._first >= PATIENCE.total_seconds():
                 missing = [str(number) for number in range(self._size) if number not in self._facts]
-                self._send_to_spark(f"partitions {', '.join(missing)} have not told theirs to the driver")
+                self._send_to_spark(f"partitions {', '.join(missing)} haven't sent theirs to the driver")
 
     def give_up(self, reason: str) -> None:
         """Sends all to Spark's exchange: the facts of one will not come."""

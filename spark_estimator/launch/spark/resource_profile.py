@@ -8,7 +8,7 @@ from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResour
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_estimator.errors import PreflightError
-from spark_estimator.launch.job.gpus import GPUS_PER_RANK
+from spark_estimator.launch.job.spark_settings import GPUS_PER_RANK
 from spark_estimator.launch.spark.slots import Configuration, needs_profile, wanted_gpus
 
 
@@ -19,7 +19,7 @@ def profile_of(spark: SparkSession) -> ResourceProfile | None:
     Spark starts others for a profile only under dynamic allocation, which starts no barrier stages.
 
     Raises:
-        PreflightError: a number of GPUs was asked for of which Spark 3.5 cannot be told.
+        PreflightError: a number of GPUs was asked for that Spark 3.5 cannot express.
     """
     conf = Configuration(spark)
     if not needs_profile(conf):
@@ -28,7 +28,7 @@ def profile_of(spark: SparkSession) -> ResourceProfile | None:
         if conf.get(GPUS_PER_RANK) is None:
             return None  # ranks see what their executors see
         raise PreflightError(
-            f"{GPUS_PER_RANK} is {conf.get(GPUS_PER_RANK)}, of which this Spark ({spark.version}) cannot be told for a "
+            f"{GPUS_PER_RANK} is {conf.get(GPUS_PER_RANK)}, but this Spark ({spark.version}) can't set it for a "
             "single job: start the session with spark.task.resource.gpu.amount, or use Spark 4."
         )
     # Without cpus beside it, Spark's check of barrier stages fails.

@@ -27,10 +27,10 @@ class Feed(Protocol):
     def take(self, batches: Iterator[pyarrow.RecordBatch], worker: socket.socket, ended: Callable[[], bool]) -> None:
         """Takes all rows, in a thread of its own, and gives them to the worker at the other end of the socket.
 
-        What goes wrong is told to the worker in the same way: nothing is raised here.
+        Errors are sent to the worker on the same socket: nothing is raised here.
 
         Args:
-            ended: true once nobody waits for the rows any more; asked before each batch.
+            ended: true once the rows are no longer needed; called before each batch.
         """
         ...
 
@@ -65,13 +65,13 @@ class Feeding:
         self._thread: threading.Thread | None = None
         if feed is None:
             return
-        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.worker_ends = (theirs,)
         self.variables = {FEED_FD_VARIABLE: str(theirs.fileno())}
 
         def work() -> None:
-            with own:
-                feed.take(batches, own, self._ended.is_set)
+            with ours:
+                feed.take(batches, ours, self._ended.is_set)
 
         self._thread = threading.Thread(target=work, name="spark_estimator feed", daemon=True)
 
@@ -81,7 +81,7 @@ class Feeding:
             self._thread.start()
 
     def end(self) -> None:
-        """Nobody waits for rows any more."""
+        """The rows are no longer needed."""
         self._ended.set()
         if self._thread is not None and self._thread.ident is not None:
             self._thread.join(_LAST_BATCH.total_seconds())

@@ -10,7 +10,7 @@ from typing import cast
 from pyspark.sql import SparkSession
 
 from spark_estimator.errors import NotEnoughSlotsError, PreflightError
-from spark_estimator.launch.spark.java import java_environment
+from spark_estimator.launch.spark.java_environment import java_environment
 from spark_estimator.log import logger
 
 _log = logger(__name__)
@@ -54,17 +54,17 @@ def existing_session() -> SparkSession | None:
 
 
 def _new_session(size: int) -> SparkSession:
-    said_where = any(os.environ.get(name) for name in _SAYS_WHERE)
+    java_is_chosen = any(os.environ.get(name) for name in _SAYS_WHERE)
     os.environ.update(java_environment())
     builder = SparkSession.builder.appName("spark_estimator")
-    if not said_where:
+    if not java_is_chosen:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         most = max(_ALWAYS_FINE, _MOST_RANKS_PER_CORE * cores)
         if size > most:
             raise NotEnoughSlotsError(
-                f"{size} ranks were asked for and there is no Spark session. A new one would run on this machine, "
-                f"whose {cores} cores are enough for {most} ranks at most. Connect to a cluster first "
-                f'(SparkSession.builder.master("...").getOrCreate()), or ask for {cores} ranks.'
+                f"{size} ranks were requested and there is no Spark session. A new one would run on this machine, "
+                f"whose {cores} cores are enough for at most {most} ranks. Connect to a cluster first "
+                f'(SparkSession.builder.master("...").getOrCreate()), or use {cores} ranks.'
             )
         master = f"local[{max(size, cores)}]"
         builder = (

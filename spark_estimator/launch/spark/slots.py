@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from spark_estimator.errors import NotEnoughSlotsError, PreflightError
-from spark_estimator.launch.job.gpus import GPUS_PER_RANK
+from spark_estimator.launch.job.spark_settings import ALLOW_UNENCRYPTED, GPUS_PER_RANK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +25,6 @@ REGISTRATION = timedelta(seconds=4)
 FIRST_REGISTRATION = timedelta(seconds=30)
 _POLL_SECONDS = 0.25
 _ENCRYPTION = ("spark.network.crypto.enabled", "spark.ssl.enabled", "spark.ssl.rpc.enabled")
-ALLOW_UNENCRYPTED = "spark.spark_estimator.allowUnencrypted"
 _PER_TASK = "spark.task.resource.gpu.amount"
 _PER_EXECUTOR = "spark.executor.resource.gpu.amount"
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
@@ -88,7 +87,7 @@ def has_dynamic_allocation(spark: SparkSession) -> bool:
 
 
 def check_session(spark: SparkSession, *, together: bool = True) -> None:
-    """Refuses sessions in which a job cannot run, whatever its size.
+    """Refuses sessions in which no job can run, of any size.
 
     Args:
         together: its ranks start in a barrier stage; False: each in a Spark job of its own.
@@ -99,16 +98,16 @@ def check_session(spark: SparkSession, *, together: bool = True) -> None:
     conf = Configuration(spark)
     if together and has_dynamic_allocation(spark):
         raise PreflightError(
-            "spark.dynamicAllocation.enabled is true, and Spark refuses to start the ranks of a job together (a "
-            "barrier stage) while executors may come and go. Start the session with "
+            "spark.dynamicAllocation.enabled is true, and Spark doesn't start the ranks of a job together (a barrier "
+            "stage) with dynamic allocation. Start the session with "
             "spark.dynamicAllocation.enabled=false and a fixed number of executors (spark.executor.instances)."
         )
     gpus = conf.number(_PER_TASK)
     if conf.is_local and gpus:
         raise PreflightError(
             f"spark.task.resource.gpu.amount is {gpus:g}, but a session with master {conf.master!r} has no GPU "
-            "resources to give: its tasks would wait for ever. Leave that setting out (ranks then see all GPUs of "
-            "this host), or use HorovodRunner(np=-N), which needs no Spark."
+            "resources: its tasks would wait forever. Unset it (ranks then see all GPUs of this host), or use "
+            "HorovodRunner(np=-N), which needs no Spark."
         )
 
 
@@ -122,9 +121,9 @@ def check_encryption(spark: SparkSession) -> None:
     asked_for = [name for name in _ENCRYPTION if conf.is_true(name)]
     if asked_for and not conf.is_local and not conf.is_true(ALLOW_UNENCRYPTED):
         raise PreflightError(
-            f"{asked_for[0]} is true, so Spark encrypts what its hosts send one another, but the ranks of a job "
-            "authenticate one another and do not encrypt: gradients and parameters would be readable on the network. "
-            f"Where that is acceptable, say so with spark.conf.set({ALLOW_UNENCRYPTED!r}, 'true')."
+            f"{asked_for[0]} is true, so Spark encrypts its network traffic, but the ranks of a job authenticate each "
+            "other without encryption: gradients and parameters would be readable on the network. To allow that, "
+            f"call spark.conf.set({ALLOW_UNENCRYPTED!r}, 'true')."
         )
 
 
@@ -132,19 +131,19 @@ def count_slots(spark: SparkSession) -> Slots:
     """How many tasks the session can run at the same time, as of now."""
     conf = Configuration(spark)
     cpus = int(conf.number("spark.task.cpus") or 1)
-    wanted = wanted_gpus(conf)
+    gpus_per_rank = wanted_gpus(conf)
     exact = None if conf.is_local or needs_profile(conf) else _slots_by_scheduler(spark)
     cores, where = _cores(spark, conf, exact is not None)
     if cores is None:
-        return Slots(exact, where if exact is None else f"as Spark's scheduler counts them, {cpus} cores per task")
+        return Slots(exact, where if exact is None else f"counted by Spark's scheduler, {cpus} cores per task")
     by_cores = cores // cpus
     text = f"{cores} cores{where} / {cpus} per task (spark.task.cpus)"
-    if not wanted:
+    if not gpus_per_rank:
         return Slots(by_cores if exact is None else exact, text)
-    each = f"{wanted:g} per {f'rank ({GPUS_PER_RANK})' if needs_profile(conf) else f'task ({_PER_TASK})'}"
+    each = f"{gpus_per_rank:g} per {f'rank ({GPUS_PER_RANK})' if needs_profile(conf) else f'task ({_PER_TASK})'}"
     gpus, executors = conf.number(_PER_EXECUTOR), _executors(spark, conf, cores)
     if gpus is not None and executors:
-        by_gpus = executors * int(gpus / wanted)
+        by_gpus = executors * int(gpus / gpus_per_rank)
         if by_gpus < by_cores:
             text = f"{executors} executors x {gpus:g} GPUs / {each}"
             return Slots(by_gpus if exact is None else exact, text, by_gpus=True)
@@ -156,13 +155,13 @@ def count_slots(spark: SparkSession) -> Slots:
 def wanted_gpus(conf: Configuration) -> float:
     """How many GPUs, or which part of one, each rank is to have; 0 for none.
 
-    What `GPUS_PER_RANK` says; else what the session asks for every task; else, where its executors have GPUs that no
+    The value of `GPUS_PER_RANK`; else what the session asks for every task; else, where its executors have GPUs that no
     task asks for, one.
     """
     if conf.is_local:
         return 0.0
-    said = conf.number(GPUS_PER_RANK)
-    per_task = conf.number(_PER_TASK) if said is None else said
+    gpus = conf.number(GPUS_PER_RANK)
+    per_task = conf.number(_PER_TASK) if gpus is None else gpus
     if per_task is None:
         return 1.0 if conf.number(_PER_EXECUTOR) else 0.0
     return per_task
@@ -174,11 +173,11 @@ def needs_profile(conf: Configuration) -> bool:
 
 
 def require_slots(spark: SparkSession, size: int, patience: timedelta = REGISTRATION, *, size_word: str = "") -> None:
-    """Returns when `size` ranks can run at the same time, or when nobody can tell.
+    """Returns when `size` ranks can run at the same time, or when that is unknown.
 
     Args:
         patience: how long to wait for one more executor.
-        size_word: the argument by which the user says how many ranks; '' where the message shall not name one.
+        size_word: the user's argument for the number of ranks; '' where the message shall not name one.
 
     Raises:
         NotEnoughSlotsError: they cannot run; the text has the arithmetic and the remedy.
@@ -190,7 +189,7 @@ def require_slots(spark: SparkSession, size: int, patience: timedelta = REGISTRA
     if slots.count is None or slots.count >= size or _promised(conf) >= size:
         return
     is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
-    fewer = f"use {size_word}={slots.count}" if size_word else f"ask for {slots.count} ranks"
+    fewer = f"use {size_word}={slots.count}" if size_word else f"use {slots.count} ranks"
     raise NotEnoughSlotsError(
         f"{size} ranks need {size} slots at the same time, but this session has {slots.count}: {slots.arithmetic}. "
         f"{_remedy(conf, slots, size, is_connect)}" + (f", or {fewer}." if slots.count else ".")
@@ -206,8 +205,8 @@ def all_slots(spark: SparkSession) -> int:
     slots = _settled(spark)
     if not slots.count:
         raise NotEnoughSlotsError(
-            f"without a number of ranks, all slots are meant, but this session shows none ({slots.arithmetic}). Say "
-            "how many, for example 2."
+            "the number of ranks defaults to the slots of the session, but this session shows none "
+            f"({slots.arithmetic}). Set it, for example to 2."
         )
     return slots.count
 
@@ -215,7 +214,7 @@ def all_slots(spark: SparkSession) -> int:
 def default_size(spark: SparkSession) -> int:
     """What Horovod takes for the number of ranks where none is given: ``spark.default.parallelism``.
 
-    Where that is not set, it stands for all cores, so here for all slots. Where it is set, to cut data into several
+    Where that is not set, Spark's default is all cores, so here all slots. Where it is set, to cut data into several
     parts for each core as many do, it never means more ranks than there are slots.
 
     Raises:
@@ -270,12 +269,12 @@ def _cores(spark: SparkSession, conf: Configuration, is_classic: bool) -> tuple[
     if match := _LOCAL_CLUSTER.fullmatch(conf.master):
         return int(match[1]) * int(match[2]), f" (master {conf.master})"
     if conf.get("spark.default.parallelism"):
-        return None, "spark.default.parallelism is set, which hides the number of cores"
+        return None, "spark.default.parallelism is set, so the number of cores is unknown"
     splits = _default_splits(spark, conf)
     if splits is None:
-        return None, "Spark does not say how many cores it has"
+        return None, "Spark doesn't report its number of cores"
     if splits == 2 and is_classic:
-        return None, "Spark says 2 cores also when it has fewer"
+        return None, "Spark reports 2 cores even if it has fewer"
     return splits, ""
 
 
@@ -306,9 +305,9 @@ def _executor_cores(conf: Configuration) -> int | None:
 
 def _executors(spark: SparkSession, conf: Configuration, cores: int) -> int | None:
     """How many executors the session has; None when that cannot be found out."""
-    own = _executor_cores(conf)
-    if own:
-        return cores // own
+    cores_per_executor = _executor_cores(conf)
+    if cores_per_executor:
+        return cores // cores_per_executor
     try:  # a classic session counts them, the driver among them
         return len(spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()) - 1
     except Exception:
@@ -328,7 +327,7 @@ def _remedy(conf: Configuration, slots: Slots, size: int, remote: bool) -> str:
     """What to do for `size` slots, without a full stop; `remote`: who started the session has not set its master."""
     if slots.by_gpus:
         name = GPUS_PER_RANK if needs_profile(conf) else _PER_TASK
-        return f"Start the session with more executors that have GPUs, or let ranks share them, by a smaller {name}"
+        return f"Start the session with more executors that have GPUs, or let ranks share them with a smaller {name}"
     cpus = int(conf.number("spark.task.cpus") or 1)
     if conf.is_local or conf.master.startswith("local-cluster"):
         master = f"local[{size * cpus}]" if conf.is_local else f"local-cluster[{size},{cpus},1024]"

@@ -1,4 +1,4 @@
-"""Follows a job on Spark until its ranks run: says what it waits for and who holds the slots; gives up after a time.
+"""Follows a job on Spark until its ranks run: shows what it waits for and which jobs hold the slots; has a timeout.
 
 How far the ranks are is known from their supervisors, where these reach the driver; that tasks run at all, from Spark.
 """
@@ -28,7 +28,7 @@ _log = logger(__name__)
 
 
 class TaskReports:
-    """What Spark tells of one job's tasks: a classic session's status tracker, or Spark Connect's reports of progress.
+    """What Spark reports of one job's tasks: a classic session's status tracker, or Spark Connect's progress reports.
 
     Args:
         tag: of the job.
@@ -68,46 +68,48 @@ class TaskReports:
             stages = [self._tracker.getStageInfo(stage) for stage in self._own_stages() if self._starts_ranks(stage)]
         except Exception:  # a stopped session, or one that forbids Java
             return None
-        return sum(int(one.numActiveTasks + one.numCompletedTasks) for one in stages if one is not None)
+        return sum(int(stage.numActiveTasks + stage.numCompletedTasks) for stage in stages if stage is not None)
 
     def others(self) -> list[Any] | None:
         """The stages of this session's application, beside the job's own, that have tasks to do; None: not told."""
         if self._is_connect:
             return None
         try:
-            own = self._own_stages()
+            own_stages = self._own_stages()
             active = [self._tracker.getStageInfo(stage) for stage in self._tracker.getActiveStageIds()]
         except Exception:
             return None
         # Whatever is not done counts: the numbers of running tasks may be old.
         return [
-            one for one in active if one is not None and one.stageId not in own and one.numCompletedTasks < one.numTasks
+            stage
+            for stage in active
+            if stage is not None and stage.stageId not in own_stages and stage.numCompletedTasks < stage.numTasks
         ]
 
     def holders(self) -> str:
         """Who is at work in this session's application beside the job, in words."""
-        left = self.others()
-        if left is None:
+        stages = self.others()
+        if stages is None:
             kind = "Spark Connect" if self._is_connect else "this session"
-            return f"what holds them, {kind} does not tell: see the Spark UI"
-        if not left and self.computes_rows():
-            return "Spark still computes the DataFrame's rows"
-        if not left:
-            return "no other job of this application is at work: its executors may be lost, or not there yet"
+            return f"{kind} doesn't show what uses them: see the Spark UI"
+        if not stages and self.computes_rows():
+            return "Spark is still computing the DataFrame's rows"
+        if not stages:
+            return "no other job of this application is running: its executors may be lost, or not started yet"
         texts = [
-            f"stage {one.stageId} ({self._name_of(one)!r}; of {one.numTasks} tasks {one.numActiveTasks} run and "
-            f"{one.numCompletedTasks} are done)"
-            for one in left
+            f"stage {stage.stageId} ({self._name_of(stage)!r}; {stage.numActiveTasks} of {stage.numTasks} tasks "
+            f"running, {stage.numCompletedTasks} done)"
+            for stage in stages
         ]
         more = f" and {len(texts) - _MOST_HOLDERS} more stages" if len(texts) > _MOST_HOLDERS else ""
-        return f"other jobs of this application are at work: {', '.join(texts[:_MOST_HOLDERS])}{more}"
+        return f"other jobs of this application are running: {', '.join(texts[:_MOST_HOLDERS])}{more}"
 
     def _name_of(self, stage: Any) -> str:
         """The description of a stage's job, where it has one; else the place in the program that Spark found for it."""
         with contextlib.suppress(Exception):  # Spark's store is a moment behind, or this session forbids Java
-            said = self._spark.sparkContext._jsc.sc().statusStore().lastStageAttempt(stage.stageId).description()
-            if said.isDefined() and said.get().strip():
-                return printable(str(said.get()).strip().splitlines()[0])
+            description = self._spark.sparkContext._jsc.sc().statusStore().lastStageAttempt(stage.stageId).description()
+            if description.isDefined() and description.get().strip():
+                return printable(str(description.get()).strip().splitlines()[0])
         return printable(str(stage.name).splitlines()[0])
 
     def computes_rows(self) -> bool:
@@ -150,8 +152,8 @@ def slots_wanting(
     how_far = f"has started {function} on {started} of" if started else f"has not started {function} on any of"
     return (
         f"Spark {how_far} {size} ranks within {timeout.total_seconds():g} seconds (start_timeout). It needs {size} "
-        f"slots that are free at the same time. This session {count}; {reports.holders()}. Wait until they are free, "
-        "give the session more, ask for fewer ranks, or raise start_timeout (or HOROVOD_SPARK_START_TIMEOUT)."
+        f"free slots at the same time. This session {count}; {reports.holders()}. Wait until they are free, use a "
+        "session with more slots or fewer ranks, or raise start_timeout (or HOROVOD_SPARK_START_TIMEOUT)."
     )
 
 
@@ -163,11 +165,11 @@ class StartMonitor:
         function: what is run, for messages.
         size: number of ranks.
         timeout: how long it may take; None: for ever.
-        reports: what Spark tells.
-        placed: by partition, the rank, host and pid of the workers whose supervisors have said so.
+        reports: what Spark reports.
+        placed: by partition, the rank, host and pid of the workers whose supervisors have reported them.
         begun: the ranks whose user code has begun.
-        connected: says how many supervisors are connected to the driver.
-        say: prints a line at the driver.
+        connected: returns how many supervisors are connected to the driver.
+        report: prints a line at the driver.
     """
 
     spark: SparkSession
@@ -178,8 +180,8 @@ class StartMonitor:
     placed: Mapping[int, Mapping[str, Any]]
     begun: Collection[int]
     connected: Callable[[], int]
-    say: Callable[[str], None]
-    _said: bool = field(default=False, init=False)
+    report: Callable[[str], None]
+    _waiting_announced: bool = field(default=False, init=False)
     _runs_unseen: bool = field(default=False, init=False)
 
     def look(self, seconds: float) -> None:
@@ -194,7 +196,7 @@ class StartMonitor:
         if self._runs_unseen:
             return
         late = self.timeout is not None and seconds >= self.timeout.total_seconds()
-        quiet = seconds < SAY_WAITING_AFTER.total_seconds() or self._said
+        quiet = seconds < SAY_WAITING_AFTER.total_seconds() or self._waiting_announced
         if not late and (quiet or self.begun):
             return
         heard = bool(self.begun or self.placed or self.connected())
@@ -205,26 +207,26 @@ class StartMonitor:
         if not heard and started != 0:
             # Tasks run, or nobody knows; the driver is out of their reach. They end as they may.
             self._runs_unseen = True
-            _log.info("%s: its ranks cannot tell the driver when they begin", self.function)
+            _log.info("%s: its ranks can't tell the driver when they start", self.function)
         elif late:
             raise StartTimeoutError(self._stuck() if heard else self._slots_wanting())
         else:
-            self._said = True
-            self.say(self._waiting(seconds))
+            self._waiting_announced = True
+            self.report(self._waiting(seconds))
 
     def hindrance(self) -> str:
-        """What Spark waits for, a sentence; '' when it does not wait, had too little time, or nobody can tell."""
+        """What Spark waits for, a sentence; '' when it does not wait, had too little time, or does not report it."""
         heard = bool(self.begun or self.placed or self.connected())
         if heard or self.reports.started() != 0:
             return ""
         if self.reports.others() == [] and (count_slots(self.spark).count or 0) >= self.size:
             return ""
-        return f"It needs {self.size} slots that are free at the same time; {self.reports.holders()}."
+        return f"It needs {self.size} free slots at the same time; {self.reports.holders()}."
 
     def _waiting(self, seconds: float) -> str:
         return (
             f"Spark has not started {self.function} on any of {self.size} ranks for {seconds:.0f} seconds. It needs "
-            f"{self.size} slots that are free at the same time; {self.reports.holders()}."
+            f"{self.size} free slots at the same time; {self.reports.holders()}."
         )
 
     def _slots_wanting(self) -> str:
@@ -241,8 +243,8 @@ class StartMonitor:
         names = ", ".join(where.get(rank, f"rank {rank}") for rank in missing[:_MOST_HOLDERS])
         more = f" and {len(missing) - _MOST_HOLDERS} more" if len(missing) > _MOST_HOLDERS else ""
         return (
-            f"{names}{more} of {self.size} ranks had not begun {self.function} within "
-            f"{self.timeout.total_seconds():g} seconds (start_timeout), though Spark has started their tasks: their "
-            "Python is slow to start there, or its host is overloaded (see that executor's log). Raise start_timeout "
-            "(or HOROVOD_SPARK_START_TIMEOUT) if that is to be expected."
+            f"{names}{more} of {self.size} ranks had not started {self.function} within "
+            f"{self.timeout.total_seconds():g} seconds (start_timeout), although Spark started their tasks: Python "
+            "starts slowly there, or the host is overloaded (see that executor's log). Raise start_timeout "
+            "(or HOROVOD_SPARK_START_TIMEOUT) if this is expected."
         )

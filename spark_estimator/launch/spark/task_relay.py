@@ -1,4 +1,4 @@
-"""Where a supervisor in a Spark task passes on what its worker says: the driver channel, else what `KeptLines` does."""
+"""The relay of a supervisor in a Spark task: sends its events on the driver channel, or else by `UnsentLines`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_estimator.collectives.rendezvous import host_id
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.spec import JobSpec, TaskFacts
-from spark_estimator.launch.spark.kept_lines import KeptLines
+from spark_estimator.launch.log_relay.without_channel import UnsentLines
 from spark_estimator.observe import channel, frames
 from spark_estimator.observe.progress import Progress
 
@@ -25,7 +25,7 @@ class TaskRelay:
         self._job = job
         self._lock = threading.Lock()
         self._channel: channel.SupervisorChannel | None = None
-        self._kept = KeptLines(job)
+        self._kept = UnsentLines(job)
         self._rank = -1
         self._went_to_spark = False  # with its facts, because no channel was there in time
 
@@ -35,7 +35,7 @@ class TaskRelay:
         return self._channel is not None and self._channel.usable
 
     def kept(self) -> dict[str, Any]:
-        """What the manifest says of lines that had no connection to go by; after `close`."""
+        """The manifest's part about lines that were not sent to the driver; after `close`."""
         return self._kept.to_manifest()
 
     def connect(self, partition: int, on_stop: Callable[[str], None]) -> None:
@@ -48,24 +48,25 @@ class TaskRelay:
                 (address.host, address.port), address.token, self._job.job_id, partition, on_stop
             )
         except (OSError, AuthenticationError) as error:
-            self._note(f"spark_estimator: no channel to the driver at {address.host}:{address.port}: {error}")
+            self._note(f"spark_estimator: no connection to the driver at {address.host}:{address.port}: {error}")
             return
         with self._lock:
             self._channel = connected
             if self._went_to_spark:
                 connected.send(frames.GATHER)
 
-    def everyones_facts(self, own: TaskFacts) -> list[TaskFacts] | None:
-        """Tells the driver this supervisor's facts, and waits for those of all.
+    def everyones_facts(self, own_facts: TaskFacts) -> list[TaskFacts] | None:
+        """Sends the driver this supervisor's facts, and waits for those of all.
 
         Returns:
-            [partitions] facts; None when they are to be exchanged through Spark: the driver says so, or there is none.
+            [partitions] facts; None when they are to be exchanged through Spark: the driver asks for it, or there is no
+                driver channel.
 
         Raises:
-            ConnectionError: the driver has been told, but is gone or wants this supervisor to stop.
+            ConnectionError: the driver has the facts, but is gone or wants this supervisor to stop.
         """
         with self._lock:
-            if not self._send(frames.FACTS, facts=own.to_json()):
+            if not self._send(frames.FACTS, facts=own_facts.to_json()):
                 self._went_to_spark = True
                 return None
         assert self._channel is not None
@@ -77,9 +78,9 @@ class TaskRelay:
         return [TaskFacts.from_json(text) for text in answer["facts"]]
 
     def placed(self, rank: int, pid: int) -> None:
-        """Says which rank this task's worker is.
+        """Reports which rank this task's worker is.
 
-        On return the driver will hear it whatever becomes of this process: called before the worker can run user code,
+        On return the driver receives it even if this process ends at once: called before the worker can run user code,
         so that the driver can name the rank of a supervisor that vanishes.
         """
         if self._send(frames.PLACED, rank=rank, host=socket.gethostname(), pid=pid):
@@ -109,8 +110,8 @@ class TaskRelay:
 
     def failed(self, report: FailureReport) -> None:
         """The rank has failed."""
-        told = self._send(frames.FAILURE, report=report.to_dict())
-        if told and self._job.driver_host_id == host_id():
+        sent = self._send(frames.FAILURE, report=report.to_dict())
+        if sent and self._job.driver_host_id == host_id():
             return  # the executor's log would most likely be the same screen
         self._note(f"{report.where} {report.message}\n{report.traceback}".rstrip())
 

@@ -1,8 +1,9 @@
 """Keeps the driver channel's token, which comes with a job's task, off the driver's disk and out of its logs.
 
 PySpark writes a task that is large, because the user's function is, into a file that stays until the session ends, and
-Spark copies it to files of its executors; over Spark Connect it does not. At DEBUG py4j logs whatever it sends to Java,
-and Spark Connect's client whatever it sends to its server. What that server logs at DEBUG, whole requests, is its own.
+Spark copies it to files of its executors; over Spark Connect it does not. At DEBUG py4j logs everything that it sends
+to Java, and Spark Connect's client everything that it sends to its server. What that server logs at DEBUG, whole
+requests, is its own.
 """
 
 from __future__ import annotations

@@ -20,17 +20,17 @@ _PROGRAM = (
 
 # What the last line says -> what to do.
 _REMEDIES = {
-    r"Could not resolve hostname": "check the name, or give its address: in -H, in /etc/hosts or in ~/.ssh/config",
-    r"Host key verification failed": "ssh does not know that host yet, or it has another key than before: connect once "
-    "by hand (ssh {host}) and compare, or put its key into ~/.ssh/known_hosts",
-    r"Permission denied(, please| \()": "log in must be possible without a password: ssh-copy-id {host}, a key in an "
-    "ssh-agent, or --ssh-identity-file; then `ssh -o BatchMode=yes {host} true` works",
-    r"Connection refused|No route to host|Network is unreachable|timed out": "is the host up, does sshd run there, and "
-    "is --ssh-port its port?",
-    r"No module named '?spark_estimator": f"install the same wheel there (spark_estimator {__version__}), or name a "
-    "Python that has it in SPARK_ESTIMATOR_REMOTE_PYTHON",
-    r"not found|No such file|cannot execute|Permission denied": "there is no such Python there: ranks run in {python}, "
-    "the path that it has here, unless SPARK_ESTIMATOR_REMOTE_PYTHON names another",
+    r"Could not resolve hostname": "check the name, or set its address in -H, /etc/hosts or ~/.ssh/config",
+    r"Host key verification failed": "the host key is unknown or has changed: connect once manually (ssh {host}) and "
+    "verify it, or add it to ~/.ssh/known_hosts",
+    r"Permission denied(, please| \()": "set up login without a password: ssh-copy-id {host}, a key in an ssh-agent, "
+    "or --ssh-identity-file; check with `ssh -o BatchMode=yes {host} true`",
+    r"Connection refused|No route to host|Network is unreachable|timed out": "is the host up, is sshd running, and is "
+    "--ssh-port correct?",
+    r"No module named '?spark_estimator": f"install the same wheel there (spark_estimator {__version__}), or set "
+    "SPARK_ESTIMATOR_REMOTE_PYTHON to a Python that has it",
+    r"not found|such file or directory|cannot execute|Permission denied": "the host has no {python}, the path of "
+    "Python on this host: set SPARK_ESTIMATOR_REMOTE_PYTHON to its path there",
 }
 
 
@@ -39,13 +39,13 @@ class SshOptions:
     """How hosts are reached.
 
     Attributes:
-        port: of sshd; None: as ssh's configuration says.
-        identity_file: a private key; None: as ssh's configuration says.
+        port: of sshd; None: that of ssh's configuration.
+        identity_file: a private key; None: those of ssh's configuration.
         interfaces: of the hosts' network interfaces those whose address the ranks may use, the first that a host has;
             empty: the one by which ssh has come.
         ssh: the program and what it is given first.
         python: of the other hosts.
-        settings: of signs of life, and of the start timeout.
+        settings: of heartbeats, and of the start timeout.
     """
 
     port: int | None = None
@@ -66,7 +66,7 @@ class SshOptions:
         python: str | None = None,
         needed: bool = True,
     ) -> SshOptions:
-        """The options that a user has given, with what the environment says.
+        """The options that a user has set, completed by the environment.
 
         Args:
             interfaces: names with commas between them.
@@ -78,13 +78,13 @@ class SshOptions:
         ssh = tuple(shlex.split(settings.ssh_command))
         if not ssh or (needed and shutil.which(ssh[0]) is None):
             raise ValueError(
-                f"other hosts are reached by {settings.ssh_command!r}, which is not there: install an ssh client "
-                "(Debian, Ubuntu: apt-get install openssh-client), or name it in SPARK_ESTIMATOR_SSH_COMMAND."
+                f"{settings.ssh_command!r} is needed to reach other hosts and was not found: install an ssh client "
+                "(Debian, Ubuntu: apt-get install openssh-client), or set SPARK_ESTIMATOR_SSH_COMMAND."
             )
         if port is not None and not 0 < port < 1 << 16:
-            raise ValueError(f"the ssh port {port} is not one of 1 to 65535.")
+            raise ValueError(f"the ssh port must be from 1 to 65535; got {port}.")
         if identity_file is not None and not os.path.isfile(os.path.expanduser(identity_file)):
-            raise ValueError(f"the ssh identity file {identity_file} is not there.")
+            raise ValueError(f"the ssh identity file {identity_file} doesn't exist.")
         return cls(
             port=port,
             identity_file=None if identity_file is None else os.path.expanduser(identity_file),
@@ -112,9 +112,9 @@ def agent_command(host: str, options: SshOptions) -> list[str]:
     return [*command, "--", host, f"exec {remote}"]
 
 
-def remedy(host: str, said: str, options: SshOptions) -> str:
-    """What to do about the last line that ssh, or a program on the other host, has said; '' when nothing is known."""
+def remedy(host: str, message: str, options: SshOptions) -> str:
+    """What to do about the last line that ssh, or a program on the other host, has printed; '' when unknown."""
     for pattern, text in _REMEDIES.items():
-        if re.search(pattern, said):
+        if re.search(pattern, message):
             return text.format(host=host, python=options.python)
     return ""

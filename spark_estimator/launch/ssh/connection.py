@@ -85,30 +85,30 @@ class HostConnection:
             return self._lost
 
     def greeting(self, deadline: float) -> dict[str, Any]:
-        """Waits until the agent has said who it is, and checks that it can run our jobs.
+        """Waits for the agent's first frame, and checks that it can run this launcher's jobs.
 
         Args:
             deadline: on the monotonic clock.
 
         Returns:
-            What ``agent.hello`` says.
+            The fields of ``agent.hello``.
 
         Raises:
             PreflightError: it cannot, or did not answer in time; the text tells why, without the host's name.
         """
-        found = self._answer(deadline)
+        answer = self._answer(deadline)
         ours = platform.python_version()
-        if found["package"] != __version__:
+        if answer["package"] != __version__:
             raise PythonEnvironmentError(
-                f"{printable(found['executable'])} has spark_estimator {printable(found['package'])}, but here it is "
-                f"{__version__}: install the same wheel on both."
+                f"{printable(answer['executable'])} has spark_estimator {printable(answer['package'])}, but this host "
+                f"has {__version__}: install the same wheel on both."
             )
-        if found["python"].split(".")[:2] != ours.split(".")[:2]:
+        if answer["python"].split(".")[:2] != ours.split(".")[:2]:
             raise PythonEnvironmentError(
-                f"{printable(found['executable'])} is Python {printable(found['python'])}, but here it is {ours}: "
-                "name one of this version in SPARK_ESTIMATOR_REMOTE_PYTHON."
+                f"{printable(answer['executable'])} is Python {printable(answer['python'])}, but this host has "
+                f"{ours}: set SPARK_ESTIMATOR_REMOTE_PYTHON to a Python of that version."
             )
-        return found
+        return answer
 
     def prepare(self, job: JobSpec, slots: int, gentle: timedelta, deadline: float) -> None:
         """Gives the agent the job, and waits until it has agreed. Raises as `greeting` does."""
@@ -116,24 +116,26 @@ class HostConnection:
             self.name, os.getcwd(), slots, self._options.interfaces, gentle.total_seconds(), len(job.payload)
         )
         self.link.send_json(frames.JOB, job=job_fields(job), order=asdict(order))
-        found = self._answer(deadline)
-        if found["problem"]:
-            raise PreflightError(printable(found["problem"]))
-        if found["note"]:
-            _log.warning("host %s: %s", self.name, printable(found["note"]))
-        self.address = str(found["address"])
+        answer = self._answer(deadline)
+        if answer["problem"]:
+            raise PreflightError(printable(answer["problem"]))
+        if answer["note"]:
+            _log.warning("host %s: %s", self.name, printable(answer["note"]))
+        self.address = str(answer["address"])
 
     def send_payload(self, payload: bytes) -> None:
         """Gives the agent the pickled function; before the first worker is started."""
         self.link.send_bytes(frames.PAYLOAD, 0, payload)
 
-    def place(self, number: int, rank: int, relay: Relay, *, link: socket.socket | None = None) -> RemoteWorkerHandle:
-        """A place on that host.
+    def worker_handle(
+        self, number: int, rank: int, relay: Relay, *, link: socket.socket | None = None
+    ) -> RemoteWorkerHandle:
+        """The handle of a worker on that host.
 
         Args:
             number: of the process, unique in the job.
             rank: which it will be; -1 when that is not known.
-            link: as in `LocalWorkerHandle`; what comes and goes on it is passed on to the other host and back.
+            link: as in `LocalWorkerHandle`; its data is passed to the other host and back.
         """
         made = RemoteWorkerHandle(self.name, self.link, number, rank, relay, link, lambda: self.closing)
         with self._lock:
@@ -161,17 +163,18 @@ class HostConnection:
 
     def _answer(self, deadline: float) -> dict[str, Any]:
         try:
-            found = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            answer = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             seconds = self._options.settings.start_timeout_seconds
-            said = f"; the last it said: {self._last_words()}" if self._last_words() else ""
+            quoted = f"; its last output: {self._last_words()}" if self._last_words() else ""
             raise PreflightError(
-                f"did not answer within {seconds:g} seconds{said}. Is the host up? --start-timeout gives it more time."
+                f"did not answer within {seconds:g} seconds{quoted}. Is the host up? "
+                "Raise --start-timeout to wait longer."
             ) from None
-        if found is None:
+        if answer is None:
             advice = remedy(self.name, self._last_words(), self._options)
-            raise PreflightError(f"{self._lost}." + (f" What to do: {advice}." if advice else ""))
-        return found
+            raise PreflightError(f"{self._lost}." + (f" To fix it: {advice}." if advice else ""))
+        return answer
 
     def _read(self) -> None:
         """Takes what the agent says until it says nothing more."""
@@ -182,7 +185,7 @@ class HostConnection:
         except SilentError as error:
             why = f"{error}: the host, or the network to it, is down"
         except (OSError, ValueError, TypeError, KeyError) as error:
-            why = f"its supervisor does not speak as it should: {error!r}"
+            why = f"its supervisor sent invalid data: {error!r}"
         self.link.give_up()
         if why:
             self._ssh.kill()
@@ -202,12 +205,12 @@ class HostConnection:
 
     def _describe_end(self, status: int | None) -> str:
         last = self._last_words()
-        said = f": {last}" if last else ""
+        quoted = f": {last}" if last else ""
         if status is not None and status < 0:
-            return f"ssh to it was ended by {describe_end(status)}{said}"
+            return f"ssh to it was killed by {describe_end(status)}{quoted}"
         if status == _SSH_S_OWN_FAILURE or status is None:
-            return f"ssh to it has failed{said}" if said else "ssh to it, or its supervisor there, was killed"
-        return f"its supervisor there ended with {describe_end(status)}{said}"
+            return f"ssh to it failed{quoted}" if quoted else "ssh to it, or its supervisor there, was killed"
+        return f"its supervisor there ended with {describe_end(status)}{quoted}"
 
     def _last_words(self) -> str:
         return printable(next((line for line in reversed(list(self._tail)) if line.strip()), ""))
@@ -226,8 +229,8 @@ class HostConnection:
             process = self._processes[number]
             process.take_value(piece) if letter == frames.VALUE else process.take_relayed(piece)
             return
-        said: dict[str, Any] = json.loads(content)
+        fields: dict[str, Any] = json.loads(content)
         if letter in (frames.HELLO, frames.READY):
-            self._answers.put(said)
+            self._answers.put(fields)
         else:
-            self._processes[said["process"]].take(letter, said)
+            self._processes[fields["process"]].take(letter, fields)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spark_estimator.launch.job.spec import checked_environment
+from spark_estimator.launch.job.environment import checked_environment
 
 _OF_ONE_HOST = frozenset(
     {

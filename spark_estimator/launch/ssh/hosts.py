@@ -44,7 +44,7 @@ class Hosts:
         others_may_come: ranks of this host listen where other hosts can reach them, even if there is none yet.
 
     Raises:
-        PreflightError: some cannot be had; the text names each of them.
+        PreflightError: some hosts are unavailable; the text names each of them.
     """
 
     def __init__(
@@ -77,30 +77,30 @@ class Hosts:
             self._closing.close()
             raise
 
-    def place(
+    def worker_handle(
         self, host: str, number: int, rank: int, relay: Relay, *, link: socket.socket | None = None
     ) -> WorkerHandle:
-        """A place on one of the hosts that were reached; the rest is as in `HostConnection.place`."""
+        """The handle of a worker on one of the connected hosts; as in `HostConnection.worker_handle`."""
         connection = self._connections.get(host)
         if connection is not None:
-            return connection.place(number, rank, relay, link=link)
+            return connection.worker_handle(number, rank, relay, link=link)
         return LocalWorkerHandle(
             self._here[host], relay, gentle=self._gentle, address=self._address, host=host, link=link
         )
 
-    def place_to_come(
+    def pending_worker_handle(
         self, host: str, slots: int, number: int, rank: int, relay: Relay, *, link: socket.socket | None = None
     ) -> WorkerHandle:
-        """As `place`, on a host that is reached first where that has not been done, or contact with it was lost."""
+        """As `worker_handle`, on a host that is connected first if it isn't yet, or if its connection was lost."""
         connection = self._connections.get(host)
         if host in self._here or (connection is not None and connection.address and not connection.lost):
-            return self.place(host, number, rank, relay, link=link)
+            return self.worker_handle(host, number, rank, relay, link=link)
         with self._lock:
             if host not in self._joining or self._joining[host].done():
                 self._joining[host] = Future()
                 threading.Thread(target=self._join, args=(host, slots, self._joining[host]), daemon=True).start()
             joined = self._joining[host]
-        return PlaceToCome(joined, lambda: self.place(host, number, rank, relay, link=link))
+        return PendingWorkerHandle(joined, lambda: self.worker_handle(host, number, rank, relay, link=link))
 
     def cut(self) -> None:
         """Ends all connections at once; the agents end their ranks."""
@@ -120,8 +120,8 @@ class Hosts:
         except BaseException as error:
             self._disconnect(host)
             # It is the only one that is reached now, and the last line is about it.
-            one = isinstance(error, PreflightError)
-            joined.set_exception(PreflightError(str(error).splitlines()[-1].strip()) if one else error)
+            is_preflight = isinstance(error, PreflightError)
+            joined.set_exception(PreflightError(str(error).splitlines()[-1].strip()) if is_preflight else error)
         else:
             joined.set_result(None)
 
@@ -131,8 +131,10 @@ class Hosts:
         is_own = dict(zip(names, side_by_side(is_here, names), strict=True))
         here = {name: self._job_here(ranks[name]) for name in names if is_own[name]}
         connections = [self._connect(name) for name in names if not is_own[name]]
-        found = self._ask(connections, lambda connection: connection.greeting(deadline))
-        self._greetings |= {connection.name: greeting for connection, greeting in zip(connections, found, strict=True)}
+        greetings = self._ask(connections, lambda connection: connection.greeting(deadline))
+        self._greetings |= {
+            connection.name: greeting for connection, greeting in zip(connections, greetings, strict=True)
+        }
         environment = {**exported_environment(os.environ), **self._job.environment}
         job = replace(self._job, environment=environment)
         self._ask(
@@ -145,9 +147,9 @@ class Hosts:
         self._here |= here
 
     def _job_here(self, ranks: int) -> JobSpec:
-        own = {"PATH": path_with_own_python(self._job.environment.get("PATH") or os.environ.get("PATH", os.defpath))}
-        said = {**self._job.environment, **own}
-        return replace(self._job, environment=worker_environment(os.environ, said, host_share(ranks)))
+        path = {"PATH": path_with_own_python(self._job.environment.get("PATH") or os.environ.get("PATH", os.defpath))}
+        variables = {**self._job.environment, **path}
+        return replace(self._job, environment=worker_environment(os.environ, variables, host_share(ranks)))
 
     def _connect(self, name: str) -> HostConnection:
         with self._lock:
@@ -156,7 +158,7 @@ class Hosts:
             try:
                 self._connections[name] = connection = HostConnection(name, self._options)
             except OSError as error:
-                raise PreflightError(f"{name}: {self._options.ssh[0]!r} cannot be started: {error}.") from error
+                raise PreflightError(f"{name}: {self._options.ssh[0]!r} can't be started: {error}.") from error
         return connection
 
     def _disconnect(self, name: str) -> None:
@@ -182,11 +184,11 @@ class Hosts:
                 return error
 
         answers = side_by_side(asked, connections)
-        found = [answer for answer in answers if not isinstance(answer, PreflightError)]
-        if len(found) == len(answers):
-            return found
+        good_answers = [answer for answer in answers if not isinstance(answer, PreflightError)]
+        if len(good_answers) == len(answers):
+            return good_answers
         failed = [pair for pair in zip(connections, answers, strict=True) if isinstance(pair[1], PreflightError)]
-        lines = [f"{len(failed)} of {len(connections)} other hosts cannot be had; nothing was started."]
+        lines = [f"{len(failed)} of {len(connections)} other hosts can't be used; no rank was started."]
         lines += [f"  {connection.name}: {error}" for connection, error in failed]
         same = all(isinstance(error, PythonEnvironmentError) for _, error in failed)
         raise (PythonEnvironmentError if same else PreflightError)("\n".join(lines))
@@ -205,17 +207,17 @@ class Hosts:
                 return driver_address("", _ELSEWHERE)
             except OSError:
                 return LOOPBACK
-        found = []
+        addresses = []
         for greeting in self._greetings.values():
             # As the other host saw this one come; behind a translation of addresses that is none of this host's own.
             with suppress(OSError):
-                found.append(driver_address(greeting["launcher_address"], greeting["own_address"]))
-        if not found:
+                addresses.append(driver_address(greeting["launcher_address"], greeting["own_address"]))
+        if not addresses:
             raise PreflightError(
-                f"no address of {socket.gethostname()} is known that {', '.join(self._connections)} can reach: name "
-                "the network interface, --network-interfaces."
+                f"found no address of {socket.gethostname()} that {', '.join(self._connections)} can reach: set the "
+                "network interface with --network-interfaces."
             )
-        return next((address for address in found if not _is_loopback(address)), found[0])
+        return next((address for address in addresses if not _is_loopback(address)), addresses[0])
 
     def _check_addresses(self, here: set[str]) -> None:
         """Refuses a job of which some ranks would listen where those of other hosts cannot reach them."""
@@ -225,20 +227,20 @@ class Hosts:
         }
         if addresses:
             addresses |= dict.fromkeys(here, self._address)
-        own = [name for name, address in addresses.items() if _is_loopback(address)]
-        if own and len(own) < len(addresses):
+        loopback = [name for name, address in addresses.items() if _is_loopback(address)]
+        if loopback and len(loopback) < len(addresses):
             raise PreflightError(
-                f"ssh reaches {', '.join(own)} at {addresses[own[0]]}, where ranks of the other hosts cannot connect: "
-                "name the network interface that they share, --network-interfaces."
+                f"ssh reaches {', '.join(loopback)} at {addresses[loopback[0]]}, to which ranks of other "
+                "hosts can't connect: pass the shared network interface with --network-interfaces."
             )
 
 
-class PlaceToCome:
+class PendingWorkerHandle:
     """A `WorkerHandle` on a host that is just being reached.
 
     Args:
         joined: set once it has been reached, or cannot be.
-        make: makes the place then.
+        make: makes the handle then.
     """
 
     def __init__(self, joined: Future[None], make: Callable[[], WorkerHandle]) -> None:
@@ -253,7 +255,7 @@ class PlaceToCome:
         return 0 if self._place is None else self._place.pid
 
     def start(self) -> PeerFacts | Outcome:
-        """As in `WorkerHandle`. Raises PreflightError, too: the host cannot be had."""
+        """As in `WorkerHandle`. Raises PreflightError, too: the host is unavailable."""
         either: list[Future[Any]] = [self._joined, self._stopped]
         concurrent.futures.wait(either, return_when=concurrent.futures.FIRST_COMPLETED)
         with self._lock:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from spark_estimator.collectives.rendezvous import host_id, new_job_id
 from spark_estimator.elastic.rounds import Terms
 from spark_estimator.launch.elastic.discovery import HostWatch
-from spark_estimator.launch.elastic.job_entry import elastic, print_on_stderr, run_elastic
+from spark_estimator.launch.elastic.job_entry import elastic, run_elastic
 from spark_estimator.launch.elastic.placement import Cooldown
-from spark_estimator.launch.job.hosts import Host, place
+from spark_estimator.launch.job.hosts import Host, assign_hosts
+from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.outcome import Outcome, Relay
-from spark_estimator.launch.job.pickling import dump_function, load_values, name_of
-from spark_estimator.launch.job.spec import JobSpec, checked_environment, driver_sys_path, modules_to_preload
+from spark_estimator.launch.job.pickling import load_values
+from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.local import run_job
 from spark_estimator.launch.ssh.command import SshOptions
 from spark_estimator.launch.ssh.hosts import Hosts
 from spark_estimator.launch.worker.worker_host import WorkerHandle
-from spark_estimator.observe.driver_log import print_line
-from spark_estimator.observe.status_line import screen
+from spark_estimator.observe.driver_log import ShowLine, announce, print_line
 
 
 def run_on_hosts(
@@ -29,13 +29,13 @@ def run_on_hosts(
     hosts: Sequence[Host],
     options: SshOptions,
     *,
-    show_line: Callable[[int, str, str], None] = print_line,
+    show_line: ShowLine = print_line,
     gentle: timedelta = timedelta(0),
 ) -> list[Outcome]:
     """Runs all ranks of `job` to their end, each on its host.
 
     Args:
-        job: its environment is what the user has said beside this process's own.
+        job: its environment has the user's variables beside this process's.
         hosts: with slots enough; ranks fill them in this order.
         gentle: as in `Supervisor`.
 
@@ -43,16 +43,18 @@ def run_on_hosts(
         [size] outcomes, in rank order, all of them good.
 
     Raises:
-        PreflightError: a host cannot be had; nothing was started.
+        PreflightError: a host is unavailable; nothing was started.
         JobFailedError: a rank failed.
     """
-    shares = place(hosts, job.size, str([host.name for host in hosts]))
+    shares = assign_hosts(hosts, job.size, str([host.name for host in hosts]))
     with Hosts(job, {share.host.name: len(share.ranks) for share in shares}, options, gentle) as reached:
 
-        def places(relay: Relay) -> list[WorkerHandle]:
-            return [reached.place(share.host.name, rank, rank, relay) for share in shares for rank in share.ranks]
+        def make_workers(relay: Relay) -> list[WorkerHandle]:
+            return [
+                reached.worker_handle(share.host.name, rank, rank, relay) for share in shares for rank in share.ranks
+            ]
 
-        return run_job(job, places, show_line=show_line, gentle=gentle, cancel=reached.cut)
+        return run_job(job, make_workers, show_line=show_line, gentle=gentle, cancel=reached.cut)
 
 
 def run_elastic_on_hosts(
@@ -61,8 +63,8 @@ def run_elastic_on_hosts(
     hosts: Sequence[Host],
     options: SshOptions,
     *,
-    show_line: Callable[[int, str, str], None] = print_line,
-    say: Callable[[str], None] = print_on_stderr,
+    show_line: ShowLine = print_line,
+    report: Callable[[str], None] = announce,
     gentle: timedelta = timedelta(0),
     cooldown: Cooldown | None = None,
     watch: HostWatch | None = None,
@@ -70,27 +72,29 @@ def run_elastic_on_hosts(
     """As ``elastic.run_elastic``, on several hosts.
 
     Args:
-        watch: tells of hosts that come and go; None: `hosts` are all that there are.
+        watch: reports the hosts when they change; None: `hosts` are all that there are.
 
     Raises:
-        PreflightError: a host cannot be had; nothing was started.
-        JobFailedError: the job could not go on.
+        PreflightError: a host is unavailable; nothing was started.
+        JobFailedError: the job could not continue.
     """
     job = elastic(job)
     slots = {host.name: host.slots for host in hosts}
     # A script may name a hundred hosts, of which a few are needed; those that a person has named are all looked at.
-    used = slots if watch is None else {share.host.name: share.host.slots for share in place(hosts, terms.size, "")}
+    used = (
+        slots if watch is None else {share.host.name: share.host.slots for share in assign_hosts(hosts, terms.size, "")}
+    )
     with Hosts(job, used, options, gentle, others_may_come=watch is not None) as reached:
 
         def make(host: str, number: int, rank: int, relay: Relay, link: socket.socket) -> WorkerHandle:
             present = slots if watch is None else {host.name: host.slots for host in watch.hosts}
-            return reached.place_to_come(host, present.get(host, 1), number, rank, relay, link=link)
+            return reached.pending_worker_handle(host, present.get(host, 1), number, rank, relay, link=link)
 
         return run_elastic(
             job,
             terms,
             show_line=show_line,
-            say=say,
+            report=report,
             gentle=gentle,
             hosts=hosts,
             make=make,
@@ -104,15 +108,11 @@ def run_function_on_hosts(
     size: int,
     hosts: Sequence[Host],
     options: SshOptions,
+    job_options: JobOptions,
     *,
     terms: Terms | None = None,
     cooldown: Cooldown | None = None,
     watch: HostWatch | None = None,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    environment: Mapping[str, str] | None = None,
-    show_line: Callable[[int, str, str], None] = print_line,
-    show_status: bool = True,
 ) -> list[Any]:
     """As ``local.run_local`` with all results, on several hosts. Raises `PreflightError`, too, as `run_on_hosts`.
 
@@ -120,21 +120,10 @@ def run_function_on_hosts(
         terms: of an elastic job; None: the first failure ends the job.
         cooldown, watch: as in `run_elastic_on_hosts`.
     """
-    payload = dump_function(function, args, kwargs or {})
-    job = JobSpec(
-        job_id=new_job_id(),
-        size=size,
-        function=name_of(function),
-        payload=payload,
-        environment=checked_environment(environment),
-        preload=modules_to_preload(payload),
-        all_results=True,
-        progress=show_status and terms is None and screen() is not None,
-        driver_host_id=host_id(),
-        driver_sys_path=driver_sys_path(),
-    )
+    job = JobSpec.build(function, size, replace(job_options, all_results=True))
+    show = job_options.show_line or print_line
     if terms is None:
-        outcomes = run_on_hosts(job, hosts, options, show_line=show_line)
+        outcomes = run_on_hosts(job, hosts, options, show_line=show)
     else:
-        outcomes = run_elastic_on_hosts(job, terms, hosts, options, show_line=show_line, cooldown=cooldown, watch=watch)
+        outcomes = run_elastic_on_hosts(job, terms, hosts, options, show_line=show, cooldown=cooldown, watch=watch)
     return load_values([outcome.pickled for outcome in outcomes], job.function)

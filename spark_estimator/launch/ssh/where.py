@@ -1,4 +1,4 @@
-"""From what a user says of hosts to where a job runs: on this host, on several, or on those that a script names."""
+"""Turns a user's settings of hosts into where a job runs: on this host, on several, or on those that a script names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from spark_estimator.elastic.rounds import Terms
 from spark_estimator.launch.elastic.discovery import HostScript, HostWatch, first_hosts
 from spark_estimator.launch.elastic.placement import Cooldown
-from spark_estimator.launch.job.hosts import Host, is_here, parse_hosts, place, read_hostfile
+from spark_estimator.launch.job.hosts import Host, assign_hosts, is_here, parse_hosts, read_hostfile
 from spark_estimator.launch.ssh.command import SshOptions
 from spark_estimator.launch.ssh.hosts import side_by_side
 
@@ -22,7 +22,7 @@ class Where:
         options: how they are reached; None where `hosts` is.
         terms: of an elastic job, which begins with as many ranks as there are slots and it may have; None: it is none.
         cooldown: after which a host that was put out is used again; None: never.
-        watch: tells of hosts that come and go; None: `hosts` are all that there are.
+        watch: reports the hosts when they change; None: `hosts` are all that there are.
     """
 
     hosts: list[Host] | None = None
@@ -35,7 +35,7 @@ class Where:
 def find_hosts(
     size: int,
     read_options: Callable[[bool], SshOptions],
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     *,
     hosts: str | None = None,
     hostfile: str | None = None,
@@ -49,7 +49,7 @@ def find_hosts(
     Args:
         size: number of ranks.
         read_options: how hosts are reached; is given whether one has to be.
-        say: is told what is waited for.
+        report: prints what is waited for.
         hosts: ``host:slots,...``; None: not given.
         hostfile: a path; None: not given. Without all three there is this host alone.
         script: a command that names hosts; of an elastic job.
@@ -60,28 +60,32 @@ def find_hosts(
         ValueError: what was named cannot be used, or has too few slots; the text quotes it.
         PreflightError: the script does not answer, or offers too few slots.
     """
-    given = [f"{name} {value}" for name, value in (("hosts", hosts), ("hostfile", hostfile)) if value is not None]
-    given += [] if script is None else [f"host discovery script {script}"]
-    if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)}: give one of them.")
+    sources = [f"{name} {value}" for name, value in (("hosts", hosts), ("hostfile", hostfile)) if value is not None]
+    sources += [] if script is None else [f"host discovery script {script}"]
+    if len(sources) > 1:
+        raise ValueError(f"{' and '.join(sources)}: only one of them can be used.")
     if script is not None:
         if terms is None:
-            raise ValueError(f"{given[0]}: it is for elastic jobs.")
+            raise ValueError(f"{sources[0]} needs an elastic job.")
         asked = HostScript(script, slots_per_host or 1)
-        found = first_hosts(asked, size, terms.timeout, say)
-        watch = HostWatch(asked, found)
-        return Where(found, read_options(not _all_here(found)), _begun_with(found, terms), cooldown, watch)
+        hosts_found = first_hosts(asked, size, terms.timeout, report)
+        watch = HostWatch(asked, hosts_found)
+        return Where(
+            hosts_found, read_options(not _all_here(hosts_found)), _begun_with(hosts_found, terms), cooldown, watch
+        )
     if slots_per_host is not None:
-        raise ValueError(f"slots_per_host={slots_per_host} is for hosts that a host discovery script names.")
-    if not given:
+        raise ValueError(f"slots_per_host={slots_per_host} needs a host discovery script.")
+    if not sources:
         return Where(terms=terms)
-    found = parse_hosts(hosts) if hosts is not None else read_hostfile(str(hostfile))
+    hosts_found = parse_hosts(hosts) if hosts is not None else read_hostfile(str(hostfile))
     if terms is not None:
-        terms = _begun_with(found, terms)
-    used = place(found, size if terms is None else terms.size, str(hosts if hosts is not None else hostfile))
+        terms = _begun_with(hosts_found, terms)
+    used = assign_hosts(
+        hosts_found, size if terms is None else terms.size, str(hosts if hosts is not None else hostfile)
+    )
     if _all_here([share.host for share in used]):
         return Where(terms=terms)
-    return Where(found, read_options(True), terms, cooldown)
+    return Where(hosts_found, read_options(True), terms, cooldown)
 
 
 def _begun_with(hosts: list[Host], terms: Terms) -> Terms:

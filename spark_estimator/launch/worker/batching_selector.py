@@ -45,8 +45,8 @@ class RestingSelector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """As ever; [] also when the rest is over."""
         if self._resting:
-            left = self._until - time.monotonic()
-            if left > 0:
-                return super().select(left if timeout is None else min(left, timeout))
+            remaining = self._until - time.monotonic()
+            if remaining > 0:
+                return super().select(remaining if timeout is None else min(remaining, timeout))
             self.resume()
         return super().select(timeout)

@@ -1,4 +1,4 @@
-"""What the operating system tells of a child process: that it has ended, how, and how much memory it had taken."""
+"""What the operating system reports of a child process: that it has ended, how, and how much memory it had taken."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 #: The exit status of a child that something else in this program has reaped; no process has it.
 UNKNOWN = 1 << 16
@@ -27,7 +28,7 @@ def keep_standard_descriptors() -> None:
 
 
 def exit_descriptor(pid: int) -> int:
-    """A descriptor that becomes readable when the process ends; -1 where there is no such thing."""
+    """A descriptor that becomes readable when the process ends; -1 where the system has none."""
     opener = getattr(os, "pidfd_open", None)
     try:
         return int(opener(pid)) if opener else -1
@@ -53,8 +54,8 @@ def signal_group(child: subprocess.Popen[bytes], number: int) -> None:
 def reap(child: subprocess.Popen[bytes]) -> tuple[int, int]:
     """Waits for a child. Returns its exit status (negative: a signal) and the peak of its memory in bytes.
 
-    A process inherits the peak of the one that it was forked from: only what is above `own_peak_bytes` is its own. In
-    a program that ignores SIGCHLD, or waits for all children by itself, nothing can be known: `UNKNOWN`, 0.
+    A process inherits the peak of its parent: only what is above `MemoryBaseline.peak_bytes` is its own. In a
+    program that ignores SIGCHLD, or waits for all children by itself, nothing can be known: `UNKNOWN`, 0.
     """
     try:
         _, status, usage = os.wait4(child.pid, 0)
@@ -65,9 +66,21 @@ def reap(child: subprocess.Popen[bytes]) -> tuple[int, int]:
     return child.returncode, _bytes(usage)
 
 
-def own_peak_bytes() -> int:
-    """The most memory that this process has taken so far."""
-    return _bytes(resource.getrusage(resource.RUSAGE_SELF))
+class MemoryBaseline(NamedTuple):
+    """What a child's end is compared with; taken before the child is started.
+
+    Attributes:
+        peak_bytes: the most memory that this process has taken so far.
+        oom_kills: as `oom_kills`.
+    """
+
+    peak_bytes: int
+    oom_kills: int
+
+    @classmethod
+    def take(cls) -> MemoryBaseline:
+        """The present one."""
+        return cls(_bytes(resource.getrusage(resource.RUSAGE_SELF)), oom_kills())
 
 
 def _bytes(usage: resource.struct_rusage) -> int:
@@ -87,7 +100,7 @@ def oom_kills() -> int:
 def describe_end(exit_code: int) -> str:
     """An exit status in words."""
     if exit_code == UNKNOWN:
-        return "a status that nobody knows, as this program ignores SIGCHLD or waits for all of its children by itself"
+        return "an unknown status, because this program ignores SIGCHLD or reaps all of its child processes itself"
     if exit_code >= 0:
         return f"exit status {exit_code}"
     try:
@@ -96,13 +109,13 @@ def describe_end(exit_code: int) -> str:
         return f"signal {-exit_code}"
 
 
-def describe_kill(exit_code: int, peak_bytes: int, own_peak: int, new_oom_kills: int) -> str:
+def describe_kill(exit_code: int, peak_bytes: int, before: MemoryBaseline) -> str:
     """What a signal that ended a child may mean: "was killed by ...", and for SIGKILL what is known of its memory."""
     text = f"was killed by {describe_end(exit_code)}"
     if exit_code != -signal.SIGKILL:
         return text
-    if peak_bytes > own_peak:
-        text += f", when its memory had peaked at {peak_bytes / (1 << 20):.0f} MiB"
-    if new_oom_kills > 0:
-        return text + "; the kernel's out-of-memory killer was at work: the job needs more memory, or must use less"
-    return text + "; if nobody killed it, its host was out of memory (see dmesg, or the container's events)"
+    if peak_bytes > before.peak_bytes:
+        text += f", after its memory peaked at {peak_bytes / (1 << 20):.0f} MiB"
+    if oom_kills() > before.oom_kills:
+        return text + "; the kernel's out-of-memory killer was active: the job needs more memory, or must use less"
+    return text + "; unless someone killed it, its host was out of memory (see dmesg, or the container's events)"

@@ -1,8 +1,8 @@
 """What a worker has started and what has left its process group since: known by a mark in its environment, and ended.
 
-A process inherits the environment of the one that starts it, whatever session or group it goes to and whoever becomes
-its parent. So a worker is given a mark there, `PROCESS_VARIABLE`, which no other has; Linux shows it in ``/proc``. A
-process that shall outlive the rank is started without the variable.
+A process inherits the environment of the one that starts it, also in another session or group and with another parent.
+So a worker is given a mark there, `PROCESS_VARIABLE`, which no other has; Linux shows it in ``/proc``. A process that
+shall outlive the rank is started without the variable.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from spark_estimator.env import PROCESS_VARIABLE
 _PROC = Path("/proc")
 # How long a process that is becoming another program is waited for.
 _LONGEST = timedelta(seconds=1)
-_given: set[str] = set()
+_live_marks: set[str] = set()
 
 
 def mark(environment: MutableMapping[str, str]) -> str:
     """Puts a new mark into a worker's environment, behind those of jobs that this one runs in; returns it."""
     new = secrets.token_hex(8)
     environment[PROCESS_VARIABLE] = f"{environment.get(PROCESS_VARIABLE, '')}/{new}"
-    _given.add(new)
+    _live_marks.add(new)
     return new
 
 
 def end(*marks: str) -> None:
     """Kills every process of this user that has one of the marks. Where there is no ``/proc``, nothing is found."""
-    wanted = [one.encode() for one in marks if one]
+    encoded_marks = [mark.encode() for mark in marks if mark]
     deadline = time.monotonic() + _LONGEST.total_seconds()
     killed: set[int] = set()
-    while wanted:
-        found = {pid: _marks(pid) for pid in _processes() if pid not in killed}
-        left = [pid for pid, value in found.items() if value and any(one in value for one in wanted)]
-        for pid in left:
+    while encoded_marks:
+        mark_of = {pid: _marks(pid) for pid in _processes() if pid not in killed}
+        alive = [pid for pid, value in mark_of.items() if value and any(mark in value for mark in encoded_marks)]
+        for pid in alive:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        killed.update(left)
+        killed.update(alive)
         # Once more, as those that have been killed may just have started others.
-        if not left:
-            if None not in found.values() or time.monotonic() >= deadline:
+        if not alive:
+            if None not in mark_of.values() or time.monotonic() >= deadline:
                 break
             time.sleep(0.001)
     # Not before: a signal may have `ended_first` begin again with what is left.
-    _given.difference_update(marks)
+    _live_marks.difference_update(marks)
 
 
 @contextmanager
@@ -63,9 +63,9 @@ def ended_first() -> Iterator[None]:
     """
 
     def end_all(number: int, frame: object) -> None:
-        for one in caught:  # PySpark's daemon sends it twice
-            signal.signal(one, signal.SIG_IGN)
-        end(*_given)
+        for caught_signal in caught:  # PySpark's daemon sends it twice
+            signal.signal(caught_signal, signal.SIG_IGN)
+        end(*_live_marks)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 

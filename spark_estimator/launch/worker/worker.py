@@ -1,4 +1,4 @@
-"""The program that every rank runs, wherever its launcher put it: a function or a command, and an account of its end.
+"""The program that every rank runs, on any launcher: a function or a command, and an account of its end.
 
 Its supervisor writes the `WorkerSpec` and the pickled function to its stdin, and reads ``result_pipe`` frames from a
 pipe. Secrets are in neither its arguments nor its environment. The process leads a process group of its own, which dies
@@ -72,7 +72,7 @@ def read_spec(stream: BinaryIO) -> WorkerSpec:
     (length,) = _LENGTH.unpack(header) if len(header) == _LENGTH.size else (0,)
     text = stream.read(length)
     if not text or len(text) != length:
-        raise EOFError("the supervisor ended before it had said what to run")
+        raise EOFError("the supervisor ended before it sent the job")
     return WorkerSpec.from_json(text.decode())
 
 
@@ -143,8 +143,8 @@ def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int
         value = function(*args, **kwargs)
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
-        said = "" if error.code is None else repr(error.code)
-        message = f"called sys.exit({said}) before {spec.function} returned"
+        quoted = "" if error.code is None else repr(error.code)
+        message = f"called sys.exit({quoted}) before {spec.function} returned"
         return _fail(pipe, spec, failures.EXITED, message, error, exit_code=status)
     except BaseException as error:
         return _fail(pipe, spec, failures.RAISED, f"raised {_named(error)}", error)
@@ -161,8 +161,8 @@ def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int
         if len(pickled) > spec.max_result_bytes:
             message = (
                 f"returned a value of {len(pickled) / (1 << 20):.1f} MiB when pickled; at most "
-                f"{spec.max_result_bytes >> 20} MiB come back to the driver. Save it to storage in {spec.function} "
-                "(a path that the driver can read too) and return the path."
+                f"{spec.max_result_bytes >> 20} MiB can be returned to the driver. Save it to storage in "
+                f"{spec.function} (a path that the driver can read too) and return the path."
             )
             return _fail(pipe, spec, failures.BAD_RESULT, message, None)
         pipe.send_value(pickled)
@@ -185,9 +185,13 @@ def run_command(spec: WorkerSpec, pipe: ResultWriter) -> int:
     if not compat.real_horovod_present():
         paths = [*filter(None, [spec.python_path]), compat.shims_path()]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
-    found = spec.rendezvous
-    told = progress.pipe(environment)
-    sockets = [fd for fd in (found.listen_fd, found.local_fd, found.launcher_fd, told) if fd is not None and fd >= 0]
+    rendezvous = spec.rendezvous
+    progress_fd = progress.pipe(environment)
+    sockets = [
+        fd
+        for fd in (rendezvous.listen_fd, rendezvous.local_fd, rendezvous.launcher_fd, progress_fd)
+        if fd is not None and fd >= 0
+    ]
     # A handler, not SIG_IGN: an ignored signal would stay ignored in the command.
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.signal(signal.SIGINT, lambda *_: None)
@@ -221,8 +225,10 @@ def _tell_of_lingering_threads(spec: WorkerSpec) -> None:
     lingering.remove(threading.main_thread().name)
     if not lingering:
         return
-    text = f"spark_estimator: {spec.function} has returned on rank {spec.rendezvous.rank}, but its process waits for "
-    text += f"threads of its own: {', '.join(lingering)}"
+    text = (
+        f"spark_estimator: {spec.function} has returned on rank {spec.rendezvous.rank}, but its process is waiting for "
+    )
+    text += f"non-daemon threads: {', '.join(lingering)}"
     timer = threading.Timer(_LINGERING.total_seconds(), lambda: print(text, file=sys.stderr))
     timer.daemon = True
     timer.start()
@@ -301,13 +307,15 @@ def _not_loaded(function: str, error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         top = error.name.partition(".")[0]
         return (
-            f"{text} The module {top!r} is on the driver but not here. If it is yours, send it along: "
+            f"{text} The driver has the module {top!r}, but this host doesn't. If it is your own, send it to the "
+            "workers: "
             "sc.addPyFile(...) or spark.addArtifact(..., pyfile=True) for a file or zip, or "
             f"cloudpickle.register_pickle_by_value({top}) before run(). If it is a package, install it on the "
             "workers too."
         )
     if isinstance(error, (AttributeError, ImportError)):
         return (
-            f"{text} A module here is of another version than the driver's, or is a script that only the driver runs."
+            f"{text} A module here has a different version than on the driver, or is a script that only the driver "
+            "runs."
         )
     return text

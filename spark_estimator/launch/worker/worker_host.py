@@ -54,12 +54,12 @@ class WorkerHandle(Protocol):
         """Ends a worker that `run` will not be called for."""
 
 
-#: Makes the places of a job, in rank order; what becomes of their workers is told to the relay.
+#: Makes the handles of a job's workers, in rank order; their events go to the relay.
 WorkerHandles = Callable[[Relay], Sequence[WorkerHandle]]
 
 
 class LocalWorkerHandle:
-    """A place on this host.
+    """The handle of a worker on this host.
 
     Args:
         job, relay, gentle: as in `Supervisor`.
@@ -98,8 +98,10 @@ class LocalWorkerHandle:
         return replace(self._facts, pid=self.pid)
 
     def run(self, rendezvous: Rendezvous) -> Outcome:
-        found = replace(rendezvous, listen_fd=self._listen_fd, local_fd=self._local_fd, launcher_fd=self._link_fd)
-        return self._supervisor.run(worker_spec(self._job, found), self._job.payload)
+        own_rendezvous = replace(
+            rendezvous, listen_fd=self._listen_fd, local_fd=self._local_fd, launcher_fd=self._link_fd
+        )
+        return self._supervisor.run(worker_spec(self._job, own_rendezvous), self._job.payload)
 
     def become(self, rank: int) -> None:
         self._supervisor.become(rank)
@@ -114,6 +116,6 @@ class LocalWorkerHandle:
 def named(facts: PeerFacts, host: str) -> PeerFacts:
     """`facts` under the name by which the user calls that host; '' leaves them as they are.
 
-    Ranks are on one host when they were given one name: a machine that goes by two names stands for two hosts.
+    Ranks are on one host when they have the same host name: a machine with two names counts as two hosts.
     """
     return replace(facts, host=host, host_id=f"{facts.host_id} as {host}") if host else facts

@@ -42,7 +42,7 @@ class Collective(Generic[Result]):
         op: the kind, for the engine.
         name: for the engine; a kind when `unnamed`. See `request_name`.
         unnamed: whether the ranks' calls meet by their order.
-        tensors: where the wire forms lie.
+        tensors: what the wire forms share their memory with, or are copies of.
         keep: what owns that memory.
         result: waits, and makes the user's result when it is done; is given the handle, or None where there is nothing
             to wait for.
@@ -120,15 +120,15 @@ def allreduce_of(
         in_place: whether the results go where the tensors are.
     """
     wire = writable_wire_form if in_place else wire_form
-    place = location_of(tensors, kind, process_set)
-    sources = [wire(tensor, kind, place.device) for tensor in tensors]
+    location = location_of(tensors, kind, process_set)
+    sources = [wire(tensor, kind, location.device) for tensor in tensors]
     if op is ReduceOp.ADASUM:
         check_adasum(op, context.engine(process_set).size, kind)
     if in_place and len(sources) > 1:
         _check_apart(sources, kind)
     outputs = sources if in_place else [torch.empty_like(source) for source in sources]
 
-    gpu = place.gpu(kind)
+    gpu = location.gpu(kind)
 
     def result(handle: Handle | None) -> list[torch.Tensor]:
         await_outputs(handle, gpu, (*sources, *outputs), kind)
@@ -159,8 +159,8 @@ def _check_apart(tensors: Sequence[torch.Tensor], kind: str) -> None:
         if start + length > following:
             first, second = sorted((number, other))
             raise ValueError(
-                f"{where(kind)}: tensors {first} and {second} of the group share memory, and cannot be reduced in "
-                "place together; use the form that makes new tensors, or clone one of them."
+                f"{where(kind)}: tensors {first} and {second} of the group share memory, so they cannot be reduced in "
+                "place together. Use the function without a trailing underscore, or clone one of them."
             )
 
 
@@ -172,21 +172,21 @@ def allgather_of(
     Raises:
         IndexError: a tensor has no dimension to join along.
     """
-    place = location_of(tensors, kind, process_set)
-    sources = [wire_form(tensor, kind, place.device) for tensor in tensors]
+    location = location_of(tensors, kind, process_set)
+    sources = [wire_form(tensor, kind, location.device) for tensor in tensors]
     for number, source in enumerate(sources):
         if source.dim() == 0:
             which = "a" if len(sources) == 1 else f"tensor {number} is a"
             raise IndexError(
-                f"{where(kind)}: tensors are joined along dimension 0, and {which} 0-dimensional tensor has none: "
+                f"{where(kind)}: tensors are joined along dimension 0, and {which} 0-dimensional tensor has no rows: "
                 "unsqueeze it."
             )
 
-    gpu = place.gpu(kind)
+    gpu = location.gpu(kind)
 
     def result(handle: Handle | None) -> list[tuple[torch.Tensor, Rows]]:
         assert handle is not None
-        every = gathered(handle, place, gpu, sources, kind)
+        every = gathered(handle, location, gpu, sources, kind)
         return [(joined.to(tensor.device), rows) for (joined, rows), tensor in zip(every, tensors, strict=True)]
 
     wires = [_without_output(source) for source in sources]
@@ -207,10 +207,10 @@ def broadcast_of(
     Raises:
         ValueError: when it is sent off: the root is none of the set's ranks.
     """
-    place = location_of([tensor], kind, process_set)
-    source = (writable_wire_form if in_place else wire_form)(tensor, kind, place.device)
+    location = location_of([tensor], kind, process_set)
+    source = (writable_wire_form if in_place else wire_form)(tensor, kind, location.device)
     output = source if in_place else torch.empty_like(source)
-    gpu = place.gpu(kind)
+    gpu = location.gpu(kind)
 
     def result(handle: Handle | None) -> torch.Tensor:
         await_outputs(handle, gpu, (source, output), kind)
@@ -236,16 +236,16 @@ def alltoall_of(
     Raises:
         ValueError: the tensor has no rows to share, or the splits do not share them.
     """
-    place = location_of([tensor], kind, process_set)
-    source = _with_rows(tensor, kind, place.device)
+    location = location_of([tensor], kind, process_set)
+    source = _with_rows(tensor, kind, location.device)
     engine = context.engine(process_set)
-    gpu = place.gpu(kind)
+    gpu = location.gpu(kind)
     shares = _shares(splits, source.shape[0], engine, kind)
     device = splits.device if isinstance(splits, torch.Tensor) else torch.device("cpu")
 
     def result(handle: Handle | None) -> tuple[torch.Tensor, torch.Tensor]:
         assert handle is not None
-        [(joined, rows)] = gathered(handle, place, gpu, [source], kind)
+        [(joined, rows)] = gathered(handle, location, gpu, [source], kind)
         return joined.to(tensor.device), torch.tensor(rows, dtype=torch.int32, device=device)
 
     wires = [_without_output(source)]
@@ -272,18 +272,18 @@ def reducescatter_of(
     """
     if op not in (Average, Sum):
         raise HorovodInternalError(
-            f"{where(kind)}: op=hvd.{op.name.title()} is not defined: use hvd.Average or hvd.Sum, or take this rank's "
-            "rows of an allreduce."
+            f"{where(kind)}: op=hvd.{op.name.title()} is not supported. Use hvd.Average or hvd.Sum, or slice this "
+            "rank's rows from an allreduce."
         )
-    place = location_of(tensors, kind, process_set)
-    sources = [_with_rows(tensor, kind, place.device) for tensor in tensors]
+    location = location_of(tensors, kind, process_set)
+    sources = [_with_rows(tensor, kind, location.device) for tensor in tensors]
     engine = context.engine(process_set)
     outputs = [
-        source.new_empty((source.shape[0] // engine.size + (engine.rank < source.shape[0] % engine.size), *rest))
+        source.new_empty((source.shape[0] // engine.size + (engine.rank < source.shape[0] % engine.size), *row_shape))
         for source in sources
-        for rest in [source.shape[1:]]
+        for row_shape in [source.shape[1:]]
     ]
-    gpu = place.gpu(kind)
+    gpu = location.gpu(kind)
 
     def result(handle: Handle | None) -> list[torch.Tensor]:
         await_outputs(handle, gpu, (*sources, *outputs), kind)
@@ -316,8 +316,7 @@ def _with_rows(tensor: torch.Tensor, kind: str, device: torch.device) -> torch.T
     source = wire_form(tensor, kind, device)
     if source.dim() == 0:
         raise ValueError(
-            f"{where(kind)}: the rows of a tensor are shared, along dimension 0, and a 0-dimensional tensor has none: "
-            "unsqueeze it."
+            f"{where(kind)}: tensors are split along dimension 0, and a 0-dimensional tensor has no rows: unsqueeze it."
         )
     return source
 
@@ -327,18 +326,18 @@ def _shares(splits: object, rows: int, engine: Engine, kind: str) -> tuple[int, 
     if splits is None:
         if rows % engine.size:
             raise ValueError(
-                f"{where(kind)}: {rows} rows cannot be shared equally by {engine.size} ranks; give splits."
+                f"{where(kind)}: {rows} rows can't be divided equally among {engine.size} ranks; pass splits."
             )
         return None
-    given = splits.tolist() if isinstance(splits, torch.Tensor) else splits
+    lengths = splits.tolist() if isinstance(splits, torch.Tensor) else splits
     try:
-        shares = tuple(operator.index(share) for share in given)  # type: ignore[attr-defined]
+        shares = tuple(operator.index(share) for share in lengths)  # type: ignore[attr-defined]
     except TypeError:
         shares = ()
     if len(shares) != engine.size or min(shares) < 0 or sum(shares) != rows:
         raise ValueError(
-            f"{where(kind)}: splits={splits!r} must be {engine.size} whole numbers, 0 or more, "
-            f"one for each rank, whose sum is {rows}, the number of rows."
+            f"{where(kind)}: splits={splits!r} must be {engine.size} non-negative integers, one per rank, that add up "
+            f"to the {rows} rows."
         )
     return shares
 

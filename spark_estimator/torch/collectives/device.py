@@ -1,16 +1,16 @@
-"""Where the tensors of a collective are worked on: in host memory, or on the CUDA device that they lie on.
+"""Where the tensors of a collective are worked on: in host memory, or on their CUDA device.
 
 The engine takes CUDA tensors as they are, on one device of each rank. Tensors of other devices (MPS, XPU, AMD's under
 CUDA's name), those of a second CUDA device, and all of them under ``HOROVOD_GPU_OPERATIONS=copy`` are copied to host
 memory by PyTorch and back.
 
 Streams. A collective comes after what its device's current stream holds when it is submitted, and the stream that is
-current when it is waited for comes after it: both may be on any thread, no CPU waits, and nothing need be said by the
-user. PyTorch's allocator does not know of the engine's own stream. It takes the memory of a tensor back for the stream
-that the tensor was made on, and that stream's next tensor may get it at once. So the engine's handle keeps all tensors
-until a stream has been told to wait (see ``collectives.handle``). Is that the stream on which they were submitted, its
-order protects them, as it does in any other operation. Is it another one, the allocator is told of it by
-``record_stream``: the memory comes back only when that stream is through, and so the engine.
+current when it is waited for comes after it: both may be on any thread, no CPU waits, and the user does nothing.
+PyTorch's allocator does not know of the engine's own stream. It takes the memory of a tensor back for the stream that
+the tensor was made on, and that stream's next tensor may get it at once. So the engine's handle keeps all tensors until
+a stream waits for it (see ``collectives.handle``). If that is the stream on which they were submitted, its order
+protects them, as it does in any other operation. If it is another one, the allocator learns of it by
+``record_stream``: the memory comes back only when that stream, and so the engine, has finished.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TensorLocation(NamedTuple):
     """Where tensors are worked on.
 
     Attributes:
-        device: on which their wire forms lie.
+        device: that of their wire forms.
         number: the same for the engine; `NO_DEVICE`: host memory.
         torch_number: what ``get_device()`` of a tensor gives that is there.
     """
@@ -92,8 +92,8 @@ def location_of(tensors: Sequence[object], kind: str, process_set: ProcessSet | 
     if other is not None:
         raise ValueError(
             f"{where(kind)}: tensor 0 of the group is on {_device_name(tensors[0])} and tensor {other} on "
-            f"{_device_name(tensors[other])}: the tensors of a group travel as one, from one device. Move them to one, "
-            "or give those of each a call of their own."
+            f"{_device_name(tensors[other])}: the tensors of a group are sent together, from one device. Move them to "
+            "one device, or use one call per device."
         )
     return location_of_all(tensors, process_set)
 
@@ -112,7 +112,7 @@ def location_of_all(tensors: Sequence[object], process_set: ProcessSet | None) -
 
 
 def cuda_device(tensor: object) -> int:
-    """The number of the CUDA device that a tensor lies on; `NO_DEVICE` where it lies elsewhere."""
+    """The number of a tensor's CUDA device; `NO_DEVICE` where it is on another kind of device."""
     return tensor.get_device() if isinstance(tensor, torch.Tensor) and tensor.is_cuda and not _IS_ROCM else NO_DEVICE
 
 
@@ -131,9 +131,9 @@ def current_stream(device: int, kind: str) -> int:
     """
     if torch.cuda.is_current_stream_capturing():
         raise ValueError(
-            f"{where(kind)}: the current stream is being captured into a CUDA graph, and no collective can be part of "
-            "one: other ranks could not be waited for when it is replayed. Call it outside of torch.cuda.graph(...), "
-            "or capture what comes before it and after it as two graphs."
+            f"{where(kind)}: the current stream is being captured into a CUDA graph, and a CUDA graph cannot contain "
+            "a collective: its replay could not wait for other ranks. Call the collective outside "
+            "torch.cuda.graph(...), or capture the work before and after it as two graphs."
         )
     return raw_stream(device)
 
@@ -177,7 +177,7 @@ def await_outputs(handle: Handle | None, gpu: Gpu | None, tensors: Iterable[torc
 
 def gathered(
     handle: Handle,
-    place: TensorLocation,
+    location: TensorLocation,
     gpu: Gpu | None,
     sent: Sequence[torch.Tensor],
     kind: str,
@@ -189,7 +189,7 @@ def gathered(
 
     Args:
         handle, gpu: as there.
-        place: where the tensors are worked on; the results are there, too.
+        location: where the tensors are worked on; the results are there, too.
         sent: the tensors of this rank.
         kind: of the operation, for messages.
         forms: element type of each, and the shape of one row; None: those of `sent`.
@@ -197,24 +197,24 @@ def gathered(
     forms = [(tensor.dtype, tuple(tensor.shape[1:])) for tensor in sent] if forms is None else forms
     results = []
     if gpu is None:
-        for number, (dtype, rest) in enumerate(forms):
+        for number, (dtype, row_shape) in enumerate(forms):
             data, rows = handle.gathered(number)
-            shape = (sum(rows), *rest)
+            shape = (sum(rows), *row_shape)
             # The memory that the engine filled becomes the tensor's memory and lives as long as it does.
             joined = torch.frombuffer(data, dtype=dtype).view(shape) if math.prod(shape) else None
             results.append((torch.empty(shape, dtype=dtype) if joined is None else joined, rows))
         return results
     stream = current_stream(gpu.device, kind)
-    for number, (dtype, rest) in enumerate(forms):
+    for number, (dtype, row_shape) in enumerate(forms):
         rows = handle.rows(number)
-        results.append((torch.empty((sum(rows), *rest), dtype=dtype, device=place.device), rows))
+        results.append((torch.empty((sum(rows), *row_shape), dtype=dtype, device=location.device), rows))
     handle.collect([joined.data_ptr() for joined, _ in results], stream)
     _note_use(sent, gpu, stream)
     return results
 
 
 def _note_use(tensors: Iterable[torch.Tensor], gpu: Gpu, stream: int) -> None:
-    """Tells the allocator that tensors are used on a stream that is not the one on which they were submitted."""
+    """Records with the allocator that tensors are used on another stream than the one of their submission."""
     if stream != gpu.stream:
         current = torch.cuda.current_stream(gpu.device)
         for tensor in tensors:
@@ -225,18 +225,18 @@ def _is_used(engine: Engine, number: int) -> bool:
     """Whether a CUDA device is the one from which this rank sends tensors in the engine's group."""
     if engine.claim_gpu(number):
         return True
-    if (engine.gpu_device, number) not in _told:
-        _told.add((engine.gpu_device, number))
+    if (engine.gpu_device, number) not in _warned_of:
+        _warned_of.add((engine.gpu_device, number))
         _log.warning(
-            "tensors on cuda:%d are copied through host memory: those on cuda:%d came first, and a rank sends from one "
-            "GPU. If cuda:%d is the one, call torch.cuda.set_device(hvd.local_rank() %% torch.cuda.device_count()) "
-            "before the first collective.",
+            "tensors on cuda:%d are copied through host memory: this rank already sends from cuda:%d, and a rank "
+            "sends from one GPU only. To send from cuda:%d, call torch.cuda.set_device(hvd.local_rank() %% "
+            "torch.cuda.device_count()) before the first collective.",
             number, engine.gpu_device, number,
         )  # fmt: skip
     return False
 
 
-_told: set[tuple[int | None, int]] = set()
+_warned_of: set[tuple[int | None, int]] = set()
 
 
 def _device_name(tensor: object) -> str:

@@ -1,7 +1,7 @@
 """The blocking collectives that return a new tensor; autograd can differentiate through them.
 
 The gradient of a collective is a collective, so that all ranks must call backward, too. It meets under a name that is
-made from that of the forward operation, in whatever order the ranks get there. Gradients follow Horovod's rules: those
+made from that of the forward operation, in any order of the ranks. Gradients follow Horovod's rules: those
 of allgather and broadcast are averages over the ranks, those of allreduce and alltoall sums, as the operation has them,
 and that of reducescatter is such that a reducescatter followed by an allgather has the gradient of an allreduce.
 
@@ -28,7 +28,7 @@ from spark_estimator.torch.collectives.collective import (
 )
 from spark_estimator.torch.collectives.memory import checked_tensor
 from spark_estimator.torch.collectives.reductions import Adasum, Average, Sum, reduce_op
-from spark_estimator.torch.compression.compressors import Compression, checked_compressor
+from spark_estimator.torch.compression.compressors import NoneCompressor, checked_compressor
 
 # From the gradients of an operation's results to those of what it was given.
 Derivative = Callable[..., "tuple[torch.Tensor, ...]"]
@@ -38,7 +38,7 @@ def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    compression: Any = Compression.none,
+    compression: Any = NoneCompressor,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -65,7 +65,7 @@ def allreduce(
         HorovodInternalError: the ranks disagree about the operation, or a rank is lost.
     """
     operation = reduce_op(average, op)
-    if compression is not Compression.none:
+    if compression is not NoneCompressor:
         compression = checked_compressor(compression, "allreduce")
     compressed, ctx = compression.compress(checked_tensor(tensor, "allreduce"))
     reduced = _allreduce(compressed, name, operation, prescale_factor, postscale_factor, process_set)
@@ -110,7 +110,7 @@ def broadcast(
     The gradient is the average of all ranks' gradients at the root, and zero elsewhere.
 
     Raises:
-        ValueError: there is no such rank in the set; else as in `allreduce`.
+        ValueError: `root_rank` is not a rank of the set; else as in `allreduce`.
         HorovodInternalError: the ranks disagree about the operation, or a rank is lost.
     """
     if needs_gradient(tensor, "broadcast"):
@@ -157,7 +157,7 @@ def alltoall(
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
-    compression: Any = Compression.none,
+    compression: Any = NoneCompressor,
     op: int = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
@@ -177,7 +177,7 @@ def reducescatter(
         HorovodInternalError: `op` is another one, the ranks disagree about the operation, or a rank is lost.
     """
     operation = reduce_op(None, op)
-    if compression is not Compression.none:
+    if compression is not NoneCompressor:
         compression = checked_compressor(compression, "reducescatter")
     compressed, ctx = compression.compress(checked_tensor(tensor, "reducescatter"))
     if needs_gradient(compressed, "reducescatter"):
@@ -212,7 +212,7 @@ def gradient_name(kind: str, name: str | None, process_set: ProcessSet | None) -
 def check_has_gradient(operation: ReduceOp, kind: str) -> None:
     """Raises NotImplementedError for a reduction that has no gradient here."""
     if operation not in (Average, Sum, Adasum):
-        raise NotImplementedError(f"{kind} with {operation.name.title()} has no gradient here; use Average or Sum.")
+        raise NotImplementedError(f"{kind} with {operation.name.title()} is not differentiable; use Average or Sum.")
 
 
 def scatter_scale(operation: ReduceOp, process_set: ProcessSet | None, prescale: float, postscale: float) -> float:
@@ -296,8 +296,8 @@ class HorovodAllgather(torch.autograd.Function):
         """See `allgather`."""
         [(joined, rows)] = allgather_of([tensor], "allgather", name, process_set).run()
         ctx.gradient_name = gradient_name("allgather", name, process_set)
-        own = context.engine(process_set).rank
-        ctx.start, ctx.length, ctx.process_set = sum(rows[:own]), rows[own], process_set
+        rank = context.engine(process_set).rank
+        ctx.start, ctx.length, ctx.process_set = sum(rows[:rank]), rows[rank], process_set
         return joined
 
     @staticmethod
@@ -305,11 +305,11 @@ class HorovodAllgather(torch.autograd.Function):
         """Own rows of the average."""
         name, process_set, place = ctx.gradient_name, ctx.process_set, (ctx.start, ctx.length)
 
-        def own_rows(gradient: torch.Tensor) -> tuple[torch.Tensor]:
+        def rows_of_this_rank(gradient: torch.Tensor) -> tuple[torch.Tensor]:
             return (_allreduce(gradient, name, Average, 1.0, 1.0, process_set).narrow(0, *place),)
 
-        [own] = derivative(own_rows, lambda again: (allgather(again, name, process_set),), gradient)
-        return own, None, None
+        [derived] = derivative(rows_of_this_rank, lambda again: (allgather(again, name, process_set),), gradient)
+        return derived, None, None
 
 
 class HorovodBroadcast(torch.autograd.Function):
@@ -334,8 +334,8 @@ class HorovodBroadcast(torch.autograd.Function):
             averaged = _allreduce(gradient, name, Average, 1.0, 1.0, process_set)
             return (averaged if context.rank() == root_rank else torch.zeros_like(averaged),)
 
-        [own] = derivative(at_root, lambda again: (broadcast(again, root_rank, name, process_set),), gradient)
-        return own, None, None, None
+        [derived] = derivative(at_root, lambda again: (broadcast(again, root_rank, name, process_set),), gradient)
+        return derived, None, None, None
 
 
 class HorovodAlltoall(torch.autograd.Function):

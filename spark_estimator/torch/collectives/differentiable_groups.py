@@ -24,7 +24,7 @@ from spark_estimator.torch.collectives.differentiable import (
 )
 from spark_estimator.torch.collectives.memory import checked_tensor
 from spark_estimator.torch.collectives.reductions import Average, reduce_op
-from spark_estimator.torch.compression.compressors import Compression, checked_compressor
+from spark_estimator.torch.compression.compressors import NoneCompressor, checked_compressor
 
 _ALLREDUCE, _ALLGATHER, _REDUCESCATTER = "grouped_allreduce", "grouped_allgather", "grouped_reducescatter"
 
@@ -33,7 +33,7 @@ def grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
-    compression: Any = Compression.none,
+    compression: Any = NoneCompressor,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -85,7 +85,7 @@ def grouped_allgather(
 def grouped_reducescatter(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
-    compression: Any = Compression.none,
+    compression: Any = NoneCompressor,
     op: int = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
@@ -158,7 +158,7 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """The same operation on the gradients."""
         check_has_gradient(ctx.arguments[0], _ALLREDUCE)
-        reduced = _allreduce(_wanted(ctx, gradients), ctx.gradient_name, *ctx.arguments)
+        reduced = _allreduce(_floating(ctx, gradients), ctx.gradient_name, *ctx.arguments)
         return (*[None] * 6, *_in_place_of(ctx, reduced))
 
 
@@ -173,25 +173,25 @@ class HorovodGroupedAllgather(torch.autograd.Function):
         members = group(tensors, _ALLGATHER)
         gathered = allgather_of(members, _ALLGATHER, name, process_set).run()
         ctx.gradient_name = gradient_name(_ALLGATHER, name, process_set)
-        own = context.engine(process_set).rank
+        rank = context.engine(process_set).rank
         ctx.process_set = process_set
-        ctx.places = [(sum(rows[:own]), rows[own]) for joined, rows in gathered if joined.is_floating_point()]
+        ctx.shares = [(sum(rows[:rank]), rows[rank]) for joined, rows in gathered if joined.is_floating_point()]
         return _noted(ctx, [joined for joined, _ in gathered])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Own rows of the averages."""
-        name, process_set, places = ctx.gradient_name, ctx.process_set, ctx.places
+        name, process_set, shares = ctx.gradient_name, ctx.process_set, ctx.shares
 
-        def own_rows(*gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def rows_of_this_rank(*gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
             averaged = _allreduce(list(gradients), name, Average, 1.0, 1.0, process_set)
-            return tuple(each.narrow(0, *place) for each, place in zip(averaged, places, strict=True))
+            return tuple(tensor.narrow(0, *share) for tensor, share in zip(averaged, shares, strict=True))
 
         def joined(*again: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return tuple(grouped_allgather(again, name, process_set))
 
-        own = derivative(own_rows, joined, *_wanted(ctx, gradients))
-        return (None, None, *_in_place_of(ctx, own))
+        derived = derivative(rows_of_this_rank, joined, *_floating(ctx, gradients))
+        return (None, None, *_in_place_of(ctx, derived))
 
 
 class HorovodGroupedReducescatter(torch.autograd.Function):
@@ -219,7 +219,7 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """All ranks' gradients, joined."""
-        scaled = [gradient * ctx.scale for gradient in _wanted(ctx, gradients)]
+        scaled = [gradient * ctx.scale for gradient in _floating(ctx, gradients)]
         joined = grouped_allgather(scaled, ctx.gradient_name, ctx.process_set)
         return (*[None] * 5, *_in_place_of(ctx, joined))
 
@@ -229,18 +229,18 @@ def _need_gradients(tensors: Sequence[object], kind: str) -> bool:
 
 
 def _noted(ctx: Any, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Notes which outputs have a gradient: on all ranks the same ones, whatever each rank needs."""
+    """Notes which outputs have a gradient: on all ranks the same ones, also those that a rank does not need."""
     ctx.floating = [output.is_floating_point() for output in outputs]
     ctx.mark_non_differentiable(*[output for output in outputs if not output.is_floating_point()])
     return tuple(outputs)
 
 
-def _wanted(ctx: Any, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _floating(ctx: Any, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [gradient for gradient, floating in zip(gradients, ctx.floating, strict=True) if floating]
 
 
 def _in_place_of(ctx: Any, results: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """[number of tensors] the results at the places of those that have a gradient."""
+    """[number of tensors] the results in the positions of the tensors that have a gradient."""
     remaining = iter(results)
     return [next(remaining) if floating else None for floating in ctx.floating]
 

@@ -1,7 +1,7 @@
 """Turns tensors into what the engine reads and writes: an address, a shape and an element type.
 
 The *wire form* of a tensor holds its elements densely, in an order that is the same on all ranks, in the memory where
-the engine is to work: the host's, or that of the tensor's GPU (``device`` says which). It is the tensor itself where
+the engine is to work: the host's, or that of the tensor's GPU (see ``device``). It is the tensor itself where
 that is so already; else a copy, and the result is copied back. Tensors of devices that the engine does not know (MPS)
 are such a case: what is computed is right, at the price of two copies through the host.
 """
@@ -38,8 +38,8 @@ def element_type(dtype: torch.dtype) -> DType:
     """The engine's code of an element type. Raises ValueError for one that it does not know."""
     code = ELEMENT_TYPES.get(dtype)
     if code is None:
-        known = ", ".join(str(known).removeprefix("torch.") for known in ELEMENT_TYPES)
-        raise ValueError(f"Tensors of type {dtype} cannot be sent; supported are {known}.")
+        supported = ", ".join(str(known_type).removeprefix("torch.") for known_type in ELEMENT_TYPES)
+        raise ValueError(f"Tensors of type {dtype} cannot be sent; supported types: {supported}.")
     return code
 
 
@@ -57,15 +57,16 @@ def checked_tensor(tensor: object, kind: str) -> torch.Tensor:
         )
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         raise ValueError(
-            f"{where(kind)}: this tensor stands for others in torch.func.grad, vmap, jvp or the like, and those do not "
-            "go through collectives. Transform what this rank computes by itself, and call the collective on the "
-            "result; or use backward() or torch.autograd.grad()."
+            f"{where(kind)}: collectives do not support tensors inside torch.func.grad, vmap, jvp and similar "
+            "transforms. Transform this rank's own computation and call the collective on the result, or use "
+            "backward() or torch.autograd.grad()."
         )
     # A dual level is open, which is rare.
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
         raise ValueError(
-            f"{where(kind)}: this tensor has a tangent of forward-mode differentiation, which would be lost. Call the "
-            "collective on both parts of torch.autograd.forward_ad.unpack_dual(tensor), and make_dual() of the results."
+            f"{where(kind)}: this tensor carries a forward-mode tangent, which the collective would drop. Call the "
+            "collective on both parts of torch.autograd.forward_ad.unpack_dual(tensor), and make_dual() of the "
+            "results."
         )
     return tensor
 
@@ -76,20 +77,20 @@ def wire_form(tensor: object, kind: str, device: torch.device = HOST) -> torch.T
     Raises:
         ValueError: it is no tensor, or one without data, sparse, nested or of an unsupported element type.
     """
-    given = checked_tensor(tensor, kind)
+    checked = checked_tensor(tensor, kind)
     try:
-        element_type(given.dtype)
+        element_type(checked.dtype)
     except ValueError as error:
         raise ValueError(f"{where(kind)}: {error}") from None
-    if given.layout is not torch.strided or given.is_nested:
-        layout = "nested" if given.is_nested else given.layout
+    if checked.layout is not torch.strided or checked.is_nested:
+        layout = "nested" if checked.is_nested else checked.layout
         raise ValueError(f"{where(kind)}: a dense tensor is needed, not one of layout {layout}; use tensor.to_dense().")
-    wire = given.detach()
+    wire = checked.detach()
     if not (wire.is_cpu and device is HOST):
         if wire.is_meta:
             raise ValueError(
-                f"{where(kind)}: a tensor of shape {tuple(wire.shape)} on device 'meta' holds no values that could be "
-                "sent; move its module to memory first, for example by module.to_empty(device='cpu')."
+                f"{where(kind)}: a tensor of shape {tuple(wire.shape)} on device 'meta' has no values to send; "
+                "materialize its module first, for example with module.to_empty(device='cpu')."
             )
         wire = wire.to(device)
     # A lazily negated view (of a conjugate's imaginary part) has other bits in memory than its values.
@@ -120,8 +121,8 @@ def check_parameter(name: str, tensor: torch.Tensor, kind: str) -> None:
             "use torch.view_as_complex(...) where the model computes with it"
         )
     elif tensor.dtype not in ELEMENT_TYPES:
-        known = ", ".join(str(known).removeprefix("torch.") for known in ELEMENT_TYPES)
-        why = f"is of type {tensor.dtype}, which cannot be sent: convert it to one of {known}, or leave it out"
+        supported = ", ".join(str(known_type).removeprefix("torch.") for known_type in ELEMENT_TYPES)
+        why = f"is of type {tensor.dtype}, which cannot be sent: convert it to one of {supported}, or leave it out"
     else:
         return
     raise ValueError(f"{where(kind)}: {reprlib.repr(name)} {why}.")
@@ -133,7 +134,7 @@ def writable_wire_form(tensor: object, kind: str, device: torch.device = HOST) -
     assert isinstance(tensor, torch.Tensor)
     if not tensor.is_contiguous() and overlaps_itself(tensor):
         raise ValueError(
-            f"{where(kind)}: an operation in place needs a tensor whose elements do not share memory; this one has "
+            f"{where(kind)}: an in-place operation needs a tensor whose elements do not share memory; this one has "
             f"shape {tuple(tensor.shape)} and strides {tensor.stride()}. Use tensor.contiguous()."
         )
     return wire
@@ -158,34 +159,34 @@ def is_alone(tensor: torch.Tensor) -> bool:
 
 # How many refer to a storage. Some older builds for CPUs cannot tell: there no gradient counts as alone.
 references: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda storage: 1)
-_own = torch.empty(1)
+_lone_tensor = torch.empty(1)
 #: What `references` gives for a storage that one tensor has.
-ALONE = references(_own.untyped_storage()._cdata) if hasattr(torch._C, "_storage_Use_Count") else 0
+ALONE = references(_lone_tensor.untyped_storage()._cdata) if hasattr(torch._C, "_storage_Use_Count") else 0
 
 
 def overlapping(tensors: Iterable[torch.Tensor]) -> set[int]:
-    """The ids of those dense tensors that lie in each other's memory, in part or as a whole, elements between included.
+    """The ids of those dense tensors that share memory with another one, in part or as a whole, gaps included.
 
     Args:
         tensors: any number of them; one tensor may come more than once, and overlaps itself then.
     """
-    places = []
+    ranges = []
     for tensor in tensors:
         if tensor.numel():
             start, length = tensor.data_ptr(), tensor.nbytes
             if not tensor.is_contiguous():
                 last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
                 length = (last + 1) * tensor.itemsize
-            places.append((start, start + length, id(tensor)))
-    places.sort()
-    found: set[int] = set()
+            ranges.append((start, start + length, id(tensor)))
+    ranges.sort()
+    overlaps: set[int] = set()
     furthest, end_of_all = 0, 0  # of all before: the one that ends last, and where
-    for start, end, number in places:
+    for start, end, number in ranges:
         if start < end_of_all:
-            found.update((furthest, number))
+            overlaps.update((furthest, number))
         if end > end_of_all:
             furthest, end_of_all = number, end
-    return found
+    return overlaps
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:

@@ -4,7 +4,7 @@ Ranks' operations find each other by name; those without a name by their order, 
 must be called in the same order by all ranks. A tensor must not be written, and the result of an operation in place
 must not be read, before `synchronize` has returned. Names, order of arguments and defaults are Horovod's.
 
-What is said of an argument or an error in `differentiable` holds here, too.
+Arguments and errors are as described in `differentiable`.
 """
 
 from __future__ import annotations
@@ -211,10 +211,10 @@ def reducescatter_async(
 
 
 def join(device: int = -1) -> int:
-    """Says that this rank has no more data: it takes part with zeros in the others' allreduces until all have joined.
+    """Reports the end of this rank's data: it takes part with zeros in the others' allreduces until all have joined.
 
     Args:
-        device: taken for Horovod's sake; there is nothing to choose.
+        device: ignored; Horovod has it.
 
     Returns:
         The rank that joined last.

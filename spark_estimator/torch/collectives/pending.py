@@ -1,4 +1,4 @@
-"""The asynchronous collectives that nobody has waited for yet, each behind the number that its caller holds."""
+"""The asynchronous collectives that have not been waited for, by the handle number that the caller holds."""
 
 from __future__ import annotations
 

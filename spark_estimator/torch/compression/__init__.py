@@ -1,9 +1,9 @@
 """What gradients travel as: casts to 16 bits, the largest elements (topk) and low-rank factors (PowerSGD)."""
 
+from spark_estimator.torch.compression.choices import Compression
 from spark_estimator.torch.compression.compressors import (
     BF16Compressor,
     BucketCompression,
-    Compression,
     Compressor,
     FP16Compressor,
     NoneCompressor,

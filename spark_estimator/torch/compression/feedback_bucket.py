@@ -45,7 +45,7 @@ class Residue:
 class Residues:
     """One optimizer's residues, by parameter: they outlive its plans, but not the parameter, and not the job.
 
-    After another ``init()`` other ranks may take part, who know nothing of what was: all begin anew.
+    After another ``init()`` other ranks may take part, without these residues: all begin with none.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Part:
         dtype: in which is computed: float32 for half-precision parameters, too.
         rows, columns: of the parameter as a matrix: its outermost dimension in memory (the first one, but for
             transposed parameters), and the others as one.
-        total: gradient and residue, in the order in which they lie in memory; on the parameter's device.
+        total: gradient and residue, in the order of memory; on the parameter's device.
     """
 
     __slots__ = ("_axes", "_whole", "columns", "dtype", "residue", "rows", "slot", "total")

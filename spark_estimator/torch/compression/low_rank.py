@@ -1,4 +1,4 @@
-"""The algebra of low-rank approximation, with the same bits on every rank whatever its processor is.
+"""The algebra of low-rank approximation, with the same bits on every rank and processor.
 
 Matrix products and factorisations of libraries round differently from one processor to the next. So what all ranks
 must have alike is made of two things only: sums of whole numbers, which are the same in every order, and operations
@@ -42,8 +42,8 @@ def orthonormal(matrix: torch.Tensor) -> tuple[torch.Tensor, list[bool]]:
     scales = torch.tensor([_power_of_two(peak, bits) for peak in _peaks(matrix)], dtype=torch.float64)
     # [rank, rows] whole numbers up to 2 ** bits; a scale that is a power of two changes no digits.
     columns = (matrix.t().to(torch.float64) * scales.unsqueeze(1)).round_()
-    whole = columns.to(torch.int64)
-    products = (whole.unsqueeze(1) * whole.unsqueeze(0)).sum(-1).tolist()
+    scaled = columns.to(torch.int64)
+    products = (scaled.unsqueeze(1) * scaled.unsqueeze(0)).sum(-1).tolist()
     lower = _cholesky(products)
     for j, row in enumerate(lower):
         for i in range(j):
@@ -71,11 +71,11 @@ def product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch
     step = max(1, _CACHED // max(1, out.shape[1])) if out.is_cpu else out.shape[0]
     scratch = torch.empty_like(out[:step])
     for start in range(0, out.shape[0], step):
-        part, own = out[start : start + step], left[start : start + step]
-        torch.mul(own[:, :1], rows[0], out=part)
+        part, left_rows = out[start : start + step], left[start : start + step]
+        torch.mul(left_rows[:, :1], rows[0], out=part)
         for k in range(1, left.shape[1]):
             # Two kernels: one could round the product and the sum together, or not.
-            term = torch.mul(own[:, k : k + 1], rows[k], out=scratch[: len(part)])
+            term = torch.mul(left_rows[:, k : k + 1], rows[k], out=scratch[: len(part)])
             part.add_(term)
     return out
 
@@ -102,15 +102,15 @@ def _cholesky(products: list[list[int]]) -> list[list[float]]:
         row = [0.0] * len(products)
         for i in range(j):
             if lower[i][i]:
-                rest = float(dots[i])
+                remainder = float(dots[i])
                 for k in range(i):
-                    rest -= row[k] * lower[i][k]
-                row[i] = rest / lower[i][i]
-        left = float(dots[j])
+                    remainder -= row[k] * lower[i][k]
+                row[i] = remainder / lower[i][i]
+        square = float(dots[j])
         for k in range(j):
-            left -= row[k] * row[k]
-        if left > _SHADOW * dots[j]:
-            row[j] = math.sqrt(left)
+            square -= row[k] * row[k]
+        if square > _SHADOW * dots[j]:
+            row[j] = math.sqrt(square)
         else:
             row = [0.0] * len(products)
         lower.append(row)

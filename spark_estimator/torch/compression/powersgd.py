@@ -87,7 +87,7 @@ class _Matrix:
         part: the parameter, with its residue.
         position: in the bucket.
         left: P: [rows, rank], summed in place.
-        basis: B: [rows, rank]; None: nothing to be done, as nobody has a gradient, or as one is not finite.
+        basis: B: [rows, rank]; None: nothing to be done, as no rank has a gradient, or as one is not finite.
         finite: whether all gradients are, as far as P tells.
         own: this rank's M^T B, [columns, rank].
         right: Q: where the second request puts the sum of those.
@@ -97,7 +97,7 @@ class _Matrix:
         self.part = part
         self.position = position
         self._settings = settings
-        self.left = self.own = self.right = torch.empty(0)
+        self.left = self.local_right = self.right = torch.empty(0)
         self.forget()
 
     def forget(self) -> None:
@@ -113,17 +113,17 @@ class _Matrix:
         self.left = (residue.factor.to(total.device).t().contiguous() @ total.t()).t().to("cpu").contiguous()
         return self.left
 
-    def find_basis(self, anybody: bool) -> torch.Tensor:
+    def find_basis(self, has_gradient: bool) -> torch.Tensor:
         """Makes B of the received P; gives Q of this rank alone."""
         part, total = self.part, self.part.total
         assert total is not None
         self.finite = bool(torch.isfinite(self.left).all())
-        if anybody and self.finite:
+        if has_gradient and self.finite:
             self.basis, self._added = orthonormal(self.left)
-            self.own = (self.basis.to(total.device).t().contiguous() @ total).t()
+            self.local_right = (self.basis.to(total.device).t().contiguous() @ total).t()
         else:
-            self.own = torch.zeros((part.columns, self._settings.rank), dtype=part.dtype)
-        self.right = self.own.to("cpu", copy=True).contiguous()  # which the sum of all will replace
+            self.local_right = torch.zeros((part.columns, self._settings.rank), dtype=part.dtype)
+        self.right = self.local_right.to("cpu", copy=True).contiguous()  # which the sum of all will replace
         return self.right
 
     def multiply(self) -> None:
@@ -136,7 +136,7 @@ class _Matrix:
             basis = self.basis.to(total.device)
             if residue.owed is None:
                 residue.owed = torch.empty_like(total)
-            torch.addmm(total, basis, self.own.t(), alpha=-1, out=residue.owed)
+            torch.addmm(total, basis, self.local_right.t(), alpha=-1, out=residue.owed)
             product(basis, right.to(total.device), out=total)
             residue.factor = self._redrawn(scaled_columns(right))
         part.put_back()
@@ -238,5 +238,5 @@ class PowerSGDBucket(FeedbackBucket):
                 postscale=postscale,
                 process_set=self._options.process_set,
             )
-        places: Addresses = [wire.data_ptr() for wire in wires]
-        return self._plans[name].submit(places, places, wires, defer=True)
+        addresses: Addresses = [wire.data_ptr() for wire in wires]
+        return self._plans[name].submit(addresses, addresses, wires, defer=True)

@@ -1,7 +1,7 @@
 """Top-k: of each gradient only the largest elements travel, with their places, and are added up where they meet.
 
 The rest is remembered and added to the next gradient (Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with Memory"; Lin
-et al. 2018, "Deep Gradient Compression"). The ranks' elements lie in different places, so they are gathered: each rank
+et al. 2018, "Deep Gradient Compression"). The ranks' elements have different positions, so they are gathered: each rank
 receives what all others have sent, and adds it up in the order of ranks, so that the bits are the same everywhere.
 """
 
@@ -70,17 +70,17 @@ class TopK(BucketCompression):
     def bucket(self, name: str, slots: list[Slot], options: Options) -> TopKBucket:
         return TopKBucket(name, slots, options, self)
 
-    def kept(self, elements: int, itemsize: int) -> int:
-        """How many of a parameter's elements travel; all of them, where places would cost more than they save."""
+    def sent_elements(self, elements: int, itemsize: int) -> int:
+        """How many of a parameter's elements travel; all of them, where indices would cost more than they save."""
         count = max(1, math.ceil(elements * self.ratio))
-        place = place_type(elements).itemsize
-        if elements < self.whole or count * (itemsize + place) >= elements * itemsize:
+        index_bytes = index_type(elements).itemsize
+        if elements < self.whole or count * (itemsize + index_bytes) >= elements * itemsize:
             return elements
         return count
 
 
-def place_type(elements: int) -> torch.dtype:
-    """In which a place in a tensor of so many elements travels."""
+def index_type(elements: int) -> torch.dtype:
+    """The type in which an index into a tensor of so many elements travels."""
     return torch.int32 if elements < 1 << 31 else torch.int64
 
 
@@ -91,16 +91,16 @@ class _Chosen:
         part: the parameter, with its residue.
         count: how many of its elements travel.
         whole: whether that is all of them.
-        places: of those elements, in memory order; None when all travel.
-        left: what remains at these places: what rounding to the wire type has taken away.
+        indices: of those elements, in memory order; None when all travel.
+        left: what remains at these indices: what rounding to the wire type has taken away.
     """
 
     def __init__(self, part: Part, settings: TopK) -> None:
         elements = part.slot.param.numel()
         self.part = part
-        self.count = settings.kept(elements, part.slot.dtype.itemsize)
+        self.count = settings.sent_elements(elements, part.slot.dtype.itemsize)
         self.whole = self.count == elements
-        self.places: torch.Tensor | None = None
+        self.indices: torch.Tensor | None = None
         self.left = torch.empty(0)
 
     def take(self, prescale: float) -> torch.Tensor:
@@ -108,18 +108,18 @@ class _Chosen:
         values = total = self.part.take().view(-1)
         if not self.whole:
             # One that is not finite counts as the largest, so that all ranks will know of it.
-            self.places = torch.topk(total.abs(), self.count, sorted=False).indices
-            values = total[self.places]
+            self.indices = torch.topk(total.abs(), self.count, sorted=False).indices
+            values = total[self.indices]
         sent = (values * prescale).to(self.part.slot.dtype)
         self.left = values - sent.to(self.part.dtype) / prescale
         return sent
 
-    def add_up(self, values: torch.Tensor, places: torch.Tensor | None) -> None:
+    def add_up(self, values: torch.Tensor, indices: torch.Tensor | None) -> None:
         """Makes the sum of all ranks' elements the gradient.
 
         Args:
             values: [size, count] in the type that is computed in.
-            places: [size, count]; None when all elements travel.
+            indices: [size, count]; None when all elements travel.
         """
         assert self.part.total is not None
         residue, total = self.part.residue, self.part.total.view(-1)
@@ -127,17 +127,17 @@ class _Chosen:
             if residue.owed is None:
                 residue.owed = torch.empty_like(self.part.total)
             owed = residue.owed.view(-1)
-            if self.places is None:
+            if self.indices is None:
                 owed.copy_(self.left)
             else:
-                owed.copy_(total)[self.places] = self.left
+                owed.copy_(total)[self.indices] = self.left
         values = values.to(total.device)
         total.zero_()
-        for rank, own in enumerate(values):  # in this order everywhere; a rank's own places are all different
-            if places is None:
-                total.add_(own)
+        for rank, rank_values in enumerate(values):  # in this order everywhere; a rank's own places are all different
+            if indices is None:
+                total.add_(rank_values)
             else:
-                total.index_add_(0, places[rank].to(total.device, torch.int64), own)
+                total.index_add_(0, indices[rank].to(total.device, torch.int64), rank_values)
         self.part.put_back()
 
 
@@ -152,17 +152,17 @@ class TopKBucket(FeedbackBucket):
     def __init__(self, name: str, slots: list[Slot], options: Options, settings: TopK) -> None:
         super().__init__(name, slots, options, settings.memory, settings.dense_steps)
         self._chosen = [_Chosen(part, settings) for part in self._parts]
-        self._place_type = place_type(max(slot.param.numel() for slot in slots))
+        self._index_type = index_type(max(slot.param.numel() for slot in slots))
         self._sent: tuple[torch.Tensor, ...] = ()
 
     def _send(self) -> Handle:
         prescale = self._options.scaled_op()[1]
-        device, place_type = self.place.device, self._place_type
+        device, index_type = self.location.device, self._index_type
         values = torch.cat([chosen.take(prescale).to(device) for chosen in self._chosen])
-        places = [chosen.places.to(device, place_type) for chosen in self._chosen if chosen.places is not None]
-        places = places or [torch.empty(0, dtype=place_type, device=device)]
+        indices = [chosen.indices.to(device, index_type) for chosen in self._chosen if chosen.indices is not None]
+        indices = indices or [torch.empty(0, dtype=index_type, device=device)]
         flags = torch.tensor([slot.gradient is not None for slot in self.slots], dtype=torch.uint8, device=device)
-        sent = self._sent = (values, torch.cat(places), flags)
+        sent = self._sent = (values, torch.cat(indices), flags)
         self.bytes_given = sum(tensor.nbytes for tensor in sent)
         return collectives.submit(
             Op.ALLGATHER,
@@ -176,22 +176,22 @@ class TopKBucket(FeedbackBucket):
     @torch.no_grad()
     def _receive(self) -> None:
         assert self._handle is not None
-        received = gathered(self._handle, self.place, self._gpu, self._sent, "DistributedOptimizer")
-        own_values, places, flags = (joined.view(len(rows), len(joined) // len(rows)) for joined, rows in received)
+        received = gathered(self._handle, self.location, self._gpu, self._sent, "DistributedOptimizer")
+        own_values, indices, flags = (joined.view(len(rows), len(joined) // len(rows)) for joined, rows in received)
         op, _, postscale = self._options.scaled_op()
         if op is ReduceOp.AVERAGE:
             postscale /= self._options.engine().size
         values = own_values.to(self._parts[0].dtype)
         if postscale != 1.0:
             values = values * postscale
-        anybody = flags.any(0).tolist()
-        value = place = 0
-        for chosen, has_gradient in zip(self._chosen, anybody, strict=True):
-            own = values[:, value : value + chosen.count]
+        any_rank = flags.any(0).tolist()
+        value = index = 0
+        for chosen, has_gradient in zip(self._chosen, any_rank, strict=True):
+            chosen_values = values[:, value : value + chosen.count]
             value += chosen.count
             where = None
             if not chosen.whole:
-                where = places[:, place : place + chosen.count]
-                place += chosen.count
+                where = indices[:, index : index + chosen.count]
+                index += chosen.count
             if has_gradient:
-                chosen.add_up(own, where)
+                chosen.add_up(chosen_values, where)

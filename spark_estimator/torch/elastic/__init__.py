@@ -13,7 +13,7 @@
 
     train(hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0))
 
-What happens when a rank is lost or comes stands in ``spark_estimator.elastic``. Between ``hvd.init()`` and `train`
+See ``spark_estimator.elastic`` for what happens when a rank is lost or joins. Between ``hvd.init()`` and `train`
 there must be no collectives: a process that comes later would wait in them for ranks that are long past them.
 """
 
@@ -40,7 +40,7 @@ ValueT = TypeVar("ValueT")
 
 
 def run(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
-    """Decorates ``func(state, ...)``, a training that goes on when the job loses a rank or takes one in.
+    """Decorates ``func(state, ...)``, a training that continues when the job loses or gains a rank.
 
     Args:
         func: gets a `State`, usually a `TorchState`, and takes up its work from there.

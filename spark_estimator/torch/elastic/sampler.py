@@ -16,7 +16,7 @@ class ElasticSampler(Sampler[int]):
     """Indices of a data set, each of them once an epoch on one of the ranks, but for some that fill up the last round.
 
     All ranks have the same permutation, by seed and epoch. What is left of it is dealt out one by one, so that the
-    first n batches of all ranks together are its first n * batch size * ranks samples: one number says what is done.
+    first n batches of all ranks together are its first n * batch size * ranks samples: one number is the progress.
 
     Args:
         dataset: anything with a length.
@@ -42,7 +42,7 @@ class ElasticSampler(Sampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch; what was processed is forgotten. Call it at the end of the one before, not at the start:
 
-        an epoch that is taken up in the middle would begin anew.
+        an epoch that is taken up in the middle would begin again.
         """
         self.epoch = epoch
         self.processed_num = 0

@@ -89,8 +89,8 @@ class OptimizerStateHandler(StateDictHandler):
     def __init__(self, value: torch.optim.Optimizer) -> None:
         if isinstance(value, DistributedMethods) and value._distributed.shards is not None:
             raise ValueError(
-                "an optimizer with shard_state=True cannot be part of an elastic state: a rank that is lost takes its "
-                "share of the state along. Wrap it without shard_state."
+                "an optimizer with shard_state=True cannot be part of an elastic state: the share of a lost rank "
+                "could not be restored. Wrap the optimizer without shard_state."
             )
         super().__init__(value)
 
@@ -131,7 +131,7 @@ class TorchState(ObjectState):
 
     Args:
         model, optimizer: optional; more of them may be given by other names.
-        kwargs: whatever else training must not lose, for example ``epoch=0``.
+        kwargs: other values to keep, for example ``epoch=0``.
 
     Raises:
         ValueError: a name is one that the state uses itself.
@@ -183,7 +183,7 @@ class TorchState(ObjectState):
 
 
 def host_copy(value: Any) -> Any:
-    """A deep copy, with tensors in host memory. Dicts, lists and tuples may hold whatever can be copied."""
+    """A deep copy, with tensors in host memory. Dicts, lists and tuples may hold any values that can be copied."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):

@@ -19,8 +19,8 @@ import torch
 
 from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import ops as collectives
+from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.collectives.engine import Engine
-from spark_estimator.torch.agreement import agree
 from spark_estimator.torch.collectives.device import location_of_all
 from spark_estimator.torch.collectives.memory import described, wire_form
 from spark_estimator.torch.optimizer.bucket import Options
@@ -43,8 +43,7 @@ class AdasumStep:
     in_backward = False  # nothing is in flight while autograd is at work
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: dict[int, str], options: Options) -> None:
-        self.passes_per_step = 1
-        self.accumulating = self.repeating = False  # passes add up in any case
+        self.accumulating = False  # passes add up in any case
         self._optimizer = weakref.ref(optimizer)
         self._names = names
         self._options = options
@@ -69,6 +68,10 @@ class AdasumStep:
             self._start = []
 
     begin_step = forget_passes
+
+    def set_passes_per_step(self, passes: int | None) -> None:
+        """Begins the next step: passes add up in any case."""
+        self.begin_step()
 
     def close(self) -> None:
         """The optimizer is as it was."""
@@ -138,12 +141,12 @@ class AdasumStep:
 
     def _combine(self, start: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         compression, kind = self._options.compression, "Adasum of what a step has changed"
-        place = location_of_all([param for param, _ in start], self._options.process_set)
-        gpu = place.gpu(kind)
+        location = location_of_all([param for param, _ in start], self._options.process_set)
+        gpu = location.gpu(kind)
         wires, contexts = [], []
         for param, before in start:
             wire, compressed = compression.compress(param.sub_(before).detach())
-            wires.append(wire_form(wire, kind, place.device))
+            wires.append(wire_form(wire, kind, location.device))
             contexts.append(compressed)
         self.bytes_given = sum(wire.nbytes for wire in wires)
         collectives.run(
@@ -161,7 +164,7 @@ class AdasumStep:
 
     def _agree(self, params: list[torch.Tensor]) -> None:
         engine = self._options.engine()
-        if engine is not self._engine:  # after another init() all ranks number their optimizers anew
+        if engine is not self._engine:  # after another init() all ranks number their optimizers again
             self._engine = engine
             self._prefix = self._options.next_name()
             self._agreed = []
@@ -171,7 +174,7 @@ class AdasumStep:
         ]
         if lines != self._agreed:
             process_set, subject = self._options.process_set, "the parameters of DistributedOptimizer"
-            agree(lines, name=f"{self._prefix}.changes", subject=subject, process_set=process_set)
+            check_identical(lines, name=f"{self._prefix}.changes", subject=subject, process_set=process_set)
             self._agreed = lines
 
     def _trainable(self) -> list[torch.Tensor]:

@@ -16,7 +16,8 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives.ops import whole_number
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.torch.collectives.memory import check_parameter, where
-from spark_estimator.torch.compression.compressors import UNCHOSEN, BucketCompression, Compression, checked_compression
+from spark_estimator.torch.compression.choices import Compression
+from spark_estimator.torch.compression.compressors import UNCHOSEN, BucketCompression, checked_compression
 
 
 def checked_op(op: int) -> ReduceOp:
@@ -25,9 +26,7 @@ def checked_op(op: int) -> ReduceOp:
             return ReduceOp(op)
     except ValueError:
         pass
-    raise ValueError(
-        f"{where('DistributedOptimizer')}: op={op!r}: gradients are reduced by hvd.Average, hvd.Sum or hvd.Adasum."
-    )
+    raise ValueError(f"{where('DistributedOptimizer')}: op={op!r}: must be hvd.Average, hvd.Sum or hvd.Adasum.")
 
 
 def ranks_of(process_set: ProcessSet | None) -> int:
@@ -58,7 +57,7 @@ def check_predivide(factor: Any, op: ReduceOp) -> None:
     if not isinstance(factor, numbers.Real) or not 0 < float(factor) < math.inf:
         raise ValueError(f"gradient_predivide_factor={factor!r} must be a number greater than 0.")
     if factor != 1.0 and op is not ReduceOp.AVERAGE:
-        raise ValueError(f"gradient_predivide_factor={factor} splits an average: it needs op=hvd.Average.")
+        raise ValueError(f"gradient_predivide_factor={factor} requires op=hvd.Average.")
 
 
 def compression_for(compression: object, op: ReduceOp) -> object:
@@ -67,9 +66,8 @@ def compression_for(compression: object, op: ReduceOp) -> object:
     checked = checked_compression(compression)
     if op is ReduceOp.ADASUM and isinstance(checked, BucketCompression):
         raise ValueError(
-            f"{where('DistributedOptimizer')}: compression={compression!r} does not go with op=hvd.Adasum, which "
-            "combines what steps have changed and not gradients; use hvd.Average, or hvd.Compression.none, fp16 or "
-            "bf16."
+            f"{where('DistributedOptimizer')}: compression={compression!r} is not supported with op=hvd.Adasum, which "
+            "combines parameter updates, not gradients. Use op=hvd.Average, or hvd.Compression.none, fp16 or bf16."
         )
     return checked
 
@@ -95,8 +93,8 @@ def _names_of(optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any])
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], (str, int)):
             raise ValueError(
-                "named_parameters holds tuples (name, parameter), as model.named_parameters() gives them; "
-                f"this is none: {reprlib.repr(pair)}."
+                "named_parameters must hold tuples (name, parameter), as model.named_parameters() returns them, not "
+                f"{reprlib.repr(pair)}."
             )
     duplicates = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
     if duplicates:
@@ -127,14 +125,14 @@ def checked_groups(
     seen: set[int] = set()
     for param in (param for group in groups for param in group):
         if not isinstance(param, torch.Tensor):
-            raise ValueError(f"groups holds lists of parameters; this is none: {param!r}.")
+            raise ValueError(f"groups must hold lists of parameters, not {param!r}.")
         if id(param) in seen:
             raise ValueError(
                 f"groups has a parameter of shape {tuple(param.shape)} twice; each may be in one group only."
             )
         if id(param) not in owned:
             raise ValueError(
-                f"groups has a tensor of shape {tuple(param.shape)} that is no parameter of the optimizer."
+                f"groups has a tensor of shape {tuple(param.shape)} that is not a parameter of the optimizer."
             )
         seen.add(id(param))
     return groups

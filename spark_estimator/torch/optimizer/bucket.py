@@ -1,7 +1,7 @@
 """A bucket of gradients on its way: taken from the parameters, handed to the engine by address, put back as averages.
 
-`Bucket` is what every kind of bucket promises; `DenseBucket` is the usual one. A gradient is not copied where it lies
-densely in host memory or on the GPU, in the parameter's own type and order: the engine works on the memory that
+`Bucket` is what every kind of bucket promises; `DenseBucket` is the usual one. A gradient is not copied where it is
+dense in host memory or on the GPU, in the parameter's own type and order: the engine works on the memory that
 autograd gave it. In all other cases (another order, a sparse gradient, another device, compression) a copy travels.
 
 So it does where the memory is not the gradient's alone: of other gradients, say, or of what autograd has yet to read.
@@ -60,8 +60,8 @@ class Options:
     def bucket(self, name: str, slots: list[Slot]) -> Bucket:
         """A bucket for dense gradients, in the compression's own way where it has one."""
         if isinstance(self.compression, BucketCompression):
-            made: Bucket = self.compression.bucket(name, slots, self)
-            return made
+            bucket: Bucket = self.compression.bucket(name, slots, self)
+            return bucket
         return DenseBucket(name, slots, self)
 
     def next_name(self) -> str:
@@ -88,9 +88,9 @@ class Bucket(ABC):
         options: how they are exchanged.
 
     Attributes:
-        place: where the gradients are worked on.
+        location: where the gradients are worked on.
         missing: ids of the parameters whose gradients are not complete yet. Autograd's threads take theirs out.
-        torn: nobody knows whether the engine has it: the name of what, such as a KeyboardInterrupt, came while it was
+        torn: it is unknown whether the engine has it: the name of what, such as a KeyboardInterrupt, came while it was
             handed over; "" when nothing did.
         bytes_given: that this rank handed to the engine in the last exchange.
     """
@@ -104,7 +104,7 @@ class Bucket(ABC):
         self._keys = [id(slot.param) for slot in slots]
         self.missing = set(self._keys)
         self.torn = ""
-        self.place = location_of_all([slot.param for slot in slots], options.process_set)
+        self.location = location_of_all([slot.param for slot in slots], options.process_set)
         self._gpu: Gpu | None = None  # with the stream on which it was submitted
         # Of the GPU, on which this exchange's gradients were computed. What is made here is used in it, too.
         self._streams: set[int] = set()
@@ -135,12 +135,12 @@ class Bucket(ABC):
 
     def note_stream(self) -> None:
         """What comes on a GPU's current stream is to come before what is submitted."""
-        if self.place.on_gpu:
-            self._streams.add(raw_stream(self.place.number))
+        if self.location.on_gpu:
+            self._streams.add(raw_stream(self.location.number))
 
     def _gather_streams(self) -> None:
         """Has the current stream wait for those on which autograd has computed: a branch's backward is on its own."""
-        self._gpu = self.place.gpu("DistributedOptimizer")
+        self._gpu = self.location.gpu("DistributedOptimizer")
         if self._gpu is not None:
             others = self._streams - {self._gpu.stream}
             if others:
@@ -166,7 +166,7 @@ class Bucket(ABC):
         for slot in self.slots:
             slot.forget()
 
-    def let_go_of_memory(self) -> None:
+    def detach_gradients(self) -> None:
         """Parts the parameters from memory that the engine may be writing; `finish` brings them together again."""
         for slot in self.slots:
             slot.param.grad = None
@@ -180,12 +180,12 @@ class DenseBucket(Bucket):
         wire_type = wire_dtype(options.compression, slots[0].dtype)
         self._plan: Plan | None = None
         # One flag a gradient travels along: 1 where this rank has one. What is 0 for all ranks keeps no gradient
-        # anywhere, as in a single process, so that weight decay or momentum do not move a parameter that nobody used.
+        # anywhere, as in a single process, so that weight decay or momentum do not move a parameter that no rank used.
         # None: a custom compressor, whose wire type, order and size are known when it has compressed.
-        self._ones = None if wire_type is None else torch.ones(len(slots), dtype=wire_type, device=self.place.device)
+        self._ones = None if wire_type is None else torch.ones(len(slots), dtype=wire_type, device=self.location.device)
         self._flags: torch.Tensor | None = None
         self._sent: list[torch.Tensor] = []  # all that the engine reads and writes
-        self._held: list[torch.Tensor] | None = None  # all gradients, when all travel where they lie
+        self._held: list[torch.Tensor] | None = None  # all gradients, when all travel in their own memory
         # Parameters, and the strides of those that are not contiguous: to ask the latter of each gradient costs most.
         self._direct = [
             (
@@ -219,14 +219,14 @@ class DenseBucket(Bucket):
                 gpu=self._gpu,
             )
         present = torch.tensor([slot.gradient is not None for slot in self.slots])
-        return self._submit_plan(wires, present.to(self.place.device, self._ones.dtype))
+        return self._submit_plan(wires, present.to(self.location.device, self._ones.dtype))
 
     def _gradients_that_lie_right(self) -> list[torch.Tensor] | None:
         """All gradients, if each can travel as it is; else None. The usual case, once a step: not a line too much."""
         if self._options.compression is not NoneCompressor:
             return None
         dtype, strided, count, alone = self.slots[0].dtype, torch.strided, references, ALONE
-        device = self.place.torch_number
+        device = self.location.torch_number
         gradients = []
         for slot, param, strides in self._direct:
             gradient = param.grad
@@ -244,18 +244,18 @@ class DenseBucket(Bucket):
             gradients.append(gradient)
         return gradients
 
-    def _submit_plan(self, wires: list[torch.Tensor], own: torch.Tensor) -> Handle:
+    def _submit_plan(self, wires: list[torch.Tensor], present: torch.Tensor) -> Handle:
         """Hands over wire forms, and for each whether there is a gradient."""
-        flags = self._flags = torch.empty_like(own)
+        flags = self._flags = torch.empty_like(present)
         if self._plan is None:
-            self._plan = self._planned([*wires, own])
-            self.bytes_given = sum(wire.nbytes for wire in (*wires, own))
-        places = [wire.data_ptr() for wire in wires]
-        self._sent = [*wires, own, flags]
+            self._plan = self._planned([*wires, present])
+            self.bytes_given = sum(wire.nbytes for wire in (*wires, present))
+        addresses = [wire.data_ptr() for wire in wires]
+        self._sent = [*wires, present, flags]
         stream = 0 if self._gpu is None else self._gpu.stream
-        # Nobody looks at gradients before the end of backward, which waits.
+        # Gradients are not read before the end of backward, which waits.
         return self._plan.submit(
-            [*places, own.data_ptr()], [*places, flags.data_ptr()], self._sent, defer=True, stream=stream
+            [*addresses, present.data_ptr()], [*addresses, flags.data_ptr()], self._sent, defer=True, stream=stream
         )
 
     def _planned(self, wires: Sequence[torch.Tensor]) -> Plan:
@@ -270,7 +270,7 @@ class DenseBucket(Bucket):
             prescale=prescale,
             postscale=postscale,
             process_set=self._options.process_set,
-            device=self.place.engines_device,
+            device=self.location.engines_device,
         )
 
     def finish(self) -> None:
@@ -299,14 +299,14 @@ class DenseBucket(Bucket):
     def _take(self, slot: Slot) -> None:
         gradient = slot.take()
         compression = self._options.compression
-        if gradient is not None and gradient.get_device() == self.place.torch_number and slot.fits(gradient):
+        if gradient is not None and gradient.get_device() == self.location.torch_number and slot.fits(gradient):
             wire = gradient
         else:
-            wire = slot.copied(self.place.device, slot.dtype)
+            wire = slot.copied(self.location.device, slot.dtype)
         if compression is not NoneCompressor:
             wire, slot.context = compression.compress(wire.detach())
             if self._ones is None:
-                wire = wire.detach().to(self.place.device).contiguous()
+                wire = wire.detach().to(self.location.device).contiguous()
         slot.wire = wire
 
     def _give_back(self, slot: Slot) -> None:

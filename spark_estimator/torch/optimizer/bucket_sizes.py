@@ -17,7 +17,7 @@ class Gradient:
     Attributes:
         name: of the parameter.
         shape: of the parameter, and of its gradient.
-        order: strides of the dimensions that are longer than 1: the order in which its elements lie on the wire.
+        order: strides of the dimensions that are longer than 1: the order in which its elements travel.
         dtype: name of the parameter's element type.
         wire_dtype: name of the type in which it travels; "" when only a custom compressor knows.
         wire_bytes: its size on the wire.

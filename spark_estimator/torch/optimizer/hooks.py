@@ -1,4 +1,4 @@
-"""Tells when a parameter's gradient is complete, and when the backward pass that computed it has ended or died."""
+"""Reports when a parameter's gradient is complete, and when the backward pass that computed it ended or raised."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.autograd.function import BackwardCFunction
 
 
 class Listener(Protocol):
-    """Who is told. All calls come from inside autograd, from the thread that works on the pass."""
+    """Receives the reports. All calls come from inside autograd, from the thread that works on the pass."""
 
     def gradient_complete(self, key: int) -> None:
         """The gradient of the parameter whose id is `key` has got all that this pass adds to it.
 
-        While ``ParameterHooks.counting``, this is told only of the last that was missing of those that are counted
+        While ``ParameterHooks.counting``, only called for the last that was missing of those that are counted
         together.
         """
         ...
@@ -56,7 +56,7 @@ class ParameterHooks:
         self._handles: dict[int, tuple[torch.Tensor, Any, _Counted]] = {}
 
     def add(self, param: torch.Tensor) -> None:
-        """Listens to a trainable parameter that `may_have` allows, in the place of whoever did so before.
+        """Listens to a trainable parameter that `may_have` allows, in the place of the listener that did so before.
 
         A second call changes nothing.
         """
@@ -108,8 +108,15 @@ class ParameterHooks:
         if not self._gave_away:  # the usual case, asked in every step
             return []
         owners = dict.fromkeys(_owner.get(id(param)) for param in params if not self.may_have(param))
-        told = [owner._listener() for owner in owners if owner is not None]
-        return [listener for listener in told if listener is not None]
+        listeners = [owner._listener() for owner in owners if owner is not None]
+        return [listener for listener in listeners if listener is not None]
+
+    def running(self) -> int | None:
+        """The id of the parameter of this listener whose hooks autograd calls now in this thread; None: of none."""
+        if not inside_backward():
+            return None
+        variable = getattr(torch._C._current_autograd_node(), "variable", None)  # of AccumulateGrad
+        return id(variable) if id(variable) in self._handles else None
 
     def count_in(self, key: int, missing: set[int], note: Callable[[], None] | None = None) -> None:
         """While `counting`, the parameter's id is taken out of `missing` when its gradient is complete.
@@ -167,12 +174,12 @@ def _hook(
                     return
             else:
                 again = True
-        told = listener()
-        if told is not None:
+        receiver = listener()
+        if receiver is not None:
             if again:
-                told.gradient_again(key)
+                receiver.gradient_again(key)
             else:
-                told.gradient_complete(key)
+                receiver.gradient_complete(key)
 
     return hook
 
@@ -221,8 +228,8 @@ _at_the_end: weakref.WeakValueDictionary[int, _AtTheEnd] = weakref.WeakValueDict
 def call_at_the_end(act: Callable[[], None]) -> None:
     """Calls `act` at the end of the pass that is under way, after all that is to be called then already.
 
-    If it raises, what else this function was given for the pass is called before the error goes on. Nothing of it is
-    called when the pass raises.
+    If it raises, what else this function was given for the pass is called before the error is raised again.
+    Nothing of it is called when the pass raises.
     """
     number = current_pass()
     acts = _at_the_end.get(number)
@@ -284,8 +291,8 @@ def inside_backward() -> bool:
 def call_after(node: Any, act: Callable[[], None]) -> None:
     """Calls `act`, once, when a node of the graph is done with, in the pass that it belongs to.
 
-    Not called when that raises, nor from the hooks that run after the node. Nobody tells then: what its graph holds may
-    be dropped at any later time, also in the middle of another pass.
+    Not called when that raises, nor from the hooks that run after the node. No report comes then: what its graph holds
+    may be dropped at any later time, also in the middle of another pass.
     """
 
     def hook(*_: object) -> None:

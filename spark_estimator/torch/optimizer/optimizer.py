@@ -83,6 +83,9 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     there when the outer one returns, or after ``step()``.) A parameter that is not used on some ranks counts as zero
     there; one that no rank uses keeps no gradient.
 
+    A parameter's hook may call ``step()`` in the middle of a pass, on all ranks alike: it averages the gradients that
+    have been computed until then. Those that the rest of the pass computes are averaged by the next step.
+
     All ranks make their optimizers in the same order, in which messages number them from 0, and step them in the same
     order. A parameter that several have is exchanged by the one that was made last, in its way; the others step with
     what came of it.
@@ -94,9 +97,9 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
         optimizer: any ``torch.optim.Optimizer``. Parameters may be added, frozen or unfrozen later, on all ranks alike.
         named_parameters: usually ``model.named_parameters()``, for messages. None: parameters are named by number.
         compression: what is sent in place of each gradient; see `Compression`. Where none is given,
-            SPARK_ESTIMATOR_COMPRESSION says which (none, fp16 or bf16).
+            SPARK_ESTIMATOR_COMPRESSION chooses it (none, fp16 or bf16).
         backward_passes_per_step: gradients of so many backward passes are added up before they travel (they are not
-            divided by that number). To accumulate needs it: one pass more than told, before ``step()``, is refused.
+            divided by that number). An extra pass before ``step()`` raises AssertionError.
         op: `Average` or `Sum` of gradients. `Adasum`: each rank steps by its own gradients, and what the step has
             changed is combined by the adaptive sum.
         gradient_predivide_factor: f: an average is taken as 1/f before and f/size after the sum.
@@ -144,8 +147,8 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
         check_can_shard(optimizer)
         if operation is ReduceOp.ADASUM:
             raise ValueError(
-                f"{where('DistributedOptimizer')}: shard_state=True does not go together with op=hvd.Adasum: each rank "
-                "steps on its own there."
+                f"{where('DistributedOptimizer')}: shard_state=True is not supported with op=hvd.Adasum, where each "
+                "rank steps on its own."
             )
 
     unwrap(optimizer)
@@ -184,8 +187,8 @@ class DistributedMethods(torch.optim.Optimizer):
         """In this context ``step()`` takes the gradients as they are. Raises AssertionError with Adasum."""
         if self._distributed.options.op is ReduceOp.ADASUM:
             raise AssertionError(
-                f"{where('skip_synchronize')}: it has no meaning with op=hvd.Adasum: what a step has changed is "
-                "combined after it."
+                f"{where('skip_synchronize')}: not supported with op=hvd.Adasum, which combines the ranks' updates "
+                "after the step."
             )
         self._distributed.skipping = True
         try:
@@ -207,14 +210,12 @@ class DistributedMethods(torch.optim.Optimizer):
             check_passes(passes)
         elif self._distributed.options.op is ReduceOp.SUM:
             raise ValueError(
-                f"{where('DistributedOptimizer')}: set_backward_passes_per_step(None) does not go with op=hvd.Sum: "
-                "what was summed before would be summed again in a later pass. Use op=hvd.Average."
+                f"{where('DistributedOptimizer')}: set_backward_passes_per_step(None) is not supported with "
+                "op=hvd.Sum: a later pass would sum the earlier sums again. Use op=hvd.Average."
             )
         self._distributed.passes = passes or 1
         if self._distributed.exchange is not None:
-            self._distributed.exchange.passes_per_step = passes or 1
-            self._distributed.exchange.repeating = passes is None
-            self._distributed.exchange.begin_step()
+            self._distributed.exchange.set_passes_per_step(passes)
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -240,7 +241,7 @@ class DistributedMethods(torch.optim.Optimizer):
         if exchange is not None:
             if exchange.in_backward:
                 raise AssertionError(
-                    "zero_grad() was called while a backward pass is under way: its gradients are in flight."
+                    "zero_grad() was called during a backward pass, while its gradients are being exchanged."
                 )
             exchange.begin_step()  # what was exchanged and not used is given up, as it is on ranks without a backward
         super().zero_grad(*args, **kwargs)
@@ -268,14 +269,14 @@ class DistributedMethods(torch.optim.Optimizer):
             RuntimeError: the state is divided among the ranks and has not been brought together since the last step.
         """
         shards = self._distributed.shards
-        whole = None if shards is None else shards.whole_state()
-        if whole is None:
+        full_state = None if shards is None else shards.consolidated_state()
+        if full_state is None:
             return super().state_dict()
-        own, self.state = self.state, defaultdict(dict, whole)
+        divided_state, self.state = self.state, defaultdict(dict, full_state)
         try:
             return super().state_dict()
         finally:
-            self.state = own
+            self.state = divided_state
 
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Brings a divided state together on one rank, whose ``state_dict()`` is whole then. Collective.
@@ -341,24 +342,24 @@ class DistributedMethods(torch.optim.Optimizer):
             added = {_ATTRIBUTE, TAKES_SCALE} if self._distributed.options.op is ReduceOp.ADASUM else {_ATTRIBUTE}
             state = {key: value for key, value in state.items() if key not in added}
         # Made by the standard library alone, so that it can be loaded where this package is not installed.
-        return copyreg._reconstructor, (_own_class(self), object, None), state  # type: ignore[attr-defined]  # no stub
+        return copyreg._reconstructor, (_user_class(self), object, None), state  # type: ignore[attr-defined]  # no stub
 
 
-def own_class_of(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
+def user_class_of(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
     """The class that the user made the optimizer with, wrapped or not."""
-    return _own_class(optimizer) if isinstance(optimizer, DistributedMethods) else type(optimizer)
+    return _user_class(optimizer) if isinstance(optimizer, DistributedMethods) else type(optimizer)
 
 
-def _distributed_class(own: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    if own not in _distributed_classes:
-        names = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
-        _distributed_classes[own] = type(own.__name__, (DistributedMethods, own), names)
-    return _distributed_classes[own]
+def _distributed_class(user_class: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    if user_class not in _distributed_classes:
+        names = {name: getattr(user_class, name) for name in ("__module__", "__qualname__", "__doc__")}
+        _distributed_classes[user_class] = type(user_class.__name__, (DistributedMethods, user_class), names)
+    return _distributed_classes[user_class]
 
 
-def _own_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
-    own: type[torch.optim.Optimizer] = type(optimizer).__bases__[1]
-    return own
+def _user_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
+    user_class: type[torch.optim.Optimizer] = type(optimizer).__bases__[1]
+    return user_class
 
 
 #: The user's class -> its distributed subclass, so that two optimizers of one class stay of one class.
@@ -373,7 +374,7 @@ def unwrap(optimizer: torch.optim.Optimizer) -> None:
             hook.remove()
         if distributed.exchange is not None:
             distributed.exchange.close()
-        optimizer.__class__ = _own_class(optimizer)  # type: ignore[assignment]  # which is what it was
+        optimizer.__class__ = _user_class(optimizer)  # type: ignore[assignment]  # which is what it was
         delattr(optimizer, _ATTRIBUTE)
 
 

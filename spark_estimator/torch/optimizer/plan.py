@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives import ops as collectives
+from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.errors import MismatchError
-from spark_estimator.torch.agreement import agree
 from spark_estimator.torch.collectives.device import location_of_all
 from spark_estimator.torch.collectives.memory import described, element_type
 from spark_estimator.torch.compression.compressors import BucketCompression, wire_dtype
@@ -27,7 +27,7 @@ class GradientPlan:
         slots: of the parameters, in the optimizer's order.
         buckets: in the order in which they are expected to be complete.
         bucket_of: parameter id -> its bucket.
-        agreed: the ranks have compared their plans.
+        repeats: a pass adds to some gradient more than once, so that none is complete before the end of the pass.
 
     Args:
         name: of the exchange, alike on all ranks.
@@ -38,7 +38,8 @@ class GradientPlan:
 
     def __init__(self, name: str, slots: Sequence[Slot], options: Options, passes: int) -> None:
         self.slots = list(slots)
-        self.agreed = False
+        self.repeats = False
+        self._agreed = False
         self._name = name
         self._options = options
         self._passes = passes
@@ -49,12 +50,65 @@ class GradientPlan:
         """Whether a bucket has been submitted, and its exchange is not over."""
         return any(bucket.submitted for bucket in self.buckets)
 
+    @property
+    def agreed(self) -> bool:
+        """Whether the ranks have compared their plans."""
+        return self._agreed
+
+    def must_agree(self) -> None:
+        """Has the ranks compare their plans before the next bucket travels."""
+        self._agreed = False
+
+    def submit(self) -> None:
+        """Submits all buckets that have not been submitted in this exchange. Does not block."""
+        for bucket in self.buckets:
+            bucket.submit()
+
+    def exchange(self, buckets_changed: Callable[[], None]) -> None:
+        """Submits what has not been submitted, waits, and makes the averages the parameters' gradients. Collective.
+
+        Args:
+            buckets_changed: called when the buckets are others now: gradients have turned out to be sparse.
+
+        Raises:
+            MismatchError: the ranks disagree; they compare their plans again before the next exchange.
+            HorovodInternalError: a rank is lost, or has left.
+        """
+        try:
+            if not self._agreed and self._agree():
+                buckets_changed()
+            self.submit()
+            for bucket in self.buckets:
+                bucket.proceed()
+            for bucket in self.buckets:
+                bucket.finish()
+        except MismatchError:
+            self._agreed = False
+            raise
+
+    @property
+    def interrupted_by(self) -> str:
+        """What came while a bucket was handed to the engine, which may or may not have it; "" when nothing did."""
+        return next((bucket.torn for bucket in self.buckets if bucket.torn), "")
+
+    def detach_submitted(self) -> None:
+        """Parts the parameters from memory of submitted buckets; `exchange` brings them together again."""
+        for bucket in self.buckets:
+            if bucket.submitted:
+                bucket.detach_gradients()
+
+    def forget_unsubmitted(self) -> None:
+        """Makes the buckets that have not been submitted ready for another pass."""
+        for bucket in self.buckets:
+            if not bucket.submitted:
+                bucket.forget()
+
     def forget(self) -> None:
         """Makes all buckets ready for the next exchange."""
         for bucket in self.buckets:
             bucket.forget()
 
-    def agree(self) -> bool:
+    def _agree(self) -> bool:
         """Compares plans with the other ranks, before the first bucket travels. Collective.
 
         Returns:
@@ -68,16 +122,16 @@ class GradientPlan:
         process_set = self._options.process_set
         subject = "the parameters of DistributedOptimizer"
         try:
-            agree(self._description, name=name, subject=subject, detail_name=detail, process_set=process_set)
+            check_identical(self._description, name=name, subject=subject, detail_name=detail, process_set=process_set)
         except MismatchError as error:
             if str(error).startswith("The ranks disagree"):
                 raise
             raise MismatchError(
-                f"Rank {context.rank()} is about to exchange other gradients than before, and another rank is not: "
-                "add_param_group, requires_grad_ or a change of type must happen on all ranks between the same two "
-                f"steps. ({error})"
+                f"Rank {context.rank()} exchanges gradients of other parameters than another rank. Create the same "
+                "optimizers on all ranks, and call add_param_group or requires_grad_, or change a parameter's type, on "
+                f"all ranks between the same two steps. ({error})"
             ) from error
-        self.agreed = True
+        self._agreed = True
         return not self._options.sparse_as_dense and self._find_sparse()
 
     def _make(self, sparse_dims: dict[int, int]) -> None:
@@ -133,8 +187,8 @@ class GradientPlan:
         if groups is None or isinstance(groups, int):
             return groups
         position = {id(param): number for number, param in enumerate(params)}
-        found = [[position[id(param)] for param in group if id(param) in position] for group in groups]
-        return [group for group in found if group]
+        positions = [[position[id(param)] for param in group if id(param) in position] for group in groups]
+        return [group for group in positions if group]
 
     def _find_sparse(self) -> bool:
         """Plans sparse buckets for parameters whose gradient is sparse on some rank, now that all have a gradient."""
@@ -155,7 +209,7 @@ class GradientPlan:
             repeats=False,
         )
         ranks, dims = seen.tolist()
-        found = {at: of // count for at, (count, of) in enumerate(zip(ranks, dims, strict=True)) if count}
-        if found:
-            self._make(found)
-        return bool(found)
+        sparse_dims = {at: of // count for at, (count, of) in enumerate(zip(ranks, dims, strict=True)) if count}
+        if sparse_dims:
+            self._make(sparse_dims)
+        return bool(sparse_dims)

@@ -1,4 +1,4 @@
-"""Optimizer state divided among the ranks: each steps a share of the parameters' elements and tells the others.
+"""Optimizer state divided among the ranks: each updates a share of the parameters' elements and sends it to the others.
 
 This is stage 1 of ZeRO (Rajbhandari et al. 2020): what Adam remembers, two numbers a parameter, is held once in the job
 and not once a rank. Gradients are averaged as ever, so that clipping, scaling and logging see what they always see;
@@ -56,17 +56,17 @@ ELEMENTWISE = (
 def check_can_shard(optimizer: torch.optim.Optimizer) -> None:
     """Raises ValueError when a step on a share of a parameter's elements would not be the same share of the step."""
     if not isinstance(optimizer, ELEMENTWISE):
-        known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
         raise ValueError(
-            f"shard_state=True needs an optimizer that treats each element by itself ({known}, or a subclass of one); "
-            f"{type(optimizer).__name__} is none."
+            f"shard_state=True needs an optimizer with an element-wise update rule ({names}, or a subclass of one); "
+            f"{type(optimizer).__name__} is not one of them."
         )
     for group in optimizer.param_groups:
         for param in group["params"]:
             if not _is_dense(param):
                 raise ValueError(
-                    f"shard_state=True needs parameters that lie densely in memory; one has shape "
-                    f"{tuple(param.shape)} and strides {param.stride()}."
+                    f"shard_state=True needs parameters that are dense in memory; one has shape {tuple(param.shape)} "
+                    f"and strides {param.stride()}."
                 )
 
 
@@ -76,7 +76,7 @@ class _Piece:
 
     Attributes:
         param: the parameter.
-        view: [stop - start] its elements from `start` to `stop`, in the order in which they lie in memory; a
+        view: [stop - start] its elements from `start` to `stop`, in the order of memory; a
             parameter that is a single number stays one; none when this rank has none of it.
         start, stop: elements of the parameter.
     """
@@ -100,17 +100,17 @@ class ShardedState:
         self._process_set = process_set
         self._named_by: weakref.ref[Engine] | None = None  # the engine for whose job `_name` was made
         self._name = ""
-        self._place = (0, 0)  # this rank's, and the number of ranks, when the pieces were made
+        self._rank_and_size = (0, 0)  # this rank's, and the number of ranks, when the pieces were made
         self._groups: list[list[_Piece]] = []
         self._params: list[list[torch.Tensor]] = []
         self._entered: list[list[torch.Tensor]] | None = None  # the groups' own parameters, while pieces stand there
-        self._whole: dict[torch.Tensor, dict[str, Any]] | None = None  # of a consolidated state, until the next step
+        self._full_state: dict[torch.Tensor, dict[str, Any]] | None = None  # until the next step
         self._request_name()
 
     @property
     def holds_state(self) -> bool:
         """Whether a step has left state that is divided."""
-        state = self._own().state
+        state = self._require_optimizer().state
         return any(piece.view is not None and piece.view in state for group in self._groups for piece in group)
 
     def enter(self) -> None:
@@ -122,10 +122,10 @@ class ShardedState:
         """
         if self._entered is not None:
             return
-        optimizer = self._own()
+        optimizer = self._require_optimizer()
         self._divide()
         self._compare_gradients()
-        self._whole = None
+        self._full_state = None
         for pieces in self._groups:
             for piece in pieces:
                 self._take_state(piece)
@@ -140,7 +140,7 @@ class ShardedState:
         """The groups hold the parameters again; for after a step that raised, too."""
         if self._entered is None:
             return
-        for group, params in zip(self._own().param_groups, self._entered, strict=True):
+        for group, params in zip(self._require_optimizer().param_groups, self._entered, strict=True):
             group["params"] = params
         self._entered = None
         for pieces in self._groups:
@@ -161,16 +161,16 @@ class ShardedState:
         engine = context.engine(self._process_set)
         pieces = [piece for group in self._groups for piece in group]
         dtypes = list(dict.fromkeys(piece.param.dtype for piece in pieces))
-        place = location_of_all([piece.param for piece in pieces], self._process_set)
+        location = location_of_all([piece.param for piece in pieces], self._process_set)
         # As in one process, what has no gradient was not stepped; on all ranks the same.
         sent = []
         for dtype in dtypes:
             moved = _moved(pieces, dtype)
-            own = [_flat(piece.param)[piece.start : piece.stop].to(place.device) for piece in moved]
-            sent.append(torch.cat(own) if own else torch.empty(0, dtype=dtype, device=place.device))
+            shares = [_flat(piece.param)[piece.start : piece.stop].to(location.device) for piece in moved]
+            sent.append(torch.cat(shares) if shares else torch.empty(0, dtype=dtype, device=location.device))
         if not sent:
             return
-        gpu = place.gpu(_KIND)
+        gpu = location.gpu(_KIND)
         handle = collectives.run(
             Op.ALLGATHER,
             f"{self._request_name()}.parameters",
@@ -180,7 +180,7 @@ class ShardedState:
             gpu=gpu,
         )
         assert handle is not None
-        received = gathered(handle, place, gpu, sent, _KIND)
+        received = gathered(handle, location, gpu, sent, _KIND)
         for dtype, (joined, _) in zip(dtypes, received, strict=True):
             offset = 0
             for rank in range(engine.size):
@@ -194,18 +194,18 @@ class ShardedState:
         """Raises MismatchError, on all ranks, when one would step other parameters than the rest, or none."""
         engine = context.engine(self._process_set)
         pieces = [piece for group in self._groups for piece in group]
-        own = torch.tensor([[piece.param.grad is not None for piece in pieces]], dtype=torch.uint8)
-        tensors, name = [described(own)._replace(output=0)], f"{self._request_name()}.gradients"
+        flags = torch.tensor([[piece.param.grad is not None for piece in pieces]], dtype=torch.uint8)
+        tensors, name = [described(flags)._replace(output=0)], f"{self._request_name()}.gradients"
         try:
-            handle = collectives.run(Op.ALLGATHER, name, tensors, process_set=self._process_set, keep=own)
+            handle = collectives.run(Op.ALLGATHER, name, tensors, process_set=self._process_set, keep=flags)
         except MismatchError as error:
             raise MismatchError(
-                "A step with shard_state=True was not taken, and no rank's parameters were changed: every rank steps a "
-                f"share of them, so that all must step, and with the same ones. {error}"
+                "No rank took this step with shard_state=True, and no parameters changed: each rank updates a share "
+                f"of the parameters, so all ranks must step together, with the same parameters. {error}"
             ) from error
         assert handle is not None
         data, _ = handle.gathered()
-        alike = bytes(own.numpy()) * engine.size
+        alike = bytes(flags.numpy()) * engine.size
         if bytes(data) == alike:
             return
         present = torch.frombuffer(data, dtype=torch.uint8).view(engine.size, -1)
@@ -215,9 +215,9 @@ class ShardedState:
         first = engine.ranks[0]
         who = (first, rank) if present[0, position] else (rank, first)
         raise MismatchError(
-            f"A step with shard_state=True was not taken, and no rank's parameters were changed: rank {who[0]} has a "
-            f"gradient for parameter {position} (of shape {tuple(pieces[position].param.shape)}) and rank {who[1]} has "
-            "none. Do not clear gradients, or skip synchronizing, on some ranks."
+            f"No rank took this step with shard_state=True, and no parameters changed: rank {who[0]} has a gradient "
+            f"for parameter {position} (of shape {tuple(pieces[position].param.shape)}) and rank {who[1]} has none. "
+            "Do not clear gradients, or skip synchronizing, on some ranks."
         )
 
     def _request_name(self) -> str:
@@ -237,51 +237,51 @@ class ShardedState:
         engine = context.engine(self._process_set)
         if to not in engine.ranks:
             raise ValueError(f"consolidate_state_dict(to={to!r}): the ranks are {list(engine.ranks)}.")
-        state = self._own().state
+        state = self._require_optimizer().state
         pieces = [piece for group in self._groups for piece in group]
-        whole: dict[torch.Tensor, dict[str, Any]] = {}
+        full_state: dict[torch.Tensor, dict[str, Any]] = {}
         for rank in engine.ranks:
             # In host memory: a pickle of a CUDA tensor comes back on the device of the same number, on every rank.
-            own = {
+            share = {
                 number: _in_host_memory(state[piece.view])
                 for number, piece in enumerate(pieces)
                 if rank == engine.global_rank and piece.view is not None and piece.view in state
             }
             name = f"{self._request_name()}.consolidate.{rank}"
-            theirs = broadcast_object(own, rank, name=name, process_set=self._process_set)
+            theirs = broadcast_object(share, rank, name=name, process_set=self._process_set)
             if engine.global_rank != to:
                 continue
             for number, values in theirs.items():
                 piece = pieces[number]
                 start, stop = self._range(piece.param, engine.ranks.index(rank))
-                _join(whole.setdefault(piece.param, {}), values, piece.param, start, stop)
-        self._whole = whole if engine.global_rank == to else None
+                _join(full_state.setdefault(piece.param, {}), values, piece.param, start, stop)
+        self._full_state = full_state if engine.global_rank == to else None
 
-    def whole_state(self) -> dict[torch.Tensor, dict[str, Any]] | None:
+    def consolidated_state(self) -> dict[torch.Tensor, dict[str, Any]] | None:
         """What ``state_dict()`` is to be made of; None: of the optimizer's own state, in which nothing is divided yet.
 
         Raises:
             RuntimeError: the state is divided, and this rank has not been given the whole since the last step.
         """
-        if self._whole is None and self.holds_state:
+        if self._full_state is None and self.holds_state:
             raise RuntimeError(
                 f"The state of this optimizer is divided among the ranks (shard_state=True), and rank "
                 f"{context.rank()} has only its share. Call optimizer.consolidate_state_dict(to={context.rank()}) on "
                 "all ranks first."
             )
-        return self._whole
+        return self._full_state
 
     def forget(self) -> None:
         """Drops this rank's share: another state is about to be loaded."""
         self.restore()
-        self._whole = None
-        state = self._own().state
+        self._full_state = None
+        state = self._require_optimizer().state
         for pieces in self._groups:
             for piece in pieces:
                 if piece.view is not None:
                     state.pop(piece.view, None)
 
-    def _own(self) -> torch.optim.Optimizer:
+    def _require_optimizer(self) -> torch.optim.Optimizer:
         optimizer = self._optimizer()
         assert optimizer is not None
         return optimizer
@@ -289,15 +289,15 @@ class ShardedState:
     def _divide(self) -> None:
         """Makes pieces for groups that are new. Raises ValueError when an old one has other parameters than before."""
         engine = context.engine(self._process_set)
-        place = engine.rank, engine.size
-        if place != self._place and self.holds_state:
+        rank, size = engine.rank, engine.size
+        if (rank, size) != self._rank_and_size and self.holds_state:
             raise ValueError(
-                f"This optimizer's state was divided among {self._place[1]} ranks of a job that has ended, and there "
-                f"are {place[1]} now: consolidate_state_dict() before shutdown(), load_state_dict() after init()."
+                f"This optimizer's state was divided among {self._rank_and_size[1]} ranks of a job that has ended, and "
+                f"there are {size} now: consolidate_state_dict() before shutdown(), load_state_dict() after init()."
             )
-        if place != self._place:
-            self._place, self._groups, self._params = place, [], []
-        for number, group in enumerate(self._own().param_groups):
+        if (rank, size) != self._rank_and_size:
+            self._rank_and_size, self._groups, self._params = (rank, size), [], []
+        for number, group in enumerate(self._require_optimizer().param_groups):
             params = list(group["params"])
             if number < len(self._params):
                 same = len(params) == len(self._params[number])
@@ -325,7 +325,7 @@ class ShardedState:
 
     def _take_state(self, piece: _Piece) -> None:
         """Keeps this rank's share of a state that was loaded as a whole."""
-        state = self._own().state
+        state = self._require_optimizer().state
         if piece.param not in state:
             return
         loaded = state.pop(piece.param)
@@ -336,15 +336,15 @@ class ShardedState:
             }
 
 
-def _join(whole: dict[str, Any], values: dict[str, Any], param: torch.Tensor, start: int, stop: int) -> None:
+def _join(full_state: dict[str, Any], values: dict[str, Any], param: torch.Tensor, start: int, stop: int) -> None:
     """Puts a share of one parameter's state where it belongs in the whole."""
     for key, value in values.items():
         if isinstance(value, torch.Tensor) and value.shape == (stop - start,) and value.dim() == 1:
-            if key not in whole:
-                whole[key] = torch.zeros_like(param, dtype=value.dtype, requires_grad=False)
-            _flat(whole[key])[start:stop] = value.to(param.device)
+            if key not in full_state:
+                full_state[key] = torch.zeros_like(param, dtype=value.dtype, requires_grad=False)
+            _flat(full_state[key])[start:stop] = value.to(param.device)
         else:
-            whole[key] = value
+            full_state[key] = value
 
 
 def _in_host_memory(values: dict[str, Any]) -> dict[str, Any]:
@@ -364,7 +364,7 @@ def _moved(pieces: list[_Piece], dtype: torch.dtype) -> list[_Piece]:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """All elements of a tensor that lies densely, in the order in which they lie; shares its memory."""
+    """All elements of a dense tensor, in the order of memory, which it shares."""
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
@@ -378,9 +378,7 @@ def _gradient(piece: _Piece) -> torch.Tensor | None:
     if gradient is None:
         return None
     if gradient.layout is not torch.strided:
-        raise ValueError(
-            "shard_state=True does not go together with sparse gradients; make the embedding with sparse=False."
-        )
+        raise ValueError("shard_state=True does not support sparse gradients; create the embedding with sparse=False.")
     if gradient.stride() != piece.param.stride():
         gradient = torch.empty_like(piece.param, dtype=gradient.dtype, requires_grad=False).copy_(gradient)
     return _share(gradient, piece.start, piece.stop)

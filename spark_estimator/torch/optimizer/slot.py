@@ -19,7 +19,7 @@ class Slot:
         dtype, strides: in which its gradient can travel as it is; dense also where the parameter itself is not.
         before: the gradient that was there when the last backward pass of the step began, so that autograd has added to
             its memory and not chosen it; None when there was none.
-        overlapped: whether that one lay in the memory of another gradient.
+        overlapped: whether that one shared memory with another gradient.
         gradient: as autograd left it; None when there is none.
         parted: whether that one's memory is not its alone, so that the average goes to another place.
         wire: what the engine works on: the gradient itself, or a copy.
@@ -73,7 +73,7 @@ class Slot:
         return memory_order(self.param.shape, self.strides)
 
     def fits(self, gradient: torch.Tensor) -> bool:
-        """Whether a gradient lies in memory as it travels, but for the device, and nothing else lies there."""
+        """Whether a gradient has the form in which it travels, but for the device, in memory that it does not share."""
         if gradient.dtype is not self.dtype or gradient.layout is not torch.strided or self.parted:
             return False
         if gradient.is_neg():  # other bits in memory than its values
@@ -98,7 +98,7 @@ class Slot:
         return self._wire(device, dtype).copy_(gradient.detach())
 
     def _wire(self, device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
-        # As the ranks have agreed, also where the parameter has come to lie otherwise since.
+        # As the ranks have agreed, also where the parameter's strides have changed since.
         return torch.empty_strided(self.param.shape, self.strides, device=device, dtype=dtype)
 
     def put_back(self, wire: torch.Tensor) -> None:
@@ -118,5 +118,5 @@ class Slot:
 
 
 def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """The strides of the dimensions that are longer than 1: equal for tensors whose elements lie in the same order."""
+    """The strides of the dimensions that are longer than 1: equal for tensors with one order of elements."""
     return tuple(stride for stride, length in zip(strides, shape, strict=True) if length > 1)

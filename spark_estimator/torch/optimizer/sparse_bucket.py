@@ -39,9 +39,9 @@ class SparseBucket(Bucket):
     def _submit(self) -> Handle:
         slot = self.slots[0]
         gradient = slot.gradient = slot.param.grad
-        places, rows = self._rows(gradient)
-        flag = torch.tensor([gradient is not None], dtype=torch.uint8, device=self.place.device)
-        sent = self._sent = (places, rows, flag)
+        indices, rows = self._rows(gradient)
+        flag = torch.tensor([gradient is not None], dtype=torch.uint8, device=self.location.device)
+        sent = self._sent = (indices, rows, flag)
         self.bytes_given = sum(tensor.nbytes for tensor in sent)
         return collectives.submit(
             Op.ALLGATHER,
@@ -54,11 +54,11 @@ class SparseBucket(Bucket):
 
     def _rows(self, gradient: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """The places, [rows, sparse dimensions], and the values, [rows, *dense dimensions]."""
-        slot, device = self.slots[0], self.place.device
+        slot, device = self.slots[0], self.location.device
         if gradient is None:
-            places = torch.empty((0, self._sparse_dims), dtype=torch.int64, device=device)
-            rest = slot.param.shape[self._sparse_dims :]
-            return places, torch.empty((0, *rest), dtype=self._wire_type, device=device)
+            indices = torch.empty((0, self._sparse_dims), dtype=torch.int64, device=device)
+            row_shape = slot.param.shape[self._sparse_dims :]
+            return indices, torch.empty((0, *row_shape), dtype=self._wire_type, device=device)
         if gradient.layout is not torch.sparse_coo or gradient.sparse_dim() != self._sparse_dims:
             gradient = gradient.to_dense().to_sparse(self._sparse_dims)
         gradient = gradient.detach().coalesce()  # rows that were touched several times travel once
@@ -69,23 +69,23 @@ class SparseBucket(Bucket):
     def finish(self) -> None:
         assert self._handle is not None
         slot = self.slots[0]
-        rest = tuple(slot.param.shape[self._sparse_dims :])
-        forms = [(torch.int64, (self._sparse_dims,)), (self._wire_type, rest), (torch.uint8, ())]
+        row_shape = tuple(slot.param.shape[self._sparse_dims :])
+        forms = [(torch.int64, (self._sparse_dims,)), (self._wire_type, row_shape), (torch.uint8, ())]
         try:
-            received = gathered(self._handle, self.place, self._gpu, self._sent, "DistributedOptimizer", forms)
+            received = gathered(self._handle, self.location, self._gpu, self._sent, "DistributedOptimizer", forms)
         except MismatchError as error:
             if "joined" not in str(error):
                 raise
             raise MismatchError(
-                f"The sparse gradient of parameter {slot.name!r} travels by an allgather, in which a rank that has "
-                f"joined cannot take part: pass sparse_as_dense=True to DistributedOptimizer. ({error})"
+                f"The sparse gradient of parameter {slot.name!r} is sent by an allgather, which a rank that called "
+                f"join() cannot take part in. Pass sparse_as_dense=True to DistributedOptimizer. ({error})"
             ) from error
-        (places, _), (rows, _), (flags, _) = received
+        (indices, _), (rows, _), (flags, _) = received
         if not flags.any():
             return  # no rank has a gradient
         rows = rows.to(slot.param.dtype)
         op, _, postscale = self._options.scaled_op()
         if op is ReduceOp.AVERAGE:
             postscale /= self._options.engine().size
-        total = torch.sparse_coo_tensor(places.t(), rows, tuple(slot.param.shape), check_invariants=False).coalesce()
+        total = torch.sparse_coo_tensor(indices.t(), rows, tuple(slot.param.shape), check_invariants=False).coalesce()
         slot.param.grad = (total if postscale == 1.0 else total * postscale).to(slot.param.device).coalesce()

@@ -1,4 +1,4 @@
-"""A ``torch.distributed`` backend on the engine: DDP, FSDP, object collectives and what uses them, in a job of ours.
+"""A ``torch.distributed`` backend on the engine: DDP, FSDP, object collectives and what uses them, in one job.
 
 ::
 
@@ -8,13 +8,13 @@
 
 That is all, in a function that ``HorovodRunner`` runs or a script that ``horovodrun`` starts: rank and number of
 ranks are those of the job, which it joins if ``hvd.init()`` has not done so, and no ``MASTER_ADDR``, ``RANK`` or
-``WORLD_SIZE`` is needed. In a process that nobody launched call ``hvd.init()`` before: it is a job of one then. What
+``WORLD_SIZE`` is needed. In a process without a launcher, call ``hvd.init()`` before: it is a job of one then. What
 a library gives (a ``store``, an ``init_method``, rank and world size, those variables) is used; a rank or size that
-contradicts the job is a ValueError. Horovod's API goes on working beside it.
+contradicts the job is a ValueError. Horovod's API keeps working beside it.
 
 **What it promises.**
 
-- Tensors in the host's memory. Contiguous ones are read, and reduced, where they lie; others are copied and copied
+- Tensors in the host's memory. Contiguous ones are read, and reduced, in their memory; others are copied and copied
   back.
 - Every collective of ``torch.distributed`` but those below; sums, averages, minima, maxima, products, ``PREMUL_SUM``
   with one factor for all elements, and for ``all_reduce`` and ``reduce`` the bitwise ones (which gather all ranks'
@@ -28,31 +28,31 @@ contradicts the job is a ValueError. Horovod's API goes on working beside it.
   group. (Horovod's process sets are others; all ranks remove those.)
 - ``send`` and ``recv`` go over a connection of their own, TCP also on one host: fine for some megabytes, slower than
   collectives. The element type and shape travel with the message.
-- Every connection is authenticated with the job's key, the one to torch's store as well (``store`` says how).
+- Every connection is authenticated with the job's key, the one to torch's store as well (see ``store``).
 - ``torch.compile`` of a model, of DDP around it or of a function that calls collectives gives what there is without it:
   blocking collectives stay in the graph, as torch has it, and the others break it.
 
-**In what order things happen.** A group's n-th operation on one rank meets the n-th on every other, whatever its
+**In what order things happen.** A group's n-th operation on one rank meets the n-th on every other, of any
 kind, whether it blocks or not; messages go by sender and tag. A blocking call runs in the calling thread. With
 ``async_op=True`` the engine's thread works, and the ``Work``'s ``wait`` helps. Results are in their tensors when
-``wait`` returns, ``is_completed`` says True or the future is done, not before; the tensors must be left alone until
-then. Futures are fulfilled in a thread of their own (``work`` says how), and their callbacks run there, or at once in
+``wait`` returns, ``is_completed`` returns True or the future is done, not before; the tensors must be left alone until
+then. Futures are fulfilled in a thread of their own (see ``work``), and their callbacks run there, or at once in
 the thread that adds them to a future that is done. They may call collectives, as PowerSGD's hook does, and wait for
-them: these meet by the operation, the callback and the call in it, not by time (``callbacks`` says how), so that ranks
+them: these meet by the operation, the callback and the call in it, not by time (see ``callbacks``), so that ranks
 must add the same callbacks in the same order. In callbacks of what ``collect_all`` gives, or of a message's future, a
 collective is refused where it can be seen: wait for the future, and call it then.
 
 **What fails, and how.** All are RuntimeErrors but the last.
 
 - The ranks' n-th operations differ in kind, size, type, reduction or root: MismatchError on all of them; the group
-  goes on. (Different *shapes* of as many elements are no difference, as in torch.)
-- A rank dies or leaves: PeerLostError or ShutDownError, with its rank and host, from whatever waits for it; out of
-  DDP's backward as a RuntimeError with that text. The group is of no more use: ``hvd.shutdown()``, and begin again.
-- A wait longer than its time-out, or the group's: ``DistBackendError`` with rank and operation. The operation goes
-  on.
+  stays usable. (Different *shapes* of as many elements are no difference, as in torch.)
+- A rank dies or leaves: PeerLostError or ShutDownError, with its rank and host, from every call that waits for it; out
+  of DDP's backward as a RuntimeError with that text. The group is of no more use: ``hvd.shutdown()``, and begin again.
+- A wait longer than its time-out, or the group's: ``DistBackendError`` with rank and operation. The operation
+  continues.
 - Ranks give ``new_group`` different ranks: MismatchError on all of them, with what each gave. One does not call it:
-  ``DistBackendError`` on the others at the time-out; they may call it again, and go on waiting.
-- A ``recv`` that nobody sends to, or from a process that is frozen, is told of on stderr after
+  ``DistBackendError`` on the others at the time-out; they may call it again to keep waiting.
+- A ``recv`` without a ``send``, or from a process that is frozen, is reported on stderr after
   HOROVOD_STALL_CHECK_TIME_SECONDS (10): who waits for whom, for which tag, and what has come instead. So is a ``send``
   that its receiver's connection does not take, and a collective. A ``recv`` from any rank fails when all others are
   lost.

@@ -1,12 +1,12 @@
-"""Where a callback of a future stands in the program, so that the collectives that it calls meet those of other ranks.
+"""The position of a future's callback in the program, so that the collectives that it calls meet those of other ranks.
 
 Ranks run the callback of a future at different moments, and in different threads: in that which adds it if the
 operation is done by then, else in the waiter's (see ``work``). What a callback calls can therefore not meet by the
-order in time, as other operations do. It meets by its *place*: which operation's future it was, its which callback, and
-which call in it. Those are the same on all ranks that run the same program, whenever and wherever they do.
+order in time, as other operations do. It meets by its *point*: which operation's future it was, its which callback, and
+which call in it. Those are the same on all ranks that run the same program, at any time and in any thread.
 
 Torch runs a callback that is added late within ``then``, unseen; so `watch_futures` wraps the methods of torch's
-futures that take a callback. For a future that is none of a process group of ours they do what they did.
+futures that take a callback. For a future of another backend they do what they did.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ProgramPoint:
     """Of an operation or a callback in the program of its group's ranks.
 
     Attributes:
-        path: the same on all ranks, and of no other place of the job; None where ranks have nothing in common, as for a
+        path: the same on all ranks, and of no other point of the job; None where ranks have nothing in common, as for a
             message.
     """
 
@@ -39,7 +39,7 @@ class ProgramPoint:
         self._calls = itertools.count()
 
     def callback(self) -> ProgramPoint:
-        """The place of the next callback that is added to this operation's future, or to this callback's."""
+        """The point of the next callback that is added to this operation's future, or to this callback's."""
         return ProgramPoint(self.path and f"{self.path}/callback{next(self._callbacks)}")
 
     def call(self) -> str:
@@ -48,20 +48,20 @@ class ProgramPoint:
 
 
 def current() -> ProgramPoint | None:
-    """The place of the callback that this thread runs; None outside of any."""
-    return getattr(_thread, "place", None)
+    """The point of the callback that this thread runs; None outside of any."""
+    return getattr(_thread, "point", None)
 
 
-_places: weakref.WeakKeyDictionary[Any, ProgramPoint] = weakref.WeakKeyDictionary()
+_points: weakref.WeakKeyDictionary[Any, ProgramPoint] = weakref.WeakKeyDictionary()
 
 
-def note(future: Any, place: ProgramPoint) -> None:
-    """Notes which place a future has: that of its operation."""
-    _places[future] = place
+def note(future: Any, point: ProgramPoint) -> None:
+    """Notes which point a future has: that of its operation."""
+    _points[future] = point
 
 
 def watch_futures(before_wait: Callable[[], None]) -> None:
-    """Has torch's futures tell of their callbacks. To be called once.
+    """Has torch's futures report their callbacks. To be called once.
 
     Args:
         before_wait: called whenever a thread is about to wait for a future that is not done.
@@ -71,18 +71,18 @@ def watch_futures(before_wait: Callable[[], None]) -> None:
 
     @functools.wraps(then)
     def watched_then(self: Any, callback: Callable[[Any], Any]) -> Any:
-        place = _places.get(self)
-        if place is None:
+        point = _points.get(self)
+        if point is None:
             return then(self, callback)
-        place = place.callback()
-        child = then(self, _at(place, callback))
-        _places[child] = place
+        point = point.callback()
+        child = then(self, _at(point, callback))
+        _points[child] = point
         return child
 
     @functools.wraps(add)
     def watched_add(self: Any, callback: Callable[[Any], Any]) -> None:
-        place = _places.get(self)
-        add(self, callback if place is None else _at(place.callback(), callback))
+        point = _points.get(self)
+        add(self, callback if point is None else _at(point.callback(), callback))
 
     @functools.wraps(wait)
     def watched_wait(self: Any) -> Any:
@@ -93,16 +93,16 @@ def watch_futures(before_wait: Callable[[], None]) -> None:
     kind.add_done_callback, kind.then, kind.wait = watched_add, watched_then, watched_wait
 
 
-def _at(place: ProgramPoint, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The callback, run as standing at a place."""
+def _at(point: ProgramPoint, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The callback, run as standing at a point."""
 
     @functools.wraps(callback)
     def run(future: Any) -> Any:
         outer = current()
-        _thread.place = place
+        _thread.point = point
         try:
             return callback(future)
         finally:
-            _thread.place = outer
+            _thread.point = outer
 
     return run

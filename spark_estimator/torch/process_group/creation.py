@@ -63,18 +63,18 @@ class JobGroups:
         self._store = JobStore(self.links, values, timeout)
         return PrefixStore(f"{context.next_number(_STORES)}", self._store)
 
-    def default_group(self, given: Store, timeout: timedelta) -> EngineGroup:
+    def default_group(self, store: Store, timeout: timedelta) -> EngineGroup:
         """The group of all ranks."""
         number = context.next_number(_GROUPS)
 
         def more(ranks: Sequence[int], **options: Any) -> EngineGroup | None:
-            return self._new_group(given, timeout, ranks, **options)
+            return self._new_group(store, timeout, ranks, **options)
 
-        return EngineGroup(given, self.engine, number, timeout, self.mailbox, at_end=self.close, more=more)
+        return EngineGroup(store, self.engine, number, timeout, self.mailbox, at_end=self.close, more=more)
 
     def _new_group(
         self,
-        given: Store,
+        own_store: Store,
         default_timeout: timedelta,
         ranks: Sequence[int],
         *,
@@ -85,11 +85,12 @@ class JobGroups:
         **_: Any,
     ) -> EngineGroup | None:
         ranks = list(ranks)
-        whole = len(ranks) == self.engine.size
-        if not whole and not group_name.isdecimal():  # torch names a group that only its members make by their hash
+        all_ranks = len(ranks) == self.engine.size
+        if not all_ranks and not group_name.isdecimal():  # torch names a group that only its members make by their hash
             raise ValueError(
                 f"new_group(ranks={ranks}, use_local_synchronization=True): with {BACKEND_NAME} all ranks of the job "
-                "make a group together, also those that are not in it. Leave that argument out, and call it everywhere."
+                "must create a group together, including those outside it. Remove that argument, and call new_group "
+                "on every rank."
             )
         problem = _of_another_backend(backend)
         if ranks != sorted(ranks):
@@ -100,9 +101,8 @@ class JobGroups:
         except TimeoutError:
             raise DistBackendError(
                 f"new_group(ranks={ranks}) on rank {self.engine.global_rank}: some rank of the job had not called it "
-                f"after {limit.total_seconds():g} seconds. All ranks of the job call new_group, also those that are "
-                "not in the group, and in the same order as their other operations. The same call, made again, goes on "
-                "waiting."
+                f"after {limit.total_seconds():g} seconds. All ranks of the job must call new_group, including those "
+                "outside the group, in the same order as their other operations. Call it again to keep waiting."
             ) from None
         number = context.next_number(_GROUPS)
         if engine is None:
@@ -112,7 +112,7 @@ class JobGroups:
             self.mailbox.leave(number)
             context.end_group(engine)
 
-        store = PrefixStore(f"{group_name}/", given)
+        store = PrefixStore(f"{group_name}/", own_store)
         group = EngineGroup(store, engine, number, limit, self.mailbox, at_end=end)
         group._set_group_name(GroupName(group_name))
         group._set_group_desc(group_desc or "undefined")
@@ -161,7 +161,7 @@ def create(options: Any, _backend_options: object = None) -> EngineGroup:
             f"a {BACKEND_NAME} group of the ranks {part} can only be made where the default group is one: call "
             f"init_process_group({BACKEND_NAME!r}) first."
         )
-    _check_place(options.group_rank, options.group_size)
+    _check_rank(options.group_rank, options.group_size)
     return groups.default_group(options.store, options.timeout)
 
 
@@ -170,23 +170,24 @@ def _of_another_backend(backend: str | None) -> str:
     if backend is None or BACKEND_NAME in BackendConfig(Backend(backend)).get_device_backend_map().values():
         return ""
     return (
-        f"backend={backend!r} cannot be had beside a default group of {BACKEND_NAME}: torch has that one make all "
+        f"backend={backend!r} is unavailable beside a default group of {BACKEND_NAME}: torch has that one make all "
         "groups. Leave backend out."
     )
 
 
-def _check_place(rank: int, size: int) -> None:
-    """Raises ValueError unless what torch was told agrees with the job; -1 says nothing."""
-    own, ranks = context.rank(), context.size()
-    if rank not in (-1, own) or size not in (-1, ranks):
+def _check_rank(rank: int, size: int) -> None:
+    """Raises ValueError unless torch's arguments agree with the job; -1 means not given."""
+    own_rank, ranks = context.rank(), context.size()
+    if rank not in (-1, own_rank) or size not in (-1, ranks):
         raise ValueError(
-            f"init_process_group({BACKEND_NAME!r}) was given rank {rank} of {size}, but this process is rank {own} of "
-            f"the {ranks} that were started. Leave rank and world_size out (and RANK, WORLD_SIZE unset), or give these."
+            f"init_process_group({BACKEND_NAME!r}) was given rank {rank} of {size}, but this process is rank "
+            f"{own_rank} of the {ranks} that were started. Leave rank and world_size out (and RANK, WORLD_SIZE unset), "
+            "or give these."
         )
 
 
 def rendezvous_of(otherwise: Callable[..., Rendezvous]) -> Callable[..., Rendezvous]:
-    """A handler for ``env://`` that needs no variables in a job of ours, and is `otherwise` everywhere else.
+    """A handler for ``env://`` that needs no variables in a job of this package, and is `otherwise` everywhere else.
 
     It answers only where `otherwise` would have to refuse: where no address of a master is set.
     """
@@ -196,8 +197,8 @@ def rendezvous_of(otherwise: Callable[..., Rendezvous]) -> Callable[..., Rendezv
             yield from otherwise(url, timeout=timeout, **options)
             return
         groups = _of_this_job()
-        given = dict(parse_qsl(urlparse(url).query))
-        _check_place(int(given.get("rank", -1)), int(given.get("world_size", -1)))
+        query = dict(parse_qsl(urlparse(url).query))
+        _check_rank(int(query.get("rank", -1)), int(query.get("world_size", -1)))
         yield groups.store(timeout), context.rank(), context.size()
 
     return handler

@@ -54,14 +54,14 @@ def reduction(op: object) -> ElementReduction:
         op: a ``ReduceOp``, one of its constants, or options that hold one.
 
     Raises:
-        ValueError: there is no such reduction here.
+        ValueError: this backend does not have the reduction.
     """
     op = getattr(op, "reduceOp", op)
     kind = getattr(op, "op", op)
     if kind in _BITWISE:
         return ElementReduction(ReduceOp.SUM, bitwise=_BITWISE[kind])
     if kind not in _REDUCTIONS:
-        raise ValueError(f"{kind!r} is no reduction of this backend: use SUM, AVG, MIN, MAX, PRODUCT, PREMUL_SUM.")
+        raise ValueError(f"{kind!r} is not supported by this backend: use SUM, AVG, MIN, MAX, PRODUCT, PREMUL_SUM.")
     if kind != TorchReduceOp.PREMUL_SUM:
         return ElementReduction(_REDUCTIONS[kind])
     factor = getattr(op, "factor", None)
@@ -129,7 +129,7 @@ def overlap(wires: Sequence[torch.Tensor]) -> bool:
 
 
 def put(wire: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Puts a flat result into the tensor that it belongs to, unless it lies there already; returns the tensor.
+    """Puts a flat result into the tensor that it belongs to, unless it is there already; returns the tensor.
 
     Raises:
         ValueError: it has another number of elements.
@@ -154,24 +154,24 @@ def taken(wire: torch.Tensor) -> Tensor:
     return described(wire)._replace(output=0)
 
 
-def share(what: str, elements: torch.Tensor, rows: Sequence[int], places: Sequence[torch.Tensor]) -> None:
+def share(what: str, elements: torch.Tensor, rows: Sequence[int], outputs: Sequence[torch.Tensor]) -> None:
     """Puts what came from each rank into its place, or all of it into the one place.
 
     Args:
         what: the operation, for messages.
         elements: flat, in rank order.
         rows: [size], how many of them each rank gave.
-        places: [size], or one, or none where nothing is to be put.
+        outputs: [size], or one, or none where nothing is to be put.
 
     Raises:
         ValueError: a rank gave another number than its place takes.
     """
-    if len(places) == 1:
-        put(elements, places[0])
+    if len(outputs) == 1:
+        put(elements, outputs[0])
         return
-    for rank, (part, place) in enumerate(zip(elements.split(list(rows)), places, strict=False)):
+    for rank, (part, output) in enumerate(zip(elements.split(list(rows)), outputs, strict=False)):
         try:
-            put(part, place)
+            put(part, output)
         except ValueError as error:
             raise ValueError(f"{what}: from rank {rank} of the group {error}") from None
 
@@ -191,7 +191,9 @@ def parts(tensor: torch.Tensor, splits: Sequence[int], size: int, which: str) ->
     length = tensor.shape[0] if tensor.dim() else 0
     if not splits:
         if tensor.dim() == 0 or length % size:
-            raise ValueError(f"all_to_all_single: the {which}'s {length} rows cannot be cut in {size} equal parts.")
+            raise ValueError(
+                f"all_to_all_single: the {which}'s {length} rows cannot be divided into {size} equal parts."
+            )
         splits = [length // size] * size
     if len(splits) != size or sum(splits) != length or min(splits) < 0:
         raise ValueError(
@@ -215,7 +217,7 @@ def listed(tensors: Sequence[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]
 
 def nested(tensors: Sequence[Any]) -> list[list[torch.Tensor]]:
     """A list of lists, where torch's callers may give the one list that is in it."""
-    return [list(tensors)] if tensors and isinstance(tensors[0], torch.Tensor) else [list(each) for each in tensors]
+    return [list(tensors)] if tensors and isinstance(tensors[0], torch.Tensor) else [list(row) for row in tensors]
 
 
 def only(tensors: Sequence[torch.Tensor] | torch.Tensor, what: str) -> torch.Tensor:

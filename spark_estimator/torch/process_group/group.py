@@ -45,8 +45,7 @@ class EngineGroup(IssuingGroup):
 
     Its methods are those that torch's C++ and Python call, by torch's names and with torch's arguments: lists of one
     tensor for each device of a rank, of which there is one, and options with ``asyncOp``, ``timeout``, ``reduceOp`` and
-    ``rootRank`` (a number in the group). Each returns a `GroupWork`, done already where the caller does not go on
-    meanwhile.
+    ``rootRank`` (a number in the group). Each returns a `GroupWork`, done already where the operation blocks.
     """
 
     # --- reductions --------------------------------------------------------------------------------------------------
@@ -67,14 +66,14 @@ class EngineGroup(IssuingGroup):
         how = reduction(torch.distributed.ReduceOp.SUM if opts is None else opts)
         if how.bitwise is not None:
             return self._joined_bitwise(what, tensors, how, opts, root)
-        kept = root in (None, self._engine.rank)
-        wires = [writable(tensor, what) if kept else flat(tensor, what) for tensor in tensors]
+        receives = root in (None, self._engine.rank)
+        wires = [writable(tensor, what) if receives else flat(tensor, what) for tensor in tensors]
         if overlap(wires):  # else what is done with one would be seen in another; each gets the same result so
             wires = [wire.clone() for wire in wires]
-        targets = wires if kept else [torch.empty_like(wire) for wire in wires]
+        targets = wires if receives else [torch.empty_like(wire) for wire in wires]
 
         def finish(_: Handle | None) -> list[Any]:
-            return [put(*pair) for pair in zip(wires, tensors, strict=True)] if kept else list(tensors)
+            return [put(*pair) for pair in zip(wires, tensors, strict=True)] if receives else list(tensors)
 
         described_ = [described(*pair) for pair in zip(wires, targets, strict=True)]
         return self._issue(what, Op.ALLREDUCE, described_, (wires, targets), finish, opts, how)
@@ -116,7 +115,7 @@ class EngineGroup(IssuingGroup):
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
         """As `reduce_scatter_single`, of several tensors in one operation."""
-        return self._reduce_scattered("reduce_scatter_tensor", outputs, [[each] for each in inputs], opts)
+        return self._reduce_scattered("reduce_scatter_tensor", outputs, [[tensor] for tensor in inputs], opts)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -128,12 +127,12 @@ class EngineGroup(IssuingGroup):
                 f"{what} has no bitwise reduction here; use all_reduce, which has, and take this rank's part."
             )
         targets, sources = [], []
-        for output, given in zip(outputs, inputs, strict=True):
-            same_type([output, *given], what)
-            target, source = writable(output, what), flat_joined(given, what)
-            if source.numel() != target.numel() * self._engine.size or len({part.numel() for part in given}) > 1:
+        for output, addends in zip(outputs, inputs, strict=True):
+            same_type([output, *addends], what)
+            target, source = writable(output, what), flat_joined(addends, what)
+            if source.numel() != target.numel() * self._engine.size or len({part.numel() for part in addends}) > 1:
                 raise ValueError(
-                    f"{what}: the inputs have {[part.numel() for part in given]} elements and the output "
+                    f"{what}: the inputs have {[part.numel() for part in addends]} elements and the output "
                     f"{target.numel()}; they must be {self._engine.size} parts of the output's size, one for each rank."
                 )
             targets.append(target)
@@ -164,8 +163,8 @@ class EngineGroup(IssuingGroup):
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors | torch.Tensor, opts: Any = None) -> GroupWork:
         """Copies rank i's tensor into the i-th output of every rank. The ranks' tensors may differ in size."""
-        places = [one_each("all_gather", each, self._engine.size) for each in nested(outputs)]
-        return self._gathered("all_gather", places, listed(inputs), opts)
+        checked = [one_each("all_gather", row, self._engine.size) for row in nested(outputs)]
+        return self._gathered("all_gather", checked, listed(inputs), opts)
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
         """As `allgather`, of several tensors: outputs[i] are rank i's."""
@@ -184,35 +183,35 @@ class EngineGroup(IssuingGroup):
                     f"all_gather_into_tensor: the output has {output.numel()} elements, not the input's "
                     f"{input_.numel()} for each of {self._engine.size} ranks."
                 )
-        return self._gathered("all_gather_into_tensor", [[each] for each in outputs], inputs, opts)
+        return self._gathered("all_gather_into_tensor", [[target] for target in outputs], inputs, opts)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def _gathered(self, what: str, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
-        for places, tensor in zip(outputs, inputs, strict=True):
-            same_type([*places, tensor], what)
+        for row, tensor in zip(outputs, inputs, strict=True):
+            same_type([*row, tensor], what)
         wires = [flat(tensor, what, moved=True) for tensor in inputs]
 
         def finish(handle: Handle | None) -> list[Any]:
             assert handle is not None
-            for number, (places, wire) in enumerate(zip(outputs, wires, strict=True)):
+            for number, (row, wire) in enumerate(zip(outputs, wires, strict=True)):
                 data, rows = handle.gathered(number)
-                share(what, received(data, wire.dtype), rows, places)
-            return [list(places) if len(places) > 1 else places[0] for places in outputs]
+                share(what, received(data, wire.dtype), rows, row)
+            return [list(row) if len(row) > 1 else row[0] for row in outputs]
 
         return self._issue(what, Op.ALLGATHER, [taken(wire) for wire in wires], wires, finish, opts)
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
         """Copies rank i's tensor into the root's i-th output."""
-        root, own = self._root("gather", opts), self._engine.rank
+        root, own_rank = self._root("gather", opts), self._engine.rank
         wire = flat(inputs[0], "gather", moved=True)
-        places: Tensors = []
-        if own == root:
-            places = one_each("gather", nested(outputs)[0], self._engine.size)
-            same_type([*places, inputs[0]], "gather")
+        targets: Tensors = []
+        if own_rank == root:
+            targets = one_each("gather", nested(outputs)[0], self._engine.size)
+            same_type([*targets, inputs[0]], "gather")
         splits = tuple(wire.numel() if rank == root else 0 for rank in range(self._engine.size))
-        return self._exchanged("gather", wire, splits, places, opts)
+        return self._exchanged("gather", wire, splits, targets, opts)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> GroupWork:
         """Copies the root's i-th input into rank i's tensor."""
@@ -231,7 +230,7 @@ class EngineGroup(IssuingGroup):
         for tensors in (outputs, inputs):
             one_each("all_to_all", tensors, self._engine.size)
         same_type([*outputs, *inputs], "all_to_all")
-        wires = [flat(each, "all_to_all", moved=True) for each in inputs]
+        wires = [flat(tensor, "all_to_all", moved=True) for tensor in inputs]
         return self._exchanged(
             "all_to_all", torch.cat(wires), tuple(map(torch.Tensor.numel, wires)), list(outputs), opts
         )
@@ -246,24 +245,24 @@ class EngineGroup(IssuingGroup):
     ) -> GroupWork:
         """As `alltoall`, of tensors that are cut along their first dimension: equally, or in so many rows for each."""
         same_type([output, input_], "all_to_all_single")
-        places = parts(output, output_splits, self._engine.size, "output")
-        own = parts(input_, input_splits, self._engine.size, "input")
+        targets = parts(output, output_splits, self._engine.size, "output")
+        splits = parts(input_, input_splits, self._engine.size, "input")
         wire = flat(input_, "all_to_all_single", moved=True)
         width = wire.numel() // max(1, input_.numel())  # more than one where elements go as bytes
-        return self._exchanged("all_to_all_single", wire, tuple(part.numel() * width for part in own), places, opts)
+        return self._exchanged("all_to_all_single", wire, tuple(part.numel() * width for part in splits), targets, opts)
 
     alltoall_base = all_to_all_single
 
     def _exchanged(
-        self, what: str, wire: torch.Tensor, splits: tuple[int, ...], places: Tensors, opts: Any
+        self, what: str, wire: torch.Tensor, splits: tuple[int, ...], targets: Tensors, opts: Any
     ) -> GroupWork:
-        """Sends `splits[i]` elements of `wire` to rank i, and puts what comes into `places`, in rank order."""
+        """Sends `splits[i]` elements of `wire` to rank i, and puts what comes into `targets`, in rank order."""
 
         def finish(handle: Handle | None) -> list[Any]:
             assert handle is not None
             data, rows = handle.gathered()
-            share(what, received(data, wire.dtype), rows, places)
-            return list(places)
+            share(what, received(data, wire.dtype), rows, targets)
+            return list(targets)
 
         return self._issue(what, Op.ALLTOALL, [taken(wire)], wire, finish, opts, splits=splits)
 
@@ -302,7 +301,7 @@ class EngineGroup(IssuingGroup):
         )
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> GroupWork:
-        """Receives a tensor from any rank of the group; the work's ``_source_rank`` tells which."""
+        """Receives a tensor from any rank of the group; the work's ``_source_rank`` is its number."""
         return self.recv(tensors, None, tag)
 
 

@@ -110,7 +110,9 @@ class IssuingGroup(ProcessGroup):
     def new_group(self, ranks: Sequence[int], **options: Any) -> ProcessGroup | None:
         """A group of some of the job's ranks; torch's ``new_group`` calls it on all ranks. None: not on this one."""
         if self._more is None:
-            raise RuntimeError("new groups are made of the default group's ranks, not of those of another group.")
+            raise RuntimeError(
+                "new groups can only be created from the default group's ranks, not from another group's."
+            )
         # Torch does not say which backend it was asked for, and would call the group one of that.
         caller = sys._getframe(1)
         return self._more(ranks, backend=caller.f_locals.get("backend"), **options)
@@ -141,8 +143,8 @@ class IssuingGroup(ProcessGroup):
         def outputs() -> list[Any]:
             return [output for work in works for output in work.result()]
 
-        place = ProgramPoint(works[0].place.path and f"{works[0].place.path}/together") if works else None
-        return GroupWork(self._label(what), AllOf(works), outputs, self._timeout, place=place)
+        point = ProgramPoint(works[0].point.path and f"{works[0].point.path}/together") if works else None
+        return GroupWork(self._label(what), AllOf(works), outputs, self._timeout, point=point)
 
     def _noted(self, work: GroupWork) -> GroupWork:
         if self._coalesced is not None:
@@ -185,28 +187,28 @@ class IssuingGroup(ProcessGroup):
         label = self._label(what)
         if self._ended:
             raise ShutDownError(f"{label}: this group was destroyed; make another with torch.distributed.new_group.")
-        path, ordered = self._place_of_next(label)
+        path, ordered = self._next_path(label)
         call = Call(op, self._kind if ordered else path, how.op, how.prescale, 1.0, root, splits, ordered)
         timeout = getattr(opts, "timeout", None)
         limit = timeout if timeout is not None and timeout > timedelta(0) else self._timeout
-        place = ProgramPoint(path)
+        point = ProgramPoint(path)
         try:
             if getattr(opts, "asyncOp", True):
                 handle = submit(self._engine, call, tensors, keep)
-                return self._noted(GroupWork(label, handle, lambda: finish(handle), limit, place=place))
+                return self._noted(GroupWork(label, handle, lambda: finish(handle), limit, point=point))
             about_to_block()
             done = run(self._engine, call, tensors, keep, repeats=ordered, timeout=limit)
         except TimeoutError as error:
             raise DistBackendError(f"{label}: {error}") from None
         except MismatchError as error:
             raise in_torchs_words(error) from None
-        return self._noted(GroupWork(label, None, None, limit, outputs=finish(done), place=place))
+        return self._noted(GroupWork(label, None, None, limit, outputs=finish(done), point=point))
 
-    def _place_of_next(self, label: str) -> tuple[str, bool]:
+    def _next_path(self, label: str) -> tuple[str, bool]:
         """The path of the operation that is called now, and whether it meets by order: not in a future's callback."""
         callback = callbacks.current()
         if callback is None and not runs_callbacks():
-            # Also where nobody asks for it: all ranks count, and only some may ask.
+            # Also where no caller asks for it: all ranks count, and only some may ask.
             number = unnamed_number(self._kind) if context.is_initialized() else -1
             return f"{self._kind}.{number}", True
         if callback is None or callback.path is None:

@@ -20,6 +20,7 @@ from spark_estimator.collectives.connection import tune
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.requests import gather_bytes
 from spark_estimator.errors import AuthenticationError, PeerLostError
+from spark_estimator.handshake_server import HandshakeServer
 from spark_estimator.log import logger
 
 _log = logger(__name__)
@@ -42,7 +43,7 @@ class Links:
         self.rank, self.size = engine.global_rank, engine.size
         self._takers = takers
         self._closed = False
-        self._doorkeeper: authentication.HandshakeServer | None = None
+        self._handshake_server: HandshakeServer | None = None
         self._silence_seconds = context.settings().silence_seconds
         rendezvous = rendezvous_module.current()
         if engine.size == 1 or rendezvous is None:
@@ -53,69 +54,61 @@ class Links:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family, backlog=min(4096, 4 * engine.size))
         port = listener.getsockname()[1]
-        self._doorkeeper = authentication.HandshakeServer(
+        self._handshake_server = HandshakeServer(
             [listener], rendezvous.key, self._admit, approve=self._approve, name=f"rank {self.rank} links"
         )
         try:
-            told = gather_bytes(engine, _EXCHANGE, json.dumps(port).encode())
+            texts = gather_bytes(engine, _EXCHANGE, json.dumps(port).encode())
         except BaseException:
             self.close()
             raise
-        self._ports = [json.loads(bytes(each)) for each in told]
+        self._ports = [json.loads(bytes(text)) for text in texts]
 
     def connect(self, rank: int, purpose: str) -> socket.socket:
         """A fresh connection to another rank.
 
         Raises:
             PeerLostError: it cannot be reached, or does not listen any more. Caused by a NotReadyError where something
-                listens, and says nothing.
+                listens, and does not answer.
         """
         peer = self._rendezvous.peers[rank]
         try:
-            sock = socket.create_connection((peer.address, self._ports[rank]), timeout=_TIMEOUT.total_seconds())
-        except OSError as error:
-            raise PeerLostError(f"rank {self.rank} cannot reach {peer} for its {purpose}: {_text(error)}.") from error
-        try:
-            authentication.connect(sock, self._rendezvous.key, _context(purpose, self.rank), timeout=_TIMEOUT)
+            address = (peer.address, self._ports[rank])
+            sock = authentication.dial(address, self._rendezvous.key, _context(purpose, self.rank), timeout=_TIMEOUT)
             tune(sock, self._silence_seconds)
-        except BaseException as error:
-            sock.close()
-            if isinstance(error, (AuthenticationError, OSError)):
-                raise PeerLostError(
-                    f"rank {self.rank} cannot reach {peer} for its {purpose}: {_text(error)}."
-                ) from error
-            raise
+        except (AuthenticationError, OSError) as error:
+            raise PeerLostError(f"rank {self.rank} cannot reach {peer} for its {purpose}: {_text(error)}.") from error
         return sock
 
     def name(self, rank: int) -> str:
         """A rank in words for messages, with its host."""
-        return f"rank {rank}" if self._doorkeeper is None else str(self._rendezvous.peers[rank])
+        return f"rank {rank}" if self._handshake_server is None else str(self._rendezvous.peers[rank])
 
     def close(self) -> None:
         """Stops listening. Connections that were made are their users'. Idempotent."""
         self._closed = True
-        if self._doorkeeper is not None:
-            self._doorkeeper.close()
+        if self._handshake_server is not None:
+            self._handshake_server.close()
 
     def before_fork(self) -> None:
         """Holds new connections back, so that a child knows of the sockets that it inherits."""
-        if self._doorkeeper is not None:
-            self._doorkeeper.before_fork()
+        if self._handshake_server is not None:
+            self._handshake_server.before_fork()
 
     def after_fork_in_parent(self) -> None:
         """Ends what `before_fork` began."""
-        if self._doorkeeper is not None:
-            self._doorkeeper.after_fork_in_parent()
+        if self._handshake_server is not None:
+            self._handshake_server.after_fork_in_parent()
 
     def after_fork_in_child(self) -> None:
         """Closes the child's copies of what listens."""
-        if self._doorkeeper is not None:
-            self._doorkeeper.after_fork_in_child()
+        if self._handshake_server is not None:
+            self._handshake_server.after_fork_in_child()
 
     def _approve(self, stated: bytes) -> None:
         purpose, rank = _read_context(stated)
         if self._closed or purpose not in self._takers or not 0 <= rank < self.size:
-            raise AuthenticationError(f"rank {rank} is not to connect to rank {self.rank} for {purpose!r}")
+            raise AuthenticationError(f"rank {rank} must not connect to rank {self.rank} for {purpose!r}")
 
     def _admit(self, sock: socket.socket, stated: bytes, _origin: str) -> None:
         purpose, rank = _read_context(stated)
@@ -162,5 +155,5 @@ def _context(purpose: str, rank: int) -> bytes:
 def _read_context(stated: bytes) -> tuple[str, int]:
     purpose, _, rank = stated.decode("ascii", "replace").partition(" ")
     if not rank.isdecimal():
-        raise AuthenticationError(f"the connector says {stated!r}, not what it is for and its rank")
+        raise AuthenticationError(f"the connector sent {stated!r} instead of its purpose and rank")
     return purpose, int(rank)

@@ -1,10 +1,10 @@
 """Messages from one rank to another: torch's send and recv, over a connection of their own for each direction.
 
-The engine has no such operation, and a process set for each pair of ranks would cost every pair an engine. So bytes go
-over one authenticated TCP connection from sender to receiver, made at the first message. A thread of the sender writes
-what is queued for one receiver, in order; a thread of the receiver reads what one sender wrote, into the tensor that
-waits for it, or into memory of its own when none does yet. A message meets the receive of its sender, group and tag
-that was posted first. Who waits for a rank that is lost hears of it, named.
+The engine has no operation between two ranks, and a process set for each pair would cost every pair an engine. So bytes
+go over one authenticated TCP connection from sender to receiver, made at the first message. A thread of the sender
+writes what is queued for one receiver, in order; a thread of the receiver reads what one sender wrote, into the tensor
+that waits for it, or into memory of its own when none does yet. A message meets the receive of its sender, group and
+tag that was posted first. Who waits for a rank that is lost hears of it, named.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WATCH = "watch"
 
 _GRACE_SECONDS = 0.5
 _GONE = "it has left, or its process has ended"
-# Of the messages that have come and that nobody has asked for, so many are told.
+# How many of the messages that were received and not asked for are listed in an error.
 _TOLD_MESSAGES = 5
 
 Key = tuple[int, int]  # group, tag
@@ -48,7 +48,7 @@ class _Receive:
 
 
 class _Arrived(NamedTuple):
-    """A message that nobody has asked for yet."""
+    """A message that no receive has asked for yet."""
 
     source: int
     form: TensorSpec
@@ -69,7 +69,7 @@ class Mailbox:
 
     Args:
         engine: of the job: whose ranks they are.
-        stall_seconds: a wait of so long is told of; 0: never.
+        stall_seconds: seconds of waiting after which a line is logged; 0: never.
     """
 
     def __init__(self, engine: Engine, stall_seconds: float) -> None:
@@ -134,12 +134,12 @@ class Mailbox:
             lambda: self._advice(key, rank, ranks),
             self._stall_seconds,
         )
-        senders = {each for each in ranks if each != self._rank} if rank is None else {rank}
+        senders = {candidate for candidate in ranks if candidate != self._rank} if rank is None else {rank}
         receive = _Receive(key, rank, senders, memory, transfer)
         with self._lock:
             arrived = self._arrived[key]
-            place = next((at for at, each in enumerate(arrived) if rank in (None, each.source)), None)
-            if place is None:
+            position = next((at for at, sent in enumerate(arrived) if rank in (None, sent.source)), None)
+            if position is None:
                 if senders and senders <= self._lost.keys():
                     transfer.end(self._lost[max(senders)])
                     return transfer
@@ -149,8 +149,8 @@ class Mailbox:
                     name = f"spark_estimator watches rank {sender}"
                     threading.Thread(target=self._watch, args=(sender,), name=name, daemon=True).start()
                 return transfer
-            message = arrived[place]
-            del arrived[place]
+            message = arrived[position]
+            del arrived[position]
         self._fill(receive, message)
         return transfer
 
@@ -206,27 +206,27 @@ class Mailbox:
 
     def _advice(self, key: Key, rank: int | None, ranks: Sequence[int]) -> str:
         """What is known while a receive waits: who is lost, what else came, what may be the matter."""
-        senders = [each for each in ranks if each != self._rank] if rank is None else [rank]
+        senders = [sender for sender in ranks if sender != self._rank] if rank is None else [rank]
         with self._lock:
-            lost = [each for each in senders if each in self._lost]
+            lost = [sender for sender in senders if sender in self._lost]
             others = [
                 f"tag {tag} ({message.form}) of rank {message.source}"
                 for (group, tag), messages in self._arrived.items()
                 for message in messages
                 if group == key[0] and message.source in senders
             ]
-            silent = [each for each in senders if each not in self._answered and each not in self._lost]
-        told = [f"Lost: {', '.join(map(self._name, lost))}."] if lost else []
+            silent = [sender for sender in senders if sender not in self._answered and sender not in self._lost]
+        sentences = [f"Lost: {', '.join(map(self._name, lost))}."] if lost else []
         if silent:
-            told.append(f"Does not answer, and may be frozen: {', '.join(map(self._name, silent))}.")
+            sentences.append(f"Does not answer, and may be frozen: {', '.join(map(self._name, silent))}.")
         if others:
             more = f" and {len(others) - _TOLD_MESSAGES} more" if len(others) > _TOLD_MESSAGES else ""
-            told.append(f"Other messages have come: {', '.join(others[:_TOLD_MESSAGES])}{more}.")
-        told.append(
+            sentences.append(f"Other messages have come: {', '.join(others[:_TOLD_MESSAGES])}{more}.")
+        sentences.append(
             "Either no rank calls the send for it (with this rank as its destination, in this group, with this tag), "
             "or the sender is busy or frozen."
         )
-        return " ".join(told)
+        return " ".join(sentences)
 
     # --- the sending side --------------------------------------------------------------------------------------------
 
@@ -289,19 +289,20 @@ class Mailbox:
         self._fill(receive, message)
 
     def _taken(self, rank: int, key: Key) -> _Receive | None:
-        for place, receive in enumerate(self._posted):
+        for position, receive in enumerate(self._posted):
             if receive.key == key and receive.source in (None, rank):
-                return self._posted.pop(place)
+                return self._posted.pop(position)
         return None
 
     def _fill(self, receive: _Receive, message: _Arrived) -> None:
         """Puts a message where it is waited for, if it is what is waited for."""
-        wanted, sent = receive.memory.form, message.form
-        if not sent.fits(wanted) or len(message.content) != len(receive.memory.data):
+        expected, sent = receive.memory.form, message.form
+        if not sent.fits(expected) or len(message.content) != len(receive.memory.data):
             receive.transfer.end(
                 ValueError(
                     f"{self._name(message.source)} sent {sent} (tag {receive.key[1]}), and the tensor that waits for "
-                    f"it on rank {self._rank} is {wanted}: both ends must give as many elements of one type."
+                    f"it on rank {self._rank} is {expected}: sender and receiver must use the same number of elements "
+                    "and the same type."
                 )
             )
             return
@@ -320,7 +321,7 @@ class Mailbox:
                     sock.recv(1)
                     reason = _GONE
             except (OSError, PeerLostError) as error:
-                # A process that is there and says nothing is frozen or busy, which is not to be lost.
+                # A process that is there and sends nothing is frozen or busy, which is not to be lost.
                 if self._closed or not isinstance(error.__cause__, NotReadyError):
                     reason = str(error)
                 else:
@@ -337,12 +338,13 @@ class Mailbox:
             if self._closed:
                 return
             error = self._lost.setdefault(rank, self._lost_error(rank, reason))
-            ended = [each for each in self._posted if rank in each.senders and each.senders <= self._lost.keys()]
-            self._posted = [each for each in self._posted if each not in ended]
+            lost = self._lost.keys()
+            ended = [posted for posted in self._posted if rank in posted.senders and posted.senders <= lost]
+            self._posted = [posted for posted in self._posted if posted not in ended]
         for receive in ended:
             receive.transfer.end(error)
 
     def _lost_error(self, rank: int, reason: str) -> PeerLostError:
         return PeerLostError(
-            f"rank {self._rank} waits for a message of {self._name(rank)}, which sends none any more: {reason}."
+            f"rank {self._rank} waits for a message from {self._name(rank)}, which cannot send any more: {reason}."
         )

@@ -1,6 +1,6 @@
 """The key-value store that ``torch.distributed`` asks for, kept by rank 0 of a job and reached with the job's key.
 
-Torch's own ``TCPStore`` listens at every interface and asks nobody who they are; a job of ours needs no such port. One
+Torch's own ``TCPStore`` listens at every interface and authenticates no client; this package needs no open port. One
 thread of rank 0 serves each connection, a thread of a rank has a connection of its own, and a request is answered
 before the next is read. What is stored are bytes; nothing in them is ever unpickled here.
 """
@@ -46,7 +46,7 @@ class KeyValues:
         }
 
     def answer(self, request: Sequence[bytes]) -> list[bytes]:
-        """Does what a request says. The first part is the verb, the others are its arguments.
+        """Executes a request. The first part is the verb, the others are its arguments.
 
         Returns:
             The answer's parts; none for a ``get`` or ``wait`` whose time was up.
@@ -118,7 +118,7 @@ class JobStore(Store):
         self._links = links
         self._values = values
         self.set_timeout(timeout)  # in C++, where what torch wraps a store in sets it, too
-        self._own = threading.local()
+        self._connection = threading.local()
 
     def set(self, key: str, value: str | bytes) -> None:
         """Stores a value."""
@@ -126,7 +126,7 @@ class JobStore(Store):
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Stores several values at once."""
-        self._ask(b"set", *(_bytes(each) for pair in zip(keys, values, strict=True) for each in pair))
+        self._ask(b"set", *(_bytes(part) for pair in zip(keys, values, strict=True) for part in pair))
 
     def append(self, key: str, value: str | bytes) -> None:
         """Adds bytes to the end of a value."""
@@ -181,28 +181,28 @@ class JobStore(Store):
         if not answered and keys:
             raise DistStoreError(
                 f"the store's keys {list(keys)} were not all set when rank {self._links.rank} had waited for "
-                f"{timeout.total_seconds():g} seconds; some rank has not come that far."
+                f"{timeout.total_seconds():g} seconds; some rank has not reached this point."
             )
         return answered
 
     def _ask(self, *request: bytes) -> list[bytes]:
         if self._values is not None:
             return self._values.answer(request)
-        sock: socket.socket | None = getattr(self._own, "sock", None)
+        sock: socket.socket | None = getattr(self._connection, "sock", None)
         if sock is None:
-            sock = self._own.sock = self._links.connect(0, PURPOSE)
+            sock = self._connection.sock = self._links.connect(0, PURPOSE)
         try:
             _send(sock, request)
             answered = _received(sock)
         except BaseException as error:  # also an interrupt: the answer to this request must not become the next one's
-            self._own.sock = None
+            self._connection.sock = None
             sock.close()
             if isinstance(error, OSError):
                 answered = None
             else:
                 raise
         if answered is None:
-            self._own.sock = None
+            self._connection.sock = None
             raise DistStoreError(
                 f"rank {self._links.rank} lost the store, which {self._links.name(0)} keeps: that process has ended or "
                 "destroyed its process group."

@@ -1,4 +1,4 @@
-"""One message of a rank to another: what is told of it before its bytes, and the wait for it at either end."""
+"""One message from a rank to another: its header, and the wait for it at either end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TensorSpec(NamedTuple):
         return TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
     def fits(self, other: TensorSpec) -> bool:
-        """Whether the elements of one can become those of the other: as many of one type, in whatever shape."""
+        """Whether the elements of one can become those of the other: as many of one type, in any shape."""
         return self.dtype == other.dtype and math.prod(self.shape) == math.prod(other.shape)
 
     def __str__(self) -> str:
@@ -48,12 +48,12 @@ class TensorSpec(NamedTuple):
 
 
 class MessageBytes(NamedTuple):
-    """Where a message's bytes lie.
+    """The memory of a message.
 
     Attributes:
         data: the bytes.
         form: of the tensor that they are.
-        keep: whoever owns them; referenced until the transfer has ended.
+        keep: the owner of the bytes; referenced until the transfer has ended.
     """
 
     data: memoryview
@@ -62,7 +62,7 @@ class MessageBytes(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """What is told of a message before its bytes.
+    """The header of a message.
 
     Attributes:
         group: the number of its process group.
@@ -94,11 +94,11 @@ class Envelope(NamedTuple):
         if not receive_exactly(sock, memoryview(header)):
             return None
         group, tag, length, letters, dims = _HEADER.unpack(header)
-        rest = bytearray(letters + 8 * dims)
-        if rest and not receive_exactly(sock, memoryview(rest)):
+        form = bytearray(letters + 8 * dims)
+        if form and not receive_exactly(sock, memoryview(form)):
             raise ConnectionResetError("the connection ended in the middle of a message")
-        shape = struct.unpack_from(f"<{dims}q", rest, letters)
-        return Envelope(group, tag, length, TensorSpec(bytes(rest[:letters]).decode("ascii", "replace"), shape))
+        shape = struct.unpack_from(f"<{dims}q", form, letters)
+        return Envelope(group, tag, length, TensorSpec(bytes(form[:letters]).decode("ascii", "replace"), shape))
 
 
 class Transfer:
@@ -111,7 +111,7 @@ class Transfer:
         who: this rank, in words.
         waits_for: what for, in words.
         advice: what is known meanwhile, and what to do; asked for when the wait becomes long.
-        stall_seconds: a wait of so long is told of, once; 0: never.
+        stall_seconds: seconds of waiting after which a line is logged, once; 0: never.
     """
 
     def __init__(self, who: str, waits_for: str, advice: Callable[[], str], stall_seconds: float) -> None:
@@ -143,13 +143,13 @@ class Transfer:
             now = time.monotonic()
             if now - self._since >= self._stall_seconds:
                 self._stall_seconds = math.inf
-                _log.warning("stalled: %s", self._told(now - self._since))
+                _log.warning("stalled: %s", self._description(now - self._since))
             if now - begun >= limit:
-                raise TimeoutError(f"{self._told(limit)} Raise the time-out if it is only slow.")
+                raise TimeoutError(f"{self._description(limit)} Raise the time-out if it is only slow.")
         if self._error is not None:
             raise self._error
 
-    def _told(self, seconds: float) -> str:
+    def _description(self, seconds: float) -> str:
         return f"{self._who} has waited {seconds:.3g} seconds for {self._waits_for}. {self._advice()}"
 
 

@@ -1,6 +1,6 @@
 """The ``Work`` that a collective or message of a process group is: waited for, asked, or turned into a future.
 
-The engine calls nobody back, so a future that is not done when somebody asks for it is fulfilled by one thread of the
+The engine has no callbacks, so a future that is not done when it is asked for is fulfilled by one thread of the
 process, the *waiter*. It sleeps while no future is owed, and waits in the engine otherwise, where it lends the engine
 its core. Callbacks of futures run in it. One that waits for something hands the waiter's work to another thread first,
 or it might wait for what only the waiter could bring about, on this rank or on another.
@@ -80,12 +80,12 @@ class GroupWork(torch.distributed.Work):
 
     Args:
         what: the operation in words, for messages.
-        awaited: what to wait for; None: the operation is done, and `outputs` says what came of it.
+        awaited: what to wait for; None: the operation is done, and `outputs` returns its result.
         finish: called once, when that has ended well: puts results where they belong and returns the outputs.
         outputs: as `finish` returns them, of an operation that is done.
         timeout: for waits that have none of their own.
         source: of a received message: gives the sender's rank in the group.
-        place: of the operation, for what callbacks of its future call; None: of a message, which has none.
+        point: of the operation, for what callbacks of its future call; None: of a message, which has none.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class GroupWork(torch.distributed.Work):
         *,
         outputs: list[Any] | None = None,
         source: Callable[[], int] | None = None,
-        place: ProgramPoint | None = None,
+        point: ProgramPoint | None = None,
     ) -> None:
         super().__init__()
-        self.place = place or ProgramPoint(None)
+        self.point = point or ProgramPoint(None)
         self._what = what
         self._awaited = awaited
         self._finish = finish
@@ -117,7 +117,7 @@ class GroupWork(torch.distributed.Work):
             timeout: 0: the group's.
 
         Raises:
-            DistBackendError: the time was up; the operation goes on.
+            DistBackendError: the time-out has passed; the operation continues.
             HorovodInternalError: it failed: the ranks disagree about it, or one of them is lost.
             ValueError: what came does not fit where it was to go.
         """
@@ -160,7 +160,7 @@ class GroupWork(torch.distributed.Work):
     def source_rank(self) -> int:
         """The sender of a received message, as its number in the group."""
         if self._source is None:
-            raise ValueError(f"{self._what} has no sender: it is no message that was received.")
+            raise ValueError(f"{self._what} has no sender: it is not a received message.")
         self.wait()
         return self._source()
 
@@ -171,13 +171,13 @@ class GroupWork(torch.distributed.Work):
         owed: Future[Any] = Future()
         # A future whose exception is *set* holds it as a value, for C++ (DDP's reducer) to stumble over; one whose
         # callback raises has failed, everywhere.
-        told = owed.then(self._told)
-        callbacks.note(told, self.place)
+        future = owed.then(self._report)
+        callbacks.note(future, self.point)
         if self.is_completed():
             owed.set_result(None)
         else:
             _waiter.owe(self, owed)
-        return told
+        return future
 
     def settle_for(self, timeout: timedelta) -> bool:
         """Waits for a while; whether the operation has ended, well or not."""
@@ -189,7 +189,7 @@ class GroupWork(torch.distributed.Work):
             return True  # noted
         return True
 
-    def _told(self, _owed: Future[Any]) -> list[Any]:
+    def _report(self, _owed: Future[Any]) -> list[Any]:
         if self._error is not None:
             raise self._error
         return self._outputs
@@ -262,7 +262,7 @@ class _Waiter:
 
     def _run(self) -> None:
         _thread.waits = True
-        own = threading.current_thread()
+        thread = threading.current_thread()
         while True:
             with self._changed:
                 while not self._owed:
@@ -274,7 +274,7 @@ class _Waiter:
                     with self._changed:
                         self._owed.remove(pair)
                     pair[1].set_result(None)  # runs the callbacks
-                    if self._thread is not own:
+                    if self._thread is not thread:
                         return
             del owed, pair
 

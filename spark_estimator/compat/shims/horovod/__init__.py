@@ -1,4 +1,4 @@
-"""Stands in for Horovod on a path: makes way for a real Horovod that is installed, else leads to spark_estimator."""
+"""Shim for Horovod: imports the real Horovod if it is installed, else spark_estimator's aliases."""
 
 from _spark_estimator_shim import serve  # type: ignore[import-not-found]  # found where this folder is on the path
 

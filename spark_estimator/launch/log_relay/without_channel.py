@@ -1,29 +1,86 @@
-"""Shows at the driver what reaches it by no connection: ranks' lines from shared files, and the last ones of manifests.
+"""Lines of ranks whose executors can't connect to the driver: through shared files, else the last ones at the end.
 
-The driver's half of `kept_lines`. Which of the two is in force is said in one sentence.
+`UnsentLines` runs in the executor, `LateLines` on the driver. The last lines come with the rank's manifest when the job
+has succeeded; a rank that fails sends them with its report. The driver prints once which way is used.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from spark_estimator.errors import ResultError
 from spark_estimator.launch.job.monitor import Event, LauncherMessage, Lines, Message
 from spark_estimator.launch.job.results import RankManifest, ResultRow, manifests_of
 from spark_estimator.launch.job.spec import JobSpec
-from spark_estimator.launch.spark.kept_lines import MOST_LINES
+from spark_estimator.launch.log_relay.log_files import INTERVAL_SECONDS, LogReader, LogWriter
 from spark_estimator.observe.driver_log import coloured, printable
-from spark_estimator.observe.log_files import INTERVAL_SECONDS, LogReader
 
 # What ranks have written may take so long to be seen on another host.
 _PATIENCE = timedelta(seconds=20)
 # Of a job that failed nobody says how much was written.
 _LAST_LOOK = timedelta(seconds=1)
+
+#: How many lines of a rank come back at most, and how many bytes.
+MOST_LINES = 50
+_MOST_BYTES = 64 << 10
+
+
+class UnsentLines:
+    """Takes the lines and messages of one rank."""
+
+    def __init__(self, job: JobSpec) -> None:
+        self._folder = Path(job.log_folder, job.job_id) if job.log_folder else None
+        self._writer: LogWriter | None = None
+        self._last: collections.deque[tuple[str, str]] = collections.deque()
+        self._bytes = 0
+        self._left_out = 0
+
+    def take(self, rank: int, stream: str, text: str) -> list[tuple[str, str]]:
+        """One more line of "stdout" or "stderr", or a message ("").
+
+        Returns:
+            Those that may not all reach the driver, this one or others before it.
+        """
+        if self._folder is not None:
+            if self._writer is None:
+                self._writer = LogWriter(self._folder, rank)
+            if self._writer.line(stream, text):
+                return []
+            return self._keep([*self._writer.unwritten(), (stream, text)])
+        return self._keep([(stream, text)])
+
+    def close(self) -> list[tuple[str, str]]:
+        """Writes what is still to be written. Returns as `take`."""
+        if self._writer is None:
+            return []
+        self._writer.close()
+        return self._keep(self._writer.unwritten())
+
+    def _keep(self, lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        for stream, text in lines:
+            self._last.append((stream, text))
+            self._bytes += len(text)
+        while len(self._last) > MOST_LINES or self._bytes > _MOST_BYTES:
+            self._bytes -= len(self._last.popleft()[1])
+            self._left_out += 1
+        return lines
+
+    def to_manifest(self) -> dict[str, Any]:
+        """Their part of the manifest: see `results.RankManifest`."""
+        problem = None if self._writer is None else self._writer.error
+        return {
+            "lines": [list(pair) for pair in self._last],
+            "left_out": self._left_out,
+            "logged": 0 if self._writer is None or problem is not None else self._writer.written,
+            "log_problem": "" if problem is None else str(problem),
+        }
 
 
 class LateLines:
@@ -40,7 +97,7 @@ class LateLines:
         self._put = put
         self._folder = Path(job.log_folder, job.job_id)
         self._reader = LogReader(self._folder, job.size) if job.log_folder else None
-        self._said = False
+        self._transport_announced = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="spark_estimator log files", daemon=True)
         if self._reader is not None:
@@ -92,9 +149,7 @@ class LateLines:
         for rank, count in missing.items():
             if count:
                 self._put(
-                    LauncherMessage(
-                        f"{count} of rank {rank}'s lines in {self._folder} are not to be seen on the driver"
-                    )
+                    LauncherMessage(f"{count} of rank {rank}'s lines in {self._folder} are not visible on the driver")
                 )
 
     def _show(self, manifest: RankManifest) -> None:
@@ -102,31 +157,32 @@ class LateLines:
             self._put(
                 LauncherMessage(
                     f"rank {manifest.rank} (host {printable(manifest.host)}) could not write its lines to a file "
-                    f"(SPARK_ESTIMATOR_LOG_DIR), so only its last ones come: {printable(manifest.log_problem)}"
+                    f"(SPARK_ESTIMATOR_LOG_DIR), so only its last lines are shown: {printable(manifest.log_problem)}"
                 )
             )
         elif manifest.lines:
             self._say_which()
         if manifest.left_out:
-            text = f"[{manifest.left_out} earlier lines are in the log of its executor]"
+            text = f"[{manifest.left_out} earlier lines are in its executor's log]"
             self._put(_event(manifest.rank, "stdout" if self._job.forward_lines else "", text))
         for stream, text in manifest.lines:
             self._put(_event(manifest.rank, stream, text))
 
     def _say_which(self) -> None:
-        if self._said:
+        if self._transport_announced:
             return
-        self._said = True
-        what = "ranks' lines" if self._job.forward_lines else "what ranks give to log_to_driver"
+        self._transport_announced = True
+        what = "lines" if self._job.forward_lines else "log_to_driver messages"
         if self._reader is not None:
-            where = f"{what} come through files in {self._folder}"
+            where = f"the ranks' {what} are sent through files in {self._folder}"
         else:
             where = (
-                f"of {what} the last {MOST_LINES} of each rank are shown when the job has ended well, and all stand in "
-                "the executors' logs. To see them while it runs, set SPARK_ESTIMATOR_LOG_DIR to a folder that "
-                "executors and driver share"
+                f"the last {MOST_LINES} {what} of each rank are shown after the job succeeds; all are in the "
+                "executors' "
+                "logs. To see them while it runs, set SPARK_ESTIMATOR_LOG_DIR to a folder that executors and driver "
+                "share"
             )
-        self._put(LauncherMessage(f"the executors do not reach the driver: {where}."))
+        self._put(LauncherMessage(f"the executors can't connect to the driver: {where}."))
 
 
 def _event(rank: int, stream: str, text: str) -> Event:

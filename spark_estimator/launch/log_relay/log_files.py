@@ -1,8 +1,8 @@
 """Ranks' lines in files of a folder that executors and driver share, for where no connection to the driver is had.
 
-Each rank appends to a file of its own, ``rank.0.log``, twice a second; the driver reads what has been added. Lines
-stand in it as they are printed: ``[0]<stdout>:text``, and ``[0] text`` for `log_to_driver`. Where a file system lets
-nobody append, each piece becomes a file of its own: ``rank.0.1.log``, ``rank.0.2.log`` and so on.
+Each rank appends to a file of its own, ``rank.0.log``, twice a second; the driver reads what has been added. It has
+the lines as they are printed: ``[0]<stdout>:text``, and ``[0] text`` for `log_to_driver`. Where a file system
+does not support appending, each piece becomes a file of its own: ``rank.0.1.log``, ``rank.0.2.log`` and so on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LogWriter:
     """A rank's end. `line` does not wait for the file system.
 
     Attributes:
-        written: how many lines stand in its files, once it is closed.
+        written: how many lines its files have, once it is closed.
         error: why nothing is written any more; None: it is.
     """
 
@@ -56,7 +56,9 @@ class LogWriter:
                 self._dropped += 1
                 return True
             if self._dropped:
-                self._keep(stream, f"[{self._dropped} lines were dropped: they came faster than the file took them]")
+                self._keep(
+                    stream, f"[{self._dropped} lines were dropped: the rank printed faster than they could be written]"
+                )
                 self._dropped = 0
             self._keep(stream, text)
         return True
@@ -66,8 +68,8 @@ class LogWriter:
         with self._lock:
             if self.error is None:
                 return []
-            left, self._waiting = self._waiting, []
-            return left
+            lines, self._waiting = self._waiting, []
+            return lines
 
     def close(self) -> None:
         """Returns when all is written, or cannot be."""
@@ -139,8 +141,8 @@ class LogReader:
                 for line in whole:
                     self.read[rank] += 1
                     text = line.decode("utf-8", "replace").removeprefix(f"[{rank}]")
-                    found = _LINE.fullmatch(text)
-                    yield (rank, found[1], found[2]) if found else (rank, "", text.removeprefix(" "))
+                    match = _LINE.fullmatch(text)
+                    yield (rank, match[1], match[2]) if match else (rank, "", text.removeprefix(" "))
 
     def _piece(self, rank: int) -> bytes:
         """More of a rank's files; b"" when there is none yet."""

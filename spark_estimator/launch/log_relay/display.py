@@ -6,14 +6,10 @@ import contextlib
 import io
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from spark_estimator.observe.driver_log import print_line, shown_on
-
-#: Is given (rank, "stdout" or "stderr", text) of each line that a rank prints.
-ShowLine = Callable[[int, str, str], None]
+from spark_estimator.observe.driver_log import ShowLine, print_line, shown_on
 
 
 class TextStream(Protocol):
@@ -35,12 +31,10 @@ def lines_to(
         TypeError: a stream cannot be written to, or takes bytes.
     """
     streams = {"stdout": stdout, "stderr": stderr}
-    given: dict[str, object] = {name: stream for name, stream in streams.items() if stream is not None}
-    for name, stream in given.items():
+    custom: dict[str, object] = {name: stream for name, stream in streams.items() if stream is not None}
+    for name, stream in custom.items():
         if not callable(getattr(stream, "write", None)) or isinstance(stream, (io.RawIOBase, io.BufferedIOBase)):
-            raise TypeError(
-                f"{name} is where lines are written: an open text file, or what has its write(); not {stream!r}."
-            )
+            raise TypeError(f"{name} must be an open text file or an object with write(); got {stream!r}.")
     if stdout is None and stderr is None and not with_time:
         return print_line
 
@@ -88,9 +82,9 @@ class OutputFiles:
         self._files[rank, stream].write(text + "\n")
 
     def _open(self, rank: int) -> None:
-        own = self._folder / f"rank.{rank:0{self._width}d}"
-        own.mkdir(parents=True, exist_ok=True)
+        folder = self._folder / f"rank.{rank:0{self._width}d}"
+        folder.mkdir(parents=True, exist_ok=True)
         for stream in ("stdout", "stderr"):
             # Line by line, so that a job can be followed with tail -f.
-            file = (own / stream).open("w", encoding="utf-8", buffering=1)
+            file = (folder / stream).open("w", encoding="utf-8", buffering=1)
             self._files[rank, stream] = self._stack.enter_context(file)

@@ -1,0 +1,110 @@
+"""Smaller wire types for tensors, for all frameworks: sent in half precision, returned in their own type.
+
+A framework's binding defines the cast in a subclass of `CastCompressor`; everything else is here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from typing import Any, Protocol
+
+
+class Compressor(Protocol):
+    """What may be passed as ``compression=``: a class, or any object, with these two functions."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Returns what to send instead of `tensor`, and what `decompress` will need."""
+        ...
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """Returns the received `tensor` in the form that it had before `compress`."""
+        ...
+
+
+class NoneCompressor:
+    """Sends tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, None]:
+        """The tensor itself."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: object) -> Any:
+        """The tensor itself."""
+        return tensor
+
+
+class CastCompressor(ABC):
+    """Sends floating-point tensors in a type of two bytes; others as they are. Used as a class, not as an object.
+
+    Attributes:
+        wire_dtype: the type of two bytes, as `cast` takes it.
+    """
+
+    wire_dtype: Any
+
+    @staticmethod
+    @abstractmethod
+    def cast(tensor: Any, dtype: Any) -> Any:
+        """The tensor in another type."""
+
+    @staticmethod
+    @abstractmethod
+    def is_floating(dtype: Any) -> bool:
+        """Whether tensors of a type are cast."""
+
+    @staticmethod
+    def dtype_of(tensor: Any) -> Any:
+        """A tensor's type, as `cast` takes it."""
+        return tensor.dtype
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        """The tensor in the wire type, and its own type."""
+        dtype = cls.dtype_of(tensor)
+        return (cls.cast(tensor, cls.wire_dtype) if cls.is_floating(dtype) else tensor), dtype
+
+    @classmethod
+    def decompress(cls, tensor: Any, ctx: Any) -> Any:
+        """The tensor in the type that it had, which is `ctx`."""
+        return cls.cast(tensor, ctx)
+
+
+def check_compressor(compression: Any, *, kind: str = "", choices: str = "none, fp16 and bf16") -> Any:
+    """Returns what was passed as ``compression=``.
+
+    Args:
+        compression: see above.
+        kind: what the error's text begins with.
+        choices: members of ``hvd.Compression``, for the text.
+
+    Raises:
+        ValueError: it lacks ``compress`` or ``decompress``, or is a class whose functions need an object.
+    """
+    functions = [getattr(compression, name, None) for name in ("compress", "decompress")]
+    if all(callable(function) for function in functions):
+        if isinstance(compression, type) and not all(map(_takes, functions, (1, 2))):
+            raise ValueError(
+                f"{kind and f'{kind}: '}compression={compression.__name__} is a class whose compress or decompress "
+                f"takes self: pass an object, compression={compression.__name__}()."
+            )
+        return compression
+    raise ValueError(
+        f"{kind and f'{kind}: '}compression={compression!r} must be one of hvd.Compression.{choices}, or have the "
+        "functions compress(tensor) and decompress(tensor, ctx)."
+    )
+
+
+def _takes(function: Any, arguments: int) -> bool:
+    """Whether a function can be called with so many arguments; True for one whose signature isn't known."""
+    try:
+        inspect.signature(function).bind(*[None] * arguments)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True

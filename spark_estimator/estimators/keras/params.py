@@ -1,0 +1,61 @@
+"""The parameters of `KerasEstimator` and `KerasModel`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spark_estimator.estimators import checks, params
+from spark_estimator.estimators.keras.history import KerasHistory, history_of
+from spark_estimator.estimators.params import Row
+
+#: What differs from the shared parameters.
+_DOCS = {
+    "model": "a keras.Model, compiled or not; required",
+    "optimizer": "a Keras optimizer or its name; None: the one the model was compiled with",
+    "loss": "a Keras loss, its name or a function of (label, output), or a list with one per output; None: those the "
+    "model was compiled with",
+    "loss_weights": "a weight per loss; None: those the model was compiled with, or 1 for each",
+    "metrics": "metrics, as model.compile takes them; empty: those the model was compiled with",
+}
+
+ESTIMATOR = (
+    *(replace(row, doc=_DOCS[row.name]) if row.name in _DOCS else row for row in params.SHARED),
+    *params.PREDICTING,
+    params.LEARNING_RATE,
+    Row("callbacks", [], checks.listed, "Keras callbacks, called on every rank with global losses", "Any", "list[Any]"),
+    Row(
+        "checkpoint_callback",
+        None,
+        checks.anything,
+        "a ModelCheckpoint, such as BestModelCheckpoint, called on rank 0: the model it saved last is returned; None: "
+        "the model of the last epoch is",
+    ),
+    Row(
+        "custom_objects",
+        {},
+        checks.objects,
+        "your classes and functions by name, for Keras to load the model with",
+        "Mapping[str, Any] | None",
+        "dict[str, Any]",
+    ),
+    Row(
+        "backend_env",
+        {},
+        checks.objects,
+        "environment variables to set in the processes before they import Keras",
+        "Mapping[str, Any] | None",
+        "dict[str, Any]",
+    ),
+)
+
+MODEL = (
+    Row(
+        "history",
+        KerasHistory(),
+        history_of,
+        "a dict from each metric's name to its values, one per epoch",
+        "Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | None",
+        "KerasHistory",
+    ),
+    *params.MODEL,
+)

@@ -1,0 +1,60 @@
+"""The parameters of Lightning's `TorchEstimator`."""
+
+from __future__ import annotations
+
+from spark_estimator.estimators import checks, params
+from spark_estimator.estimators.params import Row
+from spark_estimator.estimators.torch.params import LOSS_CONSTRUCTORS, TYPES, typed
+
+ESTIMATOR = (
+    *typed(params.SHARED, TYPES),
+    *params.PREDICTING,
+    LOSS_CONSTRUCTORS,
+    Row("callbacks", [], checks.listed, "Lightning callbacks, copied to every rank", "Any", "list[Any]"),
+    Row("logger", None, checks.anything, "a Lightning logger; None: TensorBoard in the store, if both are available"),
+    Row("log_every_n_steps", 50, checks.whole(1), "the number of steps between two log entries", "int"),
+    Row(
+        "num_gpus",
+        None,
+        checks.whole(0),
+        "the number of GPUs per process: 0 is use_gpu=False, more than 1 is an error",
+        "int | None",
+    ),
+    Row(
+        "data_module",
+        None,
+        checks.anything,
+        "a LightningDataModule, or its class, created without arguments on each rank: its loaders replace the "
+        "DataFrame, whose first rows are only used for the types of the columns",
+    ),
+    Row(
+        "trainer_args",
+        None,
+        checks.anything,
+        "a dict of Trainer arguments that override the estimator's own",
+        "dict[str, Any] | None",
+    ),
+    Row(
+        "scale_lr",
+        True,
+        checks.truth,
+        "multiply the learning rate by the number of processes, as Horovod does",
+        "bool",
+    ),
+    Row(
+        "terminate_on_nan",
+        False,
+        checks.truth,
+        "stop at the first batch whose loss is not finite, instead of at the end of the epoch",
+        "bool",
+    ),
+    Row("profiler", None, checks.anything, "a Lightning profiler, or its name"),
+)
+
+#: As `params.WITHOUT_EFFECT`.
+WITHOUT_EFFECT = {
+    "loader_num_epochs": "an epoch is all rows of a process",
+    "debug_data_loader": "rows are memory-mapped; there is no reader to debug",
+    "train_async_data_loader_queue_size": "a thread prepares the next batches anyway",
+    "val_async_data_loader_queue_size": "a thread prepares the next batches anyway",
+}

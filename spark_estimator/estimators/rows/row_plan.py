@@ -1,0 +1,81 @@
+"""The plan of a training's rows: built once on the driver, and only read by everything after it.
+
+It is built in this order; each step uses only the steps before it:
+
+1. `RowRequest`: what the parameters ask for. No data is read.
+2. `RowSample`: the columns, their types, the first rows, the lengths of arrays and their fill values. A DataFrame takes
+   one small Spark job, or two.
+3. `Fields`: each tensor's type and shape. The model is tried on the first rows, on the driver.
+4. `RowSource`: files that the ranks read, or Spark's tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spark_estimator.data.parquet import DataFiles
+from spark_estimator.estimators.rows.request import RowRequest
+from spark_estimator.estimators.rows.row_source import RowSource, files_source, frame_source
+from spark_estimator.estimators.rows.sampling import Columns, sample_files, sample_frame
+from spark_estimator.estimators.rows.shapes import Fields, Trial, fitting_fields
+from spark_estimator.store import FilesystemStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """What is known of a training's rows before it starts.
+
+    Attributes:
+        columns: which columns there are, by role, and what is done to their values where they are read.
+        fields: the tensors of a batch: type, shape, values per row and fill value of each; and the model's outputs.
+        source: where the ranks' rows come from.
+    """
+
+    columns: Columns
+    fields: Fields
+    source: RowSource
+
+
+def plan_frame(
+    frame: DataFrame,
+    request: RowRequest,
+    trial: Trial,
+    *,
+    read_files: bool,
+    store: FilesystemStore | None,
+    size: int | Callable[[SparkSession], int],
+) -> RowPlan:
+    """The plan for a DataFrame's rows.
+
+    Args:
+        trial: runs the framework's model.
+        read_files, store, size: as in `frame_source`.
+
+    Raises:
+        DataError: a column is missing, cannot be trained on or does not fit the model; there are no rows; or they could
+            not be written to the store.
+    """
+    sample = sample_frame(frame, request)
+    fields = fitting_fields(sample, trial, request.ragged.input_shapes)
+    source = frame_source(frame, sample.columns, fields.all, read_files=read_files, store=store, size=size)
+    return RowPlan(sample.columns, fields, source)
+
+
+def plan_files(files: DataFiles, validation: DataFiles | None, request: RowRequest, trial: Trial) -> RowPlan:
+    """The plan for the rows of Parquet files in a store.
+
+    Args:
+        validation: files with the rows for validation; None: there are none.
+        trial: runs the framework's model.
+
+    Raises:
+        DataError: as `plan_frame`; or the files' columns differ.
+    """
+    sample = sample_files(files, request)
+    fields = fitting_fields(sample, trial, request.ragged.input_shapes)
+    return RowPlan(sample.columns, fields, files_source(files, validation, sample.columns))

@@ -1,0 +1,317 @@
+"""Constructors, setters and getters of `TorchEstimator` and `TorchModel`.
+
+Generated from the tables of parameters by ``python -m tests.estimators.generate_keywords``: change those.
+"""
+
+# ruff: noqa: B006
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spark_estimator.estimators.keywords import ModelKeywords, PredictingKeywords, SharedKeywords
+from spark_estimator.estimators.params import by_keyword
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import pandas
+    import torch
+    from pyspark.ml.param import Param
+    from torch import nn
+    from torch.optim.lr_scheduler import LRScheduler
+    from typing_extensions import Self
+
+    from spark_estimator.data.fields import Field
+    from spark_estimator.estimators.history import History
+    from spark_estimator.estimators.inference.prediction_columns import OutputKind
+    from spark_estimator.spark.backend import Backend
+    from spark_estimator.store import Store
+
+
+class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
+    """Constructor, setters and getters of `TorchEstimator`."""
+
+    model: Param[nn.Module | None]
+    optimizer: Param[torch.optim.Optimizer | None]
+    loss: Param[list[Callable[..., Any]]]
+    metrics: Param[list[Any]]
+    learning_rate: Param[float | None]
+    lr_scheduler: Param[LRScheduler | None]
+    loss_constructors: Param[list[Callable[..., Any]] | None]
+    callbacks: Param[list[Any]]
+    train_minibatch_fn: Param[Callable[..., Any] | None]
+    mixed_precision: Param[str | None]
+
+    @by_keyword
+    def __init__(
+        self,
+        *,
+        num_proc: int | None = None,
+        model: nn.Module | None = None,
+        backend: Backend | None = None,
+        store: Store | str | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        loss: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+        loss_weights: Sequence[float] | None = None,
+        metrics: Callable[..., Any]
+        | Mapping[str, Callable[..., Any]]
+        | Sequence[Callable[..., Any] | Sequence[Callable[..., Any]] | Mapping[str, Callable[..., Any]]]
+        | None = [],
+        feature_cols: Sequence[str] | None = None,
+        label_cols: Sequence[str] | None = None,
+        sample_weight_col: str | None = None,
+        validation: float | str | None = None,
+        batch_size: int = 32,
+        val_batch_size: int | None = None,
+        epochs: int = 1,
+        train_steps_per_epoch: int | None = None,
+        validation_steps_per_epoch: int | None = None,
+        verbose: int = 1,
+        gradient_compression: Any = None,
+        max_restarts: int = 0,
+        random_seed: int | None = None,
+        shuffle: bool = True,
+        run_id: str | None = None,
+        checkpoint_every_steps: int | None = None,
+        early_stopping_patience: int | None = None,
+        restore_best: bool = False,
+        use_gpu: bool = True,
+        backward_passes_per_step: int = 1,
+        mlflow: bool = False,
+        input_shapes: Sequence[Sequence[int]] | None = None,
+        label_shapes: Sequence[Sequence[int]] | None = None,
+        materialize: bool = False,
+        read_files: bool = True,
+        nulls: str | float = "error",
+        padding: float | Mapping[str, float] | None = None,
+        decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
+        transformation_fn: Callable[[pandas.DataFrame], pandas.DataFrame] | None = None,
+        transformation_edit_fields: Sequence[Sequence[Any]] | None = None,
+        transformation_removed_fields: Sequence[str] | None = None,
+        output_cols: Sequence[str] | None = None,
+        output_type: str = "label",
+        prediction_col: str | None = None,
+        raw_prediction_col: str | None = None,
+        probability_col: str | None = None,
+        learning_rate: float | None = None,
+        lr_scheduler: LRScheduler | None = None,
+        loss_constructors: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+        callbacks: Any = [],
+        train_minibatch_fn: Callable[..., Any] | None = None,
+        mixed_precision: str | None = None,
+    ) -> None:
+        super().__init__(**self._call_keywords)
+
+    @by_keyword
+    def setParams(
+        self,
+        *,
+        num_proc: int | None = None,
+        model: nn.Module | None = None,
+        backend: Backend | None = None,
+        store: Store | str | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        loss: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+        loss_weights: Sequence[float] | None = None,
+        metrics: Callable[..., Any]
+        | Mapping[str, Callable[..., Any]]
+        | Sequence[Callable[..., Any] | Sequence[Callable[..., Any]] | Mapping[str, Callable[..., Any]]]
+        | None = [],
+        feature_cols: Sequence[str] | None = None,
+        label_cols: Sequence[str] | None = None,
+        sample_weight_col: str | None = None,
+        validation: float | str | None = None,
+        batch_size: int = 32,
+        val_batch_size: int | None = None,
+        epochs: int = 1,
+        train_steps_per_epoch: int | None = None,
+        validation_steps_per_epoch: int | None = None,
+        verbose: int = 1,
+        gradient_compression: Any = None,
+        max_restarts: int = 0,
+        random_seed: int | None = None,
+        shuffle: bool = True,
+        run_id: str | None = None,
+        checkpoint_every_steps: int | None = None,
+        early_stopping_patience: int | None = None,
+        restore_best: bool = False,
+        use_gpu: bool = True,
+        backward_passes_per_step: int = 1,
+        mlflow: bool = False,
+        input_shapes: Sequence[Sequence[int]] | None = None,
+        label_shapes: Sequence[Sequence[int]] | None = None,
+        materialize: bool = False,
+        read_files: bool = True,
+        nulls: str | float = "error",
+        padding: float | Mapping[str, float] | None = None,
+        decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
+        transformation_fn: Callable[[pandas.DataFrame], pandas.DataFrame] | None = None,
+        transformation_edit_fields: Sequence[Sequence[Any]] | None = None,
+        transformation_removed_fields: Sequence[str] | None = None,
+        output_cols: Sequence[str] | None = None,
+        output_type: str = "label",
+        prediction_col: str | None = None,
+        raw_prediction_col: str | None = None,
+        probability_col: str | None = None,
+        learning_rate: float | None = None,
+        lr_scheduler: LRScheduler | None = None,
+        loss_constructors: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+        callbacks: Any = [],
+        train_minibatch_fn: Callable[..., Any] | None = None,
+        mixed_precision: str | None = None,
+    ) -> Self:
+        """Sets any of the parameters. Returns self."""
+        return self._take(self._call_keywords)
+
+    def setModel(self, value: nn.Module | None) -> Self:
+        """Sets model: the model to train; required. Returns self."""
+        return self._set(model=value)
+
+    def getModel(self) -> nn.Module | None:
+        """model: the model to train; required."""
+        return self._get(self.model)
+
+    def setOptimizer(self, value: torch.optim.Optimizer | None) -> Self:
+        """Sets optimizer: the optimizer; required. Returns self."""
+        return self._set(optimizer=value)
+
+    def getOptimizer(self) -> torch.optim.Optimizer | None:
+        """optimizer: the optimizer; required."""
+        return self._get(self.optimizer)
+
+    def setLoss(self, value: Callable[..., Any] | Sequence[Callable[..., Any]] | None) -> Self:
+        """Sets loss: one loss, or a list with one loss per label column. Returns self."""
+        return self._set(loss=value)
+
+    def getLoss(self) -> list[Callable[..., Any]]:
+        """loss: one loss, or a list with one loss per label column."""
+        return self._get(self.loss)
+
+    def setMetrics(
+        self,
+        value: Callable[..., Any]
+        | Mapping[str, Callable[..., Any]]
+        | Sequence[Callable[..., Any] | Sequence[Callable[..., Any]] | Mapping[str, Callable[..., Any]]]
+        | None,
+    ) -> Self:
+        """Sets metrics: functions of (output, label); one list of them per label column; or a dict whose keys are
+        their names. Returns self.
+        """
+        return self._set(metrics=value)
+
+    def getMetrics(self) -> list[Any]:
+        """metrics: functions of (output, label); one list of them per label column; or a dict whose keys are their
+        names.
+        """
+        return self._get(self.metrics)
+
+    def setLearningRate(self, value: float | None) -> Self:
+        """Sets learning_rate: overrides the optimizer's learning rate (for ParamGridBuilder); None: keeps it.
+        Returns self.
+        """
+        return self._set(learning_rate=value)
+
+    def getLearningRate(self) -> float | None:
+        """learning_rate: overrides the optimizer's learning rate (for ParamGridBuilder); None: keeps it."""
+        return self._get(self.learning_rate)
+
+    def setLrScheduler(self, value: LRScheduler | None) -> Self:
+        """Sets lr_scheduler: a scheduler of the optimizer, stepped after each epoch; None: none. Returns self."""
+        return self._set(lr_scheduler=value)
+
+    def getLrScheduler(self) -> LRScheduler | None:
+        """lr_scheduler: a scheduler of the optimizer, stepped after each epoch; None: none."""
+        return self._get(self.lr_scheduler)
+
+    def setLossConstructors(self, value: Callable[..., Any] | Sequence[Callable[..., Any]] | None) -> Self:
+        """Sets loss_constructors: functions without arguments that create the losses, instead of loss. Returns self."""
+        return self._set(loss_constructors=value)
+
+    def getLossConstructors(self) -> list[Callable[..., Any]] | None:
+        """loss_constructors: functions without arguments that create the losses, instead of loss."""
+        return self._get(self.loss_constructors)
+
+    def setCallbacks(self, value: Any) -> Self:
+        """Sets callbacks: objects with the methods of torch_callbacks.Callback, called on every rank. Returns self."""
+        return self._set(callbacks=value)
+
+    def getCallbacks(self) -> list[Any]:
+        """callbacks: objects with the methods of torch_callbacks.Callback, called on every rank."""
+        return self._get(self.callbacks)
+
+    def setTrainMinibatchFn(self, value: Callable[..., Any] | None) -> Self:
+        """Sets train_minibatch_fn: a custom training step: (model, optimizer, transform_outputs, loss_fn, inputs,
+        labels, sample_weights) -> (outputs, loss); None: the built-in step. Returns self.
+        """
+        return self._set(train_minibatch_fn=value)
+
+    def getTrainMinibatchFn(self) -> Callable[..., Any] | None:
+        """train_minibatch_fn: a custom training step: (model, optimizer, transform_outputs, loss_fn, inputs, labels,
+        sample_weights) -> (outputs, loss); None: the built-in step.
+        """
+        return self._get(self.train_minibatch_fn)
+
+    def setMixedPrecision(self, value: str | None) -> Self:
+        """Sets mixed_precision: 'bf16': run forward passes under autocast; None: full precision. Returns self."""
+        return self._set(mixed_precision=value)
+
+    def getMixedPrecision(self) -> str | None:
+        """mixed_precision: 'bf16': run forward passes under autocast; None: full precision."""
+        return self._get(self.mixed_precision)
+
+
+class TorchModelKeywords(ModelKeywords):
+    """Constructor, setters and getters of `TorchModel`."""
+
+    history: Param[History]
+
+    @by_keyword
+    def __init__(
+        self,
+        *,
+        model: Any,
+        inputs: Sequence[Field],
+        outputs: Sequence[int],
+        label_types: Sequence[str],
+        output_kinds: Sequence[OutputKind] | None = None,
+        history: Sequence[Mapping[str, Any]] | None = None,
+        feature_columns: Sequence[str] | None = None,
+        label_columns: Sequence[str] | None = None,
+        run_id: str | None = None,
+        batch_size: int = 1024,
+        decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
+        output_cols: Sequence[str] | None = None,
+        output_type: str = "label",
+        prediction_col: str | None = None,
+        raw_prediction_col: str | None = None,
+        probability_col: str | None = None,
+    ) -> None:
+        super().__init__(**self._call_keywords)
+
+    @by_keyword
+    def setParams(
+        self,
+        *,
+        history: Sequence[Mapping[str, Any]] | None = None,
+        feature_columns: Sequence[str] | None = None,
+        label_columns: Sequence[str] | None = None,
+        run_id: str | None = None,
+        batch_size: int = 1024,
+        decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
+        output_cols: Sequence[str] | None = None,
+        output_type: str = "label",
+        prediction_col: str | None = None,
+        raw_prediction_col: str | None = None,
+        probability_col: str | None = None,
+    ) -> Self:
+        """Sets any of the parameters. Returns self."""
+        return self._take(self._call_keywords)
+
+    def setHistory(self, value: Sequence[Mapping[str, Any]] | None) -> Self:
+        """Sets history: one entry per epoch: epoch, train, validation. Returns self."""
+        return self._set(history=value)
+
+    def getHistory(self) -> History:
+        """history: one entry per epoch: epoch, train, validation."""
+        return self._get(self.history)

@@ -1,0 +1,105 @@
+"""The names of PyTorch metrics: in log lines, the history, plots, MLflow and the progress display."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+Metric = Callable[..., Any]
+# The column names that the history already has.
+_RESERVED = ("epoch", "loss")
+
+
+def grouped(metrics: Sequence[Any], labels: Sequence[str]) -> tuple[list[list[Metric]], list[list[str]]]:
+    """The metrics of each label, and their names.
+
+    Args:
+        metrics: functions for every label, or one list or dict of functions per label; a single dict is for every
+            label. The keys of a dict are names.
+        labels: the label columns. With several, names begin with the column: ``price_mae``.
+
+    Returns:
+        [labels][metrics] functions, and [labels][metrics] names; no name occurs twice.
+
+    Raises:
+        TypeError: a key of a dict is not a non-empty string.
+        ValueError: there are as many lists or dicts as neither one nor one per label.
+    """
+    groups: list[Any]
+    if len(metrics) == 1 and isinstance(metrics[0], Mapping):
+        groups = [metrics[0]] * len(labels)
+    elif any(isinstance(metric, (list, tuple, Mapping)) for metric in metrics):
+        groups = [metric if isinstance(metric, (list, tuple, Mapping)) else [metric] for metric in metrics]
+        if len(groups) != len(labels):
+            raise ValueError(
+                f"metrics has {len(groups)} lists or dicts for {len(labels)} label columns; give one per column."
+            )
+    else:
+        groups = [list(metrics)] * len(labels)
+    for group in groups:
+        for name in group if isinstance(group, Mapping) else ():
+            if not isinstance(name, str) or not name:
+                raise TypeError(f"the keys of a dict of metrics are their names; got {name!r}.")
+    functions = [list(group.values() if isinstance(group, Mapping) else group) for group in groups]
+    keys = [list(group) if isinstance(group, Mapping) else [None] * len(group) for group in groups]
+    return functions, names_of(functions, labels, keys)
+
+
+def names_of(
+    groups: Sequence[Sequence[Metric]], labels: Sequence[str] = (), keys: Sequence[Sequence[str | None]] = ()
+) -> list[list[str]]:
+    """Names for metrics.
+
+    A name is the key of a dict, else the metric's attribute ``name``, else its ``__name__``, else its class:
+    ``BinaryAccuracy``. A lambda is called ``metric_1`` by its position. The second of two equal names becomes
+    ``accuracy_2``.
+
+    Args:
+        groups: [labels][metrics] functions.
+        labels: the label columns; without them, columns are numbered.
+        keys: [labels][metrics] names from dicts, None for metrics without one.
+
+    Returns:
+        [labels][metrics] names.
+    """
+    used = set(_RESERVED)
+    result = []
+    for place, group in enumerate(groups):
+        prefix = "" if len(groups) == 1 else f"{labels[place] if labels else place}_"
+        names = []
+        for number, metric in enumerate(group):
+            key = keys[place][number] if keys else None
+            names.append(_unique(prefix + (key or _name_of(metric) or f"metric_{number + 1}"), used))
+        result.append(names)
+    return result
+
+
+def by_name(names: Iterable[Sequence[str]], values: Iterable[Sequence[float]]) -> dict[str, float]:
+    """[labels][metrics] values by their names."""
+    return {
+        name: value
+        for group, of_group in zip(names, values, strict=True)
+        for name, value in zip(group, of_group, strict=True)
+    }
+
+
+def _name_of(metric: Metric) -> str | None:
+    """The metric's own name; None for a lambda."""
+    while isinstance(metric, functools.partial) and not isinstance(getattr(metric, "name", None), str):
+        metric = metric.func
+    for attribute in ("name", "__name__"):
+        name = getattr(metric, attribute, None)
+        if isinstance(name, str) and name:
+            return None if name == "<lambda>" else name
+    return type(metric).__name__
+
+
+def _unique(name: str, used: set[str]) -> str:
+    """`name`, or the first of ``name_2``, ``name_3``... that is not in `used`, to which it is added."""
+    result, number = name, 1
+    while result in used:
+        number += 1
+        result = f"{name}_{number}"
+    used.add(result)
+    return result

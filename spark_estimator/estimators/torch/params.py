@@ -1,0 +1,77 @@
+"""The parameters of `TorchEstimator` and `TorchModel`, some of which Lightning's estimator has, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from spark_estimator.estimators import checks, params
+from spark_estimator.estimators.params import Row
+
+_LOSS = "Callable[..., Any]"
+#: The types of shared parameters whose values are PyTorch's.
+TYPES: dict[str, tuple[str, str]] = {
+    "model": ("nn.Module | None", ""),
+    "optimizer": ("torch.optim.Optimizer | None", ""),
+    "loss": (f"{_LOSS} | Sequence[{_LOSS}] | None", f"list[{_LOSS}]"),
+    "metrics": (
+        f"{_LOSS} | Mapping[str, {_LOSS}] | Sequence[{_LOSS} | Sequence[{_LOSS}] | Mapping[str, {_LOSS}]] | None",
+        "list[Any]",
+    ),
+}
+
+
+def typed(rows: Sequence[Row], types: Mapping[str, tuple[str, str]]) -> tuple[Row, ...]:
+    """The rows with a framework's types: (of the setter, of the getter) by name."""
+    return tuple(
+        replace(row, type=types[row.name][0], returns=types[row.name][1]) if row.name in types else row for row in rows
+    )
+
+
+LOSS_CONSTRUCTORS = Row(
+    "loss_constructors",
+    None,
+    checks.listed,
+    "functions without arguments that create the losses, instead of loss",
+    f"{_LOSS} | Sequence[{_LOSS}] | None",
+    f"list[{_LOSS}] | None",
+)
+
+ESTIMATOR = (
+    *typed(params.SHARED, TYPES),
+    *params.PREDICTING,
+    params.LEARNING_RATE,
+    Row(
+        "lr_scheduler",
+        None,
+        checks.anything,
+        "a scheduler of the optimizer, stepped after each epoch; None: none",
+        "LRScheduler | None",
+    ),
+    LOSS_CONSTRUCTORS,
+    Row(
+        "callbacks",
+        [],
+        checks.listed,
+        "objects with the methods of torch_callbacks.Callback, called on every rank",
+        "Any",
+        "list[Any]",
+    ),
+    Row(
+        "train_minibatch_fn",
+        None,
+        checks.anything,
+        "a custom training step: (model, optimizer, transform_outputs, loss_fn, inputs, labels, sample_weights) -> "
+        "(outputs, loss); None: the built-in step",
+        f"{_LOSS} | None",
+    ),
+    Row(
+        "mixed_precision",
+        None,
+        checks.precision,
+        "'bf16': run forward passes under autocast; None: full precision",
+        "str | None",
+    ),
+)
+
+MODEL = (params.HISTORY, *params.MODEL)

@@ -1,0 +1,286 @@
+"""Accepts connections and passes on those whose peer holds the job's key, also while strangers flood the port."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+from spark_estimator.authentication import (
+    BUSY,
+    HANDSHAKE_TIMEOUT,
+    Acceptor,
+    AcceptState,
+    peer_credentials,
+    require_same_user,
+)
+from spark_estimator.errors import AuthenticationError
+from spark_estimator.log import logger
+
+_MAX_HANDSHAKES = 1024
+# Handshakes may use this part of the process's file descriptors.
+_DESCRIPTOR_SHARE = 4
+# Accepted in a row, before those that have been accepted get their turn.
+_BATCH = 64
+# The kernel cuts it to net.core.somaxconn.
+_BACKLOG = 4096
+_PAUSE_SECONDS = 0.1
+
+_log = logger(__name__)
+
+
+class _Handshake:
+    """One connection that has not been authenticated yet."""
+
+    def __init__(self, sock: socket.socket, origin: str, acceptor: Acceptor, deadline: float) -> None:
+        self.sock = sock
+        self.descriptor = sock.fileno()  # the socket's may be gone once it is passed on
+        self.origin = origin
+        self.acceptor = acceptor
+        self.deadline = deadline
+
+    def advance(self) -> bool:
+        """Takes what has arrived. Returns whether the connector is authenticated.
+
+        Raises:
+            AuthenticationError: it has no key, is refused, or has disconnected.
+            OSError: the connection broke.
+        """
+        while self.acceptor.missing:
+            try:
+                data = self.sock.recv(self.acceptor.missing)
+            except BlockingIOError:
+                return False
+            if not data:
+                raise AuthenticationError("the other end closed the connection during the handshake")
+            answer = self.acceptor.receive(data)
+            # The socket's buffer is empty: so few bytes always fit.
+            if answer and self.sock.send(answer) != len(answer):
+                raise AuthenticationError("the other end takes no data")
+        if self.acceptor.refusal is not None:
+            raise self.acceptor.refusal
+        return True
+
+
+class HandshakeServer:
+    """A thread that accepts connections from listening sockets and passes on those whose peer holds the key.
+
+    All handshakes advance side by side in this one thread: a silent peer does not delay the others. At most `capacity`
+    are in progress: where there are more, the oldest makes room for the newest. A connector with the key that lost its
+    place tries again (`authentication.dial`). A connection over a Unix socket must also come from this process's user.
+    A connection that fails is closed. No allocation depends on a size that an unauthenticated peer sends.
+
+    Args:
+        listeners: listening stream sockets; the server takes ownership of them.
+        key: the secret of the job.
+        admit: called with each authenticated socket, its context and the peer's address as text, in the server's
+            thread; it must not block. It takes ownership of the socket unless it raises.
+        approve: as for `authentication.Acceptor`.
+        timeout: of each handshake.
+        capacity: handshakes at a time; None: 1024, or a quarter of the process's file descriptors if they are fewer.
+        name: of the thread, and of the server in messages.
+    """
+
+    def __init__(
+        self,
+        listeners: Sequence[socket.socket],
+        key: bytes,
+        admit: Callable[[socket.socket, bytes, str], None],
+        *,
+        approve: Callable[[bytes], None] | None = None,
+        timeout: timedelta = HANDSHAKE_TIMEOUT,
+        capacity: int | None = None,
+        name: str = "handshake server",
+    ) -> None:
+        self._listeners = {listener.fileno(): listener for listener in listeners}
+        self._key = key
+        self._admit = admit
+        self._approve = approve
+        self._timeout = timeout.total_seconds()
+        self._capacity = _default_capacity() if capacity is None else capacity
+        self._name = name
+        # Held while sockets are accepted, passed on or closed: a fork waits for that.
+        self._lock = threading.Lock()
+        self._handshakes: dict[int, _Handshake] = {}  # by descriptor; the oldest first
+        self._evicted = 0
+        self._closed = False
+        self._accept_error: OSError | None = None  # of the last accept(); None if it succeeded
+        self._wake_read, self._wake_write = socket.socketpair()
+        # poll, not epoll: an epoll descriptor is shared with forked children, and so is what they do to it.
+        self._poll = select.poll()
+        self._poll.register(self._wake_read, select.POLLIN)
+        for listener in listeners:
+            listener.setblocking(False)
+            listener.listen(_BACKLOG)
+            self._poll.register(listener, select.POLLIN)
+        self._thread = threading.Thread(target=self._serve, name=f"spark_estimator {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def lacks_descriptors(self) -> bool:
+        """Whether a connection waits because this process has no free file descriptor to accept it."""
+        return self._accept_error is not None and self._accept_error.errno in (errno.EMFILE, errno.ENFILE)
+
+    def close(self) -> None:
+        """Stops listening and aborts handshakes in progress. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        with suppress(OSError):
+            self._wake_write.send(b"\x00")
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._close_sockets()
+
+    def before_fork(self) -> None:
+        """Blocks new connections until after the fork, so that the child knows every socket that it inherits."""
+        self._lock.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        """Accepts new connections again."""
+        self._lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """Closes the child's copies of all sockets and sends nothing on them. The parent continues to listen."""
+        self._closed = True
+        self._lock = threading.Lock()
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        in_handshake = [handshake.sock for handshake in self._handshakes.values()]
+        for sock in [*self._listeners.values(), *in_handshake, self._wake_read, self._wake_write]:
+            with suppress(OSError):
+                sock.close()
+        self._handshakes.clear()
+
+    def _serve(self) -> None:
+        resume_at = None  # when the listeners are polled again, after accept() has failed
+        while True:
+            events = self._poll.poll(self._next_deadline(resume_at))
+            if self._closed:
+                return
+            for descriptor, _event in events:
+                with self._lock:
+                    if descriptor in self._listeners and resume_at is None:
+                        if not self._accept_from(self._listeners[descriptor]):
+                            resume_at = time.monotonic() + _PAUSE_SECONDS
+                            self._watch_listeners(0)
+                    elif descriptor in self._handshakes:
+                        self._advance(self._handshakes[descriptor])
+            with self._lock:
+                now = time.monotonic()
+                if resume_at is not None and now >= resume_at:
+                    resume_at = None
+                    self._watch_listeners(select.POLLIN)
+                self._close_overdue(now)
+
+    def _next_deadline(self, resume_at: float | None) -> float | None:
+        """Milliseconds until the oldest handshake's deadline or `resume_at`; None if there is neither."""
+        deadlines = [] if resume_at is None else [resume_at]
+        if self._handshakes:
+            deadlines.append(next(iter(self._handshakes.values())).deadline)
+        return max(0.0, min(deadlines) - time.monotonic()) * 1000 + 1 if deadlines else None
+
+    def _watch_listeners(self, events: int) -> None:
+        for listener in self._listeners.values():
+            self._poll.modify(listener, events)
+
+    def _accept_from(self, listener: socket.socket) -> bool:
+        """Accepts connections that wait. Returns False if that must pause."""
+        for _ in range(_BATCH):
+            try:
+                sock, address = listener.accept()
+            except (BlockingIOError, ConnectionError):
+                break  # none is left, or the peer disconnected meanwhile
+            except OSError as error:
+                if self._handshakes and error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._evict()
+                    continue
+                # Most likely out of descriptors. The connection stays in the queue; without a pause this would spin.
+                if self._accept_error is None:
+                    _log.warning("%s can't accept a connection, and will retry: %s", self._name, error)
+                self._accept_error = error
+                return False
+            self._add(sock, address)
+        self._accept_error = None
+        return True
+
+    def _add(self, sock: socket.socket, address: object) -> None:
+        if len(self._handshakes) >= self._capacity:
+            self._evict()
+        sock.setblocking(False)
+        handshake = _Handshake(
+            sock, _origin(sock, address), Acceptor(self._key, self._approve), time.monotonic() + self._timeout
+        )
+        self._handshakes[handshake.descriptor] = handshake
+        self._poll.register(sock, select.POLLIN)
+        if sock.family == socket.AF_UNIX:
+            try:
+                require_same_user(sock)
+            except AuthenticationError as error:
+                self._drop(handshake, str(error))
+
+    def _advance(self, handshake: _Handshake) -> None:
+        try:
+            if not handshake.advance():
+                return
+            self._poll.unregister(handshake.descriptor)
+            handshake.sock.setblocking(True)
+            self._admit(handshake.sock, handshake.acceptor.context, handshake.origin)
+        except (AuthenticationError, OSError) as error:
+            self._drop(handshake, str(error))
+        except Exception:
+            _log.exception("%s failed to take a connection from %s", self._name, handshake.origin)
+            self._drop(handshake, "it could not be taken")
+        else:
+            del self._handshakes[handshake.descriptor]
+
+    def _close_overdue(self, now: float) -> None:
+        for handshake in list(self._handshakes.values()):
+            if handshake.deadline > now:
+                return
+            self._drop(handshake, f"the other end did not complete the handshake within {self._timeout:g} seconds")
+
+    def _evict(self) -> None:
+        """Closes the oldest handshake."""
+        handshake = next(iter(self._handshakes.values()))
+        if not self._evicted:
+            _log.warning(
+                "%s has %d connections that have not proved that they hold the job's key (the oldest from %s): it "
+                "closes the oldest for each that comes.",
+                self._name,
+                len(self._handshakes),
+                handshake.origin,
+            )
+        self._evicted += 1
+        if handshake.acceptor.state is AcceptState.PROOF:
+            with suppress(OSError):
+                handshake.sock.send(BUSY)
+        self._drop(handshake, "others came after it")
+
+    def _drop(self, handshake: _Handshake, reason: str) -> None:
+        _log.info("%s refused a connection from %s: %s", self._name, handshake.origin, reason)
+        del self._handshakes[handshake.descriptor]
+        with suppress(KeyError):
+            self._poll.unregister(handshake.descriptor)
+        handshake.sock.close()
+
+
+def _default_capacity() -> int:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MAX_HANDSHAKES if limit == resource.RLIM_INFINITY else min(_MAX_HANDSHAKES, limit // _DESCRIPTOR_SHARE)
+
+
+def _origin(sock: socket.socket, address: object) -> str:
+    """The peer of a connection, as text for messages."""
+    if sock.family == socket.AF_UNIX:
+        with suppress(OSError):
+            credentials = peer_credentials(sock)
+            return "this host" if credentials is None else f"pid {credentials[0]} of this host"
+    return f"{address[0]} port {address[1]}" if isinstance(address, tuple) else str(address)

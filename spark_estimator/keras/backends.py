@@ -1,0 +1,58 @@
+"""Reduces a step's gradients over the ranks with the module of the backend that Keras runs on.
+
+Each of ``on_torch``, ``on_tensorflow`` and ``on_jax`` has the same four functions: `reduced`, `all_true`, `factor` and
+`only_when`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from spark_estimator._native import ReduceOp
+from spark_estimator.collectives import context
+from spark_estimator.keras.exchange import KerasExchange
+from spark_estimator.keras.importing import backend
+
+
+def backend_module() -> Any:
+    """The module for Keras' backend; only that one is imported. Raises ImportError for an unsupported backend."""
+    name = backend()
+    if name == "torch":
+        from spark_estimator.keras import on_torch as module
+    elif name == "tensorflow":
+        from spark_estimator.keras import on_tensorflow as module  # type: ignore[no-redef]
+    else:
+        from spark_estimator.keras import on_jax as module  # type: ignore[no-redef]
+    return module
+
+
+def reduced(
+    exchange: KerasExchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
+) -> list[Any]:
+    """The gradients, reduced over all ranks. Collective; added to the graph that is being built, if any.
+
+    Args:
+        exchange: the settings of the optimizer.
+        gradients: tensors of the backend; None where a variable has none.
+        variables: whose they are.
+        everything: all variables that the optimizer trains.
+    """
+    if exchange.off():
+        return list(gradients)
+    result = list(gradients)
+    indices = [
+        index
+        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
+        if gradient is not None and id(variable) not in exchange.local
+    ]
+    if indices:
+        sent, owners = [gradients[index] for index in indices], [variables[index] for index in indices]
+        for index, gradient in zip(indices, backend_module().reduced(exchange, sent, owners, everything), strict=True):
+            result[index] = gradient
+    if exchange.scale_local and exchange.op is ReduceOp.AVERAGE:
+        size = context.engine(exchange.process_set).size
+        for index, variable in enumerate(variables):
+            if id(variable) in exchange.local and result[index] is not None:
+                result[index] = result[index] / size
+    return result

@@ -1,0 +1,38 @@
+"""The settings of a Spark session that are this package's own, in one table: names, defaults and effects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GPUS_PER_RANK = "spark.spark_estimator.gpusPerRank"
+ALLOW_UNENCRYPTED = "spark.spark_estimator.allowUnencrypted"
+
+
+@dataclass(frozen=True)
+class SparkSetting:
+    """One setting.
+
+    Attributes:
+        default: what applies where the setting is not set.
+        effect: what it does.
+    """
+
+    default: str
+    effect: str
+
+
+#: Every ``spark.spark_estimator.*`` setting by its name. Each can also be set while the session runs.
+SETTINGS = {
+    GPUS_PER_RANK: SparkSetting(
+        "the value of spark.task.resource.gpu.amount; without it, 1 where spark.executor.resource.gpu.amount is set, "
+        "else 0",
+        "the number of GPUs of each rank, or a fraction of one GPU that ranks share; 0: ranks see no GPU. Ignored in "
+        "local mode. On Spark 3.5 a value that differs from spark.task.resource.gpu.amount is refused.",
+    ),
+    ALLOW_UNENCRYPTED: SparkSetting(
+        "false",
+        "true: start jobs in a session whose own traffic is encrypted (spark.network.crypto.enabled, spark.ssl.enabled "
+        "or spark.ssl.rpc.enabled), although the ranks exchange gradients and parameters without encryption; false: "
+        "such jobs are refused",
+    ),
+}

@@ -1,0 +1,105 @@
+"""Reads what a worker prints, passes its lines on, and keeps the last ones for the report of a failure."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+from typing import IO
+
+from spark_estimator.launch.job.outcome import Relay
+from spark_estimator.launch.log_relay.lines import LastLines, LineSplitter
+from spark_estimator.observe.driver_log import printable
+
+STREAMS = ("stdout", "stderr")
+_TAIL_LINES = 40
+_READ_BYTES = 1 << 16
+# More than a pipe holds, so that a worker that prints without end is not read for ever.
+_CATCH_UP_BYTES = 1 << 20
+
+
+@dataclass
+class WorkerIdentity:
+    """By which names a worker's lines and reports go out. The rank of an elastic worker changes between rounds.
+
+    Attributes:
+        rank: -1 before it has one.
+        host: how the job calls its host.
+        pid: of the process that runs the user's code.
+    """
+
+    rank: int
+    host: str
+    pid: int = 0
+
+
+class WorkerOutput:
+    """The stdout and stderr of one worker.
+
+    Args:
+        stdout, stderr: this end of its pipes, not blocking.
+        identity: whose lines they are.
+        relay: takes the lines.
+    """
+
+    def __init__(self, stdout: IO[bytes], stderr: IO[bytes], identity: WorkerIdentity, relay: Relay) -> None:
+        self._streams = dict(zip(STREAMS, (stdout, stderr), strict=True))
+        self._identity = identity
+        self._relay = relay
+        self._splitters = {name: LineSplitter() for name in STREAMS}
+        self._tail = LastLines(_TAIL_LINES)
+        self._stderr_tail = LastLines(_TAIL_LINES)
+
+    def read(self, name: str) -> int:
+        """Reads what there is of "stdout" or "stderr".
+
+        Returns:
+            The number of bytes; 0 at the end of the stream.
+
+        Raises:
+            BlockingIOError: there is nothing to be read at the moment.
+        """
+        received = os.read(self._streams[name].fileno(), _READ_BYTES)
+        self._pass_on(name, self._splitters[name].feed(received))
+        return len(received)
+
+    def catch_up(self) -> None:
+        """Reads the lines that the worker printed before it sent what is now acted on, on another pipe."""
+        for name in STREAMS:
+            remaining = _CATCH_UP_BYTES
+            with contextlib.suppress(BlockingIOError):
+                while remaining > 0 and (count := self.read(name)):
+                    remaining -= count
+
+    def flush(self) -> None:
+        """Passes on what was printed without a line end."""
+        for name, splitter in self._splitters.items():
+            self._pass_on(name, splitter.flush())
+
+    @property
+    def tail(self) -> str:
+        """The last lines of both streams, safe to print."""
+        return printable("\n".join(self._tail))
+
+    @property
+    def python_stack(self) -> str:
+        """The traceback, or faulthandler's stacks, at the end of stderr; '' if there is none."""
+        lines = list(self._stderr_tail)
+        heads = ("Traceback (most recent call last):", "Fatal Python error:")
+        first = next((number for number, line in enumerate(lines) if line.startswith(heads)), len(lines))
+        return printable("\n".join(lines[first:]))
+
+    @property
+    def lost_a_peer(self) -> bool:
+        """Whether stderr ends with the traceback of a collective that failed because another rank ended."""
+        last = next((line for line in reversed(list(self._stderr_tail)) if line.strip()), "")
+        return re.match(r"(\w+\.)*(PeerLostError|ShutDownError)\b", last) is not None
+
+    def _pass_on(self, stream: str, lines: list[str]) -> None:
+        for line in lines:
+            self._tail.add(stream, line)
+            if stream == "stderr":
+                self._stderr_tail.add(stream, line)
+        if lines:
+            self._relay.lines(self._identity.rank, stream, lines)

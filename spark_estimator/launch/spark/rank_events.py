@@ -1,0 +1,81 @@
+"""What the driver hears of ranks on the driver channel, as events, and what it knows of ranks that vanish."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from spark_estimator.launch.job import failures
+from spark_estimator.launch.job.failures import FailureReport
+from spark_estimator.launch.job.monitor import Begun, Event, Failed, Lines, Message, ProgressReported
+from spark_estimator.launch.spark import errors as spark_errors
+from spark_estimator.observe import frames
+from spark_estimator.observe.driver_log import coloured, printable
+from spark_estimator.observe.progress import Progress
+
+_UNKNOWN = {"rank": -1, "host": "unknown", "pid": 0}
+
+
+class RankEvents:
+    """The ranks of one start of all ranks.
+
+    Attributes:
+        placed: partition -> the last frame with the rank and host of its worker.
+    """
+
+    def __init__(self) -> None:
+        self.placed: dict[int, dict[str, Any]] = {}
+        self._vanished: list[int] = []  # partitions
+
+    def take(self, partition: int, frame: Mapping[str, Any]) -> Event | None:
+        """The event of a supervisor's frame; None: there is nothing to show.
+
+        Raises:
+            ValueError: it is not a frame of a supervisor of this version.
+        """
+        kind = frame["kind"]
+        if kind == frames.LINE:
+            return Lines(frame["rank"], frame["stream"], [coloured(frame["text"])])
+        if kind == frames.LOG:
+            return Message(frame["rank"], printable(frame["text"]))
+        if kind == frames.PROGRESS:
+            return ProgressReported(frame["rank"], Progress.from_dict(frame["report"]))
+        if kind in (frames.PLACED, frames.BEGUN):
+            self.placed[partition] = dict(frame)
+            return Begun(frame["rank"], frame["pid"]) if kind == frames.BEGUN else None
+        if kind == frames.GONE:
+            self._vanished.append(partition)
+            return Failed(self._lost(partition))
+        if kind == frames.FAILURE:
+            try:
+                return Failed(FailureReport.from_dict(frame["report"]))
+            except TypeError as error:
+                raise ValueError(f"a failure report with unknown fields: {error}") from error
+        return None
+
+    def host_of(self, rank: int) -> str:
+        """The host of a rank, safe to print."""
+        hosts = (frame["host"] for frame in list(self.placed.values()) if frame["rank"] == rank)
+        return printable(next(hosts, "unknown"))
+
+    def lost_with_executor(self, text: str) -> list[FailureReport]:
+        """The reports that follow from Spark's error about a lost executor, which may come before its connections end.
+
+        Args:
+            text: of Spark's error; the result is [] where it names no lost executor.
+        """
+        lost = spark_errors.lost_executor(text)
+        if lost is None or lost[0] not in self.placed:
+            return []
+        message = "was lost with it, or ended by Spark"
+        others = [replace(self._lost(other), kind=failures.STOPPED, message=message) for other in self._vanished]
+        return [self._lost(lost[0], lost[1]), *others]
+
+    def _lost(self, partition: int, why: str = "") -> FailureReport:
+        """The report on a rank whose supervisor has vanished; `why` in Spark's words, if it says so."""
+        known = self.placed.get(partition, _UNKNOWN)
+        message = "is out of contact: its Spark executor, or its host, has died or was cut off"
+        message += f" ({why})" if why else ""
+        return FailureReport(known["rank"], known["host"], known["pid"], failures.LOST, message, when=time.time())

@@ -1,0 +1,156 @@
+"""What a worker reports on its result pipe, and the outcome that follows from that and from its exit."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+
+from spark_estimator.launch.job import failures
+from spark_estimator.launch.job.failures import FailureReport
+from spark_estimator.launch.job.outcome import Outcome, Relay
+from spark_estimator.launch.job.spec import JobSpec
+from spark_estimator.launch.job.state_machine import StateMachine
+from spark_estimator.launch.log_relay.worker_output import WorkerIdentity, WorkerOutput
+from spark_estimator.launch.worker import child_process, result_pipe
+from spark_estimator.launch.worker.child_process import MemoryBaseline
+from spark_estimator.launch.worker.state import WorkerEvent, WorkerState
+
+
+class WorkerReport:
+    """Collects the frames of one worker.
+
+    Args:
+        job: what it runs.
+        identity: of the worker; its pid becomes the one that the worker reports.
+        state: of the worker; told of BEGIN, FAIL and STOP.
+        output: of the worker; read up to here before something else is passed on.
+        relay: told of everything as it happens.
+        memory_before: taken before the worker was started.
+    """
+
+    def __init__(
+        self,
+        job: JobSpec,
+        identity: WorkerIdentity,
+        state: StateMachine[WorkerState, WorkerEvent],
+        output: WorkerOutput,
+        relay: Relay,
+        memory_before: MemoryBaseline,
+    ) -> None:
+        self._job = job
+        self._identity = identity
+        self._state = state
+        self._output = output
+        self._relay = relay
+        self._frames = result_pipe.FrameReader()
+        self._failure: FailureReport | None = None
+        self._value = bytearray()
+        self._expected: tuple[int, str] | None = None  # the value's size and SHA-256
+        self._command_status: int | None = None
+        self._memory_before = memory_before
+
+    def feed(self, received: bytes) -> None:
+        """Acts on what was read from the result pipe; data that is not a frame is the worker's failure."""
+        try:
+            for letter, content in self._frames.feed(received):
+                self._take(letter, content)
+        except (ValueError, KeyError, TypeError) as error:
+            self._fail(self._failure_of(failures.BAD_RESULT, f"wrote invalid data to its result pipe: {error!r}"))
+            self._frames = result_pipe.FrameReader()
+
+    def stop(self, reason: str) -> None:
+        """The worker is being stopped, which is its failure unless it has failed before."""
+        if self._state.fire(WorkerEvent.STOP):
+            self._failure = self._failure_of(failures.STOPPED, f"was stopped {reason}")
+
+    def outcome(self, exit_code: int, peak_bytes: int) -> Outcome:
+        """How the worker has ended.
+
+        Args:
+            exit_code, peak_bytes: as `child_process.reap` returned them.
+        """
+        if self._state.state in (WorkerState.FAILED, WorkerState.STOPPED):
+            assert self._failure is not None
+            if self._state.state is WorkerState.STOPPED:
+                self._failure = replace(self._failure, exit_code=exit_code)
+            return self._outcome(exit_code, self._failure)
+        status = exit_code if self._command_status is None else self._command_status
+        if not self._has_succeeded(status):
+            self._fail(self._explain(status, peak_bytes))
+            return self._outcome(status, self._failure)
+        if exit_code not in (0, child_process.UNKNOWN):
+            # The value has arrived: a failure after that is worth a line, not the job.
+            end = child_process.describe_end(exit_code)
+            line = f"the worker ended with {end} after {self._job.function} had returned"
+            self._relay.lines(self._identity.rank, "stderr", [line])
+        return self._outcome(exit_code, None)
+
+    def _take(self, letter: bytes, content: bytes) -> None:
+        """Acts on one frame.
+
+        Raises:
+            ValueError: a worker doesn't send such a frame, or not now.
+        """
+        if letter == result_pipe.CHUNK:
+            self._value += content
+        elif letter == result_pipe.LOG:
+            self._output.catch_up()
+            self._relay.log(self._identity.rank, content.decode("utf-8", "replace"))
+        elif letter == result_pipe.BEGUN:
+            self._state.fire(WorkerEvent.BEGIN)
+            self._identity.pid = int(json.loads(content)["pid"])
+            self._relay.begun(self._identity.rank, self._identity.pid)
+        elif letter == result_pipe.FAILURE:
+            report = FailureReport.from_dict(json.loads(content))
+            self._output.catch_up()
+            identity = self._identity
+            self._fail(replace(report, rank=identity.rank, host=identity.host, log_tail=self._output.tail))
+        elif letter == result_pipe.RESULT:
+            header = json.loads(content)
+            self._expected = (int(header["bytes"]), str(header["sha256"]))
+        elif letter == result_pipe.ENDED:
+            self._command_status = int(json.loads(content)["status"])
+        else:
+            raise ValueError(f"unknown frame {letter!r}")
+
+    def _has_succeeded(self, status: int) -> bool:
+        if self._job.command:
+            return status == 0 and self._command_status is not None
+        # An exit status of 0 alone doesn't mean that the function has returned.
+        return self._expected is not None and len(self._value) == self._expected[0]
+
+    def _fail(self, report: FailureReport) -> None:
+        if self._state.fire(WorkerEvent.FAIL):
+            self._failure = report
+            self._relay.failed(report)
+
+    def _failure_of(self, kind: str, message: str, *, exit_code: int | None = None) -> FailureReport:
+        identity = self._identity
+        report = FailureReport(identity.rank, identity.host, identity.pid, kind, message, "", exit_code, time.time())
+        if kind == failures.STOPPED:  # never the cause, so its output is not needed
+            return report
+        return replace(report, traceback=self._output.python_stack, log_tail=self._output.tail)
+
+    def _explain(self, status: int, peak_bytes: int) -> FailureReport:
+        """Why a worker that reported nothing has ended."""
+        end = child_process.describe_end(status)
+        exit_code = None if status == child_process.UNKNOWN else status
+        if self._state.state is WorkerState.STARTING:
+            message = f"could not start: the worker program ended with {end}"
+            return self._failure_of(failures.NOT_STARTED, message, exit_code=exit_code)
+        if status < 0:
+            message = child_process.describe_kill(status, peak_bytes, self._memory_before)
+            return self._failure_of(failures.KILLED, message, exit_code=status)
+        if self._job.command:
+            report = self._failure_of(failures.EXITED, f"ended with {end}", exit_code=exit_code)
+            return replace(report, secondary=self._output.lost_a_peer)
+        message = f"ended with {end} before {self._job.function} returned (os._exit, or an exit from native code)"
+        return self._failure_of(failures.EXITED, message, exit_code=exit_code)
+
+    def _outcome(self, exit_code: int, failure: FailureReport | None) -> Outcome:
+        identity = self._identity
+        outcome = Outcome(identity.rank, identity.host, identity.pid, exit_code, failure)
+        if failure is not None or self._expected is None or not self._value:
+            return outcome
+        return replace(outcome, value=bytes(self._value), sha256=self._expected[1])

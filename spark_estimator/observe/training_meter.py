@@ -1,0 +1,199 @@
+"""How far an estimator's training is: a rank's loop counts, and its progress reports carry the counts to the driver.
+
+A step costs the training thread one short call, and nothing is sent from it: the thread of `ProgressReporter` reads
+the counts once a second, where the launcher asks for reports.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+TRAIN = "train"
+VALIDATION = "validation"
+
+# A report has to fit into PIPE_BUF, also when each character of a name becomes six in JSON.
+MAX_POINTS = 40
+_MAX_AVERAGES = 6
+_MAX_NAME = 30
+_DIGITS = 6
+
+#: (epoch from 1, training loss, validation loss or None) of an epoch that has ended.
+Point = tuple[int, float, float | None]
+# (epoch, part, steps), step, rows since the beginning, loss, rows in that loss
+_Counts = tuple[tuple[int, str, int], int, int, float | None, int]
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """How far one rank's training is.
+
+    Attributes:
+        epoch: the current one, from 1.
+        epochs: number of epochs; 0: unknown.
+        part: of the epoch, `TRAIN` or `VALIDATION`.
+        step: batches of this part that this rank has finished.
+        steps: number of batches of this part; 0: unknown.
+        rows: that passed through the model on this rank since the training began.
+        loss: mean over the rows of this part of the epoch on this rank; None: there is none yet.
+        loss_rows: number of rows in that mean.
+        averages: losses and metrics of the last epoch that has ended, over all ranks, by name.
+        points: losses of epochs that have ended, over all ranks; at most `MAX_POINTS`, evenly chosen. Rank 0 alone
+            reports averages and points.
+    """
+
+    epoch: int
+    epochs: int
+    part: str
+    step: int
+    steps: int
+    rows: int
+    loss: float | None = None
+    loss_rows: int = 0
+    averages: Mapping[str, float] = field(default_factory=dict)
+    points: tuple[Point, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: object) -> TrainingReport:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: `fields` is not what `to_dict` returns.
+        """
+        names = set(cls.__dataclass_fields__)
+        if not isinstance(fields, dict) or fields.keys() != names:
+            raise ValueError("a training report with unknown fields")
+        counts = [fields[name] for name in ("epoch", "epochs", "step", "steps", "rows", "loss_rows")]
+        averages, points = fields["averages"], fields["points"]
+        valid = (
+            all(isinstance(count, int) and count >= 0 for count in counts)
+            and fields["part"] in (TRAIN, VALIDATION)
+            and _is_loss(fields["loss"])
+            and isinstance(averages, dict)
+            and len(averages) <= _MAX_AVERAGES
+            and all(isinstance(name, str) and isinstance(value, (int, float)) for name, value in averages.items())
+            and isinstance(points, (list, tuple))
+            and len(points) <= MAX_POINTS
+            and all(_is_point(point) for point in points)
+        )
+        if not valid:
+            raise ValueError(f"a training report with invalid values: {fields!r:.200}")
+        return cls(**{**fields, "points": tuple(tuple(point) for point in points)})
+
+
+class TrainingMeter:
+    """Counts one training on one rank.
+
+    The training thread writes; any thread may call `report`. All that changes with a step is in one tuple, which is
+    replaced as a whole, so that a report never mixes two steps.
+
+    Args:
+        epochs: number of epochs; 0: unknown.
+    """
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs = epochs
+        self._now: _Counts | None = None
+        self._before_validation: _Counts | None = None
+        self._averages: dict[str, float] = {}
+        self._points: list[Point] = []
+
+    def begin_epoch(self, epoch: int, steps: int, step: int = 0) -> None:
+        """An epoch begins.
+
+        Args:
+            epoch: from 0.
+            steps: number of its batches; 0: unknown.
+            step: batches that were finished before the checkpoint from which it continues.
+        """
+        self._now = (epoch + 1, TRAIN, steps), step, self._rows, None, 0
+        self._before_validation = None
+
+    def begin_validation(self, steps: int) -> None:
+        """Validation begins, after the training of an epoch or in between."""
+        if self._now is not None:
+            self._before_validation = self._now
+            self._now = (self._now[0][0], VALIDATION, steps), 0, self._rows, None, 0
+
+    def end_validation(self) -> None:
+        """The training of the epoch continues, or the epoch ends."""
+        if self._before_validation is not None:
+            position, step, _, loss, loss_rows = self._before_validation
+            self._now = position, step, self._rows, loss, loss_rows
+            self._before_validation = None
+
+    def step_done(self, rows: int, loss: float | None) -> None:
+        """A batch is finished.
+
+        Args:
+            rows: of the batch on this rank; 0: it takes part in a step of the others, and `loss` is ignored.
+            loss: mean over the rows of this rank since this part of the epoch began; None: unknown.
+        """
+        if self._now is None:
+            return
+        position, step, total, last_loss, loss_rows = self._now
+        if not rows:
+            self._now = position, step + 1, total, last_loss, loss_rows
+        else:
+            self._now = position, step + 1, total + rows, loss, loss_rows + rows
+
+    def end_epoch(self, averages: Mapping[str, Any]) -> None:
+        """An epoch has ended.
+
+        Args:
+            averages: over all ranks, by name: ``loss`` and ``val_loss``, then metrics. The first few numbers are
+                reported; values that are not numbers are left out.
+        """
+        numbers = {name: float(value) for name, value in averages.items() if isinstance(value, (int, float))}
+        self._averages = {name[:_MAX_NAME]: _short(numbers[name]) for name in list(numbers)[:_MAX_AVERAGES]}
+        loss, held = numbers.get("loss", math.nan), numbers.get("val_loss", math.nan)
+        if self._now is not None and math.isfinite(loss):
+            self._points.append((self._now[0][0], _short(loss), _short(held) if math.isfinite(held) else None))
+
+    def report(self) -> TrainingReport | None:
+        """The counts as they are now; None before the first epoch."""
+        if self._now is None:
+            return None
+        (epoch, part, steps), step, rows, loss, loss_rows = self._now
+        points = list(self._points)
+        every = math.ceil(len(points) / MAX_POINTS) or 1
+        return TrainingReport(
+            epoch=epoch,
+            epochs=self.epochs,
+            part=part,
+            step=step,
+            steps=steps,
+            rows=rows,
+            loss=None if loss is None else _short(float(loss)),
+            loss_rows=loss_rows,
+            averages=self._averages,
+            points=tuple(points[::-every][::-1]),  # the last one always
+        )
+
+    @property
+    def _rows(self) -> int:
+        return 0 if self._now is None else self._now[2]
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _is_loss(value: object) -> bool:
+    return value is None or isinstance(value, (int, float))
+
+
+def _is_point(point: object) -> bool:
+    return (
+        isinstance(point, (list, tuple))
+        and len(point) == 3
+        and isinstance(point[0], int)
+        and isinstance(point[1], (int, float))
+        and _is_loss(point[2])
+    )
