@@ -66,7 +66,7 @@ def spark() -> Iterator[SparkSession]:
     """The one ``local[2]`` session of the test run, its workers on this interpreter. Do not stop it."""
     from pyspark.sql import SparkSession
 
-    from spark_estimator.launch.spark.java import java_environment
+    from spark_estimator.launch.spark.java_environment import java_environment
 
     os.environ.update(java_environment(), PYSPARK_PYTHON=sys.executable)
     session = (
@@ -84,3 +84,17 @@ def spark() -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="module")
+def functions_travel_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The test module's functions travel whole, as those of a notebook do.
+
+    Those of a user's own modules travel by reference, as the workers can import them; the test run's import mode
+    forbids that.
+    """
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(request.module)
+    yield
+    cloudpickle.unregister_pickle_by_value(request.module)

@@ -25,13 +25,12 @@ POISON = 0xA5
 def build_fakes(folder: Path) -> dict[str, str]:
     """Compiles the fakes into a folder; their paths, as the settings' variables for ranks name them."""
     command = ["g++", "-std=c++20", "-shared", "-fPIC", "-pthread", "-O1"]
-    command += ["-ffp-contract=off", "-fno-strict-aliasing", "-w"]  # for the kernels, which GPUs compile by other rules
+    command += ["-w"]
     command += [f"-I{each}" for each in (NATIVE, NATIVE / "include", _FAKES)]
-    cudart, nccl, nvrtc = (folder / f"libfake_{name}.so" for name in ("cudart", "nccl", "nvrtc"))
+    cudart, nccl = (folder / f"libfake_{name}.so" for name in ("cudart", "nccl"))
     sources = {
-        cudart: [_FAKES / "fake_cudart.cc", _FAKES / "fake_memory.cc"],
+        cudart: [_FAKES / "fake_cudart.cc"],
         nccl: [_FAKES / "fake_nccl.cc", _FAKES / "fake_nccl_kernel.cc", NATIVE / "base/halves.cc", cudart],
-        nvrtc: [_FAKES / "fake_nvrtc.cc"],
         folder / "libcuda.so.1": [_FAKES / "fake_cuda_driver.cc", cudart],
     }
     for target, parts in sources.items():
@@ -39,7 +38,6 @@ def build_fakes(folder: Path) -> dict[str, str]:
     return {
         "SPARK_ESTIMATOR_CUDA_LIBRARY": str(cudart),
         "SPARK_ESTIMATOR_NCCL_LIBRARY": str(nccl),
-        "SPARK_ESTIMATOR_NVRTC_LIBRARY": str(nvrtc),
         # The driver has no variable: there is one on a machine.
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH", "")])),
     }
@@ -70,6 +68,13 @@ def nccl() -> ctypes.CDLL:
 def new_stream() -> int:
     """A stream of the device that `use` has chosen."""
     return int(cuda().fake_cuda_stream_create())
+
+
+def device_of(rank: int) -> int:
+    """The device of a rank where each takes the next one: fewer devices than ranks are shared."""
+    count = c_int()
+    assert cuda().cudaGetDeviceCount(ctypes.byref(count)) == 0
+    return rank % count.value
 
 
 def use(device: int) -> None:

@@ -62,8 +62,8 @@ class Outcome:
         return self.exit_code == 0 and self.error is None
 
     def __str__(self) -> str:
-        told = f"--- rank {self.rank}: exit code {self.exit_code}"
-        return "\n".join(part for part in (told, self.trace.rstrip(), self.output.rstrip()) if part)
+        header = f"--- rank {self.rank}: exit code {self.exit_code}"
+        return "\n".join(part for part in (header, self.trace.rstrip(), self.output.rstrip()) if part)
 
 
 class RanksFailedError(AssertionError):

@@ -1,4 +1,4 @@
-"""The handshake: who holds the key gets in, and nobody else, whatever they send."""
+"""The handshake: only a peer that holds the key is accepted, independent of what others send."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ SHORT = timedelta(seconds=0.3)
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    one, other = socket.socketpair()
-    with one, other:
-        one.settimeout(60)
-        other.settimeout(60)
-        yield one, other
+    connector, acceptor = socket.socketpair()
+    with connector, acceptor:
+        connector.settimeout(60)
+        acceptor.settimeout(60)
+        yield connector, acceptor
 
 
 class Aside:
-    """A call in a thread; `result` gives its value or raises its error."""
+    """Calls a function in a thread; `result` returns its value or raises its error."""
 
     def __init__(self, function: Callable[[], object]) -> None:
         self._outcome: list[object] = []
@@ -50,7 +50,7 @@ class Aside:
 
 
 def relay(source: socket.socket, target: socket.socket) -> bytes:
-    """Passes on what is there, and tells it."""
+    """Forwards the available data, and returns it."""
     data = source.recv(4096)
     target.sendall(data)
     return data
@@ -101,7 +101,7 @@ def test_a_refusal_is_told_and_proved(pair: tuple[socket.socket, socket.socket])
         raise AuthenticationError(f"no {context!r} here")
 
     aside = Aside(lambda: accept(pair[1], KEY, approve=refuse))
-    with pytest.raises(RefusedError, match="does not want this connection"):
+    with pytest.raises(RefusedError, match="refused this connection"):
         connect(pair[0], KEY, b"round 7")
     with pytest.raises(AuthenticationError, match="no b'round 7' here"):
         aside.result()
@@ -157,37 +157,37 @@ def test_a_connection_closed_at_once_may_be_tried_again(pair: tuple[socket.socke
 
 
 def test_a_recorded_handshake_opens_nothing() -> None:
-    (one, middle_one), (middle_other, other) = socket.socketpair(), socket.socketpair()
-    with one, middle_one, middle_other, other:
-        accepted = Aside(lambda: accept(other, KEY))
-        connected = Aside(lambda: connect(one, KEY, b"recorded"))
-        hello = relay(middle_one, middle_other)
-        relay(middle_other, middle_one)
-        proof = relay(middle_one, middle_other)
-        relay(middle_other, middle_one)
+    (connector, relay_in), (relay_out, acceptor) = socket.socketpair(), socket.socketpair()
+    with connector, relay_in, relay_out, acceptor:
+        accepted = Aside(lambda: accept(acceptor, KEY))
+        connected = Aside(lambda: connect(connector, KEY, b"recorded"))
+        hello = relay(relay_in, relay_out)
+        relay(relay_out, relay_in)
+        proof = relay(relay_in, relay_out)
+        relay(relay_out, relay_in)
         connected.result()
         assert accepted.result() == b"recorded"
-    one, other = socket.socketpair()
-    with one, other:
-        again = Aside(lambda: accept(other, KEY))
-        one.sendall(hello)
-        one.recv(4096)
-        one.sendall(proof)
+    replayer, acceptor = socket.socketpair()
+    with replayer, acceptor:
+        again = Aside(lambda: accept(acceptor, KEY))
+        replayer.sendall(hello)
+        replayer.recv(4096)
+        replayer.sendall(proof)
         with pytest.raises(AuthenticationError, match="does not hold"):
             again.result()
 
 
 def test_an_altered_context_is_noticed() -> None:
-    (one, middle_one), (middle_other, other) = socket.socketpair(), socket.socketpair()
-    with one, middle_one, middle_other, other:
-        accepted = Aside(lambda: accept(other, KEY))
-        connected = Aside(lambda: connect(one, KEY, b"rank 1"))
-        middle_other.sendall(middle_one.recv(4096).replace(b"rank 1", b"rank 0"))
-        relay(middle_other, middle_one)
-        relay(middle_one, middle_other)
+    (connector, relay_in), (relay_out, acceptor) = socket.socketpair(), socket.socketpair()
+    with connector, relay_in, relay_out, acceptor:
+        accepted = Aside(lambda: accept(acceptor, KEY))
+        connected = Aside(lambda: connect(connector, KEY, b"rank 1"))
+        relay_out.sendall(relay_in.recv(4096).replace(b"rank 1", b"rank 0"))
+        relay(relay_out, relay_in)
+        relay(relay_in, relay_out)
         with pytest.raises(AuthenticationError):
             accepted.result()
-        middle_one.close()
+        relay_in.close()
         with pytest.raises(AuthenticationError):
             connected.result()
 

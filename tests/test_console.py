@@ -26,7 +26,7 @@ def test_nobody_reads(command: list[str], merged: bool) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
-        told = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", *command],
             stdout=write,
             stderr=write if merged else subprocess.PIPE,
@@ -35,8 +35,8 @@ def test_nobody_reads(command: list[str], merged: bool) -> None:
         )
     finally:
         os.close(write)
-    assert told.returncode == UNREAD_STATUS == 141
-    assert not told.stderr
+    assert process.returncode == UNREAD_STATUS == 141
+    assert not process.stderr
 
 
 def test_another_pipe_that_breaks_is_an_error() -> None:

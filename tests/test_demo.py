@@ -48,10 +48,10 @@ def test_its_function_is_an_ordinary_one_to_run(spark: object) -> None:
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(demo, "NEEDED", {"no_such_module": "no-such-package", "sys": "python"})
+    monkeypatch.setattr(demo, "REQUIRED", {"no_such_module": "no-such-package", "sys": "python"})
     assert demo.main([]) == 1
-    said = capsys.readouterr().err
-    assert said == "The demo needs packages that are not installed: pip install no-such-package\n"
+    message = capsys.readouterr().err
+    assert message == "The demo needs packages that are not installed: pip install no-such-package\n"
 
 
 def test_what_spark_lacks_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,5 +68,5 @@ def test_a_network_that_did_not_learn_is_a_failure(
 ) -> None:
     monkeypatch.setattr(demo, "run", lambda epochs: 0.5)
     assert demo.main([]) == 1
-    assert "something is wrong" in capsys.readouterr().err
+    assert "is a defect" in capsys.readouterr().err
     assert demo.main(["--epochs", "1"]) == 0

@@ -23,12 +23,12 @@ context.init()
 pathlib.Path(sys.argv[1]).write_text(str(context.size()))
 print("size", context.size())
 """
-ADVICE = "Start it with `horovodrun -np 2 python train.py`"
+ADVICE = "Start the program with `horovodrun -np 2 python train.py`"
 
 
 def run(command: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
     """Runs a command without the variables that launchers around the tests may have set."""
-    names = {name for launcher in _LAUNCHERS for name in (launcher.size, launcher.rank, launcher.mark)}
+    names = {name for launcher in _LAUNCHERS for name in (launcher.size, launcher.rank, launcher.required)}
     environment = {name: value for name, value in os.environ.items() if name not in names}
     environment |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environ}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)

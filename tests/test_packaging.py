@@ -62,8 +62,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_source_distribution_holds_what_the_build_reads(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
-        files = [one for one in archive.getmembers() if one.isfile()]
-        contents = {one.name.partition("/")[2]: archive.extractfile(one).read() for one in files}  # type: ignore[union-attr]
+        files = [member for member in archive.getmembers() if member.isfile()]
+        contents = {file.name.partition("/")[2]: archive.extractfile(file).read() for file in files}  # type: ignore[union-attr]
     names = set(contents)
     assert {"pyproject.toml", "LICENSE", "README.md", "Makefile", "constraints.txt"} <= names
     tracked = run("git", "ls-files", "native", "spark_estimator", cwd=ROOT).split() if (ROOT / ".git").exists() else []

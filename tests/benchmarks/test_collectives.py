@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.benchmarks import collectives, programs
-from spark_estimator.benchmarks.interleaved import Form
-from spark_estimator.benchmarks.namespaces import Network, UnavailableError
+from benchmarks import collectives, programs
+from benchmarks.interleaved import Form
+from benchmarks.namespaces import Network, UnavailableError
+
+pytestmark = pytest.mark.slow
 
 INSTALLED = [name for name in ("openmpi", "mpich") if shutil.which(f"mpicc.{name}") and shutil.which(f"mpirun.{name}")]
 
@@ -97,7 +99,7 @@ def test_every_column_goes_over_the_channel_that_the_title_names(tcp: bool) -> N
             stack.enter_context(stack.enter_context(Network.open(1)).hosts[0].entered())
         except UnavailableError as error:
             pytest.skip(str(error))
-        subjects = collectives.start_subjects(stack, 2, collectives.PEERS, tcp=tcp, say=print)
+        subjects = collectives.start_subjects(stack, 2, collectives.PEERS, tcp=tcp, report=print)
         assert {subject.name for subject in subjects} >= {"python", "gloo", *INSTALLED}
         for subject in subjects:
             assert subject.check(form) is None

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from spark_estimator.benchmarks import programs
+from benchmarks import programs
+
+pytestmark = pytest.mark.slow
 
 OPS = ["allreduce", "broadcast", "allgather", "reducescatter", "alltoall", "barrier"]
 

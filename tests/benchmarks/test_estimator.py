@@ -1,4 +1,4 @@
-"""The benchmark of estimators: its numbers are complete, and it notices a way that does not do its work."""
+"""The benchmark of estimators: its numbers are complete, and it detects a backend with a wrong result."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spark_estimator.benchmarks.backends import Way, in_turns
-from spark_estimator.benchmarks.interleaved import BenchmarkError
+from benchmarks.backends import Backend, time_interleaved
+from benchmarks.interleaved import BenchmarkError
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(240)
-def test_every_way_is_timed(tmp_path: Path) -> None:
+def test_every_backend_is_timed(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     words = ["--rows", "20000", "--rounds", "1", "--json", str(tmp_path / "out.json")]
     ended = subprocess.run(
-        [sys.executable, "-m", "spark_estimator.benchmarks.estimator", *words],
+        [sys.executable, "-m", "benchmarks.estimator", *words],
         timeout=220,
         check=True,
         capture_output=True,
@@ -34,7 +36,7 @@ def test_every_way_is_timed(tmp_path: Path) -> None:
     assert [run["rows"] for run in runs[:4]] == [20000, 20000, 2000, 2000]
 
 
-def test_a_way_with_another_result_is_none() -> None:
-    ways = [Way("right", 1, lambda: 1.0), Way("wrong", 1, lambda: 1.1)]
-    with pytest.raises(BenchmarkError, match=r"wrong gave 1\.1, and right 1\.0"):
-        in_turns(ways, 1)
+def test_a_backend_with_another_result_is_an_error() -> None:
+    backends = [Backend("right", 1, lambda: 1.0), Backend("wrong", 1, lambda: 1.1)]
+    with pytest.raises(BenchmarkError, match=r"wrong returned 1\.1, but right returned 1\.0"):
+        time_interleaved(backends, 1)

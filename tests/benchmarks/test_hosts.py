@@ -8,8 +8,10 @@ from typing import NoReturn
 
 import pytest
 
-from spark_estimator.benchmarks import hosts
-from spark_estimator.benchmarks.namespaces import Network, UnavailableError
+from benchmarks import hosts
+from benchmarks.namespaces import Network, UnavailableError
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

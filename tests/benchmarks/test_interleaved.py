@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from spark_estimator.benchmarks.interleaved import BenchmarkError, Block, Command, Figure, Form, Group, Subject, measure
+from benchmarks.interleaved import BenchmarkError, Block, Command, Figure, Form, Group, Subject, measure
 
 # A rank that does what it is told: argv is the socket, its rank, and for each verb the answer ("die" ends it).
 RANK = textwrap.dedent("""
@@ -37,7 +37,7 @@ def group(*answers: list[str]) -> Group:
     """One rank for each list of answers."""
 
     def commands(path: str) -> list[Command]:
-        words = [[path, str(rank), str(len(answers)), *said] for rank, said in enumerate(answers)]
+        words = [[path, str(rank), str(len(answers)), *answer] for rank, answer in enumerate(answers)]
         return [Command([sys.executable, "-c", RANK, *each]) for each in words]
 
     return Group("the library", len(answers), commands)
@@ -74,7 +74,7 @@ def test_what_is_not_offered_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "told"),
+    ("answers", "parts"),
     [
         (
             ["check=wrong element 3 of 9", "block=times @"],
@@ -84,10 +84,10 @@ def test_what_is_not_offered_is_left_out() -> None:
         (["check=die"], ["the library", "rank 1 ended during 'check plan allreduce", "I leave early"]),
     ],
 )
-def test_a_rank_that_fails_ends_the_measurement(answers: list[str], told: list[str]) -> None:
+def test_a_rank_that_fails_ends_the_measurement(answers: list[str], parts: list[str]) -> None:
     with group(GOOD, answers) as ranks, pytest.raises(BenchmarkError) as raised:
         measure(FORM, [Subject("mine", ranks, "plan")], seconds=0.01)
-    assert all(part in str(raised.value) for part in told), raised.value
+    assert all(part in str(raised.value) for part in parts), raised.value
 
 
 def test_a_rank_that_does_not_answer_is_named() -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.benchmarks import launch
-from spark_estimator.benchmarks.interleaved import BenchmarkError
+from benchmarks import launch
+from benchmarks.interleaved import BenchmarkError
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(240)
@@ -19,7 +21,7 @@ def test_every_launcher_is_timed_and_no_line_is_lost(tmp_path: Path) -> None:
     words = ["--master", "local[2]", "--rounds", "1", "--lines", "4000", "--steps", "20", "--peers", "local"]
     words += ["--json", str(tmp_path / "out.json")]
     ended = subprocess.run(
-        [sys.executable, "-m", "spark_estimator.benchmarks.launch", *words],
+        [sys.executable, "-m", "benchmarks.launch", *words],
         timeout=220,
         check=True,
         capture_output=True,
@@ -37,11 +39,11 @@ def test_every_launcher_is_timed_and_no_line_is_lost(tmp_path: Path) -> None:
         assert row["name"] in ended.stdout
     assert len(in_spark["line_seconds"]) == 80
     assert min(in_spark["line_seconds"]) >= 0
-    assert lines["came"] == lines["lines"] == 4000
+    assert lines["arrived"] == lines["lines"] == 4000
     assert min(lines["training_ratios"]) > 0
 
 
 def test_a_launcher_that_brings_something_else_back_is_no_launcher() -> None:
     for wrong in (None, ("other", 0.0), ("word", 0.0)):
         with pytest.raises(BenchmarkError, match="returned"):
-            launch.Launcher("wrong", lambda function, word, wrong=wrong: wrong).turn("word", counts=True)  # type: ignore[misc]
+            launch.Launcher("wrong", lambda function, word, wrong=wrong: wrong).launch("word", timed=True)  # type: ignore[misc]

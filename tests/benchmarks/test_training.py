@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from spark_estimator.benchmarks import training
-from spark_estimator.benchmarks.training_rank import MODELS
+from benchmarks import training
+from benchmarks.training_rank import MODELS
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(240)

@@ -63,13 +63,13 @@ class GpuRunning:
         self.member = step.ranks.index(context.rank())
         chosen = random.Random(f"{step.name} {step.seed} {context.rank()}")
         self.gives, self.takes = chosen.choice(streams), chosen.choice(streams)
-        self._given = [fake_gpus.on_gpu(each) for each in self._stored(step.given(self.member))]
+        self._sources = [fake_gpus.on_gpu(each) for each in self._stored(step.inputs(self.member))]
         self._right = self._stored(step.expected(self.member))
-        self._inputs = [Memory(given.array.shape, given.array.dtype) for given in self._given]
+        self._inputs = [Memory(source.array.shape, source.array.dtype) for source in self._sources]
         self._outputs = self._made()
         fake_gpus.cuda().fake_cuda_delay(self.gives, chosen.randrange(LATE_MICROSECONDS))
-        for given, source in zip(self._given, self._inputs, strict=True):
-            fake_gpus.copy(source, given, self.gives)
+        for source, target in zip(self._sources, self._inputs, strict=True):
+            fake_gpus.copy(target, source, self.gives)
         makes_memory = step.op in GATHERING
         self.tensors = [
             ops.Tensor(source.address, 0 if makes_memory else target.address, dtype, source.array.shape)
@@ -82,7 +82,7 @@ class GpuRunning:
             "prescale": step.prescale,
             "postscale": step.postscale,
             "splits": step.splits[self.member] if step.splits else None,
-            "keep": (self._given, self._inputs, self._outputs),
+            "keep": (self._sources, self._inputs, self._outputs),
             "unnamed": step.unnamed,
             "gpu": Gpu(device, self.gives),
         }

@@ -48,7 +48,7 @@ class Step:
     unnamed: bool = False
     seed: int = 0
 
-    def given(self, member: int) -> list[Array]:
+    def inputs(self, member: int) -> list[Array]:
         """What a rank, by its number in the group, gives: small whole numbers, exact in every type."""
         return [self._numbers(member, tensor) for tensor in range(len(self.dtypes))]
 
@@ -136,7 +136,7 @@ class Running:
         self.step = step
         self.member = step.ranks.index(context.rank())
         self.inputs = [
-            stored(numbers, dtype) for numbers, dtype in zip(step.given(self.member), step.dtypes, strict=True)
+            stored(numbers, dtype) for numbers, dtype in zip(step.inputs(self.member), step.dtypes, strict=True)
         ]
         self.right = [
             stored(numbers, dtype) for numbers, dtype in zip(step.expected(self.member), step.dtypes, strict=True)

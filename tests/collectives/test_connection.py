@@ -28,11 +28,11 @@ def test_the_kernel_gives_up_on_a_link_after_the_engine_does(silence: float) -> 
 
 
 def test_a_unix_socket_has_nothing_to_tune() -> None:
-    one, other = socket.socketpair()
-    with one, other:
-        one.settimeout(1)
-        tune(one, 6.0)
-        assert one.gettimeout() is None
+    sock, peer = socket.socketpair()
+    with sock, peer:
+        sock.settimeout(1)
+        tune(sock, 6.0)
+        assert sock.gettimeout() is None
 
 
 def test_a_context_comes_back_as_it_was() -> None:

@@ -95,12 +95,12 @@ def test_what_is_built() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("comm=[1, 2]", "a job is made of all its 1 ranks"),
+        ("comm=[1, 2]", "a job always has all of its 1 ranks"),
         ("comm=object()", "MPI communicators are not supported"),
-        ("process_sets=[object()]", "give a list of ranks"),
-        ("process_sets='static'", "give a list of process sets, or 'dynamic'"),
-        ("process_sets=[[0]]", "a process set with the ranks [0] exists already: it has the id 0"),
-        ("process_sets=[[1]]", "ranks [1] of [1] are none of the job's 1 ranks"),
+        ("process_sets=[object()]", "pass a list of ranks"),
+        ("process_sets='static'", "pass a list of process sets, or 'dynamic'"),
+        ("process_sets=[[0]]", "a process set with the ranks [0] already exists, with the id 0"),
+        ("process_sets=[[1]]", "ranks [1] of [1] are not in the job, which has 1 ranks"),
     ],
 )
 def test_what_cannot_be_done_is_said(arguments: str, expected: str) -> None:

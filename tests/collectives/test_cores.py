@@ -56,7 +56,7 @@ def test_affinity_goes_by_local_rank() -> None:
     settings = Settings.read({"HOROVOD_THREAD_AFFINITY": "4, 6"})
     assert [affinity_core(settings, on_one_host(2, rank)) for rank in range(2)] == [4, 6]
     assert affinity_core(Settings(), on_one_host(1)) == -1
-    with pytest.raises(ValueError, match="HOROVOD_THREAD_AFFINITY=4,6 names 2 cores, and this host has 3 ranks"):
+    with pytest.raises(ValueError, match="HOROVOD_THREAD_AFFINITY=4,6 has 2 cores, but this host has 3 ranks"):
         affinity_core(settings, on_one_host(3, 2))
 
 

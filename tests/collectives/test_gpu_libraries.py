@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import spark_estimator.collectives.gpu_libraries as module
+from spark_estimator import _native
 from spark_estimator.collectives.gpu_libraries import (
     NcclFacts,
     cuda_facts,
@@ -45,36 +46,34 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
 def test_the_user_s_path_then_what_is_loaded_then_wheels(tmp_path: Path, wheels: Callable[[str], str]) -> None:
     maps = tmp_path / "maps"
-    assert gpu_libraries(Settings(), maps) == ("", "", "")  # there is no such file
+    assert gpu_libraries(Settings(), maps) == ("", "")  # there is no such file
     maps.write_text("7f0-7f1 r-xp 00000000 08:01 7  /usr/lib/libc.so.6\n7f0-7f1 rw-p 00000000 00:00 0\n")
     older, nccl = wheels("cuda_runtime/lib/libcudart.so.12"), wheels("nccl/lib/libnccl.so.2")
-    assert gpu_libraries(Settings(), maps) == (older, nccl, "")
-    compiler = wheels("cuda_nvrtc/lib/libnvrtc.so.12")
+    assert gpu_libraries(Settings(), maps) == (older, nccl)
     newer = wheels("cu13/lib/libcudart.so.13")
-    assert gpu_libraries(Settings(), maps) == (newer, nccl, compiler)
-    newer_compiler = wheels("cu13/lib/libnvrtc.so.13")
-    assert gpu_libraries(Settings(), maps) == (newer, nccl, newer_compiler)
+    assert gpu_libraries(Settings(), maps) == (newer, nccl)
     loaded = "/opt/with space/libcudart.so.12"
     maps.write_text(f"7f0-7f1 r--p 00000000 08:01 9  {loaded}\n7f0-7f1 r-xp 0 08:01 9  /opt/libnccl.so.2.27\n")
-    assert gpu_libraries(Settings(), maps) == (loaded, nccl, compiler)  # of the runtime's own version
-    said = Settings.read({f"SPARK_ESTIMATOR_{name}_LIBRARY": f"/a/{name}.so" for name in ("CUDA", "NCCL", "NVRTC")})
-    assert gpu_libraries(said, maps) == ("/a/CUDA.so", "/a/NCCL.so", "/a/NVRTC.so")
-    with pytest.raises(ValueError, match="whole path"):
+    assert gpu_libraries(Settings(), maps) == (loaded, nccl)
+    settings = Settings.read({f"SPARK_ESTIMATOR_{name}_LIBRARY": f"/a/{name}.so" for name in ("CUDA", "NCCL")})
+    assert gpu_libraries(settings, maps) == ("/a/CUDA.so", "/a/NCCL.so")
+    with pytest.raises(ValueError, match="absolute path"):
         Settings.read({"SPARK_ESTIMATOR_NCCL_LIBRARY": "libnccl.so"})
 
 
 def test_nothing_is_looked_for_where_there_is_no_driver(
     tmp_path: Path, wheels: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = wheels("cuda_nvrtc/lib/libnvrtc.so.12")
+    there = wheels("cuda_runtime/lib/libcudart.so.12")
     driver = tmp_path / "driver"
     monkeypatch.setattr(module, "_TRACES_OF_A_DRIVER", (str(driver),))
-    assert libraries_for_engine(Settings()) == ("", "", "")
-    said = Settings(nccl_library="/a/nccl.so")
-    assert libraries_for_engine(said) == ("", "/a/nccl.so", "")
+    monkeypatch.setattr(module, "_loaded", lambda maps: [])  # another test may have opened this machine's libraries
+    assert libraries_for_engine(Settings()) == ("", "")
+    settings = Settings(nccl_library="/a/nccl.so")
+    assert libraries_for_engine(settings) == ("", "/a/nccl.so")
     driver.touch()
-    assert libraries_for_engine(said)[1:] == ("/a/nccl.so", there)
-    assert libraries_for_engine(Settings(gpu_operations="copy")) == ("", "", "")
+    assert libraries_for_engine(settings) == (there, "/a/nccl.so")
+    assert libraries_for_engine(Settings(gpu_operations="copy")) == ("", "")
 
 
 def test_what_is_not_there_is_told_with_its_package() -> None:
@@ -99,11 +98,11 @@ def test_what_scripts_ask(fakes: dict[str, str]) -> None:
 
     def answers(**environ: str) -> tuple[int, bool]:
         program = "from spark_estimator.collectives import context as c; print(c.nccl_built(), c.cuda_built())"
-        told = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", program], env={**os.environ, **fakes, **environ}, capture_output=True, text=True,
             check=True, timeout=60,
         )  # fmt: skip
-        version, opens = told.stdout.split()
+        version, opens = completed.stdout.split()
         return int(version), opens == "True"
 
     assert answers() == (22703, True)
@@ -114,7 +113,8 @@ def test_what_scripts_ask(fakes: dict[str, str]) -> None:
     assert answers(HOROVOD_GPU_OPERATIONS="nonsense") == (0, False)
     nowhere = {"SPARK_ESTIMATOR_CUDA_LIBRARY": "/nowhere/c.so", "SPARK_ESTIMATOR_NCCL_LIBRARY": "/nowhere/n.so"}
     assert answers(**nowhere) == (0, False)
-    assert answers(SPARK_ESTIMATOR_CUDA_LIBRARY=fakes["SPARK_ESTIMATOR_NVRTC_LIBRARY"]) == (22703, False)
+    engine = str(Path(_native.__file__).with_name("libspark_estimator_engine.so"))  # a library, and no CUDA runtime
+    assert answers(SPARK_ESTIMATOR_CUDA_LIBRARY=engine) == (22703, False)
 
 
 @pytest.mark.parametrize(("operations", "line"), [("auto", "[X] NCCL"), ("copy", "[ ] NCCL")])
@@ -126,14 +126,12 @@ def test_check_build_shows_nccl(fakes: dict[str, str], operations: str, line: st
 
 
 def test_ways_in_words() -> None:
-    found, missing = NcclFacts(22703, ""), NcclFacts(0, "not there")
-    assert "with a GPU each: by NCCL 2.27.3 (but Adasum, int16" in ways("auto", found, "")
-    assert "with a GPU each: through pinned host memory" in ways("auto", missing, "")
-    assert "all on one GPU: there" in ways("auto", found, "")
-    assert "all on one GPU: through pinned host memory" in ways("auto", found, "no NVRTC")
-    assert "a job with GPU tensors fails" in ways("nccl", missing, "") and "2.27.3" in ways("nccl", found, "")
-    assert ways("staged", found, "") == "all through pinned host memory"
-    assert "all on one GPU" in ways("shared", found, "") and "fails" in ways("shared", found, "no NVRTC")
+    installed, missing = NcclFacts(22703, ""), NcclFacts(0, "not there")
+    assert "with a GPU each: by NCCL 2.27.3 (but Adasum, int16" in ways("auto", installed)
+    assert "with a GPU each: through pinned host memory" in ways("auto", missing)
+    assert "ranks that share a GPU: through pinned host memory" in ways("auto", installed)
+    assert "a job with GPU tensors fails" in ways("nccl", missing) and "2.27.3" in ways("nccl", installed)
+    assert ways("staged", installed) == "all through pinned host memory"
 
 
 def test_names_of_versions() -> None:

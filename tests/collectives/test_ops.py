@@ -308,7 +308,7 @@ def test_waiting_can_end_early_and_go_on() -> None:
         handle = arrays.allreduce_into(array, array, arrays.ReduceOp.SUM, "late")
         if rank == 0:
             assert not handle.done()
-            with pytest.raises(TimeoutError, match=r"allreduce 'late' was not done on rank 0 after 0\.2 seconds"):
+            with pytest.raises(TimeoutError, match=r"allreduce 'late' did not complete on rank 0 within 0\.2 seconds"):
                 handle.wait(datetime.timedelta(seconds=0.2))
             assert "in progress" in repr(handle)
         handle.wait()

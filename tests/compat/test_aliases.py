@@ -28,8 +28,8 @@ def test_modules_exist(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_names_exist(old: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, _, name = target.partition(":")
     choose_a_backend(module, monkeypatch)
-    found = getattr(importlib.import_module(module), name)
-    assert isinstance(found, str) or getattr(found, "__name__", name) == name
+    value = getattr(importlib.import_module(module), name)
+    assert isinstance(value, str) or getattr(value, "__name__", name) == name
 
 
 @pytest.mark.parametrize("binding", ["keras", "lightning", "torch"])
@@ -45,12 +45,12 @@ def test_scripts_can_compare_the_version_of_lightning() -> None:
 
     compat.install()
     try:
-        found = importlib.import_module("horovod.spark.lightning.estimator").MIN_PL_VERSION
+        minimum = importlib.import_module("horovod.spark.lightning.estimator").MIN_PL_VERSION
     finally:
         compat.uninstall()
-    assert Version("1.9") < Version(found) <= Version(version("lightning"))
+    assert Version("1.9") < Version(minimum) <= Version(version("lightning"))
     project = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
-    assert f'"lightning>={found}"' in project and f'"pytorch-lightning>={found}"' in project
+    assert f'"lightning>={minimum}"' in project and f'"pytorch-lightning>={minimum}"' in project
 
 
 def choose_a_backend(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,9 +80,9 @@ def test_no_submodule_hides_a_name_of_the_package_that_it_leads_to() -> None:
 
 def test_there_is_advice_for_everything_else() -> None:
     assert set(INSTEAD) >= ROOTS
-    assert "see `spark_estimator.keras` for what is offered (served: horovod, " in advice("horovod.keras.nothing")
-    assert "see `spark_estimator.spark`" in advice("horovod.spark.torch")
-    assert "served: sparkdl, sparkdl.horovod" in advice("sparkdl.estimators")
+    assert "use `spark_estimator.keras` (available: horovod, " in advice("horovod.keras.nothing")
+    assert "use `spark_estimator.spark`" in advice("horovod.spark.torch")
+    assert "available: sparkdl, sparkdl.horovod" in advice("sparkdl.estimators")
     served = {*MODULES, *PACKAGES}
     bindings = {"horovod.torch", "horovod.tensorflow", "horovod.tensorflow.keras", "horovod.keras", "horovod.spark"}
     assert not [name for name in INSTEAD if name in served and name not in {*ROOTS, *bindings}]

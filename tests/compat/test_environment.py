@@ -44,8 +44,8 @@ def environment(tmp_path: Path) -> Environment:
 def test_enable_status_disable(environment: Environment) -> None:
     assert environment.verb("status") == [
         "aliases: not enabled in this environment",
-        "horovod: no real one installed",
-        "sparkdl: no real one installed",
+        "real horovod: not installed",
+        "real sparkdl: not installed",
         "0",
     ]
     wrote, _, code = environment.verb("enable")
@@ -63,7 +63,7 @@ def test_enable_status_disable(environment: Environment) -> None:
     assert environment.verb("enable")[-1] == "0"  # twice is once
     assert environment.verb("disable") == [f"Disabled: removed {environment.file}", "0"]
     assert not environment.file.exists()
-    assert environment.verb("disable") == ["Disabled already: no environment file was found.", "0"]
+    assert environment.verb("disable") == ["Already disabled: there is no file to remove.", "0"]
     assert environment.run("import importlib.util; print(importlib.util.find_spec('horovod'))") == "None"
 
 
@@ -72,11 +72,11 @@ def test_a_real_horovod_refuses(environment: Environment) -> None:
     package.mkdir()
     (package / "__init__.py").write_text("__version__ = 'real'\n")
     refused, code = environment.verb("enable")
-    assert refused.startswith(f"Refused: a real horovod is installed ({package}/__init__.py)")
+    assert refused.startswith(f"Refused: horovod itself is installed ({package}/__init__.py)")
     assert "pip uninstall horovod" in refused
     assert code == "1"
     assert not environment.file.exists()
-    assert environment.verb("status")[1] == f"horovod: real one installed at {package}/__init__.py"
+    assert environment.verb("status")[1] == f"real horovod: installed at {package}/__init__.py"
 
 
 def test_a_real_horovod_that_comes_later_wins(environment: Environment) -> None:
@@ -100,7 +100,7 @@ def test_what_cannot_work_is_taken_back(tmp_path: Path) -> None:
     # A line of a .pth file: Debian's Python has a sitecustomize of its own, which would hide one here.
     (made.site / "broken.pth").write_text("import sys; sys.modules['horovod'] = None\n")
     printed = fresh(program, path=(ROOT,), python=made.python).splitlines()
-    assert printed[0].startswith("Failed, nothing was changed: a fresh interpreter could not import the old names: ")
+    assert printed[0].startswith("Failed, and nothing was changed: a new interpreter could not import the aliases: ")
     assert printed[-1] == "1"
     assert not made.file.exists()
 
@@ -111,6 +111,6 @@ def test_a_folder_that_cannot_be_written(environment: Environment) -> None:
         environment.os.access = lambda folder, mode: False  # the tests may run as root, who may write everywhere
         print(environment.main(["enable"]))
         """
-    refused = f"Refused: none of these folders can be written: {environment.site}."
+    refused = f"Refused: none of these folders is writable: {environment.site}."
     assert environment.run(program).splitlines()[0].startswith(refused[:-1])
     assert not environment.file.exists()

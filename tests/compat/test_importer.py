@@ -113,14 +113,14 @@ def test_names_that_are_not_served() -> None:
         assert importlib.util.find_spec("horovod.torch")
         """
     ).splitlines()
-    assert [line.partition(" (served:")[0] for line in printed] == [
-        "No module named 'horovod.mxnet': MXNet is retired and will not be served",
-        "No module named 'horovod.spark.mpi_run': see `spark_estimator.spark` for what is offered; "
-        "of estimators, `horovod.spark.torch`, `.lightning` and `.keras`",
-        "No module named 'horovod.torch.nothing': see `spark_estimator.torch` for what is offered",
+    assert [line.partition(" (available:")[0] for line in printed] == [
+        "No module named 'horovod.mxnet': MXNet is retired and is not supported",
+        "No module named 'horovod.spark.mpi_run': use `spark_estimator.spark`, "
+        "or the estimators of `horovod.spark.torch`, `.lightning` or `.keras`",
+        "No module named 'horovod.torch.nothing': use `spark_estimator.torch`",
         "No module named 'sparkdl.transformers': "
-        "`sparkdl.HorovodRunner`, `sparkdl.horovod.log_to_driver` and its Keras `LogCallback` are served",
-        "No module named 'horovod.ray': Ray is out of scope; use Ray's own trainers there",
+        "use `sparkdl.HorovodRunner`, `sparkdl.horovod.log_to_driver` or its Keras `LogCallback`",
+        "No module named 'horovod.ray': Ray is not supported; use Ray's own trainers",
         "as if it were not installed",
     ]
 
@@ -178,7 +178,7 @@ def test_a_real_horovod_is_left_alone(real_horovod: Path) -> None:
         try:
             install(force=True)
         except RuntimeError as error:
-            assert "horovod has been imported from" in str(error) and "before the first import" in str(error)
+            assert "horovod has already been imported from" in str(error) and "before the first import" in str(error)
         else:
             raise AssertionError
         """,

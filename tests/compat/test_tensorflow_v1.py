@@ -40,7 +40,7 @@ print("done")
 REMOVED = """
 import tensorflow as tf
 
-def told(ask):
+def error_of(ask):
     try:
         ask()
     except (AttributeError, ImportError) as error:
@@ -48,11 +48,11 @@ def told(ask):
 
 modes = tf.estimator.ModeKeys
 print([modes.TRAIN, modes.EVAL, modes.PREDICT])
-print(told(lambda: tf.estimator.Estimator))
-print(told(lambda: tf.contrib.layers))
-print(told(lambda: __import__("tensorflow.contrib.slim")))
-print(told(lambda: tf.layers.conv2d))
-print(told(lambda: tf.nothing))
+print(error_of(lambda: tf.estimator.Estimator))
+print(error_of(lambda: tf.contrib.layers))
+print(error_of(lambda: __import__("tensorflow.contrib.slim")))
+print(error_of(lambda: tf.layers.conv2d))
+print(error_of(lambda: tf.nothing))
 compat.uninstall()
 assert not hasattr(tf, "estimator")
 """

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from spark_estimator.data.columns import packed, readable, selected
+from spark_estimator.data.columns import cast_columns, packed_columns, readable
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field, matrix_of
 from spark_estimator.data.numbers import readable_in
@@ -30,7 +30,7 @@ UTC = datetime.timezone.utc
 DAYS = [datetime.date(1969, 12, 31), datetime.date(1970, 1, 1), datetime.date(2024, 2, 29)]
 TIMES = [datetime.datetime(1999, 5, 4, 3, 2, 1), datetime.datetime(2024, 2, 29, 12, 0, 0, 500000)]
 TIMES += [datetime.datetime(1969, 12, 31, 23, 59, 59)]
-SECONDS = [one.replace(tzinfo=UTC).timestamp() for one in TIMES]
+SECONDS = [time.replace(tzinfo=UTC).timestamp() for time in TIMES]
 #: Spark type: three values, the tensor's type, what the values are there.
 TABLE: dict[str, tuple[list[Any], str, list[float]]] = {
     "tinyint": ([1, -128, 127], "int64", [1, -128, 127]),
@@ -42,7 +42,7 @@ TABLE: dict[str, tuple[list[Any], str, list[float]]] = {
     "decimal(9,2)": (list(map(decimal.Decimal, ("0.25", "-1.75", "99.67"))), "float32", [0.25, -1.75, 99.67]),
     "boolean": ([True, False, True], "int64", [1, 0, 1]),
     "date": (DAYS, "int64", [-1, 0, 19782]),
-    "timestamp": ([one.replace(tzinfo=UTC) for one in TIMES], "float64", SECONDS),
+    "timestamp": ([time.replace(tzinfo=UTC) for time in TIMES], "float64", SECONDS),
     "timestamp_ntz": (TIMES, "float64", SECONDS),
 }
 
@@ -95,18 +95,20 @@ def fields_of(right: dict[str, tuple[str, Array]]) -> list[Field]:
 
 
 def through_spark(frame: DataFrame, names: list[str], nulls: str | float = "error") -> pyarrow.RecordBatch:
-    found = [readable(frame.schema, name, name == "image") for name in names]
-    rows = selected(frame, found, [one.dtype for one in found], nulls).toArrow().combine_chunks().to_batches()[0]
+    columns = [readable(frame.schema, name, name == "image") for name in names]
+    cast = frame.select(*cast_columns(columns, [column.dtype for column in columns], nulls))
+    cast = cast.dropna() if nulls == "drop" else cast
+    rows = cast.toArrow().combine_chunks().to_batches()[0]
     cs = tuple(f"c{n}" for n in range(len(names)))
     decoders = {c: Decoder(name, decode) for c, name in zip(cs, names, strict=True) if name == "image"}
-    return Preparation(cs, decoders=decoders).batch(rows, [one.dtype for one in found])
+    return Preparation(cs, decoders=decoders).batch(rows, [column.dtype for column in columns])
 
 
 def from_files(files: DataFiles, names: list[str], nulls: str | float = "error") -> pyarrow.RecordBatch:
-    found = [readable_in(files.kinds, name, name == "image") for name in names]
+    columns = [readable_in(files.kinds, name, name == "image") for name in names]
     decoders = {name: Decoder(name, decode) for name in names if name == "image"}
     rows = FileRows(files, Preparation(tuple(names), nulls=nulls, decoders=decoders))
-    return rows.first_rows([one.dtype for one in found], 100)
+    return rows.first_rows([column.dtype for column in columns], 100)
 
 
 def test_every_row_of_the_table(spark: SparkSession, tmp_path: Path) -> None:
@@ -119,8 +121,8 @@ def test_every_row_of_the_table(spark: SparkSession, tmp_path: Path) -> None:
         rows = way(frame if way is through_spark else files, names)  # type: ignore[arg-type]
         for field in fields_of({name: right[name] for name in names}):
             name, (dtype, values) = field.name, right[field.name]
-            one = (readable if way is through_spark else readable_in)(schema, name, name == "image")  # type: ignore[operator]
-            assert one.dtype == dtype, (way, name)
+            column = (readable if way is through_spark else readable_in)(schema, name, name == "image")  # type: ignore[operator]
+            assert column.dtype == dtype, (way, name)
             matrix = matrix_of(rows, field)
             if name.startswith("timestamp_ntz") and way is through_spark:
                 zone = ZoneInfo(str(spark.conf.get("spark.sql.session.timeZone")))
@@ -137,14 +139,14 @@ def test_nulls_by_each_policy(spark: SparkSession, tmp_path: Path) -> None:
     files = files_at(str(tmp_path / "rows"))
     names = ["n", "x", "v", "image"]
     n, x = Field(("n",), ("c0",), (1,), "int64"), Field(("x",), ("c1",), (1,), "float32")
-    for found in (
+    for batch_with in (
         lambda nulls: through_spark(frame, names, nulls),
         lambda nulls: from_files(files, names, nulls),
     ):
         with pytest.raises(DataError, match="column 'n' holds null in row 1 "):
-            matrix_of(found("error"), n)
-        assert found("drop").column("c0").to_pylist() == [1]
-        filled = found(7.0)
+            matrix_of(batch_with("error"), n)
+        assert batch_with("drop").column("c0").to_pylist() == [1]
+        filled = batch_with(7.0)
         assert matrix_of(filled, n).ravel().tolist() == [1, 7, 3, 4]
         assert matrix_of(filled, x).ravel().tolist()[:3] == [0.5, 1.5, 7.0]
         assert numpy.isnan(matrix_of(filled, x)[3, 0]), "NaN is a number to Spark's fillna of nulls"
@@ -165,8 +167,10 @@ def test_scalars_of_one_type_come_as_one_array(spark: SparkSession) -> None:
     chosen = [readable(frame.schema, name) for name in names]
 
     def matrices(nulls: str | float) -> list[list[list[float]]]:
-        cast = selected(frame, chosen, ["float32"] * 6 + ["int64"] * 2, nulls)
-        together, fields = packed(cast, [x, labels])
+        cast = frame.select(*cast_columns(chosen, ["float32"] * 6 + ["int64"] * 2, nulls))
+        cast = cast.dropna() if nulls == "drop" else cast
+        packed, fields = packed_columns(cast.schema, [x, labels])
+        together = cast.select(*packed)
         assert together.columns == ["c0", "c3", "c4", "c6"]
         assert fields[0].columns == ("c0", "c0", "c0", "c3", "c4", "c4") and fields[0].names == x.names
         assert fields[1].columns == ("c6", "c6")
@@ -180,8 +184,9 @@ def test_scalars_of_one_type_come_as_one_array(spark: SparkSession) -> None:
     assert matrices("drop") == [[[0.5, 1.5, 2, 3, 4, 5, 6]], [[7, 8]]]
     frame = frame.withColumn("m", frame.m.cast("int"))  # Spark has casts of two types now: they stay apart
     chosen = [readable(frame.schema, name) for name in names]
-    cast = selected(frame, chosen, ["float32"] * 6 + ["int64"] * 2, 15.0)
-    together, fields = packed(cast, [x, labels])
+    cast = frame.select(*cast_columns(chosen, ["float32"] * 6 + ["int64"] * 2, 15.0))
+    packed, fields = packed_columns(cast.schema, [x, labels])
+    together = cast.select(*packed)
     assert fields[1].columns == ("c6", "c7")
     batch = together.toArrow().combine_chunks().to_batches()[0]
     assert matrix_of(batch, fields[0])[1].tolist() == [10.5, 11.5, 12, 13, 14, 15, 16]
@@ -191,22 +196,22 @@ def test_scalars_of_one_type_come_as_one_array(spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("string", r"of type string, .*StringIndexer \(and OneHotEncoder\)"),
-        ("array<string>", r"of type array<string>"),
-        ("binary", r"of type binary, .*decoders=\{'column': function\}"),
-        ("map<string,int>", r"of type map<string,int>, which has no tensor type"),
-        ("interval day to second", r"of type interval day to second, which has no tensor type"),
-        ("array<array<float>>", r"of type array<array<float>>, an array of arrays. Flatten it"),
-        ("struct<a:int>", r"of type struct<a:int>, .*'column\.field'"),
+        ("string", r"type string, .*StringIndexer \(and OneHotEncoder\)"),
+        ("array<string>", r"type array<string>"),
+        ("binary", r"type binary, .*decoders=\{'column': function\}"),
+        ("map<string,int>", r"type map<string,int>, which has no tensor type"),
+        ("interval day to second", r"type interval day to second, which has no tensor type"),
+        ("array<array<float>>", r"type array<array<float>>, an array of arrays. Flatten it"),
+        ("struct<a:int>", r"type struct<a:int>, .*'column\.field'"),
     ],
 )
 def test_what_is_no_number_is_refused(spark: SparkSession, kind: str, words: str) -> None:
     from pyspark.sql.types import StructType, _parse_datatype_string
 
-    with pytest.raises(DataError, match=f"column 'x' is {words}"):
+    with pytest.raises(DataError, match=f"column 'x' has {words}"):
         readable(StructType().add("x", _parse_datatype_string(kind)), "x")
-    with pytest.raises(DataError, match=r"column 'x' is of type"):
+    with pytest.raises(DataError, match=r"column 'x' has type"):
         readable_in({"x": "struct" if kind.startswith("struct") else kind}, "x")
     if kind == "string":
-        with pytest.raises(DataError, match="decoders names column 'x', which is of type string"):
+        with pytest.raises(DataError, match=r"decoders refers to column 'x' \(string\)"):
             readable_in({"x": kind}, "x", decoded=True)

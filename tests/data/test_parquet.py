@@ -1,9 +1,7 @@
-"""Parquet files without Spark: equal shares, conversions, nulls, and what is refused."""
+"""Parquet files without Spark: equal shares, file systems, and what is refused."""
 
 from __future__ import annotations
 
-import datetime
-import decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +9,15 @@ import numpy
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from spark_estimator.data.fields import Field, matrix_of
-from spark_estimator.data.numbers import kind_of, numbers_of, readable_in, without_nulls
+from spark_estimator.data.numbers import readable_in
 from spark_estimator.data.parquet import FileRows, files_at, local_form
 from spark_estimator.data.preparation import Preparation
-from spark_estimator.data.rank.shares import ranges, share
 from spark_estimator.errors import DataError
 
-VECTOR = pyarrow.struct(
-    [
-        ("type", pyarrow.int8()),
-        ("size", pyarrow.int32()),
-        ("indices", pyarrow.list_(pyarrow.int32())),
-        ("values", pyarrow.list_(pyarrow.float64())),
-    ]
-)
 NUMBER = Field(("n",), ("c0",), (1,), "int64")
 BOTH = Field(("v", "n"), ("c1", "c0"), (2, 1), "float32", (3,))
-
-
-def dense(*values: float) -> dict[str, Any]:
-    return {"type": 1, "size": None, "indices": None, "values": list(values)}
-
-
-def sparse(size: int, **at: float) -> dict[str, Any]:
-    return {"type": 0, "size": size, "indices": [int(one[1:]) for one in at], "values": list(at.values())}
 
 
 def write(folder: Path, rows: int, *files: int, **more: Any) -> None:
@@ -50,24 +29,14 @@ def write(folder: Path, rows: int, *files: int, **more: Any) -> None:
         table = pyarrow.table(
             {
                 "n": pyarrow.array(n, pyarrow.int64()),
-                "v": pyarrow.array([[float(one), -float(one)] for one in n], pyarrow.list_(pyarrow.float32())),
-                "held": pyarrow.array([one % 4 == 0 for one in n]),
+                "v": pyarrow.array([[float(number), -float(number)] for number in n], pyarrow.list_(pyarrow.float32())),
+                "held": pyarrow.array([number % 4 == 0 for number in n]),
                 "a.b": pyarrow.array(n, pyarrow.int32()),
                 **{name: pyarrow.array([value] * count) for name, value in more.items()},
             }
         )
         pyarrow.parquet.write_table(table, folder / f"part-{number}.parquet", row_group_size=7)
         place += count
-
-
-@given(st.lists(st.integers(0, 30), max_size=6), st.integers(1, 6))
-def test_ranges_hold_every_row_once(pieces: list[int], parts: int) -> None:
-    seen = []
-    for part in range(parts):
-        own = ranges(pieces, parts, part)
-        assert sum(one.rows for one in own) == share(sum(pieces), parts, part)
-        seen += [(one.piece, row) for one in own for row in range(one.start, one.start + one.rows)]
-    assert seen == [(piece, row) for piece, rows in enumerate(pieces) for row in range(rows)]
 
 
 @pytest.mark.parametrize("size", [1, 3, 8])
@@ -98,53 +67,8 @@ def test_more_ranks_than_rows(tmp_path: Path) -> None:
     assert [rows.read((NUMBER,), rank, 4)[0].rows for rank in range(4)] == [1, 1, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("vectors", "lists"),
-    [
-        ([dense(1, 2), dense(3, 4)], [[1, 2], [3, 4]]),
-        ([sparse(3, _1=5.0), sparse(3), sparse(3, _0=1.0, _2=2.0)], [[0, 5, 0], [0, 0, 0], [1, 0, 2]]),
-        ([dense(1, 2, 3), sparse(3, _2=9.0), dense(4, 5, 6)], [[1, 2, 3], [0, 0, 9], [4, 5, 6]]),
-        ([dense(1, 2), None, sparse(2, _1=3.0)], [[1, 2], None, [0, 3]]),
-        ([sparse(2, _0=1.0), dense(1, 2, 3)], [[1, 0], [1, 2, 3]]),
-    ],
-)
-def test_vectors(vectors: list[Any], lists: list[Any]) -> None:
-    array = pyarrow.array([dense(0), *vectors], VECTOR)
-    assert kind_of(array.type) == "vector"
-    assert numbers_of(array).to_pylist()[1:] == lists
-    assert numbers_of(array[1:]).to_pylist() == lists, "a slice has offsets of its own"
-
-
-def test_dates_timestamps_decimals() -> None:
-    when = datetime.datetime(2020, 1, 2, 3, 4, 5, 250000, tzinfo=datetime.timezone.utc)
-    columns = {
-        "day": pyarrow.array([datetime.date(1970, 1, 3), None]),
-        "when": pyarrow.array([when, None], pyarrow.timestamp("ns", "UTC")),
-        "price": pyarrow.array([decimal.Decimal("1.25"), None]),
-    }
-    values = [numbers_of(one).to_pylist()[0] for one in columns.values()]
-    assert values == [2, when.timestamp(), 1.25]
-    kinds = {name: kind_of(one.type) for name, one in columns.items()}
-    assert kinds == {"day": "date", "when": "timestamp", "price": "decimal(3,2)"}
-    assert [readable_in(kinds, name).dtype for name in kinds] == ["int64", "float64", "float32"]
-
-
-def test_nulls_as_spark_has_them() -> None:
-    batch = pyarrow.RecordBatch.from_pydict(
-        {"c0": [1, None, 3, 4], "c1": [1.0, 2.0, float("nan"), None], "marker": [True, None, False, True]}
-    )
-    assert without_nulls(batch, "error", ["int64", "float32"]) is batch
-    assert without_nulls(batch, "drop", ["int64", "float32"]).to_pydict() == {
-        "c0": [1],
-        "c1": [1.0],
-        "marker": [True],
-    }
-    filled = without_nulls(batch, 0.5, ["int64", "float32"]).to_pydict()
-    assert filled["c0"] == [1, 0, 3, 4] and filled["c1"][3] == 0.5 and filled["marker"][1] is None
-
-
 def test_what_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is no such file or folder"):
+    with pytest.raises(DataError, match="the file or folder does not exist"):
         files_at(str(tmp_path / "none"))
     with pytest.raises(DataError, match="there are no Parquet files"):
         files_at(str(tmp_path))
@@ -154,7 +78,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         readable_in(whole.kinds, "x")
     with pytest.raises(DataError, match=r"no column 'N': .* Did you mean 'n'\? Capital letters count"):
         readable_in(whole.kinds, "N")
-    with pytest.raises(DataError, match=r"'s' is of type string.*StringIndexer"):
+    with pytest.raises(DataError, match=r"'s' has type string.*StringIndexer"):
         readable_in({"s": "string"}, "s")
     write(tmp_path / "data" / "day=1", 10)
     with pytest.raises(DataError, match="the folder 'day=1' inside, by the values of a column"):
@@ -175,24 +99,24 @@ def test_what_is_refused(tmp_path: Path) -> None:
         files_at([str(tmp_path / "other.parquet"), str(tmp_path / "more")]).check(["n"])
 
 
-def test_damage_is_told_with_the_file_s_name_and_gives_no_other_values(tmp_path: Path) -> None:
+def test_damage_is_reported_with_the_file_s_name_and_gives_no_other_values(tmp_path: Path) -> None:
     """One bit of another value, anywhere: pages have checksums, and footers make Arrow raise anything."""
     path = tmp_path / "a.parquet"
     table = pyarrow.table({"n": list(range(100)), "s": ["a"] * 100})
     pyarrow.parquet.write_table(table, path, write_page_checksum=True)
     whole = path.read_bytes()
-    told = set()
-    for place in range(4, len(whole), 3):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+    error_types = set()
+    for position in range(4, len(whole), 3):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1 << position % 8]) + whole[position + 1 :])
         try:
             batches = list(files_at(str(path)).batches(["n"], 0, 1, 1000))
         except DataError as error:
             text = str(error)
             assert str(path) in text
-            told.add(text.removeprefix(f"{path} cannot be read: ").partition(":")[0])
+            error_types.add(text.removeprefix(f"{path} cannot be read: ").partition(":")[0])
         else:
-            assert [n for one in batches for n in one.column(0).to_pylist()] == list(range(100)), place
-    assert {"OSError", "ArrowInvalid"} <= told
+            assert [n for batch in batches for n in batch.column(0).to_pylist()] == list(range(100)), position
+    assert {"OSError", "ArrowInvalid"} <= error_types
 
 
 def test_other_file_systems_and_spark_s_names(tmp_path: Path) -> None:
@@ -204,7 +128,7 @@ def test_other_file_systems_and_spark_s_names(tmp_path: Path) -> None:
     files = files_at("memory://parquet_test")
     assert files.rows == 12
     batches = [batch.rename_columns(["c0"]) for batch in files.batches(["n"], 1, 2, 100)]
-    assert [matrix_of(one, NUMBER).ravel().tolist() for one in batches] == [[6], [7, 8, 9, 10, 11]]
+    assert [matrix_of(batch, NUMBER).ravel().tolist() for batch in batches] == [[6], [7, 8, 9, 10, 11]]
     assert local_form("file:///a/b") == local_form("file:/a/b") == "/a/b"
     assert local_form("dbfs:/a") == "/dbfs/a"
     assert local_form("s3a://bucket/a") == "s3://bucket/a"

@@ -18,7 +18,7 @@ from petastorm.etl.dataset_metadata import materialize_dataset
 from petastorm.pytorch import BatchedDataLoader, DataLoader
 from petastorm.unischema import Unischema, UnischemaField, dict_to_spark_row
 
-from spark_estimator.data.petastorm import converter as ours
+from spark_estimator.data import petastorm as ours
 from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def test_a_converter_gives_what_petastorm_s_gives(spark: SparkSession, tmp_path:
         with converter.make_torch_dataloader(16, 2, reader=reader) as loader:
             batches = list(loader)
         assert [len(batch["id"]) for batch in batches] == [16] * 12 + [8], reader
-        found = sorted_rows(batches)
-        assert_same({name: values[::2] for name, values in found.items()}, theirs)
+        rows = sorted_rows(batches)
+        assert_same({name: values[::2] for name, values in rows.items()}, theirs)
     with converter.make_torch_dataloader(16, 1, data_loader_fn=BatchedDataLoader, reader="petastorm") as loader:
         assert_same(sorted_rows(loader), theirs)
     shards = []

@@ -38,7 +38,7 @@ def from_files(frame: DataFrame, *names: str) -> list[tuple[float, ...]]:
     """The rows as two ranks read them."""
     columns = [readable(frame.schema, name) for name in names]
     files = just_files(frame, columns, 2)
-    fields = tuple(Field((one,), (f"c{place}",), (1,), "float64") for place, one in enumerate(names))
+    fields = tuple(Field((name,), (f"c{number}",), (1,), "float64") for number, name in enumerate(names))
     rows = FileRows(files, Preparation(names))
     spools = [rows.read(fields, rank, 2)[0] for rank in range(2)]
     assert abs(spools[0].rows - spools[1].rows) <= 1

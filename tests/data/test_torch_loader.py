@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ import torch
 
 from spark_estimator.collectives import context
 from spark_estimator.data import make_torch_dataloader
-from spark_estimator.data.fields import Field
-from spark_estimator.data.rank.joined import Joined
 from spark_estimator.errors import DataError
 from tests.ranks import run_ranks
 
@@ -28,8 +25,10 @@ def folder(tmp_path: Path) -> str:
     """25 rows of x, y (vectors of two) and label, in two files."""
     for start, stop in ((0, 11), (11, 25)):
         n = list(range(start, stop))
-        vectors = pyarrow.array([[one + 0.5, one - 0.5] for one in n], pyarrow.list_(pyarrow.float64()))
-        table = pyarrow.table({"x": [float(one) for one in n], "y": vectors, "label": [one % 3 for one in n]})
+        vectors = pyarrow.array([[number + 0.5, number - 0.5] for number in n], pyarrow.list_(pyarrow.float64()))
+        table = pyarrow.table(
+            {"x": [float(number) for number in n], "y": vectors, "label": [number % 3 for number in n]}
+        )
         pyarrow.parquet.write_table(table, tmp_path / f"{start}.parquet", row_group_size=4)
     return str(tmp_path)
 
@@ -58,8 +57,8 @@ def decode(content: bytes) -> numpy.ndarray[Any, Any]:
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> str:
     """150 rows: n, v of (n % 3) + 1 values, and bytes of four; the row 140 has a longer v."""
     n = list(range(150))
-    vectors = [[float(one)] * (7 if one == 140 else one % 3 + 1) for one in n]
-    images = [bytes([one, 1, 2, 3]) for one in n]
+    vectors = [[float(number)] * (7 if number == 140 else number % 3 + 1) for number in n]
+    images = [bytes([number, 1, 2, 3]) for number in n]
     table = pyarrow.table({"n": n, "v": vectors, "image": images})
     made = tmp_path_factory.mktemp("uneven")
     pyarrow.parquet.write_table(table, made / "rows.parquet", row_group_size=20)
@@ -67,22 +66,22 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_arrays_are_filled_up_and_bytes_are_decoded(uneven: str) -> None:
-    given = {"padding": -1, "decoders": {"image": decode}}
-    (batch,) = make_torch_dataloader(uneven, 200, shuffle=False, **given)
+    arguments: dict[str, Any] = {"padding": -1, "decoders": {"image": decode}}
+    (batch,) = make_torch_dataloader(uneven, 200, shuffle=False, **arguments)
     assert isinstance(batch, dict)
     assert (batch["v"].shape, batch["image"].shape, batch["image"].dtype) == ((150, 7), (150, 2, 2), torch.uint8)
     assert batch["v"][140].tolist() == [140.0] * 7 and batch["v"][1].tolist() == [1.0, 1.0] + [-1.0] * 5
     assert batch["image"][149].tolist() == [[149, 1], [2, 3]]
     columns = {"feature_cols": ["v", "image"], "label_cols": ["n"]}
-    ((features, n),) = make_torch_dataloader(uneven, 200, shuffle=False, **columns, **given)
+    ((features, n),) = make_torch_dataloader(uneven, 200, shuffle=False, **columns, **arguments)
     assert features.dtype == torch.float32 and torch.equal(features[:, :7], batch["v"])
     assert torch.equal(features[:, 7:], batch["image"].reshape(150, 4).float()) and torch.equal(n, batch["n"])
 
-    with pytest.raises(DataError, match=r"column 'v' holds arrays of different lengths.*padding=0"):
+    with pytest.raises(DataError, match=r"column 'v' has arrays of different lengths.*padding=0"):
         make_torch_dataloader(uneven, 10, columns=["v"])
-    with pytest.raises(DataError, match=r"decoders names 'pic', which is no column that is read: n, v"):
+    with pytest.raises(DataError, match=r"decoders refers to 'pic', which isn't a column that is read: n, v"):
         make_torch_dataloader(uneven, 10, columns=["n", "v"], decoders={"pic": decode})
-    with pytest.raises(DataError, match=r"column 'image' is of type binary.*decoders=\{"):
+    with pytest.raises(DataError, match=r"column 'image' has type binary.*decoders=\{"):
         make_torch_dataloader(uneven, 10, columns=["image"])
     with pytest.raises(DataError, match=r"decoder of column 'image' failed in row 0"):
         make_torch_dataloader(uneven, 10, columns=["image"], decoders={"image": lambda content: content.no_such()})
@@ -97,29 +96,6 @@ def test_an_epoch_has_an_order_of_its_own(folder: str) -> None:
     later = make_torch_dataloader([f"{folder}/0.parquet", f"{folder}/11.parquet"], 4, columns=["x"], seed=1)
     later.set_epoch(1)
     assert orders(later)[0] == second
-
-
-def test_narrow_fields_lie_side_by_side_and_come_apart_again() -> None:
-    kinds = [((), "int64"), ((), "float32"), ((3,), "float32"), ((2, 2), "int64"), ((17,), "float32"), ((), "uint8")]
-    fields = [
-        Field((f"f{number}",), (f"c{number}",), (numpy.prod(shape, dtype=int).item(),), dtype, shape)
-        for number, (shape, dtype) in enumerate(kinds)
-    ]
-    joined = Joined.of(fields)
-    assert [one.columns for one in joined.stored] == [("c0", "c3"), ("c1", "c2"), ("c4",), ("c5",)]
-    wanted = [
-        (numpy.arange(5 * field.width).reshape(5, *field.shape) + 20 * number).astype(field.dtype)
-        for number, field in enumerate(fields)
-    ]
-    by_column = {field.columns[0]: one.reshape(5, -1) for field, one in zip(fields, wanted, strict=True)}
-    found = joined.split([numpy.hstack([by_column[name] for name in one.columns]) for one in joined.stored])
-    for array, expected, field in zip(found, wanted, fields, strict=True):
-        assert array.dtype == field.dtype and array.shape == (5, *field.shape) and array.flags.c_contiguous
-        assert numpy.array_equal(array, expected)
-    assert not any(numpy.shares_memory(a, b) for a, b in itertools.combinations(found, 2))
-    many = Joined.of([Field((f"x{n}",), (f"c{n}",), (1,), "float32") for n in range(300)])
-    (matrix,) = [numpy.arange(1200, dtype=numpy.float32).reshape(4, 300)]
-    assert len(many.stored) == 1 and [one.tolist() for one in many.split([matrix])] == matrix.T.tolist()
 
 
 def test_what_is_refused(folder: str) -> None:
@@ -144,11 +120,12 @@ def test_ranks_have_equal_shares_and_as_many_batches(folder: str, uneven: str) -
         context.shutdown()
         return {"len": len(loader), "batches": batches, "refused": refused, "padded": padded}
 
-    found = run_ranks(2, work, args=(folder, uneven))
-    assert all(one["padded"] == [7] for one in found), "the longest of all rows, wherever it lies"
-    assert [one["len"] for one in found] == [4, 4] == [len(one["batches"]) for one in found]
-    rows = [sorted(x for batch in one["batches"] for x in batch) for one in found]
-    assert [len(one) for one in rows] == [13, 12]
+    results = run_ranks(2, work, args=(folder, uneven))
+    assert all(result["padded"] == [7] for result in results), "the longest array of all rows"
+    assert [result["len"] for result in results] == [4, 4] == [len(result["batches"]) for result in results]
+    rows = [sorted(x for batch in result["batches"] for x in batch) for result in results]
+    assert [len(share) for share in rows] == [13, 12]
     assert rows[0] + rows[1] == list(range(25))
-    for one in found:
-        assert "there is no such file or folder" in one["refused"][0] and "of type binary" in one["refused"][1]
+    for result in results:
+        missing, binary = result["refused"]
+        assert "the file or folder does not exist" in missing and "has type binary" in binary

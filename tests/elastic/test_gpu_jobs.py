@@ -14,11 +14,12 @@ import pytest
 from spark_estimator._native import Op
 from spark_estimator.elastic.rounds import Terms
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
+from spark_estimator.launch.job.options import JobOptions
 
 #: How GPU tensors travel, and what the engine says of it.
 WAYS = {
     "nccl": ({"HOROVOD_GPU_OPERATIONS": "nccl"}, "through NCCL"),
-    "shared": ({"HOROVOD_GPU_OPERATIONS": "shared", "FAKE_CUDA_UUIDS": "a,a,a"}, "the GPU that all ranks share"),
+    "one GPU": ({"FAKE_CUDA_DEVICES": "1"}, "share one GPU"),
     "staged": ({"HOROVOD_GPU_OPERATIONS": "staged"}, "through pinned host memory"),
 }
 
@@ -42,7 +43,8 @@ def train(tests: str) -> dict[str, Any]:
     from tests.collectives.gpu_programs import on_gpu
 
     context.init()
-    device = context.local_rank()  # chosen once, as a user's script does
+    local_rank = context.local_rank()
+    device = fake_gpus.device_of(local_rank)  # chosen once, as a user's script does
     gpu, memory, tensors = on_gpu(device, numpy.zeros(1000))
 
     def loop(state: Any) -> list[float]:
@@ -60,15 +62,15 @@ def train(tests: str) -> dict[str, Any]:
         return sums
 
     sums = run_fn(loop, rejoin)(ObjectState(broadcast_object, context.rank, sums=[]))
-    return {"sums": sums, "way": context.engine().describe("gpu"), "device": device}
+    return {"sums": sums, "way": context.engine().describe("gpu"), "local_rank": local_rank}
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_survivors_go_on_with_their_gpus(fakes: dict[str, str], way: str) -> None:
-    environ, told = WAYS[way]
+    environ, described = WAYS[way]
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    results = run_elastic_local(train, Terms(3, 2), args=(root,), environment={**fakes, **environ})
-    assert [result["device"] for result in results] == [0, 2]
+    results = run_elastic_local(train, Terms(3, 2), JobOptions(args=(root,), environment={**fakes, **environ}))
+    assert [result["local_rank"] for result in results] == [0, 2]
     for result in results:
         assert result["sums"] == [6.0] * 5 + [3.0] * 7
-        assert told in result["way"]
+        assert described in result["way"]

@@ -86,7 +86,7 @@ def test_members_that_still_connect_are_told_once_that_their_round_is_over() -> 
 def test_too_few_end_the_job_at_once_and_say_how_many_are_needed() -> None:
     job = Job()
     job.lost(0)
-    assert job.lost(1) == [Fail("1 of its ranks is left, and at least 2 are needed")]
+    assert job.lost(1) == [Fail("1 rank is left, and at least 2 are needed")]
     assert job.planner.lost == ["process 0 was killed", "process 1 was killed"]
     assert job.decide() == [], "the end is decided once"
 
@@ -114,7 +114,7 @@ def test_too_few_that_ended_well_are_a_failure() -> None:
 def test_who_is_left_alone_by_those_that_ended_well_is_told() -> None:
     job = Job(2, 2)
     job.ended_well(1)
-    assert job.ready(0) == [Fail("1 of its ranks is left, and at least 2 are needed (1 had ended well before)")]
+    assert job.ready(0) == [Fail("1 rank is left, and at least 2 are needed (1 had succeeded before)")]
 
 
 def test_a_silent_member_is_killed_after_a_grace_and_cannot_come_back() -> None:
@@ -122,7 +122,7 @@ def test_a_silent_member_is_killed_after_a_grace_and_cannot_come_back() -> None:
     assert job.ready(0, silent=(1,)) == []
     assert job.ready(2, silent=(1,)) == []
     job.now += SILENT_GRACE.total_seconds()
-    assert job.decide() == [Kill(1, "because it gave the other ranks no sign of life")]
+    assert job.decide() == [Kill(1, "because the other ranks lost contact with it")]
     assert job.decide() == [], "once"
     assert job.lost(1) == [Begin((0, 2))]
 
@@ -152,7 +152,7 @@ def test_who_does_not_come_is_killed_after_the_time_out_and_named() -> None:
     job.now += 59
     assert job.decide() == []
     job.now += 1
-    assert job.decide() == [Kill(2, "because it had not come to round 2 after 60 seconds")]
+    assert job.decide() == [Kill(2, "because it didn't join round 2 within 60 seconds")]
 
 
 def test_the_limit_of_resets() -> None:
@@ -163,7 +163,7 @@ def test_the_limit_of_resets() -> None:
     assert job.ready(2) == [Begin((0, 1, 2))]
     job.lost(2)
     job.ready(0)
-    assert job.ready(1) == [Fail("its limit of resets (1) is reached")]
+    assert job.ready(1) == [Fail("it reached reset_limit=1")]
 
 
 def test_rounds_without_progress_end_the_job_unless_a_limit_is_set() -> None:
@@ -208,7 +208,7 @@ def test_without_the_newcomer_there_are_too_few() -> None:
     job.ready(1)
     job.now += 9
     (failed,) = job.decide()
-    assert isinstance(failed, Fail) and "1 that were started had not come after 9 seconds" in failed.why
+    assert isinstance(failed, Fail) and "1 new processes didn't join within 9 seconds" in failed.why
 
 
 def test_newcomers_that_die_one_after_another_are_not_started_without_end() -> None:
@@ -251,7 +251,7 @@ def test_who_holds_no_state_never_becomes_rank_0_before_one_who_does() -> None:
     # Rank 0 dies while the newcomer takes the state over.
     job.lost(1)
     (failed,) = job.ready(2)
-    assert isinstance(failed, Fail) and "nobody who holds its state is left" in failed.why
+    assert isinstance(failed, Fail) and "no process that has its state is left" in failed.why
 
 
 def test_once_it_has_the_state_a_newcomer_is_as_good_as_any() -> None:
@@ -354,10 +354,10 @@ def test_whose_slot_is_gone_for_too_long_is_ended_all_the_same() -> None:
     assert job.decide() == [Kill(1, "because its slot has been gone for 60 seconds")]
     assert job.decide() == []
     assert job.lost(1) == [] == job.ready(0), "hosts may come"
-    assert job.planner.waits_for_room.endswith("at least 2 are needed: waiting for hosts, at most 60 seconds")
+    assert job.planner.waits_for_room.endswith("at least 2 are needed: waiting for hosts for up to 60 seconds")
     job.now += 60
     (failed,) = job.decide()
-    assert isinstance(failed, Fail) and failed.why.endswith("no room for more has come within 60 seconds")
+    assert isinstance(failed, Fail) and failed.why.endswith("no new slots appeared within 60 seconds")
 
 
 def test_a_newcomer_whose_slot_is_gone_is_ended_at_once() -> None:
@@ -388,7 +388,7 @@ def test_when_members_have_ended_well_nobody_new_comes() -> None:
     [
         ({"size": 2, "min_size": 3}, "min_size=3"),
         ({"size": 2, "min_size": 0}, "min_size=0"),
-        ({"size": 2, "min_size": 1, "max_size": 1}, "max_size=1 is less than the 2 ranks"),
+        ({"size": 2, "min_size": 1, "max_size": 1}, "max_size=1 must be at least size=2"),
         ({"size": 2, "min_size": 1, "reset_limit": -1}, "reset_limit=-1"),
         ({"size": 2, "min_size": 1, "timeout": timedelta(0)}, "timeout="),
     ],

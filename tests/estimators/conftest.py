@@ -44,9 +44,9 @@ def line(spark: SparkSession) -> DataFrame:
 def rewritten(folder: Path, name: str, content: bytes) -> None:
     """Changes a file of a saved folder, and its digest, as somebody who means it would."""
     (folder / name).write_bytes(content)
-    told = json.loads((folder / "spark_estimator.json").read_text())
-    told["sha256"][name] = hashlib.sha256(content).hexdigest()
-    (folder / "spark_estimator.json").write_text(json.dumps(told))
+    manifest = json.loads((folder / "spark_estimator.json").read_text())
+    manifest["sha256"][name] = hashlib.sha256(content).hexdigest()
+    (folder / "spark_estimator.json").write_text(json.dumps(manifest))
 
 
 def saved_by_torch(content: object) -> bytes:
@@ -69,7 +69,7 @@ def estimator() -> Callable[..., TorchEstimator]:
     def make(**changed: Any) -> TorchEstimator:
         net = changed.pop("model", None)
         net = linear() if net is None else net  # a compiled one is neither true nor false
-        given = {
+        parameters = {
             "num_proc": 2,
             "model": net,
             "optimizer": torch.optim.SGD(net.parameters(), lr=0.05),
@@ -81,6 +81,6 @@ def estimator() -> Callable[..., TorchEstimator]:
             "random_seed": 7,
             "verbose": 0,
         }
-        return TorchEstimator(**{**given, **changed})
+        return TorchEstimator(**{**parameters, **changed})
 
     return make

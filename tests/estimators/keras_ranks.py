@@ -73,10 +73,14 @@ def trained(folder: str, model: Any, **changed: Any) -> Any:
     from spark_estimator.estimators.train_spec import TrainSpec
     from spark_estimator.store import Store
 
-    own = ("optimizer", "loss", "metrics", "callbacks", "checkpoint_callback", "learning_rate")
+    of_estimator = ("optimizer", "loss", "metrics", "callbacks", "checkpoint_callback", "learning_rate")
     labels = changed.pop("label_cols", ["y"])
-    given = {"optimizer": "sgd", "loss": "mse", **{name: changed.pop(name) for name in own if name in changed}}
-    estimator = KerasEstimator(model=model, label_cols=labels, **given)
+    parameters = {
+        "optimizer": "sgd",
+        "loss": "mse",
+        **{name: changed.pop(name) for name in of_estimator if name in changed},
+    }
+    estimator = KerasEstimator(model=model, label_cols=labels, **parameters)
     weighted = changed.pop("weighted", False)
     names = ["x", *labels, *(["w"] if weighted else [])]
     fields = [Field((name,), (f"c{place}",), (1,), "float32", ()) for place, name in enumerate(names)]
@@ -114,7 +118,7 @@ def opened(result: Any) -> Any:
 
 def alike(ones: Any, others: Any) -> bool:
     """Bit for bit."""
-    return all(one.tobytes() == other.tobytes() for one, other in zip(ones, others, strict=True))
+    return all(weight.tobytes() == other.tobytes() for weight, other in zip(ones, others, strict=True))
 
 
 def equal_to_one_process(rank: int, folder: str) -> None:
@@ -138,12 +142,12 @@ def equal_to_one_process(rank: int, folder: str) -> None:
     plain.compile(keras.optimizers.SGD(schedule, momentum=0.5, weight_decay=0.01), "mse", metrics=["mae"])
     rows, labels, weights = table()
     history = plain.fit(rows, labels[:, None], sample_weight=weights, batch_size=ROWS, epochs=3, verbose=0)
-    found = [entry["train"] for entry in result.history]
+    epochs = [entry["train"] for entry in result.history]
     for name in ("loss", "mae"):
-        assert numpy.allclose([one[name] for one in found], history.history[name], rtol=1e-5), (name, found)
+        assert numpy.allclose([weight[name] for weight in epochs], history.history[name], rtol=1e-5), (name, epochs)
     back = opened(result)
-    for one, other in zip(back.get_weights(), plain.get_weights(), strict=True):
-        assert numpy.allclose(one, other, rtol=1e-4, atol=1e-6)
+    for weight, other in zip(back.get_weights(), plain.get_weights(), strict=True):
+        assert numpy.allclose(weight, other, rtol=1e-4, atol=1e-6)
     assert type(back.optimizer).__module__.startswith("keras."), "no trace of this package"
     assert int(back.optimizer.iterations) == 3
     config = back.optimizer.get_config()["learning_rate"]["config"]
@@ -154,15 +158,17 @@ def exact_sums(rank: int, folder: str) -> None:
     """A learning rate of 0, batches of 4 of uneven rows: every average is one over known rows, AUC too."""
     import keras
 
-    given = {"optimizer": keras.optimizers.SGD(0.0), "loss": ["mse", "binary_crossentropy"]}
+    parameters = {"optimizer": keras.optimizers.SGD(0.0), "loss": ["mse", "binary_crossentropy"]}
     metrics: list[Any] = [["mae"], [keras.metrics.AUC(name="auc"), "accuracy"]]
-    result = trained(folder, two_outputs(), label_cols=["y", "z"], metrics=metrics, held_share=0.25, epochs=1, **given)
-    whole = trained(folder, two_outputs(), label_cols=["y", "z"], metrics=metrics, epochs=1, **given)
+    result = trained(
+        folder, two_outputs(), label_cols=["y", "z"], metrics=metrics, held_share=0.25, epochs=1, **parameters
+    )
+    whole = trained(folder, two_outputs(), label_cols=["y", "z"], metrics=metrics, epochs=1, **parameters)
     if rank:
         return
     model = two_outputs()
     model.compile(
-        keras.optimizers.SGD(0.0), given["loss"], metrics=[["mae"], [keras.metrics.AUC(name="auc"), "accuracy"]]
+        keras.optimizers.SGD(0.0), parameters["loss"], metrics=[["mae"], [keras.metrics.AUC(name="auc"), "accuracy"]]
     )
     rows, labels, _ = table()
     logs = model.evaluate(rows, [labels[:, None], (labels > 0)[:, None]], batch_size=ROWS, verbose=0, return_dict=True)
@@ -204,10 +210,10 @@ def few_rows(rank: int, folder: str) -> None:
                 errors = x @ weights[0] + weights[1] - y
                 total += float((errors**2).sum())
                 gradients = [2 * x.T @ errors / len(places), 2 * errors.mean(0)]
-                gathered = [one + other for one, other in zip(gathered, gradients, strict=True)]
+                gathered = [total + gradient for total, gradient in zip(gathered, gradients, strict=True)]
                 if passes == 1 or places == [1]:
-                    weights = [one - 0.1 * other for one, other in zip(weights, gathered, strict=True)]
-                    gathered = [0 * one for one in gathered]
+                    weights = [weight - 0.1 * gradient for weight, gradient in zip(weights, gathered, strict=True)]
+                    gathered = [0 * gradient for gradient in gathered]
             losses.append(total / 3)
         assert numpy.allclose([entry["train"]["loss"] for entry in result.history], losses, rtol=1e-4), (passes, losses)
         assert numpy.allclose(opened(result).get_weights()[0], weights[0], rtol=1e-4, atol=1e-6), passes
@@ -230,7 +236,7 @@ def goes_on(rank: int, folder: str) -> list[str]:
             if self.left < 0:
                 raise InterruptedError
 
-    given: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "optimizer": keras.optimizers.Adam(0.01),
         "metrics": ["mae"],
         "held_share": 0.2,
@@ -238,11 +244,11 @@ def goes_on(rank: int, folder: str) -> list[str]:
         "backward_passes_per_step": 2,
         "restore_best": True,
     }
-    whole = trained(folder, chancy(), **given)
-    given |= {"stored": True, "checkpoint_steps": 2}
+    whole = trained(folder, chancy(), **parameters)
+    parameters |= {"stored": True, "checkpoint_steps": 2}
     for after in (8, 4):  # of 5 batches an epoch: within the second, and the third
         with pytest.raises(InterruptedError):
-            trained(folder, chancy(), **given, callbacks=[Interrupting(after)])
+            trained(folder, chancy(), **parameters, callbacks=[Interrupting(after)])
     refused = []
     for changed in (
         {"optimizer": keras.optimizers.Adam(0.1)},
@@ -251,9 +257,9 @@ def goes_on(rank: int, folder: str) -> list[str]:
         {"model": linear()},
     ):
         with pytest.raises(DataError) as refusal:
-            trained(folder, **{"model": chancy(), **given, **changed})
+            trained(folder, **{"model": chancy(), **parameters, **changed})
         refused.append(str(refusal.value))
-    resumed = trained(folder, chancy(), **given)
+    resumed = trained(folder, chancy(), **parameters)
     if rank == 0:
         assert json.dumps(resumed.history) == json.dumps(whole.history), (resumed.history, whole.history)
         assert alike(opened(resumed).get_weights(), opened(whole).get_weights())
@@ -308,5 +314,5 @@ def schedules_begin_at_the_optimizer_s_rate(rank: int, folder: str) -> None:
         result = trained(folder, linear(), callbacks=callbacks, learning_rate=0.01, epochs=3)
         return [] if rank else [entry["more"]["lr"] for entry in result.history]
 
-    found = rates(0.01), rates(0.02)
-    assert rank or numpy.allclose(found, [0.01, 0.01, 0.005]), found
+    measured = rates(0.01), rates(0.02)
+    assert rank or numpy.allclose(measured, [0.01, 0.01, 0.005]), measured

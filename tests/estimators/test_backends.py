@@ -57,7 +57,7 @@ def test_each_argument_holds(
     lines = (tmp_path / "out").read_text().splitlines()
     when = r"\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4}"
     for rank in range(2):
-        assert any(re.fullmatch(rf"{when}\[{rank}\]<stdout>:attempt 2, A=1, B=None", one) for one in lines), lines
+        assert any(re.fullmatch(rf"{when}\[{rank}\]<stdout>:attempt 2, A=1, B=None", line) for line in lines), lines
         assert re.search(rf"(?m)^{when}\[{rank}\]<stderr>:on stderr$", (tmp_path / "err").read_text())
     printed = capfd.readouterr()
     assert re.search(r"spark_estimator: rank 1 runs on host \S+, pid \d+", printed.err)
@@ -84,8 +84,8 @@ def test_limits_of_time_hold(line: DataFrame, estimator: Make, tmp_path: Path) -
             time.sleep(0.1)
         yield from batches
 
-    def limited(**given: float) -> TorchEstimator:
-        return estimator(num_proc=None, backend=SparkBackend(2, {}, verbose=0, **given), read_files=False)
+    def limited(**limits: float) -> TorchEstimator:
+        return estimator(num_proc=None, backend=SparkBackend(2, {}, verbose=0, **limits), read_files=False)
 
     session = line.sparkSession
     holder = threading.Thread(target=session.range(0, 1, 1, 1).mapInArrow(keep, "id long").collect)
@@ -103,7 +103,7 @@ def test_limits_of_time_hold(line: DataFrame, estimator: Make, tmp_path: Path) -
         time.sleep(6)
         yield from batches
 
-    with pytest.raises(StartTimeoutError, match="Spark still computes the DataFrame's rows"):
+    with pytest.raises(StartTimeoutError, match="Spark is still computing the DataFrame's rows"):
         limited(start_timeout=3).fit(line.mapInArrow(slow, line.schema))
 
 
@@ -157,7 +157,7 @@ def test_a_run_of_its_own_is_called(
     assert Mine.calls - before == isinstance(backend, Mine)
     printed = capfd.readouterr().out
     assert re.search(r"(?m)^\[1\]<stdout>:attempt 1, A=\S+, B=of run$", printed), printed
-    with pytest.raises(ValueError, match=r"backend=.*: its run\(\) starts the ranks.*store=Store\.create"):
+    with pytest.raises(ValueError, match=r"backend=.* starts the ranks with its own run\(\).*store=Store\.create"):
         estimator(num_proc=None, backend=backend).fit(line)
     line.select("features", "y").write.parquet(str(tmp_path / "bare"))
     bare = line.sparkSession.read.parquet(str(tmp_path / "bare"))

@@ -11,6 +11,7 @@ from torch import nn
 from spark_estimator import PreflightError, TorchEstimator, TorchModel
 from spark_estimator.data.fields import Field
 from spark_estimator.estimators.history import History
+from spark_estimator.estimators.keras.history import KerasHistory
 
 ENTRIES: list[dict[str, Any]] = [
     {
@@ -48,6 +49,12 @@ def test_a_history_is_a_list_and_a_frame() -> None:
     assert frame["train_loss"].tolist() == [1.0, 0.5, 1 / 3]
     two = History([{"epoch": 0, "train": {"loss": 1.0, "all_metrics": [[0.1], [0.2, 0.3]]}}])
     assert list(two.rows()[0]) == ["epoch", "train_loss", "train_metric_0_0", "train_metric_1_0", "train_metric_1_1"]
+    named = {"loss": 1.0, "all_metrics": [[0.1, 0.2]], "metrics": {"accuracy": 0.1, "mae": 0.2}}
+    (row,) = History([{"epoch": 0, "train": named, "validation": named}]).rows()
+    assert list(row) == [
+        "epoch",
+        *(f"{part}_{n}" for part in ("train", "validation") for n in ("loss", "accuracy", "mae")),
+    ]
     assert History().to_pandas().empty
     with pytest.raises(TypeError, match="history is a list with an entry for each epoch"):
         model().setHistory("nothing")  # type: ignore[attr-defined]
@@ -67,8 +74,8 @@ def test_a_picture_needs_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
 
     class Axes:
-        def plot(self, *points: Any, **given: Any) -> None:
-            drawn.append((*points, given["label"]))
+        def plot(self, *points: Any, **style: Any) -> None:
+            drawn.append((*points, style["label"]))
 
         def set_xlabel(self, text: str) -> None:
             assert text == "epoch"
@@ -78,6 +85,15 @@ def test_a_picture_needs_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
 
     History(ENTRIES).plot(Axes())
     assert drawn == [((0, 1, 2), (1.0, 0.5, 1 / 3), "train loss"), ((0, 1, 2), (2.0, 2.0, 2.0), "validation loss")]
+    drawn.clear()
+    History([{"epoch": 0, "train": {"loss": 1.0, "metrics": {"mae": 0.5}}}]).plot(Axes(), ["mae", "train_loss"])
+    assert drawn == [((0,), (0.5,), "train mae"), ((0,), (1.0,), "train loss")]
+    with pytest.raises(ValueError, match="has no 'auc'; it has train_loss, train_metric_0, validation_loss"):
+        History(ENTRIES).plot(Axes(), ["auc"])
+    with pytest.raises(TypeError, match="names must be strings; got None"):
+        History(ENTRIES).plot(Axes(), [None])  # type: ignore[list-item]
+    KerasHistory(loss=[1.0], val_loss=[2.0], auc=[0.5], val_auc=[0.4]).plot(Axes(), "auc")
+    assert drawn[2:] == [((0,), (0.5,), "auc"), ((0,), (0.4,), "val auc")]
     real = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:

@@ -38,7 +38,10 @@ def test_a_run_below_the_active_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         label_types=["float"],
         label_columns=["y"],
         run_id="named",
-        history=[{"epoch": n, "train": {"loss": 2.0 - n, "all_metrics": [[0.5]]}} for n in range(2)],
+        history=[
+            {"epoch": n, "train": {"loss": 2.0 - n, "all_metrics": [[0.5]], "metrics": {"right, all": 0.5}}}
+            for n in range(2)
+        ],
     )
     estimator = TorchEstimator(
         model=net, optimizer=torch.optim.SGD(net.parameters(), 0.1), loss=nn.MSELoss(), epochs=2, learning_rate=0.5
@@ -48,11 +51,11 @@ def test_a_run_below_the_active_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert run.data.params["epochs"] == "2"
     assert run.data.params["learning_rate"] == "0.5"
     assert "MSELoss()" in run.data.params["loss"]
-    assert run.data.metrics == {"train_loss": 1.0, "train_metric_0": 0.5}
+    assert run.data.metrics == {"train_loss": 1.0, "train_right_ all": 0.5}
     assert run.data.tags["mlflow.parentRunId"] == above.info.run_id
     assert run.data.tags["spark_estimator.run_id"] == "named"
     losses = mlflow.MlflowClient().get_metric_history(run.info.run_id, "train_loss")
-    assert [(one.step, one.value) for one in losses] == [(0, 2.0), (1, 1.0)]
+    assert [(loss.step, loss.value) for loss in losses] == [(0, 2.0), (1, 1.0)]
     folder = mlflow.artifacts.download_artifacts(run_id=run.info.run_id, artifact_path="model")
     features = numpy.ones((3, 2), numpy.float32)
     assert numpy.allclose(TorchModel.load(folder).predict(features), model.predict(features))

@@ -36,7 +36,7 @@ class Tools(NamedTuple):
         path = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
 
         def look(*names: str) -> str:
-            return next((found for name in names if (found := shutil.which(name, path=path))), "")
+            return next((path_of_tool for name in names if (path_of_tool := shutil.which(name, path=path))), "")
 
         named = os.environ.get("CXX", "")
         compiler = look(named.split()[0]) if named.split() else look("c++", "g++", "clang++")
@@ -44,13 +44,13 @@ class Tools(NamedTuple):
 
     def missing(self) -> list[str]:
         """What is not there, with how to come by it."""
-        found = [] if self.cmake else ["cmake (pip install cmake)"]
+        missing = [] if self.cmake else ["cmake (pip install cmake)"]
         if not (self.ninja or self.make):
-            found.append("ninja or make (pip install ninja)")
+            missing.append("ninja or make (pip install ninja)")
         if not self.compiler:
             named = f"{os.environ['CXX']}, which CXX names" if os.environ.get("CXX") else "c++, g++ or clang++"
-            found.append(f"a C++ compiler that knows C++20: {named} (Debian, Ubuntu: apt-get install g++)")
-        return found
+            missing.append(f"a C++ compiler that knows C++20: {named} (Debian, Ubuntu: apt-get install g++)")
+        return missing
 
     def commands(self, folder: Path) -> list[list[str]]:
         """That configure in a folder and build there."""

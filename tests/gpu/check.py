@@ -156,14 +156,14 @@ def run_checks(all_ways: Sequence[Way], only: str, seed: int, budget: Any, repor
             continue
         begin = functools.partial(in_rank.use_gpu, own_gpus=way.own_gpus)
         print(f"\n== {way.name}", flush=True)
-        results, told = jobs.run_in_way(way, chosen, begin, budget)
+        results, description = jobs.run_in_way(way, chosen, begin, budget)
         for result in results:
             report.result(result)
         # A check that has sent nothing from a GPU says nothing; all of them should have.
-        if way.described and not told and not only and any(result.state is jobs.State.OK for result in results):
+        if way.described and not description and not only and any(result.state is jobs.State.OK for result in results):
             report.result(jobs.Result("the way", jobs.State.FAILED, "nothing has gone from a GPU"))
         if chosen:
-            print(f"  told    {told or '(nothing goes from a GPU)'}", flush=True)
+            print(f"  told    {description or '(nothing goes from a GPU)'}", flush=True)
         if kills:
             report.result(lose_a_peer(way, begin, budget))
 

@@ -54,7 +54,7 @@ def lose_a_peer(rank: int, begin: Callable[[int], None]) -> str:
     tensors = [torch.ones(1_000_000, device="cuda") for _ in range(_AHEAD)]
     for turn in range(5):
         hvd.allreduce_(tensors[turn], name=f"together {turn}")
-    told = ""
+    error_text = ""
     handles: list[int] = []
     deadline = time.monotonic() + _PATIENCE
     try:
@@ -67,11 +67,11 @@ def lose_a_peer(rank: int, begin: Callable[[int], None]) -> str:
             if time.monotonic() > deadline:
                 break
     except PeerLostError as error:
-        told = str(error)
+        error_text = str(error)
     torch.cuda.synchronize()  # a hang here shows by the stacks
     hvd.shutdown()
     assert float(torch.ones(3, device="cuda").sum()) == 3.0
-    return told
+    return error_text
 
 
 def trouble_of_losing(outcomes: Sequence[Outcome]) -> str:

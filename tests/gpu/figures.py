@@ -16,7 +16,7 @@ from tests.gpu.in_rank import Task
 from tests.gpu.nccl_direct import averaging_by_nccl
 from tests.gpu.overlap import overlap
 from tests.gpu.timing import by_one_rank, interleaved, seconds_of
-from tests.gpu.ways import COPIED, ONE, OWN, SHARED, STAGED
+from tests.gpu.ways import COPIED, ONE, OWN, SHARED
 
 #: Of float32: 100 MB.
 _ELEMENTS = 25_000_000
@@ -37,22 +37,8 @@ def allreduce_100_mb(way: str) -> list[Line]:
             f"{hvd.size() * tensor.nbytes / taken / 1e9:.1f} GB/s of all ranks'; a single one {single * 1e3:.3f} ms"
         )
     ]
-    compare = {SHARED: _beside_a_copy, STAGED: _beside_the_bus, OWN: _beside_nccl}.get(way)
+    compare = {SHARED: _beside_the_bus, OWN: _beside_nccl}.get(way)
     return lines + ([] if compare is None else compare(tensor, taken))
-
-
-def _beside_a_copy(tensor: torch.Tensor, taken: float) -> list[Line]:
-    """Ranks that share a GPU share its memory's speed, too."""
-    other = torch.empty_like(tensor)
-    copied = by_one_rank(lambda: seconds_of(lambda: other.copy_(tensor), 10, in_a_row=_IN_A_ROW, together=False))
-    share = hvd.size() * copied / taken
-    return [
-        Line(
-            f"a copy on the device, by one rank alone: {copied * 1e3:.3f} ms, {tensor.nbytes / copied / 1e9:.1f} GB/s"
-        ),
-        at_least("bytes of all ranks a second, of what that copy does", 100 * share, 60, "%"),
-        Line(f"(of the tensor's bytes alone: {100 * share / hvd.size():.2f} %)"),
-    ]
 
 
 def _beside_the_bus(tensor: torch.Tensor, taken: float) -> list[Line]:
@@ -176,9 +162,9 @@ def transformer_step(way: str, folder: str) -> list[Line]:
 
 def figures(way: str, folder: str) -> dict[str, Task]:
     """What is measured in a way; traces go to a folder, "": nowhere."""
-    found: dict[str, tuple[Sequence[str], Task]] = {
-        "allreduce of 100 MB": ((ONE, SHARED, STAGED, COPIED, OWN), functools.partial(allreduce_100_mb, way)),
-        "small allreduces": ((ONE, SHARED, STAGED, OWN), functools.partial(small_ones, way)),
-        "transformer step": ((ONE, SHARED, STAGED, COPIED, OWN), functools.partial(transformer_step, way, folder)),
+    tasks: dict[str, tuple[Sequence[str], Task]] = {
+        "allreduce of 100 MB": ((ONE, SHARED, COPIED, OWN), functools.partial(allreduce_100_mb, way)),
+        "small allreduces": ((ONE, SHARED, OWN), functools.partial(small_ones, way)),
+        "transformer step": ((ONE, SHARED, COPIED, OWN), functools.partial(transformer_step, way, folder)),
     }
-    return {name: task for name, (wanted, task) in found.items() if way in wanted}
+    return {name: task for name, (wanted, task) in tasks.items() if way in wanted}

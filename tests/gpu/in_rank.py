@@ -107,11 +107,11 @@ def stacks_file(folder: str, rank: int) -> Path:
 def read_notes(folder: str, rank: int) -> dict[str, Note]:
     """The last note of each task that a rank has begun."""
     path = notes_file(folder, rank)
-    found = {}
+    notes = {}
     for text in path.read_text().splitlines() if path.exists() else []:
         name, ended, error, lines, way = json.loads(text)
-        found[name] = Note(name, ended, error, tuple(Line(*line) for line in lines), way)
-    return found
+        notes[name] = Note(name, ended, error, tuple(Line(*line) for line in lines), way)
+    return notes
 
 
 def _write(notes: IO[Any], note: Note) -> None:

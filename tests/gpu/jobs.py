@@ -172,11 +172,11 @@ def _run_job(
             run_ranks(way.size, run_tasks, seconds, args=args, environ=way.environ)
         except RanksFailedError as error:
             limit = f"{seconds:.0f} s for the job" + (", as --limit left no more" if seconds < wanted else "")
-            trouble = told(error.outcomes, folder, limit)
+            trouble = outcome_text(error.outcomes, folder, limit)
         return Job([read_notes(folder, rank) for rank in range(way.size)], trouble)
 
 
-def told(outcomes: list[Outcome], folder: str, limit: str) -> str:
+def outcome_text(outcomes: list[Outcome], folder: str, limit: str) -> str:
     """What a job did that did not end as it should: hung, died or raised; with what its ranks left behind."""
     stacks = {outcome.rank: _stacks(folder, outcome.rank) for outcome in outcomes}
     hung = [outcome.rank for outcome in outcomes if outcome.exit_code is None or stacks[outcome.rank]]

@@ -37,10 +37,10 @@ def overlap(step: Callable[[], object], folder: str) -> Line:
         path.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text(errors="replace"))["traceEvents"]
-    return told(events)
+    return summary(events)
 
 
-def told(events: Iterable[Mapping[str, Any]]) -> Line:
+def summary(events: Iterable[Mapping[str, Any]]) -> Line:
     """The line of a trace's events, whose times are in microseconds."""
     by_stream: dict[Any, list[_Span]] = {}
     for event in events:
@@ -62,13 +62,13 @@ def told(events: Iterable[Mapping[str, Any]]) -> Line:
 
 def joined(spans: Iterable[_Span]) -> list[_Span]:
     """Spans of time without overlaps, in order."""
-    found: list[_Span] = []
+    merged: list[_Span] = []
     for begin, end in sorted(spans):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
         else:
-            found.append((begin, end))
-    return found
+            merged.append((begin, end))
+    return merged
 
 
 def shared(some: list[_Span], others: list[_Span]) -> float:

@@ -82,7 +82,7 @@ def pretend(number: int) -> None:
     vars(torch.cuda).update(replaced)
     autocast, scaler = torch.autocast, torch.amp.GradScaler
     vars(torch)["autocast"] = lambda _, dtype: autocast("cpu", dtype=torch.bfloat16)
-    vars(torch.amp)["GradScaler"] = lambda _, **given: scaler("cpu", **given)
+    vars(torch.amp)["GradScaler"] = lambda _, **options: scaler("cpu", **options)
     vars(importlib.import_module("torch.optim.adam"))["_get_capturable_supported_devices"] = lambda *_, **__: ["cpu"]
     _OnCpu().__enter__()
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 import spark_estimator.torch as hvd
-from tests.gpu.tensors import DTYPES, check_equal, everyone, given
+from tests.gpu.tensors import DTYPES, check_equal, everyone, values_of
 
 _BATCHES = 10
 _WORKS = 20
@@ -38,7 +38,7 @@ class Work(NamedTuple):
     def values(self, rank: int) -> list[torch.Tensor]:
         """What a rank gives, in pinned memory."""
         return [
-            given(self.shape, dtype, rank, self.seed + number).to(dtype).pin_memory()
+            values_of(self.shape, dtype, rank, self.seed + number).to(dtype).pin_memory()
             for number, dtype in enumerate(self.dtypes)
         ]
 
@@ -87,25 +87,25 @@ def poison(elements: int) -> None:
 def two_hundred_ops_on_two_streams(seed: int) -> None:
     """Submitted on streams that are late, in orders of each rank's own; waited for on others."""
     rank = hvd.rank()
-    alike, own = random.Random(seed), random.Random(f"{seed} of rank {rank}")
+    shared_choice, rank_choice = random.Random(seed), random.Random(f"{seed} of rank {rank}")
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     for batch in range(_BATCHES):
-        works = [any_work(alike, batch * _WORKS + number) for number in range(_WORKS)]
-        own.shuffle(works)
+        works = [any_work(shared_choice, batch * _WORKS + number) for number in range(_WORKS)]
+        rank_choice.shuffle(works)
         pending: list[tuple[Work, int, Any]] = []
         for work in works:
-            with torch.cuda.stream(own.choice(streams)):
+            with torch.cuda.stream(rank_choice.choice(streams)):
                 poison(work.shape[0] * work.shape[1])
                 values = work.values(rank)
                 tensors = [torch.empty_like(value, device="cuda") for value in values]
-                torch.cuda._sleep(own.randrange(200_000))
+                torch.cuda._sleep(rank_choice.randrange(200_000))
                 for tensor, value in zip(tensors, values, strict=True):
                     tensor.copy_(value, non_blocking=True)
                 pending.append((work, work.submit(tensors), values))
                 del tensor, tensors  # whose memory must not be anybody else's before the GPU is through
-        own.shuffle(pending)
+        rank_choice.shuffle(pending)
         for work, handle, _ in pending:
-            with torch.cuda.stream(own.choice(streams)):
+            with torch.cuda.stream(rank_choice.choice(streams)):
                 got = hvd.synchronize(handle)
                 for number, each in enumerate(got if work.kind == "group" else [got]):
                     check_equal(each, work.right(number), (f"--seed {seed}", work))

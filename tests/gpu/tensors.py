@@ -17,7 +17,7 @@ DTYPES = [
 ]  # fmt: skip
 
 
-def given(shape: Sequence[int], dtype: torch.dtype, rank: int, seed: int = 0) -> torch.Tensor:
+def values_of(shape: Sequence[int], dtype: torch.dtype, rank: int, seed: int = 0) -> torch.Tensor:
     """What a rank gives, in float64 on the CPU: exact in every type, and so are sums over a few ranks."""
     generator = torch.Generator().manual_seed(1000 * seed + rank)
     low, high = (0, 2) if dtype is torch.bool else (0, 6) if dtype is torch.uint8 else (-5, 6)
@@ -26,7 +26,7 @@ def given(shape: Sequence[int], dtype: torch.dtype, rank: int, seed: int = 0) ->
 
 def everyone(shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     """[size, *shape] what all ranks give."""
-    return torch.stack([given(shape, dtype, rank, seed) for rank in range(hvd.size())])
+    return torch.stack([values_of(shape, dtype, rank, seed) for rank in range(hvd.size())])
 
 
 def on_gpu(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -36,5 +36,5 @@ def on_gpu(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def check_equal(got: torch.Tensor, right: torch.Tensor, what: object) -> None:
     """Fails where a tensor is not on a GPU, or not what it should be; `right`: in float64, on the CPU."""
     assert got.is_cuda, (what, got.device)
-    found, wanted = got.double().cpu(), right.to(got.dtype).double()
-    assert torch.equal(found, wanted), (what, tuple(found.shape), found, wanted)
+    actual, expected = got.double().cpu(), right.to(got.dtype).double()
+    assert torch.equal(actual, expected), (what, tuple(actual.shape), actual, expected)

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 from tests.gpu import check, checks, endings, figures, jobs, random_ops, trainings
 from tests.gpu.in_rank import Task
-from tests.gpu.ways import ONE, OWN, REFUSED, SHARED, STAGED, Way, refused_way, ways
+from tests.gpu.ways import ONE, OWN, REFUSED, SHARED, Way, refused_way, ways
 
 pytestmark = pytest.mark.timeout(300)
 SECONDS = 250.0
@@ -44,11 +44,11 @@ def begin_small(rank: int, own_gpus: bool) -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
     vars(figures)["transformer"] = lambda: nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     randn, make_group = torch.randn, dist.init_process_group
-    vars(torch)["randn"] = lambda *shape, **given: (
-        randn(2, 3, 16) if shape == (16, 256, 1024) else randn(*shape, **given)
+    vars(torch)["randn"] = lambda *shape, **options: (
+        randn(2, 3, 16) if shape == (16, 256, 1024) else randn(*shape, **options)
     )
     vars(dist)["is_nccl_available"] = lambda: True
-    vars(dist)["init_process_group"] = lambda _, **given: make_group("gloo", **given)
+    vars(dist)["init_process_group"] = lambda _, **options: make_group("gloo", **options)
     dist.ReduceOp.AVG = dist.ReduceOp.SUM
 
 
@@ -66,20 +66,20 @@ def test_checks(fakes: dict[str, str], name: str) -> None:
         **trainings.TRAININGS,
     }
     start = functools.partial(begin, own_gpus=way.own_gpus)
-    results, told = jobs.run_in_way(way, tasks, start, jobs.Budget(SECONDS))
+    results, description = jobs.run_in_way(way, tasks, start, jobs.Budget(SECONDS))
     assert not problems(results)
-    assert len(results) == len(tasks) and way.described in told
+    assert len(results) == len(tasks) and way.described in description
 
 
-@pytest.mark.parametrize("name", [ONE, SHARED, STAGED, OWN])
+@pytest.mark.parametrize("name", [ONE, SHARED, OWN])
 def test_figures(fakes: dict[str, str], name: str) -> None:
     way = pretended(name, fakes)
     start = functools.partial(begin_small, own_gpus=way.own_gpus)
     results, _ = jobs.run_in_way(way, figures.figures(name, ""), start, jobs.Budget(SECONDS))
     assert not problems(results)
-    told = [line for result in results for line in result.lines]
-    assert sum(line.reached is not None for line in told) == 2, told
-    assert not any("not measured" in line.text for line in told), told
+    lines = [line for result in results for line in result.lines]
+    assert sum(line.reached is not None for line in lines) == 2, lines
+    assert not any("not measured" in line.text for line in lines), lines
 
 
 def test_nccl_is_refused(fakes: dict[str, str]) -> None:

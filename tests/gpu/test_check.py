@@ -43,7 +43,7 @@ def test_its_arguments_are_looked_at() -> None:
 
 def test_all_ways_are_told_apart_and_measured() -> None:
     names = [way.name for way in ways(2)]
-    assert len(set(names)) == len(names) == len(ways(1)) + 1
+    assert len(set(names)) == len(names) == len(ways(1)) + 2
     for way in ways(2):
         assert bool(figures.figures(way.name, "")) == way.is_measured, way
 
@@ -60,8 +60,8 @@ def with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "lose_a_peer", lambda *_: jobs.Result("killed rank", jobs.State.OK))
 
 
-def results_are(monkeypatch: pytest.MonkeyPatch, told: str, make: Callable[[str], jobs.Result]) -> None:
-    monkeypatch.setattr(jobs, "run_in_way", lambda way, tasks, *_: ([make(name) for name in tasks], told))
+def results_are(monkeypatch: pytest.MonkeyPatch, description: str, make: Callable[[str], jobs.Result]) -> None:
+    monkeypatch.setattr(jobs, "run_in_way", lambda way, tasks, *_: ([make(name) for name in tasks], description))
 
 
 def test_what_fails_makes_the_exit_code(
@@ -86,7 +86,7 @@ def test_goals_are_counted_and_leave_the_exit_code(
     out = capsys.readouterr().out
     assert "share: 59.00 %, goal at least 60 %: MISSED" in out
     assert "cost: 10.00 us, goal at most 10 us: reached" in out
-    assert "goals missed: 3 of 6\nall is right" in out  # in three ways
+    assert "goals missed: 2 of 4\nall is right" in out  # in two ways
 
 
 def test_no_number_reaches_no_goal() -> None:
@@ -99,7 +99,7 @@ def test_what_there_is_no_time_for_is_told(with_a_gpu: None, capsys: pytest.Capt
     assert check.main(["--limit", "0"]) == 1
     out = capsys.readouterr().out
     assert "  not run joining\nno time was left for it" in out
-    assert "  not run two ranks, staged, allreduce of 100 MB\n" in out
+    assert "  not run two ranks on one GPU, allreduce of 100 MB\n" in out
     assert "\nnot run: " in out and "FAILED" not in out
 
 
@@ -141,13 +141,13 @@ def test_what_fails_or_hangs_is_named_and_hides_nothing() -> None:
 
     tasks = {"first": goes_well, "second": breaks, "third": hangs, "fourth": goes_well}
     results, way = jobs.run_in_way(Way("two", 2, {}), tasks, begin_without_gpu, jobs.Budget(250), LIMITS)
-    found = {result.name: result for result in results}
-    assert way == "" and list(found) == list(tasks)
-    assert found["first"].state is found["fourth"].state is jobs.State.OK
-    assert [line.reached for line in found["first"].lines] == [True]
-    assert found["second"].state is found["third"].state is jobs.State.FAILED
-    assert found["second"].text.startswith("alone: rank 1: Traceback") and "it broke" in found["second"].text
-    assert "hung (ranks [" in found["third"].text and "here_it_hangs" in found["third"].text
+    by_name = {result.name: result for result in results}
+    assert way == "" and list(by_name) == list(tasks)
+    assert by_name["first"].state is by_name["fourth"].state is jobs.State.OK
+    assert [line.reached for line in by_name["first"].lines] == [True]
+    assert by_name["second"].state is by_name["third"].state is jobs.State.FAILED
+    assert by_name["second"].text.startswith("alone: rank 1: Traceback") and "it broke" in by_name["second"].text
+    assert "hung (ranks [" in by_name["third"].text and "here_it_hangs" in by_name["third"].text
 
 
 @pytest.mark.timeout(200)
@@ -196,10 +196,10 @@ def test_a_budget_is_given_out_until_it_is_spent(monkeypatch: pytest.MonkeyPatch
 
 def test_what_became_of_a_killed_rank_is_judged() -> None:
     died = Outcome(1, None, None, "", -signal.SIGKILL, "")
-    told = Outcome(0, "rank 1 is lost", None, "", 0, "")
-    assert endings.trouble_of_losing([told, died]) == ""
+    survivor = Outcome(0, "rank 1 is lost", None, "", 0, "")
+    assert endings.trouble_of_losing([survivor, died]) == ""
     wrong = {
-        "did not come to it": [told, Outcome(1, "", None, "", 0, "")],
+        "did not come to it": [survivor, Outcome(1, "", None, "", 0, "")],
         "was not told": [Outcome(0, "", None, "", 0, ""), died],
         "but not of rank 1": [Outcome(0, "rank 2 is lost", None, "", 0, ""), died],
         "did not end well": [Outcome(0, None, ValueError(), "", 0, ""), died],
@@ -224,9 +224,9 @@ def test_names_of_spans_are_no_work() -> None:
     exchange = [event("gpu_memcpy", 20, 2000, 5000)]
     named = [event("gpu_user_annotation", 20, 0, 9000), event("gpu_user_annotation", 7, 0, 9000)]
     other: list[dict[str, Any]] = [{"ph": "M", "name": "process"}]
-    [line] = {overlap.told(computing + exchange + more) for more in ([], named, other)}
+    [line] = {overlap.summary(computing + exchange + more) for more in ([], named, other)}
     assert "at work for 1.00 ms a step, 67% of that beside computing" in line.text and line.reached is None
-    assert "1 stream(s)" in overlap.told(computing).text
+    assert "1 stream(s)" in overlap.summary(computing).text
 
 
 # --- building ---------------------------------------------------------------------------------------------------------
@@ -241,10 +241,10 @@ def never(command: list[str], seconds: float) -> str:
 def test_what_is_there_or_cannot_be_built_is_not_built(tmp_path: Path) -> None:
     library = tmp_path / building.NAME
     none = building.Tools("", "", "", "")
-    said = building.make_ready(9, library=library, folder=tmp_path, may_build=False, tools=TOOLS, run=never)
-    assert "--no-build" in said
-    said = building.make_ready(9, library=library, folder=tmp_path, tools=none, run=never)
-    assert all(name in said for name in ("cmake", "ninja or make", "C++ compiler"))
+    problem = building.make_ready(9, library=library, folder=tmp_path, may_build=False, tools=TOOLS, run=never)
+    assert "--no-build" in problem
+    problem = building.make_ready(9, library=library, folder=tmp_path, tools=none, run=never)
+    assert all(name in problem for name in ("cmake", "ninja or make", "C++ compiler"))
     library.touch()
     assert building.make_ready(9, library=library, folder=tmp_path, tools=none, run=never) == ""
 
@@ -264,8 +264,8 @@ def test_what_is_built_is_put_in_place(tmp_path: Path, tools: building.Tools) ->
     configure, build = ran
     assert ("Ninja" if tools.ninja else "Unix Makefiles") in configure and "spark_estimator_engine" in build
     library.unlink()
-    said = building.make_ready(9, library=library, folder=tmp_path, tools=tools, run=lambda *_: "no C++20 there")
-    assert said == "the engine could not be built: no C++20 there" and not library.exists()
+    problem = building.make_ready(9, library=library, folder=tmp_path, tools=tools, run=lambda *_: "no C++20 there")
+    assert problem == "the engine could not be built: no C++20 there" and not library.exists()
 
 
 def test_a_command_that_fails_or_hangs_is_told() -> None:

@@ -49,7 +49,7 @@ def interleaved(functions: list[Callable[[], object]], times: int) -> list[float
 
 def by_one_rank(measure: Callable[[], float]) -> float:
     """What rank 0 measures while all other ranks wait, for all of them."""
-    found = measure() if hvd.rank() == 0 else 0.0
+    seconds = measure() if hvd.rank() == 0 else 0.0
     torch.cuda.synchronize()
     hvd.barrier()
-    return float(hvd.broadcast_object(found, 0))
+    return float(hvd.broadcast_object(seconds, 0))

@@ -52,11 +52,11 @@ def as_plain_pytorch() -> None:
         {"backward_passes_per_step": 2}, {"compression": hvd.Compression.bf16},
     ]  # fmt: skip
     for name, make in made.items():
-        for given in options if name in ("sgd", "adam") else options[:1]:
+        for keywords in options if name in ("sgd", "adam") else options[:1]:
             ours, reference = network(), network()
-            optimizer = hvd.DistributedOptimizer(make(ours.parameters()), ours.named_parameters(), **given)
+            optimizer = hvd.DistributedOptimizer(make(ours.parameters()), ours.named_parameters(), **keywords)
             plain = make(reference.parameters())
-            passes = given.get("backward_passes_per_step", 1)
+            passes = keywords.get("backward_passes_per_step", 1)
             for step in range(STEPS):
                 optimizer.zero_grad()
                 plain.zero_grad()
@@ -66,10 +66,10 @@ def as_plain_pytorch() -> None:
                     torch.stack(losses).mean().backward()
                 optimizer.step()
                 plain.step()
-            loose = 2e-2 if "compression" in given else 1e-3
+            loose = 2e-2 if "compression" in keywords else 1e-3
             for mine, right in zip(ours.parameters(), reference.parameters(), strict=True):
-                assert torch.allclose(mine, right, rtol=loose, atol=loose), (name, given, (mine - right).abs().max())
-            assert_alike(ours.parameters(), (name, given))
+                assert torch.allclose(mine, right, rtol=loose, atol=loose), (name, keywords, (mine - right).abs().max())
+            assert_alike(ours.parameters(), (name, keywords))
 
 
 def left_out_and_sparse() -> None:
@@ -111,20 +111,20 @@ def other_compressions() -> None:
         {"compression": hvd.Compression.fp16},
         {"op": hvd.Adasum},
     ]
-    for given in options:
-        if "op" in given and hvd.size() & (hvd.size() - 1):
+    for keywords in options:
+        if "op" in keywords and hvd.size() & (hvd.size() - 1):
             continue
         model = network()
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters(), **given
+            torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters(), **keywords
         )
         first = float(loss_of(model, 0, 0))
         for _ in range(20):
             optimizer.zero_grad()
             loss_of(model, hvd.rank(), hvd.rank()).backward()
             optimizer.step()
-        assert_alike(model.parameters(), given)
-        assert float(loss_of(model, 0, 0)) < first, given
+        assert_alike(model.parameters(), keywords)
+        assert float(loss_of(model, 0, 0)) < first, keywords
 
 
 def with_a_grad_scaler() -> None:

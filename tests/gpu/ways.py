@@ -9,7 +9,7 @@ from typing import NamedTuple
 ONE = "one rank"
 SHARED = "two ranks on one GPU"
 ONE_QUEUE = "two ranks on one GPU, one queue"
-STAGED = "two ranks, staged"
+STAGED = "two ranks, a GPU each, staged"
 COPIED = "two ranks, PyTorch's copies"
 OWN = "two ranks, a GPU each"
 REFUSED = "two ranks on one GPU, NCCL demanded"
@@ -42,19 +42,22 @@ def one_gpu() -> dict[str, str]:
 
 def ways(gpus: int) -> list[Way]:
     """All that can be tried with so many GPUs."""
-    one = one_gpu()
-    shared = "the GPU that all ranks share"
-    found = [
-        Way(ONE, 1, one, described="the only rank"),
-        Way(SHARED, 2, one, described=shared),
-        # What waits on one stream then holds up all others of its process: a way that cannot bear it hangs.
-        Way(ONE_QUEUE, 2, {**one, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}, described=shared, is_measured=False),
-        Way(STAGED, 2, {**one, "HOROVOD_GPU_OPERATIONS": "staged"}, described="as was asked for"),
-        Way(COPIED, 2, {**one, "HOROVOD_GPU_OPERATIONS": "copy"}),
+    first_gpu = one_gpu()
+    shared = "share one GPU"
+    supported = [
+        Way(ONE, 1, first_gpu, described="the only rank"),
+        Way(SHARED, 2, first_gpu, described=shared),
+        # What waits on one stream then holds up all others of its process.
+        Way(ONE_QUEUE, 2, {**first_gpu, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}, described=shared, is_measured=False),
+        Way(COPIED, 2, {**first_gpu, "HOROVOD_GPU_OPERATIONS": "copy"}),
     ]
     if gpus > 1:
-        found.append(Way(OWN, 2, {}, own_gpus=True, described="NCCL"))
-    return found
+        staged = {"HOROVOD_GPU_OPERATIONS": "staged"}
+        supported += [
+            Way(OWN, 2, {}, own_gpus=True, described="NCCL"),
+            Way(STAGED, 2, staged, own_gpus=True, described="as was asked for", is_measured=False),
+        ]
+    return supported
 
 
 def refused_way() -> Way:

@@ -41,15 +41,15 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Callable[[], RankPool]]:
     for needed in ("keras", request.param):
         if importlib.util.find_spec(needed) is None:
             pytest.skip(f"{needed} is not installed here")
-    made: list[RankPool] = []
+    pools: list[RankPool] = []
 
     def get() -> RankPool:
-        if not made or not made[-1].usable:
-            made.append(RankPool(request.param))
-        return made[-1]
+        if not pools or not pools[-1].usable:
+            pools.append(RankPool(request.param))
+        return pools[-1]
 
     yield get
-    for each in made:
+    for each in pools:
         each.close()
 
 

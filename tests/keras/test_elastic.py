@@ -25,10 +25,10 @@ def test_state_and_callbacks(two_ranks: RankPool) -> None:
         trained = model(seed=rank)
         trained.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
         state = hvd.elastic.KerasState(trained, batch=0, epoch=rank)
-        own = weights(trained)
+        local = weights(trained)
         state.sync()
         begun = weights(trained)
-        assert state.epoch == 0 and close(begun, own) == (rank == 0)
+        assert state.epoch == 0 and close(begun, local) == (rank == 0)
         seen: list[Any] = []
 
         class Watch(keras.callbacks.Callback):  # type: ignore[misc]

@@ -32,8 +32,8 @@ def model(seed: int = 1, policy: str = "float32", name: str | None = None) -> An
 def share(rank: int, size: int, batch: int) -> tuple[Any, Any]:
     """This rank's rows, so that `size` batches of the ranks are one of all rows in order."""
     rows, targets = data()
-    places = numpy.arange(ROWS).reshape(-1, size, batch)[:, rank].reshape(-1)
-    return rows[places], targets[places]
+    indices = numpy.arange(ROWS).reshape(-1, size, batch)[:, rank].reshape(-1)
+    return rows[indices], targets[indices]
 
 
 def weights(trained: Any) -> list[Any]:
@@ -41,4 +41,6 @@ def weights(trained: Any) -> list[Any]:
 
 
 def close(ones: Any, others: Any, tolerance: float = 1e-5) -> bool:
-    return all(numpy.allclose(one, other, atol=tolerance, rtol=1e-4) for one, other in zip(ones, others, strict=True))
+    return all(
+        numpy.allclose(first, second, atol=tolerance, rtol=1e-4) for first, second in zip(ones, others, strict=True)
+    )

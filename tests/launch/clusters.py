@@ -12,21 +12,24 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyspark
-
 ROOT = Path(__file__).resolve().parents[2]
-SPARK_HOME = Path(pyspark.__file__).parent
+# `make cluster` starts its daemons with the same code.
+sys.path.append(str(ROOT / "docker"))
+
+import spark_daemons  # noqa: E402
+from spark_daemons import SPARK_HOME, Daemon, Role  # noqa: E402
+
 DRIVERS = Path(__file__).parent / "drivers"
 MARKER = "SPARK_ESTIMATOR_TEST_MARKER"
 
 
 def environment(**more: str | None) -> dict[str, str]:
     """What drivers and daemons need in order to be found, to stay on this host and find our package; None removes."""
-    from spark_estimator.launch.spark.java import java_environment
+    from spark_estimator.launch.spark.java_environment import java_environment
 
     variables = {
         **os.environ,
@@ -49,25 +52,6 @@ def kill_group(process: subprocess.Popen[str]) -> None:
     process.wait(30)
 
 
-@dataclass
-class Daemon:
-    """A Spark daemon and the file that it logs to."""
-
-    process: subprocess.Popen[str]
-    log: Path
-
-    def wait_for(self, pattern: str, seconds: float = 120) -> re.Match[str]:
-        """The first match of `pattern` in the log."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            text = self.log.read_text(errors="replace")
-            if match := re.search(pattern, text):
-                return match
-            assert self.process.poll() is None, f"the daemon ended with {self.process.returncode}:\n{text[-3000:]}"
-            time.sleep(0.2)
-        raise AssertionError(f"no {pattern!r} within {seconds} s in:\n{self.log.read_text(errors='replace')[-3000:]}")
-
-
 def spark_home(folder: Path) -> Path:
     """A Spark that is the installed one, but for what its workers write beside it, which stays in `folder`.
 
@@ -83,34 +67,22 @@ def spark_home(folder: Path) -> Path:
     return home
 
 
-def _start(command: list[str], log: Path, **env: str | None) -> subprocess.Popen[str]:
+def _start(command: Sequence[str], log: Path, **env: str | None) -> Daemon:
     """Starts a program as the leader of its own process group, in the folder of its log."""
-    env = {"SPARK_HOME": str(spark_home(log.parent)), **env}
-    with log.open("w") as file:
-        return subprocess.Popen(
-            command,
-            env=environment(**env),
-            cwd=log.parent,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+    return spark_daemons.start(command, log, environment(**{"SPARK_HOME": str(spark_home(log.parent)), **env}))
 
 
 @contextlib.contextmanager
-def daemon(name: str, folder: Path, *command: str, **env: str) -> Iterator[Daemon]:
-    """Runs a Spark program in its own process group until the end of the block."""
-    log = folder / f"{name}.log"
-    process = _start([str(SPARK_HOME / "bin" / command[0]), *command[1:]], log, SPARK_DAEMON_MEMORY="600m", **env)
+def daemon(role: Role, folder: Path, **env: str) -> Iterator[Daemon]:
+    """Runs a Spark daemon in its own process group until the end of the block."""
+    running = _start(role.command, folder / f"{role.name}.log", SPARK_DAEMON_MEMORY="600m", **env)
     try:
-        yield Daemon(process, log)
+        yield running
     finally:
-        process.terminate()  # a worker ends its executors, which are in groups of their own
+        running.process.terminate()  # a worker ends its executors, which are in groups of their own
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(20)
-        kill_group(process)
+            running.process.wait(20)
+        kill_group(running.process)
 
 
 @contextlib.contextmanager
@@ -122,20 +94,16 @@ def standalone(folder: Path) -> Iterator[str]:
     (folder / "worker.conf").write_text(
         f"spark.worker.resource.gpu.amount 2\nspark.worker.resource.gpu.discoveryScript {script}\n"
     )
-    host = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     with contextlib.ExitStack() as stack:
-        master = stack.enter_context(
-            daemon("master", folder, "spark-class", "org.apache.spark.deploy.master.Master", *host)
-        )
-        address = master.wait_for(r"Starting Spark master at (spark://\S+)")[1]
+        role = spark_daemons.master_role()
+        address = stack.enter_context(daemon(role, folder)).wait_for(role.ready)[1]
         workers = []
         for number in range(2):
-            options = ["--cores", "2", "--memory", "2g", "--properties-file", str(folder / "worker.conf")]
-            options += ["--work-dir", str(folder / f"work{number}"), address]
-            program = ("spark-class", "org.apache.spark.deploy.worker.Worker", *host, *options)
-            workers.append(stack.enter_context(daemon(f"worker{number}", folder, *program)))
+            more = ("--properties-file", str(folder / "worker.conf"))
+            role = spark_daemons.worker_role(f"worker{number}", address, folder / f"work{number}", more)
+            workers.append(stack.enter_context(daemon(role, folder)))
         for worker in workers:
-            worker.wait_for("Successfully registered with master")
+            worker.wait_for(role.ready)
         yield address
 
 
@@ -150,24 +118,21 @@ def connect_server(
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     conf = {
-        "spark.connect.grpc.binding.port": str(port),
-        "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
         **(settings or {}),
     }
-    options = [text for name, value in conf.items() for text in ("--conf", f"{name}={value}")]
-    program = ("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", master, *options)
-    with daemon("connect", folder, "spark-submit", *program, "spark-internal", **(env or {})) as server:
-        server.wait_for(r"Spark Connect server started|SparkConnectServer: .*started at")
+    role = spark_daemons.connect_role(port, conf, master)
+    with daemon(role, folder, **(env or {})) as server:
+        server.wait_for(role.ready)
         yield f"sc://127.0.0.1:{port}"
 
 
 def web_address(log: Path) -> str:
     """Where a session's pages are, as its log says."""
-    found = re.search(r"Successfully started service 'SparkUI' on port (\d+)", log.read_text(errors="replace"))
-    assert found, log.read_text(errors="replace")[-3000:]
-    return f"http://127.0.0.1:{found[1]}"
+    match = re.search(r"Successfully started service 'SparkUI' on port (\d+)", log.read_text(errors="replace"))
+    assert match, log.read_text(errors="replace")[-3000:]
+    return f"http://127.0.0.1:{match[1]}"
 
 
 @dataclass
@@ -186,8 +151,8 @@ class Driver:
         output = self.output()
         match = re.search(r"^RESULT (\{.*\})$", output, re.MULTILINE)
         assert match, f"the driver ended with {self.process.returncode} and no result:\n{output[-6000:]}"
-        found: dict[str, object] = json.loads(match[1])
-        return found
+        result: dict[str, object] = json.loads(match[1])
+        return result
 
     def wait_for(self, text: str, seconds: float = 120) -> None:
         """Waits until the driver has printed `text`."""
@@ -212,7 +177,7 @@ def driver(
 ) -> Iterator[Driver]:
     """Runs a driver program until the end of the block; what is left of it then is killed."""
     log = folder / f"{Path(program).stem}-{time.monotonic_ns()}.log"
-    process = _start([python, "-u", str(DRIVERS / program), *arguments], log, **(env or {}))
+    process = _start([python, "-u", str(DRIVERS / program), *arguments], log, **(env or {})).process
     try:
         yield Driver(process, log)
     finally:
@@ -221,25 +186,25 @@ def driver(
 
 def processes_with(text: str) -> dict[int, str]:
     """pid -> command line of all processes whose environment contains `text`."""
-    found = {}
+    commands = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
             if text.encode() in (folder / "environ").read_bytes():
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
-    return found
+                commands[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+    return commands
 
 
 def _stat(pids: Iterable[int]) -> str:
     """State, parent, group and session of each, and its mark."""
-    found = []
+    descriptions = []
     for pid in pids:
         with contextlib.suppress(OSError):
             text = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
             marks = re.findall(rb"SPARK_ESTIMATOR_PROCESS=([^\0]*)", Path(f"/proc/{pid}/environ").read_bytes())
-            found.append(f"{pid}: {text.split()[:4]} {marks}")
-    return "; ".join(found)
+            descriptions.append(f"{pid}: {text.split()[:4]} {marks}")
+    return "; ".join(descriptions)
 
 
 def wait_until_gone(text: str, seconds: float = 30) -> None:

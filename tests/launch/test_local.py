@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from spark_estimator.errors import JobFailedError, ResultError, WorkerFailedError
+from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.local import run_local
 from spark_estimator.launch.worker import child_process
 from spark_estimator.observe.driver_log import log_to_driver
@@ -46,7 +47,7 @@ def test_rank_0_s_value_comes_back_and_all_output_is_shown(capfd: pytest.Capture
         log_to_driver(f"a message from {rank()}")
         return word, os.getpid(), os.getcwd()
 
-    [(word, pid, folder)] = run_local(speak, 3, args=("ab",), kwargs={"times": 2})
+    [(word, pid, folder)] = run_local(speak, 3, JobOptions(args=("ab",), kwargs={"times": 2}))
     assert word == "ab" and pid != os.getpid() and folder == os.getcwd()
     output, errors = capfd.readouterr()
     for number in range(3):
@@ -99,9 +100,9 @@ def test_secrets_show_neither_in_arguments_nor_in_the_environment() -> None:
     def look() -> tuple[str, bytes, bytes]:
         from spark_estimator.collectives.rendezvous import current
 
-        found = current()
-        assert found is not None
-        return found.key.hex(), *(Path(f"/proc/self/{name}").read_bytes() for name in ("environ", "cmdline"))
+        rendezvous = current()
+        assert rendezvous is not None
+        return rendezvous.key.hex(), *(Path(f"/proc/self/{name}").read_bytes() for name in ("environ", "cmdline"))
 
     [(key, environ, cmdline)] = run_local(look, 2)
     assert len(key) == 64
@@ -143,7 +144,7 @@ def run_and_fail_on_rank_1(how: Any, marker: str) -> None:
         while True:
             time.sleep(1)
 
-    run_local(work, 3, environment={clusters.MARKER: marker})
+    run_local(work, 3, JobOptions(environment={clusters.MARKER: marker}))
 
 
 def test_an_exception_comes_with_its_traceback(marker: str) -> None:
@@ -164,8 +165,8 @@ def test_an_exception_comes_with_its_traceback(marker: str) -> None:
 
 @pytest.mark.parametrize(("code", "status"), [(0, 0), (3, 3), (None, 0), ("a text", 1)])
 def test_sys_exit_is_a_failure(code: Any, status: int, marker: str) -> None:
-    said = "" if code is None else repr(code)
-    with fails(1, f"called sys.exit({said}) before work() returned") as caught:
+    argument = "" if code is None else repr(code)
+    with fails(1, f"called sys.exit({argument}) before work() returned") as caught:
         run_and_fail_on_rank_1(lambda: sys.exit(code), marker)
     assert caught[0].exitcode == status
 
@@ -192,16 +193,16 @@ def test_a_signal_is_named(number: signal.Signals, marker: str) -> None:
 
 def test_memory_is_told_when_the_kernel_may_have_killed() -> None:
     # A child's peak begins with that of this process, which many tests have used before.
-    mebibytes = (child_process.own_peak_bytes() >> 20) + 300
+    mebibytes = (child_process.MemoryBaseline.take().peak_bytes >> 20) + 300
 
     def work() -> None:
         held = b"x" * (mebibytes << 20)
         os.kill(os.getpid(), signal.SIGKILL)
         del held
 
-    with fails(0, "its memory had peaked at ", " MiB", "out of memory") as found:
+    with fails(0, "its memory peaked at ", " MiB", "out of memory") as caught:
         run_local(work, 1)
-    peak = re.search(r"peaked at (\d+) MiB", str(found[0]))
+    peak = re.search(r"peaked at (\d+) MiB", str(caught[0]))
     assert peak and mebibytes <= int(peak[1]) < mebibytes + 300
 
 
@@ -225,10 +226,10 @@ def test_every_rank_s_value_comes_back_in_rank_order_when_asked_for() -> None:
     def work(word: str) -> tuple[str, int, bytes]:
         return word, rank(), bytes([rank()]) * (2 << 20)  # chunks of several ranks at the same time
 
-    values = run_local(work, 3, args=("ab",), all_results=True)
+    values = run_local(work, 3, JobOptions(args=("ab",), all_results=True))
     assert values == [("ab", number, bytes([number]) * (2 << 20)) for number in range(3)]
     with pytest.raises(ResultError, match=r"rank 1 .*returned a value of 65\.0 MiB when pickled"):
-        run_local(lambda: bytes(65 << 20) if rank() == 1 else None, 2, all_results=True)
+        run_local(lambda: bytes(65 << 20) if rank() == 1 else None, 2, JobOptions(all_results=True))
 
 
 def test_a_value_that_cannot_be_pickled_is_told() -> None:
@@ -260,7 +261,7 @@ def test_a_module_that_is_missing_in_the_workers_is_told(tmp_path: Path, monkeyp
     module = type(os)("only_on_the_driver")
     exec("def work(): return 1", module.__dict__)
     monkeypatch.setitem(sys.modules, "only_on_the_driver", module)
-    with fails(0, "could not load work()", "'only_on_the_driver' is on the driver but not here", "addPyFile"):
+    with fails(0, "could not load work()", "'only_on_the_driver', but this host doesn't", "addPyFile"):
         run_local(module.work, 1)
 
 
@@ -268,7 +269,7 @@ def test_what_a_rank_leaves_running_ends_with_the_job(marker: str) -> None:
     def work() -> int:
         return subprocess.Popen(["sleep", "1000"]).pid
 
-    run_local(work, 2, environment={clusters.MARKER: marker})
+    run_local(work, 2, JobOptions(environment={clusters.MARKER: marker}))
     clusters.wait_until_gone(marker, 5)
 
 
@@ -291,7 +292,7 @@ def test_a_rank_that_prints_without_end_is_shown_and_stopped(marker: str, capfd:
             print("x" * 200)
 
     with fails(1, "enough"):
-        run_local(work, 2, environment={clusters.MARKER: marker})
+        run_local(work, 2, JobOptions(environment={clusters.MARKER: marker}))
 
 
 def test_threads_that_keep_a_rank_from_ending_are_named(capfd: pytest.CaptureFixture[str]) -> None:
@@ -299,7 +300,7 @@ def test_threads_that_keep_a_rank_from_ending_are_named(capfd: pytest.CaptureFix
         threading.Thread(target=time.sleep, args=(12,), name="the uploader").start()
 
     run_local(work, 1)
-    assert "work() has returned on rank 0, but its process waits for threads of its own: the uploader" in (
+    assert "work() has returned on rank 0, but its process is waiting for non-daemon threads: the uploader" in (
         capfd.readouterr().err
     )
 
@@ -312,7 +313,10 @@ def test_jobs_do_not_meet() -> None:
         return number
 
     values = {}
-    threads = [threading.Thread(target=lambda n=n: values.update({n: run_local(work, 2, args=(n,))})) for n in range(2)]
+    threads = [
+        threading.Thread(target=lambda n=n: values.update({n: run_local(work, 2, JobOptions(args=(n,)))}))
+        for n in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -13,15 +13,15 @@ from tests.torch.rank_pool import RankPool
 
 @pytest.fixture(scope="package")
 def pool() -> Iterator[Callable[[], RankPool]]:
-    made: list[RankPool] = []
+    pools: list[RankPool] = []
 
     def get() -> RankPool:
-        if not made or not made[-1].usable:
-            made.append(RankPool(2))
-        return made[-1]
+        if not pools or not pools[-1].usable:
+            pools.append(RankPool(2))
+        return pools[-1]
 
     yield get
-    for each in made:
+    for each in pools:
         each.close()
 
 

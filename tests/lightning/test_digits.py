@@ -71,8 +71,8 @@ def digits(folder: str, epochs: int = 12) -> dict[str, Any]:
 
 
 def test_alone(tmp_path: Path) -> None:
-    found = digits(str(tmp_path))
-    assert found["ranks"] == 1 and found["val_accuracy"] > 0.9
+    result = digits(str(tmp_path))
+    assert result["ranks"] == 1 and result["val_accuracy"] > 0.9
     import spark_estimator.torch as hvd
 
     hvd.shutdown()
@@ -90,5 +90,5 @@ def test_two_ranks(two_ranks: RankPool, tmp_path: Path) -> None:
 
 
 def test_in_horovod_runner(tmp_path: Path) -> None:
-    found = HorovodRunner(np=-2).run(digits, folder=str(tmp_path), epochs=1)
-    assert found["ranks"] == 2 and found["epochs"] == 1
+    result = HorovodRunner(np=-2).run(digits, folder=str(tmp_path), epochs=1)
+    assert result["ranks"] == 2 and result["epochs"] == 1

@@ -43,11 +43,11 @@ def test_ranks_with_fewer_batches(two_ranks: RankPool) -> None:
 class Estimated(IterableDataset[list[torch.Tensor]]):
     """So many rows, and what it says of their number."""
 
-    def __init__(self, count: int, said: int) -> None:
-        self.count, self.said = count, said
+    def __init__(self, count: int, length: int) -> None:
+        self.count, self.length = count, length
 
     def __len__(self) -> int:
-        return self.said
+        return self.length
 
     def __iter__(self) -> Iterator[list[torch.Tensor]]:
         return iter([[row, row[:3]] for row in torch.randn(self.count, 6)])
@@ -57,9 +57,9 @@ def test_data_with_fewer_rows_than_they_say(two_ranks: RankPool) -> None:
     """On rank 1 alone; as the loader's data, as the loader itself, and beside one that is as long as it says."""
 
     def check(rank: int) -> list[Any]:
-        told: list[str] = []
+        messages: list[str] = []
         handler = logging.Handler()
-        handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+        handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
         logger = logging.getLogger("spark_estimator.lightning")
         logger.addHandler(handler)
         short = Estimated(12 if rank == 1 else 20, 20)
@@ -69,8 +69,8 @@ def test_data_with_fewer_rows_than_they_say(two_ranks: RankPool) -> None:
             trainer.fit(module, data)
             taken.append(trainer.global_step)
         logger.removeHandler(handler)
-        assert [line.partition(" at least")[0] for line in told] == [
-            f"A rank's data have ended after {count} batches, and their __len__ says" for count in (3, 12)
+        assert [line.partition(" at least")[0] for line in messages] == [
+            f"A rank's data ended after {count} batches, but __len__ reports" for count in (3, 12)
         ][: 0 if rank else 2]
 
         def training_step(self: Any, batch: Any, number: int) -> torch.Tensor:
@@ -136,7 +136,7 @@ def test_data_of_an_estimated_length_are_planned_with(two_ranks: RankPool) -> No
 
 def test_a_rank_without_any_batch_is_told_on_all(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
-        with pytest.raises(ValueError, match=r"Rank\(s\) 1 have no batch, and others have \(4, 0 in rank order\)"):
+        with pytest.raises(ValueError, match=r"Rank\(s\) 1 have no batch, but others have \(4, 0 in rank order\)"):
             trainer_of(use_distributed_sampler=False).fit(module_of(), Batches(4 - 4 * rank))
 
     two_ranks.run(check)
@@ -256,18 +256,18 @@ def test_only_rank_0_writes_and_all_read(two_ranks: RankPool, tmp_path: Path) ->
         folder = tmp_path / str(rank)
         folder.mkdir()
         os.chdir(folder)
-        whole, half, rest = (module_of() for _ in range(3))
-        trainer_of(max_epochs=4).fit(whole, loader())
+        full, half, row_shape = (module_of() for _ in range(3))
+        trainer_of(max_epochs=4).fit(full, loader())
         trainer = trainer_of(max_epochs=2)
         trainer.fit(half, loader())
         trainer.save_checkpoint("half.ckpt")
         assert os.path.exists("half.ckpt") == (rank == 0)
         trainer = trainer_of(max_epochs=4)
-        trainer.fit(rest, loader(), ckpt_path="half.ckpt")
+        trainer.fit(row_shape, loader(), ckpt_path="half.ckpt")
         shared = trainer_of(max_epochs=4)
         shared.fit(module_of(), loader(), ckpt_path=tmp_path / "0" / "half.ckpt")
-        assert weights(shared.lightning_module) == weights(rest)
-        return [trainer.global_step, weights(rest), weights(whole)]
+        assert weights(shared.lightning_module) == weights(row_shape)
+        return [trainer.global_step, weights(row_shape), weights(full)]
 
     first, second = two_ranks.run(check)
     assert first == second
@@ -279,16 +279,16 @@ def test_a_state_that_is_divided_is_whole_in_the_file(two_ranks: RankPool, tmp_p
     def check(rank: int) -> list[Any]:
         from spark_estimator.lightning import HorovodStrategy
 
-        whole, half, rest = (module_of() for _ in range(3))
-        trainer_of(max_epochs=2, strategy=HorovodStrategy(shard_state=True)).fit(whole, loader())
+        full, half, row_shape = (module_of() for _ in range(3))
+        trainer_of(max_epochs=2, strategy=HorovodStrategy(shard_state=True)).fit(full, loader())
         trainer = trainer_of(strategy=HorovodStrategy(shard_state=True))
         trainer.fit(half, loader())
         trainer.save_checkpoint(tmp_path / "half.ckpt")
         assert len(torch.load(tmp_path / "half.ckpt", weights_only=False)["optimizer_states"][0]["state"]) == 4
         trainer_of(max_epochs=2, strategy=HorovodStrategy(shard_state=True)).fit(
-            rest, loader(), ckpt_path=tmp_path / "half.ckpt"
+            row_shape, loader(), ckpt_path=tmp_path / "half.ckpt"
         )
-        return [weights(rest), weights(whole)]
+        return [weights(row_shape), weights(full)]
 
     first, second = two_ranks.run(check)
     assert first == second and first[0] == pytest.approx(first[1], abs=1e-6)

@@ -31,9 +31,9 @@ def test_trainers_take_them_as_long_as_that_is_wanted(installed: None, flavour: 
     trainer_class = package(flavour).Trainer
     quiet = {"logger": False, "enable_checkpointing": False, "max_epochs": 1}
     for old in ({"accelerator": "horovod"}, {"distributed_backend": "horovod"}, {"strategy": "horovod", "gpus": 0}):
-        with pytest.warns(DeprecationWarning, match=WRITE) as told:
+        with pytest.warns(DeprecationWarning, match=WRITE) as message:
             trainer = trainer_class(**old, **quiet)
-        assert told[0].filename == __file__
+        assert message[0].filename == __file__
         assert isinstance(trainer.strategy, strategy_class(flavour)) and trainer.strategy.scale_lr
     assert trainer_class(strategy="horovod", accelerator="cpu", **quiet).strategy.scale_lr
     assert not isinstance(trainer_class(accelerator="cpu", **quiet).strategy, strategy_class(flavour))
@@ -85,7 +85,7 @@ def test_a_gpu_that_is_not_there(installed: None, flavour: str, monkeypatch: pyt
     trainer_class = package(flavour).Trainer
     with (
         pytest.warns(DeprecationWarning, match="spelling of Lightning 1"),
-        pytest.raises(RuntimeError, match=r"^gpus=1 was asked for, and this process sees no GPU: leave gpus out"),
+        pytest.raises(RuntimeError, match=r"^gpus=1 was requested, but this process has no GPU. Remove gpus"),
     ):
         trainer_class(accelerator="horovod", gpus=1)
 
@@ -125,7 +125,7 @@ def test_a_trainer_takes_what_stands_beside_it(installed: None) -> None:
     ("old", "text"),
     [
         ({"resume_from_checkpoint": "a.ckpt"}, r"fit\(module, ckpt_path='a.ckpt'\)"),
-        ({"checkpoint_callback": object()}, r"into callbacks="),
+        ({"checkpoint_callback": object()}, r"in callbacks="),
         ({"checkpoint_callback": True, "enable_checkpointing": False}, "choose one of the two"),
     ],
 )

@@ -22,9 +22,9 @@ EPOCHS = 6
 
 @pytest.fixture(scope="module")
 def three_ranks() -> Iterator[RankPool]:
-    made = RankPool(3)
-    yield made
-    made.close()
+    created = RankPool(3)
+    yield created
+    created.close()
 
 
 def old_trainer(flavour: str = FLAVOURS[0], **arguments: Any) -> Any:
@@ -147,7 +147,7 @@ def test_each_step_has_the_rate_of_one_process_times_the_ranks(three_ranks: Rank
     def check(rank: int) -> dict[str, tuple[Recorded, Recorded, list[str]]]:
         import spark_estimator.torch as hvd
 
-        found = {}
+        rates = {}
         for name, make in SCHEDULES.items():
             configure = with_schedule(make)
             alone = trainer_of(flavour, strategy="auto", max_epochs=EPOCHS, devices=1)
@@ -155,11 +155,11 @@ def test_each_step_has_the_rate_of_one_process_times_the_ranks(three_ranks: Rank
                 scaled = trajectory(old_trainer(flavour), flavour, configure)
             plain = trajectory(alone, flavour, configure)
             assert hvd.size() == 3
-            found[name] = (scaled.at_start, scaled.epochs), (plain.at_start, plain.epochs), lines
-        return found
+            rates[name] = (scaled.at_start, scaled.epochs), (plain.at_start, plain.epochs), lines
+        return rates
 
-    for rank, found in enumerate(three_ranks.run(check)):
-        for name, (scaled, plain, lines) in found.items():
+    for rank, actual in enumerate(three_ranks.run(check)):
+        for name, (scaled, plain, lines) in actual.items():
             assert len(plain[1]) == EPOCHS and any(each != plain[1][0] for each in plain[1]), name
             assert scaled[0] == pytest.approx([3 * rate for rate in plain[0]]), name
             assert scaled[1] == [pytest.approx([3 * rate for rate in epoch]) for epoch in plain[1]], name
@@ -175,7 +175,7 @@ def test_who_scales(two_ranks: RankPool) -> None:
     def check(rank: int) -> list[tuple[list[float], int]]:
         from spark_estimator.lightning import HorovodStrategy
 
-        found = []
+        rates = []
         for trainer in (
             trainer_of(),
             trainer_of(strategy=HorovodStrategy()),
@@ -188,12 +188,12 @@ def test_who_scales(two_ranks: RankPool) -> None:
         ):
             with Logged() as lines:
                 recorded = trajectory(trainer, FLAVOURS[0], sgd)
-            found.append((recorded.at_start, len(lines)))
-        return found
+            rates.append((recorded.at_start, len(lines)))
+        return rates
 
-    for rank, found in enumerate(two_ranks.run(check)):
-        assert found[:4] == [([0.02, 0.005], 0)] * 4
-        assert found[4:] == [([0.04, 0.01], int(rank == 0))] * 4
+    for rank, actual in enumerate(two_ranks.run(check)):
+        assert actual[:4] == [([0.02, 0.005], 0)] * 4
+        assert actual[4:] == [([0.04, 0.01], int(rank == 0))] * 4
 
 
 def test_kinds_of_optimizers(two_ranks: RankPool) -> None:
@@ -298,24 +298,24 @@ def test_one_rank_scales_nothing() -> None:
 @pytest.mark.parametrize("same", [False, True], ids=["new optimizers", "the same optimizers"])
 def test_fit_twice(two_ranks: RankPool, same: bool) -> None:
     def check(rank: int) -> list[list[float]]:
-        kept: list[Any] = []
+        saved: list[Any] = []
 
         def configure_optimizers(self: Any) -> Any:
-            if not kept or not same:
+            if not saved or not same:
                 optimizer = sgd(self)
-                kept[:] = [optimizer, schedules.LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch))]
-            return [kept[0]], [kept[1]]
+                saved[:] = [optimizer, schedules.LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch))]
+            return [saved[0]], [saved[1]]
 
         recorded = Recorded(configure_optimizers)
         module = module_of(**recorded.methods)
         first = old_trainer(max_epochs=2)
-        found = []
+        rates = []
         for trainer, epochs in ((first, 2), (first, 4), (old_trainer(max_epochs=2), 2), (trainer_of(), 1)):
             recorded.epochs.clear()
             trainer.fit_loop.max_epochs = epochs
             trainer.fit(module, loader())
-            found.append([epoch[0] for epoch in recorded.epochs])
-        return found
+            rates.append([epoch[0] for epoch in recorded.epochs])
+        return rates
 
     first, second = two_ranks.run(check)
     assert first == second

@@ -50,11 +50,11 @@ def test_after_a_run_a_backward_is_the_rank_s_own(two_ranks: RankPool, tmp_path:
     def check(rank: int) -> list[float]:
         from spark_estimator.lightning import HorovodStrategy
 
-        kept: list[Any] = []
+        saved: list[Any] = []
 
         def configure_optimizers(self: Any) -> Any:
-            kept.append(kept[0] if kept else torch.optim.Adam(self.parameters(), lr=0.01))
-            return kept[0]
+            saved.append(saved[0] if saved else torch.optim.Adam(self.parameters(), lr=0.01))
+            return saved[0]
 
         module = module_of(configure_optimizers=configure_optimizers)
         for run in range(2):  # with the same optimizer
@@ -63,14 +63,14 @@ def test_after_a_run_a_backward_is_the_rank_s_own(two_ranks: RankPool, tmp_path:
             trainer.save_checkpoint(tmp_path / f"{run}.ckpt")
         ended = weights(module)
         if not shard_state:
-            assert type(kept[0]) is torch.optim.Adam
+            assert type(saved[0]) is torch.optim.Adam
             if rank == 0:  # which looks at gradients of its own, and takes a step
                 module.zero_grad()
                 module(rows(4).tensors[0]).sum().backward()
-                kept[0].step()
+                saved[0].step()
         hvd.barrier()
-        found = torch.load(tmp_path / "1.ckpt", weights_only=False)["optimizer_states"][0]["state"]
-        assert len(found) == 4 and all(float(each["step"]) == 16 for each in found.values())
+        state = torch.load(tmp_path / "1.ckpt", weights_only=False)["optimizer_states"][0]["state"]
+        assert len(state) == 4 and all(float(each["step"]) == 16 for each in state.values())
         return ended
 
     first, second = two_ranks.run(check)

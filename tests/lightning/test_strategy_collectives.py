@@ -22,7 +22,7 @@ def test_logged_values_and_metrics(two_ranks: RankPool) -> None:
                 {"mean": torchmetrics.MeanMetric(), "sum": torchmetrics.SumMetric()}
             )
             self.stepwise = torchmetrics.SumMetric(dist_sync_on_step=True)
-            self.own = torchmetrics.SumMetric(dist_sync_fn=lambda tensor, group: [tensor])
+            self.local = torchmetrics.SumMetric(dist_sync_fn=lambda tensor, group: [tensor])
 
         def validation_step(self: Any, batch: Any, number: int) -> None:
             self.log("mean", float(rank), sync_dist=True, batch_size=1)
@@ -33,26 +33,26 @@ def test_logged_values_and_metrics(two_ranks: RankPool) -> None:
             if rank == 1:  # a state that rank 0 does not have
                 self.seen.update(torch.arange(2 * number, 2 * number + 2.0))
             steps.append(float(self.stepwise(torch.tensor(1.0 + rank))))
-            self.own.update(torch.tensor(1.0))
+            self.local.update(torch.tensor(1.0))
 
         def on_validation_epoch_end(self: Any) -> None:
-            found["seen"] = self.seen.compute().tolist()
-            found["own"] = float(self.own.compute())
+            results["seen"] = self.seen.compute().tolist()
+            results["local"] = float(self.local.compute())
 
         steps: list[float] = []
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         module = module_of(
             setup=setup, validation_step=validation_step, on_validation_epoch_end=on_validation_epoch_end
         )
         logged = trainer_of().validate(module, loader(16), verbose=False)
-        assert module.seen.dist_sync_fn is None and module.own.dist_sync_fn is not None  # as they were
-        return {**found, **logged[0], "steps": steps}
+        assert module.seen.dist_sync_fn is None and module.local.dist_sync_fn is not None  # as they were
+        return {**results, **logged[0], "steps": steps}
 
     first, second = two_ranks.run(check)
     assert first == second
     assert first == {
         "seen": [0, 1, 2, 3],
-        "own": 2,
+        "local": 2,
         "mean": 0.5,
         "sum": 6,
         "max": 1,
@@ -73,15 +73,15 @@ def test_tensors_and_objects_of_all_ranks(two_ranks: RankPool) -> None:
             (everyone["mine"] * torch.tensor([[1.0], [10.0]]) * (rank + 1)).sum().backward()
             assert mine.grad is not None and mine.grad.tolist() == [3 * 10.0**rank] * 2
             assert not self.all_gather(mine).requires_grad
-            whole = torch.tensor([rank, 3])
-            assert strategy.reduce(whole).tolist() == [0.5, 3] and whole.tolist() == [rank, 3]
-            assert strategy.reduce(whole, reduce_op="sum").tolist() == [1, 6]
-            assert strategy.reduce(whole, reduce_op=torch.distributed.ReduceOp.MAX).tolist() == [1, 3]
+            full = torch.tensor([rank, 3])
+            assert strategy.reduce(full).tolist() == [0.5, 3] and full.tolist() == [rank, 3]
+            assert strategy.reduce(full, reduce_op="sum").tolist() == [1, 6]
+            assert strategy.reduce(full, reduce_op=torch.distributed.ReduceOp.MAX).tolist() == [1, 3]
             assert strategy.reduce("no tensor") == "no tensor"
             with pytest.raises(ValueError, match="reduce_op='median' must be one of"):
-                strategy.reduce(whole, reduce_op="median")
-            with pytest.raises(ValueError, match=r"groups of torch\.distributed"):
-                strategy.reduce(whole, group="a group")
+                strategy.reduce(full, reduce_op="median")
+            with pytest.raises(ValueError, match=r"does not use torch\.distributed groups"):
+                strategy.reduce(full, group="a group")
             assert strategy.broadcast({"from": rank}, src=1) == {"from": 1}
             assert strategy.reduce_boolean_decision(rank == 1, all=False)
             assert not strategy.reduce_boolean_decision(rank == 1)

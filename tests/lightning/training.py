@@ -20,10 +20,10 @@ BATCH = 4
 
 def package(flavour: str = "lightning.pytorch") -> Any:
     warnings.simplefilter("ignore")
-    found = importlib.import_module(flavour)
+    module = importlib.import_module(flavour)
     for name in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    return found
+    return module
 
 
 def trainer_of(flavour: str = "lightning.pytorch", **arguments: Any) -> Any:
@@ -80,13 +80,13 @@ def module_of(flavour: str = "lightning.pytorch", **methods: Any) -> Any:
     def configure_optimizers(self: Any) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
-    own = {
+    members = {
         "__init__": __init__,
         "forward": forward,
         "training_step": training_step,
         "configure_optimizers": configure_optimizers,
     }
-    return type("Module", (package(flavour).LightningModule,), {**own, **methods})()
+    return type("Module", (package(flavour).LightningModule,), {**members, **methods})()
 
 
 def weights(module: nn.Module) -> list[float]:

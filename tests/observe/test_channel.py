@@ -17,11 +17,8 @@ import pytest
 
 from spark_estimator import authentication
 from spark_estimator.errors import AuthenticationError
-from spark_estimator.launch.spark import rank_registration as gathering
-from spark_estimator.launch.spark.rank_registration import RankRegistration
 from spark_estimator.observe import channel, frames
 from spark_estimator.observe.channel import DriverServer, SupervisorChannel
-from spark_estimator.observe.driver_address import driver_address
 
 JOB = "0123456789abcdef"
 
@@ -74,31 +71,31 @@ def test_everything_arrives_in_order(side: Side) -> None:
 
 
 def test_a_supervisor_that_vanishes_is_told(side: Side) -> None:
-    one = side.connect(1)
-    one.send(frames.LOG, rank=1, text="x")
+    supervisor = side.connect(1)
+    supervisor.send(frames.LOG, rank=1, text="x")
     assert side.next()[1]["kind"] == "log"
-    one._sock.shutdown(socket.SHUT_RDWR)
+    supervisor._sock.shutdown(socket.SHUT_RDWR)
     assert side.next() == (1, {"kind": frames.GONE})
-    one.close()
+    supervisor.close()
 
 
 def test_what_was_flushed_outlives_a_supervisor_that_is_killed(side: Side) -> None:
     child = os.fork()
     if child == 0:
-        one = side.connect(1)
-        one.send(frames.PLACED, rank=1, host="there", pid=7)
-        os._exit(0 if one.flush(timedelta(seconds=20)) else 1)  # no farewell, as after SIGKILL
+        supervisor = side.connect(1)
+        supervisor.send(frames.PLACED, rank=1, host="there", pid=7)
+        os._exit(0 if supervisor.flush(timedelta(seconds=20)) else 1)  # no farewell, as after SIGKILL
     assert os.waitpid(child, 0)[1] == 0
     assert side.next() == (1, {"kind": frames.PLACED, "rank": 1, "host": "there", "pid": 7})
     assert side.next() == (1, {"kind": frames.GONE})
 
 
 def test_a_flush_does_not_wait_for_a_driver_that_is_gone(side: Side) -> None:
-    one = side.connect(0)
+    supervisor = side.connect(0)
     side.server.close()
-    wait_for(lambda: not one.usable)
-    assert not one.flush(timedelta(seconds=20))
-    one.close()
+    wait_for(lambda: not supervisor.usable)
+    assert not supervisor.flush(timedelta(seconds=20))
+    supervisor.close()
 
 
 def test_the_order_to_stop_reaches_all_also_those_who_come_late(side: Side) -> None:
@@ -112,12 +109,12 @@ def test_the_order_to_stop_reaches_all_also_those_who_come_late(side: Side) -> N
 
 
 def test_when_the_driver_is_gone_its_supervisors_notice(side: Side) -> None:
-    one = side.connect(0)
+    supervisor = side.connect(0)
     side.server.close()
     assert "driver" in side.stops.get(timeout=20)
-    assert not one.usable
-    wait_for(lambda: not one.send(frames.LINE, rank=0, stream="stdout", text="x"))
-    one.close()
+    assert not supervisor.usable
+    wait_for(lambda: not supervisor.send(frames.LINE, rank=0, stream="stdout", text="x"))
+    supervisor.close()
 
 
 @pytest.mark.parametrize(
@@ -131,10 +128,10 @@ def test_who_does_not_belong_to_the_job_is_refused(side: Side, wrong: dict[str, 
 
 
 def test_a_partition_connects_once(side: Side) -> None:
-    one = side.connect(0)
+    supervisor = side.connect(0)
     with pytest.raises(AuthenticationError):
         side.connect(0)
-    one.close()
+    supervisor.close()
 
 
 def authenticated(side: Side) -> socket.socket:
@@ -178,12 +175,12 @@ def test_who_breaks_the_rules_is_disconnected_and_the_others_are_not(side: Side,
 
 def test_what_goes_down_arrives_whole_also_where_the_network_is_slow(side: Side) -> None:
     with authenticated(side) as slow:
-        one = side.connect(0)
+        fast = side.connect(0)
         everyone = [f"facts of {number} " + "x" * 400 for number in range(1500)]
         for _ in range(8):
             side.server.send(1, frames.EVERYONE, {"facts": everyone})
         side.server.send(0, frames.EVERYONE, {"facts": ["of one"]})
-        assert one.answer() == {"kind": frames.EVERYONE, "facts": ["of one"]}, "nobody waits for the slow one"
+        assert fast.answer() == {"kind": frames.EVERYONE, "facts": ["of one"]}, "nobody waits for the slow one"
         side.server.stop("in between")
         received = bytearray()
         came: list[dict[str, Any]] = []
@@ -193,7 +190,7 @@ def test_what_goes_down_arrives_whole_also_where_the_network_is_slow(side: Side)
         assert [frame.get("facts") for frame in came[:8]] == [everyone] * 8
         assert came[8] == {"kind": frames.STOP, "text": "in between"}
         side.server.send(7, frames.GATHER, {})  # nobody is there
-        one.close()
+        fast.close()
 
 
 def test_whoever_waits_for_an_answer_is_woken_by_the_order_to_stop_and_by_the_end(side: Side) -> None:
@@ -205,66 +202,6 @@ def test_whoever_waits_for_an_answer_is_woken_by_the_order_to_stop_and_by_the_en
     threading.Timer(0.2, side.server.close).start()
     assert deserted.answer() is None
     deserted.close()
-
-
-class Gathered(Side):
-    """A server that brings facts together."""
-
-    def __init__(self, size: int = 3) -> None:
-        super().__init__(size)
-        self.gathering = RankRegistration(size, self.server.send)
-
-    def tell(self) -> None:
-        """Takes one frame of facts."""
-        partition, frame = self.next()
-        if frame["kind"] == frames.GATHER:
-            self.gathering.give_up("said so")
-        else:
-            self.gathering.add(partition, frame["facts"])
-
-
-@pytest.fixture
-def gathered() -> Iterator[Gathered]:
-    made = Gathered()
-    yield made
-    made.server.close()
-
-
-def test_all_supervisors_get_all_facts(gathered: Gathered) -> None:
-    ends = [gathered.connect(partition) for partition in range(3)]
-    for partition in (2, 0, 1):
-        ends[partition].send(frames.FACTS, facts=f"of {partition}")
-        gathered.tell()
-    for end in ends:
-        assert end.answer() == {"kind": frames.EVERYONE, "facts": ["of 0", "of 1", "of 2"]}
-    ends[0].send(frames.FACTS, facts="again")
-    gathered.tell()
-    answer = ends[0].answer()
-    assert answer is not None and answer["kind"] == frames.GATHER, "a task that Spark has started again"
-    for end in ends:
-        end.close()
-
-
-@pytest.mark.parametrize("why", ["nobody came", "one went to Spark", "they are too long"])
-def test_facts_that_cannot_be_brought_together_go_through_spark(
-    gathered: Gathered, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ends = [gathered.connect(partition) for partition in range(3)]
-    for end in ends[:2]:
-        end.send(frames.FACTS, facts="short" if why != "they are too long" else "x" * 400_000)
-        gathered.tell()
-    gathered.gathering.look_at_the_clock()
-    if why == "nobody came":
-        monkeypatch.setattr(gathering, "PATIENCE", timedelta(0))
-        gathered.gathering.look_at_the_clock()
-    else:
-        ends[2].send(frames.GATHER if why == "one went to Spark" else frames.FACTS, facts="x")
-        gathered.tell()
-    for end in ends[:2]:
-        answer = end.answer()
-        assert answer is not None and answer["kind"] == frames.GATHER
-    for end in ends:
-        end.close()
 
 
 def test_strangers_do_no_harm(side: Side) -> None:
@@ -283,10 +220,10 @@ def test_a_driver_that_does_not_read_costs_lines_not_time(monkeypatch: pytest.Mo
     left, right = socket.socketpair()
     for sock in (left, right):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    one = SupervisorChannel(left, lambda reason: None)
+    supervisor = SupervisorChannel(left, lambda reason: None)
     for number in range(10_000):
-        assert one.send(frames.LINE, rank=0, stream="stdout", text=f"line {number} " + "x" * 100)
-    one.send(frames.FAILURE, report={})
+        assert supervisor.send(frames.LINE, rank=0, stream="stdout", text=f"line {number} " + "x" * 100)
+    supervisor.send(frames.FAILURE, report={})
     received = bytearray()
     right.settimeout(20)
     came: list[dict[str, Any]] = []
@@ -294,20 +231,10 @@ def test_a_driver_that_does_not_read_costs_lines_not_time(monkeypatch: pytest.Mo
         received += right.recv(100_000)
         came += frames.take_frames(received)
     assert len(came) < 5000
-    one.send(frames.LINE, rank=0, stream="stdout", text="the end")
+    supervisor.send(frames.LINE, rank=0, stream="stdout", text="the end")
     while came[-1].get("text") != "the end":
         received += right.recv(100_000)
         came += frames.take_frames(received)
     assert "lines were dropped" in came[-2]["text"]
     right.close()
-    one.close()
-
-
-def test_the_driver_listens_at_its_own_address() -> None:
-    assert driver_address("127.0.0.1") == "127.0.0.1"
-    assert driver_address("localhost") in ("127.0.0.1", "::1")
-    # Not this host's: the address that routes there is.
-    found = driver_address("192.0.2.77", "127.0.0.1")
-    assert found == "127.0.0.1"
-    with pytest.raises(OSError, match="no address"):
-        driver_address("no.such.host.invalid")
+    supervisor.close()

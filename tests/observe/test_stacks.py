@@ -69,11 +69,11 @@ def test_all_threads_main_first(parked: threading.Thread) -> None:
 
 
 def test_the_thread_that_asks_is_left_out(parked: threading.Thread) -> None:
-    told: list[str] = []
-    thread = threading.Thread(target=lambda: told.append(current_stacks()), name="the teller")
+    texts: list[str] = []
+    thread = threading.Thread(target=lambda: texts.append(current_stacks()), name="the teller")
     thread.start()
     thread.join()
-    assert "Thread MainThread" in told[0] and "Thread data loader" in told[0] and "the teller" not in told[0]
+    assert "Thread MainThread" in texts[0] and "Thread data loader" in texts[0] and "the teller" not in texts[0]
 
 
 def test_long_stacks_are_cut_at_their_old_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,10 +84,10 @@ def test_long_stacks_are_cut_at_their_old_end(monkeypatch: pytest.MonkeyPatch) -
         return current_stacks()
 
     text = deeper(200)
-    assert "(older calls are left out)" in text and "in innermost" in text
+    assert "(older calls omitted)" in text and "in innermost" in text
     monkeypatch.setattr(stacks, "MAX_CHARACTERS", 100)
     text = current_stacks()
-    assert len(text) < 130 and text.endswith("\n  (more is left out)")
+    assert len(text) < 130 and text.endswith("\n  (more omitted)")
 
 
 def test_questions_are_answered() -> None:
@@ -123,7 +123,7 @@ def test_stacks_that_fail_and_answers_that_fail_end_nothing() -> None:
 
     teller = StackReporter(questions.wait, questions.answer, unlucky)
     questions.asked.put(1)
-    assert questions.answers.get(timeout=SECONDS) == (1, "its stacks cannot be had: LookupError('no frames today')")
+    assert questions.answers.get(timeout=SECONDS) == (1, "its stacks are not available: LookupError('no frames today')")
     questions.asked.put(2)
     assert questions.answers.get(timeout=SECONDS) == (2, "fine")
     teller.stop()
@@ -189,7 +189,7 @@ def test_calls_and_threads_of_this_package_take_a_line_or_none() -> None:
         return None
 
     # As if the engine's own wait were called directly: no frame of it is a user's.
-    own = StackReporter(ended.wait, lambda number, text: None)  # type: ignore[arg-type]
+    engine_wait = StackReporter(ended.wait, lambda number, text: None)  # type: ignore[arg-type]
     users = StackReporter(asked_by_a_user, lambda number, text: None)
     try:
         wanted = f"in {asked_by_a_user.__name__}\n"
@@ -197,7 +197,7 @@ def test_calls_and_threads_of_this_package_take_a_line_or_none() -> None:
             time.sleep(0.001)
     finally:
         ended.set()
-        own.stop()
+        engine_wait.stop()
         users.stop()
     assert text.count(wanted) == 1
     assert text.count("in _tell\n") == 1, "of the user's thread; the other is left out"

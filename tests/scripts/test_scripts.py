@@ -25,6 +25,7 @@ NOTEBOOK = SCRIPTS / "databricks_notebook_cell.py"
 SECONDS = 150
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(SECONDS + 60),
     pytest.mark.skipif(real_horovod_present(), reason="a real Horovod is installed here"),
 ]
@@ -55,7 +56,7 @@ def test_classic_script_under_horovodrun(tmp_path: Path, options: tuple[str, ...
     output = run([*horovodrun, sys.executable, CLASSIC, "--lr", "0.03", *options], tmp_path, [ROOT])
     # The script prints on rank 0 only, of the loss and of what both ranks measured.
     assert {line[:3] for line in output.splitlines() if "Epoch" in line} == {"[0]"}
-    accuracies = [float(found) for found in re.findall(r"Accuracy: ([\d.]+)%", output)]
+    accuracies = [float(percent) for percent in re.findall(r"Accuracy: ([\d.]+)%", output)]
     assert len(accuracies) == 8
     assert accuracies[-1] > 85
     assert sorted(path.name for path in tmp_path.glob("*.tar")) == [f"checkpoint-{n}.pth.tar" for n in range(1, 9)]
@@ -89,7 +90,7 @@ def test_notebook_cell_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def assert_trained(output: str) -> None:
-    found = re.search(r"^2 ranks, accuracy ([\d.]+), and ([\d.]+) here$", output, re.MULTILINE)
-    assert found, output
-    assert found[1] == found[2]  # the state came back whole
-    assert float(found[1]) > 0.85
+    match = re.search(r"^2 ranks, accuracy ([\d.]+), and ([\d.]+) here$", output, re.MULTILINE)
+    assert match, output
+    assert match[1] == match[2]  # the driver has the complete state
+    assert float(match[1]) > 0.85

@@ -31,8 +31,8 @@ def variables(*names: str, word: str = "") -> list[Any]:
 def test_values_of_all_ranks(kind: Any, spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
     backend = kind(2, {"A": "of the backend", "B": "of the backend"}, verbose=0, prefix_output_with_timestamp=True)
     assert isinstance(backend, Backend) and backend.num_processes() == 2
-    found = backend.run(variables, ("A", "B"), {"word": "ab"}, env={"B": "of the call"})
-    assert found == [[number, "of the backend", "of the call"] for number in range(2)]
+    values = backend.run(variables, ("A", "B"), {"word": "ab"}, env={"B": "of the call"})
+    assert values == [[number, "of the backend", "of the call"] for number in range(2)]
     assert "20" in (printed := capfd.readouterr().out) and "[1]<stdout>:ab\n" in printed
     with pytest.raises(WorkerFailedError, match=r"rank 0 .* raised ZeroDivisionError"):
         backend.run(lambda: 1 / (1 - 1))
@@ -72,13 +72,13 @@ def test_the_number_of_ranks_by_default(spark: Any) -> None:
 
 
 def test_arguments_are_checked_where_they_are_given() -> None:
-    with pytest.raises(TypeError, match=r"SparkBackend\(\) takes no argument 'num_procs'.*'start_timeout'"):
+    with pytest.raises(TypeError, match=r"SparkBackend\(\) has no argument 'num_procs'.*'start_timeout'"):
         SparkBackend(num_procs=2)
-    with pytest.raises(ValueError, match="start_timeout is a number of seconds, more than 0; it was -7"):
+    with pytest.raises(ValueError, match="start_timeout must be a number of seconds above 0; got -7"):
         LocalBackend(1, start_timeout=-7)
-    with pytest.raises(TypeError, match=r"SparkBackend\(verbose=None\): 0, 1 or 2 is needed"):
+    with pytest.raises(TypeError, match=r"verbose must be 0, 1 or 2; got None"):
         SparkBackend(verbose=None)
-    with pytest.raises(TypeError, match="env holds text: the variable 'A' was given as 1"):
+    with pytest.raises(TypeError, match="env must map str to str; got 'A': 1"):
         SparkBackend(env={"A": 1})
     with pytest.raises(ValueError, match="num_proc=-1"):
         LocalBackend(-1)
@@ -112,5 +112,5 @@ def test_without_pyspark_local_backends_run_and_spark_says_what_is_missing() -> 
     )
     assert "VALUE [2, 2]" in done.stdout, done.stderr
     assert re.search(
-        r"spark\.run\(num_proc=2\) runs in Spark, but there is no module 'py(spark|arrow)' here", done.stderr
+        r"spark\.run\(num_proc=2\) runs in Spark, but this Python has no module 'py(spark|arrow)'", done.stderr
     )

@@ -34,8 +34,8 @@ def rank() -> int:
 
 
 def test_arguments_have_horovod_s_order_and_defaults() -> None:
-    given = {name: parameter.default for name, parameter in inspect.signature(run).parameters.items()}
-    assert given == {
+    defaults = {name: parameter.default for name, parameter in inspect.signature(run).parameters.items()}
+    assert defaults == {
         "fn": inspect.Parameter.empty,
         "args": (),
         "kwargs": None,
@@ -48,7 +48,7 @@ def test_arguments_have_horovod_s_order_and_defaults() -> None:
         "max_restarts": 0,  # ours, at the end
         "timeout": None,
     }
-    assert list(given)[3:11] == [
+    assert list(defaults)[3:11] == [
         *("num_proc", "start_timeout", "use_mpi", "use_gloo", "extra_mpi_args", "env", "stdout", "stderr")
     ]
 
@@ -57,18 +57,18 @@ def test_arguments_have_horovod_s_order_and_defaults() -> None:
     ("arguments", "error", "text"),
     [
         ({"num_proc": 0}, ValueError, "num_proc=0: at least one"),
-        ({"num_proc": "2"}, TypeError, "num_proc .* whole number; it was '2'"),
-        ({"start_timeout": 0}, ValueError, "start_timeout .* more than 0; it was 0"),
-        ({"start_timeout": "soon"}, ValueError, "it was 'soon'"),
-        ({"env": {"A": 1}}, TypeError, "the variable 'A' was given as 1"),
-        ({"env": "A=1"}, TypeError, "env holds variables"),
-        ({"env": {"A=B": "1"}}, ValueError, "'A=B'='1' cannot be an environment variable"),
-        ({"stdout": "a.txt"}, TypeError, "stdout is where lines are written.*'a.txt'"),
-        ({"max_restarts": -1}, ValueError, "max_restarts=-1"),
-        ({"timeout": 0}, ValueError, "timeout=0: a number of seconds"),
-        ({"stderr": io.BytesIO()}, TypeError, "stderr is where lines are written"),
-        ({"args": 5}, TypeError, r"args are .* of rank\(\), in a tuple or list; they were 5 of type int"),
-        ({"kwargs": {1: 2}}, TypeError, r"kwargs are .* in a dict; they were \{1: 2\}"),
+        ({"num_proc": "2"}, TypeError, "num_proc must be an int, the number of ranks; got '2'"),
+        ({"start_timeout": 0}, ValueError, "start_timeout must be a number of seconds above 0; got 0"),
+        ({"start_timeout": "soon"}, TypeError, "got 'soon'"),
+        ({"env": {"A": 1}}, TypeError, "env must map str to str; got 'A': 1"),
+        ({"env": "A=1"}, TypeError, "env must be a dict of variables"),
+        ({"env": {"A=B": "1"}}, ValueError, "'A=B'='1' is not a valid environment variable"),
+        ({"stdout": "a.txt"}, TypeError, "stdout must be an open text file .*'a.txt'"),
+        ({"max_restarts": -1}, ValueError, "max_restarts must be at least 0; got -1"),
+        ({"timeout": 0}, ValueError, "timeout must be a number of seconds above 0; got 0"),
+        ({"stderr": io.BytesIO()}, TypeError, "stderr must be an open text file"),
+        ({"args": 5}, TypeError, r"args must be .* of rank\(\); got 5 of type int"),
+        ({"kwargs": {1: 2}}, TypeError, "kwargs must be a dict whose keys are .*; got the key 1"),
         ({"fn": "train.py"}, TypeError, "the function to run on every rank"),
     ],
 )
@@ -104,10 +104,10 @@ def test_all_values_come_back_in_rank_order_with_lines_and_environment(
     for number in range(2):
         assert re.search(rf"^{when}\[{number}\]<stdout>:abab$", lines.getvalue(), re.MULTILINE)
         assert re.search(rf"^{when}\[{number}\]<stderr>:complains$", errors.getvalue(), re.MULTILINE)
-    printed, said = capfd.readouterr()
+    printed, stderr = capfd.readouterr()
     assert "abab" not in printed
     for number in range(2):
-        assert re.search(rf"^spark_estimator: rank {number} runs on host \S+, pid \d+$", said, re.MULTILINE)
+        assert re.search(rf"^spark_estimator: rank {number} runs on host \S+, pid \d+$", stderr, re.MULTILINE)
 
 
 def test_without_a_number_all_slots_are_used(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
@@ -115,10 +115,10 @@ def test_without_a_number_all_slots_are_used(spark: Any, capfd: pytest.CaptureFi
         warnings.simplefilter("error", UserWarning)
         warnings.filterwarnings("ignore", module="pyspark")
         assert run(rank) == [0, 1]
-    assert "2 ranks, which is what the session has room for" in capfd.readouterr().err
+    assert "running on 2 ranks (num_proc was not set)" in capfd.readouterr().err
     run(lambda: print("a line"), num_proc=1, verbose=0)
-    printed, said = capfd.readouterr()
-    assert printed == "[0]<stdout>:a line\n" and "spark_estimator:" not in said
+    printed, stderr = capfd.readouterr()
+    assert printed == "[0]<stdout>:a line\n" and "spark_estimator:" not in stderr
 
 
 def test_failures_are_those_of_horovodrunner(spark: Any) -> None:
@@ -164,14 +164,14 @@ def test_slots_that_others_hold_are_named(spark: Any, tmp_path: Path) -> None:
         with pytest.raises(StartTimeoutError, match=r"rank\(\) on any of 2 ranks within 2 seconds") as caught:
             run(rank, num_proc=2, start_timeout=2)
         with pytest.raises(
-            JobTimeoutError, match=r"rank 0 and 1 more had not begun\. .* other jobs .* at work: stage "
+            JobTimeoutError, match=r"rank 0 and 1 more had not started\. .* other jobs .* running: stage "
         ):
             run(rank, num_proc=2, timeout=2, max_restarts=1)
     finally:
         hold.unlink()
         holder.join()
     assert re.search(
-        r"This session has 2: 2 cores .* at work: stage \d+ \('spark_estimator: keep\(\) on 1 ranks'; of 1 tasks",
+        r"This session has 2: 2 cores .* running: stage \d+ \('spark_estimator: keep\(\) on 1 ranks'; .* of 1 tasks",
         str(caught.value),
     )
     assert run(rank, num_proc=2, start_timeout=60) == [0, 1]

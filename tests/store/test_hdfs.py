@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from spark_estimator.errors import PreflightError
-from spark_estimator.store import DBFSLocalStore, FilesystemStore, HDFSStore, Store
+from spark_estimator.store import HDFSStore, Store
 from tests.store.crashes import KILL, at_each_call
 from tests.store.hadoop import core_site, stand_in
 
@@ -37,14 +37,14 @@ def name_node(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_a_path_without_a_host_is_on_the_default_file_system(
     path: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if place == "extra_conf":
-        given["extra_conf"] = {"fs.defaultFS": "hdfs://name:8020/"}
+        arguments["extra_conf"] = {"fs.defaultFS": "hdfs://name:8020/"}
     else:
         (tmp_path / "etc").mkdir()
         folder = core_site(tmp_path / "etc" / "hadoop", fs__defaultFS="hdfs://${of.mine}:8020", of__mine="name")
         monkeypatch.setenv(place, str(tmp_path if place == "HADOOP_HOME" else folder))
-    store = HDFSStore(path, **given)
+    store = HDFSStore(path, **arguments)
     assert store.prefix_path == "hdfs://name:8020/user/x"
     assert store.get_train_data_path(1) == "hdfs://name:8020/user/x/intermediate_train_data.1"
     assert (store.storage_options["host"], store.storage_options["port"]) == ("name", 8020)
@@ -91,16 +91,6 @@ def test_without_a_default_file_system_nothing_is_written_here(
         HDFSStore("hdfs:///x")
 
 
-@pytest.mark.parametrize("value", ["name:8020", "hdfs://${nobody}"])
-def test_a_default_that_names_no_file_system(value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HADOOP_CONF_DIR", str(core_site(tmp_path, fs__defaultFS=value)))
-    with pytest.raises(PreflightError, match=r"core-site.xml.*fs\.defaultFS|fs\.defaultFS.*core-site.xml"):
-        HDFSStore("/x")
-    (tmp_path / "core-site.xml").write_text("<configuration>")
-    with pytest.raises(PreflightError, match=r"core-site\.xml cannot be read"):
-        HDFSStore("/x")
-
-
 def test_the_session_s_default_comes_before_files(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HADOOP_CONF_DIR", str(core_site(tmp_path, fs__defaultFS="hdfs://file:1")))
     assert HDFSStore("/x").prefix_path == "hdfs://file:1/x"  # the session has file:///
@@ -128,9 +118,11 @@ def test_arguments() -> None:
     }
     assert HDFSStore("hdfs://me@name:8020/x").storage_options == {"host": "name", "port": 8020, "user": "me"}
     assert HDFSStore("hdfs://name/x", port=8020, host="name").prefix_path == "hdfs://name:8020/x"
+    with pytest.raises(ValueError, match="driver='libhdfs3'"):
+        HDFSStore("hdfs://x", driver="libhdfs3")
     with pytest.warns(UserWarning, match="temp_dir='/tmp' has no effect"):
         HDFSStore("hdfs://name/x", temp_dir="/tmp")
-    for path, given, words in (
+    for path, arguments, words in (
         ("/x", {"port": 8020}, "port=8020 needs host"),
         ("hdfs://a/x", {"host": "b"}, "name two hosts"),
         ("hdfs://a:1/x", {"host": "a", "port": 2}, "name two ports"),
@@ -142,7 +134,7 @@ def test_arguments() -> None:
         ("hdfs://a/x", {"runs_path": "file:/y"}, "file:/y: this store is on hdfs://a"),
     ):
         with pytest.raises(ValueError, match=words):
-            HDFSStore(path, **given)  # type: ignore[arg-type]
+            HDFSStore(path, **arguments)  # type: ignore[arg-type]
 
 
 def test_files_on_a_name_node(name_node: Path) -> None:
@@ -176,20 +168,3 @@ def test_a_writer_killed_at_each_call_leaves_a_whole_file_on_a_name_node(name_no
 
     assert at_each_call(lambda: store.write(path, new), check, KILL, tmp_path / "log") > 4
     assert seen == {old, new}
-
-
-@pytest.mark.parametrize("path", ["s3:/bucket/x", "hdfs:x::y", "simplecache::s3://bucket/x", "gs:/bucket"])
-def test_what_is_nearly_a_url_is_no_local_folder(path: str) -> None:
-    with pytest.raises(ValueError, match="is neither a path nor a URL"):
-        Store.create(path)
-    with pytest.raises(ValueError, match="is neither a path nor a URL"):
-        FilesystemStore("/x", runs_path=path)
-
-
-def test_folders_apart_have_the_forms_of_the_prefix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert FilesystemStore("x", runs_path="runs").get_runs_path() == str(tmp_path / "runs")
-    assert DBFSLocalStore("dbfs:/x", runs_path="dbfs:/runs").get_runs_path() == "/dbfs/runs"
-    apart = FilesystemStore(str(tmp_path), runs_path="memory://apart/runs")
-    apart.write(apart.get_run_path("run") + "/a", b"content")
-    assert apart.read("memory://apart/runs/run/a") == b"content" and os.listdir(tmp_path) == []

@@ -15,9 +15,9 @@ from tests.tensorflow.rank_pool import RankPool
 
 @pytest.fixture(scope="session")
 def _kept() -> Iterator[dict[int, RankPool]]:
-    kept: dict[int, RankPool] = {}
-    yield kept
-    for pool in kept.values():
+    pools: dict[int, RankPool] = {}
+    yield pools
+    for pool in pools.values():
         pool.close()
 
 

@@ -45,7 +45,7 @@ def test_states(two_ranks: RankPool) -> None:
         assert len({round(float(each), 6) for each in hvd.allgather(tf.reshape(model.weights[0], [1, -1]))[:, 0]}) == 1
         with pytest.raises(ValueError, match="build the model first"):
             hvd.elastic.TensorFlowKerasState(tf.keras.Sequential([tf.keras.layers.Dense(1)]))
-        with pytest.raises(ValueError, match="give variables, or the session"):
+        with pytest.raises(ValueError, match="pass variables, or a session"):
             hvd.elastic.TensorFlowState()
 
         v1 = tf.compat.v1

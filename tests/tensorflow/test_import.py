@@ -54,8 +54,8 @@ def test_a_tensorflow_whose_c_api_lacks_a_function(tmp_path: Path) -> None:
                 print(type(error).__name__, error)
         """
     )
-    eager, *told = printed.splitlines()
-    assert eager == "2.0" and len(told) == 2
-    for line in told:
+    eager, *lines = printed.splitlines()
+    assert eager == "2.0" and len(lines) == 2
+    for line in lines:
         assert line.startswith("NativeLibraryError TensorFlow 2.") and "they work eagerly" in line
         assert "has no function TF_" in line

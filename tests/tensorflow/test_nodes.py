@@ -23,18 +23,18 @@ def test_a_session_whose_ranks_run_in_opposite_order(two_ranks: RankPool) -> Non
 
         v1 = tf.compat.v1
         with tf.Graph().as_default():
-            made: dict[int, Any] = {}
+            variables: dict[int, Any] = {}
             before = []
             for number in range(COUNT) if rank == 0 else reversed(range(COUNT)):
                 # One after another in what comes before, so that the order in which they become ready is given.
                 with tf.control_dependencies(before[-1:]):
                     ready = v1.placeholder_with_default([number * (rank + 1.0)] * 3, [3]) + 0.0
                     before.append(ready)
-                made[number] = hvd.allreduce(ready, op=hvd.Sum, name=f"of {number}")
+                variables[number] = hvd.allreduce(ready, op=hvd.Sum, name=f"of {number}")
             config = v1.ConfigProto(inter_op_parallelism_threads=1, intra_op_parallelism_threads=1)
             with v1.Session(config=config) as session:
                 for _ in range(3):
-                    assert right(session.run([made[number] for number in range(COUNT)]))
+                    assert right(session.run([variables[number] for number in range(COUNT)]))
         return True
 
     assert two_ranks.run(sums) == [True, True]
@@ -48,10 +48,10 @@ def test_a_function_whose_ranks_trace_in_opposite_order(two_ranks: RankPool) -> 
 
         @tf.function
         def step(scale: Any) -> Any:
-            made = {}
+            variables = {}
             for number in range(COUNT) if rank == 0 else reversed(range(COUNT)):
-                made[number] = hvd.allreduce(scale * ([float(number)] * 3), op=hvd.Sum, name=f"of {number}")
-            return [made[number] for number in range(COUNT)]
+                variables[number] = hvd.allreduce(scale * ([float(number)] * 3), op=hvd.Sum, name=f"of {number}")
+            return [variables[number] for number in range(COUNT)]
 
         for _ in range(3):
             assert right([result.numpy() for result in step(tf.constant(rank + 1.0))])
@@ -68,11 +68,11 @@ def test_threads_that_call_eagerly_in_opposite_order(two_ranks: RankPool) -> Non
 
         import spark_estimator.tensorflow as hvd
 
-        made: dict[int, Any] = {}
+        variables: dict[int, Any] = {}
 
         def reduce(number: int) -> None:
             value = tf.constant([number * (rank + 1.0)] * 3)
-            made[number] = hvd.allreduce(value, op=hvd.Sum, name=f"of {number}").numpy()
+            variables[number] = hvd.allreduce(value, op=hvd.Sum, name=f"of {number}").numpy()
 
         order = list(range(COUNT))[:: 1 if rank == 0 else -1]
         threads = [threading.Thread(target=reduce, args=(number,)) for number in order]
@@ -80,7 +80,7 @@ def test_threads_that_call_eagerly_in_opposite_order(two_ranks: RankPool) -> Non
             thread.start()
         for thread in threads:
             thread.join(30)
-        return right([made[number] for number in range(COUNT)])
+        return right([variables[number] for number in range(COUNT)])
 
     assert two_ranks.run(sums) == [True, True]
 
@@ -110,6 +110,46 @@ def test_branches_loops_and_functions_in_functions(two_ranks: RankPool) -> None:
     assert two_ranks.run(values) == [[[13.0, 3.0, 6.0], [26.0, 3.0, 6.0]]] * 2
 
 
+@pytest.mark.parametrize("name", [None, "given"])
+def test_ranks_build_unequal_operations_around_a_branch_with_a_collective(
+    two_ranks: RankPool, name: str | None
+) -> None:
+    """As where rank 0 alone writes summaries, each of which is a tf.cond, or has created another optimizer."""
+
+    def values(rank: int, name: str | None) -> list[float]:
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+
+        @tf.function
+        def step(x: Any, steps: Any) -> Any:
+            for _ in range(0 if rank else 3):
+                tf.cond(steps < 0, lambda: tf.print("a summary"), tf.no_op)
+            with tf.name_scope("same" if name else f"sgd_{rank}"):
+                y = tf.cond(steps > 0, lambda: hvd.allreduce(x, op=hvd.Sum, name=name), lambda: x)
+                _, z = tf.while_loop(
+                    lambda number, _: number < steps,
+                    lambda number, z: (
+                        number + 1,
+                        tf.cond(z > 0, lambda: hvd.allreduce(10 * z, op=hvd.Sum, name=name), lambda: z),
+                    ),
+                    (0, x),
+                )
+            return y, z
+
+        def gradient(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y, z = step(x, tf.constant(1))
+            return tape.gradient([y, z], x)
+
+        x = tf.constant(rank + 1.0)
+        results = [*step(x, tf.constant(2)), gradient(x), tf.function(gradient)(x)]
+        return [float(result) for result in results]
+
+    assert two_ranks.run(values, name) == [[3.0, 600.0, 22.0, 22.0]] * 2
+
+
 def test_collectives_without_a_name_beside_those_of_a_function_that_is_called(two_ranks: RankPool) -> None:
     """Both run at once. The function was traced before on one rank alone, and again for another shape."""
 
@@ -128,17 +168,16 @@ def test_collectives_without_a_name_beside_those_of_a_function_that_is_called(tw
         tf.get_logger().addHandler(handler)
 
         @tf.function
-        def outer(one: Any, other: Any) -> Any:
-            before = hvd.allreduce(other, op=hvd.Sum)
-            called, again = inner(one), inner(tf.stack([one, one]))
-            return before, called, again[1], hvd.allreduce(other + 1, op=hvd.Sum)
+        def outer(first: Any, second: Any) -> Any:
+            before = hvd.allreduce(second, op=hvd.Sum)
+            called, again = inner(first), inner(tf.stack([first, first]))
+            return before, called, again[1], hvd.allreduce(second + 1, op=hvd.Sum)
 
-        results = [[float(one) for one in outer(tf.constant(1.0), tf.constant(100.0))] for _ in range(30)]
+        results = [[float(value) for value in outer(tf.constant(1.0), tf.constant(100.0))] for _ in range(30)]
         tf.get_logger().removeHandler(handler)
         assert first is None or first.graph is not None
-        return [one for one in results if one != [200, 2, 2, 202]], [
-            one for one in warnings if "values.<locals>" not in one
-        ]
+        wrong = [values for values in results if values != [200, 2, 2, 202]]
+        return wrong, [text for text in warnings if "values.<locals>" not in text]
 
     assert two_ranks.run(values) == [([], [])] * 2
 
@@ -164,7 +203,7 @@ def test_a_constant_is_reduced_each_time(two_ranks: RankPool) -> None:
 
 
 def test_what_a_collective_raises_in_a_graph(two_ranks: RankPool) -> None:
-    def told(rank: int) -> list[str]:
+    def raised(rank: int) -> list[str]:
         import tensorflow as tf
 
         import spark_estimator.tensorflow as hvd
@@ -179,7 +218,7 @@ def test_what_a_collective_raises_in_a_graph(two_ranks: RankPool) -> None:
         assert float(tf.reduce_sum(reduce(tf.ones([2])))) == 2.0
         return [type(failure).__name__, str(failure)]
 
-    for name, text in two_ranks.run(told):
+    for name, text in two_ranks.run(raised):
         assert name == "MismatchError"
         assert "allreduce.graph" in text and "Traceback" not in text
 
@@ -190,15 +229,15 @@ def test_xla_is_refused_in_words(two_ranks: RankPool) -> None:
 
         import spark_estimator.tensorflow as hvd
 
-        told = []
+        messages = []
         inner = tf.function(lambda x: hvd.allreduce(x))
         for body in (lambda x: hvd.allreduce(x), inner):
             with pytest.raises(ValueError, match="jit_compile=False") as caught:
                 tf.function(body, jit_compile=True)(tf.ones([2]))
-            told.append(str(caught.value))
-        return told
+            messages.append(str(caught.value))
+        return messages
 
-    assert all("allreduce on rank" in text for told in two_ranks.run(texts) for text in told)
+    assert all("allreduce on rank" in text for messages in two_ranks.run(texts) for text in messages)
 
 
 def test_nothing_of_torch_is_loaded(two_ranks: RankPool) -> None:
@@ -219,7 +258,9 @@ def test_the_same_bits_in_a_graph_as_eagerly(two_ranks: RankPool) -> None:
         import spark_estimator.tensorflow as hvd
 
         types = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool")
-        given = [tf.cast(tf.random.stateless_uniform([0 if n == "int8" else 1001, 3], [rank, 7]) * 5, n) for n in types]
+        inputs = [
+            tf.cast(tf.random.stateless_uniform([0 if n == "int8" else 1001, 3], [rank, 7]) * 5, n) for n in types
+        ]
 
         def results(*tensors: Any) -> Any:
             single = [hvd.allreduce(each, op=hvd.Max) for each in tensors]
@@ -227,8 +268,8 @@ def test_the_same_bits_in_a_graph_as_eagerly(two_ranks: RankPool) -> None:
             shares = hvd.grouped_reducescatter(tensors[:-1], op=hvd.Sum, postscale_factor=1 / 3)
             return [*single, *sums, *shares, *hvd.grouped_allgather(tensors), hvd.broadcast(tensors[7], 1)]
 
-        pairs = zip(results(*given), tf.function(results)(*given), strict=True)
-        return [one.dtype.name for one, other in pairs if one.numpy().tobytes() != other.numpy().tobytes()]
+        pairs = zip(results(*inputs), tf.function(results)(*inputs), strict=True)
+        return [first.dtype.name for first, second in pairs if first.numpy().tobytes() != second.numpy().tobytes()]
 
     assert two_ranks.run(differences, timeout=110) == [[], []]
 
@@ -240,42 +281,43 @@ def test_variables_of_types_that_the_engine_cannot_compute_with(two_ranks: RankP
         import spark_estimator.tensorflow as hvd
 
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            made = [
+            variables = [
                 tf.compat.v1.get_variable(f"of_{name}", initializer=tf.cast([rank + 1, 2], name), use_resource=True)
                 for name in ("complex64", "uint32", "uint16", "bfloat16", "bool")
             ]
             empty = tf.compat.v1.get_variable("empty", initializer=tf.zeros([0, 3]), use_resource=True)
-            copied = hvd.broadcast_variables([*made, empty], 1)
+            copied = hvd.broadcast_variables([*variables, empty], 1)
             session.run(tf.compat.v1.global_variables_initializer())
             session.run(copied)
             assert session.run(empty.read_value()).shape == (0, 3)
-            return [session.run(tf.cast(each.read_value(), tf.int32)).tolist() for each in made]
+            return [session.run(tf.cast(each.read_value(), tf.int32)).tolist() for each in variables]
 
     assert two_ranks.run(values) == [[[2, 2]] * 4 + [[1, 1]]] * 2
 
 
-def test_an_exception_that_cannot_be_reported_fails_the_node(two_ranks: RankPool) -> None:
-    def outcome(rank: int) -> str:
+def test_copies_from_gpus_are_told_once(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
         from unittest import mock
 
         import tensorflow as tf
 
-        import spark_estimator.tensorflow as hvd
-        from spark_estimator.tensorflow import works
+        from spark_estimator.tensorflow import nodes
 
-        class UnprintableError(Exception):
-            def __str__(self) -> str:
-                raise MemoryError
+        warnings: list[str] = []
+        constant = tf.constant(1.0)
+        with (
+            mock.patch.object(nodes._log, "warning", warnings.append),
+            mock.patch.object(nodes, "_warned_of_copies", False),
+        ):
+            nodes._warn_of_copies([constant])  # no GPU here, whatever comes
+            assert nodes._warned_of_copies and not warnings
+            nodes._warned_of_copies = False
+            with mock.patch.object(tf.config, "get_visible_devices", lambda _: ["GPU:0"]):
+                nodes._warn_of_copies([constant])  # which is on the CPU
+                assert not nodes._warned_of_copies and not warnings
+                with tf.Graph().as_default():  # where it will lie nobody knows
+                    for _ in range(2):
+                        nodes._warn_of_copies([tf.constant(1.0)])
+        assert len(warnings) == 1 and "copied through host memory" in warnings[0]
 
-        @tf.function
-        def step(value: Any) -> Any:
-            return hvd.allreduce(value, op=hvd.Sum, name="never submitted")
-
-        with mock.patch.object(works.ops, "run", side_effect=UnprintableError):
-            try:
-                return str(step(tf.constant([1.0])))
-            except tf.errors.UnknownError as error:
-                return str(error)
-
-    for text in two_ranks.run(outcome):
-        assert "never submitted: an exception that could not be reported" in text
+    two_ranks.run(check)

@@ -42,7 +42,7 @@ def test_the_surface(two_ranks: RankPool) -> None:
             optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1))
             tape = hvd.DistributedGradientTape(tf.GradientTape())
 
-        found: list[str] = []
+        actual: list[str] = []
         lines = [line for line in surface.splitlines() if line and not line.startswith("#")]
         for line in lines:
             name, _, arguments = line.partition("(")
@@ -50,21 +50,21 @@ def test_the_surface(two_ranks: RankPool) -> None:
             try:
                 served = functools.reduce(getattr, name.split("."), root)
             except AttributeError as error:
-                found.append(f"{name}: {error}")
+                actual.append(f"{name}: {error}")
                 continue
             if not arguments:
                 continue
-            wanted = [part.strip() for part in arguments.rstrip(")").split(",") if part.strip()]
-            given = list(inspect.signature(served).parameters.values())
-            for number, part in enumerate(wanted):
+            names = [part.strip() for part in arguments.rstrip(")").split(",") if part.strip()]
+            parameters = list(inspect.signature(served).parameters.values())
+            for number, part in enumerate(names):
                 argument, _, default = part.partition("=")
-                parameter = given[number] if number < len(given) else None
+                parameter = parameters[number] if number < len(parameters) else None
                 if parameter is None or parameter.name != argument:
-                    found.append(f"{name}: argument {number} is {parameter}, not {part}")
+                    actual.append(f"{name}: argument {number} is {parameter}, not {part}")
                 elif parameter.default != (eval(default, vars(hvd).copy()) if default else inspect.Parameter.empty):
-                    found.append(f"{name}: {parameter} is not {part}")
+                    actual.append(f"{name}: {parameter} is not {part}")
         assert len(lines) > 60
         missing = [name for name in hvd.__all__ if not hasattr(hvd, name)]
-        return [*found, *missing]
+        return [*actual, *missing]
 
     assert two_ranks.run(differences, SURFACE) == [[], []]

@@ -35,3 +35,13 @@ def two_ranks(pools: Callable[[int], RankPool]) -> RankPool:
 @pytest.fixture
 def three_ranks(pools: Callable[[int], RankPool]) -> RankPool:
     return pools(3)
+
+
+@pytest.fixture
+def job_of_one() -> Iterator[None]:
+    """This process is the only rank of a job."""
+    import spark_estimator.torch as hvd
+
+    hvd.init()
+    yield
+    hvd.shutdown()

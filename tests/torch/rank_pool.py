@@ -31,9 +31,10 @@ def _in_a_job(function: Callable[..., Any], rank: int, *args: Any) -> Any:
 
     torch.set_num_threads(1)
     if "SPARK_ESTIMATOR_CUDA_LIBRARY" in os.environ:
+        from tests import fake_gpus
         from tests.torch.pretended_gpus import pretend
 
-        pretend(rank)
+        pretend(fake_gpus.device_of(rank))
     hvd.init()
     try:
         torch.manual_seed(1)

@@ -85,8 +85,8 @@ def test_sync_batch_norm(two_ranks: RankPool) -> None:
             torch.testing.assert_close(model.state_dict(), plain.state_dict())
             for net in (model, plain):
                 net.eval()
-            whole = torch.compile(model, backend=BACKEND, fullgraph=True)  # no collective in eval mode
-            torch.testing.assert_close(whole(inputs), plain(inputs))
+            full = torch.compile(model, backend=BACKEND, fullgraph=True)  # no collective in eval mode
+            torch.testing.assert_close(full(inputs), plain(inputs))
 
     two_ranks.run(check, timeout=150)
 

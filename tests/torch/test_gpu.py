@@ -15,30 +15,29 @@ from torch import nn
 
 import spark_estimator.torch as hvd
 from spark_estimator.collectives import context
-from spark_estimator.torch.collectives import device
 from tests.torch.rank_pool import RankPool
 
 WAYS = {
     "nccl": {},
     "staged": {"HOROVOD_GPU_OPERATIONS": "staged"},
-    "shared": {"HOROVOD_GPU_OPERATIONS": "shared", "FAKE_CUDA_UUIDS": "a,a"},
+    "one GPU": {"FAKE_CUDA_DEVICES": "1"},
 }
 
 
 @pytest.fixture(scope="module")
 def on_gpus(fakes: dict[str, str]) -> Iterator[Callable[[int, str], RankPool]]:
-    made: dict[tuple[int, str], RankPool] = {}
+    pools: dict[tuple[int, str], RankPool] = {}
 
     def get(size: int, way: str) -> RankPool:
         key = size, way
-        if key not in made or not made[key].usable:
-            if key in made:
-                made[key].close()
-            made[key] = RankPool(size, {**fakes, **WAYS[way]})
-        return made[key]
+        if key not in pools or not pools[key].usable:
+            if key in pools:
+                pools[key].close()
+            pools[key] = RankPool(size, {**fakes, **WAYS[way]})
+        return pools[key]
 
     yield get
-    for pool in made.values():
+    for pool in pools.values():
         pool.close()
 
 
@@ -56,38 +55,38 @@ def test_every_form_of_every_op(on_gpus: Callable[[int, str], RankPool], way: st
     def check(rank: int) -> None:
         def both_forms(submitted: int, ran: Any) -> None:
             results = hvd.synchronize(submitted)
-            for one, other in zip(listed(results), listed(ran), strict=True):
-                assert torch.equal(one, other)
+            for first, second in zip(listed(results), listed(ran), strict=True):
+                assert torch.equal(first, second)
 
         def listed(results: Any) -> list[torch.Tensor]:
             return list(results) if isinstance(results, (list, tuple)) else [results]
 
         before = gpu_operations()
-        given = torch.arange(6.0).view(3, 2) * (rank + 1)
-        mine = [given.clone(), torch.full((4,), rank, dtype=torch.int64)]
-        assert torch.equal(hvd.allreduce(given), torch.arange(6.0).view(3, 2) * 1.5)
-        both_forms(hvd.allreduce_async(given, op=hvd.Sum), torch.arange(6.0).view(3, 2) * 3)
+        tensor = torch.arange(6.0).view(3, 2) * (rank + 1)
+        mine = [tensor.clone(), torch.full((4,), rank, dtype=torch.int64)]
+        assert torch.equal(hvd.allreduce(tensor), torch.arange(6.0).view(3, 2) * 1.5)
+        both_forms(hvd.allreduce_async(tensor, op=hvd.Sum), torch.arange(6.0).view(3, 2) * 3)
         summed = hvd.grouped_allreduce(mine, op=hvd.Sum)
         both_forms(hvd.grouped_allreduce_async(mine, op=hvd.Sum), summed)
         assert summed[1].tolist() == [1] * 4
-        in_place = given.t().clone().t()  # not contiguous: a copy travels and comes back
+        in_place = tensor.t().clone().t()  # not contiguous: a copy travels and comes back
         assert hvd.allreduce_(in_place, op=hvd.Max) is in_place
         assert torch.equal(in_place, torch.arange(6.0).view(3, 2) * 2)
         rows = torch.full((rank + 1, 2), float(rank))
         assert hvd.allgather(rows).tolist() == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
         both_forms(hvd.allgather_async(rows), hvd.allgather(rows))
-        both_forms(hvd.grouped_allgather_async([rows, given]), hvd.grouped_allgather([rows, given]))
+        both_forms(hvd.grouped_allgather_async([rows, tensor]), hvd.grouped_allgather([rows, tensor]))
         assert hvd.broadcast(rows[:1], root_rank=1).tolist() == [[1.0, 1.0]]
-        received, splits = hvd.alltoall(given, splits=[2, 1])
+        received, splits = hvd.alltoall(tensor, splits=[2, 1])
         assert splits.tolist() == [2, 2] if rank == 0 else [1, 1]
-        both_forms(hvd.alltoall_async(given, splits=[2, 1]), (received, splits))
-        both_forms(hvd.reducescatter_async(given, op=hvd.Sum), hvd.reducescatter(given, op=hvd.Sum))
+        both_forms(hvd.alltoall_async(tensor, splits=[2, 1]), (received, splits))
+        both_forms(hvd.reducescatter_async(tensor, op=hvd.Sum), hvd.reducescatter(tensor, op=hvd.Sum))
         sparse = torch.sparse_coo_tensor([[rank, 2]], [1.0, 2.0], (4,))
         total = hvd.sparse_allreduce_async(sparse, "sparse", hvd.Sum)()
         assert total.to_dense().tolist() == [1.0, 1.0, 4.0, 0.0]
-        wanted = torch.ones(3, requires_grad=True)
-        hvd.allreduce(wanted, op=hvd.Sum).sum().backward()
-        assert wanted.grad is not None and wanted.grad.tolist() == [2.0] * 3
+        leaf = torch.ones(3, requires_grad=True)
+        hvd.allreduce(leaf, op=hvd.Sum).sum().backward()
+        assert leaf.grad is not None and leaf.grad.tolist() == [2.0] * 3
         assert gpu_operations() - before == 18  # each of these
 
     on_gpus(2, way).run(check)
@@ -177,8 +176,8 @@ def test_ranks_stay_alike(on_gpus: Callable[[int, str], RankPool], options: dict
         flat = torch.cat([param.detach().view(-1) for param in net.parameters()])
         return [float(flat.sum()), float(flat.square().sum())]
 
-    one, other = on_gpus(2, "nccl").run(check)
-    assert one == other
+    first, second = on_gpus(2, "nccl").run(check)
+    assert first == second
 
 
 def test_a_bucket_waits_for_all_streams_of_its_gradients(on_gpus: Callable[[int, str], RankPool]) -> None:
@@ -213,14 +212,14 @@ def test_what_is_awaited_on_another_stream_is_told_to_the_allocator(on_gpus: Cal
 
         other = fake_gpus.new_stream()
         for submit in (hvd.allreduce_async, hvd.allgather_async):
-            for there in (False, True):
+            for present in (False, True):
                 pretended_gpus.noted.clear()
                 handle = submit(torch.ones(5))
                 assert not pretended_gpus.noted
-                pretended_gpus.make_current(other if there else 0)
+                pretended_gpus.make_current(other if present else 0)
                 assert hvd.synchronize(handle).sum() in (5, 10)
                 pretended_gpus.make_current(0)
-                assert pretended_gpus.noted == [("_note_use", there)]
+                assert pretended_gpus.noted == [("_note_use", present)]
 
     on_gpus(2, "nccl").run(check)
 
@@ -256,93 +255,3 @@ def test_batch_norm_and_states(on_gpus: Callable[[int, str], RankPool]) -> None:
 
 
 # --- where a tensor is worked on: decided in this process, with tensors that say what they are ------------------------
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., torch.Tensor]]:
-    """In a job of one: makes tensors that pass for tensors on a CUDA device of that number, but are not looked into."""
-    numbers: dict[int, int] = {}
-    monkeypatch.setattr(device, "cuda_device", lambda tensor: numbers.get(id(tensor), device.NO_DEVICE))
-    made = []
-
-    def make(number: int) -> torch.Tensor:
-        tensor = torch.ones(2)
-        made.append(tensor)
-        numbers[id(tensor)] = number
-        return tensor
-
-    hvd.init()
-    yield make
-    hvd.shutdown()
-
-
-def test_tensors_of_one_group_are_on_one_device(alone: Callable[..., torch.Tensor]) -> None:
-    on_gpu, other, on_host = alone(0), alone(1), torch.ones(2)
-    assert device.location_of([on_host, "no tensor"], "allreduce", None) == device.IN_HOST_MEMORY
-    assert device.location_of([on_gpu, on_gpu], "allreduce", None).engines_device == 0
-    for mixed in ([on_gpu, on_host], [on_host, on_gpu], [on_gpu, other]):
-        with pytest.raises(ValueError, match=r"on rank 0: tensor 0 of the group is on .* and tensor 1 on"):
-            device.location_of(mixed, "grouped_allreduce", None)
-        assert device.location_of_all(mixed, None) == device.IN_HOST_MEMORY  # where copies will do
-
-
-def test_a_second_gpu_of_a_rank_goes_through_the_host(
-    alone: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    warnings: list[str] = []
-    monkeypatch.setattr(device, "_told", set())
-    monkeypatch.setattr(device._log, "warning", lambda text, *args: warnings.append(text % args))
-    assert device.location_of_all([alone(1)], None).number == 1
-    for _ in range(2):
-        assert not device.location_of_all([alone(0)], None).on_gpu
-    [warning] = warnings
-    assert "cuda:0 are copied through host memory" in warning
-    assert device.location_of_all([alone(1)], None).number == 1
-
-
-def test_copies_can_be_asked_for(alone: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    hvd.shutdown()
-    monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "copy")
-    hvd.init()
-    assert not device.location_of([alone(0), torch.ones(1)], "grouped_allreduce", None).on_gpu
-    assert not device.location_of_all([alone(0)], None).on_gpu
-
-
-def test_a_stream_that_is_being_captured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with pytest.raises(ValueError, match=r"allgather: the current stream is being captured into a CUDA graph"):
-        device.TensorLocation(torch.device("cuda", 0), 0, 0).gpu("allgather")
-    assert device.IN_HOST_MEMORY.gpu("allgather") is None
-
-
-def test_what_counts_as_a_cuda_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Says(torch.Tensor):
-        is_cuda = True
-
-        def get_device(self) -> int:
-            return 3
-
-    tensor = torch.ones(1).as_subclass(Says)
-    assert device.cuda_device(tensor) == 3
-    assert device.cuda_device(torch.ones(1)) == device.cuda_device(7) == device.NO_DEVICE
-    monkeypatch.setattr(device, "_IS_ROCM", True)
-    assert device.cuda_device(tensor) == device.NO_DEVICE
-
-
-def test_the_default_stream_is_waited_for_as_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its address is 0, which ``torch.cuda.ExternalStream`` takes for none: it would make another stream."""
-    waited: list[str] = []
-
-    class Current:
-        def wait_stream(self, stream: str) -> None:
-            waited.append(stream)
-
-    def external(address: int, device: int) -> str:
-        assert address, "a stream that nobody has used"
-        return f"{address} of {device}"
-
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Current())
-    monkeypatch.setattr(torch.cuda, "ExternalStream", external)
-    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: f"default of {device}")
-    device.wait_for_streams(3, [7, 0])
-    assert waited == ["7 of 3", "default of 3"]

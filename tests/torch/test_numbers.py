@@ -127,8 +127,8 @@ def test_rows_that_are_joined(three_ranks: RankPool) -> None:
 
     def check(rank: int) -> None:
         for process_set, ranks in sets(rank):
-            for dtype, (rows, *rest) in itertools.product(DTYPES, ROWS):
-                given_by = {each: given(each, (rows + each % 2, *rest), dtype) for each in ranks}
+            for dtype, (rows, *row_shape) in itertools.product(DTYPES, ROWS):
+                given_by = {each: given(each, (rows + each % 2, *row_shape), dtype) for each in ranks}
                 expected = torch.cat(list(given_by.values()))
                 for form in forms:
                     same(form(strided(given_by[rank]), process_set=process_set), expected)
@@ -160,14 +160,15 @@ def test_the_roots_values(three_ranks: RankPool) -> None:
 def test_rows_that_change_places(three_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         for process_set, ranks in sets(rank):
-            size, own = len(ranks), ranks.index(rank)
-            for dtype, rest in itertools.product(DTYPES, [(), (3,), (2, 0)]):
+            size, own_rank = len(ranks), ranks.index(rank)
+            for dtype, row_shape in itertools.product(DTYPES, [(), (3,), (2, 0)]):
                 # The rank at place i sends i + j rows to that at place j; in the even form two rows to each.
                 uneven = {
-                    each: given(each, (sum(i + j for j in range(size)), *rest), dtype) for i, each in enumerate(ranks)
+                    each: given(each, (sum(i + j for j in range(size)), *row_shape), dtype)
+                    for i, each in enumerate(ranks)
                 }
-                parts = [uneven[each].split([i + j for j in range(size)])[own] for i, each in enumerate(ranks)]
-                splits = [own + j for j in range(size)]
+                parts = [uneven[each].split([i + j for j in range(size)])[own_rank] for i, each in enumerate(ranks)]
+                splits = [own_rank + j for j in range(size)]
                 for given_splits in (splits, torch.tensor(splits, dtype=torch.int32), torch.tensor(splits)):
                     for pair in (
                         hvd.alltoall(strided(uneven[rank]), given_splits, process_set=process_set),
@@ -175,9 +176,9 @@ def test_rows_that_change_places(three_ranks: RankPool) -> None:
                     ):
                         rows, received = pair
                         same(rows, torch.cat(parts))
-                        same(received, torch.tensor([i + own for i in range(size)], dtype=torch.int32))
-                even = {each: given(each, (2 * size, *rest), dtype) for each in ranks}
-                expected = torch.cat([even[each].split(2)[own] for each in ranks])
+                        same(received, torch.tensor([i + own_rank for i in range(size)], dtype=torch.int32))
+                even = {each: given(each, (2 * size, *row_shape), dtype) for each in ranks}
+                expected = torch.cat([even[each].split(2)[own_rank] for each in ranks])
                 same(hvd.alltoall(even[rank], process_set=process_set), expected)
                 rows, received = hvd.synchronize(hvd.alltoall_async(even[rank], process_set=process_set))
                 same(rows, expected)
@@ -196,15 +197,15 @@ def test_rows_that_are_reduced_and_shared(three_ranks: RankPool) -> None:
 
     def check(rank: int) -> None:
         for process_set, ranks in sets(rank):
-            size, own = len(ranks), ranks.index(rank)
+            size, own_rank = len(ranks), ranks.index(rank)
             for dtype, shape, op in itertools.product(DTYPES, ROWS, [hvd.Average, hvd.Sum]):
                 if dtype is torch.bool and op == hvd.Average:
                     continue
-                whole = reduced([given(each, shape, dtype) for each in ranks], op)
-                shares = [shape[0] // size + (place < shape[0] % size) for place in range(size)]
+                full = reduced([given(each, shape, dtype) for each in ranks], op)
+                shares = [shape[0] // size + (position < shape[0] % size) for position in range(size)]
                 for form in forms:
                     result = form(strided(given(rank, shape, dtype)), op=op, process_set=process_set)
-                    same(result, whole.split(shares)[own])
+                    same(result, full.split(shares)[own_rank])
             same(hvd.reducescatter(torch.full((size,), 4.0), process_set=process_set), torch.full((1,), 4.0))
 
     three_ranks.run(check)
@@ -240,9 +241,9 @@ def test_sparse_tensors(three_ranks: RankPool) -> None:
                 def of(each: int, dtype: torch.dtype = dtype, dense: tuple[int, ...] = dense) -> torch.Tensor:
                     # Rank 1 has no entry; the others have one at a place of their own and two at one that they share.
                     count = 0 if each == 1 else 3
-                    places = torch.tensor([[each, 3, 3], [0, 1, 1]])[:, :count]
+                    indices = torch.tensor([[each, 3, 3], [0, 1, 1]])[:, :count]
                     values = torch.full((count, *dense), each + 1).to(dtype)
-                    return torch.sparse_coo_tensor(places, values, (4, 2, *dense), check_invariants=True)
+                    return torch.sparse_coo_tensor(indices, values, (4, 2, *dense), check_invariants=True)
 
                 total = torch.stack([of(each).to_dense() for each in ranks]).sum(0)
                 for name in (None, "embedding"):

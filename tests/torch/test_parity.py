@@ -93,14 +93,14 @@ def _signature_difference(arguments: str, served: inspect.Signature) -> str:
         inspect.Parameter.VAR_POSITIONAL,
         inspect.Parameter.VAR_KEYWORD,
     }
-    for place, wanted in enumerate(theirs):
-        own = ours[place] if place < len(ours) else None
-        if takes_any and (own is None or own.kind not in _POSITIONAL):
+    for position, expected in enumerate(theirs):
+        local = ours[position] if position < len(ours) else None
+        if takes_any and (local is None or local.kind not in _POSITIONAL):
             return ""
-        if own is None or (own.name, own.kind) != (wanted.name, wanted.kind):
-            return f"argument {place} is `{own}`, not `{wanted}`"
-        if own.default is not wanted.default and own.default != wanted.default:
-            return f"`{own.name}` is {own.default!r} by default, not {wanted.default!r}"
+        if local is None or (local.name, local.kind) != (expected.name, expected.kind):
+            return f"argument {position} is `{local}`, not `{expected}`"
+        if local.default is not expected.default and local.default != expected.default:
+            return f"`{local.name}` is {local.default!r} by default, not {expected.default!r}"
     extra = [each for each in ours[len(theirs) :] if each.default is each.empty and each.kind in _POSITIONAL]
     return f"needs another argument: `{extra[0]}`" if extra else ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -51,13 +51,6 @@ every_op = pytest.mark.parametrize("op", OPS | SPARSE)
 REDUCING = [name for name in OPS if "reduce" in name]
 
 
-@pytest.fixture
-def job_of_one() -> Iterator[None]:
-    hvd.init()
-    yield
-    hvd.shutdown()
-
-
 @every_op
 def test_what_is_no_tensor(job_of_one: None, op: str) -> None:
     kind = op if op in SPARSE else op.removesuffix("_").removesuffix("_async")
@@ -73,7 +66,7 @@ def test_tensors_that_cannot_be_sent(job_of_one: None, op: str) -> None:
         (torch.ones(2, dtype=torch.complex64), r"on rank 0: Tensors of type torch\.complex64 cannot be sent"),
         (torch.ones(2, 2).to_sparse(), r"layout torch\.sparse_coo; use"),
         (torch.eye(2).to_sparse_csr(), r"layout torch\.sparse_csr; use"),
-        (torch.ones(2, device="meta"), r"\(2,\) on device 'meta' holds no values"),
+        (torch.ones(2, device="meta"), r"\(2,\) on device 'meta' has no values"),
         (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "layout nested"),
         (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), r"torch\.qint8"),
     ]:
@@ -110,7 +103,7 @@ def test_what_is_no_path_no_set_and_no_batch(job_of_one: None) -> None:
     with pytest.raises(ValueError, match=r"SyncBatchNorm on rank 0: a torch\.Tensor is needed, not NoneType"):
         hvd.SyncBatchNorm(2)(None)
     hvd.shutdown()
-    with pytest.raises(ValueError, match=r"init\(process_sets=5\): give a list of process sets, or 'dynamic'"):
+    with pytest.raises(ValueError, match=r"init\(process_sets=5\): pass a list of process sets, or 'dynamic'"):
         hvd.init(process_sets=5)  # type: ignore[arg-type]
 
 
@@ -140,19 +133,6 @@ def test_names_of_objects(job_of_one: None, op: Call) -> None:
         op(1, name="\udc80")
 
 
-@pytest.mark.parametrize("question", [hvd.synchronize, hvd.poll])
-def test_what_is_no_handle(question: Call) -> None:
-    for thing, advice in (
-        ([1], r"not \[1\] \(list\): pass"),
-        (len, "is called itself"),
-        ("1", "not '1'"),
-        (None, "None"),
-    ):
-        with pytest.raises(TypeError, match=rf"^{question.__name__}\(\) takes the number .*{advice}"):
-            question(thing)
-    assert question(10**9) in (None, True)
-
-
 @pytest.mark.parametrize(
     "op", [hvd.allreduce, hvd.reducescatter, OPS["grouped_allreduce"], OPS["grouped_reducescatter"]]
 )
@@ -160,7 +140,7 @@ def test_compressions(job_of_one: None, op: Call) -> None:
     for wrong in (7, None, "fp16"):
         with pytest.raises(ValueError, match=rf"reduce.* on rank 0: compression={wrong!r} must be one of"):
             op(torch.ones(2), compression=wrong)
-    with pytest.raises(ValueError, match=r"goes to hvd\.DistributedOptimizer"):
+    with pytest.raises(ValueError, match=r"works only with hvd\.DistributedOptimizer"):
         op(torch.ones(2), compression=hvd.Compression.topk())
 
 
@@ -171,26 +151,28 @@ def test_reductions(job_of_one: None, op: str) -> None:
     with pytest.raises(ValueError, match="bool tensors cannot be scaled"):
         OPS[op](torch.ones(2, dtype=torch.bool), op=hvd.Sum, prescale_factor=2.0)
     for wrong in (9, "Sum", torch.ones):
-        with pytest.raises(ValueError, match=r"is none of hvd\.Average"):
+        with pytest.raises(ValueError, match=r"must be hvd\.Average, hvd\.Sum"):
             OPS[op](torch.ones(2), op=wrong)
     for wrong in ("half", torch.ones(2)):
         with pytest.raises(TypeError, match=re.escape(f"prescale must be a number, not {wrong!r}")):
             OPS[op](torch.ones(2), prescale_factor=wrong)
     if "scatter" in op:
         for unknown in (hvd.Min, hvd.Max, hvd.Product, hvd.Adasum):
-            with pytest.raises(hvd.HorovodInternalError, match=rf"op=hvd\.{unknown.name.title()} is not defined"):
+            with pytest.raises(hvd.HorovodInternalError, match=rf"op=hvd\.{unknown.name.title()} is not supported"):
                 OPS[op](torch.ones(2), op=unknown)
     else:
         with pytest.raises(ValueError, match="not both"):
             OPS[op](torch.ones(2), average=True, op=hvd.Sum)
         for wrong in (hvd.Sum, "a name", 5):  # given by position, they would be taken for True
-            with pytest.raises(ValueError, match=rf"^average={wrong!r} is neither True nor False"):
+            with pytest.raises(ValueError, match=rf"^average={wrong!r} must be True or False"):
                 OPS[op](torch.ones(2), average=wrong)
 
 
 @pytest.mark.parametrize("op", [name for name in OPS if "gather" in name or "scatter" in name or "alltoall" in name])
 def test_tensors_without_rows(job_of_one: None, op: str) -> None:
-    with pytest.raises(IndexError if "gather" in op else ValueError, match="0-dimensional tensor has none: unsqueeze"):
+    with pytest.raises(
+        IndexError if "gather" in op else ValueError, match="0-dimensional tensor has no rows: unsqueeze"
+    ):
         OPS[op](torch.tensor(1.0))
 
 
@@ -256,9 +238,12 @@ def test_roots(two_ranks: RankPool, op: Call) -> None:
 def test_splits(two_ranks: RankPool, op: Call) -> None:
     def check(rank: int) -> None:
         for splits in ([1, 1], [4], [1, 1, 1], [4, -1], [1.5, 1.5], "12", 3, torch.tensor([1, 3]), torch.tensor(3)):
-            with pytest.raises(ValueError, match=rf"alltoall on rank {rank}: splits=.* must be 2 whole .* sum is 3"):
+            with pytest.raises(
+                ValueError,
+                match=rf"alltoall on rank {rank}: splits=.* must be 2 non-negative integers.* add up to the 3 rows",
+            ):
                 op(torch.ones(3), splits)
-        with pytest.raises(ValueError, match=f"alltoall on rank {rank}: 3 rows cannot be shared equally by 2 ranks"):
+        with pytest.raises(ValueError, match=f"alltoall on rank {rank}: 3 rows can't be divided equally among 2 ranks"):
             op(torch.ones(3))
 
     two_ranks.run(check)
@@ -272,7 +257,7 @@ def test_process_sets(two_ranks: RankPool) -> None:
         for call in (OPS | SPARSE).values():
             with pytest.raises(ValueError, match="is not registered"):
                 call(torch.ones(2, 2), process_set=hvd.ProcessSet([0, 1]))
-            with pytest.raises(TypeError, match="must be a ProcessSet"):
+            with pytest.raises(TypeError, match="must be a registered ProcessSet"):
                 call(torch.ones(2, 2), process_set=[0, 1])
             if rank == 1:
                 with pytest.raises(ValueError, match="rank 1 is not in ProcessSet"):
@@ -307,7 +292,7 @@ def test_names_in_flight(two_ranks: RankPool) -> None:
 def test_forked_children(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         for name, call in (OPS | SPARSE).items():
-            told, tell = os.pipe()
+            reader, tell = os.pipe()
             child = os.fork()
             if child == 0:
                 try:
@@ -318,7 +303,7 @@ def test_forked_children(two_ranks: RankPool) -> None:
                 os.write(tell, answer.encode())
                 os._exit(0)
             os.close(tell)
-            with os.fdopen(told) as answers:
+            with os.fdopen(reader) as answers:
                 text = answers.read()
             os.waitpid(child, 0)
             assert text.startswith("HorovodInternalError: This process (pid"), (name, text)
@@ -348,31 +333,6 @@ def test_parameters_that_cannot_be_sent(job_of_one: None) -> None:
     hvd.broadcast_parameters({"a": torch.ones(1), 1: torch.ones(1), "\udc80\0": torch.ones(1), "long" * 5000: None}, 0)
 
 
-def test_parameters_of_an_optimizer(job_of_one: None) -> None:
-    class Model(torch.nn.Module):
-        def __init__(self, **options: Any) -> None:
-            super().__init__()
-            self.real = torch.nn.Parameter(torch.ones(2))
-            self.other = torch.nn.Parameter(torch.ones(3, **options))
-
-    for options, why in [
-        ({"dtype": torch.complex128}, r"is of type torch\.complex128"),
-        ({"device": "meta"}, r"of shape \(3,\) is on device 'meta'"),
-    ]:
-        model = Model(**options)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for named, name in ((model.named_parameters(), "'other'"), (None, "'parameter 1 of group 0'")):
-            with pytest.raises(ValueError, match=f"^DistributedOptimizer on rank 0: {name} {why}"):
-                hvd.DistributedOptimizer(optimizer, named)
-        assert type(optimizer) is torch.optim.SGD
-        with pytest.raises(ValueError, match=f"^broadcast_optimizer_state on rank 0: 'group 0, parameter 1' {why}"):
-            hvd.broadcast_optimizer_state(optimizer, 0)
-        model.other.requires_grad_(False)  # what is not trained does not travel
-        hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    with pytest.raises(ValueError, match=r"named_parameters takes model.named_parameters\(\), or .*, not 5"):
-        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=5)  # type: ignore[arg-type]
-
-
 def test_nothing_was_sent(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         for name, call in OPS.items():
@@ -380,7 +340,7 @@ def test_nothing_was_sent(two_ranks: RankPool) -> None:
                 for wrong in (None, torch.ones(2, device="meta"), torch.ones(2) > 0):
                     if name not in REDUCING and isinstance(wrong, torch.Tensor) and wrong.is_cpu:
                         continue
-                    with pytest.raises(ValueError, match=r"is needed|holds no values|average of bool"):
+                    with pytest.raises(ValueError, match=r"is needed|has no values|average of bool"):
                         call(wrong)
             result = call(torch.ones(2))
             if isinstance(result, int):

@@ -199,8 +199,8 @@ def test_resuming_from_a_checkpoint_that_one_rank_has(two_ranks: RankPool) -> No
 def test_lbfgs_is_refused(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         optimizer = torch.optim.LBFGS(nn.Linear(2, 2).parameters())
-        for given in (optimizer, hvd.DistributedOptimizer(optimizer)):
+        for wrapped in (optimizer, hvd.DistributedOptimizer(optimizer)):
             with pytest.raises(ValueError, match=r"on rank \d: .*LBFGS cannot be broadcast: .* new LBFGS"):
-                hvd.broadcast_optimizer_state(given, 0)
+                hvd.broadcast_optimizer_state(wrapped, 0)
 
     two_ranks.run(check)

@@ -22,37 +22,39 @@ CASES = [
 PLAIN = {0: torch.nn.BatchNorm1d, 1: torch.nn.BatchNorm1d, 2: torch.nn.BatchNorm2d, 3: torch.nn.BatchNorm3d}
 
 
-def joint_batch(rest: tuple[int, ...], sizes: list[int], dtype: torch.dtype) -> torch.Tensor:
+def joint_batch(row_shape: tuple[int, ...], sizes: list[int], dtype: torch.dtype) -> torch.Tensor:
     generator = torch.Generator().manual_seed(5)
-    shape = (sum(sizes), 3, *rest)
+    shape = (sum(sizes), 3, *row_shape)
     return (torch.randn(shape, generator=generator, dtype=torch.float64) * 3 + 7).to(dtype)
 
 
-@pytest.mark.parametrize(("rest", "sizes"), CASES)
-def test_as_one_process_with_the_joint_batch(two_ranks: RankPool, rest: tuple[int, ...], sizes: list[int]) -> None:
+@pytest.mark.parametrize(("row_shape", "sizes"), CASES)
+def test_as_one_process_with_the_joint_batch(two_ranks: RankPool, row_shape: tuple[int, ...], sizes: list[int]) -> None:
     def check(rank: int) -> None:
         for dtype, bound in ((torch.float64, 1e-10), (torch.float32, 2e-4)):
             for options in ({}, {"momentum": None}, {"affine": False}, {"track_running_stats": False, "eps": 0.1}):
                 torch.manual_seed(3)
-                plain = PLAIN[len(rest)](3, dtype=dtype, **options)
+                plain = PLAIN[len(row_shape)](3, dtype=dtype, **options)
                 sync = hvd.SyncBatchNorm(3, dtype=dtype, **options)
                 sync.load_state_dict(plain.state_dict())
                 for step in range(2):
-                    batch = joint_batch(rest, sizes, dtype) + step
+                    batch = joint_batch(row_shape, sizes, dtype) + step
                     weights = torch.randn(batch.shape, dtype=dtype)
-                    whole = batch.clone().requires_grad_()
-                    (plain(whole) * weights).sum().backward()
-                    own = batch.split(sizes)[rank].clone().requires_grad_()
-                    output = sync(own)
+                    joint_inputs = batch.clone().requires_grad_()
+                    (plain(joint_inputs) * weights).sum().backward()
+                    local_inputs = batch.split(sizes)[rank].clone().requires_grad_()
+                    output = sync(local_inputs)
                     (output * weights.split(sizes)[rank]).sum().backward()
                     assert output.dtype is dtype
                     with torch.no_grad():
                         again = copy.deepcopy(plain).train()
                         expected = again(batch).split(sizes)[rank]
                     torch.testing.assert_close(output, expected, rtol=bound, atol=bound)
-                    assert own.grad is not None
-                    assert whole.grad is not None
-                    torch.testing.assert_close(own.grad, whole.grad.split(sizes)[rank], rtol=bound, atol=bound)
+                    assert local_inputs.grad is not None
+                    assert joint_inputs.grad is not None
+                    torch.testing.assert_close(
+                        local_inputs.grad, joint_inputs.grad.split(sizes)[rank], rtol=bound, atol=bound
+                    )
                 for name, parameter in sync.named_parameters():
                     assert parameter.grad is not None
                     total = hvd.allreduce(parameter.grad, op=hvd.Sum)
@@ -75,22 +77,22 @@ def test_gradients_by_finite_differences(two_ranks: RankPool) -> None:
 
         def joint(batch: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
             norm = hvd.SyncBatchNorm(3, affine=False, track_running_stats=False)
-            own = norm(batch.split([2, 3])[rank]) * weight.view(3, 1) + bias.view(3, 1)
+            local_inputs = norm(batch.split([2, 3])[rank]) * weight.view(3, 1) + bias.view(3, 1)
             # An average's gradient is that of one rank's share, so the sum over ranks of shares is the whole's.
-            return hvd.allgather(own).tanh() * hvd.size()
+            return hvd.allgather(local_inputs).tanh() * hvd.size()
 
         output = joint(batch, weight, bias).sum()
         [gradient] = torch.autograd.grad(output, batch)
         total = hvd.allreduce(gradient, op=hvd.Sum)
         step = 1e-6
-        for place in ((0, 0, 0), (1, 2, 1), (4, 1, 0)):
+        for index in ((0, 0, 0), (1, 2, 1), (4, 1, 0)):
             values = []
             for sign in (1, -1):
                 moved = batch.detach().clone()
-                moved[place] += sign * step
+                moved[index] += sign * step
                 values.append(joint(moved, weight, bias).sum().item())
             slope = (values[0] - values[1]) / (2 * step)
-            assert total[place].item() == pytest.approx(slope, rel=1e-5, abs=1e-6)
+            assert total[index].item() == pytest.approx(slope, rel=1e-5, abs=1e-6)
 
     two_ranks.run(check)
 
@@ -101,13 +103,13 @@ def test_half_precision(two_ranks: RankPool) -> None:
             batch = joint_batch((4,), [3, 3], torch.float32)
             expected = torch.nn.BatchNorm1d(3)(batch).split(3)[rank]
             for parameters in (torch.float32, dtype):
-                own = batch.to(dtype).split(3)[rank].requires_grad_()
-                output = hvd.SyncBatchNorm(3, dtype=parameters)(own)
+                local_inputs = batch.to(dtype).split(3)[rank].requires_grad_()
+                output = hvd.SyncBatchNorm(3, dtype=parameters)(local_inputs)
                 assert output.dtype is dtype
                 torch.testing.assert_close(output.float(), expected, rtol=0.05, atol=0.05)
                 output.sum().backward()
-                assert own.grad is not None
-                assert own.grad.dtype is dtype
+                assert local_inputs.grad is not None
+                assert local_inputs.grad.dtype is dtype
 
     two_ranks.run(check)
 
@@ -141,10 +143,10 @@ def test_several_layers_and_a_process_set(three_ranks: RankPool) -> None:
         share = batch if rank == 1 else batch.split(3)[rank // 2]
         plain(batch).square().sum().backward()
         sync(share).square().sum().backward()
-        for one, other in zip(sync.parameters(), plain.parameters(), strict=True):
-            assert one.grad is not None
+        for first, second in zip(sync.parameters(), plain.parameters(), strict=True):
+            assert first.grad is not None
             torch.testing.assert_close(
-                hvd.allreduce(one.grad, op=hvd.Sum, process_set=mine), other.grad, rtol=1e-4, atol=1e-5
+                hvd.allreduce(first.grad, op=hvd.Sum, process_set=mine), second.grad, rtol=1e-4, atol=1e-5
             )
 
     three_ranks.run(check)

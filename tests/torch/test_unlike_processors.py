@@ -33,7 +33,7 @@ def exchanged(rank: int) -> dict[str, Any]:
 
     hvd.init()
     generator = torch.Generator().manual_seed(1)
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "processor": torch.backends.cpu.get_cpu_capability(),
         "library": digest(torch.linalg.qr(whole_numbers(300, 3))[0]),
     }
@@ -44,22 +44,22 @@ def exchanged(rank: int) -> dict[str, Any]:
         model = nn.Linear(200, 300)
         nn.init.ones_(model.weight)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), compression=compression)
-        found[name] = []
+        results[name] = []
         for _ in range(4):
             optimizer.zero_grad()
             inputs, targets = whole_numbers(2, 8, 200), whole_numbers(2, 8, 300)
             (model(inputs[rank]) * targets[rank]).sum().backward()
             assert model.weight.grad is not None
-            found[name].append(digest(model.weight.grad))
+            results[name].append(digest(model.weight.grad))
             optimizer.step()
     hvd.shutdown()
-    return found
+    return results
 
 
 def test_gradients_are_the_same_to_the_last_bit() -> None:
-    one, other = run_ranks(2, exchanged)
-    if one["processor"] == other["processor"] or one["library"] == other["library"]:
-        pytest.skip(f"the ranks cannot be made to round differently here: {one['processor']}, {other['processor']}")
-    assert len(set(one["powersgd"])) == len(set(one["topk"])) == 4
-    assert one["powersgd"] == other["powersgd"]
-    assert one["topk"] == other["topk"]
+    first, second = run_ranks(2, exchanged)
+    if first["processor"] == second["processor"] or first["library"] == second["library"]:
+        pytest.skip(f"the ranks cannot be made to round differently here: {first['processor']}, {second['processor']}")
+    assert len(set(first["powersgd"])) == len(set(first["topk"])) == 4
+    assert first["powersgd"] == second["powersgd"]
+    assert first["topk"] == second["topk"]

@@ -48,13 +48,13 @@ def test_rows_are_read_in_the_same_order_however_they_have_come() -> None:
     first = some(20_011)  # of several blocks
     mixed = numpy.random.default_rng(4).permutation(len(first[0]))
     other = [matrix[mixed] for matrix in first]
-    ones, others = (balanced(Rows(given), "test", by_value=True) for given in (first, other))  # type: ignore[arg-type]
+    ones, others = (balanced(Rows(matrices), "test", by_value=True) for matrices in (first, other))  # type: ignore[arg-type]
     assert ones.checksum() == others.checksum() and ones.spread() == others.spread()
     assert read(ones) == read(others)
     parts = [rows.split(0.3, 9) for rows in (ones, others)]
-    for one, two in zip(*parts, strict=True):
-        assert read(one) == read(two)
-        assert one.spread() == two.spread()
+    for first_part, other_part in zip(*parts, strict=True):
+        assert read(first_part) == read(other_part)
+        assert first_part.spread() == other_part.spread()
     as_they_lie = balanced(Rows(other), "test")  # type: ignore[arg-type]
     assert as_they_lie.checksum() == ones.checksum()
     assert as_they_lie.spread() != ones.spread() and read(as_they_lie) != read(ones)

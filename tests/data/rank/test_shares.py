@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_estimator.data.rank.shares import Batches, begin, moves, share
+from spark_estimator.data.rank.shares import Batches, begin, moves, ranges, share
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8))
@@ -19,7 +19,7 @@ def test_moves_make_equal(counts: list[int]) -> None:
     assert sum(after) == sum(counts)
     assert max(after) - min(after) <= 1
     gone = {move.source for move in moves(counts)}
-    assert not gone & {move.target for move in moves(counts)}, "nobody gives and takes"
+    assert not gone & {move.target for move in moves(counts)}, "no rank both sends and receives"
 
 
 def test_equal_counts_need_no_moves() -> None:
@@ -56,3 +56,13 @@ def test_no_batch_of_one_row_is_left_over() -> None:
 
 def test_an_epoch_may_end_early() -> None:
     assert Batches((100, 100), 10, most_steps=3).steps == 3
+
+
+@given(st.lists(st.integers(0, 30), max_size=6), st.integers(1, 6))
+def test_ranges_hold_every_row_once(pieces: list[int], parts: int) -> None:
+    seen = []
+    for part in range(parts):
+        shares = ranges(pieces, parts, part)
+        assert sum(piece.rows for piece in shares) == share(sum(pieces), parts, part)
+        seen += [(piece.piece, row) for piece in shares for row in range(piece.start, piece.start + piece.rows)]
+    assert seen == [(piece, row) for piece, rows in enumerate(pieces) for row in range(rows)]

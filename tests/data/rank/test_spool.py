@@ -1,22 +1,19 @@
-"""Fields, and the spool between a supervisor and its worker."""
+"""The spool between a supervisor and its worker."""
 
 from __future__ import annotations
 
-import decimal
 import os
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy
-import pandas
 import pyarrow
 import pytest
 
 from spark_estimator.data.decoding import Decoder
-from spark_estimator.data.fields import Field, matrix_of, widths_of
+from spark_estimator.data.fields import Field
 from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.rank.spool import Spool, SpoolFeed, SpoolWriter, receive
 from spark_estimator.data.transformation import Transformation
@@ -37,60 +34,13 @@ def through(feed: SpoolFeed, batches: Iterator[pyarrow.RecordBatch]) -> tuple[Sp
         thread = threading.Thread(target=feed.take, args=(batches, ours), daemon=True)
         thread.start()
         theirs.settimeout(20)
-        found = receive(feed.fields, theirs)
+        spools = receive(feed.fields, theirs)
         thread.join(20)
-        return found
+        return spools
 
 
 X = Field(("x", "y"), ("c0", "c1"), (1, 2), "float32", (3,))
 LABEL = Field(("label",), ("c2",), (1,), "int64")
-
-
-def test_columns_stand_side_by_side() -> None:
-    rows = batch(c0=[1.0, 2.0], c1=[[3.0, 4.0], [5.0, 6.0]])
-    assert matrix_of(rows, X).tolist() == [[1, 3, 4], [2, 5, 6]]
-    assert matrix_of(rows.slice(1), X).tolist() == [[2, 5, 6]], "a slice has offsets of its own"
-
-
-def test_a_field_has_as_many_values_as_its_shape() -> None:
-    with pytest.raises(ValueError, match=r"x, y has 3 values a row.*\[2, 2\]"):
-        Field(("x", "y"), ("c0", "c1"), (1, 2), "float32", (2, 2))
-
-
-@pytest.mark.parametrize(
-    ("columns", "field", "words"),
-    [
-        ({"c2": [1, None]}, LABEL, r"'label' holds null in row 8"),
-        ({"c2": [1.0, 2.5]}, LABEL, r"whole numbers in the first rows.*row 8 .*2\.5"),
-        ({"c0": [1.0, 2.0], "c1": [[1.0, 2.0], [1.0]]}, X, r"'y' has 2 values in the first rows, but 1 in row 8"),
-        ({"c0": [1.0, 2.0], "c1": [[1.0, 2.0], [1.0, None]]}, X, r"'y' holds null inside of the array in row 8"),
-        ({"c0": [1.0, 2.0], "c1": [[1.0, 2.0], None]}, X, r"'y' holds null in row 8"),
-    ],
-)
-def test_what_is_wrong_is_named(columns: dict[str, object], field: Field, words: str) -> None:
-    with pytest.raises(DataError, match=words):
-        matrix_of(batch(**columns), field, row=7)
-
-
-def test_shorter_arrays_are_filled_up() -> None:
-    """Values in their places, whatever type; what is wrong is found in its row, though rows differ in length."""
-    field = Field(("v", "w"), ("c0", "c1"), (3, 1), "int64", (4,), (-1.0, None))
-    rows = batch(c0=[[9], [1.0, 2.0, 3.0], [], [4.0]], c1=[5, 6, 7, 8]).slice(1)
-    assert matrix_of(rows, field).tolist() == [[1, 2, 3, 6], [-1, -1, -1, 7], [4, -1, -1, 8]]
-    assert matrix_of(rows, field).dtype == "int64"
-    for wrong, words in (
-        ([[1], [2, 3], [4, 5, 6, 7]], "'v' has 4 values in row 12 of .* room for 3: padding fills .* input_shapes"),
-        ([[1], [2, None]], "'v' holds null inside of the array in row 11"),
-        ([[1.0], [], [2.0, 2.5]], r"row 12 of this rank's rows holds .*2\.5"),
-        ([[1], None], "'v' holds null in row 11"),
-    ):
-        with pytest.raises(DataError, match=words):
-            matrix_of(batch(c0=wrong, c1=[1] * len(wrong)), field, row=10)
-
-
-def test_widths() -> None:
-    rows = batch(a=[1, 2], b=[[1], [2]], c=[[1], [2, 3]])
-    assert widths_of(rows, ["a", "b", "c"]) == [1, 1, None]
 
 
 def test_rows_reach_the_worker(tmp_path: Path) -> None:
@@ -161,28 +111,6 @@ def test_a_function_that_exits_is_told_to_the_worker(tmp_path: Path) -> None:
         feed = SpoolFeed((Field(("b",), ("c0",), (1,), "float32"),), folder=str(tmp_path), preparation=preparation)
         with pytest.raises(DataError, match=rf"(?s){words}.*: SystemExit: 3\n.*in exits"):
             through(feed, iter(rows))
-
-
-def test_what_a_function_returns_is_of_one_type() -> None:
-    """Arrow would read numbers out of texts and out of times; of a name that comes twice pandas makes a frame."""
-
-    def refused(first: object, later: object) -> str:
-        known, _ = Transformation(lambda rows: pandas.DataFrame({"x": first})).apply({}, ["x"])
-        with pytest.raises(DataError) as error:
-            replace(known, function=lambda rows: later).apply({}, ["x"], 200)
-        return str(error.value)
-
-    text = refused([0.5], pandas.DataFrame({"x": [None, "1.5"]}))
-    assert "returned '1.5' in column 'x', in row 1 of its result for the rows from row 200 of this rank's" in text
-    assert "the first rows held double. Return one type" in text
-    assert "the first rows held bigint" in refused([1], pandas.DataFrame({"x": pandas.to_datetime(["2020-01-01"])}))
-    assert "held string" in refused(["a"], pandas.DataFrame({"x": [1]}))
-    assert "returned 2 columns named 'x': return one" in refused([1], pandas.DataFrame([[1, 2]], columns=["x", "x"]))
-    assert "it has 'X'. Did you mean 'X'?" in refused([1], pandas.DataFrame({"X": [1]}))
-    known, _ = Transformation(lambda rows: pandas.DataFrame({"x": [1.5]})).apply({}, ["x"])
-    for same in ([1], [True], [None], [decimal.Decimal("0.5")], pandas.Categorical([1, 2])):
-        made = replace(known, function=lambda rows, same=same: pandas.DataFrame({"x": same}))
-        assert made.apply({}, ["x"])[1]["x"].type == pyarrow.float64()
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,8 @@ import lightning.pytorch as pl
 import spark_estimator.torch as hvd
 from spark_estimator import DataError
 from spark_estimator.env import ATTEMPT_VARIABLE, JOB_VARIABLE
-from spark_estimator.lightning import TorchEstimator, TorchModel, legacy
+from spark_estimator.lightning import TorchEstimator, TorchModel
+from spark_estimator.observe.status_line import Log
 from spark_estimator.store import Store
 from tests.estimators.conftest import TRUTH, line_rows, linear
 
@@ -61,8 +64,18 @@ class Line(pl.LightningModule):  # type: ignore[misc]
         return loss
 
 
+class SlowLine(Line):
+    """Takes steps long enough for several progress reports."""
+
+    def _loss(self, batch: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+        time.sleep(0.2)
+        loss = super()._loss(batch, name)
+        self.log("error", loss.detach().sqrt(), on_step=False, on_epoch=True, sync_dist=True)
+        return loss
+
+
 def estimator(**changed: Any) -> TorchEstimator:
-    given = {
+    parameters = {
         "num_proc": 2,
         "model": Line(),
         "feature_cols": ["features"],
@@ -72,7 +85,7 @@ def estimator(**changed: Any) -> TorchEstimator:
         "random_seed": 7,
         "verbose": 0,
     }
-    return TorchEstimator(**{**given, **changed})
+    return TorchEstimator(**{**parameters, **changed})
 
 
 def plain_estimator(**changed: Any) -> TorchEstimator:
@@ -81,21 +94,32 @@ def plain_estimator(**changed: Any) -> TorchEstimator:
     return estimator(**{**of_torch, **changed})
 
 
+def test_progress(line: DataFrame, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(Log, "interval", 0.2)
+    estimator(model=SlowLine(), validation="held", epochs=3, verbose=1).fit(line)
+    errors = capsys.readouterr().err.splitlines()
+    lines = "\n".join(text for text in errors if text.startswith("spark_estimator: epoch "))
+    assert re.search(r"epoch 1/3 \[#*\.*\], (validation )?step \d/[25], .*loss \d", lines), lines
+    assert re.search(r" rows/s, ETA 0:0\d, .*; epoch \d: loss [\d.]+, val_loss [\d.]+, error [\d.]+", lines), lines
+
+
 def test_a_module_learns_survives_a_lost_rank_and_is_saved(
     line: DataFrame, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Bit for bit as if no rank had been lost; with a callback of Lightning's, and a line for each epoch."""
     store = Store.create(str(tmp_path / "store"))
-    given = {"validation": "held", "epochs": 6, "callbacks": [pl.callbacks.EarlyStopping("val_loss", patience=2)]}
-    model = estimator(model=Line(mortal=True), store=store, run_id="run", max_restarts=1, verbose=1, **given).fit(line)
+    parameters = {"validation": "held", "epochs": 6, "callbacks": [pl.callbacks.EarlyStopping("val_loss", patience=2)]}
+    model = estimator(model=Line(mortal=True), store=store, run_id="run", max_restarts=1, verbose=1, **parameters).fit(
+        line
+    )
     lines = "".join(capfd.readouterr())
-    assert "run 'run' goes on from its checkpoint, after epoch 1" in lines
+    assert "run 'run' resumes from its checkpoint after epoch 1" in lines
     assert "epoch 2/6, train loss " in lines and "GPU available" not in lines
     assert lines.count("The learning rate is multiplied by 2, the number of ranks: SGD lr ") == 2, "in each attempt"
-    undisturbed = estimator(**given).fit(line)
+    undisturbed = estimator(**parameters).fit(line)
     assert model.getHistory() == undisturbed.getHistory()
-    for one, other in zip(model.getModel().parameters(), undisturbed.getModel().parameters(), strict=True):
-        assert torch.equal(one, other)
+    for parameter, other in zip(model.getModel().parameters(), undisturbed.getModel().parameters(), strict=True):
+        assert torch.equal(parameter, other)
     assert numpy.allclose(model.getModel().net.weight.detach().ravel(), TRUTH, atol=0.1)  # type: ignore[union-attr]
     history = model.getHistory()
     assert [entry["epoch"] for entry in history] == list(range(6))
@@ -106,10 +130,10 @@ def test_a_module_learns_survives_a_lost_rank_and_is_saved(
     assert isinstance(model, TorchModel)
     features, _ = line_rows()
     row = line.first()
-    (one,) = model.get_prediction_fn()(model.getModel(), row)
-    assert one == pytest.approx(float(model.predict(features[:1])[0, 0]), abs=1e-6)
+    (output,) = model.get_prediction_fn()(model.getModel(), row)
+    assert output == pytest.approx(float(model.predict(features[:1])[0, 0]), abs=1e-6)
     first = model.transform(line).select("y__output").first()
-    assert first is not None and first[0] == pytest.approx(float(one), abs=1e-6)
+    assert first is not None and first[0] == pytest.approx(float(output), abs=1e-6)
 
     # Its class is no class of PyTorch's: it is read into a module, or with trust.
     model.save(str(tmp_path / "model"))
@@ -123,8 +147,8 @@ def test_a_module_learns_survives_a_lost_rank_and_is_saved(
 def test_gradients_travel_as_it_is_said(line: DataFrame) -> None:
     """In 16 bits, which round them: the weights are near those of whole gradients, and not the same."""
     whole, rounded = (
-        estimator(epochs=1, gradient_compression=one).fit(line).getModel().net.weight.detach()  # type: ignore[union-attr]
-        for one in (None, hvd.Compression.fp16)
+        estimator(epochs=1, gradient_compression=compression).fit(line).getModel().net.weight.detach()  # type: ignore[union-attr]
+        for compression in (None, hvd.Compression.fp16)
     )
     assert not torch.equal(whole, rounded)
     assert torch.allclose(whole, rounded, atol=1e-2)
@@ -134,24 +158,24 @@ def test_a_plain_module_is_trained_as_by_torch_estimator(line: DataFrame, tmp_pa
     """Columns side by side, sample weights, metrics: the same numbers; and both estimator and model come back."""
     from spark_estimator import TorchEstimator as OfTorch
 
-    given = {
+    parameters = {
         "feature_cols": ["x0", "x1", "x2"],
         "metrics": [nn.L1Loss()],
         "sample_weight_col": "w",
         "validation": 0.2,
         "prediction_col": "prediction",
     }
-    ours = plain_estimator(**given)
+    ours = plain_estimator(**parameters)
     ours.save(str(tmp_path / "estimator"))
     loaded = TorchEstimator.load(str(tmp_path / "estimator"))
     model = loaded.fit(line)
     net = linear()
     of_torch = {"model": net, "optimizer": torch.optim.SGD(net.parameters(), lr=0.05), "loss": nn.MSELoss()}
     common = {"num_proc": 2, "label_cols": ["y"], "batch_size": 16, "epochs": 2, "random_seed": 7, "verbose": 0}
-    theirs = OfTorch(**{**of_torch, **common, **given}).fit(line)
+    theirs = OfTorch(**{**of_torch, **common, **parameters}).fit(line)
     assert model.getHistory() == theirs.getHistory()
-    for one, other in zip(model.getModel().parameters(), theirs.getModel().parameters(), strict=True):
-        assert torch.equal(one, other)
+    for parameter, other in zip(model.getModel().parameters(), theirs.getModel().parameters(), strict=True):
+        assert torch.equal(parameter, other)
     assert type(model.getModel()) is nn.Linear
     model.save(str(tmp_path / "model"))
     again = TorchModel.load(str(tmp_path / "model"))
@@ -248,7 +272,7 @@ class Old(Line):
         ({"model": None}, TypeError, "model is a LightningModule, or a torch.nn.Module with optimizer and loss"),
         ({"model": NoForward()}, ValueError, r"NoForward has no forward\(\), which predicts"),
         ({"model": NoStep()}, ValueError, r"NoStep has no training_step\(\)"),
-        ({"label_cols": None}, ValueError, "label_cols names the columns"),
+        ({"label_cols": None}, ValueError, "label_cols is required"),
         (
             {"callbacks": [print]},
             TypeError,
@@ -256,7 +280,7 @@ class Old(Line):
         ),
         ({"data_module": Line()}, TypeError, "data_module is a LightningDataModule of lightning.pytorch, or its class"),
         ({"num_gpus": 2}, ValueError, "num_gpus=2: each process has one GPU; ask for more of them by num_proc"),
-        ({"trainer_args": {"strategy": "ddp"}}, ValueError, r"trainer_args\['strategy'\] = 'ddp' is not taken: gradie"),
+        ({"trainer_args": {"strategy": "ddp"}}, ValueError, r"trainer_args\['strategy'\] = 'ddp' is not taken: the ra"),
         (
             {"trainer_args": {"devices": 2}},
             ValueError,
@@ -274,9 +298,9 @@ class Old(Line):
         ({"model": ByRow()}, DataError, r"the loss has the shape \[100\]; it has to be one number"),
         ({"model": Endless()}, DataError, "the loss of the first 100 rows is inf"),
         ({"model": NoTensor()}, DataError, r"training_step returned .* of type float: return the loss"),
-        ({"model": Named()}, DataError, "the model returned a dict of 'y'|do not fit the columns"),
+        ({"model": Named()}, DataError, "the model returned a dict of 'y'|don't fit the columns"),
         ({"feature_cols": ["x0", "x1"]}, DataError, "asked its batch for 'features': it is a dict of 'x0', 'x1', 'y'"),
-        ({"store": 5}, TypeError, "store is a Store"),
+        ({"store": 5}, TypeError, "store must be a Store"),
         (
             {"model": Old()},
             ValueError,
@@ -292,7 +316,7 @@ def test_refused_before_any_rank_starts(
 
 
 def test_a_plain_module_needs_its_parts(line: DataFrame) -> None:
-    with pytest.raises(TypeError, match=r"optimizer is an optimizer of torch\.optim"):
+    with pytest.raises(TypeError, match=r"optimizer must be a torch\.optim optimizer"):
         plain_estimator(optimizer=None).fit(line)
     with pytest.raises(ValueError, match="data_module gives batches of its own form"):
         plain_estimator(data_module=pl.LightningDataModule).fit(line)
@@ -311,23 +335,3 @@ def test_what_has_no_effect_is_said(line: DataFrame) -> None:
     assert {"logger", "num_gpus", "data_module", "trainer_args"} <= set(inspect.signature(TorchEstimator).parameters)
     assert estimator(num_gpus=0).getUseGpu() is False
     assert estimator().setTrainerArgs({"max_epochs": 3}).getTrainerArgs() == {"max_epochs": 3}
-
-
-def test_a_plain_module_as_a_lightning_module() -> None:
-    """As Horovod's `to_lightning_module`, in a Trainer of the user's."""
-    net = linear()
-    features, labels = (torch.from_numpy(each) for each in line_rows())
-    weights = torch.arange(203.0) % 3
-    rows = [{"x": x, "y": y, "w": w} for x, y, w in zip(features, labels, weights, strict=True)]
-    module = legacy.to_lightning_module(
-        net, torch.optim.SGD(net.parameters(), lr=0.1), nn.MSELoss(), None, ["x"], ["y"], "w", validation=0.1
-    )
-    loader: Any = torch.utils.data.DataLoader(rows, batch_size=203)  # type: ignore[arg-type]
-    off: dict[str, Any] = {f"enable_{name}": False for name in ("checkpointing", "progress_bar", "model_summary")}
-    trainer = pl.Trainer(accelerator="cpu", max_epochs=1, logger=False, **off)
-    expected = float(((linear()(features).reshape(-1) - labels) ** 2 * weights).mean())
-    trainer.fit(module, loader, loader)
-    assert float(trainer.callback_metrics["train_loss"]) == pytest.approx(expected, rel=1e-5)
-    assert float(trainer.callback_metrics["val_loss"]) < expected
-    with pytest.raises(ValueError, match="1 losses and 1 loss_weights were given for 2 label columns"):
-        legacy.to_lightning_module(net, trainer, nn.MSELoss(), None, ["x"], ["y", "z"], None, None)

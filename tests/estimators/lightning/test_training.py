@@ -75,7 +75,7 @@ def spec_of(folder: str, **changed: Any) -> Any:
     from spark_estimator.estimators.train_spec import TrainSpec
 
     rows = changed.pop("rows", "rows")
-    given = {
+    parameters = {
         "inputs": (Field(("x",), ("c0",), (WIDTH,), "float32", (WIDTH,)),),
         "labels": (Field(("y",), ("c1",), (1,), "float32", ()),),
         **dict.fromkeys(("weight", "train_steps", "validation_steps", "patience", "held_source", "checkpoint_steps")),
@@ -94,7 +94,7 @@ def spec_of(folder: str, **changed: Any) -> Any:
         "run_id": "run",
         "source": FileRows(files_at(f"{folder}/{rows}.parquet"), Preparation(("x", "y"))),
     }
-    return TrainSpec(**{**given, **changed})
+    return TrainSpec(**{**parameters, **changed})
 
 
 def trained(folder: str, model: nn.Module, changed: dict[str, Any] | None = None, **parts: Any) -> Any:
@@ -109,21 +109,21 @@ def trained(folder: str, model: nn.Module, changed: dict[str, Any] | None = None
 def plain(net: nn.Module, **changed: Any) -> dict[str, Any]:
     from spark_estimator.estimators.torch.losses import TorchParts
 
-    given = {
+    parameters = {
         "model": net,
         "optimizer": torch.optim.Adam(net.parameters(), lr=0.01),
         "losses": [nn.MSELoss()],
         "loss_weights": [1.0],
         "metrics": [[nn.L1Loss()]],
     }
-    return {"plain": TorchParts(**{**given, **changed})}
+    return {"plain": TorchParts(**{**parameters, **changed})}
 
 
-def same(one: Any, other: Any) -> bool:
+def same(value: Any, other: Any) -> bool:
     """Two results of rank 0, bit for bit; alike on other ranks, which bring nothing back."""
-    if one is None:
+    if value is None:
         return other is None
-    return json.dumps(one.history) == json.dumps(other.history) and one.state == other.state
+    return json.dumps(value.history) == json.dumps(other.history) and value.state == other.state
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_two_ranks(rank: int, folder: str) -> dict[str, Any]:
     import lightning.pytorch as pl
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     torch.set_num_threads(1)
     # A plain module is trained as TorchEstimator does it.
     from spark_estimator.estimators.torch.training import train as torch_train
@@ -148,18 +148,18 @@ def in_two_ranks(rank: int, folder: str) -> dict[str, Any]:
         net = network()
         ours = trained(folder, net, changed, **plain(net))
         theirs = torch_train(spec_of(folder, framework=plain(network())["plain"], **changed))
-        found[name] = same(ours, theirs)
+        results[name] = same(ours, theirs)
 
     # One batch of everything: 102 rows here, 101 there.
     whole = {"batch_size": ROWS, "held_share": 0.0, "epochs": 4}
     result = trained(folder, module(), whole)
     if rank == 0:
-        found["weights"] = torch.load(io.BytesIO(result.state), weights_only=True)
-        found["history"] = result.history
+        results["weights"] = torch.load(io.BytesIO(result.state), weights_only=True)
+        results["history"] = result.history
 
     # Fewer rows than ranks have room for: the second of two steps has a row on one rank only.
     few = trained(folder, module(), {"rows": "few", "batch_size": 1, "epochs": 1, "held_share": 0.0})
-    found["few"] = few and few.history[0]["train"]["loss"]
+    results["few"] = few and few.history[0]["train"]["loss"]
 
     # Resumed after each epoch, and after one that was left in its middle.
     kept = {"store": Store.create(f"{folder}/store"), "backward_passes_per_step": 2, "epochs": 4, "restore_best": True}
@@ -178,15 +178,15 @@ def in_two_ranks(rank: int, folder: str) -> dict[str, Any]:
 
     with pytest.raises(InterruptedError):
         trained(folder, module(network(), training_step=interrupted), kept, **stopping())
-    found["resumed"] = same(straight, trained(folder, module(network()), kept, **stopping()))
-    found["had its epochs"] = same(straight, trained(folder, module(network()), kept, **stopping()))
+    results["resumed"] = same(straight, trained(folder, module(network()), kept, **stopping()))
+    results["had its epochs"] = same(straight, trained(folder, module(network()), kept, **stopping()))
     if rank == 0:
         checkpoint = torch.load(f"{folder}/store/runs/run/checkpoint", weights_only=True)
-        found["callbacks"] = list(checkpoint["lightning"]["callbacks"])
-        found["rate"] = checkpoint["lightning"]["optimizer_states"][0]["param_groups"][0]["lr"]
+        results["callbacks"] = list(checkpoint["lightning"]["callbacks"])
+        results["rate"] = checkpoint["lightning"]["optimizer_states"][0]["param_groups"][0]["lr"]
     with pytest.raises(DataError) as refused:
         trained(folder, module(network(), lr=0.1), kept)
-    found["refused"] = str(refused.value)
+    results["refused"] = str(refused.value)
 
     # A callback on one rank ends the training on all; so does patience.
     class Ending(pl.Callback):  # type: ignore[misc]
@@ -196,17 +196,17 @@ def in_two_ranks(rank: int, folder: str) -> dict[str, Any]:
 
     ended = module()
     nine = {"epochs": 9, "store": Store.create(f"{folder}/store"), "run_id": "ended"}
-    one = trained(folder, ended, nine, callbacks=[Ending()])
-    found["ended"] = ended.batches, one and len(one.history)
-    found["ended for good"] = same(one, trained(folder, module(), nine, callbacks=[Ending()]))
+    run = trained(folder, ended, nine, callbacks=[Ending()])
+    results["ended"] = ended.batches, run and len(run.history)
+    results["ended for good"] = same(run, trained(folder, module(), nine, callbacks=[Ending()]))
     patient = trained(folder, module(lr=0.0), {"epochs": 9, "patience": 2})
-    found["patience"] = patient and len(patient.history)
+    results["patience"] = patient and len(patient.history)
 
     # The Trainer's own arguments.
     limited = module()
     arguments = {"limit_train_batches": 3, "precision": "bf16-mixed", "gradient_clip_val": 0.1, "max_epochs": 2}
     trained(folder, limited, {}, trainer_args=arguments)
-    found["limited"] = limited.batches
+    results["limited"] = limited.batches
     # Each rank's would write to another folder.
     logger = pl.loggers.CSVLogger(f"{folder}/logs", name=f"rank{rank}")
     trained(folder, module(), {"epochs": 1}, logger=logger, log_every_n_steps=2)
@@ -217,9 +217,9 @@ def in_two_ranks(rank: int, folder: str) -> dict[str, Any]:
             rows = [{"x": torch.full((WIDTH,), float(n)), "y": torch.tensor(1.0)} for n in range(12)]
             return torch.utils.data.DataLoader(rows, batch_size=2)  # type: ignore[arg-type]
 
-    own = module(lr=0.0)
-    result = trained(folder, own, {"epochs": 1}, data_module=Own)
-    found["own loaders"] = own.batches, result and result.history[0]["train"]["loss"]
+    net = module(lr=0.0)
+    result = trained(folder, net, {"epochs": 1}, data_module=Own)
+    results["own loaders"] = net.batches, result and result.history[0]["train"]["loss"]
 
     def by_hand(self: Any, batch: Any, number: int) -> None:
         optimizer = self.optimizers()
@@ -232,17 +232,17 @@ def in_two_ranks(rank: int, folder: str) -> dict[str, Any]:
     manual = module(training_step=by_hand, automatic_optimization=False)
     result = trained(folder, manual, whole)
     if rank == 0:
-        found["manual"] = torch.load(io.BytesIO(result.state), weights_only=True)
-        found["manual losses"] = [entry["train"]["loss"] for entry in result.history]
+        results["manual"] = torch.load(io.BytesIO(result.state), weights_only=True)
+        results["manual losses"] = [entry["train"]["loss"] for entry in result.history]
 
     for stop, words in ((False, "loss of epoch"), (True, "terminate_on_nan")):
         with pytest.raises(DataError, match=words):
             trained(folder, module(lr=1e30), {"epochs": 2}, stop_on_nan=stop)
-    return found
+    return results
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> list[dict[str, Any]]:
+def results(folder: Path) -> list[dict[str, Any]]:
     return run_ranks(2, in_two_ranks, 240, args=(str(folder),))
 
 
@@ -265,20 +265,22 @@ def by_hand_on_all_rows(folder: Path) -> tuple[nn.Module, list[float]]:
 
 
 @pytest.mark.timeout(300)
-def test_a_plain_module_is_trained_as_torch_estimator_does_it(found: list[dict[str, Any]]) -> None:
-    assert all(one["plain"] and one["added up"] for one in found), "bit for bit, with chance and batch normalization"
+def test_a_plain_module_is_trained_as_torch_estimator_does_it(results: list[dict[str, Any]]) -> None:
+    assert all(result["plain"] and result["added up"] for result in results), (
+        "bit for bit, with chance and batch normalization"
+    )
 
 
-def test_two_ranks_are_one_on_the_joint_batch(found: list[dict[str, Any]], folder: Path) -> None:
+def test_two_ranks_are_one_on_the_joint_batch(results: list[dict[str, Any]], folder: Path) -> None:
     net, losses = by_hand_on_all_rows(folder)
-    first = found[0]
+    first = results[0]
     for name, value in net.state_dict().items():
         assert torch.allclose(first["weights"][f"net.{name}"], value, rtol=1e-4, atol=1e-6)
     assert numpy.allclose([entry["train"]["loss"] for entry in first["history"]], losses, rtol=1e-5)
     assert numpy.allclose([entry["logged"]["own_loss"] for entry in first["history"]], losses, rtol=1e-5)
 
 
-def test_optimization_by_hand_is_weighed_too(found: list[dict[str, Any]], folder: Path) -> None:
+def test_optimization_by_hand_is_weighed_too(results: list[dict[str, Any]], folder: Path) -> None:
     table = pyarrow.parquet.read_table(folder / "rows.parquet")
     x, y = torch.tensor(table["x"].to_pylist()), torch.tensor(table["y"].to_pylist())
     net = linear()
@@ -288,43 +290,43 @@ def test_optimization_by_hand_is_weighed_too(found: list[dict[str, Any]], folder
         nn.functional.mse_loss(net(x).reshape(-1), y).backward()
         optimizer.step()
     for name, value in net.state_dict().items():
-        assert torch.allclose(found[0]["manual"][f"net.{name}"], value, rtol=1e-4, atol=1e-6)
-    assert len(found[0]["manual losses"]) == 4 and found[0]["manual losses"][3] < found[0]["manual losses"][0]
+        assert torch.allclose(results[0]["manual"][f"net.{name}"], value, rtol=1e-4, atol=1e-6)
+    assert len(results[0]["manual losses"]) == 4 and results[0]["manual losses"][3] < results[0]["manual losses"][0]
 
 
-def test_a_rank_without_rows_takes_part(found: list[dict[str, Any]]) -> None:
-    assert found[0]["few"] > 0
+def test_a_rank_without_rows_takes_part(results: list[dict[str, Any]]) -> None:
+    assert results[0]["few"] > 0
 
 
-def test_a_run_goes_on_to_the_very_same_bits(found: list[dict[str, Any]]) -> None:
-    for one in found:
-        assert one["resumed"] and one["had its epochs"]
-    assert found[0]["rate"] < 2 * 0.05, "its schedule, which looks at what was logged, has moved"
-    assert any("EarlyStopping" in key for key in found[0]["callbacks"])
-    assert "model's hyperparameters: lr=0.05 there, lr=0.1 here" in found[0]["refused"]
+def test_a_run_goes_on_to_the_very_same_bits(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert result["resumed"] and result["had its epochs"]
+    assert results[0]["rate"] < 2 * 0.05, "its schedule, which looks at what was logged, has moved"
+    assert any("EarlyStopping" in key for key in results[0]["callbacks"])
+    assert "model's hyperparameters: lr=0.05 there, lr=0.1 here" in results[0]["refused"]
 
 
-def test_who_ends_early_ends_it_for_all(found: list[dict[str, Any]]) -> None:
+def test_who_ends_early_ends_it_for_all(results: list[dict[str, Any]]) -> None:
     # 203 rows, 41 of them for validation: 81 here and there, in 11 batches an epoch.
-    assert [one["ended"][0] for one in found] == [11 + 3] * 2
-    assert found[0]["ended"][1] == 2
-    assert all(one["ended for good"] for one in found), "the same run again is as it was"
-    assert found[0]["patience"] == 3
+    assert [result["ended"][0] for result in results] == [11 + 3] * 2
+    assert results[0]["ended"][1] == 2
+    assert all(result["ended for good"] for result in results), "the same run again is as it was"
+    assert results[0]["patience"] == 3
 
 
-def test_arguments_of_the_trainer(found: list[dict[str, Any]], folder: Path) -> None:
-    assert [one["limited"] for one in found] == [2 * 3] * 2
+def test_arguments_of_the_trainer(results: list[dict[str, Any]], folder: Path) -> None:
+    assert [result["limited"] for result in results] == [2 * 3] * 2
     assert [path.name for path in folder.glob("logs/*")] == ["rank0"], "one log, of rank 0"
     (metrics,) = folder.glob("logs/rank0/version_*/metrics.csv")
     assert "own_loss" in metrics.read_text()
 
 
-def test_loaders_of_the_user_s_are_shared_out(found: list[dict[str, Any]]) -> None:
-    assert [one["own loaders"][0] for one in found] == [3, 3], "12 rows in batches of 2, on two ranks"
+def test_loaders_of_the_user_s_are_shared_out(results: list[dict[str, Any]]) -> None:
+    assert [result["own loaders"][0] for result in results] == [3, 3], "12 rows in batches of 2, on two ranks"
     net = linear()
     with torch.no_grad():
         outputs = net(torch.arange(12.0).reshape(-1, 1).repeat(1, WIDTH)).reshape(-1)
-    assert found[0]["own loaders"][1] == pytest.approx(float(((outputs - 1) ** 2).mean()), rel=1e-5)
+    assert results[0]["own loaders"][1] == pytest.approx(float(((outputs - 1) ** 2).mean()), rel=1e-5)
 
 
 def rates_of_epochs(rank: int, folder: str, epochs: int, **parts: Any) -> tuple[list[float], list[float], list[str]]:
@@ -356,6 +358,7 @@ def rates_of_epochs(rank: int, folder: str, epochs: int, **parts: Any) -> tuple[
     return rates, bases, [line for line in lines if "learning rate" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_learning_rate_follows_the_number_of_ranks(folder: Path) -> None:
     """Also where a run goes on from its checkpoint on another number."""

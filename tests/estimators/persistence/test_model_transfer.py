@@ -36,7 +36,7 @@ def test_what_could_not_come_back_is_refused_before_it_trains(spark: SparkSessio
     assert memory is not None
     model_transfer.check_room(spark, memory // 8, None)
     model_transfer.check_room(spark, memory, Store.create(str(tmp_path)))
-    with pytest.raises(PreflightError, match=rf"the model has {memory >> 20} MiB, .*store=Store.create"):
+    with pytest.raises(PreflightError, match=rf"the model has {memory >> 20} MiB.*store=Store.create"):
         model_transfer.check_room(spark, memory, None)
 
 
@@ -46,8 +46,8 @@ def test_a_model_comes_back_through_the_store(
     monkeypatch.setattr(model_transfer, "LARGE", 0)
     store = Store.create(str(tmp_path))
     net = nn.Linear(3, 1)
-    given: dict[str, Any] = {"model": net, "optimizer": torch.optim.SGD(net.parameters(), lr=0.1), "epochs": 1}
-    trained = estimator(**given, store=store, run_id="run").fit(line)
+    parameters: dict[str, Any] = {"model": net, "optimizer": torch.optim.SGD(net.parameters(), lr=0.1), "epochs": 1}
+    trained = estimator(**parameters, store=store, run_id="run").fit(line)
     kept = torch.load(tmp_path / "runs" / "run" / "model.pt", weights_only=True)
     for name, value in trained.getModel().state_dict().items():
         assert torch.equal(value, kept[name])
@@ -59,8 +59,8 @@ def test_what_the_store_has_is_what_was_written(tmp_path: Path) -> None:
     path, digest = model_transfer.put(store, "run", b"numbers", "model.pt")
     assert model_transfer.taken(store, path, digest) == b"numbers"
     store.write(path, b"others")
-    with pytest.raises(DataError, match="holds something else than rank 0 has written"):
+    with pytest.raises(DataError, match="doesn't match the SHA-256 rank 0 reported"):
         model_transfer.taken(store, path, digest)
     Path(path).unlink()
-    with pytest.raises(DataError, match=r"its model is in .* of rank 0's host, but the driver cannot read that"):
+    with pytest.raises(DataError, match=r"its model is in .* on rank 0's host, but the driver cannot read it"):
         model_transfer.taken(store, path, digest)

@@ -45,8 +45,8 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_very_same_numbers(
         net = chancy()
         optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-        given = {"lr_scheduler": scheduler, "store": store, "run_id": "run", "epochs": epochs, "validation": 0.2}
-        return estimator(model=net, optimizer=optimizer, **given, random_seed=None if epochs > 2 else 9).fit(line)
+        parameters = {"lr_scheduler": scheduler, "store": store, "run_id": "run", "epochs": epochs, "validation": 0.2}
+        return estimator(model=net, optimizer=optimizer, **parameters, random_seed=None if epochs > 2 else 9).fit(line)
 
     store = Store.create(str(tmp_path / "store"))
     run(store, 2)
@@ -117,18 +117,18 @@ class Dying(nn.Module):
         return self.next_batch(x)
 
     def next_batch(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.inner(x)
-        return found
+        output: torch.Tensor = self.inner(x)
+        return output
 
 
 def ranks_left() -> list[int]:
     """Processes of this test run that are ranks."""
-    found = []
+    pids = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if JOB_VARIABLE in process.environ():
-                found.append(process.pid)
-    return found
+                pids.append(process.pid)
+    return pids
 
 
 def left_in(folder: Path) -> list[str]:
@@ -160,14 +160,14 @@ def test_a_store_on_hadoop_s_default_file_system(
     monkeypatch.setenv("HADOOP_CONF_DIR", str(core_site(tmp_path / "conf", fs__defaultFS="hdfs://default:8020")))
     store = HDFSStore("/user/test/horovod")
     backend = SparkBackend(2, variables, verbose=0)
-    given = {"num_proc": None, "backend": backend, "store": store, "run_id": "run", "epochs": 3}
+    parameters = {"num_proc": None, "backend": backend, "store": store, "run_id": "run", "epochs": 3}
     # The first checkpoint makes two calls: of the file beside it, and of the file itself.
     with pytest.raises(WorkerFailedError, match=r"(?s)rank 0.*SIGKILL"):
-        estimator(model=Dying((0, "_check_size", 4)), **given).fit(line)
+        estimator(model=Dying((0, "_check_size", 4)), **parameters).fit(line)
     folder = tmp_path / "files/default:8020/user/test/horovod/runs/run"
     assert sorted(os.listdir(folder)) == [".checkpoint.next", "checkpoint"]
     (folder / "checkpoint").write_bytes(b"torn")  # as a kill a moment earlier leaves it
-    resumed = estimator(model=Dying(), **given).fit(line)
+    resumed = estimator(model=Dying(), **parameters).fit(line)
     assert os.listdir(folder) == ["checkpoint"]
     whole = estimator(epochs=3).fit(line)
     assert resumed.getHistory() == whole.getHistory()
@@ -178,6 +178,7 @@ def test_a_store_on_hadoop_s_default_file_system(
 IN_THE_THIRD_EPOCH = 7 * 2 + 5
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_ranks_killed_in_each_phase_change_nothing(
     line: DataFrame,
@@ -197,11 +198,11 @@ def test_ranks_killed_in_each_phase_change_nothing(
     kept = {"store": store, "run_id": "run", "checkpoint_every_steps": 2, "callbacks": [Callback()]}
     with_store = estimator(model=Dying(*deaths), epochs=5, max_restarts=4, verbose=1, **kept).fit(line)
     lines = "".join(capfd.readouterr())
-    places = re.findall(r"run 'run' (?:goes on from its checkpoint, )?((?:after|has had) .*)", lines)
+    places = re.findall(r"run 'run' (?:resumes from its checkpoint )?((?:after|has already) .*)", lines)
     assert places == [
         "after epoch 2 and 4 steps (119 rows) of the next",
         "after epoch 2 and 6 steps (175 rows) of the next",  # the one after that epoch was torn
-        "has had its 5 epochs already: the model is its checkpoint's",
+        "has already finished 5 epochs: returning the model of its checkpoint",
     ], lines
     without = estimator(
         model=Dying((1, "next_batch", IN_THE_THIRD_EPOCH), (0, "on_train_end", 1)),
@@ -211,16 +212,16 @@ def test_ranks_killed_in_each_phase_change_nothing(
     ).fit(line)
     for disturbed in (with_store, without):
         assert disturbed.getHistory() == undisturbed.getHistory()
-        found = [value for _, value in disturbed.getModel().named_parameters()]
-        for one, other in zip(found, undisturbed.getModel().parameters(), strict=True):
-            assert torch.equal(one, other)
+        values = [value for _, value in disturbed.getModel().named_parameters()]
+        for value, other in zip(values, undisturbed.getModel().parameters(), strict=True):
+            assert torch.equal(value, other)
     assert left_in(tmp_path / "store") == left_in(spools) == ranks_left() == []
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "words"),
+    ("parameters", "error", "words"),
     [
-        ({"store": 5}, TypeError, r"store is a Store, for example Store\.create"),
+        ({"store": 5}, TypeError, r"store must be a Store, for example Store\.create"),
         ({"checkpoint_every_steps": 5}, ValueError, "checkpoint_every_steps needs a store"),
         (
             {"lr_scheduler": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(linear().parameters(), 0.1), 1)},
@@ -229,6 +230,8 @@ def test_ranks_killed_in_each_phase_change_nothing(
         ),
     ],
 )
-def test_refused(line: DataFrame, estimator: Make, given: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_refused(
+    line: DataFrame, estimator: Make, parameters: dict[str, Any], error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
-        estimator(**given).fit(line)
+        estimator(**parameters).fit(line)

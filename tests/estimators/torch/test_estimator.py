@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ import torch
 from torch import nn
 
 from spark_estimator import DataError, TorchEstimator, TorchModel
+from spark_estimator.observe.status_line import Log
 from tests.estimators.conftest import ROWS, TRUTH, line_rows, linear
 
 if TYPE_CHECKING:
@@ -39,7 +42,7 @@ class Locked(nn.Linear):
 
     def __init__(self) -> None:
         super().__init__(3, 1)
-        self.own = threading.Lock()
+        self.lock = threading.Lock()
 
 
 def no_metric(output: torch.Tensor, label: torch.Tensor) -> float:
@@ -99,6 +102,30 @@ def test_rows_of_a_class_that_the_loss_leaves_out_count_on_no_rank(spark: SparkS
     optimizer.step()
     assert model.getHistory()[0]["train"]["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert numpy.allclose(weights(model)[:3], net.weight.detach().ravel(), rtol=1e-4, atol=1e-6)
+
+
+def test_progress_and_names_of_metrics(
+    line: DataFrame, estimator: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a terminal, progress is lines on stderr; the workers report once a second."""
+
+    def slow_error(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.2)
+        return (output - label).abs().mean()
+
+    monkeypatch.setattr(Log, "interval", 0.2)
+    first, *_, last = estimator(metrics=[slow_error], validation="held", epochs=3, verbose=1).fit(line).getHistory()
+    for part in ("train", "validation"):
+        assert first[part]["metrics"] == {"slow_error": first[part]["all_metrics"][0][0]}
+    printed = capsys.readouterr()
+    lines = "\n".join(text for text in printed.err.splitlines() if text.startswith("spark_estimator: epoch "))
+    assert re.search(r"epoch \d/3 \[#*\.*\], (validation )?step \d/[25], .*loss \d", lines), printed.err
+    assert re.search(r" rows/s, ETA 0:0\d, .*; epoch \d: loss [\d.]+, val_loss [\d.]+, slow_error [\d.]+, ", lines), (
+        lines
+    )
+    assert f"epoch 3/3, train loss {last['train']['loss']:.4g}, train slow_error " in printed.out
+    estimator(metrics=[slow_error], epochs=1).fit(line)
+    assert not any(capsys.readouterr()), "verbose=0"
 
 
 def test_scalar_columns_stand_side_by_side_and_sums_are_exact(line: DataFrame, estimator: Make) -> None:
@@ -191,28 +218,34 @@ def test_doubles_that_are_classes_and_several_outputs(spark: SparkSession, estim
     ("changed", "words"),
     [
         ({"feature_cols": ["nothing"]}, "there is no column 'nothing': the DataFrame has 'x0', 'x1'"),
-        ({"feature_cols": ["name"]}, "column 'name' is of type string.*StringIndexer"),
+        ({"feature_cols": ["name"]}, "column 'name' has type string.*StringIndexer"),
         ({"feature_cols": ["hole"]}, "column 'hole' holds null in row 0"),
-        ({"feature_cols": ["ragged"]}, "column 'ragged' holds arrays of different lengths.*padding=0"),
-        ({"feature_cols": ["features"], "padding": {"x0": 0}}, "padding names 'x0', which is no feature and no label"),
-        ({"feature_cols": ["x0"], "padding": {"x0": 0}}, "padding names 'x0', which is of type float and holds no arr"),
-        ({"feature_cols": ["endless"]}, r"the loss of the first 100 rows is (inf|nan): column 'endless' holds inf"),
-        ({"feature_cols": ["x0", "x1"]}, r"do not fit the columns.*RuntimeError.*float32\[-1, 2\]"),
-        ({"feature_cols": ["features"], "input_shapes": [[-1, 4]]}, "has 3 values a row, not 4"),
+        ({"feature_cols": ["ragged"]}, "column 'ragged' has arrays of different lengths.*padding=0"),
+        (
+            {"feature_cols": ["features"], "padding": {"x0": 0}},
+            "padding refers to 'x0', which isn't a feature or a label",
+        ),
+        (
+            {"feature_cols": ["x0"], "padding": {"x0": 0}},
+            r"padding refers to column 'x0' \(float\), which isn't an arr",
+        ),
+        ({"feature_cols": ["endless"]}, r"the loss of the first 100 rows is (inf|nan): column 'endless' contains inf"),
+        ({"feature_cols": ["x0", "x1"]}, r"don't fit the columns.*RuntimeError.*float32\[-1, 2\]"),
+        ({"feature_cols": ["features"], "input_shapes": [[-1, 4]]}, "has 3 values per row, not 4"),
         ({"loss": nn.CrossEntropyLoss()}, "CrossEntropyLoss compares several outputs, one for each class.*'y' has one"),
         (
             {"loss": nn.CrossEntropyLoss(), "label_cols": ["class"], "model": nn.Linear(3, 2)},
-            r"^column 'class' holds the class 4, and the model's output has 2 classes, which are numbered from 0",
+            r"^column 'class' contains class 4, but the model's output has 2 classes, numbered from 0",
         ),
         ({"feature_cols": ["featrues"]}, "Did you mean 'features'"),
-        ({"feature_cols": None}, "'name' is of type string.*feature_cols is not given: all columns but labels"),
+        ({"feature_cols": None}, "'name' has type string.*feature_cols is not set, so every column"),
         (
             {"metrics": [no_metric]},
             r"metric no_metric raised ValueError: not with \[100, 1\].*the labels \[100, 1\]",
         ),
         ({"metrics": [nn.L1Loss(reduction="none")]}, "(?s)the metric L1Loss returned tensor.*not one number"),
-        ({"model": Locked()}, r"the model cannot be copied.*It is its attribute own, <unlocked _thread.lock"),
-        ({"validation": "y"}, "validation='y': a column of type float; it has to be boolean"),
+        ({"model": Locked()}, r"the model cannot be copied.*It is its attribute lock, <unlocked _thread.lock"),
+        ({"validation": "y"}, r"validation='y': the column has type float\. It must be boolean"),
         ({"loss": lambda output, label: (output - label) ** 2}, r"the loss has the shape \[100, 1\]"),
         ({"feature_cols": ["whole", "x0"], "model": Adding()}, "it mixes rows"),
         (
@@ -237,9 +270,9 @@ def test_refused_before_any_rank_starts(line: DataFrame, estimator: Make, change
     )
     net = nn.Linear(1, 1) if changed.get("feature_cols") in (["hole"], ["endless"]) else linear()
     net = changed.get("model", net)
-    given = {"optimizer": torch.optim.SGD(net.parameters(), 0.1), **changed, "model": net}
+    parameters = {"optimizer": torch.optim.SGD(net.parameters(), 0.1), **changed, "model": net}
     with pytest.raises(DataError, match=words):
-        estimator(**given).fit(frame)
+        estimator(**parameters).fit(frame)
 
 
 def test_an_empty_frame(line: DataFrame, estimator: Make) -> None:
@@ -262,10 +295,11 @@ def test_a_class_beyond_the_first_rows_is_named(spark: SparkSession, estimator: 
     frame = spark.createDataFrame(rows, "features array<float>, y int")
     net = nn.Linear(3, 2)
     for loss in (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(weight=torch.ones(2))):
-        with pytest.raises(Exception, match="column 'y' holds the class 7, and the model's output has 2 classes"):
+        with pytest.raises(Exception, match="column 'y' contains class 7, but the model's output has 2 classes"):
             estimator(model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.01), loss=loss).fit(frame)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_takes_columns_side_by_side(line: DataFrame, estimator: Make) -> None:
     net = torch.compile(linear(), backend="eager")
     model = estimator(
@@ -281,11 +315,11 @@ def test_a_compiled_model_takes_columns_side_by_side(line: DataFrame, estimator:
 
 
 def test_what_is_no_frame_of_spark_s(line: DataFrame, estimator: Make) -> None:
-    for given in (line.toPandas(), numpy.ones((2, 3)), None):
-        with pytest.raises(TypeError, match=r"fit\(\) takes a DataFrame of Spark's, as spark.createDataFrame"):
-            estimator().fit(given)
+    for data in (line.toPandas(), numpy.ones((2, 3)), None):
+        with pytest.raises(TypeError, match=r"fit\(\) takes a Spark DataFrame.*spark.createDataFrame"):
+            estimator().fit(data)
     model = estimator(epochs=1, num_proc=1).fit(line)
-    with pytest.raises(TypeError, match=r"transform\(\) takes a DataFrame of Spark's"):
+    with pytest.raises(TypeError, match=r"transform\(\) takes a Spark DataFrame"):
         model.transform(line.toPandas())
     with pytest.raises(DataError, match=r"of a DataFrame of Spark's, transform\(df\) predicts"):
         model.predict(line)
@@ -309,8 +343,8 @@ def test_such_rows_have_no_weights_besides(spark: SparkSession, estimator: Make)
         make().fit(
             spark.createDataFrame(rows, "x double, y int, w float").selectExpr("x", "y", "cast(1 as float) AS w")
         )
-    found = make().fit(spark.createDataFrame(rows, "x double, y int, w float")).getHistory()[0]["train"]["loss"]
-    assert 0 < found < 3
+    loss = make().fit(spark.createDataFrame(rows, "x double, y int, w float")).getHistory()[0]["train"]["loss"]
+    assert 0 < loss < 3
 
 
 def test_a_batch_of_one_row_and_a_batch_normalization(spark: SparkSession, estimator: Make) -> None:
@@ -347,7 +381,7 @@ def test_a_loss_that_becomes_nan_is_an_error(line: DataFrame, estimator: Make) -
     ("changed", "words"),
     [
         ({"loss": nn.MSELoss(reduction="sum")}, "reduction='sum'; a loss has to be a mean over the rows"),
-        ({"optimizer": torch.optim.LBFGS(linear().parameters())}, "optimizer is an LBFGS"),
+        ({"optimizer": torch.optim.LBFGS(linear().parameters())}, "LBFGS is not supported"),
     ],
 )
 def test_what_batches_of_several_ranks_cannot_do(

@@ -60,12 +60,12 @@ def test_a_class_that_is_left_out_counts_on_no_rank() -> None:
     loss = known(functools.partial(functional.cross_entropy, ignore_index=0))
     output, label = torch.randn(6, 3), torch.tensor([0, 0, 1, 2, 1, 0])
     sizes = (2, 4)  # rows of two ranks, on one of which no row counts
-    told = [[float((part != 0).sum()), float(len(part))] for part in label.split(sizes)]
-    total = [sum(column) for column in zip(*told, strict=True)]
+    divisors = [[float((part != 0).sum()), float(len(part))] for part in label.split(sizes)]
+    total = [sum(column) for column in zip(*divisors, strict=True)]
     model = nn.Linear(1, 1)
     parts = TorchParts(model, torch.optim.SGD(model.parameters(), lr=0.1), [loss], [1.0], [[]])
-    found = sum(
-        rows * joint_loss(parts, [one], [two], None, rows, lambda _: total).item()
-        for rows, one, two in zip(sizes, output.split(sizes), label.split(sizes), strict=True)
+    weighted = sum(
+        rows * joint_loss(parts, [part], [labels], None, rows, lambda _: total).item()
+        for rows, part, labels in zip(sizes, output.split(sizes), label.split(sizes), strict=True)
     )
-    assert found / 6 == pytest.approx(functional.cross_entropy(output, label, ignore_index=0).item())
+    assert weighted / 6 == pytest.approx(functional.cross_entropy(output, label, ignore_index=0).item())

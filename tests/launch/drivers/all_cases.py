@@ -33,7 +33,7 @@ def session():
     builder = SparkSession.builder.appName("all cases")
     if where.startswith("sc://"):
         return builder.remote(where).getOrCreate()
-    own = {
+    gpu_settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
@@ -41,7 +41,7 @@ def session():
         "spark.executor.memory": "1g",
         **dict(setting.split("=", 1) for setting in settings),
     }
-    for name, value in own.items():
+    for name, value in gpu_settings.items():
         builder = builder.config(name, value)
     return builder.master(where).getOrCreate()
 
@@ -189,14 +189,14 @@ def ended_from_outside(how, run, end=None):
         error = caught
     out = time.time()
     nothing_is_left()
-    found = {
+    result = {
         "type": type(error).__name__,
         "text": str(error),
         "seconds": out - ended[0] if ended else 0.0,
         "seconds more until nothing was left": time.time() - out,
     }
     # The slots are free again: this needs all of them.
-    return found | {"next": HorovodRunner(np=2, timeout=120).run(total)}
+    return result | {"next": HorovodRunner(np=2, timeout=120).run(total)}
 
 
 def from_outside(spark):
@@ -205,22 +205,22 @@ def from_outside(spark):
     def by_runner(function, begun):
         return HorovodRunner(np=2, max_restarts=2).run(function, begun=begun)
 
-    found = {"interrupt": ended_from_outside("interrupt", by_runner, lambda: os.kill(os.getpid(), signal.SIGINT))}
+    results = {"interrupt": ended_from_outside("interrupt", by_runner, lambda: os.kill(os.getpid(), signal.SIGINT))}
 
     def by_run(function, begun):
         return spark_estimator.spark.run(function, (begun,), num_proc=2, verbose=0, max_restarts=2)
 
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         spark.addTag("mine")
-        found["cancel"] = ended_from_outside("cancel", by_run, lambda: spark.interruptTag("mine"))
+        results["cancel"] = ended_from_outside("cancel", by_run, lambda: spark.interruptTag("mine"))
         spark.removeTag("mine")
     else:
         context = spark.sparkContext
         context.setJobGroup("mine", "a cell of a notebook")
-        found["cancel"] = ended_from_outside("cancel", by_run, lambda: context.cancelJobGroup("mine"))
+        results["cancel"] = ended_from_outside("cancel", by_run, lambda: context.cancelJobGroup("mine"))
         context.setLocalProperty("spark.jobGroup.id", None)
     backend = SparkBackend(2, env={}, verbose=0, timeout=5, max_restarts=2)
-    return found | {"timeout": ended_from_outside("timeout", lambda function, begun: backend.run(function, (begun,)))}
+    return results | {"timeout": ended_from_outside("timeout", lambda function, begun: backend.run(function, (begun,)))}
 
 
 def loses_its_executor():
@@ -285,56 +285,56 @@ def main():
     spark = session()
     # Only workers get it: the session's own processes are there already.
     os.environ["SPARK_ESTIMATOR_TEST_MARKER"] = os.environ["MARKER"]
-    found = {}
+    results = {}
     starts = []
     for _ in range(3):
         called = time.time()
-        found["value"] = HorovodRunner(np=2).run(train, steps=5, scale=10)
-        starts.append(found["value"]["began"] - called)
-    found["seconds to user code"] = starts
-    found["all"] = HorovodRunner(np=2, driver_log_verbosity="all").run(total)
+        results["value"] = HorovodRunner(np=2).run(train, steps=5, scale=10)
+        starts.append(results["value"]["began"] - called)
+    results["seconds to user code"] = starts
+    results["all"] = HorovodRunner(np=2, driver_log_verbosity="all").run(total)
     lines = io.StringIO()
     called = spark_estimator.spark.run(of_every_rank, (1.5,), num_proc=2, env={"OF_ENV": "x"}, stdout=lines, verbose=0)
-    found["run"] = {"values": called, "lines": sorted(lines.getvalue().splitlines())}
+    results["run"] = {"values": called, "lines": sorted(lines.getvalue().splitlines())}
     nothing_is_left()
     backend = SparkBackend(2, env={"OF_ENV": "x"}, verbose=0)
-    found["backend"] = backend.run(of_every_rank, (2.5,))
+    results["backend"] = backend.run(of_every_rank, (2.5,))
     nothing_is_left()
-    found["run"] |= held_up(spark)
+    results["run"] |= held_up(spark)
     for how in ("exception", "kill", "sys.exit", "os._exit"):
-        found[how] = failure_of(how)
-        found[f"after {how}"] = HorovodRunner(np=2).run(total)
-    found["from outside"] = from_outside(spark)
-    found["slow start"] = slow_start(spark)
+        results[how] = failure_of(how)
+        results[f"after {how}"] = HorovodRunner(np=2).run(total)
+    results["from outside"] = from_outside(spark)
+    results["slow start"] = slow_start(spark)
     called = time.time()
-    found["restarted"] = {
+    results["restarted"] = {
         "values": spark_estimator.spark.run(loses_its_executor, num_proc=2, max_restarts=1, verbose=0, timeout=120),
         "seconds": time.time() - called,
     }
     nothing_is_left()
-    found["fit and transform"] = fit_and_transform(spark)
+    results["fit and transform"] = fit_and_transform(spark)
     nothing_is_left()
     os.environ["SPARK_ESTIMATOR_DRIVER_CHANNEL"] = "0"
     for how in ("exception", "kill"):
         # Spark has to end the other rank.
-        found[f"{how} without channel"] = failure_of(how, f"{how} 2", seconds=20)
-    found["value without channel"] = HorovodRunner(np=2, driver_log_verbosity="all").run(total)
+        results[f"{how} without channel"] = failure_of(how, f"{how} 2", seconds=20)
+    results["value without channel"] = HorovodRunner(np=2, driver_log_verbosity="all").run(total)
     del os.environ["SPARK_ESTIMATOR_DRIVER_CHANNEL"]
-    found["large"] = len(HorovodRunner(np=2).run(large))
+    results["large"] = len(HorovodRunner(np=2).run(large))
     module = folder / "module_that_travels.py"
     module.write_text("ANSWER = 42\n")
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         spark.addArtifact(str(module), pyfile=True)
     else:
         spark.sparkContext.addPyFile(str(module))
-    found["artifact"] = HorovodRunner(np=2).run(uses_artifact)
+    results["artifact"] = HorovodRunner(np=2).run(uses_artifact)
     called = time.time()
     try:
         HorovodRunner(np=64).run(total)
     except Exception as error:
-        found["too many"] = {"type": type(error).__name__, "text": str(error), "seconds": time.time() - called}
-    found["rows"] = spark.range(10).count()
-    print("RESULT " + json.dumps(found), flush=True)
+        results["too many"] = {"type": type(error).__name__, "text": str(error), "seconds": time.time() - called}
+    results["rows"] = spark.range(10).count()
+    print("RESULT " + json.dumps(results), flush=True)
     spark.stop()
 
 

@@ -44,11 +44,11 @@ def main():
     for name, value in settings.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    found = {"torch differs": {"rows": rows(spark), "job": job()}}
+    results = {"torch differs": {"rows": rows(spark), "job": job()}}
     (folder / "version").write_text("0.0.9")
-    found["ours differs"] = {"rows": rows(spark), "job": job()}
-    found["package"] = spark_estimator.__version__
-    print("RESULT " + json.dumps(found), flush=True)
+    results["ours differs"] = {"rows": rows(spark), "job": job()}
+    results["package"] = spark_estimator.__version__
+    print("RESULT " + json.dumps(results), flush=True)
     spark.stop()
 
 

@@ -110,13 +110,13 @@ def main():
     env = {"SPARK_ESTIMATOR_TEST_MARKER": marker}
     values = run_elastic(train, (what, folder), num_proc=2, min_num_proc=1, env=env)
     print("FIRST " + json.dumps({"values": values, "alone": fitted(values[0][0], *fresh())}), flush=True)
-    found = {}
+    results = {}
     try:
         run_elastic(endless, num_proc=2, min_num_proc=1, env=env)
     except KeyboardInterrupt as error:
-        found = {"left": left(marker), "text": str(error)}
-    found["next"] = run_elastic(lambda: int(os.environ["HOROVOD_RANK"]), num_proc=2, start_timeout=60)
-    print("RESULT " + json.dumps(found), flush=True)
+        results = {"left": left(marker), "text": str(error)}
+    results["next"] = run_elastic(lambda: int(os.environ["HOROVOD_RANK"]), num_proc=2, start_timeout=60)
+    print("RESULT " + json.dumps(results), flush=True)
 
 
 main()

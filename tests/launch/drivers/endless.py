@@ -57,14 +57,14 @@ def main():
             builder = builder.master(where).config("spark.ui.enabled", "false").config("spark.driver.host", "127.0.0.1")
         builder.getOrCreate()
     marker = os.environ["SPARK_ESTIMATOR_TEST_MARKER"] = os.environ["MARKER"][::-1]
-    found = {}
+    results = {}
     try:
         HorovodRunner(np=np).run(train)
     except KeyboardInterrupt:
-        found["interrupted"] = time.time()
-        found["left"] = left(marker)
-    found["next"] = HorovodRunner(np=np).run(short)
-    print("RESULT " + json.dumps(found), flush=True)
+        results["interrupted"] = time.time()
+        results["left"] = left(marker)
+    results["next"] = HorovodRunner(np=np).run(short)
+    print("RESULT " + json.dumps(results), flush=True)
 
 
 main()

@@ -46,7 +46,7 @@ class Lines(logging.Handler):
 def estimator(net=None, **changed):
     torch.manual_seed(3)
     net = net or nn.Linear(2, 1)
-    given = {
+    params = {
         "num_proc": 2,
         "model": net,
         "optimizer": torch.optim.SGD(net.parameters(), lr=0.1),
@@ -58,10 +58,10 @@ def estimator(net=None, **changed):
         "random_seed": 7,
         "verbose": 0,
     }
-    return TorchEstimator(**{**given, **changed})
+    return TorchEstimator(**{**params, **changed})
 
 
-def told(model):
+def description_of(model):
     return {
         "history": model.getHistory(),
         "weights": [value.flatten().tolist() for value in model.getModel().state_dict().values()],
@@ -78,14 +78,17 @@ def folds(frame):
     assembler = VectorAssembler(inputCols=["a", "b"], outputCol="both")
     made = estimator(feature_cols=["both"], prediction_col="prediction", num_proc=1, epochs=8)
     grid = ParamGridBuilder().addGrid(made.learning_rate, [0.2]).build()
-    found = CrossValidator(
+    validated = CrossValidator(
         estimator=Pipeline(stages=[assembler, made]),
         estimatorParamMaps=grid,
         evaluator=RegressionEvaluator(labelCol="y", metricName="rmse"),
         numFolds=2,
         seed=4,
     ).fit(frame)
-    return {"errors": found.avgMetrics, "rows": found.transform(frame).filter("abs(prediction - y) < 0.2").count()}
+    return {
+        "errors": validated.avgMetrics,
+        "rows": validated.transform(frame).filter("abs(prediction - y) < 0.2").count(),
+    }
 
 
 def main():
@@ -96,21 +99,21 @@ def main():
     numbers = spark.range(0, ROWS, 1, 2).selectExpr(f"id / {ROWS} AS a", "id % 7 / 7 AS b")
     numbers.selectExpr("*", "a * 2 - b AS y").write.parquet(f"{folder}/rows")
     frame = spark.read.parquet(f"{folder}/rows")
-    found = {"files": told(estimator().fit(frame)), "lines": list(lines.texts)}
+    results = {"files": description_of(estimator().fit(frame)), "lines": list(lines.texts)}
     store = Store.create(f"{folder}/store")
     kept = {"store": store, "materialize": True, "run_id": "run", "checkpoint_every_steps": 2, "max_restarts": 1}
     torch.manual_seed(3)
-    found["killed"] = told(estimator(Mortal(2, 1), **kept).fit(frame.filter("a < 2")))
-    found["undisturbed"] = told(estimator(store=store).fit_on_parquet())
-    found["left"] = sorted(
+    results["killed"] = description_of(estimator(Mortal(2, 1), **kept).fit(frame.filter("a < 2")))
+    results["undisturbed"] = description_of(estimator(store=store).fit_on_parquet())
+    results["left"] = sorted(
         str(path.relative_to(folder)) for path in Path(folder, "store", "runs").rglob("*") if path.is_file()
     )
     try:
-        found["folds"] = folds(frame)
+        results["folds"] = folds(frame)
     except Exception as error:
         traceback.print_exc()
-        found["folds"] = {"type": type(error).__name__, "text": str(error)[:1000]}
-    print("RESULT " + json.dumps(found), flush=True)
+        results["folds"] = {"type": type(error).__name__, "text": str(error)[:1000]}
+    print("RESULT " + json.dumps(results), flush=True)
     spark.stop()
 
 

@@ -52,19 +52,19 @@ def ranks(size, mode="none"):
         return f"{type(error).__name__}: {error}"
 
 
-def on_standalone(found):
+def on_standalone(results):
     spark = session(master, **{"spark.executor.cores": "2", "spark.cores.max": "4"})
     for size in (1, 2, 3, 4):
-        found[f"{size} ranks"] = ranks(size)
-    found["apart"] = ranks(4, "apart")
-    found["same"] = ranks(4, "same")
+        results[f"{size} ranks"] = ranks(size)
+    results["apart"] = ranks(4, "apart")
+    results["same"] = ranks(4, "same")
     for each, size in (("2", 2), ("2", 3), ("0.5", 4), ("0", 2)):
         spark.conf.set("spark.spark_estimator.gpusPerRank", each)
-        found[f"{each} for each of {size}"] = ranks(size, "same")
+        results[f"{each} for each of {size}"] = ranks(size, "same")
     spark.stop()
 
 
-def on_local_cluster(found):
+def on_local_cluster(results):
     settings = {
         "spark.worker.resource.gpu.amount": "2",
         "spark.worker.resource.gpu.discoveryScript": str(folder / "gpus.sh"),
@@ -73,19 +73,19 @@ def on_local_cluster(found):
         "spark.executorEnv.CUDA_VISIBLE_DEVICES": "6,7",
     }
     spark = session("local-cluster[1,4,1024]", **settings)
-    found["per task"] = ranks(2)
+    results["per task"] = ranks(2)
     spark.stop()
 
 
 def main():
-    found = {}
+    results = {}
     try:
-        (on_local_cluster if master == "local-cluster" else on_standalone)(found)
+        (on_local_cluster if master == "local-cluster" else on_standalone)(results)
     except BaseException:
         traceback.print_exc()
         raise
     finally:
-        print("RESULT " + json.dumps(found), flush=True)
+        print("RESULT " + json.dumps(results), flush=True)
 
 
 main()

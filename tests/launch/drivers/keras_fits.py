@@ -57,7 +57,7 @@ def network():
 
 
 def estimator(**changed):
-    given = {
+    params = {
         "num_proc": 2,
         "model": None,
         "feature_cols": ["square", "one"],
@@ -68,12 +68,12 @@ def estimator(**changed):
         "validation": 0.2,
         "verbose": 1,
     }
-    given |= changed
-    return KerasEstimator(**{**given, "model": given["model"] or network()})
+    params |= changed
+    return KerasEstimator(**{**params, "model": params["model"] or network()})
 
 
-def told(model):
-    weights = [numpy.asarray(one).tobytes().hex() for one in model.getModel().get_weights()]
+def description_of(model):
+    weights = [numpy.asarray(weight).tobytes().hex() for weight in model.getModel().get_weights()]
     return {"history": model.getHistory(), "weights": weights}
 
 
@@ -83,8 +83,8 @@ def refusals(frame):
     narrow = keras.Sequential([keras.layers.Input((3,)), dense(3, activation="softmax")])
     two = keras.Sequential([keras.layers.Input((4,)), dense(2, activation="softmax")])
     of_two = {"feature_cols": ["square"], "label_cols": ["k"], "optimizer": "sgd"}
-    found = {}
-    for name, given in {
+    refusals_by_name = {}
+    for name, params in {
         "shape": {**of_two, "model": narrow, "loss": "sparse_categorical_crossentropy"},
         "classes": {**of_two, "model": two, "loss": "sparse_categorical_crossentropy"},
         "outputs": {"label_cols": ["y"], "loss": "mse"},
@@ -95,11 +95,11 @@ def refusals(frame):
         "model": {"model": keras.layers.Dense},
     }.items():
         try:
-            estimator(**given).fit(frame)
-            found[name] = "nothing was refused"
+            estimator(**params).fit(frame)
+            refusals_by_name[name] = "nothing was refused"
         except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    return found
+            refusals_by_name[name] = f"{type(error).__name__}: {error}"
+    return refusals_by_name
 
 
 def main():
@@ -109,16 +109,16 @@ def main():
     frame = frame.selectExpr("*", "square[0] - one AS y", "cast(id % 3 as int) AS k")
     frame.write.parquet(f"{folder}/rows")  # which the ranks read in the same order each time
     frame = spark.read.parquet(f"{folder}/rows")
-    given = network()
-    before = [one.tobytes() for one in given.get_weights()]
+    untrained = network()
+    before = [weight.tobytes() for weight in untrained.get_weights()]
     kept = {"store": Store.create(f"{folder}/store"), "run_id": "run", "max_restarts": 1, "callbacks": [Mortal()]}
-    trained = estimator(**kept, model=given, output_type="array").fit(frame)
-    found = {"killed": told(trained), "undisturbed": told(estimator().fit(frame))}
-    found["untouched"] = [one.tobytes() for one in given.get_weights()] == before
+    trained = estimator(**kept, model=untrained, output_type="array").fit(frame)
+    results = {"killed": description_of(trained), "undisturbed": description_of(estimator().fit(frame))}
+    results["untouched"] = [weight.tobytes() for weight in untrained.get_weights()] == before
     rows = trained.transform(frame).orderBy("id").collect()
     features = [numpy.array([row.square for row in rows]), numpy.array([row.one for row in rows])]
     number, kind = trained.predict(features)
-    found["predictions"] = [
+    results["predictions"] = [
         float(abs(number.ravel() - [row.y__output[0] for row in rows]).max()),
         float(abs(kind - [list(row.k__output) for row in rows]).max()),
     ]
@@ -126,16 +126,18 @@ def main():
     try:
         KerasModel.load(f"{folder}/model")
     except Exception as error:
-        found["untrusted"] = str(error)
+        results["untrusted"] = str(error)
     again = [
         KerasModel.load(f"{folder}/model", custom_objects={"Doubling": Doubling}),
         KerasModel.load(f"{folder}/model", trust=True),
     ]
-    found["again"] = [told(one) == found["killed"] and (one.predict(features)[1] == kind).all() for one in again]
-    found["again"] = [bool(one) for one in found["again"]]
+    results["again"] = [
+        description_of(loaded) == results["killed"] and (loaded.predict(features)[1] == kind).all() for loaded in again
+    ]
+    results["again"] = [bool(same) for same in results["again"]]
     estimator(callbacks=[], learning_rate=0.5).save(f"{folder}/estimator")
-    found["estimator"] = KerasEstimator.load(f"{folder}/estimator", trust=True).getLearningRate()
-    found["shapes"] = estimator().getModelShapes()
+    results["estimator"] = KerasEstimator.load(f"{folder}/estimator", trust=True).getLearningRate()
+    results["shapes"] = estimator().getModelShapes()
     # Elsewhere, where nothing of ours can be imported: with the optimizer's state.
     code = (
         "import sys\n"
@@ -146,9 +148,9 @@ def main():
         "print(type(model.optimizer).__name__, int(model.optimizer.iterations))\n"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=200)
-    found["elsewhere"] = answer.stdout.strip() or answer.stderr[-2000:]
-    found["refusals"] = refusals(frame)
-    print("RESULT " + json.dumps(found), flush=True)
+    results["elsewhere"] = answer.stdout.strip() or answer.stderr[-2000:]
+    results["refusals"] = refusals(frame)
+    print("RESULT " + json.dumps(results), flush=True)
     spark.stop()
 
 

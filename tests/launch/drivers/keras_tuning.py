@@ -67,36 +67,36 @@ def main() -> None:
     tuned = CrossValidator(
         estimator=Pipeline(stages=stages), estimatorParamMaps=grid, evaluator=evaluator, numFolds=3, seed=4
     ).fit(frame)
-    found = {"folds": tuned.avgMetrics, "tuned": evaluator.evaluate(tuned.transform(frame))}
+    results = {"folds": tuned.avgMetrics, "tuned": evaluator.evaluate(tuned.transform(frame))}
     tuned.bestModel.write().overwrite().save(f"{folder}/pipeline")
     loaded = PipelineModel.load(f"{folder}/pipeline")
-    found["loaded"] = evaluator.evaluate(loaded.transform(frame))
-    found["history"] = sorted(loaded.stages[-1].getHistory())
+    results["loaded"] = evaluator.evaluate(loaded.transform(frame))
+    results["history"] = sorted(loaded.stages[-1].getHistory())
     tuned.write().overwrite().save(f"{folder}/tuned")
     again = CrossValidatorModel.load(f"{folder}/tuned")
-    found["again"] = evaluator.evaluate(again.transform(frame))
-    found["grid"] = [list(one.values()) for one in again.getEstimatorParamMaps()]
+    results["again"] = evaluator.evaluate(again.transform(frame))
+    results["grid"] = [list(params.values()) for params in again.getEstimatorParamMaps()]
     shares = loaded.transform(frame).select("probability").collect()
-    found["shares"] = max(abs(sum(row.probability) - 1) for row in shares)
+    results["shares"] = max(abs(sum(row.probability) - 1) for row in shares)
 
     model_transfer.LARGE = 0
     store = Store.create(f"{folder}/store")
     whole = Pipeline(stages=stages[:2]).fit(frame).transform(frame)
-    given = {made.learning_rate: 0.5, made.store: store, made.run_id: "run", made.callbacks: [Printing()]}
+    params = {made.learning_rate: 0.5, made.store: store, made.run_id: "run", made.callbacks: [Printing()]}
     with open(f"{folder}/lines", "w") as lines:
         backend = SparkBackend(1, {"A": "of the backend"}, stdout=lines, verbose=0)
-        trained = made.copy({**given, made.num_proc: None, made.backend: backend}).fit(whole)
+        trained = made.copy({**params, made.num_proc: None, made.backend: backend}).fit(whole)
     with open(f"{folder}/lines") as lines:
-        found["lines"] = lines.read()
+        results["lines"] = lines.read()
     kept = keras.saving.load_model(f"{folder}/store/runs/run/model.keras")
     pairs = zip(trained.getModel().get_weights(), kept.get_weights(), strict=True)
-    found["by the store"] = all(bool((one == other).all()) for one, other in pairs)
+    results["by the store"] = all(bool((weight == other).all()) for weight, other in pairs)
     spark.stop()
     try:
         made.fit(whole)
     except Exception as error:
-        found["stopped"] = f"{type(error).__name__}: {error}"
-    print("RESULT " + json.dumps(found), flush=True)
+        results["stopped"] = f"{type(error).__name__}: {error}"
+    print("RESULT " + json.dumps(results), flush=True)
 
 
 main()

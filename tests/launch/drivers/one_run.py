@@ -26,10 +26,10 @@ def main():
         builder.getOrCreate()
     called = time.time()
     try:
-        found = {"value": HorovodRunner(np=2).run(train)}
+        result = {"value": HorovodRunner(np=2).run(train)}
     except Exception as error:
-        found = {"type": type(error).__name__, "text": str(error), "cause": repr(error.__cause__)}
-    print("RESULT " + json.dumps({**found, "seconds": time.time() - called}), flush=True)
+        result = {"type": type(error).__name__, "text": str(error), "cause": repr(error.__cause__)}
+    print("RESULT " + json.dumps({**result, "seconds": time.time() - called}), flush=True)
 
 
 main()

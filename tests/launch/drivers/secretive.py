@@ -35,8 +35,8 @@ def work(flags, ballast):
 
     from spark_estimator.collectives.rendezvous import current
 
-    found = current()
-    forms = (found.key, found.key.hex().encode())
+    rendezvous = current()
+    forms = (rendezvous.key, rendezvous.key.hex().encode())
     places = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         for name in ("cmdline", "environ"):
@@ -45,14 +45,14 @@ def work(flags, ballast):
             except OSError:
                 continue
             places += [f"{pid}/{name}" for form in forms if form in content]
-    Path(flags, f"works {found.rank}").touch()
+    Path(flags, f"works {rendezvous.rank}").touch()
     deadline = time.monotonic() + 60
     while not Path(flags, "looked").exists():
         if time.monotonic() > deadline:
             raise TimeoutError("the driver has not looked")
         time.sleep(0.05)
     # Reversed, so that it is this value's own trace that is not found in the logs.
-    return places, found.key.hex()[::-1]
+    return places, rendezvous.key.hex()[::-1]
 
 
 def look(kind, address):
@@ -130,6 +130,6 @@ else:
     session = builder.master(where).getOrCreate()
     address = session.sparkContext.uiWebUrl
 # A function with much in it goes to Spark by another way than a small one.
-found = {kind: run_and_look(kind, address, bytes(size)) for kind, size in {"small": 1, "large": 1200 << 10}.items()}
+results = {kind: run_and_look(kind, address, bytes(size)) for kind, size in {"small": 1, "large": 1200 << 10}.items()}
 session.stop()
-print("RESULT " + json.dumps(found), flush=True)
+print("RESULT " + json.dumps(results), flush=True)

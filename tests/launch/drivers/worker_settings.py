@@ -28,10 +28,10 @@ def main():
     for setting in sys.argv[2:]:
         builder = builder.config(*setting.split("=", 1))
     builder.getOrCreate()
-    found = {"by itself": HorovodRunner(np=2).run(look)}
+    results = {"by itself": HorovodRunner(np=2).run(look)}
     os.environ |= {"SPARK_ESTIMATOR_WORKER_THREADS": "1", "SPARK_ESTIMATOR_WORKER_MALLOC": "system"}
-    found["as told"] = HorovodRunner(np=2).run(look)
-    print("RESULT " + json.dumps(found), flush=True)
+    results["as told"] = HorovodRunner(np=2).run(look)
+    print("RESULT " + json.dumps(results), flush=True)
 
 
 main()

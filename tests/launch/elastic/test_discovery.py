@@ -40,23 +40,23 @@ def test_a_script_s_answers(command: str, hosts: list[tuple[str, int]]) -> None:
     script = HostScript(command, 3, timedelta(seconds=20))
     assert script.ask() == [Host(*host) for host in hosts]
     script.stop()
-    with pytest.raises(PreflightError, match="is not asked any more"):
+    with pytest.raises(PreflightError, match="is no longer run"):
         script.ask()
 
 
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("/no/such/script", r"'/no/such/script' ended with exit status 127; the last it said: .*not found"),
-        ("echo a:1; echo oh; echo no >&2; exit 3", r"ended with exit status 3; the last it said: no\."),
+        ("/no/such/script", r"'/no/such/script' ended with exit status 127; its last output: .*not found"),
+        ("echo a:1; echo oh; echo no >&2; exit 3", r"ended with exit status 3; its last output: no\."),
         ("kill -9 $$", r"ended with signal 9"),
         ("echo a:1; echo soon >&2; sleep 1000", r"did not end within 0\.5 seconds, and was killed; .*: soon\."),
         ("exec >&- 2>&-; sleep 1000", r"did not end within 0\.5 seconds"),
-        ("yes a:1", r"prints without an end|did not end within"),
-        ("echo 'a:1'; echo 'there is no host: sorry'", r"printed, in line 2, 'there is no host: sorry', which is not"),
-        ("echo -oProxyCommand=evil", "is not of the form host:slots"),
-        ("true", "named no host with a slot"),
-        ("echo a:0", "named no host with a slot"),
+        ("yes a:1", r"prints endlessly|did not end within"),
+        ("echo 'a:1'; echo 'there is no host: sorry'", r"printed, in line 2, 'there is no host: sorry', which doesn't"),
+        ("echo -oProxyCommand=evil", "doesn't have the form host:slots"),
+        ("true", "printed no host with a slot"),
+        ("echo a:0", "printed no host with a slot"),
     ],
 )
 def test_what_is_no_answer_is_told(command: str, says: str) -> None:
@@ -71,46 +71,46 @@ def test_who_watches_tells_of_changes_and_once_of_failures(tmp_path: Path) -> No
     every = timedelta(seconds=0.01)
     watch = HostWatch(script, first_hosts(script, 1, timedelta(0), print, every), every)
     offers: list[list[Host]] = []
-    said: list[str] = []
+    messages: list[str] = []
     changed = threading.Event()
 
     def until(what: list[object], count: int) -> None:
         deadline = time.monotonic() + 20
         while len(what) < count:
-            assert time.monotonic() < deadline, (offers, said)
+            assert time.monotonic() < deadline, (offers, messages)
             changed.wait(0.05)
 
-    watch.start(lambda hosts: offers.append(list(hosts)), said.append)
+    watch.start(lambda hosts: offers.append(list(hosts)), messages.append)
     named.write_text("a:1\nb:2")
     until(offers, 1)  # type: ignore[arg-type]
     named.unlink()
-    until(said, 1)  # type: ignore[arg-type]
+    until(messages, 1)  # type: ignore[arg-type]
     time.sleep(0.2)
     named.write_text("b:2")
     until(offers, 2)  # type: ignore[arg-type]
     watch.stop()
-    assert offers == [[Host("a", 1), Host("b", 2)], [Host("b", 2)]] and len(said) == 1
-    assert "ended with exit status 1; the last it said: cat:" in said[0]
-    assert said[0].endswith("the hosts stay a:1, b:2 until it answers again")
+    assert offers == [[Host("a", 1), Host("b", 2)], [Host("b", 2)]] and len(messages) == 1
+    assert "ended with exit status 1; its last output: cat:" in messages[0]
+    assert messages[0].endswith("the hosts remain a:1, b:2 until it succeeds again")
 
 
 def test_too_few_slots_are_waited_for_and_then_told(tmp_path: Path) -> None:
     named = tmp_path / "hosts"
     named.write_text("a:1")
     script = HostScript(f"cat {named}")
-    said: list[str] = []
+    messages: list[str] = []
     timer = threading.Timer(0.3, lambda: named.write_text("a:1\nb:1"))
     timer.start()
-    assert first_hosts(script, 2, timedelta(seconds=20), said.append, timedelta(seconds=0.05)) == [
+    assert first_hosts(script, 2, timedelta(seconds=20), messages.append, timedelta(seconds=0.05)) == [
         Host("a", 1),
         Host("b", 1),
     ]
     timer.join()
-    assert len(said) == 1 and "offers 1 slots (a:1), and 2 ranks are to begin" in said[0]
-    with pytest.raises(PreflightError, match=r"offers 2 slots \(a:1, b:1\), and 3 ranks were asked for"):
-        first_hosts(script, 3, timedelta(0), said.append)
+    assert len(messages) == 1 and "offers 1 slots (a:1), and 2 ranks are requested: waiting" in messages[0]
+    with pytest.raises(PreflightError, match=r"offers 2 slots \(a:1, b:1\), and 3 ranks were requested"):
+        first_hosts(script, 3, timedelta(0), messages.append)
     with pytest.raises(PreflightError, match=r"'sleep 60' did not end within 1 seconds, and was killed"):
-        first_hosts(HostScript("sleep 60"), 1, timedelta(seconds=1), said.append)
+        first_hosts(HostScript("sleep 60"), 1, timedelta(seconds=1), messages.append)
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def test_a_script_that_fails_at_the_start_is_an_error() -> None:
     done = horovodrun("-np", "1", "--host-discovery-script", "echo lost >&2; exit 4", "true")
     assert done.returncode == 1
     assert "horovodrun: the host discovery script 'echo lost >&2; exit 4' ended with exit status 4" in done.stderr
-    assert "the last it said: lost." in done.stderr
+    assert "its last output: lost." in done.stderr
 
 
 @contextlib.contextmanager
@@ -150,7 +150,7 @@ def job(
         yield driver, hosts
         os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
         assert process.wait(30) == 130, driver.output()
-        assert "interrupted; all ranks have been ended" in driver.output()
+        assert "interrupted; all ranks were stopped" in driver.output()
         clusters.wait_until_gone(str(folder))
     finally:
         clusters.kill_group(process)
@@ -167,15 +167,15 @@ def test_ranks_come_to_new_slots_and_leave_those_that_are_gone(tmp_path: Path) -
         assert "host localhost has 5 slots, before 1" in driver.output()
         assert "starting 1 more on localhost" in driver.output(), "no more than --max-np"
         hosts.unlink()
-        driver.wait_for("ended with exit status 1; the last it said: cat:")
+        driver.wait_for("ended with exit status 1; its last output: cat:")
         hosts.write_text("localhost:1")
-        driver.wait_for("is ended: its slot is gone")
+        driver.wait_for("is stopped: its slot is gone")
         deadline = time.monotonic() + 60
         while driver.output().count("1 ranks: localhost 0 of 1") < 2:
             assert time.monotonic() < deadline, driver.output()
             time.sleep(0.05)
         assert driver.output().rpartition("rank 0 is pid ")[2].startswith(first[1]), "who came last has left"
-        assert "lost rank" not in driver.output() and driver.output().count("until it answers again") == 1
+        assert "lost rank" not in driver.output() and driver.output().count("until it succeeds again") == 1
     assert "rank 1 is pid" in (tmp_path / "logs/rank.1/stdout").read_text()
 
 
@@ -197,14 +197,16 @@ def test_a_job_moves_to_hosts_that_come_later_and_loses_contact_for_a_while(tmp_
             driver.wait_for("1 ranks: alpha 0 of 1")
             hosts.write_text("alpha:1\nno-such-host.invalid:1\nbeta:1")
             driver.wait_for("2 ranks: alpha 0 of 1, beta 0 of 1")
-            assert "host no-such-host.invalid: ssh to it has failed: " in driver.output()
+            assert "host no-such-host.invalid: ssh to it failed: " in driver.output()
             assert "host no-such-host.invalid will not be used for 2 seconds" in driver.output()
             hosts.write_text("beta:1")
             driver.wait_for("1 ranks: beta 0 of 1")
             assert "host alpha is gone" in driver.output() and "lost rank" not in driver.output()
             hosts.write_text("beta:1\nalpha:1")
             driver.wait_for("2 ranks: beta 0 of 1, alpha 0 of 1")
-            (ssh,) = [pid for pid, said in clusters.processes_with(str(tmp_path)).items() if " alpha exec " in said]
+            (ssh,) = [
+                pid for pid, command in clusters.processes_with(str(tmp_path)).items() if " alpha exec " in command
+            ]
             os.kill(ssh, signal.SIGKILL)
             driver.wait_for("host alpha is out of contact and will not be used for 2 seconds")
             before = driver.output().count("2 ranks: beta 0 of 1, alpha 0 of 1")

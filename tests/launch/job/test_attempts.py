@@ -23,7 +23,8 @@ from spark_estimator.collectives.rendezvous import new_job_id
 from spark_estimator.elastic.rounds import Terms
 from spark_estimator.errors import JobFailedError, JobTimeoutError, NotEnoughSlotsError, ResultError, WorkerFailedError
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
-from spark_estimator.launch.job.attempts import Attempt, Limits, run_attempts
+from spark_estimator.launch.job.attempts import Attempt, Limits, duration, run_attempts
+from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.local import run_job, run_local
 from tests.launch import clusters
@@ -67,15 +68,15 @@ def test_a_failed_job_is_started_anew_as_a_whole(marker: str, capfd: pytest.Capt
         return attempt, os.environ.get("SPARK_ESTIMATOR_JOB")
 
     environment = {clusters.MARKER: marker, "SPARK_ESTIMATOR_ATTEMPT": "17"}
-    values = run_local(work, 2, all_results=True, environment=environment, limits=Limits(max_restarts=5))
+    values = run_local(work, 2, JobOptions(all_results=True, environment=environment, limits=Limits(max_restarts=5)))
     assert values[0] == values[1] and values[0][0] == 3
-    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("spark_estimator: ")]
-    assert len(told) == 2
+    messages = [line for line in capfd.readouterr().err.splitlines() if line.startswith("spark_estimator: ")]
+    assert len(messages) == 2
     who = r"rank 1 \(host \S+, pid \d+\)"
     assert re.fullmatch(
-        rf"spark_estimator: attempt 1 of 6 failed: {who} raised ValueError: boom; all ranks are started anew", told[0]
+        rf"spark_estimator: attempt 1 of 6 failed: {who} raised ValueError: boom; restarting all ranks", messages[0]
     )
-    assert re.match(rf"spark_estimator: attempt 2 of 6 failed: {who} was killed by signal 9 \(SIGKILL\)", told[1])
+    assert re.match(rf"spark_estimator: attempt 2 of 6 failed: {who} was killed by signal 9 \(SIGKILL\)", messages[1])
 
 
 def test_the_last_failure_is_raised_with_the_earlier_ones() -> None:
@@ -87,9 +88,9 @@ def test_the_last_failure_is_raised_with_the_earlier_ones() -> None:
     error = caught.value
     assert error.exitcode == 3
     text = str(error).splitlines()
-    assert "ended with exit status 3" in text[0] and text[-2] == "This was attempt 2 of 2. Those before:"
+    assert "ended with exit status 3" in text[0] and text[-2] == "This was attempt 2 of 2. Earlier attempts:"
     assert text[-1].startswith("  attempt 1: rank 0 (host ") and text[-1].endswith(" raised ValueError: boom")
-    assert [(one.kind, one.earlier) for one in error.earlier] == [("raised", ())]
+    assert [(failure.kind, failure.earlier) for failure in error.earlier] == [("raised", ())]
 
 
 def test_what_would_end_in_the_same_way_is_not_tried_again(
@@ -99,9 +100,9 @@ def test_what_would_end_in_the_same_way_is_not_tried_again(
     exec("def work(): return 1", module.__dict__)
     monkeypatch.setitem(sys.modules, "only_on_the_driver", module)
     with pytest.raises(WorkerFailedError, match="could not load work"):
-        run_local(module.work, 1, limits=Limits(max_restarts=1))
+        run_local(module.work, 1, JobOptions(limits=Limits(max_restarts=1)))
     with pytest.raises(ResultError, match="cannot be pickled"):
-        run_local(lambda: threading.Lock(), 1, limits=Limits(max_restarts=1))
+        run_local(lambda: threading.Lock(), 1, JobOptions(limits=Limits(max_restarts=1)))
     assert "attempt" not in capfd.readouterr().err
 
 
@@ -120,7 +121,7 @@ def test_no_room_for_the_next_attempt() -> None:
         run_attempts(run, Limits(2, timedelta(seconds=60)), "train()", recover=recover)
     assert str(caught.value).splitlines() == [
         "2 ranks need 2 slots",
-        "This was attempt 2 of 3. Those before:",
+        "This was attempt 2 of 3. Earlier attempts:",
         "  attempt 1: rank 0 (host a) was lost",
     ]
     assert isinstance(caught.value.__cause__, WorkerFailedError) and recovered[0] <= timedelta(seconds=60)
@@ -133,7 +134,7 @@ def test_a_job_that_runs_out_of_time_is_ended(marker: str, monkeypatch: pytest.M
         subprocess.Popen(["sleep", "1000"])
         threading.Event().wait()
 
-    with pytest.raises(JobTimeoutError, match=r"work\(\) on 2 ranks did not end within 4 seconds \(timeout\): .*ended"):
+    with pytest.raises(JobTimeoutError, match=r"work\(\) on 2 ranks did not end within 4 seconds \(timeout\).*stopped"):
         HorovodRunner(np=-2, timeout=4, max_restarts=3).run(work)
     assert not clusters.processes_with(marker)
 
@@ -155,7 +156,7 @@ def test_an_interruption_is_no_failure(marker: str, monkeypatch: pytest.MonkeyPa
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background has it ignored
     threading.Thread(target=interrupt, daemon=True).start()
     try:
-        with pytest.raises(KeyboardInterrupt, match=r"work\(\) was interrupted; all of its ranks have been ended"):
+        with pytest.raises(KeyboardInterrupt, match=r"work\(\) was interrupted; all of its ranks were stopped"):
             HorovodRunner(np=-2, max_restarts=3).run(work)
     finally:
         signal.signal(signal.SIGINT, before)
@@ -192,9 +193,9 @@ def test_every_launcher_fills_the_error_s_fields(
 ) -> None:
     with pytest.raises(WorkerFailedError) as caught:
         if launcher == "function":
-            run_local(end, 1, args=(how,))
+            run_local(end, 1, JobOptions(args=(how,)))
         elif launcher == "elastic":
-            run_elastic_local(end, Terms(size=1, min_size=1), args=(how,))
+            run_elastic_local(end, Terms(size=1, min_size=1), JobOptions(args=(how,)))
         else:
             script = tmp_path / "train.py"
             script.write_text(COMMAND.format(how=how, folder=str(tmp_path)))
@@ -222,14 +223,26 @@ def test_an_error_without_a_culprit_has_the_same_fields() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        ({"max_restarts": -1}, ValueError, "max_restarts=-1"),
-        ({"max_restarts": 1.0}, TypeError, "max_restarts .* it was 1.0"),
-        ({"max_restarts": True}, TypeError, "it was True"),
-        ({"timeout": 0}, ValueError, "timeout=0: a number of seconds, more than 0"),
-        ({"timeout": float("inf")}, ValueError, "timeout=inf"),
-        ({"timeout": "soon"}, TypeError, "it was 'soon'"),
+        ({"max_restarts": -1}, ValueError, "max_restarts must be at least 0; got -1"),
+        ({"max_restarts": 1.0}, TypeError, "max_restarts .* got 1.0"),
+        ({"max_restarts": True}, TypeError, "got True"),
+        ({"timeout": 0}, ValueError, "timeout must be a number of seconds above 0; got 0"),
+        ({"timeout": float("inf")}, ValueError, "timeout must be a number of seconds above 0; got inf"),
+        ({"timeout": "soon"}, TypeError, "got 'soon'"),
     ],
 )
 def test_nonsense_is_refused(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         HorovodRunner(np=-1, **arguments)
+
+
+def test_numbers_of_seconds() -> None:
+    assert duration("x", 0.5) == timedelta(seconds=0.5)
+    for seconds in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="x must be a number of seconds above 0; got"):
+            duration("x", seconds)
+    with pytest.raises(ValueError, match=r"x must be at most 1000000000 seconds; got 1e\+300"):
+        duration("x", 1e300)
+    for wrong in (True, "5"):
+        with pytest.raises(TypeError, match="x must be a number of seconds; got"):
+            duration("x", wrong)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from spark_estimator.collectives.cores import available_cores
 from spark_estimator.env import WORKER_CHOICES_VARIABLE, Decision, Settings
 from spark_estimator.launch.job import environment as module
 from spark_estimator.launch.job.environment import choices, host_share, undecided, worker_environment
+from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.local import run_local
 from tests.launch import clusters
 
@@ -39,15 +40,15 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def given(environ: dict[str, str], **more: str) -> dict[str, str]:
+def variables_of(environ: dict[str, str], **more: str) -> dict[str, str]:
     """What a worker gets beside `environ`, without the record of it."""
-    found = worker_environment(environ, more, SHARE)
-    del found[WORKER_CHOICES_VARIABLE]
-    return found
+    variables = worker_environment(environ, more, SHARE)
+    del variables[WORKER_CHOICES_VARIABLE]
+    return variables
 
 
 def threads(environ: dict[str, str], **more: str) -> dict[str, str]:
-    return {name: value for name, value in given(environ, **more).items() if name in THREADS}
+    return {name: value for name, value in variables_of(environ, **more).items() if name in THREADS}
 
 
 def test_threads_are_the_share_unless_the_user_has_a_say() -> None:
@@ -59,15 +60,15 @@ def test_threads_are_the_share_unless_the_user_has_a_say() -> None:
     assert threads({}, SPARK_ESTIMATOR_WORKER_THREADS="5") == dict.fromkeys(THREADS, "5")
     assert threads({"SPARK_ESTIMATOR_WORKER_THREADS": "0"}) == {}
     with pytest.raises(ValueError, match="SPARK_ESTIMATOR_WORKER_THREADS='many'"):
-        given({"SPARK_ESTIMATOR_WORKER_THREADS": "many"})
+        variables_of({"SPARK_ESTIMATOR_WORKER_THREADS": "many"})
 
 
 def test_what_spark_has_set_is_no_word_of_the_user_s() -> None:
-    found = {
-        said: worker_environment({"OMP_NUM_THREADS": said}, {}, SHARE, spark=True).get("OMP_NUM_THREADS")
-        for said in ("2", "6")
+    by_value = {
+        threads: worker_environment({"OMP_NUM_THREADS": threads}, {}, SHARE, spark=True).get("OMP_NUM_THREADS")
+        for threads in ("2", "6")
     }
-    assert found == {"2": "2", "6": None}  # 6 cannot be Spark's, whose tasks have 2 cpus: it stays
+    assert by_value == {"2": "2", "6": None}  # 6 cannot be Spark's, whose tasks have 2 cpus: it stays
 
 
 def test_a_share_is_never_less_than_one_core() -> None:
@@ -76,7 +77,7 @@ def test_a_share_is_never_less_than_one_core() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "environ",
     [
         {"SPARK_ESTIMATOR_WORKER_MALLOC": "system"},
         {"MALLOC_TOP_PAD_": "0"},
@@ -85,16 +86,16 @@ def test_a_share_is_never_less_than_one_core() -> None:
         {"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"},
     ],
 )
-def test_malloc_is_left_alone_where_the_user_has_a_say(said: dict[str, str]) -> None:
-    assert not given(said).keys() & MALLOC
-    assert all(choice.why for choice in choices(said, SHARE))
+def test_malloc_is_left_alone_where_the_user_has_a_say(environ: dict[str, str]) -> None:
+    assert not variables_of(environ).keys() & MALLOC
+    assert all(choice.why for choice in choices(environ, SHARE))
 
 
 def test_a_glibc_that_refuses_a_high_threshold_maps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_glibc", lambda: (2, 31))
-    assert given({})["MALLOC_MMAP_MAX_"] == "0"
+    assert variables_of({})["MALLOC_MMAP_MAX_"] == "0"
     monkeypatch.setattr(module, "_glibc", lambda: None)
-    assert not given({}).keys() & MALLOC
+    assert not variables_of({}).keys() & MALLOC
 
 
 def test_what_a_launcher_chose_is_no_word_of_the_user_s_for_a_job_inside_the_job() -> None:
@@ -134,17 +135,17 @@ def look() -> dict[str, Any]:
 
 def test_workers_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    found = run_local(look, 2, all_results=True)
+    ranks = run_local(look, 2, JobOptions(all_results=True))
     share = str(host_share(2).value)
-    for rank in found:
+    for rank in ranks:
         assert rank["environ"] == dict.fromkeys(THREADS, share) and rank["threads"] == int(share)
         assert rank["started with"] and not rank["has still"] and not rank["child has"]
         assert rank["faults"] < 200  # of 16,384 pages
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of more cores, here as in CI
-    (told,) = run_local(look, 1, environment={"SPARK_ESTIMATOR_WORKER_MALLOC": "system"})
-    assert told["environ"] == {**dict.fromkeys(THREADS), "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
-    assert told["threads"] == 1 and not told["started with"]
+    (rank,) = run_local(look, 1, JobOptions(environment={"SPARK_ESTIMATOR_WORKER_MALLOC": "system"}))
+    assert rank["environ"] == {**dict.fromkeys(THREADS), "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
+    assert rank["threads"] == 1 and not rank["started with"]
 
 
 def test_commands_keep_it_and_tell_of_it(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,13 +153,15 @@ def test_commands_keep_it_and_tell_of_it(capfd: pytest.CaptureFixture[str], monk
 
     monkeypatch.setenv("MKL_NUM_THREADS", "4")
     assert cli.run_command([sys.executable, "-m", "spark_estimator", "env"], 2, {}) == 0
-    own = [line.split(">:", 1)[1] for line in capfd.readouterr().out.splitlines() if line.startswith("[1]")]
-    table = {line.split()[0]: line.split(maxsplit=2) for line in own[own.index("This worker was started with:") + 1 :]}
+    lines = [line.split(">:", 1)[1] for line in capfd.readouterr().out.splitlines() if line.startswith("[1]")]
+    table = {
+        line.split()[0]: line.split(maxsplit=2) for line in lines[lines.index("This worker was started with:") + 1 :]
+    }
     assert table["OMP_NUM_THREADS"][1] == str(host_share(2).value)
     assert table["OMP_NUM_THREADS"][2].endswith("for 2 ranks on this host")
     assert table["MKL_NUM_THREADS"][1:] == ["4", "set by you"]
     assert table["GLIBC_TUNABLES"][1:] == ["glibc.malloc.hugetlb=1", "default"]
-    assert not any("misspelt" in line for line in own)
+    assert not any("misspelt" in line for line in lines)
     assert cli.run_command(["true"], 1, {"SPARK_ESTIMATOR_WORKER_MALLOC": "best"}) == 1
     assert "SPARK_ESTIMATOR_WORKER_MALLOC='best': expected one of keep, system" in capfd.readouterr().err
 
@@ -171,15 +174,15 @@ def test_settings_are_listed_with_their_effects() -> None:
 def test_in_spark_threads_come_from_the_task_s_cpus(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     from spark_estimator.launch.spark.barrier_job import run_on_spark
 
-    found = run_on_spark(spark, look, 2, all_results=True)
-    for rank in found:
+    ranks = run_on_spark(spark, look, 2, JobOptions(all_results=True))
+    for rank in ranks:
         assert rank["environ"] == dict.fromkeys(THREADS, "1") and rank["threads"] == 1
         assert rank["started with"] and not rank["has still"]
     # Spark overwrites this one with its own; the tasks run in the environment in which the user has set it.
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    (told,) = run_on_spark(spark, look, 1)
+    (rank,) = run_on_spark(spark, look, 1)
     # PyTorch takes no more threads than there are cores.
-    assert told["environ"]["OMP_NUM_THREADS"] == "2" and told["threads"] == min(2, available_cores())
+    assert rank["environ"]["OMP_NUM_THREADS"] == "2" and rank["threads"] == min(2, available_cores())
 
 
 @pytest.mark.timeout(300)
@@ -188,8 +191,8 @@ def test_tasks_of_two_cpus_on_a_cluster(tmp_path: Path) -> None:
     settings = ("spark.task.cpus=2", "spark.executorEnv.OPENBLAS_NUM_THREADS=5")
     settings += ("spark.scheduler.barrier.maxConcurrentTasksCheck.interval=1s",)
     with clusters.driver("worker_settings.py", "local-cluster[1,4,1024]", *settings, folder=tmp_path) as driver:
-        found: dict[str, Any] = driver.wait()
-    by_itself, as_told = found["by itself"], found["as told"]
+        results: dict[str, Any] = driver.wait()
+    by_itself, as_told = results["by itself"], results["as told"]
     assert (by_itself["OMP_NUM_THREADS"], by_itself["threads"], by_itself["keeps"]) == (
         "2",
         min(2, available_cores()),
@@ -199,3 +202,13 @@ def test_tasks_of_two_cpus_on_a_cluster(tmp_path: Path) -> None:
     assert ["OPENBLAS_NUM_THREADS", "5", "set by you", False] in json.loads(by_itself[WORKER_CHOICES_VARIABLE])
     assert (as_told["OMP_NUM_THREADS"], as_told["threads"], as_told["keeps"]) == ("1", 1, False)
     assert by_itself["OPENBLAS_NUM_THREADS"] == as_told["OPENBLAS_NUM_THREADS"] == "5"
+
+
+def test_only_settings_are_handed_on_and_nothing_of_a_single_rank() -> None:
+    environ = {"HOROVOD_FUSION_THRESHOLD": "1", "HOROVOD_RANK": "3", "NCCL_DEBUG": "INFO", "PATH": "/bin"}
+    environ |= {"SPARK_ESTIMATOR_RENDEZVOUS_FD": "5", "SPARK_ESTIMATOR_SHARED_MEMORY": "0", "HOME": "/"}
+    assert module.forwarded_environment(environ) == {
+        "HOROVOD_FUSION_THRESHOLD": "1",
+        "NCCL_DEBUG": "INFO",
+        "SPARK_ESTIMATOR_SHARED_MEMORY": "0",
+    }

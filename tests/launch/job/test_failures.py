@@ -10,7 +10,6 @@ import pytest
 from spark_estimator.errors import PythonEnvironmentError, RemoteTraceback, ResultError, WorkerFailedError
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport, find_marked, first_failure, job_error, to_marked_text
-from spark_estimator.launch.job.source_lines import with_source
 
 
 def report(rank: int, kind: str = failures.RAISED, when: float = 0.0, **more: Any) -> FailureReport:
@@ -94,14 +93,6 @@ def test_a_cell_s_lines_are_those_of_the_driver(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(error, WorkerFailedError)
     added = traceback.replace("in bad\n", "in bad\n    return 1 // 0  # \\x1b[2J\n")
     assert error.traceback == added and added in str(error.__cause__)
-    assert with_source(added) == added
-    group = f'  | Traceback (most recent call last):\n  |   File "{cell}", line 2, in bad\n  | E'
-    assert "in bad\n  |     return 1 // 0" in with_source(group)
-    # Others stay as they are: no such line, a file that is not in memory, an entry that is not loaded, nonsense.
-    monkeypatch.setitem(linecache.cache, "lazy.py", (list,))
-    frames = [f'  File "{file}", line {number}, in x' for file, number in ((cell, 3), (cell, 0), ("lazy.py", 1))]
-    for other in (*frames, f'  File "{__file__}x", line 1, in x', '  File "", line 1, in', "", "\n\n", "x" * 99):
-        assert with_source(other) == other
 
 
 def test_a_long_traceback_loses_its_middle() -> None:

@@ -81,10 +81,10 @@ def test_what_each_rank_sees(
     tasks: list[TaskGpus], per_rank: float | None, devices: list[str | None], notice: str
 ) -> None:
     made = [pinning(tasks, local_rank, per_rank) for local_rank in range(len(tasks))]
-    assert [one.variables.get("CUDA_VISIBLE_DEVICES") for one in made] == devices
+    assert [rank.variables.get("CUDA_VISIBLE_DEVICES") for rank in made] == devices
     assert notice in made[0].notice and bool(notice) == bool(made[0].notice)
     numbered = [bool(seen) and seen.replace(",", "").isdecimal() for seen in devices]
-    assert [one.variables.items() >= PCI.items() for one in made] == numbered
+    assert [rank.variables.items() >= PCI.items() for rank in made] == numbered
 
 
 def test_a_gpu_that_was_promised_twice_is_refused_by_its_uuid() -> None:
@@ -93,11 +93,11 @@ def test_a_gpu_that_was_promised_twice_is_refused_by_its_uuid() -> None:
 
 
 def test_containers_that_number_their_gpus_themselves_are_hosts_of_their_own() -> None:
-    one = task("0", uuids=("GPU-a",), there=("GPU-a",))
+    container = task("0", uuids=("GPU-a",), there=("GPU-a",))
     other = task("0", uuids=("GPU-b",), there=("GPU-b",))
-    apart = hosts_apart(["h", "h", "h", "i"], [one, other, one, other])
+    apart = hosts_apart(["h", "h", "h", "i"], [container, other, container, other])
     assert apart[0] == apart[2] != apart[1] and apart[0].startswith("h/") and apart[3] == "i"
-    assert pinning([one], 0, 1.0).variables["CUDA_VISIBLE_DEVICES"] == "0"
+    assert pinning([container], 0, 1.0).variables["CUDA_VISIBLE_DEVICES"] == "0"
     assert hosts_apart(["h", "h"], [A, B]) == ["h", "h"]
     assert hosts_apart(["h", "h"], [task("0"), task("0")]) == ["h", "h"]
 
@@ -149,8 +149,8 @@ def run_driver(folder: Path, master: str) -> tuple[dict[str, Any], str]:
     for name in ("nvidia-smi", "gpus.sh"):
         (folder / name).chmod(0o755)
     with clusters.driver("gpu_cases.py", master, str(folder), folder=folder) as driver:
-        found: dict[str, Any] = driver.wait(400)
-        return found, driver.output()
+        results: dict[str, Any] = driver.wait(400)
+        return results, driver.output()
 
 
 def seen(ranks: Any) -> list[str | None]:
@@ -158,44 +158,45 @@ def seen(ranks: Any) -> list[str | None]:
     return [rank["CUDA_VISIBLE_DEVICES"] for rank in ranks]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_workers_of_one_host_that_number_their_gpus_alike(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     with clusters.standalone(tmp_path) as address:
-        found, output = run_driver(tmp_path, address)
+        results, output = run_driver(tmp_path, address)
     # The session's tasks ask for no GPU and its executors have some: each rank gets one, by a profile of its stage.
-    assert seen(found["1 ranks"]) in (["0"], ["1"])
+    assert seen(results["1 ranks"]) in (["0"], ["1"])
     for size in (2, 3, 4):
-        each = seen(found[f"{size} ranks"])
+        each = seen(results[f"{size} ranks"])
         assert len(each) == size and {gpu for devices in each for gpu in str(devices).split(",")} <= {"0", "1"}
-    assert sorted(map(str, seen(found["4 ranks"]))) == ["0", "0", "1", "1"], (
+    assert sorted(map(str, seen(results["4 ranks"]))) == ["0", "0", "1", "1"], (
         "each its own, as nobody knows which is which"
     )
     assert "local ranks 0, " in output and " have the same GPU, 0. Each sees its own GPUs only" in output
 
-    apart = found["apart"]
+    apart = results["apart"]
     assert [sorted(str(devices).split(",")) for devices in seen(apart)] == [["0", "1"]] * 4
     assert [rank["local"] for rank in apart] == [[0, 2], [1, 2], [0, 2], [1, 2]], "two containers are two hosts"
 
-    assert "WorkerFailedError: " in found["same"] and "have the same GPU, GPU-" in found["same"]
-    assert "though each was to have 1 of its own" in found["same"]
+    assert "WorkerFailedError: " in results["same"] and "have the same GPU, GPU-" in results["same"]
+    assert "though each was to have 1 of its own" in results["same"]
 
-    refusal = found["2 for each of 3"]
+    refusal = results["2 for each of 3"]
     arithmetic = "2 executors x 2 GPUs / 2 per rank (spark.spark_estimator.gpusPerRank)"
     assert refusal.startswith("NotEnoughSlotsError: 3 ranks need 3 slots at the same time, but this session has 2: ")
     assert arithmetic in refusal
-    assert "have the same GPU" in found["2 for each of 2"], "whole workers that announce the same"
-    assert len(seen(found["0.5 for each of 4"])) == 4 and set(seen(found["0.5 for each of 4"])) <= {"0", "1"}
+    assert "have the same GPU" in results["2 for each of 2"], "whole workers that announce the same"
+    assert len(seen(results["0.5 for each of 4"])) == 4 and set(seen(results["0.5 for each of 4"])) <= {"0", "1"}
 
-    assert seen(found["0 for each of 2"]) == ["", ""]
+    assert seen(results["0 for each of 2"]) == ["", ""]
     assert output.count("there are 2 GPUs on this host, and this job does not see them") == 1
 
 
 @pytest.mark.timeout(400)
 def test_gpus_that_tasks_ask_for_are_counted_in_what_their_executor_sees(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
-    found, _ = run_driver(tmp_path, "local-cluster")
-    ranks = found["per task"]
+    results, _ = run_driver(tmp_path, "local-cluster")
+    ranks = results["per task"]
     assert sorted(seen(ranks)[0].split(",")) == ["6", "7"] and len(set(seen(ranks))) == 1, ranks
     assert {rank["CUDA_DEVICE_ORDER"] for rank in ranks} == {"PCI_BUS_ID"}
     assert {rank["OMP_NUM_THREADS"] for rank in ranks} == {"2"}, "spark.task.cpus"

@@ -57,7 +57,7 @@ def test_after_a_failure_the_others_are_stopped_and_their_last_lines_shown() -> 
     job = Job((0.0, report(1)))
     job.watch.follow()
     assert job.stopped == ["after that"] and job.lines == ["the last line"] and not job.cancelled
-    assert [(found.rank, found.kind) for found in job.watch.reports] == [(1, failures.RAISED), (0, failures.STOPPED)]
+    assert [(report.rank, report.kind) for report in job.watch.reports] == [(1, failures.RAISED), (0, failures.STOPPED)]
 
 
 def test_the_cause_may_come_after_those_that_it_took_along() -> None:
@@ -71,7 +71,7 @@ def test_a_report_that_says_more_takes_the_place_of_one_that_says_less() -> None
     watch = JobMonitor(stop=lambda reason: None)
     for event in (report(1, failures.STOPPED), report(1), report(1, failures.STOPPED), report(-1), report(-1)):
         watch.note(event.report)
-    assert [(found.rank, found.kind) for found in watch.reports] == [(1, "raised"), (-1, "raised"), (-1, "raised")]
+    assert [(report.rank, report.kind) for report in watch.reports] == [(1, "raised"), (-1, "raised"), (-1, "raised")]
 
 
 def test_what_does_not_obey_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

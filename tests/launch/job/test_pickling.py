@@ -91,7 +91,7 @@ def test_an_argument_and_its_attributes() -> None:
 
     text = refusal(train, model=Model())
     assert text.startswith(
-        "train() is given the argument 'model' (type tests.launch.job.test_pickling.Model), whose .logger["
+        "train() receives the argument 'model' (type tests.launch.job.test_pickling.Model), whose .logger["
     )
     assert "cannot be pickled" in text
 
@@ -117,7 +117,7 @@ def test_a_partial() -> None:
 
     bound = functools.partial(train, a=lock)
     assert name_of(bound) == "train()"
-    assert "train() is given the argument 'a' (type _thread.lock), which cannot" in refusal(bound)
+    assert "train() receives the argument 'a' (type _thread.lock), which cannot" in refusal(bound)
 
 
 def test_a_thing_that_refuses_by_itself() -> None:
@@ -155,5 +155,5 @@ def test_a_thing_that_holds_itself() -> None:
 
 
 def test_what_is_no_function() -> None:
-    with pytest.raises(TypeError, match="takes the function to run on every rank, not 3 of type int"):
+    with pytest.raises(TypeError, match="needs the function to run on every rank, not 3 of type int"):
         dump_function(3, (), {})  # type: ignore[arg-type]

@@ -17,9 +17,9 @@ def rows(*values: bytes, size: int = 3) -> list[ResultRow]:
     """As `size` tasks would hand them over, last partition first; `values` are those of the first ranks."""
     made = []
     for rank in reversed(range(size)):
-        own = values[rank] if rank < len(values) else None
-        sha256 = hashlib.sha256(own).hexdigest() if own is not None else ""
-        made += rows_of(Outcome(rank, "host", 10 + rank, 0, None, own, sha256), size - 1 - rank)
+        value = values[rank] if rank < len(values) else None
+        sha256 = hashlib.sha256(value).hexdigest() if value is not None else ""
+        made += rows_of(Outcome(rank, "host", 10 + rank, 0, None, value, sha256), size - 1 - rank)
     return made
 
 
@@ -44,12 +44,12 @@ def test_a_missing_rank_is_told() -> None:
 @pytest.mark.parametrize("index", range(3))
 def test_a_missing_chunk_is_told(rank: int, index: int) -> None:
     kept = [row for row in rows(VALUE, VALUE, VALUE) if (row.rank, row.kind, row.seq) != (rank, "result", index)]
-    with pytest.raises(ResultError, match=f"rank {rank}'s value did not arrive whole"):
+    with pytest.raises(ResultError, match=f"rank {rank}'s value is incomplete or damaged"):
         verified_values(kept, 3, range(3))
 
 
 def test_a_value_that_was_never_sent_is_told() -> None:
-    with pytest.raises(ResultError, match=r"rank 2's value did not arrive whole: 0 of 0 bytes"):
+    with pytest.raises(ResultError, match=r"rank 2's value is incomplete or damaged: 0 of 0 bytes"):
         verified_values(rows(VALUE, VALUE), 3, range(3))
 
 

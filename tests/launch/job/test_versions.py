@@ -32,14 +32,15 @@ def test_other_differences_are_one_line() -> None:
     other = {**driver, "torch": "2.9", "numpy": ""}
     text = differences(driver, [("a", other), ("b", driver), ("a", other), ("c", {**other, "python": "3.11.9"})])
     assert text == (
-        "driver and executors differ, which may do harm: python 3.11.9 on c, 3.11.2 on the driver; torch 2.9 on a, c, "
+        "driver and executors have different versions, which may cause errors: python 3.11.9 on c, 3.11.2 on the "
+        "driver; torch 2.9 on a, c, "
         "2.13 on the driver; numpy is missing on a, c, 2.1 on the driver"
     )
 
 
 def test_executors_whose_package_cannot_even_read_the_job_are_told_so() -> None:
     module = "<module 'spark_estimator.launch.spark.barrier_task' from '/x'>"
-    said = f"AttributeError: Can't get attribute 'BarrierTask' on {module}"
-    error = explain(said)
+    message = f"AttributeError: Can't get attribute 'BarrierTask' on {module}"
+    error = explain(message)
     assert f"install spark_estimator {__version__} there" in str(error)
     assert explain("Can't get attribute 'Mine' on <module 'my_module' from '/x'>") is None

@@ -59,7 +59,7 @@ def test_a_lost_executor_is_told_by_its_partition_and_reason() -> None:
         (
             "Total size of serialized results of 2 tasks (8.1 MiB) is bigger than spark.driver.maxResultSize (6.0 MiB)",
             ResultError,
-            "returned are too much together: Total size of serialized results of 2 tasks (8.1 MiB) is bigger than "
+            "returned are too large together: Total size of serialized results of 2 tasks (8.1 MiB) is bigger than "
             "spark.driver.maxResultSize (6.0 MiB). Return less",
         ),
         ("[SPARK-24942]: Barrier execution mode ...", NotEnoughSlotsError, "dynamicAllocation.enabled=false"),
@@ -87,9 +87,11 @@ def test_what_is_not_known_is_shown_by_its_telling_line() -> None:
 
 def another_python() -> str | None:
     """An interpreter of another minor version, if this machine has one that runs."""
-    own = Path(os.environ.get("PYENV_ROOT", "/nowhere")).glob("versions/3.1*/bin/python3.1*")
-    found = [(int(path.name.split(".")[1]), str(path)) for path in own if re.fullmatch(r"python3\.\d+", path.name)]
-    for minor, path in [*found, *((minor, shutil.which(f"python3.{minor}")) for minor in range(10, 16))]:
+    executables = Path(os.environ.get("PYENV_ROOT", "/nowhere")).glob("versions/3.1*/bin/python3.1*")
+    versions = [
+        (int(path.name.split(".")[1]), str(path)) for path in executables if re.fullmatch(r"python3\.\d+", path.name)
+    ]
+    for minor, path in [*versions, *((minor, shutil.which(f"python3.{minor}")) for minor in range(10, 16))]:
         if path is None or minor == sys.version_info.minor:
             continue
         code = f"import sys; sys.exit(sys.version_info[:2] != (3, {minor}))"
@@ -109,11 +111,11 @@ class TestForReal:
             return driver.wait(200)
 
     def refusal(self, folder: Path, *arguments: str, **env: str) -> str:
-        found = self.outcome(folder, *arguments, **env)
-        assert found.get("type") == "PythonEnvironmentError", found
-        assert found["cause"] == "None", "forty lines of Java would follow"
-        assert f"PYSPARK_PYTHON={sys.executable}" in str(found["text"])
-        return str(found["text"])
+        outcome = self.outcome(folder, *arguments, **env)
+        assert outcome.get("type") == "PythonEnvironmentError", outcome
+        assert outcome["cause"] == "None", "forty lines of Java would follow"
+        assert f"PYSPARK_PYTHON={sys.executable}" in str(outcome["text"])
+        return str(outcome["text"])
 
     def test_workers_without_pyarrow(self, tmp_path: Path) -> None:
         bare = tmp_path / "bare"
@@ -132,24 +134,26 @@ class TestForReal:
         assert "there is no '/no/such/python'" in self.refusal(tmp_path, "local[2]", PYSPARK_PYTHON="/no/such/python")
 
     def test_without_a_session_one_is_made_whose_workers_are_right(self, tmp_path: Path) -> None:
-        found = self.outcome(tmp_path, PYSPARK_PYTHON=None, PYSPARK_DRIVER_PYTHON=None)
-        assert "value" in found, found
-        _, executable = found["value"]  # type: ignore[misc]
+        outcome = self.outcome(tmp_path, PYSPARK_PYTHON=None, PYSPARK_DRIVER_PYTHON=None)
+        assert "value" in outcome, outcome
+        _, executable = outcome["value"]  # type: ignore[misc]
         assert executable == sys.executable
 
     def test_where_no_session_can_be_made_that_is_said(self, tmp_path: Path) -> None:
-        found = self.outcome(tmp_path, MASTER="spark://no.such.host.invalid:1", PYSPARK_SUBMIT_ARGS="--class x y")
-        assert found["type"] == "PreflightError", found
-        assert "no Spark session" in str(found["text"]) and "np=-N" in str(found["text"])
+        outcome = self.outcome(tmp_path, MASTER="spark://no.such.host.invalid:1", PYSPARK_SUBMIT_ARGS="--class x y")
+        assert outcome["type"] == "PreflightError", outcome
+        assert "no Spark session" in str(outcome["text"]) and "np=-N" in str(outcome["text"])
 
     def test_dynamic_allocation_is_refused(self, tmp_path: Path) -> None:
         settings = ("spark.dynamicAllocation.enabled=true", "spark.dynamicAllocation.maxExecutors=2")
-        found = self.outcome(tmp_path, "local-cluster[1,1,1024]", *settings)
-        assert found["type"] == "PreflightError", found
-        assert "spark.dynamicAllocation.enabled=false" in str(found["text"])
+        outcome = self.outcome(tmp_path, "local-cluster[1,1,1024]", *settings)
+        assert outcome["type"] == "PreflightError", outcome
+        assert "spark.dynamicAllocation.enabled=false" in str(outcome["text"])
 
     def test_an_executor_whose_address_is_not_its_host_s_says_so(self, tmp_path: Path) -> None:
         settings = ("spark.driver.host=203.0.113.7", "spark.driver.bindAddress=127.0.0.1")
-        found = self.outcome(tmp_path, "local[2]", *settings)
-        assert found["type"] == "WorkerFailedError", found
-        assert "knows its executor as '203.0.113.7'" in str(found["text"]) and "SPARK_LOCAL_IP" in str(found["text"])
+        outcome = self.outcome(tmp_path, "local[2]", *settings)
+        assert outcome["type"] == "WorkerFailedError", outcome
+        assert "knows its executor as '203.0.113.7'" in str(outcome["text"]) and "SPARK_LOCAL_IP" in str(
+            outcome["text"]
+        )

@@ -22,5 +22,5 @@ def test_far_more_ranks_than_this_machine_can_run_are_refused_before_a_session_i
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL
     )
     assert done.returncode == 0, done.stderr
-    assert "9999 ranks were asked for and there is no Spark session" in done.stdout
-    assert "Connect to a cluster first" in done.stdout and "or ask for" in done.stdout
+    assert "9999 ranks were requested and there is no Spark session" in done.stdout
+    assert "Connect to a cluster first" in done.stdout and "or use" in done.stdout

@@ -69,9 +69,9 @@ def test_slots_are_cores_by_cores_per_task(made: Any, count: int | None) -> None
 
 def test_gpus_can_be_the_limit() -> None:
     gpus = {"executor.cores": "4", "executor.resource.gpu.amount": "2", "task.resource.gpu.amount": "1"}
-    found = count_slots(session("yarn", 12, **gpus))
-    assert (found.count, found.by_gpus) == (6, True)
-    assert found.arithmetic == "3 executors x 2 GPUs / 1 per task (spark.task.resource.gpu.amount)"
+    slots = count_slots(session("yarn", 12, **gpus))
+    assert (slots.count, slots.by_gpus) == (6, True)
+    assert slots.arithmetic == "3 executors x 2 GPUs / 1 per task (spark.task.resource.gpu.amount)"
     assert count_slots(session("yarn", 12, **{**gpus, "task.resource.gpu.amount": "0.25"})).count == 12
     with pytest.raises(
         NotEnoughSlotsError, match=r"8 ranks need 8 slots .* has 6: 3 executors x 2 GPUs.*more executors"
@@ -111,7 +111,7 @@ def test_over_spark_connect_the_master_is_the_servers() -> None:
         with pytest.raises(NotEnoughSlotsError) as caught:
             require_slots(remote(2, {"spark.master": master}), 4, timedelta(0))
         text = str(caught.value)
-        assert f'Start the Spark Connect server, which sets the master, with --master "{wanted}", or ask for 2' in text
+        assert f'Start the Spark Connect server, which sets the master, with --master "{wanted}", or use 2' in text
 
 
 def test_executors_that_come_a_moment_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

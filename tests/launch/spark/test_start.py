@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -12,11 +11,10 @@ import pytest
 pytest.importorskip("pyspark")
 
 from spark_estimator.errors import StartTimeoutError
-from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.start import StartMonitor, TaskReports
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     print(text, file=sys.stderr)
 
 
@@ -26,7 +24,7 @@ def start(spark: Any, **more: Any) -> StartMonitor:
         "placed": {},
         "begun": set(),
         "connected": lambda: 0,
-        "say": say,
+        "report": report,
         **more,
     }
     return StartMonitor(spark=spark, function="train()", size=3, reports=TaskReports(spark, "no job's"), **values)
@@ -38,29 +36,18 @@ def test_one_line_is_said_after_a_while(spark: Any, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == ""
     job.look(20)
     job.look(29)
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "has not started train() on any of 3 ranks for 20 seconds" in said
-    assert "no other job of this application is at work" in said
+    stderr = capsys.readouterr().err
+    assert stderr.count("\n") == 1 and "has not started train() on any of 3 ranks for 20 seconds" in stderr
+    assert "no other job of this application is running" in stderr
     with pytest.raises(StartTimeoutError, match=r"within 30 seconds .*This session has 2: 2 cores"):
         job.look(30)
 
 
 def test_who_has_slots_and_too_little_time_is_not_told_of_slots(spark: Any) -> None:
-    assert "It needs 3 slots that are free" in start(spark).hindrance()
+    assert "It needs 3 free slots" in start(spark).hindrance()
     short = start(spark)
     short.size = 2
     assert short.hindrance() == ""
-
-
-def test_a_users_own_description_of_jobs_stays(spark: Any) -> None:
-    def described() -> str:
-        JobTag(spark, "a tag").add("train() on 2 ranks")
-        return str(spark.sparkContext.getLocalProperty("spark.job.description"))
-
-    with ThreadPoolExecutor(1) as thread:  # these properties are the thread's
-        assert thread.submit(described).result() == "spark_estimator: train() on 2 ranks"
-        thread.submit(spark.sparkContext.setJobDescription, "mine").result()
-        assert thread.submit(described).result() == "mine"
 
 
 def test_ranks_that_are_late_are_named(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +55,7 @@ def test_ranks_that_are_late_are_named(spark: Any, capsys: pytest.CaptureFixture
     job = start(spark, placed=placed, begun={0})
     job.look(29)
     assert capsys.readouterr().err == "", "some run, so slots are not what is wanting"
-    with pytest.raises(StartTimeoutError, match=r"^rank 1, rank 2 \(host b\\x1b\[0m\) of 3 ranks had not begun"):
+    with pytest.raises(StartTimeoutError, match=r"^rank 1, rank 2 \(host b\\x1b\[0m\) of 3 ranks had not started"):
         job.look(30)
     with pytest.raises(StartTimeoutError, match=r"^rank 0, rank 1, rank 2 of 3"):
         start(spark, connected=lambda: 1).look(30)

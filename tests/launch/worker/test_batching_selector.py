@@ -27,9 +27,9 @@ def test_what_rests_is_left_alone_and_all_else_is_not() -> None:
         os.write(other[1], b"x")
         assert [key.data for key, _ in selector.select(10)] == ["result"]
         os.read(other[0], 1)
-        while not (found := selector.select(10)):
+        while not (selected := selector.select(10)):
             pass
-        assert [key.data for key, _ in found] == ["stdout"]
+        assert [key.data for key, _ in selected] == ["stdout"]
         selector.rest("stdout")
         selector.resume()
         assert [key.data for key, _ in selector.select(0)] == ["stdout"]
@@ -66,8 +66,8 @@ def test_stderr_does_not_overtake_what_rests_on_stdout() -> None:
 
 def test_a_message_is_shown_after_what_was_printed_before_it(capfd: pytest.CaptureFixture[str]) -> None:
     HorovodRunner(np=-1, driver_log_verbosity="all").run(speaks, count=100)
-    said = capfd.readouterr().out.splitlines()
-    lines = [said.index(f"[0]<stdout>:line {number}") for number in range(100)]
-    messages = [said.index(f"[0] message {number}") for number in range(100)]
+    shown = capfd.readouterr().out.splitlines()
+    lines = [shown.index(f"[0]<stdout>:line {number}") for number in range(100)]
+    messages = [shown.index(f"[0] message {number}") for number in range(100)]
     assert lines == sorted(lines) and messages == sorted(messages)
     assert all(line < message for line, message in zip(lines, messages, strict=True))

@@ -20,10 +20,10 @@ def test_a_process_that_has_just_become_another_program_is_not_overlooked() -> N
     unknown = 0
     for _ in range(300):
         with subprocess.Popen(["sleep", "1000"], env=environment, start_new_session=True) as process:
-            found = orphans._marks(process.pid)
+            marks = orphans._marks(process.pid)
             process.kill()
-        assert found is None or mark in found
-        unknown += found is None
+        assert marks is None or mark in marks
+        unknown += marks is None
         assert orphans._marks(process.pid) == b"", "it has ended"
     print(f"{unknown} of 300 were looked at in the midst")
     orphans.end(mark.decode())
@@ -48,6 +48,6 @@ def test_a_mark_whose_processes_are_not_all_ended_yet_stays_known(monkeypatch: p
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(orphans, "_processes", interrupted)
         orphans.end(mark)
-    assert mark in orphans._given
+    assert mark in orphans._live_marks
     orphans.end(mark)
-    assert mark not in orphans._given
+    assert mark not in orphans._live_marks

@@ -181,7 +181,7 @@ def test_a_rank_that_freezes_after_another_has_left_is_named(tmp_path: Path) -> 
         outcomes = ranks.wait(timeout=60)
     assert [outcomes[0].value, outcomes[1].value] == ["done", "done"], outcomes
     assert "rank 2" in outcomes[3].value, outcomes[3]
-    assert "no sign of life" in outcomes[3].value, outcomes[3]
+    assert "no heartbeat" in outcomes[3].value, outcomes[3]
 
 
 @both_channels
@@ -236,8 +236,8 @@ def test_a_rank_without_memory_says_so_to_all(environ: dict[str, str]) -> None:
         from spark_estimator.errors import PeerLostError
 
         context.init()
-        own = numpy.ones(1 << 28 if rank == 0 else 1, numpy.uint8)
-        assert len(arrays.allgather(own[:1000])) == 1001
+        values = numpy.ones(1 << 28 if rank == 0 else 1, numpy.uint8)
+        assert len(arrays.allgather(values[:1000])) == 1001
         if rank == 1:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
             limit = pages * resource.getpagesize() + (64 << 20)
@@ -246,7 +246,7 @@ def test_a_rank_without_memory_says_so_to_all(environ: dict[str, str]) -> None:
         messages = []
         for name in ("gather", "again"):
             try:
-                arrays.allgather(own, name)
+                arrays.allgather(values, name)
             except expected as error:
                 messages.append(str(error))
         context.shutdown()
@@ -328,7 +328,7 @@ def test_a_forked_child_cannot_use_the_job_and_harms_nothing() -> None:
         context.init()
         array = numpy.ones(10)
         pending = arrays.allreduce_into(array, array, arrays.ReduceOp.SUM, "pending") if rank == 0 else None
-        told = []
+        errors = []
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
@@ -364,7 +364,7 @@ def test_a_forked_child_cannot_use_the_job_and_harms_nothing() -> None:
                     traceback.print_exc()
                 os._exit(code)
         os.close(write)
-        told.append(os.read(read, 4096).decode())
+        errors.append(os.read(read, 4096).decode())
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         # The parent, and the next round, know nothing of it.
@@ -375,10 +375,10 @@ def test_a_forked_child_cannot_use_the_job_and_harms_nothing() -> None:
         context.shutdown()
         context.init()
         assert (arrays.allreduce(numpy.ones(3), arrays.ReduceOp.SUM) == 2).all()
-        return told
+        return errors
 
-    for told in run_ranks(2, forks):
-        assert "was forked from a rank" in told[0]
+    for errors in run_ranks(2, forks):
+        assert "was forked from a rank" in errors[0]
 
 
 def test_a_child_that_is_forked_before_init_may_be_the_rank() -> None:
@@ -501,9 +501,9 @@ def test_a_rank_without_file_descriptors_says_that_of_itself() -> None:
             return str(error), os.getpid()
         return "joined", os.getpid()
 
-    (told, pid), _ = run_ranks(2, start, environ={"HOROVOD_START_TIMEOUT": "5"})
-    assert told.startswith("init() on rank 0 (host ") and f", pid {pid}, address" in told
-    assert "too few file descriptors (EMFILE): 2 are left of the 64 that it may have (ulimit -n)" in told
+    (message, pid), _ = run_ranks(2, start, environ={"HOROVOD_START_TIMEOUT": "5"})
+    assert message.startswith("init() on rank 0 (host ") and f", pid {pid}, address" in message
+    assert "too few file descriptors (EMFILE): 2 are left of its limit of 64 (ulimit -n)" in message
 
 
 def test_all_ranks_are_told_which_one_has_no_file_descriptors_for_a_process_set() -> None:
@@ -531,8 +531,10 @@ def test_all_ranks_are_told_which_one_has_no_file_descriptors_for_a_process_set(
                     for _ in range(left):
                         os.close(taken.pop())
                 arrays.barrier()
-                told = rf"add_process_set on rank {short_of}: .*EMFILE\): {left} are left of the 100.* 12 are needed"
-                with pytest.raises(HorovodInternalError, match=told):
+                message = (
+                    rf"add_process_set on rank {short_of}: .*EMFILE\): {left} are left of its .* 100.* 12 are needed"
+                )
+                with pytest.raises(HorovodInternalError, match=message):
                     context.add_process_set([0, 1])
                 for descriptor in taken:
                     os.close(descriptor)

@@ -17,7 +17,7 @@ WAYS = {
     "nccl": {},
     "staged": {"HOROVOD_GPU_OPERATIONS": "staged"},
     "old NCCL": {"FAKE_NCCL_VERSION": "21300"},
-    "shared": {"HOROVOD_GPU_OPERATIONS": "shared", "FAKE_CUDA_UUIDS": "a,a,a,a"},
+    "one GPU": {"FAKE_CUDA_DEVICES": "1"},
 }
 SIZES = [1, 2, 3, 4]
 
@@ -28,7 +28,7 @@ def call_in_a_job_that_goes_on(function: Callable[..., Any], rank: int, *args: A
 
     if not context.is_initialized():
         context.init(process_sets="dynamic")
-        fake_gpus.use(rank)
+        fake_gpus.use(fake_gpus.device_of(rank))
         fake_gpus.streams = [fake_gpus.new_stream() for _ in range(2)]  # type: ignore[attr-defined]
     return function(rank, *args)
 
@@ -57,7 +57,11 @@ def make(rank: int, streams: int = 2) -> Callable[..., Any]:
     from tests import fake_gpus
     from tests.collectives.gpu_programs import GpuRunning
 
-    return functools.partial(GpuRunning, device=rank, streams=fake_gpus.streams[:streams])  # type: ignore[attr-defined]
+    return functools.partial(
+        GpuRunning,
+        device=fake_gpus.device_of(rank),
+        streams=fake_gpus.streams[:streams],  # type: ignore[attr-defined]
+    )
 
 
 def run_steps(rank: int, steps: list[Step], order_seed: int | None, times: int = 1) -> None:
@@ -108,19 +112,18 @@ def test_every_op_of_every_type(pools: Callable[[int, str], RankPool], size: int
         counters = context.engine().counters()
         return context.engine().describe("gpu"), counters["gpu_operations"], counters["staged_operations"]
 
-    for told, by_group, staged in pools(size, way).run(check):
+    for description, by_group, staged in pools(size, way).run(check):
         if size == 1:
             assert by_group > 0
         elif way == "nccl":
-            assert "NCCL 2.27.3" in told and by_group > staged > 0
-        elif way == "shared":
-            assert "the GPU that all ranks share" in told and by_group > staged
+            assert "NCCL 2.27.3" in description and by_group > staged > 0
         else:
-            assert "host memory" in told and by_group == 0 and staged > 0
-            assert ("2.13" in told) == (way == "old NCCL"), told
+            assert "host memory" in description and by_group == 0 and staged > 0
+            assert ("2.13" in description) == (way == "old NCCL"), description
+            assert ("share one GPU" in description) == (way == "one GPU"), description
 
 
-@pytest.mark.parametrize("way", ["nccl", "staged", "shared"])
+@pytest.mark.parametrize("way", ["nccl", "staged"])
 @pytest.mark.parametrize("size", [2, 3])
 def test_two_hundred_ops_in_other_orders_on_two_streams(
     pools: Callable[[int, str], RankPool], size: int, way: str
@@ -139,7 +142,7 @@ def test_two_hundred_ops_in_other_orders_on_two_streams(
     pools(size, way).run(check, timeout=120)
 
 
-@pytest.mark.parametrize("way", ["nccl", "staged", "shared"])
+@pytest.mark.parametrize("way", ["nccl", "staged", "one GPU"])
 def test_groups_of_ranks_have_their_own_way(pools: Callable[[int, str], RankPool], way: str) -> None:
     groups = [(0, 1, 2), (0, 2), (1, 2), (0,)]
     from tests.collectives.gpu_programs import random_step
@@ -163,7 +166,7 @@ def test_groups_of_ranks_have_their_own_way(pools: Callable[[int, str], RankPool
     pools(3, way).run(check, timeout=120)
 
 
-@pytest.mark.parametrize("way", ["nccl", "staged", "shared"])
+@pytest.mark.parametrize("way", ["nccl", "staged", "one GPU"])
 def test_ranks_that_have_joined_count_as_zeros(pools: Callable[[int, str], RankPool], way: str) -> None:
     def check(rank: int) -> list[list[float]]:
         import numpy
@@ -173,13 +176,14 @@ def test_ranks_that_have_joined_count_as_zeros(pools: Callable[[int, str], RankP
         from tests import fake_gpus
 
         stream = fake_gpus.new_stream()
+        gpu = Gpu(fake_gpus.device_of(rank), stream)
         sums = []
         for turn in range(3):
             if turn > rank:  # rank 0 joins first
                 break
             memory = fake_gpus.on_gpu(numpy.full(5, rank + 1.0))
             tensors = [ops.Tensor(memory.address, memory.address, DType.FLOAT64, (5,))]
-            ops.run(Op.ALLREDUCE, f"turn {turn}", tensors, keep=memory, gpu=Gpu(rank, stream))
+            ops.run(Op.ALLREDUCE, f"turn {turn}", tensors, keep=memory, gpu=gpu)
             fake_gpus.synchronize(stream)
             sums.append(memory.array.tolist())
         last = ops.join()
@@ -206,14 +210,14 @@ def test_ranks_that_disagree_where_their_tensors_are(pools: Callable[[int, str],
         try:
             ops.run(Op.ALLREDUCE, "here and there", tensors, keep=memory, gpu=gpu if rank else None)
         except MismatchError as error:
-            told = str(error)
+            error_text = str(error)
         ops.run(Op.ALLREDUCE, "here and there", tensors, keep=memory, gpu=gpu)  # the job goes on
         fake_gpus.synchronize(stream)
         assert memory.array.tolist() == [2.0] * 5
-        return told
+        return error_text
 
-    for told in pools(2, "nccl").run(check):
-        assert "GPU" in told and "rank 0" in told and "rank 1" in told
+    for error_text in pools(2, "nccl").run(check):
+        assert "GPU" in error_text and "rank 0" in error_text and "rank 1" in error_text
 
 
 def test_a_plan_takes_another_stream_each_time(pools: Callable[[int, str], RankPool]) -> None:

@@ -12,11 +12,11 @@ import pytest
 from spark_estimator._native import DType, Op
 from tests.ranks import run_ranks, start_ranks
 
-#: How GPU tensors travel; devices of several numbers are one GPU where they are shared.
+#: How GPU tensors travel.
 WAYS: dict[str, dict[str, str]] = {
     "nccl": {"HOROVOD_GPU_OPERATIONS": "nccl"},
     "staged": {"HOROVOD_GPU_OPERATIONS": "staged"},
-    "shared": {"HOROVOD_GPU_OPERATIONS": "shared", "FAKE_CUDA_UUIDS": "a,a,a"},
+    "one GPU": {"FAKE_CUDA_DEVICES": "1"},
 }
 ways = pytest.mark.parametrize("way", WAYS)
 
@@ -32,7 +32,7 @@ def wait_for_a_dead_rank(rank: int, dies: int) -> list[str]:
     from tests import fake_gpus
     from tests.collectives.gpu_programs import on_gpu
 
-    gpu, memory, [tensor] = on_gpu(rank, numpy.ones(100_000))
+    gpu, memory, [tensor] = on_gpu(fake_gpus.device_of(rank), numpy.ones(100_000))
     ops.run(Op.ALLREDUCE, "together", [tensor], keep=memory, gpu=gpu)
     fake_gpus.synchronize(gpu.stream)
     if rank == dies:
@@ -83,19 +83,20 @@ def test_a_rank_that_is_killed_amid_the_others_work(fakes: dict[str, str], way: 
         from tests import fake_gpus
         from tests.collectives.gpu_programs import on_gpu
 
-        gpu, memory, tensors = on_gpu(rank, numpy.ones(300_000, numpy.float32), DType.FLOAT32)
-        told = ""
+        values = numpy.ones(300_000, numpy.float32)
+        gpu, memory, tensors = on_gpu(fake_gpus.device_of(rank), values, DType.FLOAT32)
+        error_text = ""
         for turn in range(1 << 30):
             try:
                 ops.run(Op.ALLREDUCE, "sum", tensors, keep=memory, gpu=gpu)
             except PeerLostError as error:
-                told = str(error)
+                error_text = str(error)
                 break
             if turn == 5:
                 print("under way", flush=True)
         fake_gpus.synchronize(gpu.stream)
         context.shutdown()
-        return told
+        return error_text
 
     with start_ranks(3, work, environ={**fakes, **WAYS[way]}) as ranks:
         for rank in range(3):
@@ -119,12 +120,13 @@ def test_a_rank_that_ends_with_operations_under_way(fakes: dict[str, str], way: 
         from tests import fake_gpus
         from tests.collectives.gpu_programs import on_gpu
 
-        gpu, memory, tensors = on_gpu(rank, numpy.ones(300_000, numpy.float32), DType.FLOAT32)
+        values = numpy.ones(300_000, numpy.float32)
+        gpu, memory, tensors = on_gpu(fake_gpus.device_of(rank), values, DType.FLOAT32)
         memories = [memory, *(fake_gpus.on_gpu(memory.array) for _ in range(9))]
         tensors = [tensors[0]._replace(input=each.address, output=each.address) for each in memories]
         for turn in range(5):
             ops.run(Op.ALLREDUCE, f"together {turn}", tensors[:1], keep=memories, gpu=gpu)
-        told = ""
+        error_text = ""
         try:
             for turn in range(1 << 30):
                 handles = [
@@ -136,9 +138,9 @@ def test_a_rank_that_ends_with_operations_under_way(fakes: dict[str, str], way: 
                 for handle in handles:
                     handle.await_on(gpu.stream)
         except ShutDownError as error:
-            told = str(error)
+            error_text = str(error)
         fake_gpus.synchronize(gpu.stream)  # which nothing holds up
-        return told
+        return error_text
 
     with start_ranks(3, work, environ={**fakes, **WAYS[way]}) as ranks:
         outcomes = ranks.wait(timeout=60)
@@ -160,13 +162,13 @@ def first_sum(rank: int, device: int | None = None) -> tuple[str, str]:
     try:
         ops.run(Op.ALLREDUCE, "first", tensors, keep=memory, gpu=gpu)
     except Exception as error:
-        told = type(error).__name__, str(error)
+        outcome = type(error).__name__, str(error)
     else:
         fake_gpus.synchronize(gpu.stream)
         assert (memory.array == context.size()).all()
-        told = "", context.engine().describe("gpu")
+        outcome = "", context.engine().describe("gpu")
     context.shutdown()
-    return told
+    return outcome
 
 
 def test_a_rank_that_never_comes_to_nccl_is_not_waited_for_for_ever(fakes: dict[str, str]) -> None:
@@ -235,14 +237,14 @@ def test_a_cuda_that_is_not_there_is_told_with_the_way_out(fakes: dict[str, str]
         context.init()
         memory = (ctypes.c_double * 4)()
         tensors = [ops.Tensor(ctypes.addressof(memory), ctypes.addressof(memory), DType.FLOAT64, (4,))]
-        told = []
+        errors = []
         for device in (0, 9):
             with pytest.raises(ValueError) as caught:
                 ops.run(Op.ALLREDUCE, "sum", tensors, keep=memory, gpu=Gpu(device, 0))
-            told.append(str(caught.value))
+            errors.append(str(caught.value))
         ops.run(Op.ALLREDUCE, "sum", tensors, keep=memory)  # nothing was sent
         context.shutdown()
-        return told
+        return errors
 
     gone = {**fakes, "SPARK_ESTIMATOR_CUDA_LIBRARY": "/nowhere/libcudart.so.12"}
     for texts in run_ranks(2, submit, environ=gone):
@@ -365,7 +367,7 @@ def test_who_sends_the_wrong_way_is_told(fakes: dict[str, str]) -> None:
                 wrong()
         output = fake_gpus.Memory((4,), numpy.float64)
         on_gpu.collect([output.address], gpu.stream)
-        with pytest.raises(RuntimeError, match="collected before"):
+        with pytest.raises(RuntimeError, match="collected already"):
             on_gpu.collect([output.address], gpu.stream)
         fake_gpus.synchronize(gpu.stream)
         assert (output.array == 1).all()

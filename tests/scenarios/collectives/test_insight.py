@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from spark_estimator.launch.worker.log_tail import LastLines
+from spark_estimator.launch.log_relay.lines import LastLines
 from tests.ranks import run_ranks, start_ranks
 
 
@@ -45,14 +45,17 @@ def test_a_stall_names_the_missing_rank_and_what_it_is_doing() -> None:
         outcomes = ranks.wait()
     assert all(outcome.returned for outcome in outcomes), outcomes
     # Rank 0 is the job's coordinator, and rank 1 that of the pair.
-    for told in (outcomes[0].output, outcomes[1].output):
-        assert "'waited for'" in told, told
-        assert "rank 2" in told, told
-        assert "busy_with_something_else" in told, told
-        assert "It waits in no collective itself. Submitted, and no thread of it waits for the result: " in told, told
-        assert "result: allreduce 'DistributedOptimizer.1.bucket.0' of process set 1 (" in told, told
-        assert "The number in 'DistributedOptimizer.1' counts those that this rank made before" in told, told
-    assert "others wait for this rank, rank 2, as just told. It waits in no collective itself" in outcomes[2].output
+    for output in (outcomes[0].output, outcomes[1].output):
+        assert "'waited for'" in output, output
+        assert "rank 2" in output, output
+        assert "busy_with_something_else" in output, output
+        assert "It is not waiting in a collective. It has submitted, without waiting for the result: " in output, output
+        assert "result: allreduce 'DistributedOptimizer.1.bucket.0' of process set 1 (" in output, output
+        assert "The number in 'DistributedOptimizer.1' counts the ones that this rank made before" in output, output
+    assert (
+        "other ranks are waiting for this rank, rank 2, as just logged. It is not waiting in a collective"
+        in outcomes[2].output
+    )
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from benchmarks.namespaces import Network, UnavailableError
 from spark_estimator._native import DType, Op, ReduceOp
-from spark_estimator.benchmarks.namespaces import Network, UnavailableError
 from spark_estimator.collectives.rendezvous import local_rendezvous
 from tests.collectives.programs import Step
 from tests.ranks import Outcome, Ranks
@@ -111,11 +111,11 @@ def work_until_a_peer_is_lost(rank: int, elements: int) -> tuple[float, str]:
     from spark_estimator.errors import PeerLostError
 
     context.init()
-    own = numpy.full(elements, rank + 1, numpy.float32)
+    values = numpy.full(elements, rank + 1, numpy.float32)
     total = context.size() * (context.size() + 1) / 2
     for number in range(1_000_000):
         try:
-            result = arrays.allreduce(own, arrays.ReduceOp.SUM, "work")
+            result = arrays.allreduce(values, arrays.ReduceOp.SUM, "work")
         except PeerLostError as error:
             return time.monotonic(), str(error)
         assert (result == total).all()
@@ -157,9 +157,9 @@ def work_until_told(rank: int, elements: int, go: str) -> int:
     context.init()
     count = 0
     while True:
-        own = numpy.full(elements, rank + 1 + count % 100, numpy.float32)
-        own[0] = rank == 0 and Path(go).exists()
-        result = arrays.allreduce(own, arrays.ReduceOp.SUM, "work")
+        values = numpy.full(elements, rank + 1 + count % 100, numpy.float32)
+        values[0] = rank == 0 and Path(go).exists()
+        result = arrays.allreduce(values, arrays.ReduceOp.SUM, "work")
         size = context.size()
         assert (result[1:] == size * (size + 1) / 2 + size * (count % 100)).all()
         count += 1
@@ -191,10 +191,10 @@ def work_slowly(rank: int, elements: int, times: int) -> None:
 
     context.init()
     for number in range(times):
-        own = numpy.arange(elements, dtype=numpy.float32) % 1000 + rank + number
+        values = numpy.arange(elements, dtype=numpy.float32) % 1000 + rank + number
         size = context.size()
         right = (numpy.arange(elements, dtype=numpy.float32) % 1000 + number) * size + size * (size - 1) / 2
-        assert (arrays.allreduce(own, arrays.ReduceOp.SUM, "work") == right).all()
+        assert (arrays.allreduce(values, arrays.ReduceOp.SUM, "work") == right).all()
 
 
 def run_steps(rank: int, steps: list[Step]) -> None:

@@ -237,11 +237,11 @@ def contradictions(draw: st.DrawFn, size: int) -> tuple[Step, Step, list[str]]:
 def test_every_contradiction_is_told_to_all_and_does_no_harm(
     size: int, data: st.DataObject, pools: Callable[[int], RankPool]
 ) -> None:
-    one, other, quoted = data.draw(contradictions(size))
+    agreed, deviating, quoted = data.draw(contradictions(size))
     deviates = data.draw(st.integers(0, size - 1))
     known = data.draw(st.booleans())
     messages = pools(size).run(
-        contradict, [other if rank == deviates else one for rank in range(size)], known, timeout=HANGS
+        contradict, [deviating if rank == deviates else agreed for rank in range(size)], known, timeout=HANGS
     )
     assert len(set(messages)) == 1
     for words in quoted:

@@ -88,10 +88,16 @@ def look_around(rank: int) -> list[str]:
         arrays.allreduce(numpy.ones(3 + rank), name="mismatch")
     except HorovodInternalError:
         texts.append(traceback.format_exc())
-    found = rendezvous.current()
-    assert found is not None
-    texts += [repr(found), str(found), repr(context.topology()), repr(context.settings()), repr(vars(context.engine()))]
-    texts += [str(found.peers), repr(context._membership), repr(context._switchboard)]
+    received = rendezvous.current()
+    assert received is not None
+    texts += [
+        repr(received),
+        str(received),
+        repr(context.topology()),
+        repr(context.settings()),
+        repr(vars(context.engine())),
+    ]
+    texts += [str(received.peers), repr(context._membership), repr(context._switchboard)]
     texts += [
         pathlib.Path("/proc/self", name).read_bytes().decode(errors="replace")
         for name in ("environ", "cmdline", "comm")

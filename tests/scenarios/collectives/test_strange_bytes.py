@@ -74,10 +74,10 @@ def test_nobody_gets_in_by_chance(answer: Callable[[socket.socket], object]) -> 
     as_connector = authentication._HELLO.pack(b"SPKEST\x00\x01", b"connect", len(CONTEXT), CONTEXT, bytes(32))
     as_acceptor = authentication._CHALLENGE.pack(b"SPKEST\x00\x01", b"accept", bytes(32))
     for _ in range(EXAMPLES):
-        one, other = socket.socketpair()
-        with other:
-            send(other, made_up(generator, as_connector if answer is accept else as_acceptor), generator)
-            outcome = outcome_of(answer, one)
+        end, peer = socket.socketpair()
+        with peer:
+            send(peer, made_up(generator, as_connector if answer is accept else as_acceptor), generator)
+            outcome = outcome_of(answer, end)
         assert isinstance(outcome, AuthenticationError), outcome
 
 

@@ -36,8 +36,8 @@ def reduce_until_told(rank: int, stop: str) -> int:
         total = arrays.allreduce(mine, arrays.ReduceOp.SUM)
         everyone = arrays.allgather(mine[None])
         assert numpy.array_equal(total, everyone.sum(0))
-        told = numpy.array([pathlib.Path(stop).exists()])
-        done = bool(arrays.allreduce(told, arrays.ReduceOp.MAX)[0])
+        stopped = numpy.array([pathlib.Path(stop).exists()])
+        done = bool(arrays.allreduce(stopped, arrays.ReduceOp.MAX)[0])
         rounds += 1
         if rounds == 5:
             print("runs", flush=True)

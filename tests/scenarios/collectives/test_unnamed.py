@@ -29,9 +29,9 @@ def test_what_comes_again_is_not_negotiated_again(shared: str) -> None:
 
         def step(number: int) -> None:
             for count in (1, 5, 30_000):
-                given = numpy.full(count, rank + number, numpy.float32)
-                assert (arrays.allreduce(given, arrays.ReduceOp.SUM)[-1]) == size * number + sum(range(size))
-                assert (arrays.allreduce(given, arrays.ReduceOp.MAX)[-1]) == size - 1 + number
+                values = numpy.full(count, rank + number, numpy.float32)
+                assert (arrays.allreduce(values, arrays.ReduceOp.SUM)[-1]) == size * number + sum(range(size))
+                assert (arrays.allreduce(values, arrays.ReduceOp.MAX)[-1]) == size - 1 + number
             summed = arrays.grouped_allreduce([numpy.ones(3), numpy.ones(4, numpy.int32)], arrays.ReduceOp.SUM)
             assert [array.tolist() for array in summed] == [[size] * 3, [size] * 4]
             for root in (0, 1):
@@ -132,7 +132,7 @@ def test_a_call_that_is_refused_here_is_not_counted() -> None:
         context.init()
         for _ in range(3):
             if rank == 1:
-                with pytest.raises(ValueError, match="cannot be sent"):
+                with pytest.raises(ValueError, match="complex64"):
                     arrays.allreduce(numpy.ones(2, "complex64"))
                 nowhere = ops.Tensor(0, 0, DType.FLOAT32, (2,))
                 for way in (ops.run, ops.submit):

@@ -16,7 +16,8 @@ from spark_estimator import DataError, TorchEstimator, TorchModel
 from spark_estimator.data.fields import Field
 from spark_estimator.data.parquet import FileRows, files_at
 from spark_estimator.data.preparation import Preparation
-from spark_estimator.estimators.rows.sampling import Wanted, look_at, look_at_files
+from spark_estimator.estimators.rows.request import RowRequest
+from spark_estimator.estimators.rows.sampling import sample_files, sample_frame
 from spark_estimator.estimators.rows.shapes import fitting_fields
 from spark_estimator.estimators.torch.check import TorchTrial
 from spark_estimator.estimators.torch.parts import parts_of
@@ -31,8 +32,8 @@ RAGGED = [([float(n)] * (n % 4 + 1), [n] * (n % 2), float(n)) for n in range(130
 RAGGED[120] = ([0.5] * 6, [1, 2, 3], 1.0)  # beyond the first rows
 
 
-def wanted(estimator: TorchEstimator) -> Wanted:
-    return Wanted.of(lambda name: estimator.getOrDefault(name), None)
+def request_of(estimator: TorchEstimator) -> RowRequest:
+    return RowRequest.of(lambda name: estimator.getOrDefault(name), None)
 
 
 def test_arrays_are_filled_up_to_the_longest_of_all_rows(spark: SparkSession, estimator: Make, tmp_path: Path) -> None:
@@ -66,19 +67,19 @@ def test_arrays_are_filled_up_to_the_longest_of_all_rows(spark: SparkSession, es
     files = files_at(f"{tmp_path}/rows")
     spool, _ = FileRows(files, Preparation(("v",))).read(model._inputs, 0, 1)
     assert numpy.array_equal(spool.matrices[0], padded)
-    for found in (look_at(frame, wanted(made)), look_at_files(files, wanted(made))):
-        assert (found.widths, found.padding) == ((6, 3, 1), (0, 9, None))
+    for sample in (sample_frame(frame, request_of(made)), sample_files(files, request_of(made))):
+        assert (sample.widths, sample.padding) == ((6, 3, 1), (0, 9, None))
     # What shapes say is not looked for: of one column, of one among others side by side, of a label.
-    said = made.copy({made.input_shapes: [[-1, 8], [-1, 2, 2]]})
-    assert look_at_files(files, wanted(said)).widths == (8, 4, 1)
-    said = made.setParams(feature_cols=["v", "y"], padding=0, label_cols=["n"], label_shapes=[[-1, 5]])
-    assert look_at_files(files, wanted(said.setInputShapes([[-1, 10]]))).widths == (9, 1, 5)
+    shaped = made.copy({made.input_shapes: [[-1, 8], [-1, 2, 2]]})
+    assert sample_files(files, request_of(shaped)).widths == (8, 4, 1)
+    shaped = made.setParams(feature_cols=["v", "y"], padding=0, label_cols=["n"], label_shapes=[[-1, 5]])
+    assert sample_files(files, request_of(shaped.setInputShapes([[-1, 10]]))).widths == (9, 1, 5)
     for changed, words in (
-        ({"padding": 0.5}, r"padding=0\.5: column 'n' of type array<(int|bigint)> has no such number"),
-        ({"padding": {"v": 0}}, "'n' holds arrays of different lengths.*padding=0"),
+        ({"padding": 0.5}, r"padding=0\.5 isn't valid for integer column 'n' \(array<(int|bigint)>\)\. Use a whole"),
+        ({"padding": {"v": 0}}, "'n' has arrays of different lengths.*padding=0"),
     ):
         with pytest.raises(DataError, match=words):
-            look_at(frame, wanted(said.setParams(**changed)))
+            sample_frame(frame, request_of(shaped.setParams(**changed)))
 
 
 class Mean(nn.Module):
@@ -122,14 +123,14 @@ def test_images_are_decoded_where_rows_are_read(spark: SparkSession, estimator: 
     assert (field.stored, field.dtype, field.shape) == ("uint8", "float32", (2, 3))
     files = files_at(f"{tmp_path}/images")
     mask = still(estimator, nn.Linear(1, 6), feature_cols=["y"], label_cols=["image"], decoders={"image": decode})
-    fields = fitting_fields(look_at_files(files, wanted(mask)), TorchTrial(parts_of(mask.getOrDefault)[0]), None)
-    assert [(one.stored, one.dtype, one.shape) for one in fields.labels] == [("uint8", "int64", (2, 3))]
-    spool, _ = FileRows(files, look_at_files(files, wanted(made)).preparation).read((field, LABEL), 0, 1)
+    fields = fitting_fields(sample_files(files, request_of(mask)), TorchTrial(parts_of(mask.getOrDefault)[0]), None)
+    assert [(field.stored, field.dtype, field.shape) for field in fields.labels] == [("uint8", "int64", (2, 3))]
+    spool, _ = FileRows(files, sample_files(files, request_of(made)).columns.preparation).read((field, LABEL), 0, 1)
     assert spool.matrices[0].dtype == "uint8"
     assert sorted(map(bytes, spool.matrices[0])) == [content for content, _ in IMAGES]
 
     model.save(f"{tmp_path}/model")
-    with pytest.raises(DataError, match=r"columns image are read by functions.*decoders=.*trust=True"):
+    with pytest.raises(DataError, match=r"columns image have decoders.*decoders=.*trust=True"):
         TorchModel.load(f"{tmp_path}/model", model=Mean())
     for loaded in (
         TorchModel.load(f"{tmp_path}/model", model=Mean(), decoders={"image": decode}),
@@ -138,7 +139,7 @@ def test_images_are_decoded_where_rows_are_read(spark: SparkSession, estimator: 
         predicted = {row.y: row.y__output for row in loaded.transform(frame).collect()}
         assert numpy.allclose([predicted[y] for _, y in IMAGES], outputs)
     assert numpy.allclose(model.predict({"image": [content for content, _ in IMAGES]}).reshape(-1), outputs)
-    assert numpy.allclose(model.predict(numpy.stack([decode(one) for one, _ in IMAGES])).reshape(-1), outputs)
+    assert numpy.allclose(model.predict(numpy.stack([decode(content) for content, _ in IMAGES])).reshape(-1), outputs)
 
     path = f"{tmp_path}/estimator"
     made.save(path)
@@ -151,9 +152,9 @@ def test_images_are_decoded_where_rows_are_read(spark: SparkSession, estimator: 
     )
     for bad, changed, words in (
         (torn, {}, r"(?s)decoder of column 'image' failed in row \d+ .*on 3 bytes: ValueError.*reshape\(2, 3\)"),
-        (frame, {"decoders": None}, r"'image' is of type binary.*decoders=\{'column': function\}"),
-        (frame, {"decoders": {"y": decode, "image": decode}}, "decoders names column 'y', which is of type float"),
-        (frame, {"decoders": {"x": decode, "image": decode}}, "decoders names 'x', which is no column"),
+        (frame, {"decoders": None}, r"'image' has type binary.*decoders=\{'column': function\}"),
+        (frame, {"decoders": {"y": decode, "image": decode}}, r"decoders refers to column 'y' \(float\)"),
+        (frame, {"decoders": {"x": decode, "image": decode}}, "decoders refers to 'x', which isn't a column"),
     ):
         with pytest.raises(DataError, match=words):
             made.copy().setParams(**changed).fit(bad)
@@ -214,15 +215,18 @@ def test_a_function_changes_the_rows_once(spark: SparkSession, estimator: Make, 
         ({"transformation_fn": lambda rows: transform(rows)[:0]}, "returned no row for the first"),
         (
             {"transformation_edit_fields": [("x", numpy.float32, (3,), False)]},
-            r"has the shape \[3\]; .* returned \[2\]",
+            r"declares 'x' with shape \[3\], but .* returned \[2\]",
         ),
         (
             {"transformation_edit_fields": [("x", numpy.uint8, (2,), False)]},
-            r"'x' is of uint8; transformation_fn returned int64",
+            r"declares 'x' as uint8, but transformation_fn returned int64",
         ),
-        ({"transformation_removed_fields": ["word", "number", "y"]}, "removes 'y', but it returns it"),
-        ({"padding": 0}, "padding of 'x', which transformation_fn makes: say its width in input_shapes"),
-        ({"transformation_fn": None}, "no column 'x'|tell of transformation_fn, which is None"),
+        (
+            {"transformation_removed_fields": ["word", "number", "y"]},
+            "transformation_removed_fields lists 'y', but",
+        ),
+        ({"padding": 0}, "padding of column 'x', which transformation_fn returns, .* set input_shapes"),
+        ({"transformation_fn": None}, "no column 'x'|need transformation_fn, which is None"),
     ):
         with pytest.raises((DataError, ValueError), match=words):
             made.copy().setParams(**changed).fit_on_parquet()

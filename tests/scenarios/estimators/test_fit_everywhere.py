@@ -15,6 +15,8 @@ pytest.importorskip("torch")
 
 from tests.launch import clusters
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.timeout(500)
 def test_fit_over_connect(tmp_path: Path) -> None:
@@ -22,13 +24,13 @@ def test_fit_over_connect(tmp_path: Path) -> None:
         clusters.connect_server(tmp_path) as address,
         clusters.driver("fits.py", address, str(tmp_path / "data"), folder=tmp_path) as driver,
     ):
-        found = driver.wait(400)
+        results = driver.wait(400)
         output = driver.output()
-    assert "Parquet files (300 rows) by themselves" in str(found["lines"])
-    assert found["files"]["history"][1]["train"]["loss"] < found["files"]["history"][0]["train"]["loss"]  # type: ignore[index]
+    assert "Parquet files (300 rows) directly" in str(results["lines"])
+    assert results["files"]["history"][1]["train"]["loss"] < results["files"]["history"][0]["train"]["loss"]  # type: ignore[index]
     assert "spark_estimator: attempt 1 of 2 failed: rank 1 (host " in output
-    assert found["killed"] == found["undisturbed"], "bit for bit, after a restart from the store"
-    assert [name for name in found["left"] if not name.endswith("/checkpoint")] == []  # type: ignore[attr-defined]
-    (error,) = found["folds"]["errors"]  # type: ignore[index]
+    assert results["killed"] == results["undisturbed"], "bit for bit, after a restart from the store"
+    assert [name for name in results["left"] if not name.endswith("/checkpoint")] == []  # type: ignore[attr-defined]
+    (error,) = results["folds"]["errors"]  # type: ignore[index]
     assert error < 0.2
-    assert found["folds"]["rows"] == 300  # type: ignore[index]
+    assert results["folds"]["rows"] == 300  # type: ignore[index]

@@ -18,6 +18,8 @@ pytest.importorskip("keras")
 
 from tests.launch import clusters
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(("backend", "kind"), [("tensorflow", "connect"), ("torch", "local-cluster[2,1,1024]")])
@@ -30,31 +32,31 @@ def test_fit_transform_and_folders(tmp_path: Path, backend: str, kind: str) -> N
         driver = stack.enter_context(
             clusters.driver("keras_fits.py", *arguments, folder=tmp_path, env={"TF_CPP_MIN_LOG_LEVEL": "3"})
         )
-        found: dict[str, Any] = dict(driver.wait(450))
+        results: dict[str, Any] = dict(driver.wait(450))
         output = driver.output()
     assert "attempt 1 of 2 failed: rank 1 (host " in output
     assert "epoch 3/3, loss " in output
-    assert found["killed"] == found["undisturbed"], "bit for bit, after a restart from the store"
+    assert results["killed"] == results["undisturbed"], "bit for bit, after a restart from the store"
     names = {"loss", "number_loss", "kind_loss", "number_mae", "kind_accuracy"}
-    history = found["killed"]["history"]
+    history = results["killed"]["history"]
     assert set(history) == names | {f"val_{name}" for name in names}
     assert len(history["loss"]) == 3 and history["loss"][2] < history["loss"][0]
-    assert found["untouched"]
-    assert max(found["predictions"]) < 1e-5
-    assert "made of Doubling, which are not Keras' own" in found["untrusted"]
-    assert "Say custom_objects={...} with yours, or trust=True" in found["untrusted"]
-    assert found["again"] == [True, True]
-    assert found["estimator"] == 0.5
-    assert found["shapes"] == [[[-1, 2, 2], [-1, 1]], [[-1, 1], [-1, 3]]]
-    assert found["elsewhere"] == "Adam 12", found["elsewhere"]
+    assert results["untouched"]
+    assert max(results["predictions"]) < 1e-5
+    assert "uses Doubling, which aren't Keras' own" in results["untrusted"]
+    assert "Pass your own as custom_objects={...}, or pass trust=True" in results["untrusted"]
+    assert results["again"] == [True, True]
+    assert results["estimator"] == 0.5
+    assert results["shapes"] == [[[-1, 2, 2], [-1, 1]], [[-1, 1], [-1, 3]]]
+    assert results["elsewhere"] == "Adam 12", results["elsewhere"]
     for name, words in {
         "shape": "DataError: square: 4 values a row, and input 1 of the model takes the shape [-1, 3], which has 3",
-        "classes": "DataError: column 'k' holds the class 2, and the model's output has 2 classes",
+        "classes": "DataError: column 'k' contains class 2, but the model's output has 2 classes",
         "outputs": "returns 2 outputs, and there are 1 label columns ('y'): one for each output.",
-        "inputs": "takes 2 inputs, and there are 3 feature columns ('square', 'one', 'y')",
+        "inputs": "takes 2 inputs, but there are 3 feature columns ('square', 'one', 'y')",
         "optimizer": "TypeError: optimizer is an optimizer of Keras 3, or its name; model is not compiled",
         "loss": "ValueError: loss is missing, and the model is not compiled with one",
         "callbacks": "TypeError: callbacks are objects of keras.callbacks.Callback; one was <built-in function print>",
         "model": "TypeError: model is a model of Keras 3 (keras.Model); it was <class ",
     }.items():
-        assert words in found["refusals"][name], found["refusals"][name]
+        assert words in results["refusals"][name], results["refusals"][name]

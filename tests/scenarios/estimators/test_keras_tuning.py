@@ -16,17 +16,21 @@ pytest.importorskip("pyspark")
 
 from tests.launch import clusters
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.timeout(400)
 def test_folds_over_a_pipeline_and_the_way_back_through_a_store(tmp_path: Path) -> None:
     with clusters.driver("keras_tuning.py", str(tmp_path / "data"), folder=tmp_path) as driver:
-        found: dict[str, Any] = dict(driver.wait(350))
-    bad, good = found["folds"]
-    assert bad < 0.2 and good > 0.8, found
-    assert found["tuned"] == found["loaded"] == found["again"] > 0.8
-    assert found["history"] == ["accuracy", "loss"]
-    assert found["grid"] == [[1e-9], [0.5]]
-    assert found["shares"] < 1e-6
-    assert found["by the store"]
-    assert "[0]<stdout>:A=of the backend\n" in found["lines"]
-    assert found["stopped"].startswith("PreflightError: fit(): the DataFrame's Spark session has been stopped"), found
+        results: dict[str, Any] = dict(driver.wait(350))
+    bad, good = results["folds"]
+    assert bad < 0.2 and good > 0.8, results
+    assert results["tuned"] == results["loaded"] == results["again"] > 0.8
+    assert results["history"] == ["accuracy", "loss"]
+    assert results["grid"] == [[1e-9], [0.5]]
+    assert results["shares"] < 1e-6
+    assert results["by the store"]
+    assert "[0]<stdout>:A=of the backend\n" in results["lines"]
+    assert results["stopped"].startswith("PreflightError: fit(): the DataFrame's Spark session has been stopped"), (
+        results
+    )

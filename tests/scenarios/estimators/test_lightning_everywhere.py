@@ -14,6 +14,8 @@ pytest.importorskip("lightning", reason="the extra 'lightning' is not installed"
 
 from tests.launch import clusters
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.timeout(400)
 def test_over_connect_in_executors_of_their_own(tmp_path: Path) -> None:
@@ -22,8 +24,8 @@ def test_over_connect_in_executors_of_their_own(tmp_path: Path) -> None:
         clusters.connect_server(tmp_path, "local-cluster[2,1,1024]", memory) as address,
         clusters.driver("lightning_fits.py", address, str(tmp_path / "data"), folder=tmp_path) as driver,
     ):
-        found = driver.wait(300)
-    assert len(found["history"]) == 2, "a callback on rank 1 ended it"  # type: ignore[arg-type]
-    assert found["history"][1]["train"]["loss"] < found["history"][0]["train"]["loss"]  # type: ignore[index]
-    assert found["near"] > 200  # type: ignore[operator]
+        results = driver.wait(300)
+    assert len(results["history"]) == 2, "a callback on rank 1 ended it"  # type: ignore[arg-type]
+    assert results["history"][1]["train"]["loss"] < results["history"][0]["train"]["loss"]  # type: ignore[index]
+    assert results["near"] > 200  # type: ignore[operator]
     assert (tmp_path / "data" / "store" / "runs" / "run" / "checkpoint").exists()

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fsspec
-import pyarrow
 import pytest
 import torch
 from torch import nn
 
 from spark_estimator import DataError, TorchEstimator, WorkerFailedError
-from spark_estimator.data import materialize
 from spark_estimator.store import Store
 
 if TYPE_CHECKING:
@@ -42,8 +40,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def free(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bfree * found.f_bsize
+    room = os.statvfs(folder)
+    return room.f_bfree * room.f_bsize
 
 
 def nothing_is_left(folder: Path, room: int) -> None:
@@ -74,27 +72,6 @@ def test_a_full_disk(spark: SparkSession, estimator: Make, small_disk: Path, mon
     with pytest.raises(WorkerFailedError, match=words):
         made.fit(frame)
     nothing_is_left(small_disk, room)
-
-
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_task_that_still_writes_when_another_has_failed_leaves_nothing(tmp_path: Path, begun: bool) -> None:
-    """Spark ends it a moment later than it tells the driver, which has removed the folder by then."""
-    store = Store.create(str(tmp_path))
-    folder = store.get_train_data_path()
-    mark = f"{folder}/_mark"
-    rows = pyarrow.RecordBatch.from_pydict({"id": [1, 2]})
-    store.write(mark, b"")
-
-    def batches() -> Iterator[pyarrow.RecordBatch]:
-        if begun:
-            yield rows
-        materialize._discard(store, folder, mark)
-        assert not Path(folder).exists()
-        yield rows
-
-    with pytest.raises(DataError, match=r"part-0 cannot be written on host .*the driver has made, is not there"):
-        materialize._PartWriter(store, folder, mark)._write("part-0", 0, batches())
-    assert not Path(folder).exists()
 
 
 class Away(fsspec.AbstractFileSystem):

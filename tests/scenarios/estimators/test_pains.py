@@ -35,16 +35,16 @@ class Ends(Callback):
     """On one rank only."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.epochs: list[Any] = []
 
     def on_train_begin(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         assert isinstance(model, nn.Module) and optimizer.param_groups
 
     def on_epoch_begin(self, epoch: int) -> None:
-        self.told.append(epoch)
+        self.epochs.append(epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> bool | None:
-        assert self.told == list(range(epoch + 1))
+        assert self.epochs == list(range(epoch + 1))
         assert logs["epoch"] == epoch and logs["train"]["loss"] > 0
         return hvd.rank() == 1 and epoch == 1
 
@@ -53,7 +53,7 @@ def test_callbacks_do_not_hang_and_class_weights_weigh_as_on_one_process(spark: 
     """A callback of one rank ends all; the mean over classes' weights is that of the joint batch, to the last rank."""
     features, numbers = line_rows()
     labels = [int(number > 1.0) for number in numbers]
-    rows = [([float(one) for one in row], label) for row, label in zip(features, labels, strict=True)]
+    rows = [([float(value) for value in row], label) for row, label in zip(features, labels, strict=True)]
     frame = spark.createDataFrame(rows, "features array<float>, y int").coalesce(1)
     net = nn.Linear(3, 2)
     alone = nn.Linear(3, 2)
@@ -112,9 +112,9 @@ def test_a_step_of_one_s_own(line: DataFrame, estimator: Make) -> None:
 def test_half_precision_is_for_the_forward_pass() -> None:
     class Noting(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            found = super().forward(x)
-            kinds.append(found.dtype)
-            return found
+            output = super().forward(x)
+            kinds.append(output.dtype)
+            return output
 
     kinds: list[torch.dtype] = []
     net = Noting(3, 1)
@@ -122,7 +122,7 @@ def test_half_precision_is_for_the_forward_pass() -> None:
     loss, outputs, _ = loss_of(parts, net, [torch.ones(4, 3)], [torch.ones(4)], None, 4)
     assert kinds == [torch.bfloat16]
     assert (loss.dtype, outputs[0].dtype) == (torch.float32, torch.float32)
-    with pytest.raises(ValueError, match="mixed_precision is 'bf16' or None"):
+    with pytest.raises(ValueError, match="mixed_precision must be 'bf16' or None"):
         TorchEstimator(mixed_precision="fp16")
 
 
@@ -226,19 +226,19 @@ def test_columns_and_parameters_that_do_not_fit_are_refused_in_one_sentence(
     whole = line.withColumn("n", functions.lit(1)).select("n", "y")
     weighted = nn.CrossEntropyLoss(weight=WEIGHTS)
     for frame, changed, words in (
-        (stream, {}, "the DataFrame is a stream"),
+        (stream, {}, "support streaming DataFrames"),
         (twice, {}, "there are 2 columns named 'y'"),
-        (whole, {"feature_cols": ["n"], "nulls": 0.5}, r"nulls=0\.5: column 'n' of type int has no such number"),
+        (whole, {"feature_cols": ["n"], "nulls": 0.5}, r"nulls=0\.5 isn't valid for integer column 'n' \(int\)"),
         (line, {"model": Dict()}, "the model returned a dict of 'score': return a tensor for each label"),
         (line, {"loss": weighted, "sample_weight_col": "w"}, "divides by its classes' weights and sample_weight_col"),
-        (line, {"loss_constructors": [nn.MSELoss]}, "loss and loss_constructors were both given"),
+        (line, {"loss_constructors": [nn.MSELoss]}, "loss and loss_constructors can't be combined"),
         (line, {"train_minibatch_fn": print, "mixed_precision": "bf16"}, "train_minibatch_fn does the whole step"),
         (line, {"lr_scheduler": 1}, "lr_scheduler is a scheduler of the optimizer"),
     ):
         net = changed.get("model") or linear()
-        given = {"model": net, "optimizer": torch.optim.SGD(net.parameters(), 0.1), **changed}
+        parameters = {"model": net, "optimizer": torch.optim.SGD(net.parameters(), 0.1), **changed}
         with pytest.raises((DataError, ValueError), match=words):
-            estimator(**given).fit(frame)
+            estimator(**parameters).fit(frame)
 
 
 def test_fractions_are_not_cut_off() -> None:

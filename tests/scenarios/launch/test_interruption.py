@@ -43,10 +43,10 @@ def test_ctrl_c_ends_all_ranks_and_the_next_job_works(arguments: list[str], tmp_
         assert len(clusters.processes_with(marker)) >= 4, "two ranks, and what they have started"
         sent = time.time()
         os.kill(driver.process.pid, signal.SIGINT)
-        found = driver.wait()
-    print(f"KeyboardInterrupt came out after {found['interrupted'] - sent:.2f} s")  # type: ignore[operator]
-    assert found["left"] == 0, "processes of the job that were alive when KeyboardInterrupt came out of run()"
-    assert found["next"] == 2.0
+        results = driver.wait()
+    print(f"KeyboardInterrupt came out after {results['interrupted'] - sent:.2f} s")  # type: ignore[operator]
+    assert results["left"] == 0, "processes of the job that were alive when KeyboardInterrupt came out of run()"
+    assert results["next"] == 2.0
     clusters.wait_until_gone(marker)
 
 
@@ -100,7 +100,7 @@ def test_horovodrun_takes_its_ranks_along(number: signal.Signals, tmp_path: Path
         process.wait(30)
         assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 128 + number)
         if number != signal.SIGKILL:
-            assert f"horovodrun: ended by {number.name}; all ranks have been ended." in log.read_text()
+            assert f"horovodrun: ended by {number.name}; all ranks were stopped." in log.read_text()
         clusters.wait_until_gone(marker)
     finally:
         clusters.kill_group(process)

@@ -101,10 +101,10 @@ def test_whatever_becomes_of_sigchld_and_wherever_a_rank_s_children_go(tmp_path:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["value"] == "value" and told["ignored"] == "ignored" and told["reaped"] == "reaped"
-    assert told["exit, ignored"].startswith("WorkerFailedError 1 rank 1 (host ")
-    assert "as this program ignores SIGCHLD or waits for all of its children" in told["exit, ignored"]
+    results = json.loads(done.stdout.splitlines()[-1])
+    assert results["value"] == "value" and results["ignored"] == "ignored" and results["reaped"] == "reaped"
+    assert results["exit, ignored"].startswith("WorkerFailedError 1 rank 1 (host ")
+    assert "because this program ignores SIGCHLD or reaps all of its child processes" in results["exit, ignored"]
 
 
 def test_names_of_files_that_are_no_utf_8_can_be_printed() -> None:

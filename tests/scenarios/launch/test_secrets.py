@@ -78,22 +78,22 @@ def test_the_key_of_a_spark_job_and_what_it_is_made_of_show_nowhere(kind: str, t
     if kind == "classic":
         arguments = [f"{name}={value}" for name, value in settings.items()]
         with clusters.driver("secretive.py", *looks, "local[2]", *arguments, folder=folders["run"], env=env) as driver:
-            found = driver.wait(250)
+            results = driver.wait(250)
             logs = {"log": driver.output()}
     else:
         with clusters.connect_server(folders["run"], settings=settings, env=env) as address:
             server = folders["run"] / "connect.log"
             env |= {"UI": clusters.web_address(server)}
             with clusters.driver("secretive.py", *looks, address, folder=folders["run"], env=env) as driver:
-                found = driver.wait(250)
+                results = driver.wait(250)
                 logs = {"log": driver.output()}
         logs["server's log"] = server.read_text(errors="replace")
 
     drawn = noted.read_text().split()
     secrets: dict[str, bytes] = {}
     for size in ("small", "large"):
-        assert found[size]["places"] == []  # type: ignore[index]
-        secrets |= {f"{what} of the {size} job": secret for what, secret in _secrets(found[size]["yek"], drawn)}  # type: ignore[index]
+        assert results[size]["places"] == []  # type: ignore[index]
+        secrets |= {f"{what} of the {size} job": secret for what, secret in _secrets(results[size]["yek"], drawn)}  # type: ignore[index]
     assert any("DEBUG" in text for text in logs.values()) and any("TRACE" in text for text in logs.values())
     events = {str(path): path.read_text(errors="replace") for path in folders["events"].rglob("*") if path.is_file()}
     assert "SparkListenerTaskEnd" in "".join(events.values())
@@ -129,18 +129,18 @@ def _secrets(yek: str, drawn: list[str]) -> Iterator[tuple[str, bytes]]:
 
 def _forms(secret: bytes) -> list[tuple[str, bytes]]:
     """How a secret may look in a text or a file, wherever in a longer one it stands."""
-    found = [("bytes", secret), ("hex", secret.hex().encode()), ("HEX", secret.hex().upper().encode())]
-    found += [("repr", repr(secret)[2:-1].encode()), ("numbers", str(list(secret))[1:-1].encode())]
+    forms = [("bytes", secret), ("hex", secret.hex().encode()), ("HEX", secret.hex().upper().encode())]
+    forms += [("repr", repr(secret)[2:-1].encode()), ("numbers", str(list(secret))[1:-1].encode())]
     signed = [byte - 256 if byte > 127 else byte for byte in secret]
-    found += [("Java's numbers", str(signed)[1:-1].encode())]
+    forms += [("Java's numbers", str(signed)[1:-1].encode())]
     escapes = {byte: f"\\{chr(byte)}" for byte in b"\\\"'"} | {10: r"\n", 13: r"\r", 9: r"\t"}
     text = "".join(escapes.get(byte, chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}") for byte in secret)
-    found += [("protobuf's text", text.encode()), ("the same in JSON", text.replace("\\", "\\\\").encode())]
+    forms += [("protobuf's text", text.encode()), ("the same in JSON", text.replace("\\", "\\\\").encode())]
     for before in range(3):
         encoded = base64.b64encode(bytes(before) + secret)
         whole = encoded[4 if before else 0 : (before + len(secret)) // 3 * 4]
-        found += [("base64", whole), ("base64 for addresses", whole.replace(b"+", b"-").replace(b"/", b"_"))]
-    return found
+        forms += [("base64", whole), ("base64 for addresses", whole.replace(b"+", b"-").replace(b"/", b"_"))]
+    return forms
 
 
 def test_the_forms_find_a_secret_wherever_it_stands() -> None:

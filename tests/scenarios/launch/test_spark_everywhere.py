@@ -30,6 +30,7 @@ from tests.launch import clusters
 # Seconds; far more than anything here takes: what is slower hangs.
 HANGS = 60
 KINDS = ["local", "local-cluster", "standalone", "connect", "connect on local-cluster", "connect on standalone"]
+FAST = "connect"  # in `make test`: the others are variations of it, or covered by the shared session
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +38,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("everywhere")
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def found(request: pytest.FixtureRequest, folder: Path) -> Any:
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(kind, marks=[] if kind == FAST else pytest.mark.slow) for kind in KINDS],
+    ids=KINDS,
+)
+def results(request: pytest.FixtureRequest, folder: Path) -> Any:
     """What the driver program has found out on one kind of Spark."""
     marker = uuid.uuid4().hex
 
@@ -82,8 +87,8 @@ def found(request: pytest.FixtureRequest, folder: Path) -> Any:
 pytestmark = pytest.mark.timeout(600)
 
 
-def test_ranks_compute_together_and_rank_0_s_value_comes_back(found: dict[str, Any]) -> None:
-    value = found["value"]
+def test_ranks_compute_together_and_rank_0_s_value_comes_back(results: dict[str, Any]) -> None:
+    value = results["value"]
     assert value["sum"] == 30.0
     assert [rank["rank"] for rank in value["ranks"]] == [0, 1]
     assert [rank["HOROVOD_RANK"] for rank in value["ranks"]] == ["0", "1"]
@@ -92,25 +97,25 @@ def test_ranks_compute_together_and_rank_0_s_value_comes_back(found: dict[str, A
     assert len({rank["pid"] for rank in value["ranks"]}) == 2
 
 
-def test_lines_come_to_the_driver_when_they_are_asked_for(found: dict[str, Any]) -> None:
-    assert found["all"] == 3.0
+def test_lines_come_to_the_driver_when_they_are_asked_for(results: dict[str, Any]) -> None:
+    assert results["all"] == 3.0
     for rank in (0, 1):
-        assert f"[{rank}]<stdout>:rank {rank} adds" in found["output"]
+        assert f"[{rank}]<stdout>:rank {rank} adds" in results["output"]
 
 
-def test_a_backend_brings_the_values_of_all_ranks(found: dict[str, Any]) -> None:
-    assert found["backend"] == [[rank * 2.5, "x", 3 << 20] for rank in (0, 1)]
+def test_a_backend_brings_the_values_of_all_ranks(results: dict[str, Any]) -> None:
+    assert results["backend"] == [[rank * 2.5, "x", 3 << 20] for rank in (0, 1)]
 
 
-def test_an_estimator_fits_and_its_model_transforms(found: dict[str, Any]) -> None:
-    assert found["fit and transform"]["rows"] == 400
-    assert found["fit and transform"]["furthest off"] < 0.1
+def test_an_estimator_fits_and_its_model_transforms(results: dict[str, Any]) -> None:
+    assert results["fit and transform"]["rows"] == 400
+    assert results["fit and transform"]["furthest off"] < 0.1
 
 
 def test_run_brings_the_values_of_all_ranks_and_waits_no_longer_than_it_may(
-    found: dict[str, Any], request: pytest.FixtureRequest
+    results: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
-    called = found["run"]
+    called = results["run"]
     assert called["values"] == [[rank * 1.5, "x", 3 << 20] for rank in (0, 1)]
     assert called["lines"] == [f"[{rank}]<stdout>:rank {rank} was asked" for rank in (0, 1)]
     assert called["by default"] == [0, 0]
@@ -118,9 +123,9 @@ def test_run_brings_the_values_of_all_ranks_and_waits_no_longer_than_it_may(
     assert text.startswith("StartTimeoutError: Spark has not started len() on any of 2 ranks within 8 seconds"), text
     assert "This session has 2: " in text
     if "connect" in request.node.name:
-        assert "Spark Connect does not tell" in text
+        assert "Spark Connect doesn't show what uses them" in text
     else:
-        assert "other jobs of this application are at work: stage " in text and "; of 2 tasks " in text
+        assert "other jobs of this application are running: stage " in text and " of 2 tasks running, " in text
 
 
 @pytest.mark.parametrize(
@@ -134,8 +139,10 @@ def test_run_brings_the_values_of_all_ranks_and_waits_no_longer_than_it_may(
         ("os._exit", 0, "ended with exit status 0 before fail() returned"),
     ],
 )
-def test_the_rank_that_failed_first_is_named(found: dict[str, Any], how: str, exitcode: int | None, says: str) -> None:
-    failure = found[how]
+def test_the_rank_that_failed_first_is_named(
+    results: dict[str, Any], how: str, exitcode: int | None, says: str
+) -> None:
+    failure = results[how]
     assert failure["type"] == "WorkerFailedError", failure
     assert failure["rank"] == 1 and failure["seconds"] < HANGS
     assert failure["exitcode"] == exitcode and failure["signal"] == (9 if exitcode == -9 else None)
@@ -144,10 +151,10 @@ def test_the_rank_that_failed_first_is_named(found: dict[str, Any], how: str, ex
     assert ("in fail\n" in failure["traceback"]) == how.startswith(("exception", "sys"))
     assert failure["text"].startswith("rank 1 (host ") and says in failure["text"].splitlines()[0]
     if "without channel" in how:
-        assert found["value without channel"] == 3.0
+        assert results["value without channel"] == 3.0
     else:
         assert "rank 0 (host " in failure["text"], "what became of the others"
-        assert found[f"after {how}"] == 3.0, "the next job in the same session"
+        assert results[f"after {how}"] == 3.0, "the next job in the same session"
     if how.startswith("exception"):
         assert "in fail\n" in failure["cause"] and 'raise ValueError("rank 1 has had enough")' in failure["cause"]
 
@@ -155,57 +162,59 @@ def test_the_rank_that_failed_first_is_named(found: dict[str, Any], how: str, ex
 @pytest.mark.parametrize(
     ("how", "kind", "says"),
     [
-        ("interrupt", "KeyboardInterrupt", r"never_ends\(\) was interrupted; all of its ranks have been ended"),
-        ("cancel", "JobCancelledError", r"never_ends\(\) was cancelled in Spark, and its ranks have been ended: .+"),
+        ("interrupt", "KeyboardInterrupt", r"never_ends\(\) was interrupted; all of its ranks were stopped"),
+        ("cancel", "JobCancelledError", r"never_ends\(\) was cancelled in Spark, and its ranks were stopped: .+"),
         ("timeout", "JobTimeoutError", r"never_ends\(\) on 2 ranks did not end within 5 seconds \(timeout\): .+"),
     ],
 )
-def test_who_ends_a_job_from_outside_gets_its_slots_back(found: dict[str, Any], how: str, kind: str, says: str) -> None:
-    ended = found["from outside"][how]
+def test_who_ends_a_job_from_outside_gets_its_slots_back(
+    results: dict[str, Any], how: str, kind: str, says: str
+) -> None:
+    ended = results["from outside"][how]
     print(how, ended)
     assert ended["type"] == kind and ended["seconds"] < HANGS, ended
     assert re.fullmatch(says, ended["text"]), ended["text"]
     assert ended["next"] == 3.0
-    assert "attempt 1 of 3" not in found["output"], "what was ended on purpose is not tried again"
+    assert "attempt 1 of 3" not in results["output"], "what was ended on purpose is not tried again"
 
 
-def test_slots_that_another_job_holds_are_waited_for(found: dict[str, Any]) -> None:
-    assert found["slow start"] == 3.0
+def test_slots_that_another_job_holds_are_waited_for(results: dict[str, Any]) -> None:
+    assert results["slow start"] == 3.0
 
 
-def test_a_job_that_lost_an_executor_is_started_anew(found: dict[str, Any]) -> None:
-    assert found["restarted"]["values"] == [[[2, 0], [2, 1]]] * 2
+def test_a_job_that_lost_an_executor_is_started_anew(results: dict[str, Any]) -> None:
+    assert results["restarted"]["values"] == [[[2, 0], [2, 1]]] * 2
     assert re.search(
         r"^spark_estimator: attempt 1 of 2 failed: rank [01] \(host \S+, pid \d+\) is out of contact: its Spark "
-        r"executor.*; all ranks are started anew$",
-        found["output"],
+        r"executor.*; restarting all ranks$",
+        results["output"],
         re.MULTILINE,
     )
 
 
-def test_nothing_is_left_alive(found: dict[str, Any]) -> None:
-    clusters.wait_until_gone(found["marker"], 10)
+def test_nothing_is_left_alive(results: dict[str, Any]) -> None:
+    clusters.wait_until_gone(results["marker"], 10)
 
 
-def test_a_large_value_arrives_whole(found: dict[str, Any]) -> None:
-    assert found["large"] == 20 << 20
+def test_a_large_value_arrives_whole(results: dict[str, Any]) -> None:
+    assert results["large"] == 20 << 20
 
 
-def test_modules_that_were_sent_along_are_found(found: dict[str, Any]) -> None:
-    assert found["artifact"] == 42
+def test_modules_that_were_sent_along_are_found(results: dict[str, Any]) -> None:
+    assert results["artifact"] == 42
 
 
-def test_too_many_ranks_are_refused_with_the_arithmetic(found: dict[str, Any]) -> None:
-    refusal = found["too many"]
+def test_too_many_ranks_are_refused_with_the_arithmetic(results: dict[str, Any]) -> None:
+    refusal = results["too many"]
     assert refusal["type"] == "NotEnoughSlotsError"
     assert refusal["text"].startswith("64 ranks need 64 slots at the same time, but this session has 2: ")
     assert re.search(r"Start the (session|Spark Connect server)|Give the session", refusal["text"]), refusal["text"]
 
 
 def test_ranks_see_their_host_s_devices_in_local_rank_order(
-    found: dict[str, Any], request: pytest.FixtureRequest
+    results: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
-    seen = [rank["CUDA_VISIBLE_DEVICES"] for rank in found["value"]["ranks"]]
+    seen = [rank["CUDA_VISIBLE_DEVICES"] for rank in results["value"]["ranks"]]
     if "standalone" in request.node.name:
         assert seen[0] == seen[1]
         assert sorted(seen[0].split(",")) == ["0", "1"]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.benchmarks.namespaces import Network, UnavailableError
+from benchmarks.namespaces import Network, UnavailableError
 from tests.launch import clusters
 from tests.launch.ssh_jobs import ELASTIC, SCRIPT, endless, horovodrun, pid_of
 from tests.launch.sshd import ROOT, SshHosts, environment, ssh_hosts
@@ -29,8 +29,8 @@ AGENT = "spark_estimator.launch.agent.agent"
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
     """alpha and beta: one machine that goes by two names."""
-    with ssh_hosts(tmp_path_factory.mktemp("ssh"), {"alpha": "127.0.0.1", "beta": "127.0.0.1"}) as found:
-        yield found
+    with ssh_hosts(tmp_path_factory.mktemp("ssh"), {"alpha": "127.0.0.1", "beta": "127.0.0.1"}) as ssh:
+        yield ssh
 
 
 @pytest.mark.parametrize("victim", ["interrupt", "terminate", "launcher", "ssh", "agent", "sshd", "rank"])
@@ -43,9 +43,9 @@ def test_nothing_is_left_and_who_was_lost_is_named(hosts: SshHosts, tmp_path: Pa
             number = {"interrupt": signal.SIGINT, "terminate": signal.SIGTERM, "launcher": signal.SIGKILL}[victim]
             os.kill(launcher, number)
         elif victim == "rank":
-            own = re.search(r"rank 3 is pid (\d+)", driver.output())
-            assert own is not None
-            os.kill(int(own[1]), signal.SIGKILL)
+            match = re.search(r"rank 3 is pid (\d+)", driver.output())
+            assert match is not None
+            os.kill(int(match[1]), signal.SIGKILL)
         else:
             ssh = pid_of("ssh -F", marker, " beta exec ")
             agents = [
@@ -58,22 +58,22 @@ def test_nothing_is_left_and_who_was_lost_is_named(hosts: SshHosts, tmp_path: Pa
             os.kill({"ssh": ssh, "agent": agent, "sshd": _parent(agent)}[victim], signal.SIGKILL)
         status = driver.process.wait(30)
         clusters.wait_until_gone(marker)
-        said = re.sub(r"pid \d+", "pid PID", driver.output())
+        output = re.sub(r"pid \d+", "pid PID", driver.output())
     if victim == "launcher":
         return
     if victim in ("interrupt", "terminate"):
         assert status == (130 if victim == "interrupt" else 143)
         how = "interrupted" if victim == "interrupt" else "ended by SIGTERM"
-        assert f"{how}; all ranks have been ended" in said
+        assert f"{how}; all ranks were stopped" in output
         return
-    assert status == (137 if victim == "rank" else 1), said
+    assert status == (137 if victim == "rank" else 1), output
     expected = {
         "rank": "rank 3 (host beta, pid PID) was killed by signal 9 (SIGKILL)",
-        "ssh": "(host beta, pid PID) is out of contact: ssh to it was ended by signal 9 (SIGKILL)",
+        "ssh": "(host beta, pid PID) is out of contact: ssh to it was killed by signal 9 (SIGKILL)",
         "agent": "(host beta, pid PID) is out of contact: ssh to it, or its supervisor there, was killed",
         "sshd": "(host beta, pid PID) is out of contact: ssh to it",
     }[victim]
-    assert expected in said.split("The other ranks of ")[0], said
+    assert expected in output.split("The other ranks of ")[0], output
 
 
 def _parent(pid: int) -> int:
@@ -81,11 +81,11 @@ def _parent(pid: int) -> int:
 
 
 def _ancestors(pid: int) -> list[int]:
-    found = []
+    pids = []
     while pid > 1:
         pid = _parent(pid)
-        found.append(pid)
-    return found
+        pids.append(pid)
+    return pids
 
 
 def test_a_launcher_that_is_interrupted_while_a_host_does_not_answer_ends(hosts: SshHosts, tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_a_launcher_that_is_interrupted_while_a_host_does_not_answer_ends(hosts:
         for _ in range(2):
             mute.accept()  # ssh is there, and waits for a greeting
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=60)[1]
-    assert process.returncode == 130 and "interrupted" in said
+        stderr = process.communicate(timeout=60)[1]
+    assert process.returncode == 130 and "interrupted" in stderr
     clusters.wait_until_gone(marker)
 
 
@@ -121,9 +121,9 @@ def test_an_elastic_job_goes_on_without_a_host_that_is_lost(hosts: SshHosts, tmp
         os.kill(pid_of("ssh -F", marker, " beta exec "), signal.SIGKILL)
         driver.wait_for("2 ranks: alpha 0 of 2, alpha 1 of 2")
         assert "host beta is out of contact and will not be used again" in driver.output()
-        assert "(host beta, pid " in driver.output() and "ssh to it was ended by signal 9" in driver.output()
-        own = re.findall(r"rank 1 is pid (\d+)", driver.output())
-        os.kill(int(own[-1]), signal.SIGKILL)
+        assert "(host beta, pid " in driver.output() and "ssh to it was killed by signal 9" in driver.output()
+        pids = re.findall(r"rank 1 is pid (\d+)", driver.output())
+        os.kill(int(pids[-1]), signal.SIGKILL)
         driver.wait_for("1 ranks: alpha 0 of 1")
         if replaced:
             driver.wait_for("starting 1 more on alpha")
@@ -167,9 +167,9 @@ def test_between_two_networks(network: Network, tmp_path: Path, harm: str) -> No
             return
         driver = closing.enter_context(endless(hosts, where, 4, tmp_path, marker))
         if harm == "killed":
-            own = re.search(r"rank 2 is pid (\d+)", driver.output())
-            assert own is not None
-            os.kill(int(own[1]), signal.SIGKILL)
+            match = re.search(r"rank 2 is pid (\d+)", driver.output())
+            assert match is not None
+            os.kill(int(match[1]), signal.SIGKILL)
         else:
             there.cut()
         status = driver.process.wait(40)

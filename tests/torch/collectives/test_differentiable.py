@@ -62,9 +62,9 @@ def test_finite_differences(three_ranks: RankPool, factor: Callable[[int], float
             generator = torch.Generator().manual_seed(7)
             inputs = torch.randn(3, 4, 2, dtype=torch.float64, generator=generator)
 
-            def loss(own: torch.Tensor, process_set: Any = process_set, ranks: Sequence[int] = ranks) -> torch.Tensor:
+            def loss(local: torch.Tensor, process_set: Any = process_set, ranks: Sequence[int] = ranks) -> torch.Tensor:
                 """This rank's part of what all ranks of the set compute; other weights on each of them."""
-                outputs = form(own, process_set, ranks)
+                outputs = form(local, process_set, ranks)
                 weights = torch.Generator().manual_seed(rank)
                 return torch.stack(
                     [
@@ -81,10 +81,10 @@ def test_finite_differences(three_ranks: RankPool, factor: Callable[[int], float
                 for row, column in ((0, 0), (1, 1), (3, 0)):
                     total = []
                     for sign in (1, -1):
-                        own = inputs[rank].clone()
+                        local = inputs[rank].clone()
                         if each == rank:
-                            own[row, column] += sign * step
-                        total.append(hvd.allreduce(loss(own), op=hvd.Sum, process_set=process_set).item())
+                            local[row, column] += sign * step
+                        total.append(hvd.allreduce(loss(local), op=hvd.Sum, process_set=process_set).item())
                     slope = (total[0] - total[1]) / (2 * step)
                     if each == rank:
                         assert leaf.grad[row, column].item() == pytest.approx(slope * factor(len(ranks)), abs=1e-7)
@@ -107,9 +107,9 @@ def test_by_horovods_definition(pools: Callable[[int], RankPool], size: int) -> 
                 leaf = torch.arange(1.0, ELEMENTS + 1, dtype=torch.float64, requires_grad=True)
                 (form(leaf, process_set, ranks).sum() * (rank + 1.0)).backward()  # type: ignore[attr-defined]
                 assert leaf.grad is not None
-                found, expected = leaf.grad.tolist(), TABLE[line](rank, ranks)
-                if found != pytest.approx(expected):
-                    wrong.append(f"{line} over {ranks}: {found} is not {expected}")
+                actual, expected = leaf.grad.tolist(), TABLE[line](rank, ranks)
+                if actual != pytest.approx(expected):
+                    wrong.append(f"{line} over {ranks}: {actual} is not {expected}")
         return wrong
 
     assert pools(size).run(check) == [[]] * size
@@ -179,28 +179,6 @@ def test_by_their_rules(two_ranks: RankPool) -> None:
     two_ranks.run(check)
 
 
-def test_a_group_of_which_some_have_gradients(two_ranks: RankPool) -> None:
-    def check(rank: int) -> None:
-        for function, expected in [
-            (lambda group: hvd.grouped_allreduce(group, op=hvd.Sum), 3.0),
-            (lambda group: hvd.grouped_allgather(group), 1.5),
-            (lambda group: hvd.grouped_reducescatter(group, op=hvd.Sum), [[2.0, 2.0], [4.0, 4.0]]),
-        ]:
-            # On rank 1 the second float has no gradient; nobody has one of the integers, and nobody uses the third.
-            leaves = [torch.ones(2, 2, requires_grad=True) for _ in range(3)]
-            leaves[1].requires_grad_(rank == 0)
-            outputs = function([leaves[0], torch.ones(2, dtype=torch.int64), leaves[1], leaves[2]])
-            assert not outputs[1].requires_grad
-            (outputs[0].sum() * (rank + 1)).backward()
-            assert leaves[0].grad is not None
-            assert torch.equal(leaves[0].grad, torch.tensor(expected).expand(2, 2).reshape(2, 2).t().t()), expected
-            assert (leaves[1].grad is None) == (rank == 1)
-            assert leaves[2].grad is not None
-            assert not leaves[2].grad.any()
-
-    two_ranks.run(check)
-
-
 def test_backward_in_another_order_on_each_rank(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         for name in (None, "one name"):
@@ -253,28 +231,31 @@ def test_horovods_autograd_functions(two_ranks: RankPool) -> None:
         def leaf() -> torch.Tensor:
             return torch.ones(2, requires_grad=True)
 
-        one = leaf()
-        assert gradients(HorovodAllreduce.apply(one, None, "a", hvd.Sum, 1.0, 1.0, everyone), one) == [2.0, 2.0]
-        one = leaf()
+        tensor = leaf()
+        assert gradients(HorovodAllreduce.apply(tensor, None, "a", hvd.Sum, 1.0, 1.0, everyone), tensor) == [2.0, 2.0]
+        tensor = leaf()
         with pytest.warns(DeprecationWarning, match="average="):
-            averaged = HorovodAllreduce.apply(one, True, "a", None, 1.0, 1.0, everyone)
-        assert gradients(averaged, one) == [1.0, 1.0]
-        one = leaf()
-        assert gradients(HorovodGroupedAllreduce.apply(None, "a", hvd.Sum, 1.0, 1.0, everyone, one), one) == [2.0, 2.0]
-        one = leaf()
-        assert gradients(HorovodAllgather.apply(one, "a", everyone), one) == [1.0, 1.0]
-        one = leaf()
-        assert gradients(HorovodGroupedAllgather.apply("a", everyone, one), one) == [1.0, 1.0]
-        one = leaf()
-        assert gradients(HorovodBroadcast.apply(one, 0, "a", everyone), one) == [1.0 - rank] * 2
-        one = leaf()
-        assert gradients(HorovodAlltoall.apply(one, None, "a", everyone), one) == [1.0, 1.0]
-        one = leaf()
-        assert gradients(HorovodAlltoall.apply(one, [1, 1], "a", everyone), one) == [1.0, 1.0]
-        one = leaf()
-        assert gradients(HorovodReducescatter.apply(one, "a", hvd.Sum, everyone, 1.0, 1.0), one) == [2.0, 2.0]
-        one = leaf()
-        shares = HorovodGroupedReducescatter.apply("a", hvd.Sum, everyone, 1.0, 1.0, one)
-        assert gradients(shares, one) == [2.0, 2.0]
+            averaged = HorovodAllreduce.apply(tensor, True, "a", None, 1.0, 1.0, everyone)
+        assert gradients(averaged, tensor) == [1.0, 1.0]
+        tensor = leaf()
+        assert gradients(HorovodGroupedAllreduce.apply(None, "a", hvd.Sum, 1.0, 1.0, everyone, tensor), tensor) == [
+            2.0,
+            2.0,
+        ]
+        tensor = leaf()
+        assert gradients(HorovodAllgather.apply(tensor, "a", everyone), tensor) == [1.0, 1.0]
+        tensor = leaf()
+        assert gradients(HorovodGroupedAllgather.apply("a", everyone, tensor), tensor) == [1.0, 1.0]
+        tensor = leaf()
+        assert gradients(HorovodBroadcast.apply(tensor, 0, "a", everyone), tensor) == [1.0 - rank] * 2
+        tensor = leaf()
+        assert gradients(HorovodAlltoall.apply(tensor, None, "a", everyone), tensor) == [1.0, 1.0]
+        tensor = leaf()
+        assert gradients(HorovodAlltoall.apply(tensor, [1, 1], "a", everyone), tensor) == [1.0, 1.0]
+        tensor = leaf()
+        assert gradients(HorovodReducescatter.apply(tensor, "a", hvd.Sum, everyone, 1.0, 1.0), tensor) == [2.0, 2.0]
+        tensor = leaf()
+        shares = HorovodGroupedReducescatter.apply("a", hvd.Sum, everyone, 1.0, 1.0, tensor)
+        assert gradients(shares, tensor) == [2.0, 2.0]
 
     two_ranks.run(check)

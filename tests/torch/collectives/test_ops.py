@@ -142,27 +142,6 @@ def test_in_place_works_on_the_tensor_itself(two_ranks: RankPool) -> None:
     two_ranks.run(check)
 
 
-def test_handles(two_ranks: RankPool) -> None:
-    def check(rank: int) -> None:
-        names = [f"tensor {number}" for number in range(20)]
-        order = names if rank == 0 else names[::-1]
-        handles = {name: hvd.allreduce_async(torch.full((3,), float(names.index(name))), name=name) for name in order}
-        assert all(isinstance(handle, int) for handle in handles.values())
-        for number, name in enumerate(names):
-            result = hvd.synchronize(handles[name])
-            assert result is not None
-            assert result.tolist() == [number] * 3
-        assert hvd.synchronize(handles["tensor 0"]) is None
-        assert hvd.synchronize(123456789) is None
-        handle = hvd.broadcast_async_(torch.ones(2), 0)
-        hvd.barrier()
-        while not hvd.poll(handle):
-            pass
-        assert hvd.synchronize(handle) is not None
-
-    two_ranks.run(check)
-
-
 def test_a_name_in_flight_cannot_be_used_again(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         hvd.barrier()
@@ -269,7 +248,7 @@ def test_gradients(two_ranks: RankPool) -> None:
             output.backward() if rank == 0 else None
         if rank:
             (outputs[0] + outputs[1]).backward()
-        with pytest.raises(NotImplementedError, match="Max has no gradient"):
+        with pytest.raises(NotImplementedError, match="Max is not differentiable"):
             hvd.allreduce(torch.ones(1, requires_grad=True), op=hvd.Max).backward()
 
     two_ranks.run(check)

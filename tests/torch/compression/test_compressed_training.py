@@ -44,9 +44,9 @@ def trained(compression: Any, epochs: int = 10, batch: int = 32, seed: int = 1) 
     for _ in range(epochs):
         shuffled = training[torch.randperm(len(training), generator=generator)]
         for rows in shuffled.split(batch * hvd.size())[:-1]:
-            own = rows[hvd.rank() :: hvd.size()]
+            share = rows[hvd.rank() :: hvd.size()]
             optimizer.zero_grad()
-            cross_entropy(model(images[own]), targets[own]).backward()
+            cross_entropy(model(images[share]), targets[share]).backward()
             optimizer.step()
             schedule.step()
     assert_same_on_all_ranks(model)
@@ -72,9 +72,9 @@ def uncompressed(pools: Callable[[int], RankPool]) -> tuple[float, int]:
 @pytest.mark.parametrize("kind", COMPRESSIONS)
 def test_handwritten_digits(two_ranks: RankPool, uncompressed: tuple[float, int], kind: str) -> None:
     make, less = COMPRESSIONS[kind]
-    accuracy, given = on_two_ranks(two_ranks, make)
-    expected, whole = uncompressed
+    accuracy, bytes_given = on_two_ranks(two_ranks, make)
+    expected, bytes_uncompressed = uncompressed
     assert expected > 0.93
     # 14 of 360 images; on three splits it was 3 at most.
     assert accuracy > expected - 0.04
-    assert given * less <= whole
+    assert bytes_given * less <= bytes_uncompressed

@@ -36,17 +36,17 @@ def test_parameters_come_and_go(two_ranks: RankPool, kind: str) -> None:
         train(0)
         owed = owed_by(optimizer, model.hidden.weight).clone()
         assert owed.abs().max() > 0
-        given = own_gradients(model, 1)["hidden.weight"]
+        gradient = own_gradients(model, 1)["hidden.weight"]
         optimizer.add_param_group({"params": list(model.head.parameters())})
         train(1)
         now = owed_by(optimizer, model.hidden.weight)
         received = model.hidden.weight.grad
-        assert given is not None
+        assert gradient is not None
         assert received is not None
-        expected = sum(from_all_ranks(owed + given - now)) / 2
+        expected = sum(from_all_ranks(owed + gradient - now)) / 2
         torch.testing.assert_close(received, expected, rtol=0, atol=1e-5)
 
-        kept = now.clone()
+        saved = now.clone()
         model.hidden.weight.requires_grad_(False)
         train(2)
         model.hidden.weight.requires_grad_(True)
@@ -55,7 +55,7 @@ def test_parameters_come_and_go(two_ranks: RankPool, kind: str) -> None:
         train(3)
         memory = optimizer._distributed.options.compression.memory  # type: ignore[attr-defined]
         assert model.conv.weight in memory._residues
-        assert not torch.equal(owed_by(optimizer, model.hidden.weight), kept)
+        assert not torch.equal(owed_by(optimizer, model.hidden.weight), saved)
         assert_same_on_all_ranks(model)
 
     two_ranks.run(check)
@@ -115,7 +115,7 @@ def test_a_gradient_that_is_not_finite_reaches_all_ranks_and_is_forgotten(
             owed = owed_by(optimizer, model.hidden.weight).clone()
             loss = loss_of(model, step, rank)
             if step == 3 and rank == 1:
-                hook = model.hidden.weight.register_hook(lambda given: given.index_fill(1, torch.tensor([7]), poison))
+                hook = model.hidden.weight.register_hook(lambda grad: grad.index_fill(1, torch.tensor([7]), poison))
             scaler.scale(loss).backward()
             if step == 3:
                 assert model.hidden.weight.grad is not None
@@ -200,17 +200,17 @@ def test_what_makes_no_sense_is_refused(two_ranks: RankPool) -> None:
                 lambda c: hvd.grouped_allreduce([ones], compression=c),
                 lambda c: hvd.reducescatter(ones, compression=c),
             ):
-                with pytest.raises(ValueError, match=r"goes to hvd\.DistributedOptimizer"):
+                with pytest.raises(ValueError, match=r"works only with hvd\.DistributedOptimizer"):
                     refused(compression)
         params = [nn.Parameter(ones)]
-        for options, told in (
-            ({"compression": power, "op": hvd.Adasum}, "does not go with op=hvd.Adasum"),
-            ({"compression": hvd.Compression.powersgd}, r"is to be called: hvd.Compression.powersgd\(\)"),
-            ({"compression": hvd.Compression.topk}, r"is to be called: hvd.Compression.topk\(\)"),
+        for options, message in (
+            ({"compression": power, "op": hvd.Adasum}, "is not supported with op=hvd.Adasum"),
+            ({"compression": hvd.Compression.powersgd}, r"must be called: hvd.Compression.powersgd\(\)"),
+            ({"compression": hvd.Compression.topk}, r"must be called: hvd.Compression.topk\(\)"),
             ({"compression": "fp16"}, "compression='fp16' must be one of"),
             ({"compression": None}, "compression=None must be one of"),
         ):
-            with pytest.raises(ValueError, match=told):
+            with pytest.raises(ValueError, match=message):
                 hvd.DistributedOptimizer(torch.optim.SGD(params, lr=0.1), **options)
         # Settings that differ are told before any gradient travels.
         optimizer = hvd.DistributedOptimizer(
@@ -224,7 +224,7 @@ def test_what_makes_no_sense_is_refused(two_ranks: RankPool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: hvd.Compression.powersgd(0), "rank=0 must be a whole number, 1 or more"),
         (lambda: hvd.Compression.powersgd(1.5), "rank=1.5 must be"),
@@ -234,8 +234,8 @@ def test_what_makes_no_sense_is_refused(two_ranks: RankPool) -> None:
         (lambda: hvd.Compression.topk(whole=-1), "whole=-1 must be"),
     ],
 )
-def test_settings_out_of_range(make: Callable[[], object], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_settings_out_of_range(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make()
 
 

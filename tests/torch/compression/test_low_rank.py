@@ -25,12 +25,12 @@ def test_a_basis_is_orthonormal_and_spans_the_columns(rows: int, rank: int, dtyp
 
 
 def test_columns_that_add_no_direction_are_zero() -> None:
-    one = random(50, 1)
-    basis, added = orthonormal(torch.cat([torch.zeros(50, 1), one, one * 3, random(50, 1, seed=2)], dim=1))
+    column = random(50, 1)
+    basis, added = orthonormal(torch.cat([torch.zeros(50, 1), column, column * 3, random(50, 1, seed=2)], dim=1))
     assert added == [False, True, False, True]
     assert basis[:, 0].abs().max() == basis[:, 2].abs().max() == 0
-    kept = basis[:, [1, 3]]
-    torch.testing.assert_close(kept.t() @ kept, torch.eye(2), rtol=0, atol=1e-6)
+    nonzero = basis[:, [1, 3]]
+    torch.testing.assert_close(nonzero.t() @ nonzero, torch.eye(2), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("tiny", [0.0, 1e-45, 1e-300])
@@ -60,22 +60,22 @@ def test_scales_are_powers_of_two() -> None:
 
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_products_are_sums_in_order(rank: int) -> None:
-    left, right = random(700, rank), random(300, rank, seed=2)
-    out = product(left, right, torch.empty(700, 300))
-    torch.testing.assert_close(out, left @ right.t(), rtol=1e-5, atol=1e-5)
-    expected = left[:, :1] * right[:, 0]
+    first, second = random(700, rank), random(300, rank, seed=2)
+    out = product(first, second, torch.empty(700, 300))
+    torch.testing.assert_close(out, first @ second.t(), rtol=1e-5, atol=1e-5)
+    expected = first[:, :1] * second[:, 0]
     for k in range(1, rank):
-        expected = expected + left[:, k : k + 1] * right[:, k]
+        expected = expected + first[:, k : k + 1] * second[:, k]
     assert torch.equal(out, expected)
 
 
 def test_the_first_factor_depends_on_its_seed_alone() -> None:
     torch.manual_seed(1)
-    one = first_factor(20, 2, 5, torch.float32)
+    factor = first_factor(20, 2, 5, torch.float32)
     torch.manual_seed(2)
-    assert torch.equal(one, first_factor(20, 2, 5, torch.float32))
-    assert not torch.equal(one, first_factor(20, 2, 6, torch.float32))
-    assert one.abs().max() <= 1
+    assert torch.equal(factor, first_factor(20, 2, 5, torch.float32))
+    assert not torch.equal(factor, first_factor(20, 2, 6, torch.float32))
+    assert factor.abs().max() <= 1
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])

@@ -286,7 +286,7 @@ def test_what_came_while_a_bucket_was_handed_over_is_named() -> None:
                 (pair[0] + pair[1]).sum().backward()
             Plan.submit = submit  # type: ignore[method-assign]
             optimizer.zero_grad()
-        with pytest.raises(HorovodInternalError, match="cut short on rank 0 by a Stop" if rank == 0 else "rank 0"):
+        with pytest.raises(HorovodInternalError, match="interrupted on rank 0 by a Stop" if rank == 0 else "rank 0"):
             (pair[0] + pair[1]).sum().backward()
 
     run_ranks(2, train)

@@ -211,11 +211,11 @@ def test_closures(two_ranks: RankPool) -> None:
 def test_options(two_ranks: RankPool, options: dict[str, Any], tolerance: float) -> None:
     def check(rank: int) -> None:
         model, reference = model_of(), model_of()
-        given = dict(options)
-        if given.get("groups") == "first and last":
-            given["groups"] = [[model[0].weight, model[4].weight], [model[2].bias]]
-        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **given)
-        assert optimizer.gradient_predivide_factor == given.get("gradient_predivide_factor", 1.0)
+        arguments = dict(options)
+        if arguments.get("groups") == "first and last":
+            arguments["groups"] = [[model[0].weight, model[4].weight], [model[2].bias]]
+        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **arguments)
+        assert optimizer.gradient_predivide_factor == arguments.get("gradient_predivide_factor", 1.0)
         for inputs, targets in batches(3):
             for net, pick in ((model, own_rows), (reference, lambda tensor: tensor)):
                 net.zero_grad()
@@ -244,7 +244,7 @@ def test_custom_compression(two_ranks: RankPool) -> None:
 
     def check(rank: int) -> None:
         model = Branches()
-        _kept = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=Transposed)
+        _optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=Transposed)
         model(torch.arange(4.0) * (rank + 1), ["left", "left right"][rank]).backward()
         assert model.left.weight.grad is not None
         assert model.right.weight.grad is not None
@@ -361,7 +361,7 @@ def test_what_is_refused_when_wrapping(two_ranks: RankPool) -> None:
             ({"backward_passes_per_step": 0}, "backward_passes_per_step=0"),
             *(({"backward_passes_per_step": wrong}, f"step={wrong!r} must") for wrong in (None, "a", 1.5, math.nan)),
             *(({"gradient_predivide_factor": wrong}, f"={wrong!r} must be a") for wrong in (None, "a", 0, math.nan)),
-            ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "needs op=hvd.Average"),
+            ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "requires op=hvd.Average"),
             ({"op": hvd.Max}, "hvd.Average, hvd.Sum or hvd.Adasum"),
             ({"groups": 0}, "groups=0"),
             ({"groups": [1, 2]}, "list of lists"),
@@ -372,7 +372,7 @@ def test_what_is_refused_when_wrapping(two_ranks: RankPool) -> None:
             with pytest.raises(ValueError, match=message):
                 wrap(**options)
         with pytest.raises(ValueError, match="not a Linear"):
-            _kept = hvd.DistributedOptimizer(model[0])  # type: ignore[arg-type]
+            _optimizer = hvd.DistributedOptimizer(model[0])  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="must be a ProcessSet"):
             wrap(process_set=object())
         with pytest.warns(DeprecationWarning, match="num_groups"):

@@ -57,7 +57,7 @@ def test_channels_last_gradients_travel_where_they_are(two_ranks: RankPool) -> N
         model: nn.Module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
         reference = copy.deepcopy(model)
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        _kept = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        _optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         inputs = torch.randn(2, 2, 3, 8, 8, generator=torch.Generator().manual_seed(4))
         model(inputs[rank].to(memory_format=torch.channels_last)).square().mean().backward()
         (sum(reference(inputs[other]).square().mean() for other in range(2)) / 2).backward()
@@ -84,8 +84,8 @@ def test_gradients_of_any_memory_layout(two_ranks: RankPool) -> None:
             optimizer.step()
             torch.testing.assert_close(parameter.grad, expected)
         # A parameter that is a slice of another tensor.
-        whole = torch.zeros(4, 6)
-        sliced = whole[:, ::2].requires_grad_()
+        padded = torch.zeros(4, 6)
+        sliced = padded[:, ::2].requires_grad_()
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([sliced], lr=1.0))
         (sliced * (rank + 1)).sum().backward()
         assert sliced.grad is not None
@@ -119,8 +119,8 @@ def test_parameters_that_share_a_gradient(two_ranks: RankPool) -> None:
         optimizer.step()
         for param in model[:2]:
             assert param.tolist() == [-2.0] * 4
-        whole = torch.arange(4.0)
-        model[0].grad, model[1].grad = whole, whole.view(2, 2).view(4)
+        padded = torch.arange(4.0)
+        model[0].grad, model[1].grad = padded, padded.view(2, 2).view(4)
         optimizer.step()
         for param in model[:2]:
             assert param.tolist() == [-2.0, -4.0, -6.0, -8.0]
@@ -224,7 +224,9 @@ def test_parameters_that_change_on_one_rank_only(two_ranks: RankPool) -> None:
         optimizer.zero_grad()
         if rank == 0:
             model[0].requires_grad_(False)
-        with pytest.raises(MismatchError, match=["about to exchange other gradients", "Mismatched ALLREDUCE"][rank]):
+        with pytest.raises(
+            MismatchError, match=["exchanges gradients of other parameters", "Mismatched ALLREDUCE"][rank]
+        ):
             model(torch.ones(1, 6)).sum().backward()
         hvd.barrier()  # the job is still usable
 

@@ -105,23 +105,23 @@ def test_what_only_moves_elements_takes_every_type(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         types = [torch.bool, torch.complex64, torch.complex128, torch.float8_e5m2, torch.uint16, *INTEGERS, *FLOATS]
         for dtype in types:
-            own = torch.tensor([rank, 1, 0]).to(dtype)
+            sent = torch.tensor([rank, 1, 0]).to(dtype)
             first, second = torch.tensor([0, 1, 0]).to(dtype), torch.tensor([1, 1, 0]).to(dtype)
 
-            def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-                return one.dtype == other.dtype and one.view(torch.uint8).equal(other.view(torch.uint8))
+            def same(first: torch.Tensor, second: torch.Tensor) -> bool:
+                return first.dtype == second.dtype and first.view(torch.uint8).equal(second.view(torch.uint8))
 
             lists = [torch.zeros(3).to(dtype) for _ in range(2)]
-            dist.all_gather(lists, own)
+            dist.all_gather(lists, sent)
             assert same(lists[0], first), dtype
             assert same(lists[1], second), dtype
-            copy = own.clone()
+            copy = sent.clone()
             dist.broadcast(copy, 1)
             assert same(copy, second), dtype
             swapped = [torch.zeros(3).to(dtype) for _ in range(2)]
-            dist.all_to_all(swapped, [own, own])
+            dist.all_to_all(swapped, [sent, sent])
             assert same(swapped[1], second), dtype
-            dist.gather(own, lists if rank == 0 else None, 0)
+            dist.gather(sent, lists if rank == 0 else None, 0)
             assert same(lists[1], second), dtype
             dist.scatter(copy, [second, first] if rank == 0 else None, 0)
             assert same(copy, first if rank else second), dtype
@@ -161,9 +161,9 @@ def test_all_gather(three_ranks: RankPool) -> None:
         with pytest.raises(ValueError, match="one element type"):
             dist.all_gather_into_tensor(torch.empty(6), torch.empty(2, dtype=torch.int32))
         # What cannot be known before: rank 2 gives more than its place takes.
-        places = [torch.empty(1) for _ in range(3)]
+        outputs = [torch.empty(1) for _ in range(3)]
         with pytest.raises(ValueError, match="all_gather: from rank 2 of the group 2 elements came for a tensor of sh"):
-            dist.all_gather(places, torch.empty(1 + rank // 2))
+            dist.all_gather(outputs, torch.empty(1 + rank // 2))
 
     three_ranks.run(check)
 
@@ -201,7 +201,7 @@ def test_all_to_all(three_ranks: RankPool) -> None:
         assert [each.tolist() for each in outputs] == [[number] * (rank + 1) for number in range(3)]
         with pytest.raises(ValueError, match=r"input_split_sizes=\[1, 1, 2\] for 3 rows and 3 ranks"):
             dist.all_to_all_single(torch.empty(3), torch.empty(3), [1, 1, 1], [1, 1, 2])
-        with pytest.raises(ValueError, match="4 rows cannot be cut in 3"):
+        with pytest.raises(ValueError, match="4 rows cannot be divided into 3"):
             dist.all_to_all_single(torch.empty(3), torch.empty(4))
 
     three_ranks.run(check)
@@ -257,9 +257,9 @@ def test_several_at_once(two_ranks: RankPool) -> None:
         assert [each.tolist() for each in outputs] == [[0, 1], [0, 0, 1, 1]]
         # One that is there twice, and a part of it, are reduced once, as by Gloo.
         for size in (3, 1_000_000):
-            one = full(rank + 1.0, size)
-            dist.all_reduce_coalesced([one, full(1), one, one[1:]])
-            assert one.eq(3).all(), one
+            tensor = full(rank + 1.0, size)
+            dist.all_reduce_coalesced([tensor, full(1), tensor, tensor[1:]])
+            assert tensor.eq(3).all(), tensor
         with _coalescing_manager(device=torch.device("cpu")):
             for number, output in enumerate(outputs):
                 dist.reduce_scatter_tensor(output[: number + 1], torch.arange(2.0 * (number + 1)))

@@ -54,11 +54,9 @@ def test_a_wait_that_takes_too_long_says_where(two_ranks: RankPool) -> None:
         if rank == 0:
             tensor = torch.ones(2)
             work = dist.all_reduce(tensor, async_op=True)
-            told = (
-                r"torch\.distributed\.all_reduce on rank 0: .*not done on rank 0 after 0.2 seconds; some rank has not"
-            )
+            message = r"torch\.distributed\.all_reduce on rank 0: .*did not complete on rank 0 within 0.2 seconds; some"
             begun = time.monotonic()
-            with pytest.raises(dist.DistBackendError, match=told):
+            with pytest.raises(dist.DistBackendError, match=message):
                 work.wait(soon)
             assert time.monotonic() - begun < 5
             assert not work.is_completed()
@@ -96,10 +94,10 @@ def test_a_new_group_for_which_a_rank_comes_late(two_ranks: RankPool) -> None:
         if rank == 0:
             soon = timedelta(seconds=0.2)
             for _ in range(2):
-                with pytest.raises(dist.DistBackendError, match=r"after 0.2 seconds.* made again, goes on waiting"):
+                with pytest.raises(dist.DistBackendError, match=r"after 0.2 seconds.* Call it again to keep waiting"):
                     dist.new_group([0, 1], timeout=soon)
             with pytest.raises(
-                RuntimeError, match=r"new_group\(\[0\]\) on rank 0: .*new_group\(\[0, 1\]\), was given up"
+                RuntimeError, match=r"new_group\(\[0\]\) on rank 0: .*new_group\(\[0, 1\]\), ended \(by its timeout"
             ):
                 dist.new_group([0])
         hvd.barrier()
@@ -110,66 +108,6 @@ def test_a_new_group_for_which_a_rank_comes_late(two_ranks: RankPool) -> None:
         if rank == 0:
             dist.all_reduce(tensor, group=other)
         assert tensor.tolist() == [2, 2]
-
-    two_ranks.run(check)
-
-
-@pytest.mark.parametrize("late", [0, 1])
-def test_collectives_in_callbacks_meet_whenever_they_are_called(three_ranks: RankPool, late: int) -> None:
-    @in_group
-    def check(rank: int, late: int) -> None:
-        works = [dist.all_reduce(torch.tensor([float(number)]), async_op=True) for number in range(4)]
-        if rank == late:
-            for work in works:
-                work.wait()  # so that callbacks are run at once, and elsewhere by another thread
-
-        def doubled(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-            time.sleep(0.02 * rank)
-            return dist.all_reduce(future.value()[0] / 3 * 2, async_op=True).get_future().wait()[0] / 3
-
-        def increased(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
-            one = torch.ones(1)
-            dist.all_reduce(one)
-            return future.value() + one
-
-        chains = [work.get_future().then(doubled).then(increased) for work in works]
-        others = dist.all_reduce(torch.ones(1), async_op=True)
-        assert [chain.wait().item() for chain in chains[:: 1 if rank else -1]][:: 1 if rank else -1] == [3, 5, 7, 9]
-        others.wait()
-        tensor = torch.ones(1)
-        dist.all_reduce(tensor)
-        assert tensor.item() == 3
-        # A message has no place in the order of what all ranks do.
-        works = [dist.isend(tensor, (rank + 1) % 3), dist.irecv(torch.empty(1), (rank - 1) % 3)]
-        with pytest.raises(RuntimeError, match=r"all_reduce on rank . was called in a callback of the future of a mes"):
-            works[1].get_future().then(lambda _: dist.all_reduce(torch.ones(1))).wait()
-        works[0].wait()
-
-    three_ranks.run(check, late)
-
-
-def test_advice_is_for_torchs_callers(two_ranks: RankPool) -> None:
-    @in_group
-    def check(rank: int) -> None:
-        for asynchronous in (False, True):
-            with pytest.raises(MismatchError) as caught:
-                work = dist.all_reduce(torch.ones(2 + rank), async_op=asynchronous)
-                work.wait()
-            assert "in the order in which each rank calls them" in str(caught.value)
-            assert " name" not in str(caught.value).replace("noname", "")
-
-    two_ranks.run(check)
-
-
-def test_a_group_that_was_left(two_ranks: RankPool) -> None:
-    def check(rank: int) -> None:
-        import spark_estimator.torch.process_group  # noqa: F401
-
-        dist.init_process_group("spark_estimator")
-        hvd.shutdown()
-        with pytest.raises(hvd.HorovodInternalError):
-            dist.all_reduce(torch.ones(1))
-        dist.destroy_process_group()
 
     two_ranks.run(check)
 
@@ -191,9 +129,9 @@ def test_a_dead_peer_ends_a_step_of_ddp_by_its_name() -> None:
 
     with start_ranks(2, train) as ranks:
         outcome = ranks.wait(60)[0]
-    seconds, _, told = outcome.value.partition(" ")
+    seconds, _, message = outcome.value.partition(" ")
     assert float(seconds) < 10
-    assert "rank 1 on " in told, told
+    assert "rank 1 on " in message, message
 
 
 def test_a_receive_from_a_frozen_rank_says_so() -> None:
@@ -216,12 +154,12 @@ def test_a_receive_from_a_frozen_rank_says_so() -> None:
         ranks.await_output(0, "told")
         ranks.kill(1)
         outcome = ranks.wait(60)[0]
-    known = (
+    expected = (
         r"for a message of rank 1 \(host .*\) \(tag 3, float32 \[3\]\)\. .*"
         r"Other messages have come: tag 4 \(float32 \[2\]\) of rank 1\. .*sender is busy or frozen"
     )
-    assert re.search(r"stalled: rank 0 has waited 0\.\d+ seconds " + known, outcome.output), outcome.output
-    assert re.search(r"torch\.distributed\.recv on rank 0: rank 0 has waited 2 seconds " + known, outcome.value)
+    assert re.search(r"stalled: rank 0 has waited 0\.\d+ seconds " + expected, outcome.output), outcome.output
+    assert re.search(r"torch\.distributed\.recv on rank 0: rank 0 has waited 2 seconds " + expected, outcome.value)
     assert "Raise the time-out" in outcome.value
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
 
 import pytest
@@ -28,12 +27,12 @@ def test_messages_arrive_as_they_were_sent(two_ranks: RankPool) -> None:
         if rank == 0:
             works = [dist.isend(big * number, 1) for number in range(3)] + [dist.isend(torch.empty(0), 1)]
         else:
-            places = [torch.empty_like(big) for _ in range(3)] + [torch.empty(0)]
-            works = [dist.irecv(place, 0) for place in places]
+            targets = [torch.empty_like(big) for _ in range(3)] + [torch.empty(0)]
+            works = [dist.irecv(target, 0) for target in targets]
         for work in works:
             work.wait()
         if rank:
-            assert all(torch.equal(place, big * number) for number, place in enumerate(places[:3]))
+            assert all(torch.equal(target, big * number) for number, target in enumerate(targets[:3]))
 
     two_ranks.run(check)
 
@@ -95,74 +94,20 @@ def test_a_message_that_does_not_fit_or_does_not_come(two_ranks: RankPool) -> No
             dist.send(torch.ones(3, dtype=torch.int32), 1)
             dist.send(torch.ones(2, 2), 1)
         else:
-            told = r"rank 0 .*sent {} \(tag 0\), and the tensor that waits for it on rank 1 is {}: both ends must"
-            with pytest.raises(ValueError, match=told.format(r"float32 \[2\]", r"float32 \[3\]")):
+            message = r"rank 0 .*sent {} \(tag 0\), and the tensor that waits for it on rank 1 is {}: sender and rec"
+            with pytest.raises(ValueError, match=message.format(r"float32 \[2\]", r"float32 \[3\]")):
                 dist.recv(torch.empty(3), 0)
-            with pytest.raises(ValueError, match=told.format(r"int32 \[3\]", r"float32 \[3\]")):
+            with pytest.raises(ValueError, match=message.format(r"int32 \[3\]", r"float32 \[3\]")):
                 dist.recv(torch.empty(3), 0)
-            place = torch.empty(4)
-            dist.recv(place, 0)
-            assert place.tolist() == [1] * 4, "as many elements in another shape"
+            target = torch.empty(4)
+            dist.recv(target, 0)
+            assert target.tolist() == [1] * 4, "as many elements in another shape"
             work = dist.irecv(torch.empty(1), 0, tag=5)
-            told = (
+            message = (
                 r"torch\.distributed\.recv on rank 1: rank 1 has waited 0.2 seconds for a message of rank 0 .*\(tag 5, "
             )
-            with pytest.raises(dist.DistBackendError, match=told):
+            with pytest.raises(dist.DistBackendError, match=message):
                 work.wait(timedelta(seconds=0.2))
-        dist.barrier()
-
-    two_ranks.run(check)
-
-
-def test_the_store(two_ranks: RankPool) -> None:
-    @in_group
-    def check(rank: int) -> None:
-        store = dist.distributed_c10d._get_default_store()
-        if rank == 0:
-            store.set("early", "1")
-        assert store.get("early") == b"1"
-        assert store.add("count", 1) in (1, 2)
-        waited = threading.Thread(target=store.wait, args=(["late"],))
-        waited.start()
-        dist.barrier()
-        assert store.add("count", 0) == 2
-        assert not store.check(["late"])
-        dist.barrier()
-        if rank == 1:
-            store.set("late", b"\x00\xff")
-        waited.join(10)
-        assert not waited.is_alive()
-        assert store.multi_get(["late", "early"]) == [b"\x00\xff", b"1"]
-        assert store.compare_set(f"own{rank}", "", "new") == b"new"
-        assert store.compare_set(f"own{rank}", "old", "newer") == b"new"
-        assert store.compare_set(f"own{rank}", "new", "newer") == b"newer"
-        store.append(f"own{rank}", "!")
-        assert store.get(f"own{rank}") == b"newer!"
-        assert store.delete_key(f"own{rank}")
-        assert not store.delete_key(f"own{rank}")
-        store.set_timeout(timedelta(seconds=0.1))
-        with pytest.raises(
-            dist.DistStoreError, match=r"keys \['.*never'\] were not all set when rank . had waited for 0.1"
-        ):
-            store.get("never")
-        dist.barrier()
-
-    two_ranks.run(check)
-
-
-def test_strangers_are_not_let_in(two_ranks: RankPool) -> None:
-    @in_group
-    def check(rank: int) -> None:
-        import socket
-
-        from spark_estimator.torch.process_group import creation
-
-        links = creation._current.links
-        with socket.create_connection(("127.0.0.1", links._ports[1 - rank]), timeout=5) as sock:
-            sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            assert sock.recv(100) == b""
-        with pytest.raises(RuntimeError, match="does not want this connection"):
-            links.connect(1 - rank, "nonsense")
         dist.barrier()
 
     two_ranks.run(check)

@@ -53,17 +53,17 @@ def trained(
     for step in range(steps):
         optimizer.zero_grad()
         inputs, targets = (own(each).chunk(pieces) for each in batch(step))
-        for piece, (some, wanted) in enumerate(zip(inputs, targets, strict=True)):
+        for piece, (some, expected) in enumerate(zip(inputs, targets, strict=True)):
             last = piece == pieces - 1
             with wrapped.no_sync() if quiet and not last else torch.enable_grad():  # type: ignore[operator]
-                (nn.functional.mse_loss(wrapped(some), wanted) / pieces).backward()
+                (nn.functional.mse_loss(wrapped(some), expected) / pieces).backward()
         optimizer.step()
     return model, wrapped
 
 
-def assert_close(one: list[torch.Tensor], other: list[torch.Tensor], tolerance: float = 1e-6) -> None:
-    assert len(one) == len(other)
-    for left, right in zip(one, other, strict=True):
+def assert_close(first: list[torch.Tensor], second: list[torch.Tensor], tolerance: float = 1e-6) -> None:
+    assert len(first) == len(second)
+    for left, right in zip(first, second, strict=True):
         torch.testing.assert_close(left, right, rtol=tolerance, atol=tolerance)
 
 
@@ -179,8 +179,8 @@ def test_a_model_that_differs_is_refused(two_ranks: RankPool) -> None:
     @in_group
     def check(rank: int) -> None:
         # Torch compares each rank's model with rank 0's, so that rank 0 only sees the other leave.
-        told = r"params\[0\] in this process with sizes \[3, 2\]" if rank else "rank 1 on .* has left the job"
-        with pytest.raises(RuntimeError, match=told):
+        message = r"params\[0\] in this process with sizes \[3, 2\]" if rank else "rank 1 on .* has left the job"
+        with pytest.raises(RuntimeError, match=message):
             DistributedDataParallel(nn.Linear(2, 2 + rank))
 
     two_ranks.run(check)
@@ -252,11 +252,11 @@ def test_distributed_tensors(two_ranks: RankPool) -> None:
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
         mesh = init_device_mesh("cpu", (2,))
-        whole = torch.arange(12.0).reshape(4, 3)
-        left = distribute_tensor(whole, mesh, [Shard(0)])
-        assert left.to_local().tolist() == whole[2 * rank : 2 * rank + 2].tolist()
-        assert torch.equal((left.t() @ left).full_tensor(), whole.t() @ whole)
-        assert torch.equal(left.redistribute(mesh, [Shard(1)]).redistribute(mesh, [Replicate()]).to_local(), whole)
+        full = torch.arange(12.0).reshape(4, 3)
+        first = distribute_tensor(full, mesh, [Shard(0)])
+        assert first.to_local().tolist() == full[2 * rank : 2 * rank + 2].tolist()
+        assert torch.equal((first.t() @ first).full_tensor(), full.t() @ full)
+        assert torch.equal(first.redistribute(mesh, [Shard(1)]).redistribute(mesh, [Replicate()]).to_local(), full)
 
     two_ranks.run(check)
 

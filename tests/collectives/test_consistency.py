@@ -1,0 +1,48 @@
+"""The check that all ranks are about to submit the same requests."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_estimator.collectives import consistency, context
+from tests.ranks import run_ranks
+
+
+def test_differences_are_named_by_all_ranks() -> None:
+    def check(rank: int) -> list[str]:
+        from spark_estimator.collectives import consistency, context
+        from spark_estimator.errors import MismatchError
+
+        context.init()
+        consistency.check_identical(["a", "b"], name="equal", subject="the gradients")
+        messages = []
+        for lines in (["a", f"b{rank // 2}"], ["a", "b", "c"][: 3 - rank // 2]):
+            try:
+                consistency.check_identical(lines, name="different", subject="the gradients")
+            except MismatchError as error:
+                messages.append(str(error))
+        return messages
+
+    different, extra = "Rank 0 has: b0. Rank 2 has: b1.", "Only rank 0 has: c. (Rank 0 has 3 such lines, rank 2 2.)"
+    expected = [f"The ranks disagree about the gradients. {text}" for text in (different, extra)]
+    assert run_ranks(3, check) == [expected] * 3
+
+
+def test_a_rank_alone_always_agrees() -> None:
+    context.init()
+    try:
+        consistency.check_identical(["a"], name="alone", subject="the gradients")
+    finally:
+        context.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "text"),
+    [
+        (["a", "b"], ["a", "c"], "Rank 4 has: b. Rank 7 has: c."),
+        (["a"], ["a", "c"], "Only rank 7 has: c. (Rank 4 has 1 such lines, rank 7 2.)"),
+        ([], ["c"], "Only rank 7 has: c. (Rank 4 has 0 such lines, rank 7 1.)"),
+    ],
+)
+def test_the_first_difference_is_shown(ours: list[str], theirs: list[str], text: str) -> None:
+    assert consistency._difference(ours, 4, theirs, 7) == text

@@ -1,0 +1,127 @@
+"""Requests: arguments that are refused, results, and plans of requests that repeat."""
+
+from __future__ import annotations
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from spark_estimator._native import DType, Op, ReduceOp
+from spark_estimator.collectives import requests
+from spark_estimator.collectives.engine import Engine
+from spark_estimator.collectives.requests import Call, Plan, Tensor, gather_bytes, run, submit
+from spark_estimator.errors import DuplicateNameError, ShutDownError
+
+SUM = Call(Op.ALLREDUCE, "sum")
+
+
+class Floats:
+    """Memory of some float32 numbers, reduced in place."""
+
+    def __init__(self, *values: float) -> None:
+        self.array = (ctypes.c_float * len(values))(*values)
+        self.address = ctypes.addressof(self.array)
+        self.tensors = [Tensor(self.address, self.address, DType.FLOAT32, (len(values),))]
+
+    @property
+    def values(self) -> list[float]:
+        return list(self.array)
+
+
+def test_a_sum_over_two_ranks(two_engines: list[Engine]) -> None:
+    memories = [Floats(1, 2), Floats(10, 20)]
+    handles = [
+        submit(engine, SUM, memory.tensors, memory) for engine, memory in zip(two_engines, memories, strict=True)
+    ]
+    for handle in handles:
+        handle.wait()
+    assert [memory.values for memory in memories] == [[11, 22], [11, 22]]
+
+
+def test_from_the_third_use_on_a_request_is_a_plan(single_engine: Engine) -> None:
+    kinds = []
+    for turn in range(4):
+        memory = Floats(turn, 2)
+        assert run(single_engine, SUM, memory.tensors, memory) is None
+        assert memory.values == [turn, 2]
+        kinds.append(type(single_engine.plans["sum"]) is Plan)
+    assert kinds == [False, True, True, True]
+    plan = single_engine.plans["sum"]
+    other = Floats(1, 2, 3)  # the same name with another shape, as of a last batch
+    run(single_engine, SUM, other.tensors, other)
+    assert other.values == [1, 2, 3]
+    assert single_engine.plans["sum"] is plan
+
+
+def test_requests_that_do_not_repeat_are_not_remembered(single_engine: Engine) -> None:
+    memory = Floats(1)
+    run(single_engine, SUM, memory.tensors, memory, repeats=False)
+    assert not single_engine.plans
+
+
+def test_the_oldest_plans_are_forgotten(single_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "_REMEMBERED", 2)
+    for name in ("a", "b", "a", "c"):
+        memory = Floats(1)
+        run(single_engine, Call(Op.ALLREDUCE, name), memory.tensors, memory)
+    assert list(single_engine.plans) == ["a", "c"]
+
+
+def test_a_plan_is_used_with_other_memory_each_time(single_engine: Engine) -> None:
+    plan = Plan(single_engine, Call(Op.ALLREDUCE, "x", postscale=3.0), [(DType.FLOAT32, (2,))])
+    for start in (1.0, 5.0):
+        memory = Floats(start, 0)
+        plan.submit([memory.address], [memory.address], memory).wait()
+        assert memory.values == [3 * start, 0]
+    single_engine.shutdown()
+    with pytest.raises(ShutDownError):
+        plan.run([memory.address], [memory.address], memory)
+
+
+def test_one_request_of_a_name_at_a_time(two_engines: list[Engine]) -> None:
+    memory = Floats(1)
+    handle = submit(two_engines[0], SUM, memory.tensors, memory)
+    with pytest.raises(DuplicateNameError, match="sum"):
+        submit(two_engines[0], SUM, memory.tensors, memory)
+    other = Floats(2)
+    submit(two_engines[1], SUM, other.tensors, other).wait()
+    handle.wait()
+    assert memory.values == [3]
+
+
+def test_bytes_of_all_ranks(two_engines: list[Engine]) -> None:
+    payloads = [b"", b"\x00abc"]
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(gather_bytes, two_engines, ["x", "x"], payloads))
+    assert [[bytes(part) for part in result] for result in results] == [payloads, payloads]
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "text"),
+    [
+        ({"name": 5}, TypeError, "the name of a collective must be a string, not 5"),
+        ({"name": ["a"]}, TypeError, r"must be a string, not \['a'\]"),
+        ({"name": "a\x00b"}, ValueError, "must not contain a NUL character"),
+        ({"name": "a\ud800"}, ValueError, "at position 1, an unpaired surrogate"),
+        ({"name": ""}, ValueError, "."),
+        ({"name": "x" * 4096}, ValueError, "4095"),
+        ({"reduce_op": "sum"}, TypeError, r"allreduce 'x': op must be one of ReduceOp\.AVERAGE"),
+        ({"prescale": "2x"}, TypeError, "prescale must be a number, not '2x'"),
+        ({"postscale": None}, TypeError, "postscale must be a number, not None"),
+        ({"op": Op.ALLTOALL, "splits": (1.5,)}, TypeError, r"splits must be whole numbers, .*\(1\.5,\)"),
+        ({"op": Op.ALLTOALL, "splits": (1, 1)}, ValueError, "2 splits, but its group has 1 ranks"),
+        ({"op": Op.BROADCAST, "root_rank": 7}, ValueError, "7"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_sent(
+    single_engine: Engine, change: dict[str, Any], kind: type[Exception], text: str
+) -> None:
+    before = single_engine.counter("requests")
+    call = Call(**{"op": Op.ALLREDUCE, "name": "x", "reduce_op": ReduceOp.SUM, **change})
+    memory = Floats(1)
+    for use in (submit, run):
+        with pytest.raises(kind, match=text):
+            use(single_engine, call, memory.tensors, memory)
+    assert single_engine.counter("requests") == before

@@ -1,0 +1,50 @@
+"""Narrow fields side by side in the spool."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy
+
+from spark_estimator.data.fields import Field
+from spark_estimator.data.rank.joined import Joined
+
+
+def test_narrow_fields_are_stored_side_by_side_and_split_again() -> None:
+    kinds = [((), "int64"), ((), "float32"), ((3,), "float32"), ((2, 2), "int64"), ((17,), "float32"), ((), "uint8")]
+    fields = [
+        Field((f"f{number}",), (f"c{number}",), (numpy.prod(shape, dtype=int).item(),), dtype, shape)
+        for number, (shape, dtype) in enumerate(kinds)
+    ]
+    joined = Joined.of(fields)
+    assert [field.columns for field in joined.stored] == [("c0", "c3"), ("c1", "c2"), ("c4",), ("c5",)]
+    expected = [
+        (numpy.arange(5 * field.width).reshape(5, *field.shape) + 20 * number).astype(field.dtype)
+        for number, field in enumerate(fields)
+    ]
+    by_column = {field.columns[0]: values.reshape(5, -1) for field, values in zip(fields, expected, strict=True)}
+    arrays = joined.split([numpy.hstack([by_column[name] for name in field.columns]) for field in joined.stored])
+    for array, values, field in zip(arrays, expected, fields, strict=True):
+        assert array.dtype == field.dtype and array.shape == (5, *field.shape) and array.flags.c_contiguous
+        assert numpy.array_equal(array, values)
+    assert not any(numpy.shares_memory(a, b) for a, b in itertools.combinations(arrays, 2))
+    many = Joined.of([Field((f"x{n}",), (f"c{n}",), (1,), "float32") for n in range(300)])
+    (matrix,) = [numpy.arange(1200, dtype=numpy.float32).reshape(4, 300)]
+    assert len(many.stored) == 1 and [column.tolist() for column in many.split([matrix])] == matrix.T.tolist()
+
+
+def test_padding_is_kept_for_each_column() -> None:
+    fields = [
+        Field(("v",), ("c0",), (3,), "float32", (3,), (-1.0,)),
+        Field(("x",), ("c1",), (1,), "float32"),
+        Field(("w",), ("c2",), (2,), "float32", (2,)),
+    ]
+    (stored,) = Joined.of(fields).stored
+    assert (stored.names, stored.widths, stored.padding) == (("v", "x", "w"), (3, 1, 2), (-1.0, None, None))
+    assert Joined.of(fields[1:]).stored[0].padding == ()
+    assert Joined.of(fields).places == ((0, 0), (0, 3), (0, 4))
+
+
+def test_no_more_than_a_cache_line_is_joined() -> None:
+    fields = [Field((name,), (name,), (width,), "float32", (width,)) for name, width in (("a", 16), ("b", 17))]
+    assert [field.names for field in Joined.of([*fields, *fields]).stored] == [("a", "a"), ("b",), ("b",)]

@@ -1,0 +1,119 @@
+"""Columns of Parquet files as numbers: vectors, dates, timestamps, decimals, nulls, and the types' names."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from typing import Any
+
+import pyarrow
+import pytest
+
+from spark_estimator.data.numbers import is_exact, kind_of, numbers_of, readable_in, without_nulls
+from spark_estimator.errors import DataError
+
+VECTOR = pyarrow.struct(
+    [
+        ("type", pyarrow.int8()),
+        ("size", pyarrow.int32()),
+        ("indices", pyarrow.list_(pyarrow.int32())),
+        ("values", pyarrow.list_(pyarrow.float64())),
+    ]
+)
+
+
+def dense(*values: float) -> dict[str, Any]:
+    return {"type": 1, "size": None, "indices": None, "values": list(values)}
+
+
+def sparse(size: int, **at: float) -> dict[str, Any]:
+    return {"type": 0, "size": size, "indices": [int(name[1:]) for name in at], "values": list(at.values())}
+
+
+@pytest.mark.parametrize(
+    ("vectors", "lists"),
+    [
+        ([dense(1, 2), dense(3, 4)], [[1, 2], [3, 4]]),
+        ([sparse(3, _1=5.0), sparse(3), sparse(3, _0=1.0, _2=2.0)], [[0, 5, 0], [0, 0, 0], [1, 0, 2]]),
+        ([dense(1, 2, 3), sparse(3, _2=9.0), dense(4, 5, 6)], [[1, 2, 3], [0, 0, 9], [4, 5, 6]]),
+        ([dense(1, 2), None, sparse(2, _1=3.0)], [[1, 2], None, [0, 3]]),
+        ([sparse(2, _0=1.0), dense(1, 2, 3)], [[1, 0], [1, 2, 3]]),
+    ],
+)
+def test_vectors(vectors: list[Any], lists: list[Any]) -> None:
+    array = pyarrow.array([dense(0), *vectors], VECTOR)
+    assert kind_of(array.type) == "vector"
+    assert numbers_of(array).to_pylist()[1:] == lists
+    assert numbers_of(array[1:]).to_pylist() == lists, "a slice has offsets of its own"
+
+
+def test_dates_timestamps_decimals() -> None:
+    when = datetime.datetime(2020, 1, 2, 3, 4, 5, 250000, tzinfo=datetime.timezone.utc)
+    columns = {
+        "day": pyarrow.array([datetime.date(1970, 1, 3), None]),
+        "when": pyarrow.array([when, None], pyarrow.timestamp("ns", "UTC")),
+        "price": pyarrow.array([decimal.Decimal("1.25"), None]),
+    }
+    values = [numbers_of(column).to_pylist()[0] for column in columns.values()]
+    assert values == [2, when.timestamp(), 1.25]
+    kinds = {name: kind_of(column.type) for name, column in columns.items()}
+    assert kinds == {"day": "date", "when": "timestamp", "price": "decimal(3,2)"}
+    assert [readable_in(kinds, name).dtype for name in kinds] == ["int64", "float64", "float32"]
+
+
+def test_nulls_as_spark_has_them() -> None:
+    batch = pyarrow.RecordBatch.from_pydict(
+        {"c0": [1, None, 3, 4], "c1": [1.0, 2.0, float("nan"), None], "marker": [True, None, False, True]}
+    )
+    assert without_nulls(batch, "error", ["int64", "float32"]) is batch
+    assert without_nulls(batch, "drop", ["int64", "float32"]).to_pydict() == {
+        "c0": [1],
+        "c1": [1.0],
+        "marker": [True],
+    }
+    filled = without_nulls(batch, 0.5, ["int64", "float32"]).to_pydict()
+    assert filled["c0"] == [1, 0, 3, 4] and filled["c1"][3] == 0.5 and filled["marker"][1] is None
+
+
+def test_rows_with_all_values_are_the_same_batch_after_dropping() -> None:
+    batch = pyarrow.RecordBatch.from_pydict({"c0": [1, 2]})
+    assert without_nulls(batch, "drop", ["int64"]) is batch
+
+
+def test_a_fraction_in_a_column_of_whole_numbers_is_kept_for_the_check() -> None:
+    """Only the replacement is converted to the tensor's type; the spool then refuses the fraction."""
+    batch = pyarrow.RecordBatch.from_pydict({"c0": [0.5, None]})
+    assert without_nulls(batch, 7, ["int64"]).column(0).to_pylist() == [0.5, 7.0]
+
+
+@pytest.mark.parametrize(
+    ("arrow", "spark"),
+    [
+        (pyarrow.uint8(), "smallint"),
+        (pyarrow.uint32(), "bigint"),
+        (pyarrow.large_string(), "string"),
+        (pyarrow.list_(pyarrow.float32(), 3), "array<float>"),
+        (pyarrow.large_list(pyarrow.list_(pyarrow.int8())), "array<array<tinyint>>"),
+        (pyarrow.timestamp("us"), "timestamp_ntz"),
+        (pyarrow.struct([("a", pyarrow.int8())]), "struct"),
+    ],
+)
+def test_types_in_spark_s_words(arrow: pyarrow.DataType, spark: str) -> None:
+    assert kind_of(arrow) == spark
+
+
+def test_types_that_are_equal_here_and_in_spark() -> None:
+    assert all(map(is_exact, ("bigint", "array<float>", "vector", "binary")))
+    assert not any(map(is_exact, ("date", "timestamp", "decimal(9,2)", "array<vector>", "array<array<int>>")))
+
+
+def test_arrays_of_dates_and_null_inside() -> None:
+    days = pyarrow.array([[datetime.date(1970, 1, 2), None], None, [], [datetime.date(1969, 12, 31)]])
+    assert numbers_of(days).to_pylist() == [[1, None], None, [], [-1]]
+    assert numbers_of(days[2:]).to_pylist() == [[], [-1]]
+
+
+def test_a_decoder_needs_bytes() -> None:
+    assert readable_in({"image": "binary"}, "image", decoded=True).is_array
+    with pytest.raises(DataError, match=r"decoders refers to column 'n' \(bigint\)"):
+        readable_in({"n": "bigint"}, "n", decoded=True)

@@ -1,0 +1,69 @@
+"""``doctor --cluster`` on real clusters."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spark_estimator
+from tests.launch import clusters
+
+
+@pytest.mark.timeout(240)
+def test_tasks_that_do_not_start_together_still_report(spark: Any) -> None:
+    from spark_estimator.doctor.survey import _Survey, examine_cluster
+
+    findings = examine_cluster(spark, timedelta(seconds=120))
+    assert [next(findings).name for _ in range(4)] == ["session", "barrier stages", "encryption", "slots"], (
+        "before the job"
+    )
+    reports = _Survey(spark, 2, barrier=False).run(timedelta(seconds=120))
+    assert [report["partition"] for report in reports] == [0, 1]
+    assert all("meeting" not in report and "clock" in report["driver"] for report in reports), reports
+
+
+def shadow(folder: Path) -> None:
+    """A copy of our package that says it is of the version in the file `version`, and a torch 9.9.9 beside it."""
+    shutil.copytree(clusters.ROOT / "spark_estimator", folder / "spark_estimator", ignore=skip_caches)
+    (folder / "version").write_text(spark_estimator.__version__)
+    init = folder / "spark_estimator" / "__init__.py"
+    init.write_text(f"{init.read_text()}\n__version__ = open({str(folder / 'version')!r}).read()\n")
+    (folder / "torch-9.9.9.dist-info").mkdir()
+    (folder / "torch-9.9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9.9\n")
+
+
+skip_caches = shutil.ignore_patterns("__pycache__")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_executors_with_other_packages_than_the_driver(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    executors = tmp_path / "executors"
+    shadow(executors)
+    with clusters.driver("doctored.py", str(executors), "local-cluster[2,1,1024]", folder=tmp_path) as driver:
+        results: Any = driver.wait(300)
+        output = driver.output()
+    first = {(row["executor"], row["name"]): row for row in results["torch differs"]["rows"]}
+    assert len({executor for executor, _ in first} - {""}) == 2
+    for (executor, name), row in first.items():
+        if name == "packages":
+            assert row["state"] == "note" and "torch 9.9.9 (2.13" in row["text"], row
+        elif name == "peers":
+            assert (row["state"], row["text"]) == ("ok", "all 1 others were reached"), row
+        elif name == "sharing":
+            assert (row["state"], row["text"]) == ("ok", "two tasks of this host share memory"), row
+        elif name == "wheel":
+            assert row["state"] == "ok" and str(executors) in row["text"], row
+        elif name in ("python", "engine", "driver", "clock", "slots", "barrier stages"):
+            assert row["state"] == "ok", (executor, row)
+    second = [row for row in results["ours differs"]["rows"] if row["name"] == "wheel"]
+    assert [row["state"] for row in second] == ["MISSING", "MISSING"]
+    assert f"spark_estimator 0.0.9 in {executors}/spark_estimator, and {results['package']} here" in second[0]["text"]
+    assert results["torch differs"]["job"] == 1
+    assert output.count("which may cause errors: torch 9.9.9 on ") == 1, "once, by the first rank"
+    assert "runs spark_estimator 0.0.9, but the driver runs 0.1.0" in results["ours differs"]["job"], output

@@ -1,0 +1,176 @@
+"""The columns that `transform` adds: in the label's type, and as Spark ML's evaluators read them."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from spark_estimator import DataError, TorchModel
+from spark_estimator.data.fields import Field
+from tests.estimators.conftest import linear
+from tests.estimators.torch_models import FEATURES, OUTPUTS, classifier_of, model_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.mark.parametrize(
+    ("kind", "outputs", "output_type", "spark_type"),
+    [
+        ("float", 1, "label", "float"),
+        ("int", 1, "label", "int"),
+        ("vector", 1, "label", "vector"),
+        ("bigint", 4, "label", "vector"),
+        ("int", 1, "array", "array<float>"),
+        ("float", 4, "array", "array<float>"),
+        ("float", 1, "vector", "vector"),
+        ("array<double>", 1, "label", "array<double>"),
+    ],
+)
+def test_types_of_outputs(line: DataFrame, kind: str, outputs: int, output_type: str, spark_type: str) -> None:
+    frame = model_of(nn.Linear(3, outputs), outputs, kind, output_type=output_type).transform(line.limit(2))
+    assert frame.schema["y__output"].dataType.simpleString() == spark_type
+    assert all(row.y__output is not None for row in frame.collect())
+
+
+def test_whole_numbers_are_rounded(line: DataFrame) -> None:
+    frame = model_of(linear(), kind="int").transform(line.limit(50)).toPandas()
+    right = linear()(torch.tensor(numpy.stack(frame["features"]))).detach().numpy().reshape(-1)
+    assert frame["y__output"].tolist() == numpy.rint(right).astype(int).tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "output_type", "right"),
+    [
+        ("float", "label", [1.0, None, float("nan"), float("inf")]),
+        ("int", "label", [1, None, None, 2**31 - 1]),
+        ("bigint", "label", [1, None, None, 2**63 - 1]),
+        ("boolean", "label", [True, None, None, True]),
+        ("decimal(5,2)", "label", [1, None, None, None]),
+        ("date", "label", [datetime.date(1970, 1, 2), None, None, None]),
+        ("array<int>", "label", [[1], None, [None], [2**31 - 1]]),
+        ("array<decimal(5,2)>", "label", [[1], None, [None], [None]]),
+        ("int", "array", [[1.0], None, [float("nan")], [float("inf")]]),
+    ],
+)
+def test_an_output_that_its_type_has_not(spark: SparkSession, kind: str, output_type: str, right: list[Any]) -> None:
+    """Neither another number in its place nor a job that ends: null, or the largest whole number."""
+    net = nn.Linear(3, 1, bias=False)
+    net.weight.data.fill_(0.6)
+    frame = spark.createDataFrame(
+        [([value, 0.0, 0.0] if value is not None else None,) for value in (1.0, None, float("nan"), float("inf"))],
+        "features array<float>",
+    ).coalesce(1)
+    predicted = [row.y__output for row in model_of(net, kind=kind, output_type=output_type).transform(frame).collect()]
+    if kind == "float" or output_type == "array":
+        right[0] = pytest.approx(0.6 if output_type == "label" else [0.6])
+    if kind.startswith(("decimal", "array<decimal")):
+        right[0] = Decimal("0.60") if kind.startswith("decimal") else [Decimal("0.60")]
+    assert repr(predicted[1:]) == repr(right[1:])
+    assert predicted[0] == right[0]
+
+
+@pytest.mark.parametrize(("kind", "right"), [("boolean", [False, True]), ("int", [0, 1])])
+def test_logits_are_compared_with_nought(spark: SparkSession, kind: str, right: list[Any]) -> None:
+    frame = spark.createDataFrame([([-8.0, 0.0, 0.0],), ([0.2, 0.0, 0.0],)], "features array<float>")
+    net = nn.Linear(3, 1, bias=False)
+    nn.init.ones_(net.weight)
+    model = TorchModel(
+        model=net,
+        inputs=[FEATURES],
+        outputs=[1],
+        label_types=[kind],
+        output_kinds=["logit"],
+        feature_columns=["features"],
+        label_columns=["y"],
+    )
+    assert [row.y__output for row in model.transform(frame).collect()] == right
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "right"),
+    [
+        ("boolean", 0.4, False),
+        ("tinyint", 200.0, 127),
+        ("date", 1.2, datetime.date(1970, 1, 2)),
+        ("double", 16777217.0, 16777217.0),
+    ],
+)
+def test_values_in_the_label_s_type(spark: SparkSession, kind: str, value: float, right: object) -> None:
+    frame = spark.createDataFrame([([value],)], "features array<double>")
+    field = Field(("features",), ("c0",), (1,), "float64", (1,))
+    model = TorchModel(
+        model=nn.Identity(),
+        inputs=[field],
+        outputs=[1],
+        label_types=[kind],
+        feature_columns=["features"],
+        label_columns=["y"],
+    )
+    assert model.transform(frame).first().y__output == right  # type: ignore[union-attr]
+
+
+def test_what_evaluators_read(spark: SparkSession) -> None:
+    """Classes: the number of the largest output, the outputs, their softmax. Null where a feature is null."""
+    frame = spark.createDataFrame(
+        [(row, float(n % 3)) for n, row in enumerate(OUTPUTS)], "x array<float>, label double"
+    )
+    wide = classifier_of("double", 3, "logits", prediction_col="p", raw_prediction_col="raw", probability_col="prob")
+    rows = wide.transform(frame.union(spark.createDataFrame([(None, 0.0)], frame.schema))).collect()
+    assert [row.p for row in rows] == [0.0, 1.0, 2.0, None]
+    assert [row.raw and row.raw.toArray().tolist() for row in rows] == [*OUTPUTS, None]
+    right = torch.softmax(torch.tensor(OUTPUTS), 1).numpy()
+    assert numpy.allclose([row.prob.toArray() for row in rows[:3]], right, atol=1e-6)
+    assert rows[3].prob is None
+
+    narrow = {"prediction_col": "p", "raw_prediction_col": "raw", "probability_col": "prob"}
+    single = spark.createDataFrame([([-2.0], 0), ([0.25], 1), ([math.nan], 1)], "x array<float>, label int")
+    logit = classifier_of("int", 1, "logit", **narrow).transform(single).collect()
+    assert [(row.p, row.label__output) for row in logit] == [(0.0, 0), (1.0, 1), (None, None)]
+    assert logit[0].raw.toArray().tolist() == [2.0, -2.0]
+    assert logit[0].prob[1] == pytest.approx(1 / (1 + math.exp(2)))
+    share = classifier_of("int", 1, "probability", **narrow).transform(single).collect()
+    assert [row.p for row in share[:2]] == [0.0, 0.0]
+    assert share[1].prob.toArray().tolist() == [0.75, 0.25]
+    number = classifier_of("int", 1, None, prediction_col="p").transform(single).collect()
+    assert [(row.p, row.label__output) for row in number[:2]] == [(-2.0, -2), (0.25, 0)]
+
+
+def test_evaluators(spark: SparkSession) -> None:
+    from pyspark.ml.evaluation import (
+        BinaryClassificationEvaluator,
+        MulticlassClassificationEvaluator,
+        RegressionEvaluator,
+    )
+
+    binary = spark.createDataFrame([([-2.0], 0.0), ([0.2], 1.0), ([-0.1], 0.0)], "x array<float>, label double")
+    names = {"prediction_col": "prediction", "raw_prediction_col": "rawPrediction", "probability_col": "probability"}
+    predicted = classifier_of("double", 1, "logit", **names).transform(binary)
+    assert BinaryClassificationEvaluator().evaluate(predicted) == 1.0
+    assert MulticlassClassificationEvaluator(metricName="logLoss").evaluate(predicted) < 0.5
+    regression = classifier_of("double", 1, None, prediction_col="prediction").transform(binary)
+    assert RegressionEvaluator(metricName="mae").evaluate(regression) == pytest.approx((2 + 0.8 + 0.1) / 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (("array<float>", 3, None, {"prediction_col": "p"}), "prediction_col is one number a row; the model returns 3"),
+        (("float", 1, None, {"raw_prediction_col": "p"}), "raw_prediction_col is for classes"),
+        (("float", 3, None, {"probability_col": "p"}), "probability_col is for classes"),
+        (("float", 3, None, {"prediction_col": "LABEL"}), "has a column 'LABEL' already"),
+        (("float", 3, None, {"prediction_col": "label__output"}), "would be named 'label__output'"),
+    ],
+)
+def test_columns_that_cannot_be_had(spark: SparkSession, model: Any, words: str) -> None:
+    frame = spark.createDataFrame([(OUTPUTS[0], 1.0)], "x array<float>, label double")
+    kind, width, output_kind, parameters = model
+    with pytest.raises((ValueError, DataError), match=words):
+        classifier_of(kind, width, output_kind, **parameters).transform(frame)

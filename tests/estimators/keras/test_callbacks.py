@@ -1,0 +1,85 @@
+"""The user's Keras callbacks, on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import pytest
+
+pytest.importorskip("keras")
+
+import keras
+
+from spark_estimator import KerasEstimator
+from spark_estimator.collectives import context
+from spark_estimator.estimators.keras.callbacks import KerasCallbacks
+from spark_estimator.estimators.keras.parts import parts_of
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    context.init()
+    yield
+    context.shutdown()
+
+
+class Notes(keras.callbacks.Callback):  # type: ignore[misc]
+    """Adds a number and a text to the logs; ends the training after the epoch 1."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs["doubled"] = 2 * logs["loss"]
+        logs["text"] = "no number"
+        self.model.stop_training = epoch == 1
+
+
+def network() -> Any:
+    net = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    net.compile("sgd", "mse")
+    return net
+
+
+def callbacks_of(net: Any, **parameters: Any) -> KerasCallbacks:
+    parts = parts_of(KerasEstimator(model=net, label_cols=["y"], **parameters)._value)[0]
+    callbacks = KerasCallbacks(parts, net, epochs=3, steps=2)
+    callbacks.on_train_begin()
+    return callbacks
+
+
+def test_numbers_that_callbacks_add_are_in_the_history() -> None:
+    callbacks = callbacks_of(network(), callbacks=[Notes()])
+    entries: list[dict[str, Any]] = [{"epoch": epoch, "train": {"loss": 0.5}} for epoch in range(2)]
+    ends = []
+    for epoch, entry in enumerate(entries):
+        callbacks.on_epoch_end(epoch, entry)
+        ends.append(callbacks.want_to_stop)
+    assert ends == [False, True]
+    assert entries[0] == {"epoch": 0, "train": {"loss": 0.5}, "more": {"doubled": 1.0}}
+
+
+def test_the_model_that_was_saved_last_comes_back() -> None:
+    net = network()
+    saves = keras.callbacks.ModelCheckpoint("ignored.keras", monitor="loss", save_best_only=True)
+    callbacks = callbacks_of(net, checkpoint_callback=saves)
+    callbacks.on_epoch_begin(0)
+    callbacks.on_epoch_end(0, {"epoch": 0, "train": {"loss": 0.5}})
+    best = net.get_weights()
+    net.set_weights([weight + 1 for weight in best])
+    callbacks.on_epoch_begin(1)
+    callbacks.on_epoch_end(1, {"epoch": 1, "train": {"loss": 0.75}})
+    state = callbacks.state()
+    assert state["best"] == 0.5 and state["file"].dtype == numpy.uint8 and len(state["file"])
+    other = network()
+    resumed = callbacks_of(other, checkpoint_callback=saves)
+    resumed.take(state)
+    for model, kept in ((net, callbacks), (other, resumed)):
+        kept.give_back()
+        assert all(numpy.allclose(value, weight) for value, weight in zip(model.get_weights(), best, strict=True))
+
+
+def test_without_a_callback_that_saves_there_is_no_state() -> None:
+    callbacks = callbacks_of(network())
+    assert callbacks.state() == {}
+    callbacks.take({})
+    callbacks.give_back()

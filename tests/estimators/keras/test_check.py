@@ -1,0 +1,57 @@
+"""A step of a Keras model on the first rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pyarrow
+import pytest
+
+pytest.importorskip("keras")
+
+import keras
+
+from spark_estimator import DataError, KerasEstimator
+from spark_estimator.estimators.keras.check import KerasTrial
+from spark_estimator.estimators.keras.parts import parts_of
+from spark_estimator.estimators.rows.shapes import Fields
+from tests.estimators.specs import X, Y
+
+FIELDS = Fields((X,), (Y,), None)
+
+
+def trial_of(net: Any, loss: Any = "mse") -> KerasTrial:
+    estimator = KerasEstimator(model=net, optimizer="sgd", loss=loss, label_cols=["y"])
+    return KerasTrial(parts_of(estimator._value)[0], net, {})
+
+
+def rows(label: float = 1.0) -> pyarrow.RecordBatch:
+    features = pyarrow.array([[1.0, 2.0, 3.0]] * 4, pyarrow.list_(pyarrow.float32()))
+    return pyarrow.RecordBatch.from_arrays(
+        [features, pyarrow.array([label] * 4, pyarrow.float32())], names=["c0", "c1"]
+    )
+
+
+def network(outputs: int, **options: Any) -> Any:
+    return keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(outputs, **options)])
+
+
+def test_a_step_leaves_the_model_as_it_is() -> None:
+    net = network(2)
+    before = net.get_weights()
+    trial = trial_of(net, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    assert trial.positional() == (1, 1) and trial.run(rows(), FIELDS) == (2,)
+    assert all(numpy.array_equal(value, other) for value, other in zip(before, net.get_weights(), strict=True))
+
+
+def test_what_would_fail_on_the_ranks_fails_here() -> None:
+    inputs = keras.Input((3,))
+    two = keras.Model(inputs, [keras.layers.Dense(1)(inputs), keras.layers.Dense(1)(inputs)])
+    for trial, label, words in (
+        (trial_of(two), 1.0, "returns 2 outputs, and there are 1 label columns"),
+        (trial_of(network(2), "sparse_categorical_crossentropy"), 4.0, "'y' contains class 4, .* has 2 classes"),
+        (trial_of(network(1)), float("inf"), r"the loss of the first 4 rows is (inf|nan): column 'y' contains inf"),
+    ):
+        with pytest.raises(DataError, match=words):
+            trial.run(rows(label), FIELDS)

@@ -1,0 +1,36 @@
+"""The epochs of a Keras training, as Keras gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("keras")
+
+
+from spark_estimator.estimators.keras.history import KerasHistory, flattened, history_of, line_of
+
+ENTRIES = [
+    {"epoch": 0, "train": {"loss": 0.5}, "validation": {"loss": 0.75}},
+    {"epoch": 1, "train": {"loss": 0.25}, "more": {"lr": 0.1}},
+]
+
+
+def test_entries_become_lists_by_name() -> None:
+    history = history_of("history", ENTRIES)
+    assert history == {"loss": [0.5, 0.25], "val_loss": [0.75, None], "lr": [None, 0.1]}
+    assert history.rows() == [{"epoch": 0, "loss": 0.5, "val_loss": 0.75}, {"epoch": 1, "loss": 0.25, "lr": 0.1}]
+    assert history_of("history", history) == history and history_of("history", None) == KerasHistory()
+    assert KerasHistory().rows() == []
+
+
+@pytest.mark.parametrize("value", ["loss", 3, [3]])
+def test_other_values_are_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="history is a dict from each metric's name to its values"):
+        history_of("history", value)
+
+
+def test_an_epoch_in_one_line() -> None:
+    assert flattened(ENTRIES[0]) == {"loss": 0.5, "val_loss": 0.75}
+    assert line_of(ENTRIES[1], 5) == "epoch 2/5, loss 0.25, lr 0.1"

@@ -1,0 +1,47 @@
+"""`KerasModel`: predictions without Spark, and its model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+
+pytest.importorskip("keras")
+
+import keras
+
+from spark_estimator import KerasModel
+from spark_estimator.data.fields import Field
+
+ROWS = numpy.arange(10, dtype=numpy.float32).reshape(5, 2)
+
+
+def network() -> Any:
+    return keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+
+
+def model_of(net: Any, **parameters: Any) -> KerasModel:
+    field = Field(("x",), ("c0",), (2,), "float32", (2,))
+    names: dict[str, Any] = {"feature_columns": ["x"], "label_columns": ["y"], **parameters}
+    return KerasModel(model=net, inputs=[field], outputs=[1], label_types=["float"], **names)
+
+
+def test_a_model_predicts_in_batches() -> None:
+    assert numpy.allclose(model_of(network(), batch_size=2).predict(ROWS), ROWS.sum(1, keepdims=True))
+
+
+def test_a_model_is_replaced_and_copied() -> None:
+    model = model_of(network())
+    copied = model.keras_model()
+    copied.layers[-1].kernel.assign(2 * copied.layers[-1].kernel)
+    assert numpy.allclose(model.predict(ROWS), ROWS.sum(1, keepdims=True)), "a copy shares no numbers"
+    assert numpy.allclose(model.setModel(copied).predict(ROWS), 2 * ROWS.sum(1, keepdims=True))
+    with pytest.raises(TypeError, match=r"model is a model of Keras 3 \(keras\.Model\); it was 3"):
+        model.setModel(3)
+
+
+def test_custom_objects_are_those_that_were_set_and_those_of_the_model() -> None:
+    def mine() -> None: ...
+
+    assert model_of(network(), custom_objects={"mine": mine}).getCustomObjects()["mine"] is mine

@@ -1,0 +1,90 @@
+"""The parameters of `KerasEstimator` that are Keras'."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("keras")
+
+import keras
+
+from spark_estimator import KerasEstimator
+from spark_estimator.estimators.keras.objects import Recipe, opened
+from spark_estimator.estimators.keras.parts import output_kind_of, parts_of
+
+
+def network(**compiled: Any) -> Any:
+    net = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    if compiled:
+        net.compile(**compiled)
+    return net
+
+
+def recipe_of(**parameters: Any) -> Recipe:
+    estimator = KerasEstimator(**{"label_cols": ["y"], **parameters})
+    recipe: Recipe = opened(parts_of(estimator._value)[0].recipe)
+    return recipe
+
+
+def test_arguments_come_before_what_the_model_was_compiled_with() -> None:
+    net = network(optimizer=keras.optimizers.SGD(0.5), loss="mae")
+    recipe = recipe_of(model=net)
+    assert (recipe.loss, float(keras.ops.convert_to_numpy(recipe.optimizer.learning_rate))) == ("mae", 0.5)
+    recipe = recipe_of(model=net, loss="mse", optimizer="adam", learning_rate=0.125)
+    assert (recipe.loss, type(recipe.optimizer)) == ("mse", keras.optimizers.Adam)
+    assert float(keras.ops.convert_to_numpy(recipe.optimizer.learning_rate)) == 0.125
+    assert float(keras.ops.convert_to_numpy(net.optimizer.learning_rate)) == 0.5, "the user's model stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "words"),
+    [
+        ({"model": None}, TypeError, r"model is a model of Keras 3 \(keras\.Model\); it was None"),
+        ({"optimizer": None}, TypeError, "model is not compiled, so that optimizer= is needed"),
+        ({"loss": None}, ValueError, "loss is missing, and the model is not compiled with one"),
+        ({"label_cols": ["y", "z"], "loss": ["mse"] * 3}, ValueError, "3 losses were given for 2 label columns"),
+        ({"callbacks": [3]}, TypeError, "callbacks are objects of keras.callbacks.Callback; one was 3"),
+        (
+            {"checkpoint_callback": keras.callbacks.Callback()},
+            TypeError,
+            "checkpoint_callback is a keras.callbacks.M",
+        ),
+        ({"loss_weights": [1, 2]}, ValueError, "2 loss_weights were given for 1 label columns"),
+        (
+            {"optimizer": keras.optimizers.SGD(gradient_accumulation_steps=2), "backward_passes_per_step": 2},
+            ValueError,
+            "has gradient_accumulation_steps=2, and backward_passes_per_step=2 would accumulate once more",
+        ),
+    ],
+)
+def test_parameters_that_do_not_fit(changed: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        recipe_of(**{"model": network(), "optimizer": "sgd", "loss": "mse", **changed})
+
+
+def test_identities_name_the_settings() -> None:
+    def identity(**changed: Any) -> Any:
+        values = {
+            "model": network(),
+            "optimizer": "sgd",
+            "loss": keras.losses.BinaryCrossentropy(True),
+            "label_cols": ["y"],
+        }
+        return parts_of(KerasEstimator(**{**values, **changed})._value)[0].identity
+
+    assert any("from_logits=True" in line for line in identity()["loss"])
+    assert identity()["loss"] != identity(loss=keras.losses.BinaryCrossentropy())["loss"]
+    huber = [identity(loss=keras.losses.Huber(delta))["loss"] for delta in (0.5, 1.0)]
+    assert huber[0] != huber[1], "a setting that is not in the configuration"
+    assert identity()["optimizer"] == identity(optimizer=keras.optimizers.SGD(name="other"))["optimizer"]
+    assert identity()["optimizer"] != identity(learning_rate=0.5)["optimizer"]
+
+
+def test_a_loss_decides_what_an_output_means() -> None:
+    assert output_kind_of("binary_crossentropy") == "probability"
+    assert output_kind_of(keras.losses.BinaryCrossentropy(from_logits=True)) == "logit"
+    assert output_kind_of(keras.losses.SparseCategoricalCrossentropy()) == "probabilities"
+    assert output_kind_of(keras.losses.categorical_crossentropy) == "probabilities"
+    assert output_kind_of("mse") is None

@@ -1,0 +1,69 @@
+"""What the estimator counts of a training by Lightning: losses of batches, logged values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
+
+
+import spark_estimator.torch as hvd
+from spark_estimator import DataError
+from spark_estimator.estimators.lightning.callbacks import EpochSums, logged
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def sums_of(metrics: int = 0, **changed: Any) -> EpochSums:
+    def nothing(*args: Any) -> None: ...
+
+    return EpochSums(None, None, metrics, nothing, nothing, nothing, **changed)
+
+
+def test_losses_are_means_over_rows() -> None:
+    sums = sums_of()
+    for rows, loss in ((3, 1.0), (1, 5.0)):
+        sums.batch_starts("train", {"x": torch.zeros(rows, 2)}, 0)
+        sums.step_ended("train", {"loss": torch.tensor(loss)})
+    assert sums.averages("train") == [2.0] and sums.averages("validation") == []
+    assert sums.seen == {"train"}
+
+
+def test_metrics_follow_the_loss() -> None:
+    sums = sums_of(metrics=2)
+    sums.batch_starts("train", torch.zeros(4), 0)
+    sums.step_ended("train", {"loss": torch.tensor(1.0), "all_metrics": [[2.0], [3.0]]})
+    assert sums.averages("train") == [1.0, 2.0, 3.0]
+
+
+def test_steps_without_a_loss_do_not_count() -> None:
+    sums = sums_of(multiplied=3)
+    sums.batch_starts("train", ["no tensor"], 0)
+    assert (sums.counted, sums.factor) == (1, 3.0)
+    for output in (None, {"other": 1}, torch.zeros(2)):
+        sums.step_ended("train", output)
+    assert sums.averages("train") == []
+
+
+def test_a_loss_that_is_lost_ends_the_training_if_that_is_wanted() -> None:
+    for stop in (False, True):
+        sums = sums_of(stop_on_nan=stop)
+        sums.batch_starts("train", torch.zeros(1), 0)
+        if stop:
+            with pytest.raises(DataError, match=r"the loss of a batch on rank 0 was nan \(terminate_on_nan=True\)"):
+                sums.step_ended("train", torch.tensor(float("nan")))
+        else:
+            sums.step_ended("train", torch.tensor(float("nan")))
+
+
+def test_values_of_single_steps_are_not_logged() -> None:
+    assert logged({"loss": torch.tensor(2.0), "loss_step": torch.tensor(3.0)}) == {"loss": 2.0}

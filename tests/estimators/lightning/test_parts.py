@@ -1,0 +1,68 @@
+"""The parameters of the estimator of Lightning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
+
+import lightning.pytorch as pl
+
+from spark_estimator.estimators.lightning.parts import LightningParts, flavour_of, parts_of
+from spark_estimator.lightning import TorchEstimator
+
+
+class Module(pl.LightningModule):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.net(x)
+
+    def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return (self(batch["x"]).reshape(-1) - batch["y"]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def made(**parameters: Any) -> LightningParts:
+    return parts_of(TorchEstimator(**{"model": Module(), "label_cols": ["y"], **parameters})._value)[0]
+
+
+def test_a_module_tells_its_package() -> None:
+    assert flavour_of(Module()) == "lightning.pytorch" == made().flavour
+    assert flavour_of(nn.Linear(1, 1)) is None and made().plain is None
+
+
+def test_callbacks_of_both_kinds_are_called() -> None:
+    first, second = pl.Callback(), pl.Callback()
+    parts = made(callbacks=[first], trainer_args={"callbacks": second, "max_epochs": 3})
+    assert parts.callbacks == [first, second] and parts.trainer_args == {"max_epochs": 3}
+
+
+def test_a_plain_module_needs_optimizer_and_loss() -> None:
+    net = nn.Linear(3, 1)
+    parts = made(model=net, optimizer=torch.optim.SGD(net.parameters(), 0.1), loss=nn.MSELoss())
+    assert parts.plain is not None and parts.plain.labels == ["y"]
+    with pytest.raises(TypeError, match=r"optimizer must be a torch\.optim optimizer"):
+        made(model=net)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error", "words"),
+    [
+        ({"trainer_args": {"num_nodes": 2}}, ValueError, "is not taken: Spark places the ranks; num_proc is their num"),
+        ({"trainer_args": {"callbacks": [3]}}, TypeError, r"trainer_args\['callbacks'\] are Callbacks of lightning"),
+        ({"trainer_args": {"accelerator": "tpu"}}, ValueError, "is 'cpu', 'gpu' or 'auto'; it was 'tpu'"),
+        ({"checkpoint_every_steps": 3}, ValueError, "with Lightning there is a checkpoint after each epoch"),
+    ],
+)
+def test_parameters_that_do_not_fit(parameters: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        made(**parameters)

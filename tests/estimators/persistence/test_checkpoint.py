@@ -1,0 +1,134 @@
+"""Checkpoints in a store: damaged files, stores that cannot be written to, the best epoch, log lines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from spark_estimator import DataError
+from spark_estimator.estimators.persistence.checkpoint import (
+    Checkpoint,
+    Cursor,
+    TrainingProgress,
+    line_of,
+    line_of_return,
+)
+from spark_estimator.store import Store
+
+
+def test_a_store_that_is_away(tmp_path: Path) -> None:
+    """Where its folder should be stands a file."""
+    from spark_estimator.estimators.persistence.checkpoint import Saver
+    from spark_estimator.estimators.torch.checkpoint import TorchForm
+
+    class Spec:
+        store = Store.create(str(tmp_path))
+        checkpoint_path = store.get_checkpoint_path("run")
+
+    def away(yes: bool) -> None:
+        runs = tmp_path / "runs"
+        if runs.is_dir():
+            runs.rename(tmp_path / "before")
+        runs.unlink(missing_ok=True)
+        if yes:
+            runs.write_text("no folder")
+        elif (tmp_path / "before").exists():
+            (tmp_path / "before").rename(runs)
+
+    def save(saver: Saver, epochs: int) -> None:
+        saver.save(Checkpoint({}, 1, {}, [{"epoch": n} for n in range(epochs)], None))
+
+    words = r"runs/run/checkpoint of \d+ bytes cannot be written on rank 0 \(host .*\): .*Error: .*must be writable"
+    away(True)
+    with pytest.raises(DataError, match=words):
+        save(Saver(Spec(), TorchForm()), 1)  # type: ignore[arg-type]
+    away(False)
+    saver = Saver(Spec(), TorchForm())  # type: ignore[arg-type]
+    save(saver, 1)
+    away(True)
+    save(saver, 2)
+    save(saver, 3)
+    away(False)
+    assert torch.load(Spec.checkpoint_path or "")["epoch"] == 0, "the one before stays"
+    save(saver, 4)
+    away(True)
+    save(saver, 5)
+    save(saver, 6)
+    with pytest.raises(DataError, match=words):
+        save(saver, 7)
+    away(False)
+    assert torch.load(Spec.checkpoint_path or "")["epoch"] == 3
+
+
+def test_a_checkpoint_that_is_damaged_is_not_gone_on_from(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """A bit that has turned anywhere in it, an end that is lost, nothing at all, and another program's file."""
+    import spark_estimator.torch as hvd
+    from spark_estimator.estimators.persistence.checkpoint import Saver, load
+    from spark_estimator.estimators.torch.checkpoint import TorchForm
+
+    class Spec:
+        store = Store.create(str(tmp_path))
+        run_id = "run"
+        checkpoint_path = store.get_checkpoint_path("run")
+
+    hvd.init()
+    request.addfinalizer(hvd.shutdown)
+    net = nn.Linear(4, 1)
+    Saver(Spec(), TorchForm()).save(Checkpoint({}, 1, {"model": net.state_dict()}, [], None))  # type: ignore[arg-type]
+    file = tmp_path / "runs" / "run" / "checkpoint"
+    whole = file.read_bytes()
+    kept = load(Spec(), {}, TorchForm())  # type: ignore[arg-type]
+    assert kept is not None and torch.equal(kept.state["model"]["weight"], net.weight)
+
+    def turned(place: int) -> bytes:
+        return whole[:place] + bytes([whole[place] ^ 0x40]) + whole[place + 1 :]
+
+    for content, words in (
+        (turned(whole.find(net.weight.detach().numpy().tobytes()) + 3), "it is damaged, as its"),
+        (turned(0), "it is damaged, as its"),
+        (turned(len(whole) - 5), "it is damaged, as its|the last are not its SHA-256"),
+        (whole[:-1], "the last are not its SHA-256, so its end is lost"),
+        (whole[: len(whole) // 2], "the last are not its SHA-256"),
+        (b"", "of its 0 bytes the last are not its SHA-256"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(DataError, match=f"runs/run/checkpoint is not a checkpoint that this .*({words})"):
+            load(Spec(), {}, TorchForm())  # type: ignore[arg-type]
+
+
+def entry(epoch: int, loss: float, **more: Any) -> dict[str, Any]:
+    return {"epoch": epoch, "train": {"loss": loss, "all_metrics": []}, **more}
+
+
+def test_the_best_epoch_is_kept_and_patience_ends_a_training() -> None:
+    progress = TrainingProgress(patience=2, restore_best=True)
+    assert not progress.is_over
+    for epoch, loss in enumerate((3.0, 1.0, math.nan)):
+        progress.add(entry(epoch, loss), lambda epoch=epoch: epoch)  # type: ignore[misc]
+        assert not progress.is_over
+    progress.add(entry(3, 1.0), lambda: 3)
+    assert progress.is_over and progress.best == 1, "an equal loss is no better one"
+
+
+def test_the_loss_of_validation_is_watched_if_there_is_one() -> None:
+    assert TrainingProgress.watched(entry(0, 1.0)) == 1.0
+    assert TrainingProgress.watched(entry(0, 1.0, validation={"loss": 2.0})) == 2.0
+
+
+def test_lines_of_the_log() -> None:
+    results = {"loss": 0.12345, "all_metrics": [[0.5], [2.0]], "metrics": {"accuracy": 0.5, "mae": 2.0}}
+    assert line_of({"epoch": 1, "train": results, "validation": {"loss": 2.0, "all_metrics": [[], []]}}, 3) == (
+        "epoch 2/3, train loss 0.1235, train accuracy 0.5, train mae 2, validation loss 2"
+    )
+    kept = Checkpoint({}, 1, {}, [entry(0, 1.0)], None)
+    assert line_of_return("r", kept, 1, again=False).startswith("run 'r' has already finished 1 epochs")
+    assert line_of_return("r", kept, 2, again=False) == "run 'r' resumes from its checkpoint after epoch 1"
+    within = replace(kept, cursor=Cursor(4, 64, [7]))
+    assert line_of_return("r", within, 2, again=False).endswith("after epoch 1 and 4 steps (64 rows) of the next")
+    assert "restarts: its rows are distributed differently" in line_of_return("r", within, 2, again=True)

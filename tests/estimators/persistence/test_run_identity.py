@@ -1,0 +1,36 @@
+"""What tells one training from another."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+from spark_estimator.estimators.persistence.run_identity import differences, name_of, of_rows_and_parameters
+from tests.estimators.specs import spec_of
+
+
+def test_parameters_that_a_run_may_be_resumed_with_are_not_in_it() -> None:
+    spec = spec_of()
+    identity = of_rows_and_parameters(spec, [1, 2])
+    assert identity == of_rows_and_parameters(replace(spec, epochs=99, patience=3, seed=8, verbose=2), [1, 2])
+    for other in ({"batch_size": 9}, {"shuffle": False}, {"held_share": 0.5}, {"train_steps": 4}):
+        assert identity != of_rows_and_parameters(replace(spec, **other), [1, 2]), other
+    assert identity != of_rows_and_parameters(spec, [1, 3])
+
+
+def test_each_difference_has_a_line_with_both_values() -> None:
+    theirs = {"loss": ["mse", "same"], "model": ["a", "b"], "steps": ["x"]}
+    ours = {"loss": ["mae", "same"], "model": ["a"], "steps": ["x"], "rows": ["r"]}
+    assert sorted(differences(theirs, ours)) == [
+        "loss: mse there, mae here",
+        "model: b there, nothing here",
+        "rows: nothing there, r here",
+    ]
+    assert differences(ours, ours) == []
+
+
+def test_names_are_without_modules() -> None:
+    assert name_of(None) == "none"
+    assert name_of(name_of) == "name_of"
+    assert name_of(spec_of()) == "TrainSpec"
+    assert name_of(functools.partial(name_of)) == "partial"

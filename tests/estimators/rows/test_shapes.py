@@ -1,0 +1,99 @@
+"""Types and shapes of tensors, found by trying them on the first rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow
+import pytest
+
+from spark_estimator import DataError
+from spark_estimator.data.columns import Readable
+from spark_estimator.data.preparation import Preparation
+from spark_estimator.estimators.rows.sampling import Columns, RowSample
+from spark_estimator.estimators.rows.shapes import Fields, class_error, fitting_fields, not_finite, shown
+
+
+class Model:
+    """Takes inputs and labels of some types only."""
+
+    floating = "float32"
+    takes = "the model"
+
+    def __init__(self, inputs: int, wants: list[str]) -> None:
+        self.inputs = inputs
+        self.wants = wants
+        self.tried: list[list[str]] = []
+
+    def positional(self) -> tuple[int, float]:
+        return self.inputs, self.inputs
+
+    def run(self, rows: pyarrow.RecordBatch, fields: Fields) -> tuple[int, ...]:
+        dtypes = [field.dtype for field in fields.all]
+        self.tried.append(dtypes)
+        if dtypes != self.wants:
+            raise RuntimeError(f"not {dtypes}.")
+        return (1,)
+
+
+def sample_of(features: dict[str, list[Any]], label: list[Any]) -> RowSample:
+    def column(name: str, values: list[Any]) -> Readable:
+        kind = "int64" if isinstance(values[0], int) else "float32"
+        return Readable(name, False, kind, None, kind)
+
+    columns = Columns(
+        tuple(column(name, values) for name, values in features.items()),
+        (column("y", label),),
+        None,
+        None,
+        (),
+        Preparation(()),
+    )
+    values = [*features.values(), label]
+    rows = pyarrow.RecordBatch.from_arrays(
+        list(map(pyarrow.array, values)), names=[f"c{n}" for n in range(len(values))]
+    )
+    return RowSample(columns, rows, (1,) * len(values), (None,) * len(values))
+
+
+def test_types_are_tried_until_they_fit() -> None:
+    model = Model(1, ["float32", "int64"])
+    fields = fitting_fields(sample_of({"a": [1, 2]}, [0.0, 1.0]), model, None)
+    assert model.tried[0] == ["int64", "float32"], "the columns' own types are tried first"
+    assert ([field.dtype for field in fields.all], fields.outputs) == (["float32", "int64"], (1,))
+
+
+def test_a_label_with_fractions_is_no_class() -> None:
+    model = Model(1, ["float32", "int64"])
+    with pytest.raises(DataError, match=r"failed on the driver with RuntimeError: not \['float32', 'float32'\]\. The "):
+        fitting_fields(sample_of({"a": [1.0, 2.0]}, [0.0, 0.5]), model, None)
+    assert model.tried == [["float32", "float32"]]
+
+
+def test_columns_are_inputs_or_stand_side_by_side() -> None:
+    two = sample_of({"a": [1.0, 2.0], "b": [3.0, 4.0]}, [0.5, 1.5])
+    apart = fitting_fields(two, Model(2, ["float32"] * 3), None)
+    assert [field.names for field in apart.inputs] == [("a",), ("b",)]
+    together = fitting_fields(two, Model(1, ["float32"] * 2), None)
+    assert [(field.names, field.shape) for field in together.inputs] == [(("a", "b"), (2,))]
+    shaped = fitting_fields(two, Model(1, ["float32"] * 2), [[-1, 2, 1]])
+    assert shaped.inputs[0].shape == (2, 1)
+    for model, shapes, words in (
+        (Model(3, []), None, r"takes 3 inputs, but there are 2 feature columns \('a', 'b'\)"),
+        (Model(1, []), [[-1, 3]], r"input_shapes has \[-1, 3\] for 'a', 'b', which has 2 values per row, not 3"),
+        (Model(1, []), [[-1]] * 3, "input_shapes has 3 shapes for 2 feature columns"),
+    ):
+        with pytest.raises(DataError, match=words):
+            fitting_fields(two, model, shapes)
+
+
+def test_values_that_are_not_finite_are_named() -> None:
+    sample = sample_of({"a": [1.0, 2.0], "b": [3.0, float("inf")]}, [0.5, 1.5])
+    fields = fitting_fields(sample, Model(1, ["float32"] * 2), None)
+    assert not_finite(sample.rows, fields) == "column 'b' contains inf"
+    assert not_finite(sample.rows.slice(0, 1), fields) == ""
+    assert shown(fields).startswith("The model's inputs were a, b: float32[-1, 2]; the loss's labels y: float32[-1].")
+
+
+def test_the_error_of_a_class_has_the_number_of_classes() -> None:
+    assert "column 'y' contains class 7, but the model's output has 3 classes" in str(class_error("y", 7, 3))

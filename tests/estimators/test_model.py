@@ -1,0 +1,58 @@
+"""What the models of all frameworks share: `transform` on DataFrames, the names of columns, pipelines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import pytest
+import torch
+
+from tests.estimators.conftest import linear
+from tests.estimators.torch_models import OUTPUTS, classifier_of, model_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def test_transform_predicts_every_row_in_its_place(line: DataFrame) -> None:
+    model = model_of(linear(), batch_size=16)
+    predicted = model.transform(line).select("features", "y__output").collect()
+    got = numpy.array([row.y__output for row in predicted])
+    with torch.no_grad():
+        right = linear()(torch.tensor([row.features for row in predicted])).numpy().reshape(-1)
+    assert numpy.allclose(got, right, atol=1e-6)
+    assert len(predicted) == 203
+
+
+def test_other_names(line: DataFrame) -> None:
+    renamed = line.withColumnRenamed("features", "inputs")
+    model = model_of(linear()).setFeatureColumns(["inputs"]).setOutputCols(["guess"])
+    assert [*renamed.columns, "guess"] == model.transform(renamed).columns
+    assert model.getOutputCols() == ["guess"]
+
+
+def test_an_output_column_that_is_there_already(line: DataFrame) -> None:
+    with pytest.raises(ValueError, match="has a column 'y' already: choose others with setOutputCols"):
+        model_of(linear()).setOutputCols(["y"]).transform(line)
+
+
+def test_in_a_pipeline_that_is_saved(line: DataFrame, spark: SparkSession, tmp_path: Path, estimator: Any) -> None:
+    from pyspark.ml import Pipeline, PipelineModel
+    from pyspark.ml.feature import VectorAssembler
+
+    assembler = VectorAssembler(inputCols=["x0", "x1", "x2"], outputCol="assembled")
+    fitted = Pipeline(stages=[assembler, estimator(feature_cols=["assembled"], epochs=1)]).fit(line)
+    path = str(tmp_path / "pipeline")
+    fitted.write().overwrite().save(path)
+    before = [row.y__output for row in fitted.transform(line).orderBy("x0").collect()]
+    after = [row.y__output for row in PipelineModel.load(path).transform(line).orderBy("x0").collect()]
+    assert before == after
+
+
+def test_the_model_is_called_once(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = spark.createDataFrame([(OUTPUTS[0], 1.0)], "x array<float>, label double")
+    names = {"prediction_col": "p", "raw_prediction_col": "raw", "probability_col": "prob"}
+    classifier_of("double", 3, "logits", **names).transform(frame).explain()
+    assert capsys.readouterr().out.count("ArrowEvalPython") == 1

@@ -1,0 +1,51 @@
+"""The user's callbacks of a PyTorch training, on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import spark_estimator.torch as hvd
+from spark_estimator.estimators.torch.callbacks import Callback, TorchCallbacks
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+class Ends(Callback):
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.epochs: list[int] = []
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> Any:
+        self.epochs.append(epoch)
+        return self.answer
+
+
+def test_methods_that_are_missing_are_left_out() -> None:
+    class Begins:
+        def on_train_begin(self, *args: Any) -> int:
+            return len(args)
+
+    callbacks = TorchCallbacks([Begins(), object(), Callback()])
+    assert callbacks.call("on_train_begin", 1, 2) == [2, None, None]
+    assert callbacks.call("on_train_end") == [None, None, None]
+
+
+def test_without_callbacks_nothing_is_exchanged() -> None:
+    assert not hvd.is_initialized()
+    assert TorchCallbacks([]).ends_after(0, {}) is False
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(("answers", "ends"), [([None, True], True), ([None, False], False), ([1, "yes"], False)])
+def test_only_true_ends_the_training(answers: list[Any], ends: bool) -> None:
+    callbacks = [Ends(answer) for answer in answers]
+    assert TorchCallbacks(callbacks).ends_after(3, {"epoch": 3}) is ends
+    assert [callback.epochs for callback in callbacks] == [[3], [3]], "each is called, also behind one that ends it"

@@ -1,0 +1,81 @@
+"""A step of a PyTorch model on the first rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pyarrow
+import pytest
+import torch
+from torch import nn
+
+from spark_estimator import DataError
+from spark_estimator.estimators.rows.shapes import Fields
+from spark_estimator.estimators.torch.check import TorchTrial, floating_type, inputs_taken
+from spark_estimator.estimators.torch.losses import TorchParts
+from tests.estimators.specs import X, Y
+
+FIELDS = Fields((X,), (Y,), None)
+
+
+def rows(count: int = 4) -> pyarrow.RecordBatch:
+    values = [[[float(n)] * 3 for n in range(count)], [float(n) for n in range(count)]]
+    arrays = [pyarrow.array(column).cast(kind) for column, kind in zip(values, KINDS, strict=True)]
+    return pyarrow.RecordBatch.from_arrays(arrays, names=["c0", "c1"])
+
+
+KINDS = (pyarrow.list_(pyarrow.float32()), pyarrow.float32())
+
+
+def run(net: nn.Module, loss: Any = None, metrics: Any = (), count: int = 4) -> tuple[int, ...]:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    return TorchTrial(TorchParts(net, optimizer, [loss or nn.MSELoss()], [1.0], [list(metrics)])).run(
+        rows(count), FIELDS
+    )
+
+
+class Takes(nn.Module):
+    def forward(self, first: Any, second: Any, third: Any = None) -> Any: ...
+
+
+class TakesAll(nn.Module):
+    def forward(self, first: Any, *others: Any) -> Any: ...
+
+
+def test_inputs_are_the_positional_arguments() -> None:
+    assert inputs_taken(nn.Linear(1, 1)) == (1, 1)
+    assert inputs_taken(Takes()) == (2, 3)
+    assert inputs_taken(TakesAll()) == (1, math.inf)
+    assert inputs_taken(torch.compile(Takes(), backend="eager")) == (2, 3)  # type: ignore[arg-type]
+
+
+def test_a_double_makes_inputs_doubles() -> None:
+    assert floating_type(nn.Linear(1, 1)) == "float32"
+    assert floating_type(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1).double())) == "float64"
+
+
+def test_a_step_of_a_copy_leaves_model_and_random_numbers_as_they_are() -> None:
+    net = nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1), nn.Dropout(0.5))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    state = torch.get_rng_state()
+    assert run(net) == (1,)
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state) and net[0].weight.grad is None
+    assert run(net, count=1) == (1,), "a single row goes through the batch normalization of an evaluation"
+
+
+@pytest.mark.parametrize(
+    ("net", "loss", "metrics", "words"),
+    [
+        (nn.Linear(3, 1), nn.L1Loss(reduction="none"), [], r"the loss has the shape \[4, 1\]; it has to be one number"),
+        (nn.Linear(3, 1).bfloat16(), None, [], "weight is of bfloat16, and rows come as float32: leave the model in"),
+        (nn.Linear(3, 1), nn.CrossEntropyLoss(), [], "output for 'y' has one, so that the loss would always be 0"),
+        (nn.Linear(3, 1), None, [lambda output, label: "no number"], "returned 'no number', and not one number"),
+        (nn.Flatten(0), lambda output, label: output.mean() + 0 * label.sum(), [], r"returned \[12\] for a batch of 4"),
+        (nn.Linear(3, 1), lambda output, label: output.mean() / 0, [], "the model computes it so from finite numbers"),
+    ],
+)
+def test_what_would_fail_on_the_ranks_fails_here(net: nn.Module, loss: Any, metrics: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        run(net, loss, metrics)

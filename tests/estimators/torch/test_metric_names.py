@@ -1,0 +1,82 @@
+"""The names of PyTorch metrics: where they come from, and that none occurs twice."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from spark_estimator.estimators.torch.metric_names import by_name, grouped, names_of
+
+
+def accuracy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    return (output.argmax(1) == label).float().mean()
+
+
+class BinaryAccuracy(nn.Module):
+    """Like a metric of torchmetrics: a module that is called."""
+
+    def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return ((output > 0.5) == (label > 0.5)).float().mean()
+
+
+class NamedMetric(BinaryAccuracy):
+    name = "share right"
+
+
+def test_a_metric_is_called_by_its_name_its_class_or_its_position() -> None:
+    metrics: list[Any] = [
+        lambda output, label: output.mean(),
+        accuracy,
+        BinaryAccuracy(),
+        NamedMetric(),
+        functools.partial(accuracy),
+        nn.functional.l1_loss,
+        functools.partial(lambda output, label: output),
+    ]
+    assert names_of([metrics]) == [
+        ["metric_1", "accuracy", "BinaryAccuracy", "share right", "accuracy_2", "l1_loss", "metric_7"]
+    ]
+
+
+def test_torchmetrics() -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    assert names_of([[torchmetrics.Accuracy(task="binary"), torchmetrics.MeanSquaredError()]]) == [
+        ["BinaryAccuracy", "MeanSquaredError"]
+    ]
+
+
+def test_no_name_occurs_twice_or_is_a_column_of_the_history() -> None:
+    def loss(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return output.mean()
+
+    def accuracy_2(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return output.mean()
+
+    assert names_of([[loss, accuracy, accuracy_2, accuracy]]) == [["loss_2", "accuracy", "accuracy_2", "accuracy_3"]]
+
+
+def test_groups_of_labels() -> None:
+    assert grouped([accuracy], ["y"]) == ([[accuracy]], [["accuracy"]])
+    assert grouped([], ["y", "z"]) == ([[], []], [[], []])
+    assert grouped([accuracy], ["y", "z"]) == ([[accuracy]] * 2, [["y_accuracy"], ["z_accuracy"]])
+    assert grouped([[accuracy], []], ["y", "z"]) == ([[accuracy], []], [["y_accuracy"], []])
+    assert grouped([{"right": accuracy}], ["y"]) == ([[accuracy]], [["right"]])
+    assert grouped([{"right": accuracy}], ["y", "z"]) == ([[accuracy]] * 2, [["y_right"], ["z_right"]])
+    assert grouped([{"right": accuracy}, [accuracy]], ["y", "z"])[1] == [["y_right"], ["z_accuracy"]]
+    with pytest.raises(ValueError, match="3 lists or dicts for 2 label columns"):
+        grouped([[accuracy], [], []], ["y", "z"])
+    with pytest.raises(TypeError, match="their names; got 1"):
+        grouped([{1: accuracy}], ["y"])
+
+
+def test_values_by_name() -> None:
+    assert by_name([["y_accuracy"], ["z_accuracy", "mae"]], [[0.5], [0.25, 2.0]]) == {
+        "y_accuracy": 0.5,
+        "z_accuracy": 0.25,
+        "mae": 2.0,
+    }
+    assert by_name([[]], [[]]) == {}

@@ -1,0 +1,23 @@
+"""The tables of parameters of `TorchEstimator` and `TorchModel`."""
+
+from __future__ import annotations
+
+from spark_estimator.estimators import checks
+from spark_estimator.estimators.params import Row
+from spark_estimator.estimators.torch.params import ESTIMATOR, MODEL, TYPES, typed
+
+
+def test_rows_get_a_framework_s_types() -> None:
+    rows = [Row("a", None, checks.text, "doc", "str"), Row("b", None, checks.text, "doc", "str")]
+    first, second = typed(rows, {"a": ("int", "float")})
+    assert (first.type, first.returns, first.name, first.doc) == ("int", "float", "a", "doc")
+    assert second is rows[1]
+
+
+def test_each_parameter_is_there_once_and_has_a_valid_default() -> None:
+    for table in (ESTIMATOR, MODEL):
+        names = [row.name for row in table]
+        assert len(names) == len(set(names))
+        for row in table:
+            row.check(row.name, row.default)  # raises if it is not valid
+    assert TYPES.keys() <= {row.name for row in ESTIMATOR}

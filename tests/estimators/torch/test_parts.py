@@ -1,0 +1,59 @@
+"""The parameters of `TorchEstimator` that are PyTorch's: what is missing or does not fit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spark_estimator import TorchEstimator
+from spark_estimator.estimators.torch.parts import check_numbers
+from spark_estimator.spark import SparkBackend
+from spark_estimator.store import Store
+
+NET = torch.nn.Linear(2, 1)
+
+
+def test_a_complex_buffer_that_does_not_travel_is_none_of_our_business() -> None:
+    model = torch.nn.Linear(2, 1)
+    model.register_buffer("turns", torch.ones(2, dtype=torch.complex64), persistent=False)
+    check_numbers(model)
+    model.register_buffer("kept", torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(ValueError, match=r"the model's kept has type torch\.complex64"):
+        check_numbers(model)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "words"),
+    [
+        ({"model": None}, TypeError, "model must be a torch.nn.Module; got None"),
+        ({"optimizer": torch.optim.SGD}, TypeError, "optimizer must be a torch.optim optimizer of the model's"),
+        ({"optimizer": torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1)}, ValueError, "not the model's"),
+        ({"label_cols": None}, ValueError, "label_cols is required"),
+        ({"label_cols": ["a", "b"]}, ValueError, "got 1 losses for 2 label columns"),
+        ({"loss": None}, ValueError, "loss is required"),
+        ({"loss": torch.nn.MSELoss}, TypeError, r"loss contains the class MSELoss; pass an instance: MSELoss\(\)"),
+        ({"metrics": ["accuracy"]}, TypeError, "metrics must contain functions of .*; got 'accuracy'"),
+        ({"loss_weights": [1, 2]}, ValueError, "got 2 loss_weights for 1 losses"),
+        (
+            {"model": torch.nn.LazyLinear(1)},
+            ValueError,
+            "model's weight is uninitialized.*Call the model",
+        ),
+        ({"model": torch.nn.Linear(2, 1, dtype=torch.complex64)}, ValueError, "weight has type torch.complex64"),
+        ({"store": Store.create("/tmp"), "run_id": "../other"}, ValueError, "run_id names a folder; it was '../other'"),
+        ({"metrics": [[], []]}, ValueError, "metrics has 2 lists or dicts for 1 label columns"),
+        ({"backend": SparkBackend(), "num_proc": 2}, ValueError, "num_proc and backend can't be combined"),
+    ],
+)
+def test_what_is_missing_is_said_before_anything_starts(
+    changed: dict[str, object], error: type[Exception], words: str
+) -> None:
+    parameters = {
+        "model": NET,
+        "optimizer": torch.optim.SGD(NET.parameters(), 0.1),
+        "loss": torch.nn.MSELoss(),
+        "label_cols": ["y"],
+        **changed,
+    }
+    with pytest.raises(error, match=words):
+        TorchEstimator(**parameters)._fit(None)  # type: ignore[arg-type]  # it is not looked at

@@ -1,0 +1,88 @@
+"""The parts of a PyTorch training on a rank: learning rates, sums, tensors, and a whole training of one rank."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from torch import nn
+
+import spark_estimator.torch as hvd
+from spark_estimator.data.fields import Field
+from spark_estimator.data.parquet import FileRows, files_at
+from spark_estimator.data.preparation import Preparation
+from spark_estimator.errors import DataError
+from spark_estimator.estimators.torch.losses import TorchParts
+from spark_estimator.estimators.torch.training import joint_rate, tensor_of, total, train
+from tests.estimators.specs import spec_of
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def test_the_rate_of_all_ranks_is_for_the_step_alone() -> None:
+    net = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD([{"params": [net.weight], "lr": 0.1}, {"params": [net.bias], "lr": 0.3}])
+    with pytest.raises(ZeroDivisionError), joint_rate(optimizer, 4):
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.4, 1.2])
+        raise ZeroDivisionError
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.3]
+
+
+def test_tensors_share_memory_unless_the_spool_has_a_smaller_type() -> None:
+    matrix = numpy.ones((2, 6), numpy.float32)
+    tensor = tensor_of(matrix, Field(("x",), ("c0",), (6,), "float32", (2, 3)))
+    matrix[0, 0] = 7
+    assert tensor.shape == (2, 2, 3) and tensor[0, 0, 0] == 7
+    pixels = tensor_of(matrix.astype(numpy.uint8), Field(("x",), ("c0",), (6,), "float32", (6,), (), "uint8"))
+    assert pixels.dtype == torch.float32 and pixels[0, 0] == 7
+
+
+@pytest.mark.usefixtures("alone")
+def test_sums_are_over_all_ranks() -> None:
+    assert total([0.5, 2.0]) == [0.5, 2.0]
+
+
+def parts(**changed: object) -> TorchParts:
+    torch.manual_seed(0)
+    net = nn.Linear(3, 1)
+    values = {"losses": [nn.MSELoss()], "loss_weights": [1.0], "metrics": [[nn.L1Loss()]], **changed}
+    return TorchParts(net, torch.optim.SGD(net.parameters(), lr=0.01), **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("alone")
+def test_one_rank_trains_as_a_loop_of_torch_does(tmp_path: Path) -> None:
+    features = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
+    table = pyarrow.table({"x": features.tolist(), "y": features.sum(1).tolist()})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    source = FileRows(files_at(str(tmp_path / "rows.parquet")), Preparation(("x", "y")))
+    result = train(spec_of(source=source, shuffle=False, batch_size=10, framework=parts()))
+    plain = parts()
+    losses = []
+    for _ in range(2):
+        epoch = 0.0
+        for x in features.split(10):
+            loss = nn.functional.mse_loss(plain.model(x).reshape(-1), x.sum(1))
+            plain.optimizer.zero_grad()
+            loss.backward()
+            plain.optimizer.step()
+            epoch += loss.item() * len(x)
+        losses.append(epoch / 20)
+    assert result is not None and result.rows == (20, 0)
+    assert [entry["train"]["loss"] for entry in result.history] == pytest.approx(losses, rel=1e-5)
+    state = torch.load(io.BytesIO(result.state), weights_only=True)
+    assert torch.allclose(state["weight"], plain.model.weight, atol=1e-6)  # type: ignore[arg-type]
+
+    endless = parts(losses=[lambda output, label: output.mean() / 0])
+    with pytest.raises(DataError, match="the loss of epoch 1 was"):
+        train(spec_of(source=source, framework=endless))

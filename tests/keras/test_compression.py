@@ -1,0 +1,24 @@
+"""The compressors of the Keras binding, on each backend."""
+
+from __future__ import annotations
+
+from tests.keras.conftest import RankPool
+
+
+def test_the_family(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        import keras
+
+        from spark_estimator.keras import compression
+        from tests.compression_family import check_family
+
+        check_family(
+            compression,
+            keras.ops.convert_to_tensor([1.0, -0.5]),
+            keras.ops.convert_to_tensor([1, 2], dtype="int32"),
+            lambda tensor: keras.backend.standardize_dtype(tensor.dtype),
+            keras.ops.convert_to_numpy,
+        )
+        assert compression.checked_compression(None) is compression.Compression.none  # by the environment
+
+    two_ranks.run(check)

@@ -1,0 +1,68 @@
+"""The way into a session: calls that cannot run are refused before Spark is asked, and interruptions are named."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from spark_estimator.errors import NotEnoughSlotsError
+from spark_estimator.launch.job.options import JobOptions
+from spark_estimator.launch.spark.entry import (
+    interruption_in_words,
+    run_in_session,
+    session_and_size,
+    session_for_elastic,
+)
+
+
+def test_a_call_that_cannot_be_made_is_refused_first() -> None:
+    with pytest.raises(TypeError):
+        run_in_session("no function", 10_000, JobOptions(), caller="a test")  # type: ignore[arg-type]
+
+
+def test_an_interruption_names_the_call(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(KeyboardInterrupt, match=r"^run\(\) was interrupted while no rank was running$"):
+        with interruption_in_words("run()"):
+            raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt, match=r"^all ranks were stopped$"), interruption_in_words("run()"):
+        raise KeyboardInterrupt("all ranks were stopped")
+
+
+def test_py4j_s_stacks_of_an_interruption_are_not_logged() -> None:
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    root = logging.getLogger()
+    root.addHandler(handler)
+    filters = list(root.filters)
+    try:
+        with interruption_in_words("run()"):
+            for error in (KeyboardInterrupt(), RuntimeError("reentrant call inside"), OSError("of another kind")):
+                try:
+                    raise error
+                except BaseException:
+                    root.info("Exception while sending command.", exc_info=True)
+                    root.error("Exception while sending command.", exc_info=True)
+    finally:
+        root.removeHandler(handler)
+    assert records == ["Exception while sending command."], "only that of another kind"
+    assert root.filters == filters
+
+
+def test_the_session_and_the_number_of_ranks(spark: Any) -> None:
+    assert session_and_size(2, "a test") == (spark, 2)
+    assert session_and_size(lambda session: 1 if session is spark else 0, "a test") == (spark, 1)
+    with pytest.raises(NotEnoughSlotsError, match="num_proc"):
+        session_and_size(99, "a test")
+
+
+def test_an_elastic_job_begins_with_the_slots_that_there_are(spark: Any) -> None:
+    assert session_for_elastic(9, 2, "a test") == (spark, 2)
+    assert session_for_elastic(None, None, "a test") == (spark, 2)
+    for least in (None, 3, 9):
+        with pytest.raises(NotEnoughSlotsError):
+            session_for_elastic(9, least, "a test")

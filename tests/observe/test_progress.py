@@ -1,0 +1,79 @@
+"""A rank's progress reports."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_estimator.env import PROGRESS_FD_VARIABLE
+from spark_estimator.observe import progress
+from spark_estimator.observe.progress import Progress, ProgressReporter
+
+
+@pytest.mark.parametrize(
+    "report", [{}, [], {"at": "0", "steps": 0, "calls": 0, "waiting": 0, "waits_in": "", "training": None}]
+)
+def test_what_is_no_report_is_refused(report: Any) -> None:
+    with pytest.raises(ValueError, match="progress"):
+        Progress.from_dict(report)
+
+
+def test_a_report_survives_its_journey() -> None:
+    report = Progress(1.5, 3, 4, 0.25, "allreduce 'x'")
+    assert Progress.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+
+
+def test_long_names_are_cut() -> None:
+    assert len(Progress.from_dict(Progress(0.0, 0, 0, 0.0, "x" * 5000).to_dict()).waits_in) == 100
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[int, int]]:
+    """(to read from, to write to) a pipe that does not block, as a launcher makes it."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    yield read, write
+    for end in (read, write):
+        os.close(end)
+
+
+def test_the_pipe_is_known_again_by_its_inode(ends: tuple[int, int], tmp_path: Path) -> None:
+    write = ends[1]
+    assert progress.pipe({PROGRESS_FD_VARIABLE: progress.named(write)}) == write
+    with (tmp_path / "file").open("wb") as file:
+        for value in (f"{write}:1", "999999:1", "x:y", "", progress.named(file.fileno())):
+            assert progress.pipe({PROGRESS_FD_VARIABLE: value}) is None
+    assert progress.pipe({}) is None
+
+
+def test_reports_are_written_until_the_stop(ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "INTERVAL_SECONDS", 0.01)
+    reporter = ProgressReporter(ends[1], lambda: (7, 0.5, "allreduce 'x'"))
+    with os.fdopen(os.dup(ends[0])) as reader:
+        first, second = (Progress.from_dict(json.loads(reader.readline())) for _ in range(2))
+        progress.count_step()
+        while Progress.from_dict(json.loads(reader.readline())).steps != first.steps + 1:
+            pass
+    assert (first.calls, first.waiting, first.waits_in) == (7, 0.5, "allreduce 'x'")
+    assert second.at > first.at
+    reporter.stop()
+    reporter.stop()
+    assert not reporter._thread.is_alive()
+
+
+def test_a_full_pipe_and_an_engine_that_ended_do_not_raise(
+    ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "INTERVAL_SECONDS", 0.001)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(ends[1], b"x" * 4096)
+    looks = iter([(0, 0.0, "")] * 3)
+    reporter = ProgressReporter(ends[1], lambda: next(looks))
+    reporter._thread.join(20)
+    assert next(looks, None) is None and not reporter._thread.is_alive()

@@ -1,5 +1,0 @@
-"""The fixtures of the launchers' tests are good for these, too."""
-
-from tests.launch.conftest import functions_travel_by_value
-
-__all__ = ["functions_travel_by_value"]

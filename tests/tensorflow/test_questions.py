@@ -1,0 +1,62 @@
+"""Questions about the job that a graph asks when it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.tensorflow.rank_pool import RankPool
+
+
+@pytest.mark.parametrize("kind", ["eager", "function"])
+def test_answers(two_ranks: RankPool, kind: str) -> None:
+    def values(rank: int, kind: str) -> list[int]:
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+
+        number = hvd.add_process_set([0]).process_set_id
+
+        def asked() -> Any:
+            return (
+                hvd.rank_op(),
+                hvd.local_rank_op(),
+                hvd.size_op(),
+                hvd.local_size_op(),
+                hvd.process_set_included_op(number),
+                hvd.size_op(number),
+            )
+
+        answers = (tf.function(asked) if kind == "function" else asked)()
+        assert {answer.dtype for answer in answers} == {tf.int32}
+        return [int(answer) for answer in answers]
+
+    assert two_ranks.run(values, kind) == [[0, 0, 2, 2, 1, 1], [1, 1, 2, 2, 0, 1]]
+
+
+def test_a_graph_asks_again_in_another_job(two_ranks: RankPool) -> None:
+    def values(rank: int) -> list[Any]:
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+        from spark_estimator.tensorflow.questions import rank_of, size_of
+
+        last = hvd.add_process_set([1])
+
+        @tf.function
+        def asked() -> Any:
+            return size_of(last, tf.float64), hvd.size_op(last.process_set_id)
+
+        answers: list[Any] = [(answer.dtype.name, float(answer)) for answer in asked()]
+        if rank == 1:
+            answers.append(int(rank_of(last)))
+        hvd.shutdown()
+        hvd.init(process_sets="dynamic")
+        with pytest.raises(tf.errors.InvalidArgumentError, match="process_set_id=1 is not registered"):
+            asked()
+        hvd.add_process_set([0])
+        return [*answers, int(hvd.size_op(1))]
+
+    sizes = [("float64", 1.0), ("int32", 1.0)]
+    assert two_ranks.run(values) == [[*sizes, 1], [*sizes, 0, 1]]

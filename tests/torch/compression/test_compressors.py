@@ -1,0 +1,25 @@
+"""The compressors of the PyTorch binding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spark_estimator.torch.compression import Compression, compressors
+
+
+def test_a_compression_that_was_not_called() -> None:
+    for name in ("powersgd", "topk"):
+        with pytest.raises(ValueError, match=rf"hvd\.Compression\.{name} must be called: hvd\.Compression\.{name}\(\)"):
+            compressors.checked_compression(getattr(Compression, name))
+    once = Compression.topk()
+    assert compressors.checked_compression(once) is not once  # each optimizer has a memory of its own
+    assert compressors.checked_compressor(once, "allreduce") is once
+
+
+def test_wire_types() -> None:
+    for compression, floats in (("none", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)):
+        member = getattr(Compression, compression)
+        assert compressors.wire_dtype(member, torch.float32) is floats
+        assert compressors.wire_dtype(member, torch.int64) is torch.int64
+    assert compressors.wire_dtype(type("Mine", (compressors.FP16Compressor,), {}), torch.float32) is None

@@ -1,0 +1,38 @@
+"""Operations of a process group on their way to the engine: errors, and a group that has ended."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import spark_estimator.torch as hvd
+from spark_estimator.errors import MismatchError
+from tests.torch.in_group import in_group
+from tests.torch.rank_pool import RankPool
+
+
+def test_advice_is_for_torchs_callers(two_ranks: RankPool) -> None:
+    @in_group
+    def check(rank: int) -> None:
+        for asynchronous in (False, True):
+            with pytest.raises(MismatchError) as caught:
+                work = dist.all_reduce(torch.ones(2 + rank), async_op=asynchronous)
+                work.wait()
+            assert "in the order in which each rank calls them" in str(caught.value)
+            assert " name" not in str(caught.value).replace("noname", "")
+
+    two_ranks.run(check)
+
+
+def test_a_group_that_was_left(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        import spark_estimator.torch.process_group  # noqa: F401
+
+        dist.init_process_group("spark_estimator")
+        hvd.shutdown()
+        with pytest.raises(hvd.HorovodInternalError):
+            dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
+
+    two_ranks.run(check)
