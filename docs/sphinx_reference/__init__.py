@@ -1,0 +1,41 @@
+"""A Sphinx extension: the directive `reference` shows a part of the reference that is generated from the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+
+def escape_shapes(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Escapes the star of a shape such as ``[n, *dims]``, which is no emphasis."""
+    lines[:] = [re.sub(r"(?<=[\[ (,])\*(?=\w+[\]),])", r"\\*", line) for line in lines]
+
+
+def name_repository_files(app: Sphinx, document: str, source: list[str]) -> None:
+    """Turns links to files outside of docs/ into their paths: the site has no page for them."""
+    docs, root = Path(app.srcdir), Path(app.srcdir).parent
+
+    def name(link: re.Match[str]) -> str:
+        path = (docs / document).parent.joinpath(link["target"]).resolve()
+        if path.is_relative_to(docs) or not path.exists():
+            return link[0]
+        named = f"`{path.relative_to(root)}`"
+        return named if link["text"].strip("`") == named.strip("`") else f"{link['text']} ({named})"
+
+    source[0] = re.sub(r"\[(?P<text>[^\]\n]+)\]\((?P<target>\.\.?/[^)#\s]+)(#[^)\s]*)?\)", name, source[0])
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Registers the directives."""
+    from sphinx_reference.directives import LiteralDiagram, Reference
+
+    app.add_directive("reference", Reference)
+    app.connect("source-read", name_repository_files)
+    app.connect("autodoc-process-docstring", escape_shapes)
+    if not app.config._raw_config["draws_diagrams"]:
+        app.add_directive("graphviz", LiteralDiagram, override=True)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
