@@ -1,9 +1,18 @@
 # The verbs of this project; `make help` lists them. CI and home call the same ones.
 PYTHON ?= python3
 TESTS ?=
-JOBS ?= 1
+# 0: the site shows the source of diagrams instead of drawings.
+DIAGRAMS ?= 1
+# Two files of tests run at a time where there are two cores.
+JOBS ?= $(shell [ "$$(nproc 2>/dev/null || echo 1)" -ge 2 ] && echo 2 || echo 1)
+# What the sanitizers watch: all C++ tests, or those of some folders of native/tests.
+SANITIZERS ?= address thread
+AREAS ?=
 SECONDS ?= 60
 TIMEOUT ?= 600
+# `make cluster`: containers, processes, or auto (containers where an engine answers); ports such as master=7078,jupyter=9999.
+CLUSTER ?= auto
+CLUSTER_PORTS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,33 +27,57 @@ CLANG ?= $(firstword $(foreach name,clang++ $(addprefix clang++-,22 21 20 19 18 
 NATIVE := $(shell find native -type f -not -name '.*')
 PACKAGE := $(shell find spark_estimator -type f -not -path '*/__pycache__/*' -not -name '*.so')
 
-.PHONY: help demo test test-petastorm lint build wheel test-native test-native-sanitized fuzz coverage format clean
+.PHONY: help demo cluster cluster-demo cluster-down test test-all test-petastorm lint docs docs-links .graphviz build wheel test-native test-native-sanitized fuzz coverage format clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo                   train on two ranks over a local Spark, from nothing (sets up $(VENV) first)'
-	@echo 'make test                   all tests, native ones first; TESTS="tests/launch -k name" selects'
+	@echo 'make cluster                a Spark master, two workers, Spark Connect and Jupyter, in containers or as processes (docker/README.md)'
+	@echo 'make cluster-demo           a function on its two workers, and a fit over Spark Connect'
+	@echo 'make cluster-down           stop it'
+	@echo 'make test                   native tests, then the Python tests that are not marked slow; TESTS="tests/launch -k name" selects'
+	@echo 'make test-all               all tests'
 	@echo 'make lint                   ruff, mypy, clang-format: what CI refuses'
+	@echo 'make docs                   the documentation site in build/docs; DIAGRAMS=0 where Graphviz is not installed'
+	@echo 'make docs-links             whether the site'"'"'s links to other sites work (needs the internet)'
 	@echo 'make build                  environment, wheel, and the library beside the checked-out package'
 	@echo 'make wheel                  dist/*.whl only'
 	@echo 'make test-native            the C++ tests'
-	@echo 'make test-native-sanitized  the C++ tests under ASan+UBSan and under TSan'
+	@echo 'make test-native-sanitized  the C++ tests under ASan+UBSan and under TSan; AREAS="engine gpu" selects folders'
 	@echo 'make test-petastorm         what needs petastorm itself, in an environment of its own (Python 3.10 or 3.11)'
 	@echo 'make fuzz                   every parser of bytes from a peer against strange bytes, SECONDS=$(SECONDS) each (clang)'
 	@echo 'make coverage               which lines of the engine the C++ tests do not reach'
 	@echo 'make format                 rewrite the sources as lint wants them'
 	@echo 'make clean                  remove what was built ($(VENV) stays)'
-	@echo 'Variables: PYTHON=$(PYTHON) makes the environment; TESTS= goes to pytest; JOBS=2 runs two files of tests at a time'
+	@echo 'Variables: PYTHON=$(PYTHON) makes the environment; TESTS= goes to pytest; JOBS=1 runs one file of tests at a time'
 
 demo: $(VENV)/.demo
 	@$(BIN)/python -m spark_estimator demo
 
-# Tests that fail beside others have a second go, alone: what fails there too has failed.
+# Containers have their own packages; processes use those of $(VENV).
+cluster:
+	@variant=$$($(PYTHON) docker/cluster.py variant --variant '$(CLUSTER)') && python='$(PYTHON)' \
+	  && if [ "$$variant" = processes ]; then $(MAKE) --no-print-directory $(VENV)/.cluster && python=$(BIN)/python; fi \
+	  && $$python docker/cluster.py up --variant '$(CLUSTER)' --ports '$(CLUSTER_PORTS)'
+
+cluster-demo:
+	@$$(test -x $(BIN)/python && echo $(BIN)/python || echo '$(PYTHON)') docker/cluster.py demo
+
+cluster-down:
+	@$(PYTHON) docker/cluster.py down
+
+# A selection runs all that it names.
 test: test-native
+	$(call pytest,$(if $(TESTS),$(TESTS),-m "not slow"))
+
+test-all: test-native
+	$(call pytest,$(TESTS))
+
+# Tests that fail beside others run once more, alone: what fails there too has failed.
 ifeq ($(JOBS),1)
-	$(BIN)/python -m pytest $(TESTS)
+pytest = $(BIN)/python -m pytest $(1)
 else
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(TESTS) || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(TESTS)
+pytest = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(1) || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(1)
 endif
 
 lint: $(VENV)/.dependencies
@@ -52,6 +85,16 @@ lint: $(VENV)/.dependencies
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(filter %.h %.cc,$(NATIVE) $(PACKAGE))
+
+# Warnings are errors: a name, link or heading that leads nowhere fails the build.
+SPHINX = DIAGRAMS=$(DIAGRAMS) $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -d build/docs-cache
+
+docs: .graphviz $(VENV)/.docs
+	$(SPHINX) -b html docs build/docs
+	@echo 'The site is in build/docs: open build/docs/index.html'
+
+docs-links: $(VENV)/.docs
+	$(SPHINX) -b linkcheck docs build/docs-links
 
 format: $(VENV)/.dependencies
 	$(BIN)/ruff check --fix .
@@ -65,20 +108,22 @@ wheel: build/.wheel
 
 # Nightly: the one combination of versions in which petastorm reads. The engine comes from `make build`.
 test-petastorm: build build/petastorm/.ready
-	build/petastorm/bin/python -m pytest tests/data/petastorm/test_converter.py tests/data/test_petastorm_itself.py
+	build/petastorm/bin/python -m pytest tests/data/petastorm tests/data/test_petastorm_itself.py
 
-# With NVIDIA's own compiler for the kernels that ranks on one GPU run; it needs no GPU.
-test-native: build build/nvrtc/.ready
-	SPARK_ESTIMATOR_TEST_NVRTC="$(CURDIR)/build/nvrtc/nvidia/cuda_nvrtc/lib/libnvrtc.so.12" \
-	  $(BIN)/ctest --test-dir $(TREE) --output-on-failure --timeout 300
+test-native: build
+	$(BIN)/ctest --test-dir $(TREE) --output-on-failure --timeout 300
 
+empty :=
+LABELS := $(subst $(empty) $(empty),|,$(strip $(AREAS)))
 test-native-sanitized: $(VENV)/.tools
-	@set -e; found=0; for sanitizer in address thread; do \
+	@set -e; failed=0; for sanitizer in $(SANITIZERS); do \
 	  $(BIN)/cmake -S native -B build/$$sanitizer -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN))/ninja" \
 	    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSPARK_ESTIMATOR_BUILD_TESTS=ON -DSPARK_ESTIMATOR_SANITIZER=$$sanitizer; \
-	  $(BIN)/cmake --build build/$$sanitizer; \
-	  $(BIN)/ctest --test-dir build/$$sanitizer --output-on-failure --timeout $(TIMEOUT) || found=1; \
-	done; exit $$found
+	  selected="$(if $(LABELS),-L ^($(LABELS))$$)"; \
+	  targets="$(if $(LABELS),$$($(BIN)/ctest --test-dir build/$$sanitizer -N $$selected | sed -n 's/.*Test *#[0-9]*: \([a-z_]*_test\).*/\1/p'))"; \
+	  $(BIN)/cmake --build build/$$sanitizer $${targets:+--target $$targets}; \
+	  $(BIN)/ctest --test-dir build/$$sanitizer $$selected --output-on-failure --timeout $(TIMEOUT) || failed=1; \
+	done; exit $$failed
 
 # What was found to be interesting is kept in build/fuzz/corpus and is where the next run starts.
 fuzz: $(VENV)/.tools
@@ -120,11 +165,6 @@ $(VENV)/.tools: constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt scikit-build-core cmake ninja
 	@touch $@
 
-build/nvrtc/.ready: constraints.txt | $(VENV)/.tools
-	rm -rf build/nvrtc
-	$(PIP) install --quiet --no-deps --target build/nvrtc --constraint constraints.txt nvidia-cuda-nvrtc-cu12
-	touch $@
-
 build/.wheel: $(VENV)/.tools pyproject.toml README.md LICENSE $(NATIVE) $(PACKAGE)
 	@command -v "$${CXX:-c++}" >/dev/null \
 	  || { echo "make: no C++ compiler ($${CXX:-c++}) was found; install one that knows C++20 (Debian, Ubuntu: apt-get install g++), or name it: make CXX=..."; exit 1; }
@@ -135,6 +175,16 @@ build/.wheel: $(VENV)/.tools pyproject.toml README.md LICENSE $(NATIVE) $(PACKAG
 
 $(VENV)/.dependencies: pyproject.toml constraints.txt | build/.wheel
 	$(PIP) install --quiet --constraint constraints.txt "$$(ls ./dist/*.whl)[dev]"
+	@touch $@
+
+.graphviz:
+	@test "$(DIAGRAMS)" = 0 || command -v dot >/dev/null \
+	  || { echo 'make: the diagrams need Graphviz, and its program dot was not found; install it (Debian, Ubuntu: apt-get install graphviz), or build without drawings: make docs DIAGRAMS=0'; exit 1; }
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/.installed
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "make: the documentation needs Python 3.11 or later, but $(VENV) has $$($(BIN)/python -V 2>&1)"; exit 1; }
+	$(PIP) install --quiet --constraint constraints.txt "$$(ls ./dist/*.whl)[docs]"
 	@touch $@
 
 # PyTorch wants newer setuptools than petastorm, so it goes in without what it depends on.
@@ -162,4 +212,8 @@ $(VENV)/.installed: build/.wheel $(VENV)/.dependencies
 # The demo needs less than the tests do: no TensorFlow, no JAX.
 $(VENV)/.demo: build/.wheel
 	$(PIP) install --quiet --constraint constraints.txt "$$(ls ./dist/*.whl)[demo,java]"
+	$(put-in-place)
+
+$(VENV)/.cluster: build/.wheel
+	$(PIP) install --quiet --constraint constraints.txt "$$(ls ./dist/*.whl)[cluster,java]"
 	$(put-in-place)
