@@ -248,7 +248,7 @@ def stored(name: str, value: Any) -> Any:
     if value is None or isinstance(value, Store):
         return value
     if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"{name} must be a Store or its path; got {value!r}.")
+        raise TypeError(f"{name} must be a Store or its path, for example Store.create('/path'); got {value!r}.")
     return Store.create(os.fspath(value))
 
 
@@ -277,8 +277,6 @@ def labels_of(value: Callable[[str], Any]) -> list[str]:
     if shapes is not None and len(shapes) != len(labels):
         raise ValueError(f"label_shapes has {len(shapes)} shapes for {len(labels)} label columns; give one per column.")
     store = value("store")
-    if store is not None and not isinstance(store, Store):
-        raise TypeError(f"store must be a Store, for example Store.create('/path'); got {store!r}.")
     if store is not None and value("run_id"):
         store.get_run_path(value("run_id"))  # which refuses what names no folder of its own
     if store is None and value("checkpoint_every_steps") is not None:

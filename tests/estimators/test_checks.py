@@ -23,7 +23,7 @@ from spark_estimator import TorchEstimator
         ({"padding": {"x": "0"}}, TypeError, "padding must be a number that pads shorter arrays, or a dict"),
         ({"decoders": {"x": 1}}, TypeError, "decoders must be a dict from columns to functions"),
         ({"backend": 3}, TypeError, r"backend must be a SparkBackend, or another Backend with run\(\) and"),
-        ({"store": 3}, TypeError, "store must be a Store or its path; got 3"),
+        ({"store": 3}, TypeError, "store must be a Store or its path, for example .*; got 3"),
         ({"input_shapes": 3}, TypeError, "input_shapes must be a list of shapes .*; got 3"),
         ({"label_shapes": "ab"}, TypeError, "label_shapes must be a list of shapes .*; got 'ab'"),
         ({"label_shapes": [[-1, 1.5]]}, TypeError, r"label_shapes must be a list of shapes .* contains \[-1, 1\.5\]"),

@@ -221,7 +221,7 @@ def test_ranks_killed_in_each_phase_change_nothing(
 @pytest.mark.parametrize(
     ("parameters", "error", "words"),
     [
-        ({"store": 5}, TypeError, r"store must be a Store, for example Store\.create"),
+        ({"store": 5}, TypeError, r"store must be a Store or its path, for example Store\.create"),
         ({"checkpoint_every_steps": 5}, ValueError, "checkpoint_every_steps needs a store"),
         (
             {"lr_scheduler": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(linear().parameters(), 0.1), 1)},
