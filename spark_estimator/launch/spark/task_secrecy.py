@@ -2,8 +2,8 @@
 
 PySpark writes a task that is large, because the user's function is, into a file that stays until the session ends, and
 Spark copies it to files of its executors; over Spark Connect it does not. At DEBUG py4j logs everything that it sends
-to Java, and Spark Connect's client everything that it sends to its server. What that server logs at DEBUG, whole
-requests, is its own.
+to Java, and Spark Connect's client everything that it sends to its server. Whole requests
+that this server itself logs are out of reach; see SECURITY.md.
 """
 
 from __future__ import annotations

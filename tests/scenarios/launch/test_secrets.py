@@ -38,8 +38,11 @@ appender.console.layout.pattern = %p %c{1}: %m%n%ex
 logger.all.name = org.apache.spark
 logger.all.level = debug
 """
-# At DEBUG, Spark Connect's server writes down each request as a whole, the user's function and the token in it.
+# At DEBUG, Spark Connect's server logs each request as a whole, with the user's function and the token. At INFO it does
+# so when a session ends before its client has released the last result; the token is of no use by then.
 LOG4J += "logger.requests.name = org.apache.spark.sql.connect\nlogger.requests.level = info\n"
+LOG4J += "logger.removals.name = org.apache.spark.sql.connect.service.SparkConnectExecutionManager\n"
+LOG4J += "logger.removals.level = warn\n"
 LOG4J += "".join(
     f"logger.{name}.name = org.apache.spark.{name}\nlogger.{name}.level = trace\n"
     for name in ("scheduler", "storage", "executor", "broadcast")
@@ -63,6 +66,7 @@ def test_the_key_of_a_spark_job_and_what_it_is_made_of_show_nowhere(kind: str, t
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={tmp_path}/log4j2.properties "
         f"-Djava.io.tmpdir={folders['scratch']}",
         "spark.eventLog.enabled": "true",
+        "spark.scheduler.listenerbus.logSlowEvent.threshold": "0ms",  # on a slow machine some are logged by default
         "spark.eventLog.compress": "false",
         "spark.eventLog.dir": folders["events"].as_uri(),
         "spark.local.dir": str(folders["scratch"]),
@@ -104,7 +108,7 @@ def test_the_key_of_a_spark_job_and_what_it_is_made_of_show_nowhere(kind: str, t
     for root in ("scratch", "seen", "run"):
         texts |= {str(path): path.read_bytes() for path in folders[root].rglob("*") if path.is_file()}
     shown = sorted(
-        f"{what} as {form} in {where}, behind {text[: text.find(looks_like)][-300:]!r}"
+        f"{what} as {form} in {where}, in {_record(text[: text.find(looks_like)])!r}"
         for what, secret in secrets.items()
         for form, looks_like in _forms(secret)
         for where, text in texts.items()
@@ -127,6 +131,12 @@ def _secrets(yek: str, drawn: list[str]) -> Iterator[tuple[str, bytes]]:
     yield from zip(names, map(bytes.fromhex, (yek[::-1], *made_of[0])), strict=True)
 
 
+def _record(text: bytes) -> bytes:
+    """How the last record of a log begins, and how the text ends."""
+    start = max(text.rfind(b"\n%s " % level) for level in (b"TRACE", b"DEBUG", b"INFO", b"WARN", b"ERROR"))
+    return text[start + 1 :][:500] + b" ... " + text[-100:]
+
+
 def _forms(secret: bytes) -> list[tuple[str, bytes]]:
     """How a secret may look in a text or a file, wherever in a longer one it stands."""
     forms = [("bytes", secret), ("hex", secret.hex().encode()), ("HEX", secret.hex().upper().encode())]
@@ -134,8 +144,11 @@ def _forms(secret: bytes) -> list[tuple[str, bytes]]:
     signed = [byte - 256 if byte > 127 else byte for byte in secret]
     forms += [("Java's numbers", str(signed)[1:-1].encode())]
     escapes = {byte: f"\\{chr(byte)}" for byte in b"\\\"'"} | {10: r"\n", 13: r"\r", 9: r"\t"}
-    text = "".join(escapes.get(byte, chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}") for byte in secret)
-    forms += [("protobuf's text", text.encode()), ("the same in JSON", text.replace("\\", "\\\\").encode())]
+    java_escapes = escapes | {7: r"\a", 8: r"\b", 11: r"\v", 12: r"\f"}
+    for whose, table in (("Python protobuf's", escapes), ("Java protobuf's", java_escapes)):
+        text = "".join(table.get(byte, chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}") for byte in secret)
+        forms += [(f"{whose} text", text.encode())]
+        forms += [(f"{whose} text in JSON", text.replace("\\", "\\\\").encode())]
     for before in range(3):
         encoded = base64.b64encode(bytes(before) + secret)
         whole = encoded[4 if before else 0 : (before + len(secret)) // 3 * 4]
@@ -149,4 +162,4 @@ def test_the_forms_find_a_secret_wherever_it_stands() -> None:
         text = base64.b64encode(b"x" * before + secret + b"more")
         assert any(looks_like in text for _, looks_like in _forms(secret))
     protobuf = pytest.importorskip("google.protobuf.text_encoding")
-    assert ("protobuf's text", protobuf.CEscape(secret, False).encode()) in _forms(secret)
+    assert ("Python protobuf's text", protobuf.CEscape(secret, False).encode()) in _forms(secret)
