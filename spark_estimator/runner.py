@@ -18,6 +18,7 @@ from spark_estimator.observe.driver_log import announce, print_line
 
 if TYPE_CHECKING:
     from spark_estimator.elastic.rounds import Terms
+    from spark_estimator.launch.ssh.where import Where
 
 _VERBOSITIES = ("log_callback_only", "all")
 # A job of more ranks than that is a mistake in the argument, not a plan.
@@ -167,11 +168,8 @@ def run(
     from spark_estimator.env import Settings
     from spark_estimator.launch.cli import obsolete
     from spark_estimator.launch.cli.flags import cooldown_of
-    from spark_estimator.launch.elastic.job_entry import run_elastic_local
-    from spark_estimator.launch.local import run_local
     from spark_estimator.launch.log_relay.display import OutputFiles
     from spark_estimator.launch.ssh.command import SshOptions
-    from spark_estimator.launch.ssh.job import run_function_on_hosts
     from spark_estimator.launch.ssh.where import find_hosts
 
     num_proc = obsolete.renamed("np", np, "num_proc", num_proc, default=1)
@@ -239,8 +237,7 @@ def run(
             "mpi_args": mpi_args,
         }
     )
-    terms = where.terms
-    size = num_proc if terms is None else terms.size
+    size = num_proc if where.terms is None else where.terms.size
     if verbose:
         names = ", ".join(host.name for host in where.hosts or ()) or socket.gethostname()
         announce(f"{size} ranks on {names}")
@@ -256,20 +253,29 @@ def run(
             show_line=show_line,
             verbose=1 if verbose is None else int(bool(verbose)),
         )
-        if where.hosts is not None and where.options is not None:
-            return run_function_on_hosts(
-                func,
-                size,
-                where.hosts,
-                where.options,
-                options,
-                terms=terms,
-                cooldown=where.cooldown,
-                watch=where.watch,
-            )
-        if terms is None:
-            return run_local(func, size, options)
-        return run_elastic_local(func, terms, options)
+        return _run_where(where, func, size, options)
+
+
+def _run_where(where: Where, function: Callable[..., Any], size: int, options: JobOptions) -> list[Any]:
+    """Runs a job on the hosts of `where`, or on this one."""
+    from spark_estimator.launch.elastic.job_entry import run_elastic_local
+    from spark_estimator.launch.local import run_local
+    from spark_estimator.launch.ssh.job import run_function_on_hosts
+
+    if where.hosts is not None and where.options is not None:
+        return run_function_on_hosts(
+            function,
+            size,
+            where.hosts,
+            where.options,
+            options,
+            terms=where.terms,
+            cooldown=where.cooldown,
+            watch=where.watch,
+        )
+    if where.terms is None:
+        return run_local(function, size, options)
+    return run_elastic_local(function, where.terms, options)
 
 
 def _terms(size: int, least: int | None, most: int | None, reset_limit: int | None, script: str | None) -> Terms | None:

@@ -40,7 +40,7 @@ def train(tests: str) -> dict[str, Any]:
     from spark_estimator.collectives.objects import broadcast_object
     from spark_estimator.elastic import ObjectState, rejoin, run_fn
     from tests import fake_gpus
-    from tests.collectives.gpu_programs import on_gpu
+    from tests.scenarios.collectives.gpu_programs import on_gpu
 
     context.init()
     local_rank = context.local_rank()

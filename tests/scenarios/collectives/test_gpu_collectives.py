@@ -55,7 +55,7 @@ def make(rank: int, streams: int = 2) -> Callable[..., Any]:
     import functools
 
     from tests import fake_gpus
-    from tests.collectives.gpu_programs import GpuRunning
+    from tests.scenarios.collectives.gpu_programs import GpuRunning
 
     return functools.partial(
         GpuRunning,
@@ -128,7 +128,7 @@ def test_every_op_of_every_type(pools: Callable[[int, str], RankPool], size: int
 def test_two_hundred_ops_in_other_orders_on_two_streams(
     pools: Callable[[int, str], RankPool], size: int, way: str
 ) -> None:
-    from tests.collectives.gpu_programs import random_step
+    from tests.scenarios.collectives.gpu_programs import random_step
 
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")  # shown when the test fails
@@ -145,7 +145,7 @@ def test_two_hundred_ops_in_other_orders_on_two_streams(
 @pytest.mark.parametrize("way", ["nccl", "staged", "one GPU"])
 def test_groups_of_ranks_have_their_own_way(pools: Callable[[int, str], RankPool], way: str) -> None:
     groups = [(0, 1, 2), (0, 2), (1, 2), (0,)]
-    from tests.collectives.gpu_programs import random_step
+    from tests.scenarios.collectives.gpu_programs import random_step
 
     chance = random.Random(4)
     steps = []

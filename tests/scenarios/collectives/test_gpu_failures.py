@@ -30,7 +30,7 @@ def wait_for_a_dead_rank(rank: int, dies: int) -> list[str]:
     from spark_estimator.collectives import context, ops
     from spark_estimator.errors import PeerLostError
     from tests import fake_gpus
-    from tests.collectives.gpu_programs import on_gpu
+    from tests.scenarios.collectives.gpu_programs import on_gpu
 
     gpu, memory, [tensor] = on_gpu(fake_gpus.device_of(rank), numpy.ones(100_000))
     ops.run(Op.ALLREDUCE, "together", [tensor], keep=memory, gpu=gpu)
@@ -81,7 +81,7 @@ def test_a_rank_that_is_killed_amid_the_others_work(fakes: dict[str, str], way: 
         from spark_estimator.collectives import context, ops
         from spark_estimator.errors import PeerLostError
         from tests import fake_gpus
-        from tests.collectives.gpu_programs import on_gpu
+        from tests.scenarios.collectives.gpu_programs import on_gpu
 
         values = numpy.ones(300_000, numpy.float32)
         gpu, memory, tensors = on_gpu(fake_gpus.device_of(rank), values, DType.FLOAT32)
@@ -118,7 +118,7 @@ def test_a_rank_that_ends_with_operations_under_way(fakes: dict[str, str], way: 
         from spark_estimator.collectives import ops
         from spark_estimator.errors import ShutDownError
         from tests import fake_gpus
-        from tests.collectives.gpu_programs import on_gpu
+        from tests.scenarios.collectives.gpu_programs import on_gpu
 
         values = numpy.ones(300_000, numpy.float32)
         gpu, memory, tensors = on_gpu(fake_gpus.device_of(rank), values, DType.FLOAT32)
@@ -156,7 +156,7 @@ def first_sum(rank: int, device: int | None = None) -> tuple[str, str]:
 
     from spark_estimator.collectives import context, ops
     from tests import fake_gpus
-    from tests.collectives.gpu_programs import on_gpu
+    from tests.scenarios.collectives.gpu_programs import on_gpu
 
     gpu, memory, tensors = on_gpu(rank if device is None else device, numpy.ones(10))
     try:
@@ -260,7 +260,7 @@ def test_nccl_that_fails_later(fakes: dict[str, str]) -> None:
         from spark_estimator.collectives import context, ops
         from spark_estimator.errors import HorovodInternalError
         from tests import fake_gpus
-        from tests.collectives.gpu_programs import on_gpu
+        from tests.scenarios.collectives.gpu_programs import on_gpu
 
         gpu, memory, tensors = on_gpu(rank, numpy.ones(10))
         ops.run(Op.ALLREDUCE, "well", tensors, keep=memory, gpu=gpu)
@@ -285,7 +285,7 @@ def test_a_stream_that_is_being_captured_is_refused(fakes: dict[str, str]) -> No
 
         from spark_estimator.collectives import context, ops
         from tests import fake_gpus
-        from tests.collectives.gpu_programs import on_gpu
+        from tests.scenarios.collectives.gpu_programs import on_gpu
 
         gpu, memory, tensors = on_gpu(rank, numpy.ones(10))
         fake_gpus.cuda().fake_cuda_capture(gpu.stream, 1)
