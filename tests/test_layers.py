@@ -169,3 +169,17 @@ def test_no_two_public_classes_share_a_name() -> None:
 def test_no_folder_has_more_than_25_modules() -> None:
     folders = {path.parent for path in PACKAGE.rglob("*.py")}
     assert not [folder for folder in folders if len(list(folder.glob("*.py"))) - 1 > 25]
+
+
+def uses_select(source: str) -> bool:
+    """Whether a file uses ``select.select``, which raises ValueError for file descriptors of 1024 and above."""
+    nodes = list(ast.walk(ast.parse(source)))
+    attributes = {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
+    imported = {name for _, name in imports(source, "", False)}
+    return bool({"select.select", "select.*"} & (attributes | imported))
+
+
+def test_no_module_is_limited_to_the_first_1024_file_descriptors() -> None:
+    assert uses_select("select.select([], [], [])") and uses_select("from select import select")
+    assert not uses_select("selectors.DefaultSelector().select()\nselect.poll()")
+    assert not [path for path in PACKAGE.rglob("*.py") if uses_select(path.read_text())]

@@ -116,9 +116,11 @@ class FrameSocket:
         """Sends a frame. Raises OSError when the other end is gone, or takes nothing for some seconds."""
         view = memoryview(pack(message))
         deadline = time.monotonic() + _SEND_SECONDS
+        poll = select.poll()  # not select(), which takes no descriptor above 1023
         with self._sending:
+            poll.register(self._sock, select.POLLOUT)
             while view:
-                if not select.select([], [self._sock], [], max(0.0, deadline - time.monotonic()))[1]:
+                if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                     raise TimeoutError(f"the other end has read nothing for {_SEND_SECONDS:g} seconds")
                 view = view[self._sock.send(view, socket.MSG_DONTWAIT) :]
 

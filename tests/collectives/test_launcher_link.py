@@ -27,6 +27,7 @@ from spark_estimator.collectives.launcher_link import (
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, local_rendezvous, new_key
 from spark_estimator.env import Settings
 from spark_estimator.errors import JobFailedError
+from tests.high_descriptors import high_descriptor
 
 
 @pytest.fixture
@@ -49,6 +50,14 @@ def test_frames_of_any_length_arrive_whole(pair: tuple[FrameSocket, FrameSocket]
     sender_end.close()
     with pytest.raises(EOFError):
         other.receive(wait=False)
+
+
+def test_a_launcher_of_many_ranks_has_descriptors_above_1023() -> None:
+    left, right = socket.socketpair()
+    high = socket.socket(fileno=high_descriptor(left.fileno()))
+    with left, right, high:
+        FrameSocket(high).send({"kind": UPDATED})
+        assert FrameSocket(right).receive(wait=True) == {"kind": UPDATED}
 
 
 @pytest.mark.parametrize("sent", [b"\xff\xff\xff\xff", b"\0\0\0\x02[]", b"\0\0\0\x01x"])

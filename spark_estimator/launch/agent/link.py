@@ -69,6 +69,8 @@ class AgentLink:
         self, source: int, sink: int, heartbeat: timedelta, silence: timedelta, *, opening: bytes = b""
     ) -> None:
         self._source = source
+        self._poll = select.poll()  # not select(), which takes no descriptor above 1023
+        self._poll.register(source, select.POLLIN)
         self._sink = sink
         self._heartbeat = heartbeat.total_seconds()
         self._silence = silence.total_seconds() if self._heartbeat else 0.0
@@ -135,10 +137,10 @@ class AgentLink:
 
     def _read(self) -> bytes:
         # Before the opening the other end is still being started, for which whoever waits has a limit of its own.
-        limit = self._silence if self._silence and not self._opening else None
+        limit = self._silence * 1000 if self._silence and not self._opening else None
         # After a pause of this process itself what has come meanwhile is there: it is asked for again before a verdict.
-        if not select.select([self._source], [], [], limit)[0] and not select.select([self._source], [], [], 0)[0]:
-            raise SilentError(f"no data or heartbeat for {limit:g} seconds")
+        if not self._poll.poll(limit) and not self._poll.poll(0):
+            raise SilentError(f"no data or heartbeat for {self._silence:g} seconds")
         return os.read(self._source, _READ_BYTES)
 
     def _skip_noise(self, received: bytes) -> bytes:

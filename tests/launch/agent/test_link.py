@@ -13,6 +13,7 @@ import pytest
 from spark_estimator.launch.agent import link as frames
 from spark_estimator.launch.agent.link import AgentLink, SilentError, of_process
 from spark_estimator.launch.worker.result_pipe import CHUNK_BYTES
+from tests.high_descriptors import high_descriptor
 
 NEVER = timedelta(0)
 
@@ -55,6 +56,19 @@ def test_frames_arrive_in_order_and_end_with_the_stream(pipe: Pipe) -> None:
     thread.join()
     pipe.sender.close(timedelta(seconds=5))
     assert list(received) == []
+
+
+def test_a_launcher_of_many_ranks_has_descriptors_above_1023() -> None:
+    pipe = Pipe()
+    unused_read, unused_write = os.pipe()
+    high = high_descriptor(pipe.read)
+    listener = AgentLink(high, unused_write, timedelta(seconds=30), timedelta(seconds=30))
+    pipe.sender.send(frames.HELLO, b"{}")
+    assert next(listener.frames()) == (frames.HELLO, b"{}")
+    listener.give_up()
+    os.close(high)
+    os.close(unused_read)
+    pipe.close()
 
 
 def test_output_of_a_login_shell_is_skipped() -> None:
