@@ -23,7 +23,7 @@ from spark_estimator.launch.worker.result_pipe import CHUNK_BYTES, FrameReader, 
 # Down go:
 JOB = b"j"  # JSON: fields of the JobSpec, and `HostOrder`'s
 PAYLOAD = b"p"  # bytes of the pickled function
-START = b"s"  # JSON {process, awaited, linked}: start a worker
+START = b"s"  # JSON {process, linked}: start a worker
 RUN = b"r"  # JSON {process, rendezvous}: its rank, its peers, the key
 STOP = b"x"  # JSON {process, reason, at_once}
 BECOME = b"n"  # JSON {process, rank}: from now on it is called so
@@ -41,6 +41,7 @@ OUTCOME = b"o"  # JSON {process, ...}: a worker, and all that it started, is gon
 # Both ways:
 RELAYED = b"k"  # process, bytes between an elastic worker and its launcher
 _ALIVE = b"."
+_ORDERS = {JOB: "JOB", PAYLOAD: "PAYLOAD", START: "START", RUN: "RUN", STOP: "STOP", BECOME: "BECOME"}
 
 # Behind this the frames begin: before it stands what the login shell has to say.
 OPENING = b"\0spark_estimator agent\n"
@@ -192,3 +193,8 @@ def of_process(content: bytes) -> tuple[int, bytes]:
     if len(content) < _PROCESS.size:
         raise ValueError("a frame without a process number")
     return _PROCESS.unpack_from(content)[0], content[_PROCESS.size :]
+
+
+def name_of(letter: bytes) -> str:
+    """An order in words."""
+    return f"order {_ORDERS[letter]}" if letter in _ORDERS else f"unknown order {letter!r}"

@@ -1,8 +1,9 @@
 """What Spark runs for each process of an elastic job: a task of its own, in which a host agent of one rank works.
 
-The task connects to the driver, which then orders as it does an agent that it has reached by ssh (``ssh.link``). Two
-things are different: a value goes back through Spark, since nothing that will be unpickled may come from a socket; and
-what the driver sends of a round's key is only a share of it.
+The task connects to the driver, which then orders when its worker starts, becomes a rank and ends (``agent.link``).
+What the worker runs, and in which environment, comes with the task, through Spark: no order on the connection changes
+it. A value goes back through Spark, since nothing that will be unpickled may come from a socket; and what the driver
+sends of a round's key is only a share of it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from spark_estimator.collectives.rendezvous import Rendezvous
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.launch.agent import link as frames
-from spark_estimator.launch.agent.agent import Agent, HostOrder, outcome_fields
 from spark_estimator.launch.agent.link import AgentLink
+from spark_estimator.launch.agent.worker_agent import Program, WorkerAgent, outcome_fields
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.environment import task_share, worker_environment
 from spark_estimator.launch.job.failures import FailureReport
@@ -90,8 +91,8 @@ class ElasticTask:
         return agent.outcome
 
 
-class TaskAgent(Agent):
-    """A host agent in a Spark task, with one worker.
+class TaskAgent(WorkerAgent):
+    """The agent in a Spark task, with one worker.
 
     Args:
         link: with the driver.
@@ -104,12 +105,8 @@ class TaskAgent(Agent):
     """
 
     def __init__(self, link: AgentLink, job: JobSpec, address: str, token: bytes) -> None:
-        super().__init__(link)
+        super().__init__(link, Program(job, job.payload, socket.gethostname(), address))
         self.outcome: Outcome | None = None
-        self.job = job
-        self.payload = job.payload
-        self.address = address
-        self.order = HostOrder(socket.gethostname(), "", 1, (), 0.0, len(job.payload))
         self._token = token
         self._pending = bytearray()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -17,11 +16,9 @@ import pytest
 from spark_estimator import __version__
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, new_job_id, new_key
 from spark_estimator.launch.agent import link as frames
-from spark_estimator.launch.agent.agent import Agent, HostOrder, address_of, hello, job_fields, outcome_fields, read_job
+from spark_estimator.launch.agent.agent import HostAgent, HostOrder, address_of, job_fields, read_job
 from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.job import failures
-from spark_estimator.launch.job.failures import FailureReport
-from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.spec import JobSpec
 
 JOB = JobSpec("job", 2, "train()", payload=b"secret", environment={"A": "1"}, preload=("json",))
@@ -31,22 +28,6 @@ def test_a_job_travels_without_its_payload() -> None:
     fields = json.loads(json.dumps(job_fields(JOB)))
     assert "payload" not in fields and "channel" not in fields
     assert read_job({**fields, "payload": b"secret"}) == JOB
-
-
-def test_an_outcome_travels_without_its_value() -> None:
-    report = FailureReport(1, "host", 10, failures.RAISED, "raised KeyError")
-    fields = outcome_fields(Outcome(1, "host", 10, 1, report, b"value", "hash"))
-    assert fields.pop("failure") == report.to_dict()
-    assert fields == {"rank": 1, "host": "host", "pid": 10, "exit_code": 1, "sha256": "hash"}
-
-
-def test_the_hello_has_the_addresses_of_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSH_CONNECTION", "192.0.2.1 5000 192.0.2.2 22")
-    fields = hello()
-    assert (fields["package"], fields["python"]) == (__version__, platform.python_version())
-    assert (fields["launcher_address"], fields["own_address"]) == ("192.0.2.1", "192.0.2.2")
-    monkeypatch.delenv("SSH_CONNECTION")
-    assert hello()["own_address"] == ""
 
 
 def test_the_address_is_that_of_the_first_interface_that_exists() -> None:
@@ -63,7 +44,7 @@ class Talk:
         down, up = os.pipe(), os.pipe()
         zero = timedelta(0)
         self.launcher = AgentLink(up[0], down[1], zero, zero)
-        self.agent = Agent(AgentLink(down[0], up[1], zero, zero))
+        self.agent = HostAgent(AgentLink(down[0], up[1], zero, zero))
         self.thread = threading.Thread(target=self.agent.run, daemon=True)
         self.thread.start()
         self.received = self.launcher.frames()
@@ -137,4 +118,5 @@ def test_a_host_that_cannot_run_the_job_reports_the_problem(talk: Talk) -> None:
 def test_an_unknown_order_ends_the_agent(talk: Talk, capfd: pytest.CaptureFixture[str]) -> None:
     talk.launcher.send_json(b"?")
     talk.thread.join(20)
-    assert "because its host lost the connection to the launcher: unknown order b'?'" in capfd.readouterr().err
+    refusal = "because its host got an invalid order from the launcher: unknown order b'?' is refused"
+    assert refusal in capfd.readouterr().err

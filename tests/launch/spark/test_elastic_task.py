@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
+import queue
 import socket
+import threading
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
+import cloudpickle
 import pytest
 
 pytest.importorskip("pyspark")
 
 from spark_estimator.collectives import launcher_link
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, new_job_id, new_key
+from spark_estimator.handshake_server import HandshakeServer
+from spark_estimator.launch.agent import link as frames
 from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.results import ResultRow, manifests_of
@@ -54,10 +61,10 @@ def test_a_key_is_made_of_the_share_and_the_token(agent: TaskAgent) -> None:
     expected = replace(sent, key=job_key([sent.key], TOKEN, sent.job_id))
     assert agent.completed(sent) == expected and expected.key != sent.key
 
-    frames = [{"kind": launcher_link.UPDATED}, {"kind": launcher_link.ROUND, "rendezvous": sent.to_json()}]
-    received = b"".join(map(launcher_link.pack, frames))
+    messages = [{"kind": launcher_link.UPDATED}, {"kind": launcher_link.ROUND, "rendezvous": sent.to_json()}]
+    received = b"".join(map(launcher_link.pack, messages))
     passed = bytearray(agent.passed_down(received[:-3]))
-    assert launcher_link.take(passed) == frames[0] and not passed, "the second is not whole yet"
+    assert launcher_link.take(passed) == messages[0] and not passed, "the second is not whole yet"
     passed += agent.passed_down(received[-3:])
     message = launcher_link.take(passed)
     assert message is not None and Rendezvous.from_json(message["rendezvous"]) == expected
@@ -67,4 +74,66 @@ def test_the_value_stays_with_the_task(agent: TaskAgent) -> None:
     outcome = Outcome(0, "host", 10, 0, None, b"value", "hash")
     agent.hand_over(0, outcome)
     assert agent.outcome is outcome, "Spark brings it to the driver"
-    assert json.loads(json.dumps(agent.order.__dict__))["payload_bytes"] == len(b"payload")
+
+
+class Touch:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+HOST_ORDER = {"name": "a", "folder": "/", "slots": 1, "interfaces": ["lo"], "gentle_seconds": 0.0}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("hostile", ["command", "payload", "environment of a start", "environment of a rank"])
+def test_a_driver_that_knows_the_token_cannot_have_a_task_run_anything_else(
+    hostile: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is refused by name, and ends the task, also when orders follow that would start a worker."""
+    executed = tmp_path / "executed"
+    listener = socket.create_server(("127.0.0.1", 0))
+    tasks: queue.Queue[socket.socket] = queue.Queue()
+    server = HandshakeServer(
+        [listener], TOKEN, lambda sock, context, origin: tasks.put(sock), approve=lambda context: None, name="hostile"
+    )
+    address = ChannelAddress(*listener.getsockname()[:2], TOKEN)
+    job = JobSpec("0" * 16, 1, "f()", payload=cloudpickle.dumps((len, (bytes(4096),), {})), channel=address)
+    rows: list[Any] = []
+    task = threading.Thread(target=lambda: rows.extend(ElasticTask(job, 0)(iter(()))))
+    task.start()
+    with tasks.get(timeout=30) as sock:
+        sock.settimeout(None)
+        link = AgentLink(sock.fileno(), os.dup(sock.fileno()), timedelta(0), timedelta(0))
+        start: dict[str, Any] = {"process": 0, "linked": False}
+        rank: dict[str, Any] = {}
+        evil = {"BASH_ENV": str(executed), "PYTHONPATH": str(tmp_path)}
+        if hostile == "command":
+            command = {"job_id": job.job_id, "size": 1, "function": "f()", "command": ["touch", str(executed)]}
+            link.send_json(frames.JOB, job=command, order={**HOST_ORDER, "payload_bytes": 0})
+        elif hostile == "payload":
+            link.send_bytes(frames.PAYLOAD, 0, pickle.dumps((Touch(executed), (), {})).ljust(len(job.payload), b"."))
+        elif hostile == "environment of a start":
+            start["environment"] = evil
+        else:
+            rank["environment"] = evil
+        link.send_json(frames.START, **start)
+        peer = PeerFacts(0, "host", "id", "127.0.0.1", 1)
+        rendezvous = Rendezvous(job.job_id, new_key(), 0, (peer,), -1)
+        link.send_json(frames.RUN, process=0, rendezvous=rendezvous.to_json(), **rank)
+        task.join(60)
+        ended = not task.is_alive()
+        link.give_up()
+        sock.shutdown(socket.SHUT_RDWR)
+    task.join(60)
+    server.close()
+    assert not executed.exists()
+    order = {"command": "JOB", "payload": "PAYLOAD", "environment of a start": "START"}.get(hostile, "RUN")
+    assert f"order {order} is refused" in capfd.readouterr().err
+    assert ended, "the task waits for no more orders"
+    for manifest in manifests_of([ResultRow(*(column[0].as_py() for column in batch.columns)) for batch in rows]):
+        assert manifest.failure is not None and f"order {order} is refused" in manifest.failure.message

@@ -1,0 +1,260 @@
+"""What every agent does: it starts, runs and stops workers as its launcher orders, and passes on what they report.
+
+What the workers run is the agent's `Program`. No order that is carried out here changes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import queue
+import socket
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+from spark_estimator import __version__
+from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous
+from spark_estimator.launch.agent import link as frames
+from spark_estimator.launch.agent.link import AgentLink
+from spark_estimator.launch.job import failures
+from spark_estimator.launch.job.failures import FailureReport
+from spark_estimator.launch.job.outcome import Outcome
+from spark_estimator.launch.job.spec import JobSpec, worker_spec
+from spark_estimator.launch.worker.supervisor import Supervisor
+from spark_estimator.observe.progress import Progress
+
+_LAST_WORDS = timedelta(seconds=5)
+_RELAYED_BYTES = 1 << 16
+# The orders in JSON that are carried out here, and their fields.
+_FIELDS = {
+    frames.START: {"process", "linked"},
+    frames.RUN: {"process", "rendezvous"},
+    frames.STOP: {"process", "reason", "at_once"},
+    frames.BECOME: {"process", "rank"},
+}
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the workers of an agent run, and where.
+
+    Attributes:
+        job: with the environment that the workers get.
+        payload: the job's pickled function; b"" for a command.
+        host: how the launcher calls this host.
+        address: of this host, at which its workers listen.
+        gentle: as in `Supervisor`.
+    """
+
+    job: JobSpec
+    payload: bytes = field(repr=False)
+    host: str
+    address: str
+    gentle: timedelta = timedelta(0)
+
+
+def hello() -> dict[str, Any]:
+    """Who this agent is, in the frame that every version of it sends alike."""
+    # "client address, client port, server address, server port"
+    way = os.environ.get("SSH_CONNECTION", "").split()
+    return {
+        "package": __version__,
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "hostname": socket.gethostname(),
+        "launcher_address": way[0] if len(way) == 4 else "",
+        "own_address": way[2] if len(way) == 4 else "",
+    }
+
+
+def outcome_fields(outcome: Outcome) -> dict[str, Any]:
+    """A worker's outcome as JSON, without its value."""
+    failure = None if outcome.failure is None else outcome.failure.to_dict()
+    return {name: getattr(outcome, name) for name in ("rank", "host", "pid", "exit_code", "sha256")} | {
+        "failure": failure
+    }
+
+
+class WorkerAgent(ABC):
+    """The workers of one host, at the orders of a launcher.
+
+    Attributes:
+        program: what they run; None: it has not come yet.
+    """
+
+    def __init__(self, link: AgentLink, program: Program | None) -> None:
+        self.link = link
+        self.program = program
+        self._processes: dict[int, _Process] = {}
+
+    def run(self) -> None:
+        """Carries out the launcher's orders until its stream ends, the connection is lost, or one is refused."""
+        self.link.send_json(frames.HELLO, **hello())
+        reason = "because the launcher ended"
+        try:
+            for letter, content in self.link.frames():
+                self._obey(letter, content)
+        except OSError as error:
+            reason = f"because its host lost the connection to the launcher: {error}"
+            print(f"spark_estimator: {reason}", file=sys.stderr)
+        except (ValueError, TypeError, KeyError) as error:
+            reason = f"because its host got an invalid order from the launcher: {error}"
+            print(f"spark_estimator: {reason}", file=sys.stderr)
+        processes = list(self._processes.values())
+        if any(process.thread.is_alive() for process in processes):
+            self.link.give_up()  # nobody reads any more: no supervisor may wait for room
+        for process in processes:
+            process.stop(reason, at_once=False)
+        for process in processes:
+            process.thread.join()
+        self.link.close(_LAST_WORDS)
+
+    @abstractmethod
+    def hand_over(self, number: int, outcome: Outcome) -> None:
+        """Reports to the launcher how a worker has ended, and gives it its value."""
+
+    def completed(self, rendezvous: Rendezvous) -> Rendezvous:
+        """A rendezvous as the worker needs it: here as the launcher has sent it."""
+        return rendezvous
+
+    def passed_down(self, received: bytes) -> bytes:
+        """What an elastic worker is given of that which its launcher sends it: here all, as it is."""
+        return received
+
+    def _obey(self, letter: bytes, content: bytes) -> None:
+        if letter == frames.RELAYED:
+            number, received = frames.of_process(content)
+            self._processes[number].relay(received)
+            return
+        if letter not in _FIELDS:
+            raise ValueError(f"{frames.name_of(letter)} is refused: this agent does not carry it out")
+        fields = json.loads(content)
+        if not isinstance(fields, dict) or fields.keys() != _FIELDS[letter]:
+            raise ValueError(f"{frames.name_of(letter)} is refused: its fields must be {sorted(_FIELDS[letter])}")
+        number = int(fields["process"])
+        if letter == frames.START:
+            self._processes[number] = _Process(self, number, linked=bool(fields["linked"]))
+        elif letter == frames.RUN:
+            self._processes[number].orders.put(Rendezvous.from_json(fields["rendezvous"]))
+        elif letter == frames.BECOME:
+            self._processes[number].supervisor_do(lambda supervisor: supervisor.become(fields["rank"]))
+        else:
+            self._processes[number].stop(fields["reason"], at_once=bool(fields["at_once"]))
+
+
+class _Process:
+    """One worker, from its start to its end, and the thread that supervises it. A `Relay` for its supervisor.
+
+    Attributes:
+        orders: the worker's rendezvous; None: it will never have one.
+    """
+
+    def __init__(self, agent: WorkerAgent, number: int, *, linked: bool) -> None:
+        self.orders: queue.Queue[Rendezvous | None] = queue.Queue()
+        self._agent = agent
+        self._link = agent.link
+        self._number = number
+        self._lock = threading.Lock()
+        self._supervisor: Supervisor | None = None
+        self._stopped: tuple[str, bool] | None = None
+        self._ours: socket.socket | None = None
+        self._theirs: socket.socket | None = None
+        if linked:
+            self._ours, self._theirs = socket.socketpair()
+        # The thread that starts a worker stays until its end: the kernel takes a thread's end for its parent's.
+        self.thread = threading.Thread(target=self._live, name=f"spark_estimator process {number}", daemon=True)
+        self.thread.start()
+
+    def supervisor_do(self, what: Callable[[Supervisor], None]) -> None:
+        with self._lock:
+            if self._supervisor is not None:
+                what(self._supervisor)
+
+    def stop(self, reason: str, *, at_once: bool) -> None:
+        with self._lock:
+            self._stopped = reason, at_once
+            if self._supervisor is not None:
+                self._supervisor.stop(reason, at_once=at_once)
+        self.orders.put(None)
+
+    def relay(self, received: bytes) -> None:
+        if self._ours is not None:
+            with suppress(OSError):
+                self._ours.sendall(self._agent.passed_down(received))
+
+    def _live(self) -> None:
+        try:
+            outcome = self._supervise()
+        except BaseException as error:
+            self.supervisor_do(lambda supervisor: supervisor.discard())
+            outcome = self._ended(failures.NOT_STARTED, f"could not be started or supervised: {error!r}")
+        self._agent.hand_over(self._number, outcome)
+
+    def _supervise(self) -> Outcome:
+        program = self._agent.program
+        if program is None:
+            raise ValueError("a worker was requested before the job was sent")
+        job = program.job
+        endpoint = Endpoint.open(program.address)
+        facts = endpoint.facts(0)
+        inherited = [] if self._theirs is None else [self._theirs]
+        supervisor = Supervisor(job, endpoint, self, gentle=program.gentle, inherited=inherited, host=program.host)
+        with self._lock:
+            self._supervisor = supervisor
+        supervisor.start()
+        if self._ours is not None:
+            threading.Thread(target=self._pass_on, daemon=True).start()
+        facts = replace(facts, pid=supervisor.pid)
+        self._link.send_json(frames.STARTED, process=self._number, facts=asdict(facts))
+        rendezvous = self.orders.get()
+        if rendezvous is None:
+            supervisor.discard()
+            return self._ended(failures.STOPPED, f"was stopped {(self._stopped or ('',))[0]}")
+        rendezvous = replace(
+            self._agent.completed(rendezvous),
+            listen_fd=endpoint.tcp.fileno(),
+            local_fd=-1 if endpoint.local is None else endpoint.local.fileno(),
+            launcher_fd=-1 if self._theirs is None else self._theirs.fileno(),
+        )
+        payload = (self._agent.program or program).payload  # it may have come since
+        return supervisor.run(worker_spec(job, rendezvous), payload)
+
+    def _ended(self, kind: str, message: str) -> Outcome:
+        program = self._agent.program
+        host = socket.gethostname() if program is None else program.host
+        return Outcome(-1, host, 0, 1, FailureReport(-1, host, 0, kind, message, when=time.time()))
+
+    def _pass_on(self) -> None:
+        assert self._ours is not None
+        with suppress(OSError):
+            while received := self._ours.recv(_RELAYED_BYTES):
+                self._link.send_bytes(frames.RELAYED, self._number, received)
+
+    def begun(self, rank: int, pid: int) -> None:
+        """User code begins."""
+        self._link.send_json(frames.BEGUN, process=self._number, rank=rank, pid=pid)
+
+    def lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
+        """Lines of "stdout" or "stderr"."""
+        for text in texts:
+            self._link.send_json(frames.LINE, process=self._number, rank=rank, stream=stream, text=text)
+
+    def log(self, rank: int, message: str) -> None:
+        """A message for the person at the launcher."""
+        self._link.send_json(frames.MESSAGE, process=self._number, rank=rank, text=message)
+
+    def progress(self, rank: int, progress: Progress) -> None:
+        """How far the rank is."""
+        self._link.send_json(frames.PROGRESS, process=self._number, rank=rank, report=progress.to_dict())
+
+    def failed(self, report: FailureReport) -> None:
+        """The rank has failed."""
+        self._link.send_json(frames.FAILURE, process=self._number, report=report.to_dict())
