@@ -17,6 +17,7 @@ workers that are tasks (`elastic_worker`). What is Spark's part in it:
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import socket
 import sys
@@ -50,6 +51,7 @@ from spark_estimator.launch.spark.elastic_worker import SparkWorkerHandle
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.slots import Configuration, count_slots, has_dynamic_allocation
 from spark_estimator.launch.spark.start import SAY_WAITING_AFTER, TaskReports, slots_wanting
+from spark_estimator.launch.spark.task_secrecy import large_payload_apart
 from spark_estimator.launch.worker.worker_host import WorkerHandle
 from spark_estimator.observe.driver_address import driver_address
 from spark_estimator.observe.driver_log import announce, print_line
@@ -186,6 +188,9 @@ class _Jobs:
         self._over = threading.Event()
         self.placement = SparkPlacement(terms)
         self._switchboard = TaskServer(self._own_address(), job)
+        self._until_closed = contextlib.ExitStack()
+        apart = large_payload_apart(spark, self._switchboard.job)
+        self._sent_job, self._payload = self._until_closed.enter_context(apart)
         if terms.most > terms.size and not has_dynamic_allocation(spark):
             self.placement.limit = terms.size
             threading.Thread(target=self._count_slots, name="spark_estimator slots", daemon=True).start()
@@ -231,10 +236,14 @@ class _Jobs:
         """As in `SparkJobs`."""
         times = (self._settings.heartbeat_seconds, self._settings.silence_seconds)
         heartbeat, silence = (timedelta(seconds=seconds) for seconds in times)
-        job = self._switchboard.job
         with self._lock:
             task = SparkTask(
-                self._spark, next(self._numbers), job, self._tag, lambda sock: link_over(sock, heartbeat, silence)
+                self._spark,
+                next(self._numbers),
+                self._sent_job,
+                self._tag,
+                lambda sock: link_over(sock, heartbeat, silence),
+                self._payload,
             )
             self._tasks.append(task)
         self._switchboard.expect(task)
@@ -301,6 +310,7 @@ class _Jobs:
             remaining = [task for task in remaining if task.over is None]
         for task in tasks:
             task.close()
+        self._until_closed.close()
 
     def _own_address(self) -> str:
         if not Settings.read().driver_channel:

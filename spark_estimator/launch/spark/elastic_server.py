@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
+from pyspark import Broadcast
 from pyspark.sql import SparkSession
 
 from spark_estimator import authentication
@@ -24,6 +25,7 @@ from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
 from spark_estimator.launch.spark.elastic_task import ElasticTask
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.session_thread import session_thread
+from spark_estimator.launch.spark.task_secrecy import unlogged
 from spark_estimator.observe.channel import read_context
 
 
@@ -60,6 +62,7 @@ class SparkTask:
         job: what it runs.
         tag: of all tasks of the elastic job.
         link_to: makes the link over a socket.
+        payload: the job's, where that goes to Spark apart from it (`task_secrecy`).
 
     Attributes:
         events: `Connected`, `Over` and `Stopped`, as they come.
@@ -67,13 +70,20 @@ class SparkTask:
     """
 
     def __init__(
-        self, spark: SparkSession, number: int, job: JobSpec, tag: JobTag, link_to: Callable[[socket.socket], AgentLink]
+        self,
+        spark: SparkSession,
+        number: int,
+        job: JobSpec,
+        tag: JobTag,
+        link_to: Callable[[socket.socket], AgentLink],
+        payload: Broadcast[bytes] | None = None,
     ) -> None:
         self.number = number
         self.events: queue.Queue[Connected | Over | Stopped] = queue.Queue()
         self.over: Over | None = None
         self._spark = spark
         self._job = job
+        self._payload = payload
         self._common_tag = tag
         self._tag = JobTag(spark, f"{tag.text}-{number}")
         self._link_to = link_to
@@ -157,11 +167,14 @@ class SparkTask:
                 return
             self._common_tag.add()
             self._tag.add(f"{self._job.function}, an elastic job's task {self.number}")
-            with warnings.catch_warnings():
-                # PySpark tells at each call which pandas it would rather have.
-                warnings.filterwarnings("ignore", message=".*PySpark does not yet fully support pandas")
-                frame = self._spark.range(0, 1, 1, 1).mapInArrow(ElasticTask(self._job, self.number), SCHEMA)
-            over = Over([ResultRow(*row) for row in frame.collect()])
+            task = ElasticTask(self._job, self.number, self._payload)
+            with unlogged():
+                with warnings.catch_warnings():
+                    # PySpark tells at each call which pandas it would rather have.
+                    warnings.filterwarnings("ignore", message=".*PySpark does not yet fully support pandas")
+                    frame = self._spark.range(0, 1, 1, 1).mapInArrow(task, SCHEMA)
+                rows = frame.collect()
+            over = Over([ResultRow(*row) for row in rows])
         except BaseException as error:
             over = Over(error=error)
         finally:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import pyarrow
-from pyspark import TaskContext
+from pyspark import Broadcast, TaskContext
 
 from spark_estimator.authentication import RefusedError
 from spark_estimator.collectives import launcher_link
@@ -45,10 +45,12 @@ class ElasticTask:
     Attributes:
         job: what is run; it has a channel.
         number: of the task, by which the driver knows it when it connects.
+        payload: the job's, where that comes apart from it.
     """
 
     job: JobSpec
     number: int
+    payload: Broadcast[bytes] | None = None
 
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         """Supervises one worker and yields its result rows; none when the driver has no use for this task."""
@@ -84,7 +86,12 @@ class ElasticTask:
         heartbeat, silence = (timedelta(seconds=s) for s in (settings.heartbeat_seconds, settings.silence_seconds))
         with sock:
             link = AgentLink(sock.fileno(), os.dup(sock.fileno()), heartbeat, silence)
-            agent = TaskAgent(link, replace(job, environment=environment), sock.getsockname()[0], address.token)
+            job = replace(
+                job,
+                environment=environment,
+                payload=job.payload if self.payload is None else self.payload.value,
+            )
+            agent = TaskAgent(link, job, sock.getsockname()[0], address.token)
             agent.run()
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)

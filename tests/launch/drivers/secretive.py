@@ -1,7 +1,7 @@
 """A user's driver program that keeps, while its jobs run, what Spark and the system show of them.
 
-Arguments: a folder for what it has seen, a folder that Spark writes to; the master or remote address, then name=value
-settings of the session. Its jobs hold still until it has looked.
+Arguments: a folder for what it has seen, a folder that Spark writes to; "barrier" or "elastic", the kind of its jobs;
+the master or remote address, then name=value settings of the session. Its jobs hold still until it has looked.
 """
 
 import json
@@ -18,6 +18,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from spark_estimator import HorovodRunner
+from spark_estimator.spark import run_elastic
 
 # What PySpark and py4j themselves say goes to standard error, as a person would have it who looks for a fault.
 logging.basicConfig(level=logging.DEBUG)
@@ -114,13 +115,18 @@ def run_and_look(kind, address, ballast):
 
     thread = threading.Thread(target=wait_and_look)
     thread.start()
-    places, yek = HorovodRunner(np=2).run(work, flags=str(Path(flags).absolute()), ballast=ballast)
+    arguments = {"flags": str(Path(flags).absolute()), "ballast": ballast}
+    if elastic:
+        places, yek = run_elastic(work, kwargs=arguments, num_proc=2)[0]
+    else:
+        places, yek = HorovodRunner(np=2).run(work, **arguments)
     thread.join()
     assert not failed, failed
     return {"places": places, "yek": yek}
 
 
-where, *settings = sys.argv[3:]
+elastic = sys.argv[3] == "elastic"
+where, *settings = sys.argv[4:]
 builder = SparkSession.builder
 for setting in settings:
     builder = builder.config(*setting.split("=", 1))

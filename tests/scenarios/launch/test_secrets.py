@@ -8,6 +8,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ LOG4J += "".join(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["classic", "connect"])
+@pytest.mark.parametrize("kind", ["classic", "elastic", "connect"])
 def test_the_key_of_a_spark_job_and_what_it_is_made_of_show_nowhere(kind: str, tmp_path: Path) -> None:
     folders = {name: tmp_path / name for name in ("path", "events", "scratch", "run", "seen")}
     for folder in folders.values():
@@ -79,7 +80,8 @@ def test_the_key_of_a_spark_job_and_what_it_is_made_of_show_nowhere(kind: str, t
         "HOROVOD_LOG_LEVEL": "trace",
     }
     looks = [str(folders["seen"]), str(folders["scratch"])]
-    if kind == "classic":
+    looks.append("elastic" if kind == "elastic" else "barrier")
+    if kind != "connect":
         arguments = [f"{name}={value}" for name, value in settings.items()]
         with clusters.driver("secretive.py", *looks, "local[2]", *arguments, folder=folders["run"], env=env) as driver:
             results = driver.wait(250)
@@ -95,9 +97,12 @@ def test_the_key_of_a_spark_job_and_what_it_is_made_of_show_nowhere(kind: str, t
 
     drawn = noted.read_text().split()
     secrets: dict[str, bytes] = {}
+    shares = 1 if kind == "elastic" else 2  # the driver's, for a round; or the tasks'
     for size in ("small", "large"):
-        assert results[size]["places"] == []  # type: ignore[index]
-        secrets |= {f"{what} of the {size} job": secret for what, secret in _secrets(results[size]["yek"], drawn)}  # type: ignore[index]
+        result: Any = results[size]
+        assert result["places"] == []
+        parts = _secrets(result["yek"], drawn, shares)
+        secrets |= {f"{what} of the {size} job": secret for what, secret in parts}
     assert any("DEBUG" in text for text in logs.values()) and any("TRACE" in text for text in logs.values())
     events = {str(path): path.read_text(errors="replace") for path in folders["events"].rglob("*") if path.is_file()}
     assert "SparkListenerTaskEnd" in "".join(events.values())
@@ -117,17 +122,17 @@ def test_the_key_of_a_spark_job_and_what_it_is_made_of_show_nowhere(kind: str, t
     assert not shown, "\n".join(shown)
 
 
-def _secrets(yek: str, drawn: list[str]) -> Iterator[tuple[str, bytes]]:
+def _secrets(yek: str, drawn: list[str], shares: int) -> Iterator[tuple[str, bytes]]:
     """The key, and those of all random bytes that were drawn which it is made of."""
     jobs = [text for text in drawn if len(text) == 16]
     long = [text for text in drawn if len(text) == 64]
     made_of = [
-        three
-        for three in itertools.permutations(long, 3)
-        if any(hashlib.sha256(bytes.fromhex("".join(three)) + job.encode()).hexdigest() == yek[::-1] for job in jobs)
+        parts
+        for parts in itertools.permutations(long, shares + 1)
+        if any(hashlib.sha256(bytes.fromhex("".join(parts)) + job.encode()).hexdigest() == yek[::-1] for job in jobs)
     ]
-    assert len(made_of) == 1, "the key is made of two shares that were drawn in the tasks, and the driver's token"
-    names = ("the key", "a share", "another share", "the channel's token")
+    assert len(made_of) == 1, f"the key is made of {shares} shares that were drawn, and the driver's token"
+    names = ("the key", *(f"share {number}" for number in range(shares)), "the channel's token")
     yield from zip(names, map(bytes.fromhex, (yek[::-1], *made_of[0])), strict=True)
 
 
