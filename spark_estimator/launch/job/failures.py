@@ -87,9 +87,9 @@ class FailureReport:
         """For JSON; long texts lose their middle."""
         return {
             **asdict(self),
-            "traceback": shorten(self.traceback),
-            "message": shorten(self.message),
-            "log_tail": shorten(self.log_tail, _MAX_TAIL_CHARACTERS),
+            "traceback": _sent(self.traceback, MAX_TRACEBACK_CHARACTERS),
+            "message": _sent(self.message, MAX_TRACEBACK_CHARACTERS),
+            "log_tail": _sent(self.log_tail, _MAX_TAIL_CHARACTERS),
         }
 
     @classmethod
@@ -119,6 +119,15 @@ def shorten(text: str, limit: int = MAX_TRACEBACK_CHARACTERS) -> str:
     if len(text) <= limit + len(note):  # it would be no shorter
         return text
     return text[:half] + note + text[-half:]
+
+
+def _sent(text: str, limit: int) -> str:
+    """`text`, short enough for a frame of the driver channel beside the other texts of a report.
+
+    JSON writes most characters in at most six bytes, but some (emoji) in twelve: of those there may be half as many.
+    """
+    short = shorten(text, limit)
+    return short if len(json.dumps(short)) <= 6 * limit else shorten(text, limit // 2)
 
 
 def first_failure(reports: Sequence[FailureReport]) -> FailureReport | None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import linecache
 import random
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from spark_estimator.errors import PythonEnvironmentError, RemoteTraceback, ResultError, WorkerFailedError
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport, find_marked, first_failure, job_error, to_marked_text
+from spark_estimator.observe import frames
+from spark_estimator.observe.driver_log import printable
 
 
 def report(rank: int, kind: str = failures.RAISED, when: float = 0.0, **more: Any) -> FailureReport:
@@ -100,6 +103,23 @@ def test_a_long_traceback_loses_its_middle() -> None:
     sent = FailureReport.from_dict(long.to_dict())
     assert len(sent.traceback) < 70_000
     assert sent.traceback.startswith("begin") and sent.traceback.endswith("end") and "left out" in sent.traceback
+
+
+@pytest.mark.parametrize("character", ["x", "\N{GRINNING FACE}", "\x00", "\udc80"])
+def test_a_report_fits_into_a_frame_whatever_its_texts_are_made_of(character: str) -> None:
+    """JSON writes some characters as twelve bytes."""
+    text = f"begin {character * 1_000_000} end"
+    long = report(0, traceback=text, log_tail=text)
+    frame = frames.encode({"kind": frames.FAILURE, "report": replace(long, message=text).to_dict()})
+    assert len(frame) <= frames.MAX_FRAME_BYTES
+    (taken,) = frames.take_frames(bytearray(frame))
+    sent = FailureReport.from_dict(taken["report"])
+    for name in ("message", "traceback", "log_tail"):
+        shown = getattr(sent, name)
+        assert shown.startswith("begin") and shown.endswith("end")
+        (cut,) = re.findall(r"\.\.\. (\d+) characters left out \.\.\.", shown)
+        assert int(cut) + shown.count(printable(character)) >= 1_000_000
+    assert len(sent.traceback) > 10_000, "much of it is left"
 
 
 @pytest.mark.parametrize("change", [{"rank": "1"}, {"pid": None}, {"when": "now"}, {"host": 3}, {"secondary": 1.5}])
