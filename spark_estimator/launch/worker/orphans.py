@@ -18,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from spark_estimator.env import PROCESS_VARIABLE
+from spark_estimator.launch.worker import child_process
 
 _PROC = Path("/proc")
 # How long a process that is becoming another program is waited for.
@@ -42,8 +43,7 @@ def end(*marks: str) -> None:
         mark_of = {pid: _marks(pid) for pid in _processes() if pid not in killed}
         alive = [pid for pid, value in mark_of.items() if value and any(mark in value for mark in encoded_marks)]
         for pid in alive:
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+            _kill(pid, encoded_marks)
         killed.update(alive)
         # Once more, as those that have been killed may just have started others.
         if not alive:
@@ -85,6 +85,23 @@ def _processes() -> list[int]:
     with suppress(OSError):
         return [int(entry) for entry in os.listdir(_PROC) if entry.isdecimal() and int(entry) != os.getpid()]
     return []
+
+
+def _kill(pid: int, encoded_marks: list[bytes]) -> None:
+    """Kills the process if it still is one with such a mark: another may have got the number of one that has ended."""
+    # From here on the signal reaches the process that has the number now, or none.
+    descriptor = child_process.exit_descriptor(pid)
+    try:
+        value = _marks(pid)
+        if value and any(mark in value for mark in encoded_marks):
+            with suppress(OSError):
+                if descriptor >= 0:
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                else:
+                    os.kill(pid, signal.SIGKILL)
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def _marks(pid: int) -> bytes | None:

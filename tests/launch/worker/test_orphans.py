@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import os
+import signal
 import subprocess
 import sys
 
@@ -36,6 +38,60 @@ def test_an_empty_environment_is_known_as_such() -> None:
         orphans.end("no such mark")
         assert process.poll() is None
         process.kill()
+
+
+@pytest.mark.parametrize("pidfd", [True, False])
+def test_only_the_process_that_has_the_mark_is_killed(pidfd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another process gets the number of one that had it, between the look and the signal."""
+    environment = dict(os.environ)
+    mark = orphans.mark(environment)
+    looks: collections.Counter[int] = collections.Counter()
+    look = orphans._marks
+
+    def looked_at_before_it_ended(pid: int) -> bytes | None:
+        looks[pid] += 1
+        return mark.encode() if pid == other.pid and looks[pid] == 1 else look(pid)
+
+    if not pidfd:
+        monkeypatch.delattr(os, "pidfd_open")
+    monkeypatch.setattr(orphans, "_marks", looked_at_before_it_ended)
+    with (
+        subprocess.Popen(["sleep", "1000"]) as other,
+        subprocess.Popen(["sleep", "1000"], env=environment, start_new_session=True) as marked,
+    ):
+        orphans.end(mark)
+        assert marked.wait(20) == -signal.SIGKILL
+        assert looks[other.pid] > 0 and other.poll() is None
+        other.kill()
+        assert other.wait(20) == -signal.SIGKILL
+
+
+def test_the_signal_goes_to_the_process_that_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ends after the look, and whose number another gets at once, is not mistaken for that other."""
+    environment = dict(os.environ)
+    mark = orphans.mark(environment)
+    look = orphans._marks
+    ended: list[int] = []
+
+    def ended_after_the_look(pid: int) -> bytes | None:
+        marks = look(pid)
+        if pid == marked.pid and marks and opened:
+            marked.kill()
+            marked.wait(20)
+            ended.append(pid)
+        return marks
+
+    opened: list[int] = []
+    pidfd_open = os.pidfd_open
+    monkeypatch.setattr(os, "pidfd_open", lambda pid: opened.append(pid) or pidfd_open(pid))
+    monkeypatch.setattr(os, "kill", lambda pid, number: pytest.fail(f"signal {number} by number {pid}"))
+    monkeypatch.setattr(orphans, "_marks", ended_after_the_look)
+    with subprocess.Popen(["sleep", "1000"], env=environment, start_new_session=True) as marked:
+        monkeypatch.setattr(marked, "send_signal", lambda number: signal.pidfd_send_signal(number_of, number))
+        number_of = pidfd_open(marked.pid)
+        orphans.end(mark)
+        os.close(number_of)
+    assert ended == [marked.pid] == opened
 
 
 def test_a_mark_whose_processes_are_not_all_ended_yet_stays_known(monkeypatch: pytest.MonkeyPatch) -> None:
