@@ -230,7 +230,7 @@ class _Process:
     def _ended(self, kind: str, message: str) -> Outcome:
         program = self._agent.program
         host = socket.gethostname() if program is None else program.host
-        return Outcome(-1, host, 0, 1, FailureReport(-1, host, 0, kind, message, when=time.time()))
+        return Outcome(-1, host, 0, 1, FailureReport(-1, host, 0, kind, message, when=time.monotonic()))
 
     def _pass_on(self) -> None:
         assert self._ours is not None

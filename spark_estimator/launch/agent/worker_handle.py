@@ -143,21 +143,20 @@ class RemoteWorkerHandle:
         if self._stopped is not None or self._closing():
             self._end(self._was_stopped())
             return
-        report = FailureReport(self._rank, self._host, self.pid, failures.LOST, f"is out of contact: {why}")
-        report = replace(report, when=time.time())
+        message = f"is out of contact: {why}"
+        report = FailureReport(self._rank, self._host, self.pid, failures.LOST, message, when=time.monotonic())
         self._fail(report)
         self._end(Outcome(self._rank, self._host, self.pid, -signal.SIGKILL, report))
 
     def _was_stopped(self) -> Outcome:
         message = f"was stopped {self._stopped or 'with its host'}"
-        report = FailureReport(self._rank, self._host, self.pid, failures.STOPPED, message, when=time.time())
+        report = FailureReport(self._rank, self._host, self.pid, failures.STOPPED, message, when=time.monotonic())
         return Outcome(self._rank, self._host, self.pid, -signal.SIGKILL, report)
 
     def _fail(self, report: FailureReport) -> None:
         if not self._failed:
             self._failed = True
-            # By this host's clock: those of several hosts may differ by more than what lies between two failures.
-            self._relay.failed(replace(report, rank=self._rank, when=time.time()))
+            self._relay.failed(replace(report, rank=self._rank))
 
     def _outcome(self, fields: Mapping[str, Any]) -> Outcome:
         failure = None

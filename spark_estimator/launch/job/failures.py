@@ -6,8 +6,9 @@ A *report* is what one rank's end looked like to its supervisor. Reports are pla
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from spark_estimator.errors import (
@@ -43,9 +44,10 @@ _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
     "traceback": str,
     "log_tail": str,
     "exit_code": (int, type(None)),
-    "when": (int, float),
     "secondary": bool,
 }
+# A report is on its way to the next process within so long; no rank can claim to have failed earlier than that.
+MAX_AGE_SECONDS = 5.0
 _OPENING, _CLOSING = "<<<spark_estimator failure ", " spark_estimator>>>"
 
 
@@ -60,7 +62,7 @@ class FailureReport:
         message: one sentence or a few, without rank and host.
         traceback: its Python stack, as the rank printed it; '' when there is none.
         exit_code: its exit status; negative is the number of the signal; None when it raised.
-        when: seconds since the epoch, by the clock of its host.
+        when: by `time.monotonic` of this host. Hosts send one another the report's age, as their clocks differ.
         secondary: it failed because another rank had: a collective lost its peer.
         log_tail: the last lines that it printed; '' when there are none.
     """
@@ -72,7 +74,7 @@ class FailureReport:
     message: str
     traceback: str = ""
     exit_code: int | None = None
-    when: float = 0.0
+    when: float = field(default=0.0, compare=False)
     secondary: bool = False
     log_tail: str = ""
 
@@ -84,9 +86,10 @@ class FailureReport:
         return f"{name} (host {self.host}{process})"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; long texts lose their middle."""
+        """For JSON, to be sent at once; long texts lose their middle."""
         return {
-            **asdict(self),
+            **{name: value for name, value in asdict(self).items() if name != "when"},
+            "age": time.monotonic() - self.when,
             "traceback": _sent(self.traceback, MAX_TRACEBACK_CHARACTERS),
             "message": _sent(self.message, MAX_TRACEBACK_CHARACTERS),
             "log_tail": _sent(self.log_tail, _MAX_TAIL_CHARACTERS),
@@ -94,12 +97,16 @@ class FailureReport:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> FailureReport:
-        """The inverse of `to_dict`; the texts are made safe to print.
+        """The inverse of `to_dict`, when it has just come; the texts are made safe to print.
 
         Raises:
             TypeError, ValueError: the fields are not those of a report.
         """
-        report = cls(**fields)
+        fields = dict(fields)
+        age = fields.pop("age", None)
+        if not isinstance(age, (int, float)):
+            raise ValueError(f"field 'age' of a failure report is {age!r}")
+        report = cls(**fields, when=time.monotonic() - min(max(0.0, age), MAX_AGE_SECONDS))
         for name, kinds in _FIELD_TYPES.items():
             if not isinstance(getattr(report, name), kinds):
                 raise ValueError(f"field {name!r} of a failure report is {getattr(report, name)!r}")

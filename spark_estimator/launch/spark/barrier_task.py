@@ -175,4 +175,6 @@ class BarrierTask:
 
 def _setup_failure(kind: str, message: str) -> RuntimeError:
     """What a task raises before it has a worker to report on."""
-    return RuntimeError(to_marked_text(FailureReport(-1, socket.gethostname(), 0, kind, message, when=time.time())))
+    return RuntimeError(
+        to_marked_text(FailureReport(-1, socket.gethostname(), 0, kind, message, when=time.monotonic()))
+    )

@@ -143,4 +143,4 @@ class TaskAgent(WorkerAgent):
 
 def _refused(kind: str, message: str) -> Outcome:
     host = socket.gethostname()
-    return Outcome(-1, host, 0, 1, FailureReport(-1, host, 0, kind, message, when=time.time()))
+    return Outcome(-1, host, 0, 1, FailureReport(-1, host, 0, kind, message, when=time.monotonic()))

@@ -195,7 +195,7 @@ class SparkWorkerHandle:
         return Outcome(self._rank, self._host, 0, -signal.SIGKILL, report)
 
     def _report(self, kind: str, message: str) -> FailureReport:
-        return FailureReport(self._rank, self._host, self.pid, kind, message, when=time.time())
+        return FailureReport(self._rank, self._host, self.pid, kind, message, when=time.monotonic())
 
 
 def _hello(talk: Iterator[tuple[bytes, bytes]]) -> str:

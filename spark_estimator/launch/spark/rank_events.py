@@ -78,4 +78,4 @@ class RankEvents:
         known = self.placed.get(partition, _UNKNOWN)
         message = "is out of contact: its Spark executor, or its host, has died or was cut off"
         message += f" ({why})" if why else ""
-        return FailureReport(known["rank"], known["host"], known["pid"], failures.LOST, message, when=time.time())
+        return FailureReport(known["rank"], known["host"], known["pid"], failures.LOST, message, when=time.monotonic())

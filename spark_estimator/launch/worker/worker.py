@@ -259,7 +259,7 @@ def _fail(
         message=message,
         traceback="" if error is None else _traceback_text(error),
         exit_code=exit_code,
-        when=time.time(),
+        when=time.monotonic(),
         secondary=error is not None and any(isinstance(link, (PeerLostError, ShutDownError)) for link in _chain(error)),
     )
     pipe.send_json(FAILURE, report.to_dict())

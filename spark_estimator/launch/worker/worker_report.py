@@ -127,7 +127,9 @@ class WorkerReport:
 
     def _failure_of(self, kind: str, message: str, *, exit_code: int | None = None) -> FailureReport:
         identity = self._identity
-        report = FailureReport(identity.rank, identity.host, identity.pid, kind, message, "", exit_code, time.time())
+        report = FailureReport(
+            identity.rank, identity.host, identity.pid, kind, message, "", exit_code, time.monotonic()
+        )
         if kind == failures.STOPPED:  # never the cause, so its output is not needed
             return report
         return replace(report, traceback=self._output.python_stack, log_tail=self._output.tail)

@@ -22,7 +22,7 @@ from spark_estimator.launch.job.spec import JobSpec
 def test_an_outcome_travels_without_its_value() -> None:
     report = FailureReport(1, "host", 10, failures.RAISED, "raised KeyError")
     fields = outcome_fields(Outcome(1, "host", 10, 1, report, b"value", "hash"))
-    assert fields.pop("failure") == report.to_dict()
+    assert FailureReport.from_dict(fields.pop("failure")) == report
     assert fields == {"rank": 1, "host": "host", "pid": 10, "exit_code": 1, "sha256": "hash"}
 
 

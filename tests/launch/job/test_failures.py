@@ -122,7 +122,7 @@ def test_a_report_fits_into_a_frame_whatever_its_texts_are_made_of(character: st
     assert len(sent.traceback) > 10_000, "much of it is left"
 
 
-@pytest.mark.parametrize("change", [{"rank": "1"}, {"pid": None}, {"when": "now"}, {"host": 3}, {"secondary": 1.5}])
+@pytest.mark.parametrize("change", [{"rank": "1"}, {"pid": None}, {"age": "now"}, {"host": 3}, {"secondary": 1.5}])
 def test_what_is_no_report_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="failure report"):
         FailureReport.from_dict({**report(0).to_dict(), **change})

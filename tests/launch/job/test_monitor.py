@@ -16,7 +16,7 @@ from spark_estimator.launch.job.monitor import Failed, Finished, JobMonitor, Lin
 
 
 def report(rank: int, kind: str = failures.RAISED, **more: Any) -> Failed:
-    return Failed(FailureReport(rank, "host", 1, kind, "failed", when=time.time(), **more))
+    return Failed(FailureReport(rank, "host", 1, kind, "failed", when=time.monotonic(), **more))
 
 
 class Job:

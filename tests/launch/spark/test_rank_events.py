@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
+import queue
+import time
+from typing import Any
+
 import pytest
 
 pytest.importorskip("pyspark")
 
 from spark_estimator.launch.job import failures
-from spark_estimator.launch.job.failures import FailureReport
-from spark_estimator.launch.job.monitor import Begun, Failed, Lines, Message
+from spark_estimator.launch.job.failures import FailureReport, first_failure
+from spark_estimator.launch.job.monitor import Begun, EventRelay, Failed, Lines, Message
+from spark_estimator.launch.job.spec import JobSpec
+from spark_estimator.launch.log_relay.worker_output import WorkerIdentity, WorkerOutput
 from spark_estimator.launch.spark.rank_events import RankEvents
+from spark_estimator.launch.worker.child_process import MemoryBaseline
+from spark_estimator.launch.worker.state import WorkerEvent, worker_states
+from spark_estimator.launch.worker.worker_report import WorkerReport
 from spark_estimator.observe import frames
 
 PLACED = {"kind": frames.PLACED, "rank": 3, "host": "h\x1b", "pid": 7}
@@ -38,3 +49,41 @@ def test_a_rank_that_vanishes_is_lost() -> None:
     event = ranks.take(2, {"kind": frames.GONE})
     assert isinstance(event, Failed) and (event.report.rank, event.report.host) == (-1, "unknown")
     assert ranks.lost_with_executor("an error without an executor") == []
+
+
+def reported(rank: int, clocks: float) -> dict[str, Any]:
+    """The frame of a rank that fails now, on a host whose clocks differ from this one's by so many seconds."""
+    events: queue.Queue[Any] = queue.Queue()
+    state = worker_states()
+    state.fire(WorkerEvent.START)
+    identity, relay = WorkerIdentity(rank, f"host{rank}", 10), EventRelay(events)
+    with pytest.MonkeyPatch.context() as patch, open(os.devnull, "rb") as nothing:
+        for name, clock in (("time", time.time), ("monotonic", time.monotonic)):
+            patch.setattr(time, name, lambda clock=clock: clock() + clocks)
+        output = WorkerOutput(nothing, nothing, identity, relay)
+        report = WorkerReport(JobSpec("job", 3, "train()"), identity, state, output, relay, MemoryBaseline.take())
+        report.outcome(1, 0)
+        failed = next(event for event in iter(events.get_nowait, None) if isinstance(event, Failed))
+        return {"kind": frames.FAILURE, "report": json.loads(json.dumps(failed.report.to_dict()))}
+
+
+@pytest.mark.parametrize("clocks", [(3600.0, 0.0, -3600.0), (-3600.0, 0.0, 3600.0), (0.0, -5.0, 7.0), (0.0, 0.0, 0.0)])
+def test_the_clocks_of_the_hosts_do_not_choose_the_cause(clocks: tuple[float, ...]) -> None:
+    ranks = RankEvents()
+    reports = []
+    for rank, difference in enumerate(clocks):
+        event = ranks.take(rank, reported(rank, difference))
+        assert isinstance(event, Failed)
+        reports.append(event.report)
+    cause = first_failure(reports[::-1])
+    assert cause is not None and cause.rank == 0, "it failed first"
+
+
+def test_no_rank_can_claim_to_have_failed_long_ago() -> None:
+    ranks = RankEvents()
+    before = time.monotonic()
+    for age in (1e9, -1e9, float("nan"), float("inf")):
+        report = {**FailureReport(3, "h", 7, failures.RAISED, "raised", when=before).to_dict(), "age": age}
+        event = ranks.take(0, {"kind": frames.FAILURE, "report": report})
+        assert isinstance(event, Failed)
+        assert before - failures.MAX_AGE_SECONDS <= event.report.when <= time.monotonic()
