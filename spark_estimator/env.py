@@ -176,7 +176,7 @@ class Settings:
     )  # fmt: skip
     silence_seconds: float = _variable(
         "SPARK_ESTIMATOR_SILENCE_SECONDS", 6.0, _positive_seconds, unit="seconds",
-        effect="a rank that sends no heartbeat for this time is lost",
+        effect="a rank without heartbeats for this time is lost; its supervisor in Spark, after ten times this time",
     )  # fmt: skip
     log_level: str = _variable(
         "HOROVOD_LOG_LEVEL", "warning", one_of(LEVELS, {"warn": "warning", "critical": "fatal"}), unit="level",

@@ -1,8 +1,9 @@
 """The driver channel: one authenticated connection from each supervisor to the driver, for text.
 
 A supervisor sends its facts, lines, messages and failure reports; it receives all supervisors' facts and the order to
-stop (see ``frames``). A peer that breaks the protocol is disconnected. The connection is also a heartbeat: when the
-driver's end closes, the driver is gone, and its supervisors end their workers.
+stop (see ``frames``). A peer that breaks the protocol is disconnected. When the driver's end closes, the driver is
+gone, and its supervisors end their workers. A supervisor sends a heartbeat each second, by which the driver notices a
+frozen one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -22,9 +24,24 @@ from spark_estimator import authentication
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.handshake_server import HandshakeServer
 from spark_estimator.log import logger
-from spark_estimator.observe.frames import BYE, GONE, LINE, MAX_FRAME_BYTES, PROGRESS, STOP, encode, take_frames
+from spark_estimator.observe.frames import (
+    ALIVE,
+    BYE,
+    GONE,
+    HEARD,
+    LINE,
+    MAX_FRAME_BYTES,
+    PROGRESS,
+    SILENT,
+    STOP,
+    encode,
+    take_frames,
+)
+from spark_estimator.observe.silence import Hearing, Silence
 
 CONNECT_TIMEOUT = timedelta(seconds=3)
+# A supervisor sends at least that often; the driver looks as often whether it does.
+HEARTBEAT_SECONDS = 1.0
 
 _CONTEXT = struct.Struct(">16sI")  # job id, partition
 # Lines that the network is too slow for are dropped and counted above this: printing must never hold training up.
@@ -57,17 +74,26 @@ class DriverServer:
         job_id: of the job, at most 16 characters; supervisors of others are refused.
         size: number of supervisors; their partitions are 0 to size - 1, each may connect once.
         receive: is given (partition, frame) in the server's thread. Frames are as `valid` lets them through.
+        lost_after: seconds without a heartbeat after which a supervisor is lost; zero: it never is.
 
     Attributes:
         token: what supervisors must hold.
         address, port: where it listens.
     """
 
-    def __init__(self, address: str, job_id: str, size: int, receive: Callable[[int, dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        job_id: str,
+        size: int,
+        receive: Callable[[int, dict[str, Any]], None],
+        lost_after: float = 0.0,
+    ) -> None:
         self.token = secrets.token_bytes(authentication.KEY_BYTES)
         self._job_id = job_id.encode()
         self._size = size
         self._receive = receive
+        self._lost_after = lost_after
         self._lock = threading.Lock()
         self._connections: dict[int, _Inbound] = {}
         self._stop_reason: str | None = None
@@ -131,7 +157,7 @@ class DriverServer:
             raise AuthenticationError(f"no supervisor of that job and partition is expected: {job_id!r}, {partition}")
 
     def _admit(self, sock: socket.socket, context: bytes, origin: str) -> None:
-        inbound = _Inbound(sock, read_context(context)[1], origin)
+        inbound = _Inbound(sock, read_context(context)[1], origin, Silence(self._lost_after))
         with self._lock:
             if self._closed or inbound.partition in self._connections:
                 raise AuthenticationError("the channel is closed, or this partition is connected already")
@@ -143,8 +169,9 @@ class DriverServer:
         self._wake()
 
     def _serve(self) -> None:
+        looked = time.monotonic()
         while not self._closed:
-            for key, ready in self._selector.select():
+            for key, ready in self._selector.select(HEARTBEAT_SECONDS if self._lost_after else None):
                 if key.fileobj is self._wake_read:
                     self._wake_read.recv(4096)
                     while self._arrived:
@@ -158,6 +185,10 @@ class DriverServer:
                 if ready & selectors.EVENT_READ and not self._take(key.data):
                     self._selector.unregister(key.fileobj)
                     self._drop(key.data)
+            now = time.monotonic()
+            if now - looked >= HEARTBEAT_SECONDS:
+                self._look_for_silence(now - looked)
+                looked = now
         with self._lock:
             remaining = list(self._connections.values())
         for inbound in remaining:
@@ -176,13 +207,28 @@ class DriverServer:
                 if events != key.events:
                     self._selector.modify(key.fileobj, events, key.data)
 
+    def _look_for_silence(self, seconds: float) -> None:
+        """Reports who has sent nothing for too long, so many seconds after the last look."""
+        for key in list(self._selector.get_map().values()):
+            inbound = key.data
+            if inbound is None or inbound.said_bye or not inbound.silence.look(seconds):
+                continue
+            if inbound.silence.state is Hearing.LOST:
+                self._selector.unregister(key.fileobj)
+                self._drop(inbound, silent_seconds=round(inbound.silence.seconds))
+            else:
+                report = {"kind": SILENT, "seconds": round(inbound.silence.seconds), "limit": round(self._lost_after)}
+                self._receive(inbound.partition, report)
+
     def _take(self, inbound: _Inbound) -> bool:
         """Reads what is there; False when the connection is over, or nothing is there."""
         try:
             for frame in inbound.receive():
+                if inbound.silence.heard():
+                    self._receive(inbound.partition, {"kind": HEARD})
                 if frame["kind"] == BYE:
                     inbound.said_bye = True
-                else:
+                elif frame["kind"] != ALIVE:
                     self._receive(inbound.partition, frame)
         except BlockingIOError:
             return not self._closed
@@ -194,21 +240,22 @@ class DriverServer:
             return False
         return True
 
-    def _drop(self, inbound: _Inbound) -> None:
+    def _drop(self, inbound: _Inbound, **why: int) -> None:
         with self._lock:
             self._connections.pop(inbound.partition, None)
         inbound.sock.close()
         if not inbound.said_bye and not self._closed:
-            self._receive(inbound.partition, {"kind": GONE})
+            self._receive(inbound.partition, {"kind": GONE, **why})
 
 
 class _Inbound:
     """One supervisor's connection, at the driver."""
 
-    def __init__(self, sock: socket.socket, partition: int, origin: str) -> None:
+    def __init__(self, sock: socket.socket, partition: int, origin: str, silence: Silence) -> None:
         self.sock = sock
         self.partition = partition
         self.origin = origin
+        self.silence = silence
         self.said_bye = False
         self._pending = bytearray()
         self._lock = threading.Lock()  # any thread sends
@@ -348,8 +395,8 @@ class SupervisorChannel:
     def _write(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting and not self._closing:
-                    self._changed.wait()
+                if not self._changed.wait_for(lambda: self._waiting or self._closing, HEARTBEAT_SECONDS):
+                    self._enqueue(encode({"kind": ALIVE}))
                 if not self._waiting:
                     return
                 batch = b"".join(self._waiting)

@@ -19,11 +19,14 @@ FAILURE = "failure"  # report: fields of a failure report
 BYE = "bye"  # the supervisor's work is done
 FACTS = "facts"  # facts: what a supervisor tells all others of itself
 GATHER = "gather"  # facts are exchanged through Spark: up, this supervisor's; down, all
+ALIVE = "alive"  # a heartbeat, when there is nothing else to send
 # Down go:
 STOP = "stop"  # text: the reason
 EVERYONE = "everyone"  # facts: [partitions] those of all supervisors
-# Up goes, but is never sent:
-GONE = "gone"  # what `DriverServer` tells of a supervisor whose connection ended without a BYE
+# What `DriverServer` itself reports of a supervisor; never sent:
+GONE = "gone"  # its connection ended without a BYE; silent_seconds: it was ended here, as nothing came for that time
+SILENT = "silent"  # seconds, limit: it has sent nothing for so long, and is lost after the limit
+HEARD = "heard"  # it sends again
 
 _FIELDS: dict[str, dict[str, type]] = {
     PLACED: {"rank": int, "host": str, "pid": int},
@@ -33,6 +36,7 @@ _FIELDS: dict[str, dict[str, type]] = {
     PROGRESS: {"rank": int, "report": dict},
     FAILURE: {"report": dict},
     BYE: {},
+    ALIVE: {},
     FACTS: {"facts": str},
     STOP: {"text": str},
     EVERYONE: {"facts": list},

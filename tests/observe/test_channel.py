@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,10 +29,14 @@ JOB = "0123456789abcdef"
 class Side:
     """A server, what it has received, and a way to connect to it."""
 
-    def __init__(self, size: int = 2) -> None:
+    def __init__(self, size: int = 2, lost_after: float = 0.0) -> None:
         self.received: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
         self.server = DriverServer(
-            "127.0.0.1", JOB, size, lambda partition, frame: self.received.put((partition, frame))
+            "127.0.0.1",
+            JOB,
+            size,
+            lambda partition, frame: self.received.put((partition, frame)),
+            lost_after=lost_after,
         )
         self.stops: queue.Queue[str] = queue.Queue()
 
@@ -68,6 +75,54 @@ def test_everything_arrives_in_order(side: Side) -> None:
     first.close()
     wait_for(lambda: side.server.connected == 0)
     assert side.received.empty() and side.stops.empty(), "an end in good order is nothing to tell"
+
+
+FREEZES = """
+import sys
+from spark_estimator.observe import channel
+channel.HEARTBEAT_SECONDS = 0.05
+host, port, token, job, partition = sys.argv[1:]
+channel.SupervisorChannel.connect((host, int(port)), bytes.fromhex(token), job, int(partition), print)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[Side]:
+    monkeypatch.setattr(channel, "HEARTBEAT_SECONDS", 0.05)
+    made = Side(lost_after=4.0)
+    yield made
+    made.server.close()
+
+
+def test_a_frozen_supervisor_is_reported_and_then_lost(impatient: Side) -> None:
+    server = impatient.server
+    arguments = [server.address, str(server.port), server.token.hex(), JOB, "1"]
+    beating = impatient.connect(0)
+    with subprocess.Popen([sys.executable, "-c", FREEZES, *arguments], stdin=subprocess.PIPE) as process:
+        wait_for(lambda: server.connected == 2)
+        process.send_signal(signal.SIGSTOP)
+        assert impatient.next() == (1, {"kind": frames.SILENT, "seconds": 2, "limit": 4})
+        process.send_signal(signal.SIGCONT)
+        assert impatient.next() == (1, {"kind": frames.HEARD})
+        process.send_signal(signal.SIGSTOP)
+        assert impatient.next()[1]["kind"] == frames.SILENT
+        assert impatient.next() == (1, {"kind": frames.GONE, "silent_seconds": 4})
+        process.kill()
+    wait_for(lambda: server.connected == 1)
+    assert impatient.received.empty() and impatient.stops.empty(), "one that only sends heartbeats is heard"
+    beating.close()
+
+
+def test_a_driver_that_was_busy_judges_nobody(impatient: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock jumps by an hour while it looks at nothing."""
+    supervisor = impatient.connect(0)
+    clock = time.monotonic
+    for hours in (1, 2, 3):
+        monkeypatch.setattr(time, "monotonic", lambda hours=hours: clock() + 3600 * hours)
+        supervisor.send(frames.LOG, rank=0, text="here")
+        assert impatient.next()[1]["kind"] == frames.LOG
+    supervisor.close()
 
 
 def test_a_supervisor_that_vanishes_is_told(side: Side) -> None:

@@ -47,6 +47,7 @@ from spark_estimator.log import logger
 from spark_estimator.observe import channel, frames
 from spark_estimator.observe.driver_address import driver_address
 from spark_estimator.observe.driver_log import announce, print_line
+from spark_estimator.observe.silence import lost_after
 from spark_estimator.observe.status_line import StatusLine
 
 _log = logger(__name__)
@@ -59,6 +60,7 @@ _LATE = timedelta(seconds=60)
 # After a failure that took an executor along, Spark has started another one within so long, or there is none to come.
 _NEW_EXECUTOR = timedelta(seconds=30)
 _DEFAULTS = JobOptions()
+_OF_LOSSES = (frames.SILENT, frames.HEARD, frames.GONE)
 _CLOSED = (RunState.CLOSED, RunState.CLOSED_AFTER_STOP)
 
 
@@ -223,7 +225,8 @@ class _Run:
         host = Configuration(self._spark).get("spark.driver.host") or ""
         try:
             address = driver_address(host)
-            return channel.DriverServer(address, self._job.job_id, self._job.size, self._receive)
+            limit = lost_after(Settings.read())
+            return channel.DriverServer(address, self._job.job_id, self._job.size, self._receive, limit)
         except OSError as error:
             _log.info("no driver channel: %s", error)
             return None
@@ -237,7 +240,7 @@ class _Run:
         else:
             event = self._ranks.take(partition, frame)
             # Once the job is being ended, its ranks vanish as they should.
-            if event is not None and (frame["kind"] != frames.GONE or self._state.state is RunState.RUNNING):
+            if event is not None and (frame["kind"] not in _OF_LOSSES or self._state.state is RunState.RUNNING):
                 self._put(event)
 
     def _put(self, event: Event) -> None:

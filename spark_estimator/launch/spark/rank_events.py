@@ -9,7 +9,7 @@ from typing import Any
 
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport
-from spark_estimator.launch.job.monitor import Begun, Event, Failed, Lines, Message, ProgressReported
+from spark_estimator.launch.job.monitor import Begun, Event, Failed, LauncherMessage, Lines, Message, ProgressReported
 from spark_estimator.launch.spark import errors as spark_errors
 from spark_estimator.observe import frames
 from spark_estimator.observe.driver_log import coloured, printable
@@ -47,7 +47,15 @@ class RankEvents:
             return Begun(frame["rank"], frame["pid"]) if kind == frames.BEGUN else None
         if kind == frames.GONE:
             self._vanished.append(partition)
-            return Failed(self._lost(partition))
+            return Failed(self._lost(partition, silent_seconds=frame.get("silent_seconds", 0)))
+        if kind == frames.SILENT:
+            return LauncherMessage(
+                f"the supervisor of {self._lost(partition).where} has sent no heartbeat for {frame['seconds']} s: it, "
+                f"its Spark executor or its host is frozen or out of contact. After {frame['limit']} s the rank is "
+                "lost (SPARK_ESTIMATOR_SILENCE_SECONDS)."
+            )
+        if kind == frames.HEARD:
+            return LauncherMessage(f"the supervisor of {self._lost(partition).where} sends heartbeats again.")
         if kind == frames.FAILURE:
             try:
                 return Failed(FailureReport.from_dict(frame["report"]))
@@ -73,9 +81,14 @@ class RankEvents:
         others = [replace(self._lost(other), kind=failures.STOPPED, message=message) for other in self._vanished]
         return [self._lost(lost[0], lost[1]), *others]
 
-    def _lost(self, partition: int, why: str = "") -> FailureReport:
-        """The report on a rank whose supervisor has vanished; `why` in Spark's words, if it says so."""
+    def _lost(self, partition: int, why: str = "", silent_seconds: int = 0) -> FailureReport:
+        """The report on a rank whose supervisor has vanished; `why` in Spark's words, if it gives a reason."""
         known = self.placed.get(partition, _UNKNOWN)
         message = "is out of contact: its Spark executor, or its host, has died or was cut off"
+        if silent_seconds:
+            message = f"is out of contact: its supervisor has sent no heartbeat for {silent_seconds} s (it, its Spark "
+            message += "executor or its host is frozen or was cut off)"
         message += f" ({why})" if why else ""
-        return FailureReport(known["rank"], known["host"], known["pid"], failures.LOST, message, when=time.monotonic())
+        return FailureReport(
+            known["rank"], printable(known["host"]), known["pid"], failures.LOST, message, when=time.monotonic()
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from spark_estimator.errors import PicklingError, WorkerFailedError
+from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.spark.barrier_job import run_on_spark, spark_environment
 
@@ -38,6 +40,31 @@ def test_values_and_the_rank_s_failure(spark: Any) -> None:
     with pytest.raises(WorkerFailedError, match="raised KeyError: 'of rank 1'") as caught:
         run_on_spark(spark, work, 2, JobOptions(args=(1,)))
     assert caught.value.rank == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_frozen_supervisor_is_named_and_ends_the_job(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPARK_ESTIMATOR_SILENCE_SECONDS", "2.1")
+
+    def work() -> None:
+        import signal
+        import time
+
+        if os.environ["HOROVOD_RANK"] == "1":
+            os.kill(os.getppid(), signal.SIGSTOP)
+        time.sleep(120)
+
+    with pytest.raises(WorkerFailedError, match=r"rank 1 \(host .*, pid \d+\) .* no heartbeat for 21 s") as caught:
+        run_on_spark(spark, work, 2, JobOptions(all_results=True))
+    assert (caught.value.rank, caught.value.kind) == (1, failures.LOST)
+    printed = capfd.readouterr().err
+    assert re.search(
+        r"supervisor of rank 1 \(host .*, pid \d+\) has sent no heartbeat for 10 s: it, its Spark", printed
+    )
+    assert len(run_on_spark(spark, os.getpid, 2)) == 1, "the slots are free"
 
 
 def test_nothing_is_started_for_a_function_that_cannot_be_pickled(spark: Any) -> None:

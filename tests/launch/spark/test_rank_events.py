@@ -14,7 +14,7 @@ pytest.importorskip("pyspark")
 
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport, first_failure
-from spark_estimator.launch.job.monitor import Begun, EventRelay, Failed, Lines, Message
+from spark_estimator.launch.job.monitor import Begun, EventRelay, Failed, LauncherMessage, Lines, Message
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.log_relay.worker_output import WorkerIdentity, WorkerOutput
 from spark_estimator.launch.spark.rank_events import RankEvents
@@ -49,6 +49,23 @@ def test_a_rank_that_vanishes_is_lost() -> None:
     event = ranks.take(2, {"kind": frames.GONE})
     assert isinstance(event, Failed) and (event.report.rank, event.report.host) == (-1, "unknown")
     assert ranks.lost_with_executor("an error without an executor") == []
+
+
+def test_a_frozen_supervisor_is_named() -> None:
+    ranks = RankEvents()
+    ranks.take(1, PLACED)
+    silent = ranks.take(1, {"kind": frames.SILENT, "seconds": 10, "limit": 60})
+    assert silent == LauncherMessage(
+        "the supervisor of rank 3 (host h\\x1b, pid 7) has sent no heartbeat for 10 s: it, its Spark executor or "
+        "its host is frozen or out of contact. After 60 s the rank is lost ("
+        "SPARK_ESTIMATOR_SILENCE_SECONDS)."
+    )
+    assert ranks.take(1, {"kind": frames.HEARD}) == LauncherMessage(
+        "the supervisor of rank 3 (host h\\x1b, pid 7) sends heartbeats again."
+    )
+    event = ranks.take(1, {"kind": frames.GONE, "silent_seconds": 60})
+    assert isinstance(event, Failed) and (event.report.kind, event.report.rank) == (failures.LOST, 3)
+    assert event.report.message.startswith("is out of contact: its supervisor has sent no heartbeat for 60 s (it")
 
 
 def reported(rank: int, clocks: float) -> dict[str, Any]:
