@@ -30,6 +30,7 @@ from spark_estimator.observe.frames import (
     GONE,
     HEARD,
     LINE,
+    LOG,
     MAX_FRAME_BYTES,
     PROGRESS,
     SILENT,
@@ -44,8 +45,11 @@ CONNECT_TIMEOUT = timedelta(seconds=3)
 HEARTBEAT_SECONDS = 1.0
 
 _CONTEXT = struct.Struct(">16sI")  # job id, partition
-# Lines that the network is too slow for are dropped and counted above this: printing must never hold training up.
+# Lines and messages that the network is too slow for are dropped and counted above this: printing must never hold up
+# training.
 _MAX_WAITING_BYTES = 4 << 20
+# A supervisor that takes so little of what it is sent is disconnected.
+_MAX_UNTAKEN_BYTES = 16 << 20
 _log = logger(__name__)
 
 
@@ -286,6 +290,11 @@ class _Inbound:
         with self._lock:
             self._outgoing += encode({"kind": kind, **fields})
         self.send_more()
+        with self._lock:
+            if len(self._outgoing) > _MAX_UNTAKEN_BYTES:
+                self._outgoing.clear()
+                with contextlib.suppress(OSError):
+                    self.sock.shutdown(socket.SHUT_RDWR)  # its reader finds the end
 
     def send_more(self) -> None:
         """Hands the kernel what it takes of what waits. A connection that is broken is found so by reading."""
@@ -343,22 +352,22 @@ class SupervisorChannel:
         return not self._broken
 
     def send(self, kind: str, **fields: Any) -> bool:
-        """Hands a frame over. A line is dropped when too much waits already. False when the driver is gone."""
+        """Hands a frame over. Lines and messages are dropped when too much waits already. False: the driver is gone."""
         frame = encode({"kind": kind, **fields})
         if len(frame) > MAX_FRAME_BYTES:
             return False
         with self._changed:
             if self._broken or self._closing:
                 return False
-            if kind == LINE and self._waiting_bytes + len(frame) > _MAX_WAITING_BYTES:
+            if kind in (LINE, LOG) and self._waiting_bytes + len(frame) > _MAX_WAITING_BYTES:
                 self._dropped += 1
                 return True
             if kind == PROGRESS and self._waiting:
                 return True  # the next one says more
-            if self._dropped and kind == LINE:
+            if self._dropped and kind in (LINE, LOG):
                 text = f"[{self._dropped} lines were dropped: the rank printed faster than the network could send them]"
                 self._dropped = 0
-                self._enqueue(encode({"kind": LINE, **fields, "text": text}))
+                self._enqueue(encode({"stream": "stderr", **fields, "kind": LINE, "text": text}))
             self._enqueue(frame)
         return True
 

@@ -248,6 +248,39 @@ def test_what_goes_down_arrives_whole_also_where_the_network_is_slow(side: Side)
         fast.close()
 
 
+def test_a_supervisor_that_takes_nothing_is_disconnected(side: Side) -> None:
+    with authenticated(side):
+        everyone = ["x" * 1000] * 1000
+        for _ in range(100):
+            side.server.send(1, frames.EVERYONE, {"facts": everyone})
+        assert side.next() == (1, {"kind": frames.GONE})
+
+
+def test_messages_that_the_network_is_too_slow_for_are_dropped_and_counted(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        supervisor = SupervisorChannel(ours, side.stops.put)
+        for number in range(20_000):
+            assert supervisor.send(frames.LOG, rank=0, text=f"{number} " + "x" * 1000)
+        assert supervisor._waiting_bytes <= channel._MAX_WAITING_BYTES
+        received, came = bytearray(), list[dict[str, Any]]()
+        while not came or "0 x" not in came[-1].get("text", ""):
+            received += theirs.recv(1 << 20)
+            came += frames.take_frames(received)
+        while supervisor._waiting_bytes:
+            received += theirs.recv(1 << 20)
+            came += frames.take_frames(received)
+        supervisor.send(frames.LOG, rank=0, text="last")
+        while came[-1].get("text") != "last":
+            received += theirs.recv(1 << 20)
+            came += frames.take_frames(received)
+        (dropped,) = [frame["text"] for frame in came if frame["kind"] == frames.LINE]
+        assert len([frame for frame in came if frame["kind"] == frames.LOG]) + int(dropped[1:].split()[0]) == 20_001
+        supervisor.close()
+
+
 def test_whoever_waits_for_an_answer_is_woken_by_the_order_to_stop_and_by_the_end(side: Side) -> None:
     stopped = side.connect(0)
     threading.Timer(0.2, side.server.stop, ("because",)).start()

@@ -119,7 +119,9 @@ class HostAgent(WorkerAgent):
     def _obey(self, letter: bytes, content: bytes) -> None:
         if letter == frames.PAYLOAD:
             self._pieces += frames.of_process(content)[1]
-            if self.program is not None and len(self._pieces) == self._payload_bytes:
+            if self.program is None or len(self._pieces) > self._payload_bytes:
+                raise ValueError(f"a payload of more than {self._payload_bytes} bytes")
+            if len(self._pieces) == self._payload_bytes:
                 self.program = replace(self.program, payload=bytes(self._pieces))
                 self._pieces = bytearray()
         elif letter == frames.JOB:

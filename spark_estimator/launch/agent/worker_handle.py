@@ -37,6 +37,7 @@ class RemoteWorkerHandle:
         number, rank, link: as in `HostConnection.worker_handle`.
         relay: as in `Supervisor`.
         closing: whether the connection has been closed on purpose.
+        most_value_bytes: a worker's larger value is refused; zero where values come another way.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class RemoteWorkerHandle:
         relay: Relay,
         link: socket.socket | None,
         closing: Callable[[], bool],
+        most_value_bytes: int = 0,
     ) -> None:
         self.pid = 0
         self._host = host
@@ -57,8 +59,10 @@ class RemoteWorkerHandle:
         self._relay = relay
         self._link = link
         self._closing = closing
+        self._most_value_bytes = most_value_bytes
         self._value = bytearray()
-        self._events: queue.Queue[PeerFacts | Outcome] = queue.Queue()
+        self._events: queue.Queue[PeerFacts | Outcome] = queue.Queue()  # at most one of each
+        self._has_facts = False
         self._lock = threading.Lock()
         self._started = False
         self._stopped: str | None = None
@@ -111,6 +115,9 @@ class RemoteWorkerHandle:
 
     def take(self, letter: bytes, fields: Mapping[str, Any]) -> None:
         if letter == frames.STARTED:
+            if self._has_facts:
+                raise ValueError(f"process {self._number} has started twice")
+            self._has_facts = True
             self._events.put(PeerFacts(**fields["facts"]))
         elif letter == frames.BEGUN:
             self.pid = int(fields["pid"])
@@ -129,6 +136,8 @@ class RemoteWorkerHandle:
             raise ValueError(f"unknown frame {letter!r}")
 
     def take_value(self, piece: bytes) -> None:
+        if len(self._value) + len(piece) > self._most_value_bytes:
+            raise ValueError(f"a value of more than {self._most_value_bytes} bytes")
         self._value += piece
 
     def take_relayed(self, piece: bytes) -> None:

@@ -36,6 +36,8 @@ CLEAN_UP = timedelta(seconds=5)
 # Where there is a harder way, it is taken sooner: a rank that is still being started hears of no stop.
 _BEFORE_CANCELLING = timedelta(seconds=2)
 _SLICE_SECONDS = 0.1
+_MOST_EVENT_BYTES = 64_000_000
+_UNIT_BYTES = 64_000
 
 
 @dataclass(frozen=True)
@@ -128,13 +130,51 @@ Event = (
 )
 
 
+class EventQueue(queue.Queue[Event]):
+    """Events on their way to the launcher's main thread, at most a thousand and `_MOST_EVENT_BYTES`.
+
+    A thread that brings more waits, so that a rank that prints faster than the launcher can is slowed down and fills no
+    memory. `qsize` counts an event as one, and once more for each `_UNIT_BYTES` that it has.
+    """
+
+    def __init__(self) -> None:
+        self._weights: collections.deque[int] = collections.deque()
+        self._weight = 0
+        super().__init__(_MOST_EVENT_BYTES // _UNIT_BYTES)
+
+    def _qsize(self) -> int:
+        return self._weight
+
+    def _put(self, item: Event) -> None:
+        weight = 1 + _size_of(item) // _UNIT_BYTES
+        self._weights.append(weight)
+        self._weight += weight
+        super()._put(item)
+
+    def _get(self) -> Event:
+        self._weight -= self._weights.popleft()
+        return super()._get()
+
+
+def _size_of(event: Event) -> int:
+    """About how many bytes an event has."""
+    if isinstance(event, Lines):
+        return sum(map(len, event.texts))
+    if isinstance(event, (Message, LauncherMessage)):
+        return len(event.text)
+    if isinstance(event, Failed):
+        return len(event.report.message) + len(event.report.traceback) + len(event.report.log_tail)
+    if isinstance(event, FrameReceived):
+        return sum(len(str(value)) for value in event.frame.values())
+    return 0
+
+
 @dataclass
 class JobMonitor:
     """Follows one job from the launcher's main thread until nothing of it is left.
 
     Attributes:
-        events: what the supervisors say, put there by other threads; bounded, so that a rank that prints faster than
-            the launcher can is slowed down and fills no memory.
+        events: what the supervisors say, put there by other threads.
         stop: has all supervisors end their workers; must not block. May be called more than once.
         cancel: the harder way, when `stop` has not helped within two seconds; None when there is none.
         show_line: prints a line.
@@ -155,7 +195,7 @@ class JobMonitor:
     waiting: Callable[[float], None] | None = None
     clock: Callable[[], None] | None = None
     status: StatusLine | None = None
-    events: queue.Queue[Event] = field(default_factory=lambda: queue.Queue(maxsize=1_000))
+    events: EventQueue = field(default_factory=EventQueue)
     reports: list[FailureReport] = field(default_factory=list)
     begun: set[int] = field(default_factory=set)
     _unshown: collections.deque[str] = field(default_factory=collections.deque)

@@ -24,6 +24,7 @@ from spark_estimator.launch.agent.link import AgentLink, SilentError
 from spark_estimator.launch.agent.worker_handle import RemoteWorkerHandle
 from spark_estimator.launch.job.outcome import Relay
 from spark_estimator.launch.job.spec import JobSpec
+from spark_estimator.launch.log_relay.lines import MAX_LINE_BYTES
 from spark_estimator.launch.ssh.command import SshOptions, agent_command, remedy
 from spark_estimator.launch.worker.child_process import describe_end
 from spark_estimator.log import logger
@@ -56,6 +57,7 @@ class HostConnection:
         self._lock = threading.Lock()
         self._processes: dict[int, RemoteWorkerHandle] = {}
         self._lost = ""
+        self._most_value_bytes = 0  # until there is a job
         self.closing = False
         settings = options.settings
         self._ssh = subprocess.Popen(
@@ -115,6 +117,7 @@ class HostConnection:
         order = HostOrder(
             self.name, os.getcwd(), slots, self._options.interfaces, gentle.total_seconds(), len(job.payload)
         )
+        self._most_value_bytes = job.max_result_bytes
         self.link.send_json(frames.JOB, job=job_fields(job), order=asdict(order))
         answer = self._answer(deadline)
         if answer["problem"]:
@@ -137,7 +140,9 @@ class HostConnection:
             rank: which it will be; -1 when that is not known.
             link: as in `LocalWorkerHandle`; its data is passed to the other host and back.
         """
-        made = RemoteWorkerHandle(self.name, self.link, number, rank, relay, link, lambda: self.closing)
+        made = RemoteWorkerHandle(
+            self.name, self.link, number, rank, relay, link, lambda: self.closing, self._most_value_bytes
+        )
         with self._lock:
             self._processes[number] = made
             lost = self._lost
@@ -218,7 +223,7 @@ class HostConnection:
     def _read_stderr(self) -> None:
         assert self._ssh.stderr is not None
         with suppress(ValueError, OSError):
-            for line in self._ssh.stderr:
+            while line := self._ssh.stderr.readline(MAX_LINE_BYTES):
                 text = line.decode("utf-8", "replace").strip("\r\n")
                 self._tail.append(text)
                 _log.info("host %s: %s", self.name, printable(text))
@@ -231,6 +236,8 @@ class HostConnection:
             return
         fields: dict[str, Any] = json.loads(content)
         if letter in (frames.HELLO, frames.READY):
+            if self._answers.qsize():
+                raise ValueError("answers that were not asked for")
             self._answers.put(fields)
         else:
             self._processes[fields["process"]].take(letter, fields)

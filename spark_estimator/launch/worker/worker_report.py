@@ -93,6 +93,9 @@ class WorkerReport:
             ValueError: a worker doesn't send such a frame, or not now.
         """
         if letter == result_pipe.CHUNK:
+            size = 0 if self._expected is None else self._expected[0]
+            if len(self._value) + len(content) > min(size, self._job.max_result_bytes):
+                raise ValueError(f"more of a value than the {size} bytes that were announced")
             self._value += content
         elif letter == result_pipe.LOG:
             self._output.catch_up()

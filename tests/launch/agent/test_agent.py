@@ -115,6 +115,14 @@ def test_a_host_that_cannot_run_the_job_reports_the_problem(talk: Talk) -> None:
     assert answer["problem"] == "" and f"its ranks start in {os.getcwd()}" in answer["note"]
 
 
+def test_more_of_a_payload_than_was_announced_is_refused(talk: Talk, capfd: pytest.CaptureFixture[str]) -> None:
+    talk.prepare(JobSpec("job", 1, "work()", payload=b"1234"), os.getcwd(), "lo")
+    talk.launcher.send_bytes(frames.PAYLOAD, 0, b"12")
+    talk.launcher.send_bytes(frames.PAYLOAD, 0, b"345")
+    talk.thread.join(20)
+    assert "a payload of more than 4 bytes" in capfd.readouterr().err
+
+
 def test_an_unknown_order_ends_the_agent(talk: Talk, capfd: pytest.CaptureFixture[str]) -> None:
     talk.launcher.send_json(b"?")
     talk.thread.join(20)

@@ -46,7 +46,7 @@ class Case:
         self.ours, theirs = socket.socketpair()
         self.closing = False
         relay = EventRelay(self.events)
-        self.handle = RemoteWorkerHandle("alpha", self.link, 5, 3, relay, theirs, lambda: self.closing)
+        self.handle = RemoteWorkerHandle("alpha", self.link, 5, 3, relay, theirs, lambda: self.closing, 1000)
 
     def shown(self) -> list[Any]:
         return [self.events.get_nowait() for _ in range(self.events.qsize())]
@@ -99,6 +99,15 @@ def test_a_value_that_is_not_whole_is_none(case: Case) -> None:
     case.handle.take_value(b"val")
     case.handle.take(frames.OUTCOME, {**ENDED, "bytes": 5})
     assert case.handle.run(membership()).value is None
+
+
+def test_an_agent_cannot_fill_the_launcher_s_memory(case: Case) -> None:
+    case.start()
+    with pytest.raises(ValueError, match="has started twice"):
+        case.handle.take(frames.STARTED, {"facts": asdict(FACTS)})
+    case.handle.take_value(bytes(1000))
+    with pytest.raises(ValueError, match="a value of more than 1000 bytes"):
+        case.handle.take_value(b"x")
 
 
 def test_a_host_out_of_contact_is_a_failure_of_its_rank(case: Case) -> None:

@@ -48,6 +48,20 @@ def connect(tmp_path: Path) -> Iterator[Connect]:
         connection.close()
 
 
+def test_an_agent_that_answers_without_end_is_cut(connect: Connect) -> None:
+    text = json.dumps({"problem": ""})
+    answers = f"while :; do printf 'y\\000\\000\\000\\{len(text):03o}{text}'; done"
+    connection = connect(greeting().replace("cat > /dev/null", answers))
+    connection._reading[1].join(60)
+    assert not connection._reading[1].is_alive() and "answers that were not asked for" in connection.lost
+
+
+def test_an_agent_whose_errors_never_end_their_line_is_read_in_pieces(connect: Connect) -> None:
+    connection = connect("head -c 1000000 /dev/zero | tr '\\0' x >&2")
+    connection._reading[0].join(60)
+    assert len(connection._tail) > 1 and max(map(len, connection._tail)) <= 16 << 10
+
+
 def soon(seconds: float = 60) -> float:
     return time.monotonic() + seconds
 

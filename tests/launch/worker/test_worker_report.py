@@ -57,6 +57,18 @@ def test_a_value_that_is_whole_is_success() -> None:
     assert case.told() == [Begun(2, 11), Message(2, "hello")]
 
 
+@pytest.mark.parametrize("announced", [None, 3, 11])
+def test_no_more_of_a_value_is_kept_than_was_announced_and_allowed(announced: int | None) -> None:
+    case = Case(max_result_bytes=10)
+    case.send(BEGUN, {"pid": 11})
+    if announced is not None:
+        case.send(RESULT, {"bytes": announced, "sha256": ""})
+    case.send(CHUNK, bytes(11))
+    failure = case.report.outcome(0, 0).failure
+    assert failure is not None and failure.kind == failures.BAD_RESULT
+    assert "invalid data to its result pipe" in failure.message
+
+
 def test_an_exit_after_the_value_is_a_line() -> None:
     case = Case()
     case.send(RESULT, {"bytes": 0, "sha256": ""})
