@@ -16,7 +16,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -38,6 +38,7 @@ from spark_estimator.observe.frames import (
     encode,
     take_frames,
 )
+from spark_estimator.observe.inbound import Inbound
 from spark_estimator.observe.silence import Hearing, Silence
 
 CONNECT_TIMEOUT = timedelta(seconds=3)
@@ -48,8 +49,6 @@ _CONTEXT = struct.Struct(">16sI")  # job id, partition
 # Lines and messages that the network is too slow for are dropped and counted above this: printing must never hold up
 # training.
 _MAX_WAITING_BYTES = 4 << 20
-# A supervisor that takes so little of what it is sent is disconnected.
-_MAX_UNTAKEN_BYTES = 16 << 20
 _log = logger(__name__)
 
 
@@ -99,7 +98,7 @@ class DriverServer:
         self._receive = receive
         self._lost_after = lost_after
         self._lock = threading.Lock()
-        self._connections: dict[int, _Inbound] = {}
+        self._connections: dict[int, Inbound] = {}
         self._stop_reason: str | None = None
         self._closed = False
         listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
@@ -107,7 +106,7 @@ class DriverServer:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = socket.socketpair()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._arrived: collections.deque[_Inbound] = collections.deque()
+        self._arrived: collections.deque[Inbound] = collections.deque()
         self._handshake_server = HandshakeServer(
             [listener], self.token, self._admit, approve=self._approve, name="driver channel"
         )
@@ -161,7 +160,7 @@ class DriverServer:
             raise AuthenticationError(f"no supervisor of that job and partition is expected: {job_id!r}, {partition}")
 
     def _admit(self, sock: socket.socket, context: bytes, origin: str) -> None:
-        inbound = _Inbound(sock, read_context(context)[1], origin, Silence(self._lost_after))
+        inbound = Inbound(sock, read_context(context)[1], origin, Silence(self._lost_after))
         with self._lock:
             if self._closed or inbound.partition in self._connections:
                 raise AuthenticationError("the channel is closed, or this partition is connected already")
@@ -224,7 +223,7 @@ class DriverServer:
                 report = {"kind": SILENT, "seconds": round(inbound.silence.seconds), "limit": round(self._lost_after)}
                 self._receive(inbound.partition, report)
 
-    def _take(self, inbound: _Inbound) -> bool:
+    def _take(self, inbound: Inbound) -> bool:
         """Reads what is there; False when the connection is over, or nothing is there."""
         try:
             for frame in inbound.receive():
@@ -244,68 +243,12 @@ class DriverServer:
             return False
         return True
 
-    def _drop(self, inbound: _Inbound, **why: int) -> None:
+    def _drop(self, inbound: Inbound, **why: int) -> None:
         with self._lock:
             self._connections.pop(inbound.partition, None)
         inbound.sock.close()
         if not inbound.said_bye and not self._closed:
             self._receive(inbound.partition, {"kind": GONE, **why})
-
-
-class _Inbound:
-    """One supervisor's connection, at the driver."""
-
-    def __init__(self, sock: socket.socket, partition: int, origin: str, silence: Silence) -> None:
-        self.sock = sock
-        self.partition = partition
-        self.origin = origin
-        self.silence = silence
-        self.said_bye = False
-        self._pending = bytearray()
-        self._lock = threading.Lock()  # any thread sends
-        self._outgoing = bytearray()
-        sock.setblocking(False)
-
-    def receive(self) -> Iterator[dict[str, Any]]:
-        """Yields the frames that one read completes.
-
-        Raises:
-            EOFError: the other end has closed.
-            ValueError: it breaks the rules.
-            OSError: the connection broke; BlockingIOError when there is nothing to read.
-        """
-        received = self.sock.recv(1 << 16)
-        if not received:
-            raise EOFError
-        self._pending += received
-        yield from take_frames(self._pending)
-
-    @property
-    def has_more(self) -> bool:
-        """Whether something waits that the kernel has not taken yet."""
-        return bool(self._outgoing)
-
-    def send(self, kind: str, fields: dict[str, Any]) -> None:
-        """Hands a frame to the kernel, as much of it as goes without waiting; `send_more` does the rest."""
-        with self._lock:
-            self._outgoing += encode({"kind": kind, **fields})
-        self.send_more()
-        with self._lock:
-            if len(self._outgoing) > _MAX_UNTAKEN_BYTES:
-                self._outgoing.clear()
-                with contextlib.suppress(OSError):
-                    self.sock.shutdown(socket.SHUT_RDWR)  # its reader finds the end
-
-    def send_more(self) -> None:
-        """Hands the kernel what it takes of what waits. A connection that is broken is found so by reading."""
-        with self._lock:
-            try:
-                while self._outgoing:
-                    del self._outgoing[: self.sock.send(self._outgoing)]
-            except BlockingIOError:
-                pass
-            except OSError:
-                self._outgoing.clear()
 
 
 class SupervisorChannel:
