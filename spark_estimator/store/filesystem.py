@@ -190,10 +190,17 @@ class FilesystemStore(Store):
         content: bytes = in_place.read(fs, fs_path) if in_place.writes_in_place(fs) else fs.cat_file(fs_path)
         return content
 
-    def write(self, path: str, content: bytes) -> None:
+    def write(self, path: str, content: bytes, *, confirm: Callable[[], None] = lambda: None) -> None:
+        """See `Store.write`.
+
+        Args:
+            confirm: called as late as this file system allows, before a reader could see anything of the new content;
+                what it raises leaves the previous file.
+        """
         if self._is_local(path):
-            replace_file(path, content)
+            replace_file(path, content, confirm)
             return
+        confirm()
         fs, fs_path = self._filesystem_of(path)
         if in_place.writes_in_place(fs):
             in_place.write(fs, fs_path, content)

@@ -40,8 +40,11 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def replace_file(target: str, content: bytes) -> None:
+def replace_file(target: str, content: bytes, confirm: Callable[[], None] = lambda: None) -> None:
     """Puts a file in place, on the disk, with the folders above it.
+
+    Args:
+        confirm: called right before the file takes its place; what it raises leaves the previous one.
 
     Raises:
         OSError: it cannot be written; the previous file is unchanged.
@@ -55,6 +58,7 @@ def replace_file(target: str, content: bytes) -> None:
         while view:
             view = view[os.write(descriptor, view) :]
         os.fsync(descriptor)
+        confirm()
         os.replace(names.partial, target)
     _sync_folder(folder)
 
