@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from spark_estimator import file_modes
 from spark_estimator.errors import PreflightError
 from spark_estimator.store import in_place
 from spark_estimator.store.replacement import discard_leftovers, replace_file
@@ -222,8 +223,8 @@ class FilesystemStore(Store):
         """
         if self._is_local(path):
             if "w" in mode and make_folder:
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-            return cast(BinaryIO, open(path, mode))
+                file_modes.make_folders(os.path.dirname(path))
+            return cast(BinaryIO, open(path, mode, opener=file_modes.opener))
         fs, fs_path = self._filesystem_of(path)
         return cast(BinaryIO, fs.open(fs_path, mode))
 
