@@ -87,6 +87,5 @@ class OutputFiles:
         file_modes.make_folders(str(folder))
         for stream in ("stdout", "stderr"):
             # Line by line, so that a job can be followed with tail -f.
-            self._files[rank, stream] = self._stack.enter_context(
-                open(folder / stream, "w", encoding="utf-8", buffering=1, opener=file_modes.opener)
-            )
+            file = open(folder / stream, "w", encoding="utf-8", buffering=1, opener=file_modes.opener)  # noqa: SIM115
+            self._files[rank, stream] = self._stack.enter_context(file)
