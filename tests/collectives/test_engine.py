@@ -187,7 +187,7 @@ def test_an_engine_that_is_not_created_closes_what_it_was_given(flaw: str, says:
             ends = [socket.socketpair() for _ in range(2)]
             for _, remote in ends:
                 stack.enter_context(remote)
-            peers.append(Peer(rank, rank, *(own.detach() for own, _ in ends), create_segment(3), b"host"))
+            peers.append(Peer(rank, rank, *(local.detach() for local, _ in ends), create_segment(3), b"host"))
         if flaw == "a connection is missing":
             os.close(peers[1].control_fd)
             peers[1].control_fd = -1

@@ -136,10 +136,10 @@ print([line for line in Path("/proc/self/maps").read_text().splitlines() if "fak
         [sys.executable, "-c", program], env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True,
         text=True, check=True, timeout=60,
     )  # fmt: skip
-    told, mapped = completed.stdout.splitlines()
-    assert told.startswith("GpuLibraries(cuda='', nccl='') False CudaFacts(runtime=0, driver=0, devices=0, trouble=")
-    assert told.count("it is neither loaded nor in a wheel, and no path was given") == 2
-    assert "nvidia-cuda-runtime" in told and "NcclFacts(version=0" in told
+    answer, mapped = completed.stdout.splitlines()
+    assert answer.startswith("GpuLibraries(cuda='', nccl='') False CudaFacts(runtime=0, driver=0, devices=0, trouble=")
+    assert answer.count("it is neither loaded nor in a wheel, and no path was given") == 2
+    assert "nvidia-cuda-runtime" in answer and "NcclFacts(version=0" in answer
     assert mapped == "[]"
 
 

@@ -331,9 +331,11 @@ def test_a_peer_that_cannot_be_set_up_leaves_nothing_of_the_others(call: int, mo
         before = open_descriptors()
         others = [pool.submit(board.connect_all, 1, PATIENT) for board in boards[1:]]
         with monkeypatch.context() as patch:
-            own = threading.get_ident()
+            this_thread = threading.get_ident()
             tunes = failing_at(call, wiring.tune)
-            patch.setattr(wiring, "tune", lambda *args: (tunes if threading.get_ident() == own else tune)(*args))
+            patch.setattr(
+                wiring, "tune", lambda *args: (tunes if threading.get_ident() == this_thread else tune)(*args)
+            )
             with pytest.raises(OSError, match="no buffer space"):
                 boards[0].connect_all(1, PATIENT)
             wired = [future.result(60) for future in others]
