@@ -238,11 +238,11 @@ class Settings:
     )  # fmt: skip
     cuda_library: str = _variable(
         "SPARK_ESTIMATOR_CUDA_LIBRARY", "", _file, unit="path",
-        effect="CUDA runtime (libcudart.so); default: the one of PyTorch, else of the system",
+        effect="CUDA runtime (libcudart.so); default: the loaded one, such as PyTorch's, else of NVIDIA's wheel",
     )  # fmt: skip
     nccl_library: str = _variable(
         "SPARK_ESTIMATOR_NCCL_LIBRARY", "", _file, unit="path",
-        effect="NCCL (libnccl.so); default: the one of PyTorch, else of the system",
+        effect="NCCL (libnccl.so); default: the loaded one, such as PyTorch's, else of NVIDIA's wheel",
     )  # fmt: skip
     driver_channel: bool = _variable(
         "SPARK_ESTIMATOR_DRIVER_CHANNEL", True, _boolean, unit="1 or 0",

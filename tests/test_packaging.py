@@ -12,6 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 import spark_estimator
 
@@ -35,6 +37,32 @@ def run(*command: str | Path, cwd: Path, **environ: str) -> str:
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
     return answer.stdout
+
+
+#: The first versions without the faults by which a file of data or of a model runs code.
+SAFE = {
+    "torch": "2.6",  # CVE-2025-32434: torch.load(weights_only=True)
+    "pyarrow": "14.0.1",  # CVE-2023-47248: extension types in Parquet, Feather and IPC files
+    "keras": "3.11.3",  # CVE-2025-1550, -8747, -9905, -9906, -49655: saved models, also with safe_mode=True
+}
+
+
+def test_no_extra_allows_a_version_in_which_files_run_code() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    table = text[text.index("[project.optional-dependencies]") : text.index("[tool.scikit-build]")]
+    extras = re.findall(r"(?ms)^(\w+) = \[(.*?)\]$", re.sub(r"#.*", "", table))
+    requirements = [
+        (extra, Requirement(entry)) for extra, entries in extras for entry in re.findall(r'"([^"]+)"', entries)
+    ]
+    floors = {(extra, each.name): each.specifier for extra, each in requirements if each.name in SAFE}
+    assert {name for _, name in floors} == set(SAFE)
+    for (extra, name), specifier in floors.items():
+        bounds = [Version(bound.version) for bound in specifier if bound.operator == ">="]
+        assert bounds and max(bounds) >= Version(SAFE[name]), f"{extra}: {name}{specifier}"
+    page = (ROOT / "docs" / "how-to" / "install" / "pip.md").read_text()
+    assert f"| `torch` | PyTorch {SAFE['torch']} or later |" in page
+    assert f"| `keras` | Keras {SAFE['keras']} or later. " in page
+    assert f"PyTorch must be {SAFE['torch']} or later" in (ROOT / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,6 @@ constexpr const char* kPackages =
     "install the package that belongs to your framework's CUDA (pip install nvidia-cuda-runtime for CUDA 13, "
     "nvidia-cuda-runtime-cu12 for CUDA 12), or give the path of a libcudart.so";
 
-Status OpenNewest(SharedObject* library) {
-  const Status newest = SharedObject::Open("libcudart.so.13", library);
-  if (newest.ok()) return newest;
-  const Status older = SharedObject::Open("libcudart.so.12", library);
-  if (older.ok()) return older;
-  return Status(SE_SYSTEM_ERROR, newest.message() + "; " + older.message());
-}
-
 Status ResolveAll(CudaApi* api) {
   Status status;
   const auto find = [&](const char* symbol, auto** function) {
@@ -63,7 +55,7 @@ std::string CudaVersionName(int version) {
 
 Status CudaApi::Open(const std::string& path, CudaApi* api) {
   CudaApi found;
-  Status status = path.empty() ? OpenNewest(&found.library) : SharedObject::Open(path, &found.library);
+  Status status = SharedObject::Open(path, &found.library);
   if (status.ok()) status = ResolveAll(&found);
   if (status.ok()) status = found.Check(found.RuntimeGetVersion(&found.version), "cudaRuntimeGetVersion");
   if (!status.ok()) return Status(status.code(), "no CUDA runtime: " + status.message() + "; " + kPackages);

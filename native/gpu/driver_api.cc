@@ -26,6 +26,9 @@ Status ResolveAll(DriverApi* api) {
 
 Status DriverApi::Open(const std::string& path, DriverApi* api) {
   DriverApi found;
+  // By its name alone: the driver's library belongs to the machine, and each distribution and each container runtime
+  // has it in another folder, which only the linker's cache knows. It gets no tensors, keys or addresses of peers from
+  // here: it is asked for the UUID of a GPU. The CUDA runtime opens it by the same name.
   Status status = SharedObject::Open(path.empty() ? "libcuda.so.1" : path, &found.library);
   if (status.ok()) status = ResolveAll(&found);
   if (status.ok()) status = found.Check(found.Init(0), "cuInit of " + found.library.path());

@@ -46,7 +46,7 @@ std::string NcclVersionName(int version) {
 
 Status NcclApi::Open(const std::string& path, NcclApi* api) {
   NcclApi found;
-  Status status = SharedObject::Open(path.empty() ? "libnccl.so.2" : path, &found.library);
+  Status status = SharedObject::Open(path, &found.library);
   if (status.ok()) status = found.library.Resolve("ncclGetVersion", &found.GetVersion);
   if (!status.ok()) return Status(status.code(), "no NCCL: " + status.message() + "; " + kPackages);
   if (const int result = found.GetVersion(&found.version); result != kNcclSuccess) {

@@ -17,6 +17,8 @@ std::string LinkerError() {
 }  // namespace
 
 Status SharedObject::Open(const std::string& name, SharedObject* object) {
+  // A name without a folder would be looked for in LD_LIBRARY_PATH, which others may have set.
+  if (name.empty()) return Status(SE_SYSTEM_ERROR, "it is neither loaded nor in a wheel, and no path was given");
   SharedObject opened;
   opened.handle_ = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (opened.handle_ == nullptr) return Status(SE_SYSTEM_ERROR, "cannot open " + name + ": " + LinkerError());

@@ -1,43 +1,18 @@
 #include "transport/arena.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <iterator>
 #include <string>
 #include <utility>
 
+#include "transport/pages.h"
+
 namespace spark_estimator {
 namespace {
 
 constexpr size_t kPage = 4096;
-// A signal undoes the whole of the call that it interrupts: small pieces keep a busy timer from undoing all, for ever.
-constexpr size_t kPiece = size_t{16} << 20;
-
-// Zero, or the errno.
-int GiveBack(int fd, size_t start, size_t bytes) {
-  while (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(start),
-                   static_cast<off_t>(bytes)) != 0) {
-    if (errno != EINTR) return errno;
-  }
-  return 0;
-}
-
-// Zero, or the errno; then the range has no pages.
-int Populate(int fd, size_t start, size_t bytes) {
-  for (size_t done = 0; done < bytes;) {
-    const size_t piece = std::min(kPiece, bytes - done);
-    if (fallocate(fd, 0, static_cast<off_t>(start + done), static_cast<off_t>(piece)) == 0) {
-      done += piece;
-    } else if (const int failed = errno; failed != EINTR) {
-      GiveBack(fd, start, bytes);
-      return failed;
-    }
-  }
-  return 0;
-}
 
 }  // namespace
 
@@ -73,7 +48,7 @@ Status Arena::Allocate(size_t bytes, void** data) {
   const auto [offset, available] = *range;
   // What may throw comes first: then nothing has changed.
   const auto taken = taken_.emplace(offset, wanted).first;
-  if (const int failed = Populate(fd_.get(), file_offset_ + offset, wanted); failed != 0) {
+  if (const int failed = PopulatePages(fd_.get(), file_offset_ + offset, wanted); failed != 0) {
     taken_.erase(taken);
     Status status = Status::System("cannot allocate " + std::to_string(bytes) + " bytes of shared memory", failed);
     return failed == ENOSPC || failed == ENOMEM ? Status(SE_NO_MEMORY, status.message()) : status;
@@ -100,7 +75,7 @@ Status Arena::Free(void* data) {
   auto [start, bytes] = *range;
   auto freed = taken_.extract(range);  // used again: nothing is allocated here
   allocated_bytes_ -= bytes;
-  if (const int failed = GiveBack(fd_.get(), file_offset_ + start, bytes); failed != 0) {
+  if (const int failed = GiveBackPages(fd_.get(), file_offset_ + start, bytes); failed != 0) {
     // The range is not handed out again, since it is not zero.
     return Status::System("cannot give back " + std::to_string(bytes) + " bytes of shared memory", failed);
   }

@@ -13,6 +13,8 @@
 #include <string>
 #include <utility>
 
+#include "transport/pages.h"
+
 namespace spark_estimator {
 namespace {
 
@@ -71,7 +73,7 @@ Status Segment::Create(int local_size, UniqueFd* fd) {
     return Status::System("cannot make a shared segment of " + std::to_string(total_bytes) + " bytes", errno);
   }
   // Allocating now turns "no memory" into an error here instead of a SIGBUS in the middle of a collective.
-  const int failed = posix_fallocate(made.get(), 0, static_cast<off_t>(layout.arena_offset));
+  const int failed = PopulatePages(made.get(), 0, layout.arena_offset);
   if (failed != 0) {
     return Status::System("cannot allocate a shared segment of " + std::to_string(layout.arena_offset) + " bytes",
                           failed);

@@ -1,7 +1,8 @@
 """Finds the CUDA runtime and NCCL that the engine opens, and reports their versions; imports no framework.
 
 Looked for in this order: the path that the user gives, what this process has loaded already (PyTorch's own, as soon as
-it is imported), the wheels that PyTorch with CUDA brings, and last what the system's linker finds.
+it is imported), and the wheels that PyTorch with CUDA brings. Never by a name that the linker would look for in
+LD_LIBRARY_PATH: NCCL gets the tensors and the addresses of all ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _TRACES_OF_A_DRIVER = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")
 
 
 class GpuLibraries(NamedTuple):
-    """Paths of the two libraries; "" leaves it to the system's linker."""
+    """Paths of the two libraries; "" of one that was not found."""
 
     cuda: str
     nccl: str
@@ -147,9 +148,9 @@ def cuda_opens() -> bool:
     if settings is None or settings.gpu_operations == "copy":
         return False
     path = gpu_libraries(settings).cuda
-    for name in [path] if path else ["libcudart.so.13", "libcudart.so.12"]:
+    if path:
         with suppress(OSError):
-            return hasattr(ctypes.CDLL(name), "cudaRuntimeGetVersion")
+            return hasattr(ctypes.CDLL(path), "cudaRuntimeGetVersion")
     return False
 
 

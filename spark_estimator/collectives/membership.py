@@ -56,15 +56,16 @@ class EngineStarter:
     def start(self, group: RankGroup) -> Engine:
         """Connects this rank with the others of a group, and starts its engine for it. Raises as ``init`` does."""
         with self._wiring:
+            wired = Wired(0, 1, (), -1)
             if self._switchboard is None:
-                wired, topology = Wired(0, 1, (), -1), Topology.of([host_id()], 0)
+                topology = Topology.of([host_id()], 0)
                 host, ranks_on_host = socket.gethostname(), 1
             else:
-                wired = self._switchboard.connect_all(self._round, self._settings, group)
                 peers = self._switchboard.rendezvous.peers
-                topology = Topology.of([peers[rank].host_id for rank in group.ranks], wired.rank)
-                own_facts = peers[group.ranks[wired.rank]]
+                own_facts = peers[self._switchboard.rendezvous.rank]
                 host, ranks_on_host = own_facts.host, sum(peer.host_id == own_facts.host_id for peer in peers)
+                topology = Topology.of([peers[rank].host_id for rank in group.ranks], group.ranks.index(own_facts.rank))
+                wired = self._switchboard.connect_all(self._round, self._settings, group)
             try:
                 config = _config(self._settings, topology, group, host, wired.segment_fd)
                 config.ranks_on_host = ranks_on_host  # of the job, whichever of its ranks the group has

@@ -254,14 +254,31 @@ class Switchboard:
             self._over = stage
             for connection in sockets:
                 del self._sockets[connection]
-        peers = []
-        for facts, (control, data) in pairs.items():
-            for sock in (control, data):
+        try:
+            for sock in sockets.values():
                 tune(sock, settings.silence_seconds)
-            name = _name_of(facts, control if facts.rank < self._facts.rank else None)
-            number = group.ranks.index(facts.rank)
-            peers.append(Peer(number, facts.rank, control.detach(), data.detach(), segments[facts], name.encode()))
-        return tuple(peers)
+            names = {
+                facts: _name_of(facts, control if facts.rank < self._facts.rank else None)
+                for facts, (control, _) in pairs.items()
+            }
+        except BaseException:
+            for sock in sockets.values():
+                sock.close()
+            for fd in segments.values():
+                close_descriptor(fd)
+            raise
+        # From here on nothing can fail: a descriptor without its socket would stay open.
+        return tuple(
+            Peer(
+                group.ranks.index(facts.rank),
+                facts.rank,
+                control.detach(),
+                data.detach(),
+                segments[facts],
+                names[facts].encode(),
+            )
+            for facts, (control, data) in pairs.items()
+        )
 
     def _adopt(self, fd: int) -> socket.socket:
         """The listening socket that this process inherited as `fd`."""

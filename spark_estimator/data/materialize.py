@@ -19,7 +19,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -146,8 +146,8 @@ def materialized(
         if manifest_of(store, folder).get("fingerprint") == fingerprint:
             _log.info("the rows of this DataFrame are in %s already", folder)
             return prepared(store, folder)
-    free = next(index for index in itertools.chain([None], itertools.count()) if index not in there)
-    return _written(frame, distinct, store, store.get_train_data_path(free), fingerprint)
+    folder, mark = _claimed(store, there)
+    return _written(frame, distinct, store, folder, mark, fingerprint)
 
 
 def folders_of(store: FilesystemStore) -> dict[int | None, str]:
@@ -222,17 +222,44 @@ def fingerprint_of(frame: DataFrame, columns: Sequence[Readable], of_chance: boo
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
+def _claimed(store: FilesystemStore, there: Collection[int | None]) -> tuple[str, str]:
+    """A new folder of training data that is this driver's alone, and its mark in it.
+
+    Each driver writes its mark before it lists the folder. So of two that have chosen the same one, at least the later
+    sees the other's mark, and takes another folder.
+
+    Args:
+        there: the numbers of the folders that exist.
+
+    Raises:
+        DataError: the store cannot be written.
+    """
+    numbers = (index for index in itertools.chain([None], itertools.count()) if index not in there)
+    while True:
+        folder = store.get_train_data_path(next(numbers))
+        mark = f"{folder}/{_IN_THE_MAKING}{secrets.token_hex(8)}"
+        try:
+            store.write(mark, b"")
+            if [entry.path for entry in store.entries(folder)] == [mark]:
+                return folder, mark
+            store.remove(mark)
+        except Exception as error:  # each kind of store has errors of its own
+            raise DataError(
+                f"{folder} {_NOT_WRITTEN} {socket.gethostname()}, the driver's: {type(error).__name__}: {error}"
+            ) from error
+        for _ in range(secrets.randbelow(3)):  # two that give way to each other part
+            next(numbers)
+
+
 def _written(
-    frame: DataFrame, columns: Sequence[Readable], store: FilesystemStore, folder: str, fingerprint: str | None
+    frame: DataFrame,
+    columns: Sequence[Readable],
+    store: FilesystemStore,
+    folder: str,
+    mark: str,
+    fingerprint: str | None,
 ) -> DataFiles:
     chosen = frame.select(*(column.stored for column in columns))
-    mark = f"{folder}/{_IN_THE_MAKING}{secrets.token_hex(8)}"
-    try:
-        store.write(mark, b"")
-    except Exception as error:  # each kind of store has errors of its own
-        raise DataError(
-            f"{folder} {_NOT_WRITTEN} {socket.gethostname()}, the driver's: {type(error).__name__}: {error}"
-        ) from error
     try:
         rows = chosen.mapInArrow(_PartWriter(store, folder, mark), "report string").collect()
         if not rows:

@@ -271,12 +271,10 @@ def gpu_collectives() -> Finding:
         return Finding(name, Severity.NOTE, f"not checked: {error}")
     there = []
     if cuda.runtime:
-        there.append(f"CUDA {found.cuda_name(cuda.runtime)} ({paths.cuda or 'by the linker'})")
+        there.append(f"CUDA {found.cuda_name(cuda.runtime)} ({paths.cuda})")
     if cuda.driver:
         there.append(f"a driver for CUDA {found.cuda_name(cuda.driver)}")
-    there.append(
-        f"NCCL {found.nccl_name(nccl.version)} ({paths.nccl or 'by the linker'})" if nccl.version else "no NCCL"
-    )
+    there.append(f"NCCL {found.nccl_name(nccl.version)} ({paths.nccl})" if nccl.version else "no NCCL")
     has = f"there are {', '.join(there)}" if cuda.runtime or nccl.version else "there are neither CUDA nor NCCL"
     if settings.gpu_operations == "copy":
         return Finding(name, Severity.NOTE, f"copied to host memory and back, because of HOROVOD_GPU_OPERATIONS; {has}")

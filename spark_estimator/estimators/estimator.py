@@ -6,6 +6,7 @@ their result.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from abc import abstractmethod
@@ -21,7 +22,7 @@ from spark_estimator.estimators import backends, checks, mlflow_log, params
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.model import TableModel
 from spark_estimator.estimators.params import TableParams
-from spark_estimator.estimators.persistence import model_transfer
+from spark_estimator.estimators.persistence import model_transfer, run_lease
 from spark_estimator.estimators.persistence.checkpoint import discard_partials
 from spark_estimator.estimators.persistence.folders import FolderReader, FolderWriter
 from spark_estimator.estimators.rows.request import RowRequest
@@ -161,24 +162,27 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
             held_source=plan.source.held_source,
             repeatable=seed is not None or value("store") is not None,
             framework=training.framework,
+            owner=run_lease.new_owner(),
         )
-        try:
-            result = backends.launched(
-                value("backend"),
-                training.train,
-                spec,
-                size,
-                plan.source.rows,
-                caller=f"{type(self).__name__}.fit",
-                max_restarts=value("max_restarts"),
-            )
-        except BaseException:
-            discard_partials(spec)
-            raise
-        state = result.state
-        if result.file is not None:
-            assert spec.store is not None
-            state = model_transfer.taken(spec.store, *result.file)
+        # A run without a name of the user's is nobody else's.
+        with run_lease.held(spec) if value("run_id") else contextlib.nullcontext():
+            try:
+                result = backends.launched(
+                    value("backend"),
+                    training.train,
+                    spec,
+                    size,
+                    plan.source.rows,
+                    caller=f"{type(self).__name__}.fit",
+                    max_restarts=value("max_restarts"),
+                )
+            except BaseException:
+                discard_partials(spec)
+                raise
+            state = result.state
+            if result.file is not None:
+                assert spec.store is not None
+                state = model_transfer.taken(spec.store, *result.file)
         fitted = self._model_kind(
             model=training.trained(state),
             history=result.history,

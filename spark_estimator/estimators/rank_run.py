@@ -15,6 +15,7 @@ from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence import model_transfer
 from spark_estimator.estimators.persistence.checkpoint import Checkpoint, CheckpointFormat, load
 from spark_estimator.estimators.persistence.run_identity import Identity
+from spark_estimator.estimators.persistence.run_lease import Fence
 from spark_estimator.estimators.rows.row_source import rank_rows
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe import progress
@@ -48,7 +49,9 @@ class RankRun:
         """
         counts = (self.rows.total, self.held.total if self.held else 0)
         if spec.store is not None and len(state) > spec.large:
-            return TrainResult(b"", history, counts, model_transfer.put(spec.store, spec.run_id, state, name))
+            return TrainResult(
+                b"", history, counts, model_transfer.put(spec.store, spec.run_id, state, name, Fence.of(spec))
+            )
         return TrainResult(state, history, counts)
 
 

@@ -28,6 +28,7 @@ class TrainSpec:
         source: files that the ranks read by themselves; None: each gets its rows from its supervisor.
         held_source: the same, of rows for validation in files of their own; None: there are none.
         framework: the model and the like, as the framework's training knows them.
+        owner: names this fit, for those that may write the run's files (see `persistence.run_lease`).
         repeatable: the same rows shall give the same numbers again.
         The others are the estimator's parameters.
     """
@@ -56,6 +57,7 @@ class TrainSpec:
     held_source: FileRows | None
     framework: Any = field(repr=False)
     repeatable: bool = False
+    owner: str = ""
 
     @property
     def by_value(self) -> bool:

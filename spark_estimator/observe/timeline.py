@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
+from spark_estimator import file_modes
 from spark_estimator.observe.trace_merge import TraceError, merge
 
 # The value of HOROVOD_TIMELINE with which a job begins without a timeline, to be started by start_timeline().
@@ -65,7 +66,10 @@ def start(
     if not os.fspath(path):
         raise ValueError("The timeline needs a path; got ''.")
     file = os.path.abspath(file_of(path, rank, process_set))
+    is_new = not os.path.exists(file)
     engine.timeline_start(file, mark_cycles)
+    if is_new:
+        file_modes.widen(file, file_modes.of_new_file(os.path.dirname(file)))
     return file
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from spark_estimator import file_modes
 
 # The engine writes an event a line, of a few hundred bytes, and a name may have 4,095.
 _MAX_LINE_BYTES = 1 << 20
@@ -126,10 +129,10 @@ def merge(out: Path, files: Sequence[Path]) -> list[str]:
     for trace in traces:
         _note_ends(trace)
     clocks = _align(traces)
-    partial = out.with_name(f"{out.name}.partial-{os.getpid()}")
+    partial = out.with_name(f"{out.name}.partial-{secrets.token_hex(8)}")
     try:
         try:
-            with open(partial, "w", encoding="utf-8") as file:
+            with open(partial, "x", encoding="utf-8", opener=file_modes.opener) as file:
                 notes += _write(file, traces, clocks)
             os.replace(partial, out)
         finally:

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from spark_estimator import file_modes
 from spark_estimator.errors import PreflightError
 from spark_estimator.store import in_place
 from spark_estimator.store.replacement import discard_leftovers, replace_file
@@ -190,10 +191,17 @@ class FilesystemStore(Store):
         content: bytes = in_place.read(fs, fs_path) if in_place.writes_in_place(fs) else fs.cat_file(fs_path)
         return content
 
-    def write(self, path: str, content: bytes) -> None:
+    def write(self, path: str, content: bytes, *, confirm: Callable[[], None] = lambda: None) -> None:
+        """See `Store.write`.
+
+        Args:
+            confirm: called as late as this file system allows, before a reader could see anything of the new content;
+                what it raises leaves the previous file.
+        """
         if self._is_local(path):
-            replace_file(path, content)
+            replace_file(path, content, confirm)
             return
+        confirm()
         fs, fs_path = self._filesystem_of(path)
         if in_place.writes_in_place(fs):
             in_place.write(fs, fs_path, content)
@@ -215,8 +223,8 @@ class FilesystemStore(Store):
         """
         if self._is_local(path):
             if "w" in mode and make_folder:
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-            return cast(BinaryIO, open(path, mode))
+                file_modes.make_folders(os.path.dirname(path))
+            return cast(BinaryIO, open(path, mode, opener=file_modes.opener))
         fs, fs_path = self._filesystem_of(path)
         return cast(BinaryIO, fs.open(fs_path, mode))
 

@@ -18,11 +18,14 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+
+from spark_estimator import file_modes
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<token>[0-9a-f]{8})\.(?P<kind>partial|previous)")
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
@@ -40,8 +43,11 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def replace_file(target: str, content: bytes) -> None:
+def replace_file(target: str, content: bytes, confirm: Callable[[], None] = lambda: None) -> None:
     """Puts a file in place, on the disk, with the folders above it.
+
+    Args:
+        confirm: called right before the file takes its place; what it raises leaves the previous one.
 
     Raises:
         OSError: it cannot be written; the previous file is unchanged.
@@ -54,7 +60,9 @@ def replace_file(target: str, content: bytes) -> None:
         view = memoryview(content)
         while view:
             view = view[os.write(descriptor, view) :]
+        file_modes.widen(descriptor, _mode_of(target, file_modes.of_new_file(folder)))
         os.fsync(descriptor)
+        confirm()
         os.replace(names.partial, target)
     _sync_folder(folder)
 
@@ -75,7 +83,7 @@ def replaced_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
     discard_leftovers(str(target.parent), target.name)
     with _claimed(str(target), _create_folder) as (names, _):
         yield Path(names.partial)
-        _sync_tree(names.partial)
+        _sync_tree(names.partial, _mode_of(str(target), file_modes.of_new_folder(str(target.parent))))
         try:
             _put_in_place(names, overwrite=overwrite)
         except OSError as error:
@@ -124,7 +132,7 @@ def make_folders(folder: str) -> None:
         return
     parent = os.path.dirname(os.path.abspath(folder))
     make_folders(parent)
-    os.makedirs(folder, exist_ok=True)
+    file_modes.make_folder(folder)
     _sync_folder(parent)
 
 
@@ -188,11 +196,11 @@ def _claimed(target: str, create: Callable[[str], int]) -> Iterator[tuple[_Names
 
 
 def _create(path: str) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
 
 def _create_folder(path: str) -> int:
-    os.mkdir(path)
+    os.mkdir(path, 0o700)
     return os.open(path, os.O_RDONLY)
 
 
@@ -258,14 +266,27 @@ def _exchanged(first: str, second: str) -> bool:
     raise OSError(number, os.strerror(number), first, None, second)
 
 
-def _sync_tree(folder: str) -> None:
+def _mode_of(target: str, otherwise: int) -> int:
+    """The permissions of what is replaced; of a new file or folder `otherwise`."""
+    try:
+        return stat.S_IMODE(os.stat(target).st_mode)
+    except OSError:
+        return otherwise
+
+
+def _sync_tree(folder: str, mode: int) -> None:
+    """Synchronizes a new folder, after it and all in it got the permissions that the folder is to have."""
     for parent, _, files in os.walk(folder, topdown=False):
         for file in files:
             descriptor = os.open(os.path.join(parent, file), os.O_RDONLY)
             try:
+                with contextlib.suppress(OSError):  # a file system without permissions
+                    os.fchmod(descriptor, file_modes.of_files_in(mode))
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+        with contextlib.suppress(OSError):
+            os.chmod(parent, mode)
         _sync_folder(parent)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
 import logging
 import os
+import socket
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,10 +16,24 @@ from pathlib import Path
 import pytest
 
 from spark_estimator import _native
-from spark_estimator._native import DType, Op, Status
+from spark_estimator._native import DType, Op, Peer, Status
+from spark_estimator.collectives.connection import RankGroup
 from spark_estimator.collectives.engine import Engine
+from spark_estimator.collectives.membership import _config
+from spark_estimator.collectives.rendezvous import Topology
 from spark_estimator.collectives.requests import Call, Tensor, submit
+from spark_estimator.collectives.segments import create_segment
+from spark_estimator.env import Settings
 from spark_estimator.errors import HorovodInternalError, ShutDownError
+
+FDS = ("control", "data", "segment")
+
+
+def is_open(fd: int) -> bool:
+    with contextlib.suppress(OSError):
+        os.fstat(fd)
+        return True
+    return False
 
 
 class Owner:
@@ -154,3 +170,37 @@ def test_in_a_forked_child_every_use_raises(single_engine: Engine) -> None:
     tensor = Tensor(address, address, DType.FLOAT32, (2,))
     submit(single_engine, Call(Op.ALLREDUCE, "sum", _native.ReduceOp.SUM), [tensor], array).wait()
     assert list(array) == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("flaw", "says"),
+    [
+        ("a connection is missing", "rank 2 lacks a connection"),
+        ("a segment is none", "shared segment"),
+        ("the last peer has ended", "was lost while the job was starting"),
+    ],
+)
+def test_an_engine_that_is_not_created_closes_what_it_was_given(flaw: str, says: str) -> None:
+    with contextlib.ExitStack() as stack:
+        peers = []
+        for rank in (1, 2):
+            ends = [socket.socketpair() for _ in range(2)]
+            for _, remote in ends:
+                stack.enter_context(remote)
+            peers.append(Peer(rank, rank, *(local.detach() for local, _ in ends), create_segment(3), b"host"))
+        if flaw == "a connection is missing":
+            os.close(peers[1].control_fd)
+            peers[1].control_fd = -1
+        elif flaw == "a segment is none":
+            os.close(peers[1].segment_fd)
+            peers[1].segment_fd = os.open(os.devnull, os.O_RDONLY)
+        else:
+            stack.close()
+        config = _config(
+            Settings(start_timeout_seconds=30), Topology.of(["a"] * 3, 0), RankGroup.job(3), "a", create_segment(3)
+        )
+        own_fds = {config.own_segment_fd, *(getattr(peer, f"{what}_fd") for peer in peers for what in FDS)} - {-1}
+        assert all(map(is_open, own_fds))
+        with pytest.raises((HorovodInternalError, ValueError), match=says):
+            Engine(config, peers)
+        assert not any(map(is_open, own_fds))

@@ -117,6 +117,32 @@ def test_what_scripts_ask(fakes: dict[str, str]) -> None:
     assert answers(SPARK_ESTIMATOR_CUDA_LIBRARY=engine) == (22703, False)
 
 
+def test_no_library_is_looked_for_in_the_paths_of_the_environment(fakes: dict[str, str], tmp_path: Path) -> None:
+    """Libraries of these names would be opened with all that their constructors do, and given the tensors."""
+    names = ("libcudart.so.13", "libcudart.so.12", "libnccl.so.2")
+    for name in names:
+        source = fakes[f"SPARK_ESTIMATOR_{'NCCL' if 'nccl' in name else 'CUDA'}_LIBRARY"]
+        (tmp_path / name).symlink_to(source)
+    program = """
+from pathlib import Path
+from spark_estimator.collectives import gpu_libraries as module
+module._loaded = lambda maps: []
+module._CUDA_IN_WHEELS = module._NCCL_IN_WHEELS = ()
+paths = module.gpu_libraries(module.Settings())
+print(paths, module.cuda_opens(), module.cuda_facts(paths.cuda), module.nccl_facts(paths.nccl))
+print([line for line in Path("/proc/self/maps").read_text().splitlines() if "fake" in line or "libcudart" in line])
+"""
+    completed = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True,
+        text=True, check=True, timeout=60,
+    )  # fmt: skip
+    answer, mapped = completed.stdout.splitlines()
+    assert answer.startswith("GpuLibraries(cuda='', nccl='') False CudaFacts(runtime=0, driver=0, devices=0, trouble=")
+    assert answer.count("it is neither loaded nor in a wheel, and no path was given") == 2
+    assert "nvidia-cuda-runtime" in answer and "NcclFacts(version=0" in answer
+    assert mapped == "[]"
+
+
 @pytest.mark.parametrize(("operations", "line"), [("auto", "[X] NCCL"), ("copy", "[ ] NCCL")])
 def test_check_build_shows_nccl(fakes: dict[str, str], operations: str, line: str) -> None:
     command = [sys.executable, "-m", "spark_estimator", "run", "--check-build"]

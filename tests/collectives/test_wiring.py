@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import gc
+import itertools
 import os
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
 from spark_estimator.authentication import RefusedError, connect
-from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup
+from spark_estimator.collectives import wiring
+from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup, tune
 from spark_estimator.collectives.rendezvous import Rendezvous, local_rendezvous
 from spark_estimator.collectives.wiring import Switchboard, Wired
 from spark_estimator.env import Settings
@@ -295,6 +301,83 @@ def test_a_descriptor_that_was_not_inherited_is_told() -> None:
     endpoint.close()
     with pytest.raises(HorovodInternalError, match="did not inherit its listening socket"):
         Switchboard(dataclasses.replace(rendezvous, listen_fd=999_999))
+
+
+def open_descriptors() -> set[str]:
+    """What is open, by number and what it is."""
+    gc.collect()
+    result = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the folder itself
+            result.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
+    return result
+
+
+def failing_at(call: int, function: Callable[..., object]) -> Callable[..., object]:
+    """`function`, whose call of that number fails: as many as there are sockets of the peers before."""
+    calls = itertools.count(1)
+
+    def fail(*args: object) -> object:
+        if next(calls) == call:
+            raise OSError(errno.ENOBUFS, "no buffer space")
+        return function(*args)
+
+    return fail
+
+
+@pytest.mark.parametrize("call", [1, 2, 4])
+def test_a_peer_that_cannot_be_set_up_leaves_nothing_of_the_others(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with switchboards(3) as boards, ThreadPoolExecutor(2) as pool:
+        before = open_descriptors()
+        others = [pool.submit(board.connect_all, 1, PATIENT) for board in boards[1:]]
+        with monkeypatch.context() as patch:
+            this_thread = threading.get_ident()
+            tunes = failing_at(call, wiring.tune)
+            patch.setattr(
+                wiring, "tune", lambda *args: (tunes if threading.get_ident() == this_thread else tune)(*args)
+            )
+            with pytest.raises(OSError, match="no buffer space"):
+                boards[0].connect_all(1, PATIENT)
+            wired = [future.result(60) for future in others]
+        for member in wired:
+            # The connection with the rank that failed is at its end, and all of its descriptors are closed.
+            with socket.socket(fileno=os.dup(member.peers[0].control_fd)) as sock:
+                assert sock.recv(1) == b""
+            member.close()
+        assert open_descriptors() <= before
+
+
+@pytest.mark.parametrize("failing", ["memfd", "names"])
+def test_whatever_fails_of_a_set_up_leaves_nothing_open(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object) -> int:
+        raise OSError(errno.EMFILE, "too many")
+
+    with switchboards(3) as boards, ThreadPoolExecutor(2) as pool:
+        before = open_descriptors()
+        others = [pool.submit(board.connect_all, 1, IMPATIENT) for board in boards[:2]]
+        if failing == "memfd":
+            boards[2]._make_segment = fail
+        else:
+            monkeypatch.setattr(wiring, "peer_credentials", fail)
+        with pytest.raises(OSError, match="too many"):
+            boards[2].connect_all(1, PATIENT)
+        for future in others:
+            with suppress(OSError, PeerLostError):
+                future.result(60).close()
+        assert open_descriptors() <= before
+
+
+def test_a_peer_that_has_died_leaves_nothing_of_the_others_open() -> None:
+    before = open_descriptors()
+    with switchboards(3) as boards:
+        boards[2].close()
+        with pytest.raises(PeerLostError, match="its process has ended"):
+            boards[0].connect_all(1, PATIENT)
+    # The connection with rank 1 may have been on its way: the thread that made it closes it.
+    deadline = time.monotonic() + 60
+    while not open_descriptors() <= before:
+        assert time.monotonic() < deadline, open_descriptors() - before
+        time.sleep(0.01)
 
 
 def test_nothing_is_left_open() -> None:

@@ -141,3 +141,22 @@ def test_a_task_that_still_writes_when_another_has_failed_leaves_nothing(
 def test_a_complete_data_set_is_not_discarded(store: FilesystemStore, folder: str) -> None:
     materialize._discard(store, folder, f"{folder}/_mark")
     assert prepared(store, folder).rows == 2
+
+
+def test_two_drivers_at_once_get_folders_of_their_own(store: FilesystemStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = FilesystemStore.write
+    other: list[str] = []
+
+    def second_comes(self: FilesystemStore, path: str, content: bytes) -> None:
+        """The other driver has seen the same folders, and writes its mark at the same moment."""
+        write(self, path, content)
+        if not other:
+            other.append(path)
+            other.extend(materialize._claimed(store, folders_seen))
+
+    folders_seen: dict[int | None, str] = {}
+    monkeypatch.setattr(FilesystemStore, "write", second_comes)
+    folder, mark = materialize._claimed(store, folders_seen)
+    assert folder != other[1] and Path(mark).is_file() and Path(other[2]).is_file()
+    assert [path.name for path in Path(folder).iterdir()] == [Path(mark).name]
+    assert [path.name for path in Path(other[1]).iterdir()] == [Path(other[2]).name]

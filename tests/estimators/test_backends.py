@@ -15,7 +15,7 @@ import torch
 
 from spark_estimator import TorchEstimator
 from spark_estimator.env import ATTEMPT_VARIABLE
-from spark_estimator.errors import JobTimeoutError, StartTimeoutError
+from spark_estimator.errors import JobTimeoutError, PreflightError, StartTimeoutError
 from spark_estimator.estimators.torch.callbacks import Callback
 from spark_estimator.spark import Backend, LocalBackend, SparkBackend
 from spark_estimator.store import Store
@@ -195,3 +195,26 @@ def test_lightning_s_estimator_too(line: DataFrame, tmp_path: Path) -> None:
             verbose=0,
         ).fit(line)
     assert "[1]<stdout>:attempt 1, A=1, B=None\n" in (tmp_path / "out").read_text()
+
+
+def test_one_fit_at_a_time_trains_a_run(line: DataFrame, estimator: Make, tmp_path: Path) -> None:
+    store = Store.create(str(tmp_path))
+    errors: list[Exception] = []
+
+    class Second(Backend):
+        """While the ranks of the first fit would run, a second one begins: it must not come so far."""
+
+        def run(self, fn: Any, args: Any = (), kwargs: Any = None, env: Any = None) -> list[Any]:
+            assert not errors
+            with pytest.raises(PreflightError, match=r"run_id='mine' is in use: a driver \(pid") as caught:
+                estimator(num_proc=None, backend=self, store=store, run_id="mine").fit(line)
+            errors.append(caught.value)
+            return []
+
+        def num_processes(self) -> int:
+            return 2
+
+    with pytest.raises(TypeError, match="has to return a list"):
+        estimator(num_proc=None, backend=Second(), store=store, run_id="mine").fit(line)
+    assert len(errors) == 1
+    assert os.listdir(tmp_path / "runs" / "mine") == []

@@ -65,7 +65,7 @@ bool TraceBuffer::half_full() const {
 Status TraceFile::Open(const std::string& path, const TraceOwner& owner) {
   path_ = path;
   rank_ = owner.rank;
-  fd_.Reset(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  fd_.Reset(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   if (!fd_.valid()) return Status::System("the timeline " + path_ + " cannot be created", errno);
   text_.reserve(kBlockBytes + 4096);
   const auto wall = std::chrono::system_clock::now().time_since_epoch();

@@ -5,9 +5,13 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -19,6 +23,22 @@
 #include "check.h"
 #include "transport/segment.h"
 #include "transport/shared_group.h"
+
+namespace {
+
+// How many of the next calls of posix_fallocate a signal interrupts, and the bytes that one call allocates at most: a
+// timer interrupts each larger one. Not every kernel interrupts it, so no signal is sent.
+std::atomic<int> interruptions{0};
+std::atomic<off_t> most_at_once{0};
+
+}  // namespace
+
+// The system's own, which this stands in front of in this program, would emulate it where a file system cannot.
+extern "C" int posix_fallocate(int fd, off_t offset, off_t bytes) {
+  const bool is_undone = most_at_once > 0 && bytes > most_at_once;
+  if (is_undone || interruptions.fetch_sub(1) > 0) return EINTR;
+  return syscall(SYS_fallocate, fd, 0, offset, bytes) == 0 ? 0 : errno;
+}
 
 namespace {
 
@@ -333,6 +353,22 @@ void UnderLimits() {
 #endif
 }
 
+void SignalsInterrupt() {
+  interruptions = 3;
+  Own own = MakeOwn(16);
+  CHECK(interruptions < 0);
+  CHECK(PagesBytes(own) >= own.segment.arena_offset());
+  interruptions = 3;
+  uint8_t* data = Allocate(*own.arena, size_t{5} << 20);
+  CHECK(interruptions < 0);
+  CHECK(IsZero(data, size_t{5} << 20));
+  CHECK(PagesBytes(own) >= own.segment.arena_offset() + (size_t{5} << 20));
+  most_at_once = off_t{4} << 20;
+  Allocate(*own.arena, size_t{40} << 20);
+  MakeOwn(16);
+  most_at_once = 0;
+}
+
 }  // namespace
 
 int main() {
@@ -346,6 +382,7 @@ int main() {
                    {"finding", Finding},
                    {"refusals", Refusals},
                    {"the system refuses", TheSystemRefuses},
+                   {"signals interrupt", SignalsInterrupt},
                    {"many of them", ManyOfThem},
                    {"from many threads", FromManyThreads},
                    {"foreign files are refused", ForeignFilesAreRefused},

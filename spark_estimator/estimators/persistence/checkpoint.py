@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.errors import DataError
+from spark_estimator.estimators.persistence import run_lease
 from spark_estimator.estimators.persistence.run_identity import Identity, differences
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
@@ -131,12 +132,14 @@ class Saver:
         self._spec = spec
         self._form = form
         self._lost = _MOST_LOST
+        self._fence = run_lease.Fence.of(spec)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Nothing without a store.
 
         Raises:
             DataError: it cannot be written; the one before is there still.
+            SupersededError: another attempt or driver has the run.
         """
         path = self._spec.checkpoint_path
         if self._spec.store is None or path is None:
@@ -153,7 +156,9 @@ class Saver:
         }
         content = sealed(self._form.stream(whole))
         try:
-            self._spec.store.write(path, content)
+            run_lease.write(self._spec.store, path, content, self._fence)
+        except run_lease.SupersededError:
+            raise
         except Exception as error:  # each kind of store has errors of its own
             self._lost += 1
             failure = (
@@ -172,6 +177,8 @@ class Saver:
 def load(spec: TrainSpec, identity: Identity, form: CheckpointFormat) -> Checkpoint | None:
     """What the store has of this run, as rank 0 reads it; None when it has nothing. A collective.
 
+    From then on no earlier attempt writes.
+
     Raises:
         DataError: the store cannot be read, the file is no checkpoint of this package, or another training's.
     """
@@ -182,10 +189,15 @@ def load(spec: TrainSpec, identity: Identity, form: CheckpointFormat) -> Checkpo
         assert spec.store is not None
         discard_partials(spec)
         try:
+            fence = run_lease.Fence.of(spec)
+            assert fence is not None
+            fence.take()
             # Not exists(), which says no where fsspec cannot reach a store.
             result = spec.store.read(spec.checkpoint_path)
         except FileNotFoundError:
             pass
+        except DataError as error:  # of the fence
+            result = str(error)
         except Exception as error:  # each kind of store has errors of its own
             result = (
                 f"{spec.checkpoint_path} cannot be read on rank 0 (host {socket.gethostname()}): "

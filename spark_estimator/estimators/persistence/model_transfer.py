@@ -14,6 +14,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from spark_estimator.errors import DataError, PreflightError
+from spark_estimator.estimators.persistence.run_lease import Fence, SupersededError, write
 from spark_estimator.launch.spark.slots import Configuration
 from spark_estimator.store import Store
 
@@ -58,10 +59,11 @@ def parsed_memory(text: str) -> int | None:
     return None if match is None else int(match[1]) << _UNITS[match[2]]
 
 
-def put(store: Store, run_id: str, content: bytes, name: str) -> tuple[str, str]:
+def put(store: Store, run_id: str, content: bytes, name: str, fence: Fence | None = None) -> tuple[str, str]:
     """On rank 0: writes the model into the store, whole or not at all.
 
     Args:
+        fence: of the attempt; None: nothing is kept of the run.
         name: of the file.
 
     Returns:
@@ -69,10 +71,13 @@ def put(store: Store, run_id: str, content: bytes, name: str) -> tuple[str, str]
 
     Raises:
         DataError: it cannot be written.
+        SupersededError: another attempt or driver has the run.
     """
     path = posixpath.join(store.get_run_path(run_id), name)
     try:
-        store.write(path, content)
+        write(store, path, content, fence)
+    except SupersededError:
+        raise
     except Exception as error:  # each kind of store has errors of its own
         raise DataError(
             f"the model of {len(content)} bytes cannot be written to {path} on rank 0 (host {socket.gethostname()}): "

@@ -31,8 +31,9 @@ SETTINGS = {
     ),
     ALLOW_UNENCRYPTED: SparkSetting(
         "false",
-        "true: start jobs in a session whose own traffic is encrypted (spark.network.crypto.enabled, spark.ssl.enabled "
-        "or spark.ssl.rpc.enabled), although the ranks exchange gradients and parameters without encryption; false: "
+        "true: start jobs in a session whose own traffic is encrypted (spark.network.crypto.enabled, "
+        "spark.authenticate.enableSaslEncryption, spark.ssl.enabled or spark.ssl.rpc.enabled) or that doesn't show "
+        "these settings, although the ranks exchange gradients and parameters without encryption; false: "
         "such jobs are refused",
     ),
 }

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from spark_estimator import file_modes
 from spark_estimator.observe.driver_log import ShowLine, print_line, shown_on
 
 
@@ -83,8 +84,8 @@ class OutputFiles:
 
     def _open(self, rank: int) -> None:
         folder = self._folder / f"rank.{rank:0{self._width}d}"
-        folder.mkdir(parents=True, exist_ok=True)
+        file_modes.make_folders(str(folder))
         for stream in ("stdout", "stderr"):
             # Line by line, so that a job can be followed with tail -f.
-            file = (folder / stream).open("w", encoding="utf-8", buffering=1)
+            file = open(folder / stream, "w", encoding="utf-8", buffering=1, opener=file_modes.opener)  # noqa: SIM115
             self._files[rank, stream] = self._stack.enter_context(file)

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from spark_estimator import file_modes
+
 INTERVAL_SECONDS = 0.5
 _STOP_SECONDS = 20.0
 # A rank that prints faster than its file takes it loses lines, not time.
@@ -110,14 +112,17 @@ class LogWriter:
         path = file_of(self._folder, self._rank, self._number)
         try:
             if not self._number and not path.exists():
-                self._folder.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as file:  # closed each time: others may see only then what was written
+                file_modes.make_folders(str(self._folder))
+            with open(
+                path, "ab", opener=file_modes.opener
+            ) as file:  # closed each time: others may see only then what was written
                 file.write(piece)
         except OSError:
             if not path.exists():
                 raise
             self._number += 1  # it can be written once
-            file_of(self._folder, self._rank, self._number).write_bytes(piece)
+            with open(file_of(self._folder, self._rank, self._number), "wb", opener=file_modes.opener) as file:
+                file.write(piece)
 
 
 class LogReader:

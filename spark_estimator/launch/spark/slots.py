@@ -24,7 +24,16 @@ REGISTRATION = timedelta(seconds=4)
 # ... but when there is none at all yet, the first may well take longer.
 FIRST_REGISTRATION = timedelta(seconds=30)
 _POLL_SECONDS = 0.25
-_ENCRYPTION = ("spark.network.crypto.enabled", "spark.ssl.enabled", "spark.ssl.rpc.enabled")
+# Each encrypts the traffic of executors, or, as spark.ssl.enabled, says that the user wants connections encrypted.
+_ENCRYPTION = (
+    "spark.network.crypto.enabled",
+    "spark.authenticate.enableSaslEncryption",
+    "spark.ssl.enabled",
+    "spark.ssl.rpc.enabled",
+)
+# What SQL's SET answers for a setting that is not set.
+_UNDEFINED = "<undefined>"
+_ALLOW = f"To allow that, call spark.conf.set({ALLOW_UNENCRYPTED!r}, 'true')"
 _PER_TASK = "spark.task.resource.gpu.amount"
 _PER_EXECUTOR = "spark.executor.resource.gpu.amount"
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
@@ -58,6 +67,18 @@ class Configuration:
         except Exception:  # some platforms forbid reading some settings
             return None
 
+    def known(self, name: str) -> str | None:
+        """The value of a setting; None only when it is not set.
+
+        Raises:
+            Exception: the session's own, where it doesn't show the setting.
+        """
+        try:
+            return self._spark.conf.get(name, None)
+        except Exception:  # a session that forbids Java may still answer SQL
+            value = str(self._spark.sql(f"SET {name}").collect()[0][1])
+            return None if value == _UNDEFINED else value
+
     def number(self, name: str) -> float | None:
         """The value of a numeric setting; None when it is not set or not a number."""
         try:
@@ -67,7 +88,7 @@ class Configuration:
 
     def is_true(self, name: str) -> bool:
         """Whether a setting is switched on."""
-        return (self.get(name) or "").strip().lower() == "true"
+        return _is_true(self.get(name))
 
     @property
     def master(self) -> str:
@@ -112,19 +133,30 @@ def check_session(spark: SparkSession, *, together: bool = True) -> None:
 
 
 def check_encryption(spark: SparkSession) -> None:
-    """Refuses sessions whose own traffic is encrypted: that between the ranks would not be.
+    """Refuses sessions whose own traffic is encrypted, or may be: that between the ranks would not be.
 
     Raises:
         PreflightError: the text names the setting that allows it all the same.
     """
     conf = Configuration(spark)
-    asked_for = [name for name in _ENCRYPTION if conf.is_true(name)]
-    if asked_for and not conf.is_local and not conf.is_true(ALLOW_UNENCRYPTED):
-        raise PreflightError(
-            f"{asked_for[0]} is true, so Spark encrypts its network traffic, but the ranks of a job authenticate each "
-            "other without encryption: gradients and parameters would be readable on the network. To allow that, "
-            f"call spark.conf.set({ALLOW_UNENCRYPTED!r}, 'true')."
-        )
+    if conf.is_local or conf.is_true(ALLOW_UNENCRYPTED):
+        return
+    for name in _ENCRYPTION:
+        try:
+            encrypts = _is_true(conf.known(name))
+        except Exception as error:  # each kind of session has errors of its own
+            reason = str(error).strip().partition("\n")[0]
+            raise PreflightError(
+                f"This session doesn't show {name} ({type(error).__name__}: {reason}), so Spark may encrypt its "
+                "network traffic, but the ranks of a job authenticate each other without encryption: gradients and "
+                f"parameters would be readable on the network. {_ALLOW}, or set it when the session is created."
+            ) from error
+        if encrypts:
+            raise PreflightError(
+                f"{name} is true, so Spark encrypts its network traffic, but the ranks of a job authenticate each "
+                "other without encryption: gradients and parameters would be readable on the network. "
+                f"{_ALLOW}."
+            )
 
 
 def count_slots(spark: SparkSession) -> Slots:
@@ -225,6 +257,10 @@ def default_size(spark: SparkSession) -> int:
         return all_slots(spark)
     count = _settled(spark).count
     return asked_for if count is None else min(asked_for, all_slots(spark))
+
+
+def _is_true(value: str | None) -> bool:
+    return (value or "").strip().lower() == "true"
 
 
 def _settled(spark: SparkSession) -> Slots:

@@ -29,6 +29,7 @@ def test_a_store_that_is_away(tmp_path: Path) -> None:
 
     class Spec:
         store = Store.create(str(tmp_path))
+        run_id, owner = "run", "fit"
         checkpoint_path = store.get_checkpoint_path("run")
 
     def away(yes: bool) -> None:
@@ -74,7 +75,7 @@ def test_a_checkpoint_that_is_damaged_is_not_gone_on_from(tmp_path: Path, reques
 
     class Spec:
         store = Store.create(str(tmp_path))
-        run_id = "run"
+        run_id, owner = "run", "fit"
         checkpoint_path = store.get_checkpoint_path("run")
 
     hvd.init()

@@ -193,6 +193,7 @@ def test_checkpoints_need_no_random_write(tmp_path: Path) -> None:
 
     class Spec:
         store = Whole(str(tmp_path))
+        run_id, owner = "run", "fit"
         checkpoint_path = store.get_checkpoint_path("run")
 
     state = {"model": linear().state_dict(), "optimizer": {}}

@@ -1,0 +1,74 @@
+"""Who may read what this package writes: files are the user's own (0600, folders 0700), or also their folder's group's.
+
+A folder with the set-group-ID bit (``chmod g+s``) is a team's: new files and folders in it get its group's permissions.
+What exists keeps its permissions, also when its content is replaced. The process's umask has no part in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+
+_OWN_FILE, _OWN_FOLDER = 0o600, 0o700
+
+
+def of_new_file(folder: str) -> int:
+    """The permissions of a new file in a folder."""
+    return _OWN_FILE | _group_bits(folder) & 0o060
+
+
+def of_new_folder(parent: str) -> int:
+    """The permissions of a new folder in a folder."""
+    bits = _group_bits(parent)
+    return _OWN_FOLDER | bits | (stat.S_ISGID if bits else 0)
+
+
+def of_files_in(folder_mode: int) -> int:
+    """The permissions of the files of a folder that is written and put in place as a whole."""
+    return _OWN_FILE | folder_mode & 0o666
+
+
+def opener(path: str, flags: int) -> int:
+    """For ``open(path, mode, opener=opener)``: a file that is created gets the permissions of a new one."""
+    try:
+        descriptor = os.open(path, flags | os.O_EXCL, _OWN_FILE) if flags & os.O_CREAT else os.open(path, flags)
+    except FileExistsError:
+        return os.open(path, flags, _OWN_FILE)
+    if flags & os.O_CREAT:
+        widen(descriptor, of_new_file(os.path.dirname(os.path.abspath(path))))
+    return descriptor
+
+
+def make_folder(path: str) -> None:
+    """Makes one folder unless it is there."""
+    mode = of_new_folder(os.path.dirname(os.path.abspath(path)))
+    try:
+        os.mkdir(path, _OWN_FOLDER)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+    else:
+        widen(path, mode)
+
+
+def make_folders(path: str) -> None:
+    """Makes a folder, and those above it that are not there."""
+    if not os.path.isdir(path):
+        make_folders(os.path.dirname(os.path.abspath(path)))
+        make_folder(path)
+
+
+def widen(path: str | int, mode: int) -> None:
+    """Sets permissions that are more than the user's own, where the file system has them."""
+    if mode not in (_OWN_FILE, _OWN_FOLDER):
+        with contextlib.suppress(OSError):
+            os.chmod(path, mode)
+
+
+def _group_bits(folder: str) -> int:
+    try:
+        mode = os.stat(folder or ".").st_mode
+    except OSError:
+        return 0
+    return mode & 0o070 if mode & stat.S_ISGID else 0
