@@ -164,7 +164,7 @@ class Ranks:
         except subprocess.TimeoutExpired:
             raise RanksFailedError(f"rank {rank} did not end", self.wait(0.1)) from None
 
-    def wait(self, timeout: float = 60) -> list[Outcome]:
+    def wait(self, timeout: float = 100) -> list[Outcome]:
         """Waits for all ranks and tells what became of each.
 
         Raises:
