@@ -9,8 +9,8 @@
 #include <string>
 
 #include "base/dtype.h"
-#include "base/halves.h"
-#include "base/kernels.h"
+#include "base/kernels/halves.h"
+#include "base/kernels/kernels.h"
 
 namespace spark_estimator {
 namespace {

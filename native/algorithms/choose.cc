@@ -3,7 +3,7 @@
 
 #include <bit>
 
-#include "base/halves.h"
+#include "base/kernels/halves.h"
 
 namespace spark_estimator {
 namespace {

@@ -11,7 +11,7 @@
 #include "algorithms/stream_direct.h"
 #include "algorithms/stream_ring.h"
 #include "base/dtype.h"
-#include "base/halves.h"
+#include "base/kernels/halves.h"
 
 namespace spark_estimator {
 namespace {

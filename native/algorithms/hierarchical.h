@@ -12,7 +12,7 @@
 #include "algorithms/buffer_list.h"
 #include "algorithms/choose.h"
 #include "algorithms/hosts.h"
-#include "base/kernels.h"
+#include "base/kernels/kernels.h"
 #include "base/status.h"
 #include "transport/shared_group.h"
 #include "transport/stream_group.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "algorithms/buffer_list.h"
-#include "base/kernels.h"
+#include "base/kernels/kernels.h"
 #include "base/status.h"
 #include "transport/shared_group.h"
 

@@ -5,7 +5,7 @@
 
 #include "algorithms/shared.h"
 #include "algorithms/shared_steps.h"
-#include "base/kernels.h"
+#include "base/kernels/kernels.h"
 
 namespace spark_estimator {
 namespace {

@@ -10,7 +10,7 @@
 #include <span>
 
 #include "algorithms/choose.h"
-#include "base/kernels.h"
+#include "base/kernels/kernels.h"
 #include "base/status.h"
 #include "transport/stream_group.h"
 

@@ -7,7 +7,7 @@
 #include "algorithms/stream_recursive.h"
 #include "algorithms/stream_ring.h"
 #include "base/dtype.h"
-#include "base/halves.h"
+#include "base/kernels/halves.h"
 
 namespace spark_estimator {
 namespace {

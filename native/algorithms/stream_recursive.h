@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/kernels.h"
+#include "base/kernels/kernels.h"
 #include "base/status.h"
 #include "transport/stream_group.h"
 

@@ -3,7 +3,7 @@
 #define SPARK_ESTIMATOR_ALGORITHMS_STREAM_RING_H_
 
 #include "algorithms/stream_shares.h"
-#include "base/kernels.h"
+#include "base/kernels/kernels.h"
 #include "base/status.h"
 #include "transport/stream_group.h"
 

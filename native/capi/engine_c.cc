@@ -13,8 +13,9 @@
 
 #include "base/dtype.h"
 #include "base/kept_memory.h"
-#include "base/kernels.h"
+#include "base/kernels/kernels.h"
 #include "base/rows.h"
+#include "capi/encryption.h"
 #include "capi/guarded.h"
 #include "capi/read_request.h"
 #include "engine/engine.h"
@@ -129,8 +130,8 @@ void TakeDescriptors(const se_config& config, const se_peer* peers, EngineConfig
   }
   for (size_t i = 0; i < others->size(); ++i) {
     PeerConfig& peer = (*others)[i];
-    peer.control.Reset(peers[i].control_fd);
-    peer.data.Reset(peers[i].data_fd);
+    peer.control = UniqueFd(peers[i].control_fd);
+    peer.data = UniqueFd(peers[i].data_fd);
     peer.segment.Reset(peers[i].segment_fd);
   }
 }
@@ -183,7 +184,7 @@ Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* o
       return Invalid("rank " + std::to_string(peer.rank) + " lacks a connection");
     }
   }
-  return Status::Ok();
+  return EncryptConnections(*config, peers, others);
 }
 
 }  // namespace

@@ -7,14 +7,15 @@
 
 #include "base/unique_fd.h"
 #include "engine/gpu/gpu_meeting.h"
+#include "transport/stream_socket.h"
 
 namespace spark_estimator {
 
 struct PeerConfig {
   int rank = 0;
   int global_rank = 0;
-  UniqueFd control;
-  UniqueFd data;
+  StreamSocket control;
+  StreamSocket data;
   UniqueFd segment;  // none when memory cannot be shared
   std::string name;
 };

@@ -28,7 +28,7 @@ Progress::Progress(Shared shared)
 Status Progress::Start(std::vector<PeerConfig> peers) {
   const EngineConfig& config = *shared_.config;
   SE_RETURN_IF_ERROR(links_.Open());
-  std::vector<UniqueFd> sockets(static_cast<size_t>(config.size));
+  std::vector<StreamSocket> sockets(static_cast<size_t>(config.size));
   for (PeerConfig& peer : peers) {
     membership_.Describe(peer.rank, peer.global_rank, peer.name);
     links_.Connect(peer.rank, std::move(peer.control));

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/status.h"
-#include "gpu/shared_object.h"
+#include "base/shared_object.h"
 
 namespace spark_estimator {
 

@@ -8,7 +8,7 @@
 
 #include "base/status.h"
 #include "gpu/cuda_api.h"
-#include "gpu/shared_object.h"
+#include "base/shared_object.h"
 
 namespace spark_estimator {
 

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "base/dtype.h"
-#include "base/halves.h"
+#include "base/kernels/halves.h"
 
 namespace spark_estimator {
 namespace {

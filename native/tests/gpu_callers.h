@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "base/halves.h"
+#include "base/kernels/halves.h"
 #include "check.h"
 #include "fake_gpu.h"
 

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -41,6 +42,8 @@ struct JobOptions {
   int32_t gpu_operations = SE_GPU_AUTO;
   const char* cuda_library = nullptr;
   const char* nccl_library = nullptr;
+  int32_t cipher = 0;  // of all connections; 0: they are in clear
+  const char* crypto_library = nullptr;
 };
 
 struct Submitted {
@@ -176,6 +179,15 @@ struct Wiring {
   std::vector<std::vector<se_peer>> peers;  // by rank
 };
 
+// One end's secrets; the other end has them the other way round.
+inline se_encryption Secrets(int32_t cipher, uint8_t send, uint8_t receive) {
+  se_encryption encryption{};
+  encryption.cipher = cipher;
+  std::fill(std::begin(encryption.send), std::end(encryption.send), send);
+  std::fill(std::begin(encryption.receive), std::end(encryption.receive), receive);
+  return encryption;
+}
+
 inline int Dup(int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, 3); }
 
 inline Wiring Wire(int size, const JobOptions& options) {
@@ -209,6 +221,7 @@ inline Wiring Wire(int size, const JobOptions& options) {
     config.gpu_operations = options.gpu_operations;
     config.cuda_library = options.cuda_library;
     config.nccl_library = options.nccl_library;
+    config.crypto_library = options.crypto_library;
     wiring.configs.push_back(config);
   }
   for (int a = 0; a < size; ++a) {
@@ -226,8 +239,10 @@ inline Wiring Wire(int size, const JobOptions& options) {
       const bool share =
           options.channel == Channel::kShared && one_host && !(options.last_rank_cannot_share && b == size - 1);
       const auto segment = [&](int rank) { return share ? Dup(segments[static_cast<size_t>(rank)]) : -1; };
-      wiring.peers[static_cast<size_t>(a)].push_back({b, b, control[0], data[0], segment(b), "testhost"});
-      wiring.peers[static_cast<size_t>(b)].push_back({a, a, control[1], data[1], segment(a), "testhost"});
+      wiring.peers[static_cast<size_t>(a)].push_back({b, b, control[0], data[0], segment(b), "testhost",
+                                                      Secrets(options.cipher, 1, 2), Secrets(options.cipher, 3, 4)});
+      wiring.peers[static_cast<size_t>(b)].push_back({a, a, control[1], data[1], segment(a), "testhost",
+                                                      Secrets(options.cipher, 2, 1), Secrets(options.cipher, 4, 3)});
     }
   }
   for (const int fd : segments) {

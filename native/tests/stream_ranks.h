@@ -27,8 +27,8 @@ inline void CheckOk(const Status& status, const char* file, int line) {
 #define CHECK_OK(expression) ::spark_estimator::testing::CheckOk((expression), __FILE__, __LINE__)
 
 // sockets[a][b] is rank a's end of its connection with b. Small buffers force short writes; 0: the system's.
-inline std::vector<std::vector<UniqueFd>> ConnectAll(int size, int socket_buffer_bytes = 0) {
-  std::vector<std::vector<UniqueFd>> sockets(static_cast<size_t>(size));
+inline std::vector<std::vector<StreamSocket>> ConnectAll(int size, int socket_buffer_bytes = 0) {
+  std::vector<std::vector<StreamSocket>> sockets(static_cast<size_t>(size));
   for (auto& of_rank : sockets) of_rank.resize(static_cast<size_t>(size));
   for (size_t a = 0; a < sockets.size(); ++a) {
     for (size_t b = a + 1; b < sockets.size(); ++b) {
@@ -37,8 +37,8 @@ inline std::vector<std::vector<UniqueFd>> ConnectAll(int size, int socket_buffer
       for (const int fd : pair) {
         if (socket_buffer_bytes > 0) setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &socket_buffer_bytes, sizeof(int));
       }
-      sockets[a][b].Reset(pair[0]);
-      sockets[b][a].Reset(pair[1]);
+      sockets[a][b] = UniqueFd(pair[0]);
+      sockets[b][a] = UniqueFd(pair[1]);
     }
   }
   return sockets;

@@ -5,7 +5,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <system_error>
 
 #include "base/bytes.h"
 
@@ -27,8 +26,6 @@ constexpr size_t kHeaderBytes = sizeof(FrameHeader);
 uint32_t HeaderCrc(const FrameHeader& header) {
   return Crc32c(std::string_view(reinterpret_cast<const char*>(&header), offsetof(FrameHeader, header_crc)));
 }
-
-std::string ErrnoText(int error_number) { return std::generic_category().message(error_number); }
 
 }  // namespace
 
@@ -78,13 +75,13 @@ size_t FrameParser::TakeOne(std::string_view bytes, std::deque<Frame>* inbox) {
 }
 
 // Short frames are sent without an allocation: an abort must get through when there is no memory.
-ControlLink::ControlLink(UniqueFd fd) : fd_(std::move(fd)) { unsent_.reserve(kUnsentReserve); }
+ControlLink::ControlLink(StreamSocket socket) : socket_(std::move(socket)) { unsent_.reserve(kUnsentReserve); }
 
 void ControlLink::Close(std::string reason) {
   open_ = false;
   closed_reason_ = std::move(reason);
   unsent_.clear();
-  shutdown(fd_.get(), SHUT_RDWR);  // a peer that sent nonsense learns that it is not heard any more
+  shutdown(fd(), SHUT_RDWR);  // a peer that sent nonsense learns that it is not heard any more
 }
 
 void ControlLink::Send(FrameType type, std::string_view payload) {
@@ -96,7 +93,7 @@ void ControlLink::Send(FrameType type, std::string_view payload) {
 void ControlLink::Flush() {
   size_t sent = 0;
   while (open_ && sent < unsent_.size()) {
-    const ssize_t n = send(fd_.get(), unsent_.data() + sent, unsent_.size() - sent, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t n = socket_.Send(unsent_.data() + sent, unsent_.size() - sent);
     if (n >= 0) {
       sent += static_cast<size_t>(n);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
@@ -114,19 +111,21 @@ void ControlLink::Flush() {
 void ControlLink::Receive(std::deque<Frame>* inbox) {
   std::array<char, 16384> buffer;
   while (open_) {
-    const ssize_t n = recv(fd_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+    const ssize_t n = socket_.Receive(buffer.data(), buffer.size());
     if (n > 0) {
       if (!parser_.Take({buffer.data(), static_cast<size_t>(n)}, inbox)) Close(parser_.refusal());
     } else if (n == 0) {
       Close("its connection ended without a word (its process died)");
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return;
+    } else if (errno == EBADMSG) {
+      Close(kRefusedRecord);
     } else if (errno != EINTR) {
-      Close("its connection broke (its process died): " + ErrnoText(errno));
+      Close("its connection broke (its process died): " + SocketErrorText(errno));
     }
   }
 }
 
-void ControlLink::FinishSending() { shutdown(fd_.get(), SHUT_WR); }
+void ControlLink::FinishSending() { shutdown(fd(), SHUT_WR); }
 
 }  // namespace spark_estimator

@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "base/status.h"
-#include "base/unique_fd.h"
+#include "transport/stream_socket.h"
 
 namespace spark_estimator {
 
@@ -61,9 +61,9 @@ class FrameParser {
 // One control connection. Not thread-safe.
 class ControlLink {
  public:
-  explicit ControlLink(UniqueFd fd);
+  explicit ControlLink(StreamSocket socket);
 
-  int fd() const { return fd_.get(); }
+  int fd() const { return socket_.fd(); }
   // Open until the peer's end of file, or an error, was read.
   bool open() const { return open_; }
   // Why it is not open; "closed its connection" for a plain end of file.
@@ -83,7 +83,7 @@ class ControlLink {
  private:
   void Close(std::string reason);
 
-  UniqueFd fd_;
+  StreamSocket socket_;
   bool open_ = true;
   std::string closed_reason_;
   std::string unsent_;

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "base/clock.h"
-#include "base/kernels.h"
+#include "base/kernels/kernels.h"
 
 namespace spark_estimator {
 

@@ -1,7 +1,6 @@
 // Sockets, and parts of a group, behind the interface of StreamGroup.
 #include "transport/stream_group.h"
 
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,7 +18,7 @@ constexpr size_t kKeptScratchBytes = size_t{4} << 20;
 
 }  // namespace
 
-SocketGroup::SocketGroup(int rank, std::vector<UniqueFd> sockets, Liveness* liveness)
+SocketGroup::SocketGroup(int rank, std::vector<StreamSocket> sockets, Liveness* liveness)
     : StreamGroup(rank, static_cast<int>(sockets.size())), sockets_(std::move(sockets)), liveness_(liveness) {
   next_check_ = Clock::now() + kLivenessInterval;
 }
@@ -29,39 +28,40 @@ void SocketGroup::Moved(size_t bytes) {
   polling_.Came();
 }
 
+Status SocketGroup::Failure(const char* what, int peer, int error_number) {
+  if (error_number == EBADMSG) {
+    return Status(SE_PEER_LOST, std::string(what) + " " + liveness_->NameOf(peer) + " failed: " + kRefusedRecord);
+  }
+  // The control connection tells better why a peer is gone than a broken pipe does.
+  SE_RETURN_IF_ERROR(liveness_->Check());
+  return Status(SE_PEER_LOST,
+                Status::System(std::string(what) + " " + liveness_->NameOf(peer) + " failed", error_number).message());
+}
+
 Status SocketGroup::TrySend(int peer, const uint8_t* data, size_t bytes, size_t* moved) {
   *moved = 0;
   if (bytes == 0) return Status::Ok();
-  const int fd = sockets_[static_cast<size_t>(peer)].get();
-  const ssize_t n = send(fd, data, std::min(bytes, kTurnBytes), MSG_DONTWAIT | MSG_NOSIGNAL);
+  const ssize_t n = sockets_[static_cast<size_t>(peer)].Send(data, std::min(bytes, kTurnBytes));
   if (n >= 0) {
     *moved = static_cast<size_t>(n);
     Moved(*moved);
     return Status::Ok();
   }
   if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return Status::Ok();
-  const int error_number = errno;
-  // The control connection tells better why a peer is gone than a broken pipe does.
-  SE_RETURN_IF_ERROR(liveness_->Check());
-  return Status(SE_PEER_LOST,
-                Status::System("sending to " + liveness_->NameOf(peer) + " failed", error_number).message());
+  return Failure("sending to", peer, errno);
 }
 
 Status SocketGroup::TryReceive(int peer, uint8_t* data, size_t bytes, size_t* moved) {
   *moved = 0;
   if (bytes == 0) return Status::Ok();
-  const int fd = sockets_[static_cast<size_t>(peer)].get();
-  const ssize_t n = recv(fd, data, std::min(bytes, kTurnBytes), MSG_DONTWAIT);
+  const ssize_t n = sockets_[static_cast<size_t>(peer)].Receive(data, std::min(bytes, kTurnBytes));
   if (n > 0) {
     *moved = static_cast<size_t>(n);
     Moved(*moved);
     return Status::Ok();
   }
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return Status::Ok();
-  const int error_number = n == 0 ? ECONNRESET : errno;
-  SE_RETURN_IF_ERROR(liveness_->Check());
-  return Status(SE_PEER_LOST,
-                Status::System("receiving from " + liveness_->NameOf(peer) + " failed", error_number).message());
+  return Failure("receiving from", peer, n == 0 ? ECONNRESET : errno);
 }
 
 Status SocketGroup::CheckLiveness() {
@@ -73,10 +73,10 @@ Status SocketGroup::AwaitReady(std::span<const int> senders_to, std::span<const 
   if (polling_.Again()) return Status::Ok();
   waits_.clear();
   for (const int peer : senders_to) {
-    if (peer >= 0) waits_.push_back({sockets_[static_cast<size_t>(peer)].get(), POLLOUT, 0});
+    if (peer >= 0) waits_.push_back({sockets_[static_cast<size_t>(peer)].fd(), POLLOUT, 0});
   }
   for (const int peer : receivers_from) {
-    if (peer >= 0) waits_.push_back({sockets_[static_cast<size_t>(peer)].get(), POLLIN, 0});
+    if (peer >= 0) waits_.push_back({sockets_[static_cast<size_t>(peer)].fd(), POLLIN, 0});
   }
   const int ready = poll(waits_.data(), waits_.size(), static_cast<int>(kLivenessInterval.count()));
   if (ready < 0 && errno != EINTR) return Status::System("waiting for peers failed (poll)", errno);
@@ -86,8 +86,8 @@ Status SocketGroup::AwaitReady(std::span<const int> senders_to, std::span<const 
 
 void SocketGroup::AbandonAfterFork() {
   // Numbers only: nothing is freed, since another thread may have held the allocator's lock when the process forked.
-  for (const UniqueFd& socket : sockets_) {
-    if (socket.valid()) ::close(socket.get());
+  for (const StreamSocket& socket : sockets_) {
+    if (socket.valid()) ::close(socket.fd());
   }
 }
 

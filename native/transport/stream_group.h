@@ -14,9 +14,9 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "base/unique_fd.h"
 #include "transport/liveness.h"
 #include "transport/polling.h"
+#include "transport/stream_socket.h"
 
 namespace spark_estimator {
 
@@ -80,12 +80,12 @@ class StreamGroup {
   size_t scratch_bytes_ = 0;
 };
 
-// Over connected stream sockets: TCP between hosts, Unix sockets inside one.
+// Over connected stream sockets: TCP between hosts, encrypted or not, Unix sockets inside one.
 class SocketGroup : public StreamGroup {
  public:
   // `sockets` [size], by rank, none for oneself. `liveness` outlives the group and is asked during waits, at least
   // every kLivenessInterval.
-  SocketGroup(int rank, std::vector<UniqueFd> sockets, Liveness* liveness);
+  SocketGroup(int rank, std::vector<StreamSocket> sockets, Liveness* liveness);
 
   Status TrySend(int peer, const uint8_t* data, size_t bytes, size_t* moved) override;
   Status TryReceive(int peer, uint8_t* data, size_t bytes, size_t* moved) override;
@@ -95,8 +95,9 @@ class SocketGroup : public StreamGroup {
  private:
   Status CheckLiveness();
   void Moved(size_t bytes);
+  Status Failure(const char* what, int peer, int error_number);
 
-  std::vector<UniqueFd> sockets_;
+  std::vector<StreamSocket> sockets_;
   Liveness* liveness_;
   Time next_check_;
   std::vector<pollfd> waits_;

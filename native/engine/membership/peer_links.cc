@@ -14,7 +14,7 @@ Status PeerLinks::Open() {
   return poll_.valid() ? Status::Ok() : Status::System("cannot make an event descriptor", errno);
 }
 
-void PeerLinks::Connect(int rank, UniqueFd control) {
+void PeerLinks::Connect(int rank, StreamSocket control) {
   links_[static_cast<size_t>(rank)].control = std::make_unique<ControlLink>(std::move(control));
 }
 

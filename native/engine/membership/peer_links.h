@@ -31,7 +31,7 @@ class PeerLinks {
 
   // Makes the descriptor that tells which connections have something.
   Status Open();
-  void Connect(int rank, UniqueFd control);
+  void Connect(int rank, StreamSocket control);
   // From now on Ready() gives `rank` when it has sent something, or its connection has ended.
   Status Watch(int rank);
   void StopWatching(int rank);

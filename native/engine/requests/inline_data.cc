@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/dtype.h"
-#include "base/kernels.h"
+#include "base/kernels/kernels.h"
 #include "engine/negotiation/validity.h"
 
 namespace spark_estimator {

@@ -2,7 +2,8 @@
  *
  * An engine is one rank's membership of one group of ranks: of a job, or of a process set of it. It is created from
  * sockets that somebody else has connected and authenticated and from shared segments that somebody else has passed on:
- * the library never listens, resolves names, does cryptography, reads the environment or runs Python. All functions may
+ * the library never listens, resolves names, reads the environment or runs Python, and of cryptography it does what the
+ * handshakes of its sockets have agreed on: the encryption of what they carry. All functions may
  * be called from any thread of the process that created the engine; calls do not block except where it is said. Every
  * function that can fail returns an se_status; se_last_error() then gives the sentence, for the calling thread.
  *
@@ -24,7 +25,7 @@ extern "C" {
 #endif
 
 /* Raised by one whenever a struct or the meaning of a function changes; the Python side refuses another number. */
-#define SE_ABI_VERSION 8
+#define SE_ABI_VERSION 9
 
 typedef enum se_status {
   SE_OK = 0,
@@ -78,6 +79,21 @@ typedef enum se_place {
   SE_GPU = 1
 } se_place;
 
+/* Ciphers of encrypted connections. */
+typedef enum se_cipher {
+  SE_AES_128_GCM = 1,      /* where both processors have instructions for it */
+  SE_CHACHA20_POLY1305 = 2 /* elsewhere */
+} se_cipher;
+#define SE_SECRET_BYTES 32
+
+/* What the handshake of an encrypted connection has agreed on, seen from this end: a secret for each direction, from
+ * which the keys of its records are derived. */
+typedef struct se_encryption {
+  int32_t cipher; /* se_cipher; 0: the connection is not encrypted */
+  uint8_t send[SE_SECRET_BYTES];
+  uint8_t receive[SE_SECRET_BYTES];
+} se_encryption;
+
 /* How GPU tensors travel. Found out at the first of them, by all ranks together; se_describe("gpu") tells. */
 typedef enum se_gpu_operations {
   SE_GPU_AUTO = 0,  /* what is fastest of the following */
@@ -94,6 +110,8 @@ typedef struct se_peer {
   int32_t data_fd;     /* second connected stream socket: bulk bytes */
   int32_t segment_fd;  /* the peer's segment, as made by its se_segment_create; -1 when memory cannot be shared */
   const char* name;    /* "host (pid 123)", for messages; copied */
+  se_encryption control_encryption; /* of control_fd; copied */
+  se_encryption data_encryption;    /* of data_fd; copied */
 } se_peer;
 
 typedef struct se_config {
@@ -126,6 +144,8 @@ typedef struct se_config {
   const char* cuda_library;      /* path of libcudart.so; NULL or "": what the process has loaded, else what the linker
                                     finds. It is opened at the first GPU tensor, as is the next one; copied */
   const char* nccl_library;      /* the same of libnccl.so */
+  const char* crypto_library;    /* absolute path of OpenSSL's libcrypto, 1.1.1 or later; opened when a connection is
+                                    encrypted; copied */
 } se_config;
 
 /* One tensor of a request. 0-dimensional tensors have one element. */
@@ -326,6 +346,24 @@ typedef int32_t (*se_tensorflow_work)(se_tensorflow_call* call, char* message, i
  * libstdc++ as their callback. SE_SYSTEM_ERROR when it lacks a function of its C API. For good: a second call replaces
  * `work` only. */
 SE_API int32_t se_tensorflow_register(const char* path, se_tensorflow_work work);
+
+/* The record layer of encrypted connections, for connections other than an engine's. One sealer or opener is one end of
+ * one direction; not thread-safe. `library` as se_config.crypto_library. */
+typedef struct se_sealer se_sealer;
+typedef struct se_opener se_opener;
+/* A record holds 1 to SE_RECORD_BYTES bytes of data and is SE_RECORD_OVERHEAD bytes longer. */
+#define SE_RECORD_BYTES 65536
+#define SE_RECORD_OVERHEAD 20
+SE_API int32_t se_sealer_create(const char* library, int32_t cipher, const uint8_t* secret, se_sealer** sealer);
+/* Makes the next records of `data`, as many as it needs, in `records`, which has room for them. */
+SE_API int32_t se_seal(se_sealer* sealer, const void* data, int64_t bytes, void* records);
+SE_API void se_sealer_destroy(se_sealer* sealer);
+SE_API int32_t se_opener_create(const char* library, int32_t cipher, const uint8_t* secret, se_opener** opener);
+/* Decrypts the whole records at the beginning of `records` into `data`, which has room for `bytes` bytes. *taken is
+ * their length, *opened that of their data. SE_PEER_LOST when one fails its authentication: the connection must end. */
+SE_API int32_t se_open(se_opener* opener, const void* records, int64_t bytes, void* data, int64_t* taken,
+                       int64_t* opened);
+SE_API void se_opener_destroy(se_opener* opener);
 
 /* Binds this process to its parent: when the parent dies, the whole process group of this process is killed (SIGKILL),
  * grandchildren included. The caller must lead its own process group.

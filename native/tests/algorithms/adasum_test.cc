@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "base/halves.h"
+#include "base/kernels/halves.h"
 #include "stream_ranks.h"
 
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/halves.h"
+#include "base/kernels/halves.h"
 #include "stream_ranks.h"
 
 namespace {

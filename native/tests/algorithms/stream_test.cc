@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "base/halves.h"
+#include "base/kernels/halves.h"
 #include "stream_ranks.h"
 
 namespace {

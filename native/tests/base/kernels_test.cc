@@ -1,5 +1,5 @@
 // The reduction kernels: every dtype and op against plain arithmetic, and all instruction sets against one another.
-#include "base/kernels.h"
+#include "base/kernels/kernels.h"
 
 #include <cmath>
 #include <cstring>

@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "base/halves.h"
+#include "base/kernels/halves.h"
 #include "fake_cuda.h"
 #include "fake_nccl_comm.h"
 

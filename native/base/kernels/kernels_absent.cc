@@ -1,5 +1,5 @@
 // Stands in for the x86 variants on other processors: the build chooses this file there.
-#include "base/kernels.h"
+#include "base/kernels/kernels.h"
 
 namespace spark_estimator {
 

@@ -1,6 +1,6 @@
 #define SE_KERNELS_NAMESPACE kernels_baseline
 #define SE_KERNELS_NAME "baseline"
-#include "base/kernels_body.h"
+#include "base/kernels/kernels_body.h"
 
 namespace spark_estimator {
 

@@ -2,7 +2,7 @@
 #define SE_KERNELS_NAME "AVX2"
 #include <cpuid.h>
 
-#include "base/kernels_body.h"
+#include "base/kernels/kernels_body.h"
 
 namespace spark_estimator {
 namespace {

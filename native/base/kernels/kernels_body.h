@@ -11,7 +11,7 @@
 #include <immintrin.h>
 #endif
 
-#include "base/kernels.h"
+#include "base/kernels/kernels.h"
 #include "spark_estimator/engine.h"
 
 namespace spark_estimator {
@@ -20,7 +20,7 @@ namespace SE_KERNELS_NAMESPACE {
 // Small enough for the accumulators to stay in L1.
 constexpr size_t kBlock = 1024;
 
-#include "base/kernels_elements.h"
+#include "base/kernels/kernels_elements.h"
 
 // --- combining -------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 #define SE_KERNELS_NAMESPACE kernels_avx512
 #define SE_KERNELS_NAME "AVX-512"
-#include "base/kernels_body.h"
+#include "base/kernels/kernels_body.h"
 
 namespace spark_estimator {
 

@@ -1,7 +1,7 @@
 // A shared library that is opened while the program runs, so that building needs none of it and machines without it
 // lose nothing but what it does.
-#ifndef SPARK_ESTIMATOR_GPU_SHARED_OBJECT_H_
-#define SPARK_ESTIMATOR_GPU_SHARED_OBJECT_H_
+#ifndef SPARK_ESTIMATOR_BASE_SHARED_OBJECT_H_
+#define SPARK_ESTIMATOR_BASE_SHARED_OBJECT_H_
 
 #include <string>
 
@@ -37,4 +37,4 @@ class SharedObject {
 
 }  // namespace spark_estimator
 
-#endif  // SPARK_ESTIMATOR_GPU_SHARED_OBJECT_H_
+#endif  // SPARK_ESTIMATOR_BASE_SHARED_OBJECT_H_

@@ -1,6 +1,6 @@
 // Element-wise arithmetic of the reductions, in the best instruction set that this processor has.
-#ifndef SPARK_ESTIMATOR_BASE_KERNELS_H_
-#define SPARK_ESTIMATOR_BASE_KERNELS_H_
+#ifndef SPARK_ESTIMATOR_BASE_KERNELS_KERNELS_H_
+#define SPARK_ESTIMATOR_BASE_KERNELS_KERNELS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -47,4 +47,4 @@ const Kernels* Avx512Kernels();
 
 }  // namespace spark_estimator
 
-#endif  // SPARK_ESTIMATOR_BASE_KERNELS_H_
+#endif  // SPARK_ESTIMATOR_BASE_KERNELS_KERNELS_H_

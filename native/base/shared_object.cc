@@ -1,4 +1,4 @@
-#include "gpu/shared_object.h"
+#include "base/shared_object.h"
 
 #include <dlfcn.h>
 #include <link.h>  // for link_map

@@ -1,4 +1,4 @@
-#include "base/kernels.h"
+#include "base/kernels/kernels.h"
 
 namespace spark_estimator {
 

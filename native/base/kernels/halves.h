@@ -1,6 +1,6 @@
 // float16 and bfloat16 to and from float32, many at a time.
-#ifndef SPARK_ESTIMATOR_BASE_HALVES_H_
-#define SPARK_ESTIMATOR_BASE_HALVES_H_
+#ifndef SPARK_ESTIMATOR_BASE_KERNELS_HALVES_H_
+#define SPARK_ESTIMATOR_BASE_KERNELS_HALVES_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -18,4 +18,4 @@ void HalvesFromFloat32(int32_t dtype, void* halves, const float* floats, size_t 
 
 }  // namespace spark_estimator
 
-#endif  // SPARK_ESTIMATOR_BASE_HALVES_H_
+#endif  // SPARK_ESTIMATOR_BASE_KERNELS_HALVES_H_

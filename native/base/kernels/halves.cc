@@ -1,5 +1,5 @@
 // Without branches on the values, so that the compiler makes vector code of it on every processor.
-#include "base/halves.h"
+#include "base/kernels/halves.h"
 
 #include <bit>
 

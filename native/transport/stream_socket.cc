@@ -1,0 +1,130 @@
+#include "transport/stream_socket.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+namespace spark_estimator {
+namespace {
+
+// Several records at a time: fewer system calls, and still less than a core's cache.
+constexpr size_t kIncomingBytes = 4 * kMaxRecordBytes;
+
+}  // namespace
+
+Status SecureChannel::Make(const std::shared_ptr<const Libcrypto>& library, const SocketSecrets& secrets,
+                           std::unique_ptr<SecureChannel>* channel, uint64_t records_per_key) {
+  std::unique_ptr<SecureChannel> made(new SecureChannel);
+  SE_RETURN_IF_ERROR(RecordSealer::Make(library, secrets.cipher, secrets.send, &made->sealer_, records_per_key));
+  SE_RETURN_IF_ERROR(RecordOpener::Make(library, secrets.cipher, secrets.receive, &made->opener_, records_per_key));
+  // Here, so that a failure can be told to the peers when there is no memory.
+  made->record_.resize(kMaxRecordBytes);
+  made->incoming_.resize(kIncomingBytes);
+  made->opened_.resize(kMaxPlaintextBytes);
+  *channel = std::move(made);
+  return Status::Ok();
+}
+
+ssize_t SecureChannel::Send(int fd, const uint8_t* data, size_t bytes) {
+  if (record_begin_ < record_end_ && record_plaintext_ > bytes) {
+    errno = EINVAL;  // the caller gave other data than before
+    return -1;
+  }
+  size_t moved = 0;
+  while (true) {
+    if (record_begin_ == record_end_) {
+      if (moved == bytes) return static_cast<ssize_t>(moved);
+      record_plaintext_ = std::min(bytes - moved, kMaxPlaintextBytes);
+      if (!sealer_.Seal(data + moved, record_plaintext_, record_.data())) {
+        errno = EBADMSG;
+        return -1;
+      }
+      record_begin_ = 0;
+      record_end_ = kRecordHeaderBytes + record_plaintext_ + kTagBytes;
+    }
+    const ssize_t n =
+        send(fd, record_.data() + record_begin_, record_end_ - record_begin_, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n < 0) return moved > 0 ? static_cast<ssize_t>(moved) : -1;
+    record_begin_ += static_cast<size_t>(n);
+    if (record_begin_ == record_end_) moved += record_plaintext_;
+  }
+}
+
+ssize_t SecureChannel::TakeRecords(uint8_t* data, size_t bytes) {
+  size_t moved = 0;
+  while (moved < bytes) {
+    if (opened_begin_ < opened_end_) {
+      const size_t count = std::min(bytes - moved, opened_end_ - opened_begin_);
+      std::memcpy(data + moved, opened_.data() + opened_begin_, count);
+      opened_begin_ += count;
+      moved += count;
+      continue;
+    }
+    const size_t available = incoming_end_ - incoming_begin_;
+    if (available < kRecordHeaderBytes) break;
+    const uint8_t* header = incoming_.data() + incoming_begin_;
+    const size_t body_bytes = RecordOpener::BodyBytes(header);
+    if (body_bytes > 0 && available < kRecordHeaderBytes + body_bytes) break;
+    const size_t plaintext_bytes = body_bytes > 0 ? body_bytes - kTagBytes : 0;
+    const bool fits = plaintext_bytes <= bytes - moved;
+    uint8_t* place = fits ? data + moved : opened_.data();
+    if (!opener_.Open(header, header + kRecordHeaderBytes, place)) {
+      if (moved > 0) break;
+      errno = EBADMSG;
+      return -1;
+    }
+    incoming_begin_ += kRecordHeaderBytes + body_bytes;
+    if (fits) {
+      moved += plaintext_bytes;
+    } else {
+      opened_begin_ = 0;
+      opened_end_ = plaintext_bytes;
+    }
+  }
+  return static_cast<ssize_t>(moved);
+}
+
+ssize_t SecureChannel::Receive(int fd, uint8_t* data, size_t bytes) {
+  size_t moved = 0;
+  while (true) {
+    const ssize_t taken = TakeRecords(data + moved, bytes - moved);
+    if (taken < 0) return moved > 0 ? static_cast<ssize_t>(moved) : -1;
+    moved += static_cast<size_t>(taken);
+    if (moved == bytes) return static_cast<ssize_t>(moved);
+    // What is left is the beginning of a record: room for the rest of it, and for what follows.
+    const size_t left = incoming_end_ - incoming_begin_;
+    std::memmove(incoming_.data(), incoming_.data() + incoming_begin_, left);
+    incoming_begin_ = 0;
+    incoming_end_ = left;
+    const ssize_t n = recv(fd, incoming_.data() + left, incoming_.size() - left, MSG_DONTWAIT);
+    if (n > 0) {
+      incoming_end_ += static_cast<size_t>(n);
+      continue;
+    }
+    if (moved > 0) return static_cast<ssize_t>(moved);
+    if (n == 0 && left > 0) {
+      errno = ECONNRESET;  // in the middle of a record
+      return -1;
+    }
+    return n;
+  }
+}
+
+ssize_t StreamSocket::Send(const void* data, size_t bytes) {
+  if (channel_ != nullptr) return channel_->Send(fd(), static_cast<const uint8_t*>(data), bytes);
+  return send(fd(), data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+ssize_t StreamSocket::Receive(void* data, size_t bytes) {
+  if (channel_ != nullptr) return channel_->Receive(fd(), static_cast<uint8_t*>(data), bytes);
+  return recv(fd(), data, bytes, MSG_DONTWAIT);
+}
+
+std::string SocketErrorText(int error_number) {
+  return error_number == EBADMSG ? kRefusedRecord : std::generic_category().message(error_number);
+}
+
+}  // namespace spark_estimator

@@ -1,0 +1,87 @@
+// A connected stream socket, in clear or encrypted, read and written without waiting.
+#ifndef SPARK_ESTIMATOR_TRANSPORT_STREAM_SOCKET_H_
+#define SPARK_ESTIMATOR_TRANSPORT_STREAM_SOCKET_H_
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "base/unique_fd.h"
+#include "crypto/records.h"
+
+namespace spark_estimator {
+
+// The secrets of an encrypted connection, as its handshake made them, one for each direction.
+struct SocketSecrets {
+  Cipher cipher = Cipher::kAes128Gcm;
+  Secret send{};
+  Secret receive{};
+};
+
+// The record layer of one connection: records on their way, in both directions.
+class SecureChannel {
+ public:
+  static Status Make(const std::shared_ptr<const Libcrypto>& library, const SocketSecrets& secrets,
+                     std::unique_ptr<SecureChannel>* channel, uint64_t records_per_key = kRecordsPerKey);
+
+  // As StreamSocket's.
+  ssize_t Send(int fd, const uint8_t* data, size_t bytes);
+  ssize_t Receive(int fd, uint8_t* data, size_t bytes);
+
+ private:
+  SecureChannel() = default;
+  // Gives data of the records that have arrived whole: the number of bytes, -1 (errno is EBADMSG) for a record that
+  // fails its authentication.
+  ssize_t TakeRecords(uint8_t* data, size_t bytes);
+
+  RecordSealer sealer_;
+  std::vector<uint8_t> record_;  // outgoing, not all of it sent yet
+  size_t record_begin_ = 0;
+  size_t record_end_ = 0;
+  size_t record_plaintext_ = 0;  // bytes of data in it
+
+  RecordOpener opener_;
+  std::vector<uint8_t> incoming_;  // records as they came
+  size_t incoming_begin_ = 0;
+  size_t incoming_end_ = 0;
+  std::vector<uint8_t> opened_;  // data of a record that its reader had no room for
+  size_t opened_begin_ = 0;
+  size_t opened_end_ = 0;
+};
+
+class StreamSocket {
+ public:
+  StreamSocket() = default;
+  StreamSocket(UniqueFd fd) : fd_(std::move(fd)) {}  // NOLINT: a descriptor is a socket in clear
+
+  int fd() const { return fd_.get(); }
+  bool valid() const { return fd_.valid(); }
+  bool encrypted() const { return channel_ != nullptr; }
+  // From now on; before the first byte.
+  void Encrypt(std::unique_ptr<SecureChannel> channel) { channel_ = std::move(channel); }
+
+  // As send() and recv() with MSG_DONTWAIT: how many bytes were moved, 0 from Receive at the end of the stream, -1 with
+  // errno; EBADMSG for data that fails its authentication.
+  // Bytes of an encrypted connection count as sent once their record is with the kernel as a whole: a caller that gets
+  // fewer than it gave must go on with the following ones, as it would with send().
+  // Nothing that has arrived is held back: after EAGAIN from Receive the next bytes make the descriptor readable.
+  ssize_t Send(const void* data, size_t bytes);
+  ssize_t Receive(void* data, size_t bytes);
+
+ private:
+  UniqueFd fd_;
+  std::unique_ptr<SecureChannel> channel_;  // null: in clear
+};
+
+// The text of an errno of StreamSocket's.
+std::string SocketErrorText(int error_number);
+
+}  // namespace spark_estimator
+
+#endif  // SPARK_ESTIMATOR_TRANSPORT_STREAM_SOCKET_H_
