@@ -2,8 +2,9 @@
 
 ``python -m benchmarks.hosts [--layout 2x1,2x2,4x1] [--gigabits 1] [--bytes ...]`` prints a table for
 each layout (hosts x ranks per host): medians in microseconds of the slowest rank. Columns: flat, one ring of all ranks;
-hierarchical, within hosts through shared memory first, then between hosts; gloo, in the same processes as flat; link,
-plain TCP streams with the least bytes that an allreduce must send over the hosts' links, measured in the same run;
+encrypted, the same over encrypted connections; hierarchical, within hosts through shared memory first, then between
+hosts; gloo, in the same processes as flat; link, plain TCP streams with the least bytes that an allreduce must send over
+the hosts' links, measured in the same run;
 wire, the computed time of these bytes and their headers at the links' rate. link/flat and wire/flat are the reached
 fraction of the network's bound. A burst can pass a link faster than its rate, so small messages can exceed 1.
 
@@ -34,6 +35,7 @@ RATIOS = (
     Ratio("wire", "hierarchical"),
     Ratio("wire", "gloo"),
     Ratio("flat", "hierarchical"),
+    Ratio("flat", "encrypted"),
     Ratio("gloo", "flat"),
 )
 # Size of an Ethernet frame, and of its TCP payload with time stamps.
@@ -84,11 +86,11 @@ def start_subjects(stack: contextlib.ExitStack, layout: Layout, bits_per_second:
     for host in network.hosts:
         host.limit(bits_per_second)
 
-    def ranks(name: str, hierarchical: bool, *, with_others: bool) -> Group:
+    def ranks(name: str, hierarchical: bool, *, with_others: bool = False, encrypted: bool = False) -> Group:
         variables = {"HOROVOD_HIERARCHICAL_ALLREDUCE": str(int(hierarchical)), "GLOO_SOCKET_IFNAME": "eth0"}
         group = programs.python_group(
             name,
-            network.rendezvous(layout.ranks_per_host),
+            network.rendezvous(layout.ranks_per_host, encrypted=encrypted),
             gloo=f"tcp://{network.hosts[0].address}:{_GLOO_PORT}" if with_others else None,
             link=with_others,
             environment=variables,
@@ -98,8 +100,9 @@ def start_subjects(stack: contextlib.ExitStack, layout: Layout, bits_per_second:
 
     flat = ranks("flat", False, with_others=True)
     subjects = [Subject("flat", flat, "python"), Subject("gloo", flat, "gloo"), Subject("link", flat, "link")]
+    subjects.insert(1, Subject("encrypted", ranks("encrypted", False, encrypted=True), "python"))
     if layout.ranks_per_host > 1:
-        hierarchical = ranks("hierarchical", True, with_others=False)
+        hierarchical = ranks("hierarchical", True)
         subjects.insert(1, Subject("hierarchical", hierarchical, "python"))
     return subjects
 

@@ -95,7 +95,7 @@ class Network:
             created = [_new_host(number, switch, closing) for number in range(hosts)]
             return cls(created, closing.pop_all())
 
-    def rendezvous(self, ranks_per_host: int) -> list[tuple[Rendezvous, Endpoint]]:
+    def rendezvous(self, ranks_per_host: int, *, encrypted: bool = False) -> list[tuple[Rendezvous, Endpoint]]:
         """A rendezvous and an endpoint for each rank, as ``local_rendezvous``; ranks of a host are consecutive.
 
         The process of rank r must be started on ``hosts[r // ranks_per_host]``.
@@ -115,7 +115,7 @@ class Network:
             replace(endpoint.facts(rank), host=host.name, host_id=f"{socket.gethostname()}/{host.name}")
             for rank, (host, endpoint) in enumerate(zip(host_of_rank, endpoints, strict=True))
         ]
-        return job_of(endpoints, peers)
+        return job_of(endpoints, peers, encrypted=encrypted)
 
     def close(self) -> None:
         """Closes the namespaces; those with running processes remain until these end. Idempotent."""

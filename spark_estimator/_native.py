@@ -5,7 +5,19 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
-from ctypes import CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    Structure,
+    c_char,
+    c_char_p,
+    c_double,
+    c_int32,
+    c_int64,
+    c_uint8,
+    c_uint32,
+    c_void_p,
+)
 from pathlib import Path
 
 from spark_estimator.errors import (
@@ -17,7 +29,7 @@ from spark_estimator.errors import (
     ShutDownError,
 )
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 LIBRARY_NAME = "libspark_estimator_engine.so"
 
 
@@ -94,6 +106,13 @@ _ITEMSIZES = {
 }
 
 
+class Cipher(enum.IntEnum):
+    """``se_cipher``: how encrypted connections are encrypted."""
+
+    AES_128_GCM = 1
+    CHACHA20_POLY1305 = 2
+
+
 class MemoryKind(enum.IntEnum):
     """``se_place``: the device and the stream of a request's tensors."""
 
@@ -109,6 +128,18 @@ class GpuOperations(enum.IntEnum):
     STAGED = 2
 
 
+class Encryption(Structure):
+    """``se_encryption``: the cipher and the secrets of a connection; all zeros: it is not encrypted."""
+
+    # c_uint8 and not c_char, whose arrays end at the first zero.
+    _fields_ = [("cipher", c_int32), ("send", c_uint8 * 32), ("receive", c_uint8 * 32)]
+
+    @classmethod
+    def of(cls, cipher: Cipher, send: bytes, receive: bytes) -> Encryption:
+        """The value for an engine."""
+        return cls(cipher, (c_uint8 * 32)(*send), (c_uint8 * 32)(*receive))
+
+
 class Peer(Structure):
     """``se_peer``: another rank: its numbers, its name and the descriptors of its connections."""
 
@@ -119,6 +150,8 @@ class Peer(Structure):
         ("data_fd", c_int32),
         ("segment_fd", c_int32),
         ("name", c_char_p),
+        ("control_encryption", Encryption),
+        ("data_encryption", Encryption),
     ]
 
 
@@ -149,6 +182,7 @@ class Config(Structure):
         ("ranks_on_host", c_int32),
         ("cuda_library", c_char_p),
         ("nccl_library", c_char_p),
+        ("crypto_library", c_char_p),
     ]
 
 
@@ -285,6 +319,12 @@ _SIGNATURES: dict[str, tuple[type | None, list[object]]] = {
     "se_engine_abandon_after_fork": (None, [c_void_p]),
     "se_tensorflow_register": (c_int32, [c_char_p, TensorflowWork]),
     "se_die_with_parent": (c_int32, [c_int32]),
+    "se_sealer_create": (c_int32, [c_char_p, c_int32, c_char_p, POINTER(c_void_p)]),
+    "se_seal": (c_int32, [c_void_p, c_char_p, c_int64, c_char_p]),
+    "se_sealer_destroy": (None, [c_void_p]),
+    "se_opener_create": (c_int32, [c_char_p, c_int32, c_char_p, POINTER(c_void_p)]),
+    "se_open": (c_int32, [c_void_p, c_char_p, c_int64, c_char_p, POINTER(c_int64), POINTER(c_int64)]),
+    "se_opener_destroy": (None, [c_void_p]),
 }
 
 

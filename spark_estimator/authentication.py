@@ -3,9 +3,9 @@
 A connection begins with four messages of fixed size, at most 96 bytes each, before a deadline::
 
     connector                                                acceptor
-      magic, role, context length, context, nonce    ------>            hello, 96 bytes
-                                         <------  magic, role, nonce    challenge, 48 bytes
-      HMAC(key, "connect" + hello + challenge)       ------>            proof, 32 bytes
+      magic, role, flags, context length, context, nonce  ------>       hello, 96 bytes
+                                  <------  magic, role, flags, nonce    challenge, 48 bytes
+      HMAC(key, "connect" + hello + challenge)            ------>       proof, 32 bytes
            <------  HMAC(key, "accept" or "refuse" + hello + challenge)   answer, 32 bytes
 
 Proof and answer are HMAC-SHA256 over the role of their sender, the hello and the challenge. Both messages hold fresh
@@ -15,8 +15,10 @@ purpose of the connection (job, ranks, round, ...); the proofs cover it, so it c
 that has too many connections without a proof closes one before its challenge, or answers "busy": the connector tries
 again.
 
-The handshake authenticates the peer at connection time only. Nothing is encrypted: if an attacker can alter packets in
-transit, encrypt the network below.
+Whether a connection is encrypted is a property of its job, which both ends know beforehand. The flags of both messages
+hold it, and the proofs cover them: no attacker in between can change it, and ends that differ refuse each other. The
+nonces of an encrypted connection are fresh X25519 public keys, from which both ends derive its secrets
+(``encryption.derive``). Without encryption the handshake authenticates the peer at connection time only.
 """
 
 from __future__ import annotations
@@ -30,24 +32,30 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 
+from spark_estimator._native import Cipher
+from spark_estimator.encryption import KeyPair, Session, derive, has_fast_aes
 from spark_estimator.errors import AuthenticationError
 
 KEY_BYTES = 32
-MAX_CONTEXT_BYTES = 48
+MAX_CONTEXT_BYTES = 47
 HANDSHAKE_TIMEOUT = timedelta(seconds=5)
 #: After which a connector tries an acceptor again that was not ready.
 RETRY_SECONDS = 0.05
 
-_MAGIC = b"SPKEST\x00\x01"  # ends in the version of this exchange
-_HELLO = struct.Struct("<8s7sB48s32s")
-_CHALLENGE = struct.Struct("<8s8s32s")
+_MAGIC = b"SPKEST\x00\x02"  # ends in the version of this exchange
+_HELLO = struct.Struct("<8s7sBB47s32s")
+_CHALLENGE = struct.Struct("<8s7sB32s")
 _CONNECTOR = b"connect"
 _ACCEPTOR = b"accept"
 _REFUSER = b"refuse"
 _PROOF_BYTES = hashlib.sha256().digest_size
+# Flags of hello and challenge.
+_ENCRYPTED = 1
+_FAST_AES = 2
 #: Sent instead of the answer to a connector that had to make room for later ones.
 BUSY = b"busy: connect again".ljust(_PROOF_BYTES, b"\0")
 
@@ -60,7 +68,14 @@ class RefusedError(AuthenticationError):
     """The acceptor holds the key, but refuses a connection with this context."""
 
 
-def connect(sock: socket.socket, key: bytes, context: bytes, *, timeout: timedelta = HANDSHAKE_TIMEOUT) -> None:
+def connect(
+    sock: socket.socket,
+    key: bytes,
+    context: bytes,
+    *,
+    timeout: timedelta = HANDSHAKE_TIMEOUT,
+    encrypted: bool = False,
+) -> Session | None:
     """Authenticates both ends of `sock`, on the side that connected.
 
     Args:
@@ -68,8 +83,13 @@ def connect(sock: socket.socket, key: bytes, context: bytes, *, timeout: timedel
         key: the secret of the job, `KEY_BYTES` random bytes.
         context: the purpose of the connection, at most `MAX_CONTEXT_BYTES`; the acceptor receives it, authenticated.
         timeout: of the whole handshake.
+        encrypted: whether the connection will be encrypted; the other end must agree.
+
+    Returns:
+        The secrets of an encrypted connection; None if it is not encrypted.
 
     Raises:
+        EncryptionUnavailableError: it would be encrypted, and this host can't.
         NotReadyError: the other end closed the connection before its challenge, sent nothing, or was busy.
         RefusedError: the other end holds the key, but refuses the context.
         AuthenticationError: the other end does not hold the key, or uses another protocol.
@@ -79,12 +99,15 @@ def connect(sock: socket.socket, key: bytes, context: bytes, *, timeout: timedel
         raise ValueError(f"context has {len(context)} bytes; at most {MAX_CONTEXT_BYTES} fit.")
     with _Exchange(sock, timeout) as exchange:
         exchange.failure = NotReadyError
-        hello = _HELLO.pack(_MAGIC, _CONNECTOR, len(context), context, secrets.token_bytes(32))
+        half = _Half.fresh(encrypted)
+        hello = _HELLO.pack(_MAGIC, _CONNECTOR, half.flags, len(context), context, half.share)
         exchange.send(hello)
         challenge = exchange.receive(_CHALLENGE.size, _MAGIC)
         exchange.failure = AuthenticationError
-        if _CHALLENGE.unpack(challenge)[1].rstrip(b"\x00") != _ACCEPTOR:
+        _, role, flags, share = _CHALLENGE.unpack(challenge)
+        if role.rstrip(b"\x00") != _ACCEPTOR:
             raise AuthenticationError("the other end answered with the wrong role: it is not an acceptor")
+        half.require_agreement(flags)
         exchange.send(_proof(key, _CONNECTOR, hello, challenge))
         answer = exchange.receive(_PROOF_BYTES)
         if answer == BUSY:
@@ -93,20 +116,26 @@ def connect(sock: socket.socket, key: bytes, context: bytes, *, timeout: timedel
             raise RefusedError("the other end refused this connection, because it serves another job, rank or round")
         if not hmac.compare_digest(answer, _proof(key, _ACCEPTOR, hello, challenge)):
             raise AuthenticationError("the other end does not hold this job's key")
+    return half.session(key, flags, share, hello + challenge, connector=True)
 
 
 def dial(
-    address: tuple[str, int], key: bytes, context: bytes, *, timeout: timedelta = HANDSHAKE_TIMEOUT
-) -> socket.socket:
+    address: tuple[str, int],
+    key: bytes,
+    context: bytes,
+    *,
+    timeout: timedelta = HANDSHAKE_TIMEOUT,
+    encrypted: bool = False,
+) -> tuple[socket.socket, Session | None]:
     """A TCP connection that is authenticated on both ends; an acceptor that is not ready is tried again.
 
     Args:
         address: host and port.
-        key, context: as for `connect`.
+        key, context, encrypted: as for `connect`.
         timeout: of all tries together.
 
     Returns:
-        The socket, without a timeout.
+        The socket, without a timeout, and what `connect` returned.
 
     Raises:
         OSError: the address can't be reached.
@@ -117,9 +146,9 @@ def dial(
         remaining = max(0.01, deadline - time.monotonic())
         sock = socket.create_connection(address, timeout=remaining)
         try:
-            connect(sock, key, context, timeout=timedelta(seconds=remaining))
+            session = connect(sock, key, context, timeout=timedelta(seconds=remaining), encrypted=encrypted)
             sock.settimeout(None)
-            return sock
+            return sock, session
         except NotReadyError:
             sock.close()
             if time.monotonic() + RETRY_SECONDS >= deadline:
@@ -146,22 +175,27 @@ class Acceptor:
         key: the secret of the job.
         approve: called with the context after the connector has proved that it holds the key. It raises
             AuthenticationError to refuse the connection; the connector then gets RefusedError.
+        encrypted: whether the connection will be encrypted; the connector must agree.
 
     Attributes:
         state: how far it is.
         context: the connector's, authenticated once `state` is ACCEPTED.
+        session: the secrets of an encrypted connection, once `state` is ACCEPTED; None if it is not encrypted.
         refusal: what `approve` raised; None in other states than REFUSED.
     """
 
-    def __init__(self, key: bytes, approve: Callable[[bytes], None] | None = None) -> None:
+    def __init__(self, key: bytes, approve: Callable[[bytes], None] | None = None, *, encrypted: bool = False) -> None:
         self.state = AcceptState.HELLO
         self.context = b""
+        self.session: Session | None = None
         self.refusal: AuthenticationError | None = None
         self._key = key
         self._approve = approve
         self._hello = b""
         self._challenge = b""
         self._received = b""
+        self._encrypted = encrypted
+        self._half: _Half | None = None
 
     @property
     def missing(self) -> int:
@@ -187,24 +221,29 @@ class Acceptor:
         return self._take_hello(message) if self.state is AcceptState.HELLO else self._take_proof(message)
 
     def _take_hello(self, hello: bytes) -> bytes:
-        _, role, length, context, _ = _HELLO.unpack(hello)
+        _, role, _, length, context, _ = _HELLO.unpack(hello)
         if role != _CONNECTOR or length > MAX_CONTEXT_BYTES:
             raise AuthenticationError("the connector sent a malformed hello")
         self._hello, self.context = hello, context[:length]
-        self._challenge = _CHALLENGE.pack(_MAGIC, _ACCEPTOR, secrets.token_bytes(32))
+        self._half = _Half.fresh(self._encrypted)
+        self._challenge = _CHALLENGE.pack(_MAGIC, _ACCEPTOR, self._half.flags, self._half.share)
         self.state = AcceptState.PROOF
         return self._challenge
 
     def _take_proof(self, proof: bytes) -> bytes:
         if not hmac.compare_digest(proof, _proof(self._key, _CONNECTOR, self._hello, self._challenge)):
             raise AuthenticationError("the connector does not hold this job's key")
+        _, _, flags, _, _, share = _HELLO.unpack(self._hello)
+        assert self._half is not None
+        self._half.require_agreement(flags)
+        session = self._half.session(self._key, flags, share, self._hello + self._challenge, connector=False)
         try:
             if self._approve is not None:
                 self._approve(self.context)
         except AuthenticationError as error:
             self.state, self.refusal = AcceptState.REFUSED, error
             return _proof(self._key, _REFUSER, self._hello, self._challenge)
-        self.state = AcceptState.ACCEPTED
+        self.state, self.session = AcceptState.ACCEPTED, session
         return _proof(self._key, _ACCEPTOR, self._hello, self._challenge)
 
 
@@ -237,6 +276,41 @@ def accept(
     if acceptor.refusal is not None:
         raise acceptor.refusal
     return acceptor.context
+
+
+@dataclass(frozen=True)
+class _Half:
+    """What one end contributes to a handshake: its flags and its share, which is fresh."""
+
+    flags: int
+    share: bytes
+    pair: KeyPair | None
+
+    @classmethod
+    def fresh(cls, encrypted: bool) -> _Half:
+        if not encrypted:
+            return cls(0, secrets.token_bytes(32), None)
+        pair = KeyPair()
+        return cls(_ENCRYPTED | (_FAST_AES if has_fast_aes() else 0), pair.share, pair)
+
+    def require_agreement(self, peer_flags: int) -> None:
+        """Raises AuthenticationError if one end encrypts and the other doesn't."""
+        if bool(peer_flags & _ENCRYPTED) != (self.pair is not None):
+            here, there = ("encrypts", "doesn't") if self.pair is not None else ("doesn't encrypt", "does")
+            raise AuthenticationError(
+                f"this end {here} the connection, and the other end {there}: set SPARK_ESTIMATOR_ENCRYPTION to one "
+                "value for the whole job"
+            )
+
+    def session(
+        self, key: bytes, peer_flags: int, peer_share: bytes, transcript: bytes, *, connector: bool
+    ) -> Session | None:
+        """The secrets, once the peer has proved that flags and shares of both are as they were sent."""
+        if self.pair is None:
+            return None
+        both_fast = self.flags & peer_flags & _FAST_AES
+        cipher = Cipher.AES_128_GCM if both_fast else Cipher.CHACHA20_POLY1305
+        return derive(key, self.pair.shared_secret(peer_share), transcript, cipher, connector=connector)
 
 
 def _require_prefix(received: bytes, prefix: bytes) -> None:

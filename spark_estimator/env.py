@@ -15,6 +15,7 @@ MIB = 1 << 20
 MOST_CACHED = 8192  # the engine's limit for cache_capacity
 COMPRESSIONS = ("none", "fp16", "bf16")
 MALLOCS = ("keep", "system")
+ENCRYPTIONS = ("auto", "require", "off")  # the values of encryption.Policy
 GPU_OPERATIONS = ("auto", "nccl", "staged", "copy")
 RENDEZVOUS_FD_VARIABLE = "SPARK_ESTIMATOR_RENDEZVOUS_FD"
 JOB_VARIABLE = "SPARK_ESTIMATOR_JOB"
@@ -185,6 +186,11 @@ class Settings:
     log_hide_time: bool = _variable(
         "HOROVOD_LOG_HIDE_TIME", False, _boolean, unit="1 or 0",
         effect="1: log messages don't begin with the time",
+    )  # fmt: skip
+    encryption: str = _variable(
+        "SPARK_ESTIMATOR_ENCRYPTION", "auto", one_of(ENCRYPTIONS), unit="policy",
+        effect="auto: ranks encrypt their connections between hosts where Spark encrypts its own traffic; require: "
+        "always; off: never. Read where a job is started",
     )  # fmt: skip
     shared_memory: bool = _variable(
         "SPARK_ESTIMATOR_SHARED_MEMORY", True, _boolean, unit="1 or 0",

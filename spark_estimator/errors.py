@@ -24,6 +24,7 @@
         │   ├── DataError              a column or value can't be used for training or prediction
         │   ├── NotElasticError        the job can't change its ranks: it wasn't started as an elastic job
         │   ├── AuthenticationError    the other end of a connection didn't prove that it has the job's key
+        │   ├── EncryptionUnavailableError   the job encrypts its connections, and this host can't
         │   └── NativeLibraryError     the engine's library is missing or has another version
         └── HorovodInternalError       a collective failed (Horovod's name; elastic mode recovers from it)
             ├── MismatchError          ranks submitted different requests under one name; later ones work
@@ -202,6 +203,10 @@ class NotElasticError(SparkEstimatorError):
 
 class AuthenticationError(SparkEstimatorError):
     """The other end of a connection didn't prove that it has the job's key."""
+
+
+class EncryptionUnavailableError(SparkEstimatorError):
+    """The job encrypts its connections, and this host can't: OpenSSL's library is missing or too old."""
 
 
 class NativeLibraryError(SparkEstimatorError):

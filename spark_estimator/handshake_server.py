@@ -20,6 +20,7 @@ from spark_estimator.authentication import (
     peer_credentials,
     require_same_user,
 )
+from spark_estimator.encryption import Session
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.log import logger
 
@@ -79,24 +80,27 @@ class HandshakeServer:
     Args:
         listeners: listening stream sockets; the server takes ownership of them.
         key: the secret of the job.
-        admit: called with each authenticated socket, its context and the peer's address as text, in the server's
-            thread; it must not block. It takes ownership of the socket unless it raises.
+        admit: called with each authenticated socket, its context, the peer's address as text, and the secrets of an
+            encrypted connection or None, in the server's thread; it must not block. It takes ownership of the socket
+            unless it raises.
         approve: as for `authentication.Acceptor`.
         timeout: of each handshake.
         capacity: handshakes at a time; None: 1024, or a quarter of the process's file descriptors if they are fewer.
         name: of the thread, and of the server in messages.
+        encrypted: whether connections will be encrypted, except those over Unix sockets, which stay in this host.
     """
 
     def __init__(
         self,
         listeners: Sequence[socket.socket],
         key: bytes,
-        admit: Callable[[socket.socket, bytes, str], None],
+        admit: Callable[[socket.socket, bytes, str, Session | None], None],
         *,
         approve: Callable[[bytes], None] | None = None,
         timeout: timedelta = HANDSHAKE_TIMEOUT,
         capacity: int | None = None,
         name: str = "handshake server",
+        encrypted: bool = False,
     ) -> None:
         self._listeners = {listener.fileno(): listener for listener in listeners}
         self._key = key
@@ -105,6 +109,7 @@ class HandshakeServer:
         self._timeout = timeout.total_seconds()
         self._capacity = _default_capacity() if capacity is None else capacity
         self._name = name
+        self._encrypted = encrypted
         # Held while sockets are accepted, passed on or closed: a fork waits for that.
         self._lock = threading.Lock()
         self._handshakes: dict[int, _Handshake] = {}  # by descriptor; the oldest first
@@ -215,9 +220,8 @@ class HandshakeServer:
         if len(self._handshakes) >= self._capacity:
             self._evict()
         sock.setblocking(False)
-        handshake = _Handshake(
-            sock, _origin(sock, address), Acceptor(self._key, self._approve), time.monotonic() + self._timeout
-        )
+        acceptor = Acceptor(self._key, self._approve, encrypted=self._encrypted and sock.family != socket.AF_UNIX)
+        handshake = _Handshake(sock, _origin(sock, address), acceptor, time.monotonic() + self._timeout)
         self._handshakes[handshake.descriptor] = handshake
         self._poll.register(sock, select.POLLIN)
         if sock.family == socket.AF_UNIX:
@@ -232,7 +236,8 @@ class HandshakeServer:
                 return
             self._poll.unregister(handshake.descriptor)
             handshake.sock.setblocking(True)
-            self._admit(handshake.sock, handshake.acceptor.context, handshake.origin)
+            acceptor = handshake.acceptor
+            self._admit(handshake.sock, acceptor.context, handshake.origin, acceptor.session)
         except (AuthenticationError, OSError) as error:
             self._drop(handshake, str(error))
         except Exception:

@@ -220,10 +220,15 @@ class Ranks:
 
 
 def start_ranks(
-    n: int, function: Callable[..., Any], *, args: Sequence[Any] = (), environ: Mapping[str, str] | None = None
+    n: int,
+    function: Callable[..., Any],
+    *,
+    args: Sequence[Any] = (),
+    environ: Mapping[str, str] | None = None,
+    encrypted: bool = False,
 ) -> Ranks:
     """Starts `n` ranks on this host; for tests that do something to them while they run."""
-    return Ranks(function, local_rendezvous(n), args=args, environ=environ)
+    return Ranks(function, local_rendezvous(n, encrypted=encrypted), args=args, environ=environ)
 
 
 def run_ranks(
@@ -233,13 +238,14 @@ def run_ranks(
     *,
     args: Sequence[Any] = (),
     environ: Mapping[str, str] | None = None,
+    encrypted: bool = False,
 ) -> list[Any]:
     """What ``function(rank, *args)`` returns in each of `n` ranks.
 
     Raises:
         RanksFailedError: a rank raised, died, or had not ended after `timeout` seconds. The text tells of all ranks.
     """
-    with start_ranks(n, function, args=args, environ=environ) as ranks:
+    with start_ranks(n, function, args=args, environ=environ, encrypted=encrypted) as ranks:
         outcomes = ranks.wait(timeout)
     if not all(outcome.returned for outcome in outcomes):
         failed = [outcome.rank for outcome in outcomes if not outcome.returned]

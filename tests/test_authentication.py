@@ -10,7 +10,8 @@ from datetime import timedelta
 import pytest
 
 from spark_estimator import authentication
-from spark_estimator.authentication import NotReadyError, RefusedError, accept, connect
+from spark_estimator.authentication import Acceptor, NotReadyError, RefusedError, accept, connect
+from spark_estimator.encryption import Session
 from spark_estimator.errors import AuthenticationError
 
 KEY = bytes(range(32))
@@ -56,7 +57,7 @@ def relay(source: socket.socket, target: socket.socket) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("context", [b"", b"x", b"\x00" * 48, bytes(range(48))])
+@pytest.mark.parametrize("context", [b"", b"x", b"\x00" * 47, bytes(range(47))])
 def test_both_ends_know_each_other(pair: tuple[socket.socket, socket.socket], context: bytes) -> None:
     aside = Aside(lambda: accept(pair[1], KEY))
     connect(pair[0], KEY, context)
@@ -67,8 +68,8 @@ def test_both_ends_know_each_other(pair: tuple[socket.socket, socket.socket], co
 
 
 def test_a_context_that_is_too_long_is_the_callers_mistake(pair: tuple[socket.socket, socket.socket]) -> None:
-    with pytest.raises(ValueError, match="49 bytes; at most 48"):
-        connect(pair[0], KEY, b"x" * 49)
+    with pytest.raises(ValueError, match="48 bytes; at most 47"):
+        connect(pair[0], KEY, b"x" * 48)
 
 
 def test_another_key_is_refused_by_both(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -89,7 +90,7 @@ def test_another_key_is_refused_by_both(pair: tuple[socket.socket, socket.socket
 def test_an_acceptor_without_the_key_is_found_out(pair: tuple[socket.socket, socket.socket]) -> None:
     aside = Aside(lambda: connect(pair[0], KEY, b""))
     pair[1].recv(4096)
-    pair[1].sendall(authentication._CHALLENGE.pack(authentication._MAGIC, b"accept", bytes(32)))
+    pair[1].sendall(authentication._CHALLENGE.pack(authentication._MAGIC, b"accept", 0, bytes(32)))
     pair[1].recv(4096)
     pair[1].sendall(bytes(32))
     with pytest.raises(AuthenticationError, match="does not hold this job's key"):
@@ -115,8 +116,8 @@ def test_a_refusal_is_told_and_proved(pair: tuple[socket.socket, socket.socket])
         b"\x00",
         b"\xff" * 5000,
         b"SPKEST\x00\x02" + bytes(200),  # a later version
-        b"SPKEST\x00\x01" + b"accept\x00" + bytes(200),  # the wrong role
-        b"SPKEST\x00\x01" + b"connect" + b"\xff" + bytes(200),  # a context longer than there is room for
+        b"SPKEST\x00\x02" + b"accept\x00" + bytes(200),  # the wrong role
+        b"SPKEST\x00\x02" + b"connect" + b"\xff" + bytes(200),  # a context longer than there is room for
     ],
 )
 def test_garbage_is_refused_at_once(pair: tuple[socket.socket, socket.socket], garbage: bytes) -> None:
@@ -125,7 +126,7 @@ def test_garbage_is_refused_at_once(pair: tuple[socket.socket, socket.socket], g
         accept(pair[1], KEY, timeout=timedelta(seconds=100))
 
 
-@pytest.mark.parametrize("sent", [b"", b"SPKEST", b"SPKEST\x00\x01connect"])
+@pytest.mark.parametrize("sent", [b"", b"SPKEST", b"SPKEST\x00\x02connect"])
 def test_silence_ends_at_the_deadline(pair: tuple[socket.socket, socket.socket], sent: bytes) -> None:
     pair[0].sendall(sent)
     with pytest.raises(AuthenticationError, match=r"within 0\.3 seconds"):
@@ -138,7 +139,7 @@ def test_dripping_bytes_do_not_move_the_deadline(pair: tuple[socket.socket, sock
     stop = threading.Event()
 
     def drip() -> None:
-        for byte in b"SPKEST\x00\x01connect" + bytes(64):
+        for byte in b"SPKEST\x00\x02connect" + bytes(64):
             pair[0].sendall(bytes([byte]))
             if stop.wait(0.05):
                 return
@@ -203,7 +204,7 @@ def test_a_connector_cannot_be_its_own_acceptor(pair: tuple[socket.socket, socke
 def test_a_proof_sent_back_to_its_maker_proves_nothing(pair: tuple[socket.socket, socket.socket]) -> None:
     aside = Aside(lambda: connect(pair[0], KEY, b""))
     pair[1].recv(4096)
-    pair[1].sendall(authentication._CHALLENGE.pack(authentication._MAGIC, b"accept", bytes(32)))
+    pair[1].sendall(authentication._CHALLENGE.pack(authentication._MAGIC, b"accept", 0, bytes(32)))
     pair[1].sendall(pair[1].recv(4096))
     with pytest.raises(AuthenticationError, match="does not hold"):
         aside.result()
@@ -212,8 +213,8 @@ def test_a_proof_sent_back_to_its_maker_proves_nothing(pair: tuple[socket.socket
 def test_an_acceptor_computes_nothing_for_a_stranger(pair: tuple[socket.socket, socket.socket]) -> None:
     """All that it says before the connector has proved itself is a nonce."""
     aside = Aside(lambda: accept(pair[1], KEY))
-    pair[0].sendall(authentication._HELLO.pack(authentication._MAGIC, b"connect", 0, b"", bytes(32)))
-    magic, role, nonce = authentication._CHALLENGE.unpack(pair[0].recv(4096))
+    pair[0].sendall(authentication._HELLO.pack(authentication._MAGIC, b"connect", 0, 0, b"", bytes(32)))
+    magic, role, _, nonce = authentication._CHALLENGE.unpack(pair[0].recv(4096))
     assert (magic, role.rstrip(b"\x00")) == (authentication._MAGIC, b"accept")
     assert any(nonce)
     pair[0].shutdown(socket.SHUT_WR)
@@ -226,3 +227,75 @@ def test_an_acceptor_computes_nothing_for_a_stranger(pair: tuple[socket.socket, 
 def test_messages_before_authentication_are_small() -> None:
     sizes = [authentication._HELLO.size, authentication._CHALLENGE.size, authentication._PROOF_BYTES]
     assert max(sizes) <= 128
+
+
+def handshake(pair: tuple[socket.socket, socket.socket], connector: bool, acceptor: bool) -> list[Session | None]:
+    """Runs a handshake whose ends encrypt or don't; the sessions of connector and acceptor."""
+    accepting = Acceptor(KEY, encrypted=acceptor)
+
+    def accept_there() -> Session | None:
+        try:
+            while accepting.missing:
+                pair[1].sendall(accepting.receive(pair[1].recv(accepting.missing)))
+        except BaseException:
+            pair[1].close()
+            raise
+        return accepting.session
+
+    aside = Aside(accept_there)
+    session = connect(pair[0], KEY, b"context", encrypted=connector)
+    there = aside.result()
+    assert there is None or isinstance(there, Session)
+    return [session, there]
+
+
+def test_an_encrypted_handshake_gives_both_ends_secrets(pair: tuple[socket.socket, socket.socket]) -> None:
+    here, there = handshake(pair, True, True)
+    assert here is not None and there is not None
+    assert (here.send, here.receive, here.cipher) == (there.receive, there.send, there.cipher)
+    assert here.send != here.receive
+    again, _ = handshake(pair, True, True)
+    assert again is not None and again.send != here.send, "each handshake has keys of its own"
+    assert handshake(pair, False, False) == [None, None]
+    assert here.send.hex() not in repr(here) and repr(here.send) not in repr(here)
+
+
+@pytest.mark.parametrize("connector", [True, False])
+def test_ends_of_which_one_encrypts_refuse_each_other(
+    pair: tuple[socket.socket, socket.socket], connector: bool
+) -> None:
+    with pytest.raises(AuthenticationError, match=r"this end (encrypts|doesn't encrypt).*SPARK_ESTIMATOR_ENCRYPTION"):
+        handshake(pair, connector, not connector)
+
+
+def test_nobody_in_between_can_turn_encryption_off() -> None:
+    """Both flags are cleared on their way: each end believes that the other doesn't encrypt, or finds the change."""
+    for clear_challenge in (True, False):
+        (connector, relay_in), (relay_out, acceptor) = socket.socketpair(), socket.socketpair()
+        with connector, relay_in, relay_out, acceptor:
+            accepting = Acceptor(KEY, encrypted=True)
+
+            def accept_there(accepting: Acceptor = accepting, acceptor: socket.socket = acceptor) -> None:
+                while accepting.missing:
+                    data = acceptor.recv(accepting.missing)
+                    if not data:
+                        raise AuthenticationError("closed")
+                    acceptor.sendall(accepting.receive(data))
+
+            accepted = Aside(accept_there)
+            connected = Aside(lambda connector=connector: connect(connector, KEY, b"", encrypted=True))
+            hello = bytearray(relay_in.recv(4096))
+            hello[15] = 0  # the flags follow magic and role
+            relay_out.sendall(hello)
+            challenge = bytearray(relay_out.recv(4096))
+            if clear_challenge:
+                challenge[15] = 0
+            relay_in.sendall(challenge)
+            if not clear_challenge:  # else the connector has given up
+                relay_out.sendall(relay_in.recv(4096))
+            relay_out.shutdown(socket.SHUT_WR)
+            relay_in.close()
+            for end in (accepted, connected):
+                with pytest.raises(AuthenticationError):
+                    end.result()
+        assert accepting.session is None

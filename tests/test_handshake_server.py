@@ -20,6 +20,7 @@ import pytest
 from spark_estimator import authentication
 from spark_estimator.authentication import NotReadyError, connect
 from spark_estimator.collectives.rendezvous import Endpoint
+from spark_estimator.encryption import Session
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.handshake_server import HandshakeServer
 
@@ -34,7 +35,7 @@ class Door:
         assert endpoint.local is not None
         self.tcp_address = (endpoint.address, endpoint.port)
         self.local_address = b"\x00" + endpoint.local_name.encode()
-        self.admitted: queue.Queue[tuple[socket.socket, bytes, str]] = queue.Queue()
+        self.admitted: queue.Queue[tuple[socket.socket, bytes, str, Session | None]] = queue.Queue()
         self.server = HandshakeServer(
             [endpoint.tcp, endpoint.local], KEY, lambda *arrival: self.admitted.put(arrival), **options
         )
@@ -49,7 +50,7 @@ class Door:
         """A friend comes in; gives the inner end."""
         with self.knock(local=local) as outer:
             connect(outer, KEY, context)
-            inner, stated, _ = self.admitted.get(timeout=60)
+            inner, stated, _, _ = self.admitted.get(timeout=60)
             assert stated == context
             outer.sendall(b"hello")
             assert inner.recv(5) == b"hello"
@@ -82,12 +83,12 @@ def test_a_friend_gets_in(door: Door, local: bool) -> None:
 def test_the_origin_is_told(door: Door) -> None:
     with door.knock() as outer:
         connect(outer, KEY, b"")
-        inner, _, origin = door.admitted.get(timeout=60)
+        inner, _, origin, _ = door.admitted.get(timeout=60)
         assert origin == f"127.0.0.1 port {outer.getsockname()[1]}"
         inner.close()
     with door.knock(local=True) as outer:
         connect(outer, KEY, b"")
-        inner, _, origin = door.admitted.get(timeout=60)
+        inner, _, origin, _ = door.admitted.get(timeout=60)
         assert origin == f"pid {os.getpid()} of this host"
         inner.close()
 
@@ -131,7 +132,7 @@ def test_the_silent_delay_nobody_and_are_closed_at_the_deadline() -> None:
 def test_the_oldest_makes_room_for_the_newest(caplog: pytest.LogCaptureFixture) -> None:
     door = Door(capacity=2)
     silent, half_way = door.knock(), door.knock()
-    hello = authentication._HELLO.pack(authentication._MAGIC, b"connect", 0, b"", bytes(32))
+    hello = authentication._HELLO.pack(authentication._MAGIC, b"connect", 0, 0, b"", bytes(32))
     half_way.sendall(hello)
     assert len(half_way.recv(100)) == authentication._CHALLENGE.size
     with caplog.at_level(logging.INFO):
@@ -162,10 +163,10 @@ def test_a_connector_that_made_room_tries_again() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(authentication, "connect", interrupting)
-        outer = authentication.dial(door.tcp_address, KEY, b"again")
+        outer, _ = authentication.dial(door.tcp_address, KEY, b"again")
     with outer:
         assert (len(tries), outer.gettimeout()) == (2, None)
-        inner, context, _ = door.admitted.get(timeout=60)
+        inner, context, _, _ = door.admitted.get(timeout=60)
         assert context == b"again"
         inner.close()
     door.server.close()
@@ -195,7 +196,7 @@ for number in range(count):
     try:
         sock.connect(("127.0.0.1", port))
         if begins:
-            sock.sendall(b"SPKEST\\x00\\x01connect\\x00" + bytes(80))
+            sock.sendall(b"SPKEST\\x00\\x02connect\\x00" + bytes(80))
     except OSError:
         pass
     sockets.append(sock)
@@ -216,8 +217,8 @@ def test_ten_thousand_strangers_keep_no_friend_out(door: Door, begins: bool, add
         for moment in ("half", "all"):
             assert strangers.stdout.readline().strip() == moment
             for _ in range(10):
-                outer = authentication.dial(door.tcp_address, KEY, b"friend", timeout=timedelta(seconds=60))
-                inner, _, _ = door.admitted.get(timeout=60)
+                outer, _ = authentication.dial(door.tcp_address, KEY, b"friend", timeout=timedelta(seconds=60))
+                inner, _, _, _ = door.admitted.get(timeout=60)
                 for sock in (inner, outer):
                     sock.close()
         assert len(door.server._handshakes) <= door.server._capacity
@@ -227,15 +228,15 @@ def test_a_failing_callback_ends_one_connection_only(caplog: pytest.LogCaptureFi
     endpoint = Endpoint.open("127.0.0.1")
     admitted: queue.Queue[socket.socket] = queue.Queue()
 
-    def admit(sock: socket.socket, context: bytes, _origin: str) -> None:
+    def admit(sock: socket.socket, context: bytes, _origin: str, _session: object) -> None:
         if context == b"bad":
             raise RuntimeError("a defect")
         admitted.put(sock)
 
     server = HandshakeServer([endpoint.tcp], KEY, admit)
-    with authentication.dial((endpoint.address, endpoint.port), KEY, b"bad") as outer:
+    with authentication.dial((endpoint.address, endpoint.port), KEY, b"bad")[0] as outer:
         assert is_closed(outer)
-    with authentication.dial((endpoint.address, endpoint.port), KEY, b"good"):
+    with authentication.dial((endpoint.address, endpoint.port), KEY, b"good")[0]:
         admitted.get(timeout=60).close()
     server.close()
     assert "RuntimeError: a defect" in caplog.text
@@ -244,7 +245,7 @@ def test_a_failing_callback_ends_one_connection_only(caplog: pytest.LogCaptureFi
 def test_a_callback_that_refuses_closes() -> None:
     endpoint = Endpoint.open("127.0.0.1")
 
-    def admit(_sock: socket.socket, _context: bytes, _origin: str) -> None:
+    def admit(_sock: socket.socket, _context: bytes, _origin: str, _session: object) -> None:
         raise AuthenticationError("changed its mind")
 
     server = HandshakeServer([endpoint.tcp], KEY, admit)

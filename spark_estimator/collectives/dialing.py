@@ -13,6 +13,7 @@ from spark_estimator.authentication import RETRY_SECONDS, NotReadyError, Refused
 from spark_estimator.collectives import descriptors
 from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup, absent_error
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
+from spark_estimator.encryption import Session
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
 from spark_estimator.log import logger
@@ -33,7 +34,7 @@ def dial(
     tag: bytes,
     settings: Settings,
     deadline: float,
-    keep: Callable[[Connection, socket.socket], None],
+    keep: Callable[[Connection, socket.socket, Session | None], None],
 ) -> None:
     """Connects to every higher rank of a group, several at a time: a late one must not cost the others their turn.
 
@@ -43,7 +44,8 @@ def dial(
         tag: of the job.
         settings: whether local sockets are to be used.
         deadline: on the monotonic clock, in seconds; until then a peer that is not ready is tried again.
-        keep: is given each connection that is made, authenticated; from any thread, even after this has raised.
+        keep: is given each connection that is made, authenticated, and its secrets if it is encrypted; from any
+            thread, even after this has raised.
 
     Raises:
         PeerLostError: some ranks could not be reached, or are in another round.
@@ -66,7 +68,7 @@ def dial(
             except IndexError:
                 return
             try:
-                keep(connection, _connect(rendezvous, group, connection, tag, settings, deadline, stop))
+                keep(connection, *_connect(rendezvous, group, connection, tag, settings, deadline, stop))
             except Exception as error:
                 failures.setdefault(connection.to_rank, error)
                 if not isinstance(error, PeerLostError):
@@ -97,7 +99,7 @@ def _connect(
     settings: Settings,
     deadline: float,
     stop: threading.Event,
-) -> socket.socket:
+) -> tuple[socket.socket, Session | None]:
     """Makes one connection, trying again while the peer is not ready, until the deadline."""
     peer = rendezvous.peers[connection.to_rank]
     while True:
@@ -105,8 +107,9 @@ def _connect(
         try:
             sock = _reach(rendezvous.peers[rendezvous.rank], peer, settings, deadline)
             remaining = timedelta(seconds=max(0.0, deadline - time.monotonic()))
-            authentication.connect(sock, rendezvous.key, connection.pack(tag), timeout=remaining)
-            return sock
+            encrypted = rendezvous.encrypted and sock.family != socket.AF_UNIX
+            context = connection.pack(tag)
+            return sock, authentication.connect(sock, rendezvous.key, context, timeout=remaining, encrypted=encrypted)
         except BaseException as error:
             if sock is not None:
                 sock.close()

@@ -20,6 +20,7 @@ from spark_estimator.collectives.gpu_libraries import libraries_for_engine
 from spark_estimator.collectives.process_set import ProcessSet, ProcessSets
 from spark_estimator.collectives.rendezvous import Topology, host_id
 from spark_estimator.collectives.wiring import Switchboard, Wired
+from spark_estimator.encryption import libcrypto_path
 from spark_estimator.env import Settings
 from spark_estimator.errors import HorovodInternalError
 from spark_estimator.log import logger
@@ -67,7 +68,8 @@ class EngineStarter:
                 topology = Topology.of([peers[rank].host_id for rank in group.ranks], group.ranks.index(own_facts.rank))
                 wired = self._switchboard.connect_all(self._round, self._settings, group)
             try:
-                config = _config(self._settings, topology, group, host, wired.segment_fd)
+                encrypted = self._switchboard is not None and self._switchboard.rendezvous.encrypted
+                config = _config(self._settings, topology, group, host, wired.segment_fd, encrypted=encrypted)
                 config.ranks_on_host = ranks_on_host  # of the job, whichever of its ranks the group has
             except BaseException:
                 wired.close()
@@ -194,7 +196,9 @@ def start_timeline(engine: Engine, path: str, mark_cycles: bool) -> None:
     timeline.start(engine, path, engine.global_rank, process_set=engine.process_set, mark_cycles=mark_cycles)
 
 
-def _config(settings: Settings, topology: Topology, group: RankGroup, host: str, segment_fd: int) -> _native.Config:
+def _config(
+    settings: Settings, topology: Topology, group: RankGroup, host: str, segment_fd: int, *, encrypted: bool
+) -> _native.Config:
     decided = decisions(settings, topology, available_cores())
     libraries = libraries_for_engine(settings)
     return _native.Config(
@@ -218,9 +222,23 @@ def _config(settings: Settings, topology: Topology, group: RankGroup, host: str,
         silence_seconds=settings.silence_seconds,
         # The host as its launcher knows it; the process, which only it knows for certain.
         name=f"{host} (pid {os.getpid()})".encode(),
-        gpu_operations=_native.GpuOperations.__members__.get(
-            settings.gpu_operations.upper(), _native.GpuOperations.AUTO
-        ),
+        gpu_operations=_gpu_operations(settings, topology, encrypted),
         cuda_library=os.fsencode(libraries.cuda),
         nccl_library=os.fsencode(libraries.nccl),
+        crypto_library=os.fsencode(libcrypto_path()) if encrypted else None,
     )
+
+
+def _gpu_operations(settings: Settings, topology: Topology, encrypted: bool) -> _native.GpuOperations:
+    """How GPU tensors travel. NCCL does not encrypt: between hosts an encrypted job uses the host's connections."""
+    operations = _native.GpuOperations
+    chosen = operations.__members__.get(settings.gpu_operations.upper(), operations.AUTO)
+    if not encrypted or topology.local_size == topology.size:
+        return chosen
+    if chosen is operations.NCCL:
+        raise HorovodInternalError(
+            f"rank {topology.rank}: HOROVOD_GPU_OPERATIONS=NCCL can't be used between hosts in an encrypted job, "
+            "because NCCL does not encrypt. Use HOROVOD_GPU_OPERATIONS=staged, or start the job with "
+            "SPARK_ESTIMATOR_ENCRYPTION=off on a network that is encrypted below."
+        )
+    return operations.STAGED

@@ -123,6 +123,7 @@ class Rendezvous:
         listen_fd: descriptor, in this process, of the TCP socket that listens at this rank's address and port.
         local_fd: ... of the Unix socket that listens at its local_name; -1 when there is none.
         launcher_fd: ... of the socket on which an elastic rank talks with its launcher; -1 in a job of a fixed size.
+        encrypted: whether the ranks encrypt what they send between hosts.
         awaited: this value only holds where the process listens: its launcher will send the rank and the round on that
             socket, and ``init()`` waits for it.
     """
@@ -134,6 +135,7 @@ class Rendezvous:
     listen_fd: int
     local_fd: int = -1
     launcher_fd: int = -1
+    encrypted: bool = False
     awaited: bool = False
 
     def __post_init__(self) -> None:
@@ -267,12 +269,15 @@ def host_id() -> str:
     return f"{boot or format(uuid.getnode(), '012x')}/{socket.gethostname()}"
 
 
-def local_rendezvous(n: int, address: str = "127.0.0.1") -> list[tuple[Rendezvous, Endpoint]]:
+def local_rendezvous(
+    n: int, address: str = "127.0.0.1", *, encrypted: bool = False
+) -> list[tuple[Rendezvous, Endpoint]]:
     """A fresh job of `n` ranks on this host: for each rank what its process must be given, and the sockets to inherit.
 
     Args:
         n: number of ranks, at least 1.
         address: of this host; where all ranks listen.
+        encrypted: whether the ranks encrypt their TCP connections.
     """
     if n < 1:
         raise ValueError(f"a job has at least one rank, not {n}.")
@@ -284,10 +289,12 @@ def local_rendezvous(n: int, address: str = "127.0.0.1") -> list[tuple[Rendezvou
         for endpoint in endpoints:
             endpoint.close()
         raise
-    return job_of(endpoints, [endpoint.facts(rank) for rank, endpoint in enumerate(endpoints)])
+    return job_of(endpoints, [endpoint.facts(rank) for rank, endpoint in enumerate(endpoints)], encrypted=encrypted)
 
 
-def job_of(endpoints: Sequence[Endpoint], peers: Sequence[PeerFacts]) -> list[tuple[Rendezvous, Endpoint]]:
+def job_of(
+    endpoints: Sequence[Endpoint], peers: Sequence[PeerFacts], *, encrypted: bool = False
+) -> list[tuple[Rendezvous, Endpoint]]:
     """A fresh job of ranks that listen at these endpoints, in rank order; as `local_rendezvous` gives it."""
     job_id, key = new_job_id(), new_key()
     return [
@@ -299,6 +306,7 @@ def job_of(endpoints: Sequence[Endpoint], peers: Sequence[PeerFacts]) -> list[tu
                 peers=tuple(peers),
                 listen_fd=endpoint.tcp.fileno(),
                 local_fd=-1 if endpoint.local is None else endpoint.local.fileno(),
+                encrypted=encrypted,
             ),
             endpoint,
         )

@@ -18,13 +18,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spark_estimator._native import Peer
+from spark_estimator._native import Encryption, Peer
 from spark_estimator.authentication import peer_credentials
 from spark_estimator.collectives import descriptors
 from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup, absent_error, tune
 from spark_estimator.collectives.dialing import dial
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.collectives.segments import close_descriptor, create_segment, exchange
+from spark_estimator.encryption import Session
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
 from spark_estimator.handshake_server import HandshakeServer
@@ -80,13 +81,15 @@ class Switchboard:
         self._begun = (0, 0)  # the last stage that was begun
         self._over = (0, 0)  # the last that nobody may join any more
         self._gone = False
-        self._sockets: dict[Connection, socket.socket] = {}  # authenticated, and not yet the engine's
+        # Authenticated, and not yet the engine's; with the secrets of those that are encrypted.
+        self._sockets: dict[Connection, tuple[socket.socket, Session | None]] = {}
         self._handshake_server = HandshakeServer(
             [self._adopt(fd) for fd in (rendezvous.listen_fd, rendezvous.local_fd) if fd >= 0],
             rendezvous.key,
             self._admit,
             approve=self._approve,
             name=f"rank {rendezvous.rank}",
+            encrypted=rendezvous.encrypted,
         )
 
     def next_round(self) -> int:
@@ -122,7 +125,7 @@ class Switchboard:
             self._begun = stage
             self._over = max(self._over, (round_, group.number - 1))
             for stale in [connection for connection in self._sockets if connection.stage < stage]:
-                self._sockets.pop(stale).close()
+                self._sockets.pop(stale)[0].close()
         segment = -1
         try:
             segment = self._segment(settings, group)
@@ -141,7 +144,7 @@ class Switchboard:
         with self._changed:
             self._gone = True
             while self._sockets:
-                self._sockets.popitem()[1].close()
+                self._sockets.popitem()[1][0].close()
 
     # --- forks -------------------------------------------------------------------------------------------------------
 
@@ -160,7 +163,7 @@ class Switchboard:
         self._changed = threading.Condition()
         self._handshake_server.after_fork_in_child()
         while self._sockets:
-            self._sockets.popitem()[1].close()
+            self._sockets.popitem()[1][0].close()
 
     # --- the accepting side ------------------------------------------------------------------------------------------
 
@@ -182,23 +185,23 @@ class Switchboard:
         if connection.round > begun + 1:
             raise AuthenticationError(f"round {connection.round} is too far ahead of round {begun}")
 
-    def _admit(self, sock: socket.socket, context: bytes, _origin: str) -> None:
+    def _admit(self, sock: socket.socket, context: bytes, _origin: str, session: Session | None) -> None:
         connection = Connection.unpack(context, self._tag)
         with self._changed:
             self._require_open(connection)
             former = self._sockets.pop(connection, None)
             if former is not None:  # the peer lost it half way and tried again
-                former.close()
-            self._sockets[connection] = sock
+                former[0].close()
+            self._sockets[connection] = sock, session
             self._changed.notify_all()
 
-    def _keep(self, connection: Connection, sock: socket.socket) -> None:
+    def _keep(self, connection: Connection, sock: socket.socket, session: Session | None) -> None:
         """Takes a connection that this rank has made."""
         with self._changed:
             if connection.stage <= self._over or self._gone:
                 sock.close()
             else:
-                self._sockets[connection] = sock
+                self._sockets[connection] = sock, session
 
     def _await_callers(self, round_: int, group: RankGroup, settings: Settings, deadline: float) -> None:
         own_rank = self._facts.rank
@@ -249,20 +252,20 @@ class Switchboard:
                 pairs[self.rendezvous.peers[rank]] = [
                     sockets[Connection(round_, low, high, purpose, group.number)] for purpose in (CONTROL, DATA)
                 ]
-        segments = exchange({peer: control for peer, (control, _) in pairs.items()}, segment, deadline)
+        segments = exchange({peer: control[0] for peer, (control, _) in pairs.items()}, segment, deadline)
         with self._changed:
             self._over = stage
             for connection in sockets:
                 del self._sockets[connection]
         try:
-            for sock in sockets.values():
+            for sock, _ in sockets.values():
                 tune(sock, settings.silence_seconds)
             names = {
                 facts: _name_of(facts, control if facts.rank < self._facts.rank else None)
-                for facts, (control, _) in pairs.items()
+                for facts, ((control, _), _) in pairs.items()
             }
         except BaseException:
-            for sock in sockets.values():
+            for sock, _ in sockets.values():
                 sock.close()
             for fd in segments.values():
                 close_descriptor(fd)
@@ -276,8 +279,10 @@ class Switchboard:
                 data.detach(),
                 segments[facts],
                 names[facts].encode(),
+                _secrets_for_engine(control_session),
+                _secrets_for_engine(data_session),
             )
-            for facts, (control, data) in pairs.items()
+            for facts, ((control, control_session), (data, data_session)) in pairs.items()
         )
 
     def _adopt(self, fd: int) -> socket.socket:
@@ -296,7 +301,11 @@ class Switchboard:
         with self._changed:
             self._over = stage
             for connection in [connection for connection in self._sockets if connection.stage == stage]:
-                self._sockets.pop(connection).close()
+                self._sockets.pop(connection)[0].close()
+
+
+def _secrets_for_engine(session: Session | None) -> Encryption:
+    return Encryption() if session is None else Encryption.of(session.cipher, session.send, session.receive)
 
 
 def _name_of(facts: PeerFacts, accepted: socket.socket | None) -> str:

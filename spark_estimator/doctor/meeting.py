@@ -124,7 +124,7 @@ class Meeting:
                     return
                 where = (other["address"], other["port"])
                 try:
-                    authentication.dial(where, self._key, _HELLO, timeout=self._timeout).close()
+                    authentication.dial(where, self._key, _HELLO, timeout=self._timeout)[0].close()
                     reached.append(other["executor"])
                 except Exception as error:
                     unreached[other["executor"]] = f"{where[0]} port {where[1]}: {error}"
@@ -157,7 +157,7 @@ class Meeting:
             finally:
                 close_descriptor(segment)
 
-    def _admit(self, sock: socket.socket, context: bytes, _origin: str) -> None:
+    def _admit(self, sock: socket.socket, context: bytes, _origin: str, _session: object) -> None:
         if context == _MEMORY:
             threading.Thread(target=self._share_memory, args=(sock,), daemon=True).start()
         else:

@@ -24,12 +24,12 @@ from spark_estimator.doctor.findings import Finding, Severity, attempt
 from spark_estimator.doctor.verdicts import DriverSide, findings_of
 from spark_estimator.errors import NotEnoughSlotsError, PreflightError
 from spark_estimator.launch.spark import errors as spark_errors
+from spark_estimator.launch.spark.encryption_policy import encryption_of
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.session_thread import session_thread
 from spark_estimator.launch.spark.slots import (
     Configuration,
     all_slots,
-    check_encryption,
     check_session,
     count_slots,
     default_size,
@@ -54,7 +54,7 @@ def examine_cluster(spark: SparkSession, timeout: timedelta) -> Iterator[Finding
     yield attempt("session", lambda: f"Spark {spark.version} at {conf.master or 'a remote server'}")
     refused = attempt("barrier stages", lambda: _passed(check_session, spark, "Spark can start ranks together"))
     yield refused
-    yield attempt("encryption", lambda: _passed(check_encryption, spark, "no setting forbids jobs"))
+    yield attempt("encryption", lambda: _encryption(spark))
     try:
         size = all_slots(spark)
         yield Finding("slots", Severity.OK, f"{size}: {count_slots(spark).arithmetic}")
@@ -82,6 +82,11 @@ def examine_cluster(spark: SparkSession, timeout: timedelta) -> Iterator[Finding
         is_local=conf.is_local,
     )
     yield from findings_of(here, reports)
+
+
+def _encryption(spark: SparkSession) -> str:
+    encrypted, reason = encryption_of(spark)
+    return f"ranks {'encrypt' if encrypted else 'do not encrypt'} what they send between hosts: {reason}"
 
 
 def _passed(check: Callable[[SparkSession], None], spark: SparkSession, text: str) -> str:

@@ -115,7 +115,7 @@ def run_job(
                 worker.discard()
                 return
             everyone = tuple(peers[number] for number in range(job.size))
-            outcomes[rank] = worker.run(Rendezvous(job.job_id, key, rank, everyone, -1))
+            outcomes[rank] = worker.run(Rendezvous(job.job_id, key, rank, everyone, -1, encrypted=job.encrypted))
         except BaseException as error:
             errors.append(error)
             stop(f"because rank {rank} could no longer be supervised: {error!r}")

@@ -21,6 +21,8 @@ from datetime import timedelta
 from typing import Any
 
 from spark_estimator import authentication
+from spark_estimator.encrypted_stream import opening, sealing
+from spark_estimator.encryption import Session
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.handshake_server import HandshakeServer
 from spark_estimator.log import logger
@@ -78,6 +80,7 @@ class DriverServer:
         size: number of supervisors; their partitions are 0 to size - 1, each may connect once.
         receive: is given (partition, frame) in the server's thread. Frames are as `valid` lets them through.
         lost_after: seconds without a heartbeat after which a supervisor is lost; zero: it never is.
+        encrypted: whether connections are encrypted.
 
     Attributes:
         token: what supervisors must hold.
@@ -91,6 +94,8 @@ class DriverServer:
         size: int,
         receive: Callable[[int, dict[str, Any]], None],
         lost_after: float = 0.0,
+        *,
+        encrypted: bool = False,
     ) -> None:
         self.token = secrets.token_bytes(authentication.KEY_BYTES)
         self._job_id = job_id.encode()
@@ -108,7 +113,12 @@ class DriverServer:
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._arrived: collections.deque[Inbound] = collections.deque()
         self._handshake_server = HandshakeServer(
-            [listener], self.token, self._admit, approve=self._approve, name="driver channel"
+            [listener],
+            self.token,
+            self._admit,
+            approve=self._approve,
+            name="driver channel",
+            encrypted=encrypted,
         )
         self._thread = threading.Thread(target=self._serve, name="spark_estimator driver channel", daemon=True)
         self._thread.start()
@@ -159,8 +169,8 @@ class DriverServer:
         if job_id != self._job_id or not 0 <= partition < self._size or taken:
             raise AuthenticationError(f"no supervisor of that job and partition is expected: {job_id!r}, {partition}")
 
-    def _admit(self, sock: socket.socket, context: bytes, origin: str) -> None:
-        inbound = Inbound(sock, read_context(context)[1], origin, Silence(self._lost_after))
+    def _admit(self, sock: socket.socket, context: bytes, origin: str, session: Session | None) -> None:
+        inbound = Inbound(sock, read_context(context)[1], origin, Silence(self._lost_after), session)
         with self._lock:
             if self._closed or inbound.partition in self._connections:
                 raise AuthenticationError("the channel is closed, or this partition is connected already")
@@ -235,7 +245,7 @@ class DriverServer:
                     self._receive(inbound.partition, frame)
         except BlockingIOError:
             return not self._closed
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, AuthenticationError) as error:
             if not isinstance(error, EOFError):
                 _log.info("driver channel: partition %d at %s: %s", inbound.partition, inbound.origin, error)
             return False
@@ -256,10 +266,13 @@ class SupervisorChannel:
 
     Args:
         on_stop: called once, in the channel's thread, with the reason, when the driver orders to stop or is gone.
+        session: the secrets of an encrypted connection; None: it is not encrypted.
     """
 
-    def __init__(self, sock: socket.socket, on_stop: Callable[[str], None]) -> None:
+    def __init__(self, sock: socket.socket, on_stop: Callable[[str], None], session: Session | None = None) -> None:
         self._sock = sock
+        self._seal = sealing(session)
+        self._open = opening(session)
         self._on_stop = on_stop
         self._changed = threading.Condition()
         self._waiting: collections.deque[bytes] = collections.deque()
@@ -279,7 +292,14 @@ class SupervisorChannel:
 
     @classmethod
     def connect(
-        cls, address: tuple[str, int], token: bytes, job_id: str, partition: int, on_stop: Callable[[str], None]
+        cls,
+        address: tuple[str, int],
+        token: bytes,
+        job_id: str,
+        partition: int,
+        on_stop: Callable[[str], None],
+        *,
+        encrypted: bool = False,
     ) -> SupervisorChannel:
         """Connects to the driver.
 
@@ -287,7 +307,8 @@ class SupervisorChannel:
             OSError: it cannot be reached within `CONNECT_TIMEOUT`.
             AuthenticationError: what listens there is not this job's driver.
         """
-        return cls(connected_socket(address, token, job_id, partition), on_stop)
+        sock, session = connected_socket(address, token, job_id, partition, encrypted=encrypted)
+        return cls(sock, on_stop, session)
 
     @property
     def usable(self) -> bool:
@@ -354,7 +375,7 @@ class SupervisorChannel:
                 batch = b"".join(self._waiting)
                 self._waiting.clear()
             try:
-                self._sock.sendall(batch)
+                self._sock.sendall(self._seal(batch))
             except OSError:
                 with self._changed:
                     self._broken = True
@@ -369,7 +390,7 @@ class SupervisorChannel:
         reason = "because the driver has ended"
         try:
             while received := self._sock.recv(1 << 16):
-                pending += received
+                pending += self._open(received)
                 for frame in take_frames(pending):
                     with self._changed:
                         if frame["kind"] == STOP:
@@ -379,7 +400,7 @@ class SupervisorChannel:
                         self._changed.notify_all()
                     if frame["kind"] == STOP:
                         self._on_stop(str(frame["text"]))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, AuthenticationError) as error:
             reason = f"because the connection to the driver broke: {error}"
         with self._changed:
             self._broken = True
@@ -388,16 +409,20 @@ class SupervisorChannel:
             self._on_stop(reason)
 
 
-def connected_socket(address: tuple[str, int], token: bytes, job_id: str, partition: int) -> socket.socket:
-    """A socket to the driver, authenticated both ways. Raises as `SupervisorChannel.connect`."""
-    sock = authentication.dial(address, token, context_of(job_id, partition), timeout=CONNECT_TIMEOUT)
+def connected_socket(
+    address: tuple[str, int], token: bytes, job_id: str, partition: int, *, encrypted: bool
+) -> tuple[socket.socket, Session | None]:
+    """A socket to the driver, authenticated both ways, and its secrets. Raises as `SupervisorChannel.connect`."""
+    sock, session = authentication.dial(
+        address, token, context_of(job_id, partition), timeout=CONNECT_TIMEOUT, encrypted=encrypted
+    )
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _keep_alive(sock)
     except BaseException:
         sock.close()
         raise
-    return sock
+    return sock, session
 
 
 def _keep_alive(sock: socket.socket) -> None:

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from spark_estimator.encrypted_stream import opening, sealing
+from spark_estimator.encryption import Session
 from spark_estimator.observe.frames import encode, take_frames
 from spark_estimator.observe.silence import Silence
 
@@ -18,12 +20,16 @@ _MAX_UNTAKEN_BYTES = 16 << 20
 class Inbound:
     """The connection; `send` from any thread, the rest from one."""
 
-    def __init__(self, sock: socket.socket, partition: int, origin: str, silence: Silence) -> None:
+    def __init__(
+        self, sock: socket.socket, partition: int, origin: str, silence: Silence, session: Session | None
+    ) -> None:
         self.sock = sock
         self.partition = partition
         self.origin = origin
         self.silence = silence
         self.said_bye = False
+        self._seal = sealing(session)
+        self._open = opening(session)
         self._pending = bytearray()
         self._lock = threading.Lock()  # any thread sends
         self._outgoing = bytearray()
@@ -35,12 +41,13 @@ class Inbound:
         Raises:
             EOFError: the other end has closed.
             ValueError: it breaks the rules.
+            AuthenticationError: an encrypted connection was tampered with.
             OSError: the connection broke; BlockingIOError when there is nothing to read.
         """
         received = self.sock.recv(1 << 16)
         if not received:
             raise EOFError
-        self._pending += received
+        self._pending += self._open(received)
         yield from take_frames(self._pending)
 
     @property
@@ -51,7 +58,7 @@ class Inbound:
     def send(self, kind: str, fields: dict[str, Any]) -> None:
         """Hands a frame to the kernel, as much of it as goes without waiting; `send_more` does the rest."""
         with self._lock:
-            self._outgoing += encode({"kind": kind, **fields})
+            self._outgoing += self._seal(encode({"kind": kind, **fields}))
         self.send_more()
         with self._lock:
             if len(self._outgoing) > _MAX_UNTAKEN_BYTES:

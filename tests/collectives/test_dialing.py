@@ -13,6 +13,7 @@ import pytest
 from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup
 from spark_estimator.collectives.dialing import dial
 from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, local_rendezvous
+from spark_estimator.encryption import Session
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, PeerLostError
 from spark_estimator.handshake_server import HandshakeServer
@@ -43,7 +44,12 @@ def dialled(job: Job, rank: int, *, seconds: float = 20, shared_memory: bool = T
     connections: dict[Connection, socket.socket] = {}
     deadline = time.monotonic() + seconds
     settings = Settings(shared_memory=shared_memory, start_timeout_seconds=seconds)
-    dial(job[rank][0], 1, RankGroup.job(3), TAG, settings, deadline, connections.__setitem__)
+
+    def keep(connection: Connection, sock: socket.socket, session: Session | None) -> None:
+        assert session is None
+        connections[connection] = sock
+
+    dial(job[rank][0], 1, RankGroup.job(3), TAG, settings, deadline, keep)
     return connections
 
 

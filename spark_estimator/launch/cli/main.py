@@ -30,7 +30,7 @@ from spark_estimator.launch.cli.flags import cooldown_of, environment_of, parse,
 from spark_estimator.launch.elastic.job_entry import run_elastic
 from spark_estimator.launch.job.environment import host_share, path_with_own_python, worker_environment
 from spark_estimator.launch.job.hosts import assign_hosts
-from spark_estimator.launch.job.spec import JobSpec
+from spark_estimator.launch.job.spec import JobSpec, requires_encryption
 from spark_estimator.launch.local import run_job
 from spark_estimator.launch.log_relay.display import OutputFiles, lines_to
 from spark_estimator.launch.ssh.command import SshOptions
@@ -120,6 +120,7 @@ def run_command(
         environment=for_workers,
         progress=terms is None and screen() is not None,
         driver_host_id=host_id(),
+        encrypted=requires_encryption(),
     )
     if verbose:
         shares = assign_hosts(hosts, size, "-H") if hosts else ()

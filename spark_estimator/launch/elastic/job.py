@@ -72,7 +72,10 @@ class ElasticJob:
         make: MakeWorker,
         discovery: Discovery | None = None,
         look: Callable[[int], None] = lambda started: None,
+        *,
+        encrypted: bool = False,
     ) -> None:
+        self._encrypted = encrypted
         self._look = look
         self._placement = placement
         self._discovery = discovery
@@ -130,7 +133,8 @@ class ElasticJob:
             job_id, key = new_job_id(), new_key()
             for process in processes:
                 whole = len(peers) == len(processes)
-                process.tell(Rendezvous(job_id, key, process.rank, tuple(peers), -1) if whole else None)
+                rendezvous = Rendezvous(job_id, key, process.rank, tuple(peers), -1, encrypted=self._encrypted)
+                process.tell(rendezvous if whole else None)
 
     def _start_newcomer(self) -> str:
         """The host on which it is started."""
@@ -141,13 +145,12 @@ class ElasticJob:
         threading.Thread(target=self._let_wait, args=(process,), daemon=True).start()
         return process.host
 
-    @staticmethod
-    def _let_wait(process: Process) -> None:
+    def _let_wait(self, process: Process) -> None:
         """Tells a newcomer, once it is there, that it will be told its rank later."""
         process.started.wait()
         if process.facts is not None:
             alone = (replace(process.facts, rank=0),)
-            process.tell(Rendezvous(new_job_id(), new_key(), 0, alone, -1, awaited=True))
+            process.tell(Rendezvous(new_job_id(), new_key(), 0, alone, -1, awaited=True, encrypted=self._encrypted))
 
     def _start(self, number: int, rank: int) -> None:
         self._processes[number] = Process(number, rank, self._placement.take(number), self._make, self._watch)
@@ -273,7 +276,7 @@ class ElasticJob:
         )
         for rank, number in enumerate(numbers):
             self._processes[number].become(rank)
-            coming = Rendezvous(job_id, key, rank, peers, -1, -1)
+            coming = Rendezvous(job_id, key, rank, peers, -1, -1, encrypted=self._encrypted)
             self._tell(number, {"kind": ROUND, "rendezvous": coming.to_json()})
 
     def _tell(self, number: int, frame: Mapping[str, Any]) -> None:

@@ -96,7 +96,9 @@ def run_elastic(
         return LocalWorkerHandle(job, relay, gentle=gentle, link=link)
 
     placement = Placement(hosts or [Host("", terms.size)], cooldown) if placement is None else placement
-    return ElasticJob(terms, show_line, report, gentle, placement, make or here, discovery, look).run()
+    return ElasticJob(
+        terms, show_line, report, gentle, placement, make or here, discovery, look, encrypted=job.encrypted
+    ).run()
 
 
 def elastic(job: JobSpec) -> JobSpec:

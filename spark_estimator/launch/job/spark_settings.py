@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GPUS_PER_RANK = "spark.spark_estimator.gpusPerRank"
+ENCRYPTION = "spark.spark_estimator.encryption"
 ALLOW_UNENCRYPTED = "spark.spark_estimator.allowUnencrypted"
 
 
@@ -29,11 +30,11 @@ SETTINGS = {
         "the number of GPUs of each rank, or a fraction of one GPU that ranks share; 0: ranks see no GPU. Ignored in "
         "local mode. On Spark 3.5 a value that differs from spark.task.resource.gpu.amount is refused.",
     ),
-    ALLOW_UNENCRYPTED: SparkSetting(
-        "false",
-        "true: start jobs in a session whose own traffic is encrypted (spark.network.crypto.enabled, "
-        "spark.authenticate.enableSaslEncryption, spark.ssl.enabled or spark.ssl.rpc.enabled) or that doesn't show "
-        "these settings, although the ranks exchange gradients and parameters without encryption; false: "
-        "such jobs are refused",
+    ENCRYPTION: SparkSetting(
+        "the value of SPARK_ESTIMATOR_ENCRYPTION",
+        "auto: ranks encrypt what they send between hosts where Spark encrypts its own traffic "
+        "(spark.network.crypto.enabled, spark.authenticate.enableSaslEncryption, spark.ssl.enabled or "
+        "spark.ssl.rpc.enabled), or doesn't show these settings; require: always; off: never",
     ),
+    ALLOW_UNENCRYPTED: SparkSetting("false", f"true: as {ENCRYPTION}=off, of which it is the older name"),
 }

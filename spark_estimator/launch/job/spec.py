@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, host_id, new_job_id
-from spark_estimator.env import ATTEMPT_VARIABLE, horovod_variables
+from spark_estimator.encryption import Policy, libcrypto_path
+from spark_estimator.env import ATTEMPT_VARIABLE, Settings, horovod_variables
 from spark_estimator.launch.job.gpus import Pinning, TaskGpus, pinning
 from spark_estimator.launch.job.options import MAX_RESULT_BYTES, JobOptions
 from spark_estimator.launch.job.pickling import dump_function, name_of
@@ -62,6 +63,7 @@ class JobSpec:
         max_result_bytes: a rank's larger value is refused.
         versions: of Python and packages on the driver, see ``versions.own_versions``.
         gpus_per_rank: as in ``gpus.pinning``.
+        encrypted: whether connections between hosts are encrypted.
     """
 
     job_id: str
@@ -83,6 +85,7 @@ class JobSpec:
     attempt: int = 1
     versions: Mapping[str, str] = field(default_factory=own_versions, repr=False)
     gpus_per_rank: float | None = None
+    encrypted: bool = False
 
     @classmethod
     def build(
@@ -112,12 +115,25 @@ class JobSpec:
             driver_host_id=host_id(),
             driver_sys_path=driver_sys_path(),
             max_result_bytes=options.max_result_bytes,
+            encrypted=requires_encryption(),
         )
 
     @property
     def result_ranks(self) -> range:
         """The ranks whose value is sent."""
         return range(self.size if self.all_results else 1)
+
+
+def requires_encryption() -> bool:
+    """Whether a job that is started here encrypts its connections, whatever Spark does.
+
+    Raises:
+        EncryptionUnavailableError: it does, and this host can't.
+    """
+    if Settings.read().encryption != Policy.REQUIRE.value:
+        return False
+    libcrypto_path()
+    return True
 
 
 @dataclass(frozen=True)
@@ -249,6 +265,7 @@ def rendezvous_of(everyone: Sequence[TaskFacts], partition: int, job: JobSpec, e
         peers=tuple(peers),
         listen_fd=endpoint.tcp.fileno(),
         local_fd=-1 if endpoint.local is None else endpoint.local.fileno(),
+        encrypted=job.encrypted,
     )
 
 

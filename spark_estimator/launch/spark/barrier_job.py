@@ -33,6 +33,7 @@ from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
 from spark_estimator.launch.log_relay.without_channel import LateLines
 from spark_estimator.launch.spark import errors as spark_errors
 from spark_estimator.launch.spark.barrier_task import BarrierTask
+from spark_estimator.launch.spark.encryption_policy import encryption_of
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.rank_events import RankEvents
 from spark_estimator.launch.spark.rank_registration import RankRegistration
@@ -97,6 +98,7 @@ def run_on_spark(
         JobSpec.build(function, size, options, spark_environment(spark, options)),
         log_folder=Settings.read().log_folder,
         gpus_per_rank=None if Configuration(spark).is_local else wanted_gpus(Configuration(spark)),
+        encrypted=encryption_of(spark)[0],
     )
     frame = spark.range(0, size, 1, size) if rows is None else rows.frame.repartition(size, *rows.by)
     feed = None if rows is None else rows.feed
@@ -226,7 +228,9 @@ class _Run:
         try:
             address = driver_address(host)
             limit = lost_after(Settings.read())
-            return channel.DriverServer(address, self._job.job_id, self._job.size, self._receive, limit)
+            return channel.DriverServer(
+                address, self._job.job_id, self._job.size, self._receive, limit, encrypted=self._job.encrypted
+            )
         except OSError as error:
             _log.info("no driver channel: %s", error)
             return None

@@ -48,6 +48,7 @@ from spark_estimator.launch.spark import errors as spark_errors
 from spark_estimator.launch.spark.barrier_job import spark_environment
 from spark_estimator.launch.spark.elastic_server import Over, SparkTask, TaskServer, link_over
 from spark_estimator.launch.spark.elastic_worker import SparkWorkerHandle
+from spark_estimator.launch.spark.encryption_policy import encryption_of
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.slots import Configuration, count_slots, has_dynamic_allocation
 from spark_estimator.launch.spark.start import SAY_WAITING_AFTER, TaskReports, slots_wanting
@@ -86,7 +87,8 @@ def run_elastic_on_spark(
         ResultError: a rank's value can't be returned.
     """
     environment = spark_environment(spark, options)
-    job = elastic(JobSpec.build(function, terms.size, replace(options, all_results=True), environment))
+    built = JobSpec.build(function, terms.size, replace(options, all_results=True), environment)
+    job = elastic(replace(built, encrypted=encryption_of(spark)[0]))
     jobs = _Jobs(spark, job, terms, options)
     try:
         outcomes = run_elastic(

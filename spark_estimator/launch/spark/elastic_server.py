@@ -17,6 +17,8 @@ from pyspark import Broadcast
 from pyspark.sql import SparkSession
 
 from spark_estimator import authentication
+from spark_estimator.encrypted_stream import tunnel
+from spark_estimator.encryption import Session
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.handshake_server import HandshakeServer
 from spark_estimator.launch.agent.link import AgentLink
@@ -202,7 +204,12 @@ class TaskServer:
         self.job = replace(job, channel=ChannelAddress(host, port, token))
         self._tasks: dict[int, SparkTask] = {}
         self._handshake_server = HandshakeServer(
-            [listener], token, self._admit, approve=self._approve, name="elastic driver"
+            [listener],
+            token,
+            self._admit,
+            approve=self._approve,
+            name="elastic driver",
+            encrypted=job.encrypted,
         )
 
     def expect(self, task: SparkTask) -> None:
@@ -219,12 +226,13 @@ class TaskServer:
         if job_id != self.job.job_id.encode() or task is None or task.given_up:
             raise AuthenticationError(f"no task of that job and number is expected: {job_id!r}, {number}")
 
-    def _admit(self, sock: socket.socket, context: bytes, origin: str) -> None:
-        self._tasks[read_context(context)[1]].connected(sock)
+    def _admit(self, sock: socket.socket, context: bytes, origin: str, session: Session | None) -> None:
+        number = read_context(context)[1]
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._tasks[number].connected(tunnel(sock, session, f"the connection of elastic task {number}"))
 
 
 def link_over(sock: socket.socket, heartbeat: timedelta, silence: timedelta) -> AgentLink:
     """The driver's end of the talk with a task's agent."""
     sock.settimeout(None)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return AgentLink(sock.fileno(), os.dup(sock.fileno()), heartbeat, silence)

@@ -22,6 +22,7 @@ from pyspark import Broadcast, TaskContext
 from spark_estimator.authentication import RefusedError
 from spark_estimator.collectives import launcher_link
 from spark_estimator.collectives.rendezvous import Rendezvous
+from spark_estimator.encrypted_stream import tunnel
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.launch.agent import link as frames
@@ -68,7 +69,9 @@ class ElasticTask:
         if refused:
             return _refused(failures.ENVIRONMENT, refused)
         try:
-            sock = connected_socket((address.host, address.port), address.token, job.job_id, self.number)
+            sock, session = connected_socket(
+                (address.host, address.port), address.token, job.job_id, self.number, encrypted=job.encrypted
+            )
         except RefusedError:
             return None  # Spark has started the task once more, and the driver has given its first start up
         except (OSError, AuthenticationError) as error:
@@ -84,6 +87,8 @@ class ElasticTask:
         environment = worker_environment(around, job.environment, task_share(cpus), spark=True)
         settings = Settings.read(environment)
         heartbeat, silence = (timedelta(seconds=s) for s in (settings.heartbeat_seconds, settings.silence_seconds))
+        own_address = sock.getsockname()[0]
+        sock = tunnel(sock, session, "the connection to the driver")
         with sock:
             link = AgentLink(sock.fileno(), os.dup(sock.fileno()), heartbeat, silence)
             job = replace(
@@ -91,7 +96,7 @@ class ElasticTask:
                 environment=environment,
                 payload=job.payload if self.payload is None else self.payload.value,
             )
-            agent = TaskAgent(link, job, sock.getsockname()[0], address.token)
+            agent = TaskAgent(link, job, own_address, address.token)
             agent.run()
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)

@@ -13,7 +13,6 @@ from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.pickling import check_call
 from spark_estimator.launch.spark.row_writer import Rows
 from spark_estimator.launch.spark.slots import (
-    check_encryption,
     check_session,
     count_slots,
     default_size,
@@ -103,7 +102,6 @@ def session_and_size(size: Size, caller: str, size_word: str = "num_proc") -> tu
     """
     spark = _session(0 if callable(size) else size, caller)
     check_session(spark)
-    check_encryption(spark)
     if callable(size):
         return spark, size(spark)
     require_slots(spark, size, size_word=size_word)
@@ -122,7 +120,6 @@ def session_for_elastic(size: int | None, least: int | None, caller: str) -> tup
     """
     spark = _session(size or 0, caller)
     check_session(spark, together=False)
-    check_encryption(spark)
     if size is None:
         available = default_size(spark)
         require_slots(spark, max(available, least or 0), size_word="num_proc")

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from spark_estimator.errors import NotEnoughSlotsError, PreflightError
-from spark_estimator.launch.job.spark_settings import ALLOW_UNENCRYPTED, GPUS_PER_RANK
+from spark_estimator.launch.job.spark_settings import GPUS_PER_RANK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,16 +24,8 @@ REGISTRATION = timedelta(seconds=4)
 # ... but when there is none at all yet, the first may well take longer.
 FIRST_REGISTRATION = timedelta(seconds=30)
 _POLL_SECONDS = 0.25
-# Each encrypts the traffic of executors, or, as spark.ssl.enabled, says that the user wants connections encrypted.
-_ENCRYPTION = (
-    "spark.network.crypto.enabled",
-    "spark.authenticate.enableSaslEncryption",
-    "spark.ssl.enabled",
-    "spark.ssl.rpc.enabled",
-)
 # What SQL's SET answers for a setting that is not set.
 _UNDEFINED = "<undefined>"
-_ALLOW = f"To allow that, call spark.conf.set({ALLOW_UNENCRYPTED!r}, 'true')"
 _PER_TASK = "spark.task.resource.gpu.amount"
 _PER_EXECUTOR = "spark.executor.resource.gpu.amount"
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
@@ -88,7 +80,7 @@ class Configuration:
 
     def is_true(self, name: str) -> bool:
         """Whether a setting is switched on."""
-        return _is_true(self.get(name))
+        return is_true(self.get(name))
 
     @property
     def master(self) -> str:
@@ -130,33 +122,6 @@ def check_session(spark: SparkSession, *, together: bool = True) -> None:
             "resources: its tasks would wait forever. Unset it (ranks then see all GPUs of this host), or use "
             "HorovodRunner(np=-N), which needs no Spark."
         )
-
-
-def check_encryption(spark: SparkSession) -> None:
-    """Refuses sessions whose own traffic is encrypted, or may be: that between the ranks would not be.
-
-    Raises:
-        PreflightError: the text names the setting that allows it all the same.
-    """
-    conf = Configuration(spark)
-    if conf.is_local or conf.is_true(ALLOW_UNENCRYPTED):
-        return
-    for name in _ENCRYPTION:
-        try:
-            encrypts = _is_true(conf.known(name))
-        except Exception as error:  # each kind of session has errors of its own
-            reason = str(error).strip().partition("\n")[0]
-            raise PreflightError(
-                f"This session doesn't show {name} ({type(error).__name__}: {reason}), so Spark may encrypt its "
-                "network traffic, but the ranks of a job authenticate each other without encryption: gradients and "
-                f"parameters would be readable on the network. {_ALLOW}, or set it when the session is created."
-            ) from error
-        if encrypts:
-            raise PreflightError(
-                f"{name} is true, so Spark encrypts its network traffic, but the ranks of a job authenticate each "
-                "other without encryption: gradients and parameters would be readable on the network. "
-                f"{_ALLOW}."
-            )
 
 
 def count_slots(spark: SparkSession) -> Slots:
@@ -259,7 +224,8 @@ def default_size(spark: SparkSession) -> int:
     return asked_for if count is None else min(asked_for, all_slots(spark))
 
 
-def _is_true(value: str | None) -> bool:
+def is_true(value: str | None) -> bool:
+    """Whether the value of a setting switches it on."""
     return (value or "").strip().lower() == "true"
 
 

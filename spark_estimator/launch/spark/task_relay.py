@@ -45,7 +45,12 @@ class TaskRelay:
             return
         try:
             connected = channel.SupervisorChannel.connect(
-                (address.host, address.port), address.token, self._job.job_id, partition, on_stop
+                (address.host, address.port),
+                address.token,
+                self._job.job_id,
+                partition,
+                on_stop,
+                encrypted=self._job.encrypted,
             )
         except (OSError, AuthenticationError) as error:
             self._note(f"spark_estimator: no connection to the driver at {address.host}:{address.port}: {error}")

@@ -19,6 +19,8 @@ from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.connection import tune
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.requests import gather_bytes
+from spark_estimator.encrypted_stream import tunnel
+from spark_estimator.encryption import Session
 from spark_estimator.errors import AuthenticationError, PeerLostError
 from spark_estimator.handshake_server import HandshakeServer
 from spark_estimator.log import logger
@@ -55,7 +57,12 @@ class Links:
         listener = socket.create_server((address, 0), family=family, backlog=min(4096, 4 * engine.size))
         port = listener.getsockname()[1]
         self._handshake_server = HandshakeServer(
-            [listener], rendezvous.key, self._admit, approve=self._approve, name=f"rank {self.rank} links"
+            [listener],
+            rendezvous.key,
+            self._admit,
+            approve=self._approve,
+            name=f"rank {self.rank} links",
+            encrypted=rendezvous.encrypted,
         )
         try:
             texts = gather_bytes(engine, _EXCHANGE, json.dumps(port).encode())
@@ -74,8 +81,15 @@ class Links:
         peer = self._rendezvous.peers[rank]
         try:
             address = (peer.address, self._ports[rank])
-            sock = authentication.dial(address, self._rendezvous.key, _context(purpose, self.rank), timeout=_TIMEOUT)
+            sock, session = authentication.dial(
+                address,
+                self._rendezvous.key,
+                _context(purpose, self.rank),
+                timeout=_TIMEOUT,
+                encrypted=self._rendezvous.encrypted,
+            )
             tune(sock, self._silence_seconds)
+            sock = tunnel(sock, session, f"the {purpose} connection with {peer}")
         except (AuthenticationError, OSError) as error:
             raise PeerLostError(f"rank {self.rank} cannot reach {peer} for its {purpose}: {_text(error)}.") from error
         return sock
@@ -110,9 +124,10 @@ class Links:
         if self._closed or purpose not in self._takers or not 0 <= rank < self.size:
             raise AuthenticationError(f"rank {rank} must not connect to rank {self.rank} for {purpose!r}")
 
-    def _admit(self, sock: socket.socket, stated: bytes, _origin: str) -> None:
+    def _admit(self, sock: socket.socket, stated: bytes, _origin: str, session: Session | None) -> None:
         purpose, rank = _read_context(stated)
         tune(sock, self._silence_seconds)
+        sock = tunnel(sock, session, f"the {purpose} connection of rank {rank}")
         name = f"spark_estimator {purpose} of rank {rank}"
         threading.Thread(target=self._serve, args=(purpose, sock, rank), name=name, daemon=True).start()
 

@@ -9,7 +9,7 @@ import pytest
 
 from spark_estimator.errors import NotEnoughSlotsError, PreflightError
 from spark_estimator.launch.spark import slots
-from spark_estimator.launch.spark.slots import check_encryption, check_session, count_slots, require_slots
+from spark_estimator.launch.spark.slots import check_session, count_slots, require_slots
 
 
 class Session:
@@ -144,61 +144,6 @@ def test_dynamic_allocation_is_refused_but_for_local_masters() -> None:
         check_session(session("spark://x", **{"dynamicAllocation.enabled": "true"}))
     check_session(session("local[2]", **{"dynamicAllocation.enabled": "true"}))
     check_session(session("spark://x", **{"dynamicAllocation.enabled": "false"}))
-
-
-@pytest.mark.parametrize(
-    "name", ["network.crypto.enabled", "authenticate.enableSaslEncryption", "ssl.enabled", "ssl.rpc.enabled"]
-)
-def test_where_spark_encrypts_ranks_do_not_go_unencrypted_unless_that_is_allowed(name: str) -> None:
-    encrypted = session("spark://x", **{name: "true"})
-    with pytest.raises(PreflightError, match=rf"spark\.{name} is true.*spark\.conf\.set\('(.*)', 'true'\)"):
-        check_encryption(encrypted)
-    encrypted.conf.set(slots.ALLOW_UNENCRYPTED, "true")
-    check_encryption(encrypted)
-    check_encryption(session("local[2]", **{name: "true"}))
-    check_encryption(session("spark://x"))
-
-
-class Reticent(Session):
-    """Forbids its settings, as a session without Java does; SQL shows them, or not."""
-
-    def __init__(self, settings: dict[str, str], *, forbids: str, answers_sql: bool) -> None:
-        super().__init__(0, settings)
-        self.forbids = forbids
-        self.answers_sql = answers_sql
-
-    def get(self, name: str, default: str | None = None) -> str | None:
-        if name.startswith(self.forbids):
-            raise RuntimeError(f"[CONFIG_NOT_AVAILABLE] {name} is not available.\nat org.apache.spark...")
-        return super().get(name, default)
-
-    def sql(self, text: str) -> Any:
-        if not self.answers_sql:
-            raise RuntimeError(f"[CONFIG_NOT_AVAILABLE] {text} is not available.\nat org.apache.spark...")
-        name = text.removeprefix("SET ")
-        return Rows(name, self.settings.get(name, "<undefined>"))
-
-
-def test_a_setting_that_a_session_does_not_show_may_encrypt() -> None:
-    silent: Any = Reticent({"spark.master": "spark://x"}, forbids="spark.network", answers_sql=False)
-    with pytest.raises(PreflightError) as caught:
-        check_encryption(silent)
-    assert str(caught.value).startswith(
-        "This session doesn't show spark.network.crypto.enabled (RuntimeError: [CONFIG_NOT_AVAILABLE] SET "
-        "spark.network.crypto.enabled is not available.), so Spark may encrypt"
-    )
-    assert f"call spark.conf.set('{slots.ALLOW_UNENCRYPTED}', 'true'), or set it when" in str(caught.value)
-    silent.conf.set(slots.ALLOW_UNENCRYPTED, "true")
-    check_encryption(silent)
-    check_encryption(Reticent({"spark.master": "local[2]"}, forbids="spark.network", answers_sql=False))  # type: ignore[arg-type]
-
-
-def test_what_the_session_does_not_show_sql_may() -> None:
-    talks: Any = Reticent({"spark.master": "spark://x"}, forbids="spark.network", answers_sql=True)
-    check_encryption(talks)
-    talks.settings["spark.network.crypto.enabled"] = "true"
-    with pytest.raises(PreflightError, match=r"^spark\.network\.crypto\.enabled is true"):
-        check_encryption(talks)
 
 
 def test_gpus_on_a_local_master_are_refused_because_spark_would_wait_for_ever() -> None:

@@ -71,8 +71,8 @@ def made_up(generator: random.Random, honest: bytes) -> bytes:
 @pytest.mark.parametrize("answer", [accept, connect])
 def test_nobody_gets_in_by_chance(answer: Callable[[socket.socket], object]) -> None:
     generator = random.Random(7)
-    as_connector = authentication._HELLO.pack(b"SPKEST\x00\x01", b"connect", len(CONTEXT), CONTEXT, bytes(32))
-    as_acceptor = authentication._CHALLENGE.pack(b"SPKEST\x00\x01", b"accept", bytes(32))
+    as_connector = authentication._HELLO.pack(b"SPKEST\x00\x02", b"connect", 0, len(CONTEXT), CONTEXT, bytes(32))
+    as_acceptor = authentication._CHALLENGE.pack(b"SPKEST\x00\x02", b"accept", 0, bytes(32))
     for _ in range(EXAMPLES):
         end, peer = socket.socketpair()
         with peer:

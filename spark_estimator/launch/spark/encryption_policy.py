@@ -1,0 +1,64 @@
+"""Whether the ranks of a job in a Spark session encrypt what they send between hosts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spark_estimator.encryption import Policy, libcrypto_path
+from spark_estimator.env import Settings
+from spark_estimator.errors import PreflightError
+from spark_estimator.launch.job.spark_settings import ALLOW_UNENCRYPTED, ENCRYPTION
+from spark_estimator.launch.spark.slots import Configuration, is_true
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Each encrypts the traffic of executors, or, as spark.ssl.enabled, says that the user wants connections encrypted.
+_SPARK_ENCRYPTS = (
+    "spark.network.crypto.enabled",
+    "spark.authenticate.enableSaslEncryption",
+    "spark.ssl.enabled",
+    "spark.ssl.rpc.enabled",
+)
+
+
+def encryption_of(spark: SparkSession) -> tuple[bool, str]:
+    """Whether a job in this session encrypts its connections, and why, for people.
+
+    Raises:
+        PreflightError: the session's setting has no such value.
+        EncryptionUnavailableError: it would encrypt, and this host can't.
+    """
+    encrypted, reason = _decided(Configuration(spark))
+    if encrypted:
+        libcrypto_path()
+    return encrypted, reason
+
+
+def _decided(conf: Configuration) -> tuple[bool, str]:
+    policy, source = _policy(conf)
+    if policy is not Policy.AUTO:
+        return policy is Policy.REQUIRE, source
+    if conf.is_local:
+        return False, "all ranks are on the driver's host"
+    for name in _SPARK_ENCRYPTS:
+        try:
+            if is_true(conf.known(name)):
+                return True, f"{name} is true"
+        except Exception as error:  # each kind of session has errors of its own
+            return True, f"this session doesn't show {name} ({type(error).__name__}), so Spark may encrypt its traffic"
+    return False, "Spark's own traffic is not encrypted"
+
+
+def _policy(conf: Configuration) -> tuple[Policy, str]:
+    stated = conf.get(ENCRYPTION)
+    if stated is not None:
+        try:
+            return Policy(stated.strip().lower()), f"{ENCRYPTION} is {stated}"
+        except ValueError:
+            values = ", ".join(policy.value for policy in Policy)
+            raise PreflightError(f"{ENCRYPTION}={stated!r}: expected one of {values}.") from None
+    if conf.is_true(ALLOW_UNENCRYPTED):
+        return Policy.OFF, f"{ALLOW_UNENCRYPTED} is true"
+    policy = Policy(Settings.read().encryption)
+    return policy, f"SPARK_ESTIMATOR_ENCRYPTION is {policy.value}"

@@ -1,0 +1,98 @@
+"""Which sessions' jobs encrypt: those whose Spark encrypts, or may, unless a setting decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spark_estimator import encryption, env
+from spark_estimator.encryption import Policy
+from spark_estimator.errors import EncryptionUnavailableError, PreflightError
+from spark_estimator.launch.job.spark_settings import ALLOW_UNENCRYPTED, ENCRYPTION
+from spark_estimator.launch.spark import encryption_policy
+from spark_estimator.launch.spark.encryption_policy import encryption_of
+
+CRYPTO = "spark.network.crypto.enabled"
+
+
+class Session:
+    """A session's settings: some may be forbidden, as without Java; SQL shows them, or not."""
+
+    def __init__(self, settings: dict[str, str], *, forbids: str = "?", answers_sql: bool = True) -> None:
+        self.settings = settings
+        self.forbids = forbids
+        self.answers_sql = answers_sql
+        self.conf = self
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        if name.startswith(self.forbids):
+            raise RuntimeError(f"[CONFIG_NOT_AVAILABLE] {name} is not available.\nat org.apache.spark...")
+        return self.settings.get(name, default)
+
+    def sql(self, text: str) -> Any:
+        name = text.removeprefix("SET ")
+        if not self.answers_sql:
+            raise RuntimeError(f"[CONFIG_NOT_AVAILABLE] {name} is not available.")
+        return type("Rows", (), {"collect": lambda _: [(name, self.settings.get(name, "<undefined>"))]})()
+
+
+def session(master: str = "spark://x", **settings: str) -> Any:
+    return Session({"spark.master": master, **settings})
+
+
+@pytest.mark.parametrize(
+    "name", [CRYPTO, "spark.authenticate.enableSaslEncryption", "spark.ssl.enabled", "spark.ssl.rpc.enabled"]
+)
+def test_ranks_encrypt_where_spark_does(name: str) -> None:
+    assert encryption_of(session(**{name: "true"})) == (True, f"{name} is true")
+    assert encryption_of(session(**{name: "false"}))[0] is False
+    assert encryption_of(session("local[2]", **{name: "true"})) == (False, "all ranks are on the driver's host")
+
+
+@pytest.mark.parametrize(("value", "encrypted"), [("require", True), ("OFF", False)])
+@pytest.mark.parametrize("master", ["spark://x", "local[2]"])
+def test_a_setting_decides(value: str, encrypted: bool, master: str) -> None:
+    decided = encryption_of(session(master, **{ENCRYPTION: value, CRYPTO: "true"}))
+    assert decided == (encrypted, f"{ENCRYPTION} is {value}")
+    assert encryption_of(session(**{ENCRYPTION: "auto", CRYPTO: "true"}))[0] is True
+
+
+def test_the_older_setting_still_allows_clear_connections() -> None:
+    assert encryption_of(session(**{ALLOW_UNENCRYPTED: "true", CRYPTO: "true"}))[0] is False
+    assert encryption_of(session(**{ALLOW_UNENCRYPTED: "true", ENCRYPTION: "require"}))[0] is True
+
+
+def test_the_variable_decides_where_the_session_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_ESTIMATOR_ENCRYPTION", "require")
+    assert encryption_of(session()) == (True, "SPARK_ESTIMATOR_ENCRYPTION is require")
+    assert encryption_of(session(**{ENCRYPTION: "off"}))[0] is False
+    assert tuple(policy.value for policy in Policy) == env.ENCRYPTIONS
+
+
+def test_another_value_is_refused() -> None:
+    with pytest.raises(PreflightError, match=rf"{ENCRYPTION}='yes': expected one of auto, require, off"):
+        encryption_of(session(**{ENCRYPTION: "yes"}))
+
+
+def test_what_a_session_does_not_show_may_encrypt() -> None:
+    silent: Any = Session({"spark.master": "spark://x"}, forbids="spark.network", answers_sql=False)
+    assert encryption_of(silent) == (
+        True,
+        f"this session doesn't show {CRYPTO} (RuntimeError), so Spark may encrypt its traffic",
+    )
+    talks: Any = Session({"spark.master": "spark://x"}, forbids="spark.network")
+    assert encryption_of(talks)[0] is False
+    talks.settings[CRYPTO] = "true"
+    assert encryption_of(talks)[0] is True
+
+
+def test_a_host_that_cannot_encrypt_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise EncryptionUnavailableError("no libcrypto")
+
+    monkeypatch.setattr(encryption_policy, "libcrypto_path", missing)
+    assert encryption_of(session())[0] is False
+    with pytest.raises(EncryptionUnavailableError):
+        encryption_of(session(**{CRYPTO: "true"}))
+    assert encryption.libcrypto_path()

@@ -1,0 +1,100 @@
+"""Jobs whose connections are encrypted: the same numbers as in clear, and nothing readable between two hosts."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from benchmarks.namespaces import Network, UnavailableError
+from tests.ranks import Ranks, run_ranks
+
+pytestmark = pytest.mark.timeout(150)
+CANARY = b"canary in the tensors"
+
+
+def numbers(rank: int) -> list[float]:
+    import numpy
+
+    from spark_estimator.collectives import arrays, context
+    from spark_estimator.collectives.arrays import ReduceOp
+
+    results = []
+    for _ in range(2):
+        context.init(process_sets="dynamic")
+        size = context.size()
+        for count in (1, 1000, 1_000_000):
+            values = numpy.full(count, rank + 1.0, numpy.float32)
+            total = arrays.allreduce(values, ReduceOp.SUM, f"sum {count}")
+            results.append(float(total.sum()) / count)
+        rows = arrays.allgather(numpy.full((rank + 1, 3), rank), "rows")
+        results.append(float(rows.sum()))
+        if size > 2:
+            pair = context.add_process_set([0, 2])
+            if rank != 1:
+                total = arrays.allreduce(numpy.ones(1), ReduceOp.SUM, "set", process_set=pair)
+                results.append(float(total[0]))
+        context.shutdown()
+    return results
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("shared", ["1", "0"], ids=["shared", "tcp"])
+def test_the_numbers_are_the_same(size: int, shared: str) -> None:
+    environ = {"SPARK_ESTIMATOR_SHARED_MEMORY": shared}
+    encrypted = run_ranks(size, numbers, environ=environ, encrypted=True)
+    assert encrypted == run_ranks(size, numbers, environ=environ)
+    assert encrypted[0][0] == size * (size + 1) / 2
+
+
+def send_canaries(rank: int) -> bytes:
+    import numpy
+
+    from spark_estimator.collectives import arrays, context
+
+    context.init()
+    text = numpy.frombuffer(b"canary in the tensors" * 5000, numpy.uint8)
+    for step in range(3):
+        rows = arrays.allgather(text, f"rows {step}")
+    context.shutdown()
+    return rows.tobytes()[:21]
+
+
+def capture(network: Network, host: int, sniffed: bytearray, stop: threading.Event) -> threading.Thread:
+    """Notes every packet that passes a host's interfaces until `stop`."""
+    with network.hosts[host].entered():
+        sniffer = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+    sniffer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 20)
+    sniffer.settimeout(0.2)
+
+    def read() -> None:
+        with sniffer:
+            while not stop.is_set():
+                try:
+                    sniffed.extend(sniffer.recv(1 << 16))
+                except TimeoutError:
+                    continue
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("encrypted", [True, False], ids=["encrypted", "in clear"])
+def test_a_capture_between_hosts_shows_no_tensor(encrypted: bool) -> None:
+    sniffed, stop = bytearray(), threading.Event()
+    try:
+        network = Network.open(2)
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    with network:
+        thread = capture(network, 0, sniffed, stop)
+        job = network.rendezvous(1, encrypted=encrypted)
+        with Ranks(send_canaries, job, place=lambda rank: network.hosts[rank].entered()) as ranks:
+            outcomes = ranks.wait(100)
+        stop.set()
+        thread.join()
+    assert [outcome.value for outcome in outcomes] == [CANARY] * 2
+    assert len(sniffed) > len(CANARY) * 5000, "the capture has the packets"
+    assert (CANARY in bytes(sniffed)) is not encrypted

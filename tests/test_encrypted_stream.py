@@ -1,0 +1,118 @@
+"""The record layer in Python, and sockets whose bytes travel by it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from spark_estimator._native import Cipher
+from spark_estimator.encrypted_stream import RECORD_BYTES, RECORD_OVERHEAD, Opener, Sealer, tunnel
+from spark_estimator.encryption import Session
+from spark_estimator.errors import AuthenticationError
+
+HERE = Session(Cipher.AES_128_GCM, b"a" * 32, b"\0" * 31 + b"b")
+THERE = Session(Cipher.AES_128_GCM, HERE.receive, HERE.send)
+
+
+@pytest.mark.parametrize("cipher", list(Cipher))
+@pytest.mark.parametrize("size", [0, 1, RECORD_BYTES, RECORD_BYTES + 1, 1 << 20])
+def test_bytes_arrive_whatever_the_cuts(cipher: Cipher, size: int) -> None:
+    sealer = Sealer(Session(cipher, HERE.send, HERE.receive))
+    opener = Opener(Session(cipher, THERE.send, THERE.receive))
+    data = os.urandom(size)
+    records = sealer.seal(data)
+    assert len(records) == size + -(-size // RECORD_BYTES) * RECORD_OVERHEAD
+    assert b"".join(opener.open(records[start : start + 1000]) for start in range(0, len(records), 1000)) == data
+    assert opener.is_between_records
+
+
+@pytest.mark.parametrize("fault", ["altered", "repeated", "left out", "in clear"])
+def test_what_was_tampered_with_is_refused_for_good(fault: str) -> None:
+    sealer, opener = Sealer(HERE), Opener(THERE)
+    first, second = sealer.seal(b"first"), sealer.seal(b"second")
+    assert fault == "left out" or opener.open(first) == b"first"
+    bad = {
+        "altered": second[:-1] + bytes([second[-1] ^ 1]),
+        "repeated": first,
+        "left out": second,
+        "in clear": b"x" * 99,
+    }
+    with pytest.raises(AuthenticationError, match="altered, repeated, left out or reordered"):
+        opener.open(bad[fault])
+    with pytest.raises(AuthenticationError):
+        opener.open(second)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a tunnel, as its users have them."""
+    wire = socket.socketpair()
+    here, there = tunnel(wire[0], HERE, "here"), tunnel(wire[1], THERE, "there")
+    for sock in (here, there):
+        sock.settimeout(60)
+    yield here, there
+    here.close()
+    there.close()
+
+
+def read_all(sock: socket.socket) -> bytes:
+    received = b""
+    while data := sock.recv(1 << 16):
+        received += data
+    return received
+
+
+def test_a_tunnel_carries_both_directions_to_their_ends(ends: tuple[socket.socket, socket.socket]) -> None:
+    here, there = ends
+    data = os.urandom(5 << 20)
+    sending = threading.Thread(target=lambda: (here.sendall(data), here.shutdown(socket.SHUT_WR)))
+    sending.start()
+    assert read_all(there) == data
+    sending.join()
+    there.sendall(b"answer")
+    there.close()
+    assert read_all(here) == b"answer"
+
+
+def test_a_tunnel_ends_at_the_first_bad_record(caplog: pytest.LogCaptureFixture) -> None:
+    user, wire = socket.socketpair()
+    end = tunnel(user, HERE, "the connection with rank 3")
+    end.settimeout(60)
+    with wire, end:
+        wire.sendall(Sealer(THERE).seal(b"good"))
+        assert end.recv(100) == b"good"
+        wire.sendall(b"nonsense" * 100)
+        assert read_all(end) == b""
+        assert "the connection with rank 3" in caplog.text and "altered" in caplog.text
+
+
+def test_without_secrets_there_is_no_tunnel() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        assert tunnel(here, None, "plain") is here
+
+
+def test_a_forked_child_keeps_no_tunnel_open() -> None:
+    wire = socket.socketpair()
+    here, there = tunnel(wire[0], HERE, "here"), tunnel(wire[1], THERE, "there")
+    here.settimeout(60)
+    stay, leave = os.pipe()
+    child = os.fork()
+    if child == 0:
+        here.close()
+        there.close()
+        os.read(stay, 1)  # until the parent has seen the end
+        os._exit(0)
+    there.close()
+    try:
+        assert here.recv(1) == b""
+    finally:
+        os.write(leave, b"x")
+        os.waitpid(child, 0)
+        here.close()
+        for descriptor in (stay, leave):
+            os.close(descriptor)

@@ -1,0 +1,57 @@
+"""Key agreement: both ends get the same secrets, nobody else does, and a missing library is an error that names it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+
+import pytest
+
+from spark_estimator import encryption
+from spark_estimator._native import Cipher
+from spark_estimator.encryption import KeyPair, derive, libcrypto_path
+from spark_estimator.errors import AuthenticationError, EncryptionUnavailableError
+
+
+def test_two_pairs_share_a_secret() -> None:
+    here, there, elsewhere = KeyPair(), KeyPair(), KeyPair()
+    secret = here.shared_secret(there.share)
+    assert secret == there.shared_secret(here.share) != elsewhere.shared_secret(here.share)
+    assert len({pair.share for pair in (here, there, elsewhere)}) == 3
+
+
+@pytest.mark.parametrize("share", [bytes(32), b"\x01" + bytes(31), b"short", bytes(33)], ids=len)
+def test_an_unusable_share_is_refused(share: bytes) -> None:
+    with pytest.raises(AuthenticationError, match="public key that can't be used"):
+        KeyPair().shared_secret(share)
+
+
+def test_secrets_depend_on_all_that_was_agreed_on() -> None:
+    base = (b"k" * 32, b"s" * 32, b"transcript")
+    session = derive(*base, Cipher.AES_128_GCM, connector=True)
+    other_end = derive(*base, Cipher.AES_128_GCM, connector=False)
+    assert (session.send, session.receive) == (other_end.receive, other_end.send)
+    extracted = hmac.digest(hashlib.sha256(base[2]).digest(), base[0] + base[1], "sha256")
+    assert session.send == hmac.digest(extracted, b"spark_estimator connector to acceptor\x01", "sha256")
+    for changed in ((b"x" * 32, *base[1:]), (base[0], b"x" * 32, base[2]), (*base[:2], b"other")):
+        assert derive(*changed, Cipher.AES_128_GCM, connector=True).send != session.send
+
+
+def test_the_library_is_that_of_pythons_ssl_module() -> None:
+    import _ssl  # noqa: F401
+
+    assert os.path.isabs(libcrypto_path())
+    with open("/proc/self/maps") as maps:
+        assert libcrypto_path() in maps.read()
+
+
+def test_a_library_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]) -> None:
+    wrong = os.path.join(tmp_path, "libcrypto.so.3")
+    with open(wrong, "w") as file:
+        file.write("not a library")
+    monkeypatch.setattr(encryption, "libcrypto_path", lambda: wrong)
+    encryption._libcrypto.cache_clear()
+    with pytest.raises(EncryptionUnavailableError, match=f"{wrong} is not OpenSSL"):
+        KeyPair()
+    encryption._libcrypto.cache_clear()
