@@ -3,8 +3,8 @@
 ``python -m benchmarks.hosts [--layout 2x1,2x2,4x1] [--gigabits 1] [--bytes ...]`` prints a table for
 each layout (hosts x ranks per host): medians in microseconds of the slowest rank. Columns: flat, one ring of all ranks;
 encrypted, the same over encrypted connections; hierarchical, within hosts through shared memory first, then between
-hosts; gloo, in the same processes as flat; link, plain TCP streams with the least bytes that an allreduce must send over
-the hosts' links, measured in the same run;
+hosts; gloo, in the same processes as flat; link, plain TCP streams with the least bytes that an allreduce must send
+over the hosts' links, measured in the same run;
 wire, the computed time of these bytes and their headers at the links' rate. link/flat and wire/flat are the reached
 fraction of the network's bound. A burst can pass a link faster than its rate, so small messages can exceed 1.
 
