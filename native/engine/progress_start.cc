@@ -68,7 +68,7 @@ void Progress::Assemble(const GroupSettings& settings) {
   operations_.emplace(RoundOperations::Parts{&*rounds_, &*pending_, &*cache_, &*runner_, executor_.get(), &membership_,
                                              &parameters_, topology_.all_share() ? topology_.arena.get() : nullptr});
   negotiation_.emplace(NegotiationDriver::Parts{&*rounds_, &*pending_, &*cache_, &*runner_, shared_.requests,
-                                                shared_.turn, &membership_, &links_, shared_.questions,
+                                                shared_.turn, &parameters_, &membership_, &links_, shared_.questions,
                                                 shared_.counters});
   if (config.rank != 0) return;
   negotiation_->Lead(NegotiationLeader(membership_.global_ranks(), parameters_.fusion_threshold_bytes),
