@@ -158,7 +158,7 @@ void JoinedRanksTakePartInLittle() {
 
 void OnlyAlikeAllreducesAreOne() {
   const Signature first = Asking(SE_ALLREDUCE, {{SE_FLOAT32, {3}}});
-  const auto one = [&](const Signature& second, int64_t threshold = 1 << 20) {
+  const auto fits = [&](const Signature& second, int64_t threshold = 1 << 20) {
     const bool result = MayBeOne({&first, &second}, threshold);
     CHECK_EQ(MayBeOne({&second, &first}, threshold), result);
     CHECK_EQ(MayBeOne({&first, &first, &second}, threshold + 12), result);
@@ -170,20 +170,20 @@ void OnlyAlikeAllreducesAreOne() {
     change(second);
     return second;
   };
-  CHECK(one(changed([](Signature&) {})));
-  CHECK(one(changed([](Signature& s) { s.parts = {{SE_FLOAT32, {}}, {SE_FLOAT32, {7}}}; })));
-  CHECK(one(changed([](Signature&) {}), 24));
-  CHECK(!one(changed([](Signature&) {}), 23));
-  CHECK(!one(changed([](Signature& s) { s.parts[0].dtype = SE_FLOAT64; })));
-  CHECK(!one(changed([](Signature& s) { s.parts.push_back({SE_INT32, {1}}); })));
-  CHECK(!one(changed([](Signature& s) { s.reduce_op = SE_MAX; })));
-  CHECK(!one(changed([](Signature& s) { s.prescale = 0.5; })));
-  CHECK(!one(changed([](Signature& s) { s.postscale = 0.5; })));
-  CHECK(!one(changed([](Signature& s) { s.place = SE_GPU; })));
+  CHECK(fits(changed([](Signature&) {})));
+  CHECK(fits(changed([](Signature& s) { s.parts = {{SE_FLOAT32, {}}, {SE_FLOAT32, {7}}}; })));
+  CHECK(fits(changed([](Signature&) {}), 24));
+  CHECK(!fits(changed([](Signature&) {}), 23));
+  CHECK(!fits(changed([](Signature& s) { s.parts[0].dtype = SE_FLOAT64; })));
+  CHECK(!fits(changed([](Signature& s) { s.parts.push_back({SE_INT32, {1}}); })));
+  CHECK(!fits(changed([](Signature& s) { s.reduce_op = SE_MAX; })));
+  CHECK(!fits(changed([](Signature& s) { s.prescale = 0.5; })));
+  CHECK(!fits(changed([](Signature& s) { s.postscale = 0.5; })));
+  CHECK(!fits(changed([](Signature& s) { s.place = SE_GPU; })));
   for (const int32_t op : {SE_ALLGATHER, SE_BROADCAST, SE_ALLTOALL, SE_REDUCESCATTER}) {
-    CHECK(!one(changed([&](Signature& s) { s.op = op; })));
+    CHECK(!fits(changed([&](Signature& s) { s.op = op; })));
   }
-  CHECK(!one(Asking(SE_BARRIER, {})));
+  CHECK(!fits(Asking(SE_BARRIER, {})));
   // Nor two of a kind of which each is carried out alone.
   Signature adasum = first;
   adasum.reduce_op = SE_ADASUM;
