@@ -41,8 +41,12 @@ Status Progress::Drive(Driver driver, const Request* until, Time deadline) {
       continue;
     }
     if (rounds_->Conclude()) {
-      SE_RETURN_IF_ERROR(RunOutcome(driver == Driver::kCaller ? deadline : Time::max()));
-      if (handed_over()) return Status::Ok();
+      if (rounds_->rounds().outcome().carries_data) {  // it waits for nobody
+        SE_RETURN_IF_ERROR(operations_->RunOutcome());
+      } else {
+        SE_RETURN_IF_ERROR(RunOutcome(driver == Driver::kCaller ? deadline : Time::max()));
+        if (handed_over()) return Status::Ok();
+      }
     } else {
       LeaveRounds();
     }
