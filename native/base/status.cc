@@ -1,5 +1,6 @@
 #include "base/status.h"
 
+#include <cerrno>
 #include <exception>
 #include <new>
 #include <system_error>  // also for the thread-safe text of an errno
@@ -18,6 +19,12 @@ const std::string* const kNoMessage = new std::string;
 Status Status::System(const std::string& what, int error_number) {
   return Status(SE_SYSTEM_ERROR, what + ": " + std::generic_category().message(error_number) + " (errno " +
                                      std::to_string(error_number) + ")");
+}
+
+__attribute__((noinline)) int LastErrno() {
+  const int number = errno;
+  asm volatile("" ::: "memory");  // no caller may take it for a function that gives the same twice
+  return number;
 }
 
 Status Status::OutOfMemory() noexcept { return *kOutOfMemory; }

@@ -36,6 +36,10 @@ class [[nodiscard]] Status {
   std::shared_ptr<const std::string> message_;  // null: empty
 };
 
+// errno of the thread that runs, for what may change threads (SideStack): compilers take errno for being at the same
+// place all through a function.
+int LastErrno();
+
 #define SE_RETURN_IF_ERROR(expression)                                                   \
   do {                                                                                   \
     if (::spark_estimator::Status status_ = (expression); !status_.ok()) return status_; \

@@ -169,7 +169,9 @@ void Engine::Retire(Plan& plan) {
 
 // --- waiting
 
-bool Engine::MayDrive() const { return turn_.is_free() && progress_.in_rounds() && !requests_.is_broken(); }
+bool Engine::MayDrive() const {
+  return turn_.is_free() && progress_.in_rounds() && !progress_.handed_over() && !requests_.is_broken();
+}
 
 void Engine::Drive(Lock& lock, const RequestPtr& request, Time deadline) {
   turn_.TakeByCaller();
@@ -183,7 +185,9 @@ void Engine::Drive(Lock& lock, const RequestPtr& request, Time deadline) {
   lock.lock();
   turn_.Release();
   if (waker_.links_claimed()) waker_.ReleaseLinks(progress_.in_rounds());
-  if (turn_.any_waiting()) {
+  if (progress_.handed_over()) {
+    waker_.Wake();
+  } else if (turn_.any_waiting()) {
     turn_.WakeAll();
   } else if (!progress_.CanWait() || progress_.any_left()) {
     waker_.Wake();
@@ -278,8 +282,12 @@ Status Engine::Describe(const std::string& what, std::string* text) const {
     *text = progress_.gpu().Describe();
     return Status::Ok();
   }
+  if (what == "running") {
+    *text = progress_.Running();
+    return Status::Ok();
+  }
   return Status(SE_INVALID_ARGUMENT,
-                "there is no description of '" + what + "'; ask for flight_recorder, algorithms or gpu");
+                "there is no description of '" + what + "'; ask for flight_recorder, algorithms, gpu or running");
 }
 
 Status Engine::StartTimeline(const std::string& path, bool mark_cycles) {

@@ -69,7 +69,7 @@ class Engine {
   static const char* CounterNames();
   Status AwaitQuestion(Seconds timeout, int64_t* question) { return questions_.Await(timeout, question); }
   void Answer(int64_t question, std::string text);
-  // "flight_recorder", "algorithms" or "gpu".
+  // "flight_recorder", "algorithms", "gpu" or "running".
   Status Describe(const std::string& what, std::string* text) const;
   Status StartTimeline(const std::string& path, bool mark_cycles);
   void StopTimeline() { timeline_.Stop(); }

@@ -87,7 +87,7 @@ Status Executor::Place(const TensorMemory& memory, size_t bytes, Gathered* gathe
 Status Executor::Run(const std::vector<RequestPtr>& requests, const std::vector<int64_t>& rows) {
   Increase(counters_->operations);
   if (requests.size() > 1) Increase(counters_->fused_requests, static_cast<int64_t>(requests.size()));
-  const int64_t moved_before = streams_->bytes_moved();
+  moved_before_ = streams_->bytes_moved();
   algorithm_ = "LOCAL";
   Status status;
   Request& first = *requests[0];
@@ -115,7 +115,7 @@ Status Executor::Run(const std::vector<RequestPtr>& requests, const std::vector<
     default:
       status = Barrier();
   }
-  Increase(counters_->stream_bytes, streams_->bytes_moved() - moved_before);
+  Increase(counters_->stream_bytes, bytes_moved());
   return status;
 }
 

@@ -37,6 +37,8 @@ class Executor {
   Status GatherFrom(Request& request, const std::vector<int64_t>& rows, ShareOf share_of);
   // Which algorithm is used for allreduces, broadcasts and allgathers of which size, a line a change.
   std::string DescribeChoices() const;
+  // Sent and received by sockets since the last Run began.
+  int64_t bytes_moved() const { return streams_->bytes_moved() - moved_before_; }
   // The name of the algorithm that the last Run used. Static storage.
   const char* algorithm() const { return algorithm_; }
 
@@ -66,6 +68,7 @@ class Executor {
   const int cores_;
   Counters* const counters_;
   const char* algorithm_ = "";
+  int64_t moved_before_ = 0;  // before the last Run
   std::vector<uint8_t*> in_arenas_;
   Memory scratch_;
   size_t scratch_bytes_ = 0;

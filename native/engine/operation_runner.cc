@@ -47,6 +47,7 @@ Status OperationRunner::Run(const std::vector<RequestPtr>& requests, const std::
   Status status;
   {
     const ScopedValue running(state_, State::kRunning);
+    const ScopedValue<const std::vector<RequestPtr>*> what(running_, &requests);
     status = on_gpu ? parts_.gpu->Run(requests, rows) : parts_.executor->Run(requests, rows);
   }
   const char* algorithm = on_gpu ? parts_.gpu->algorithm() : parts_.executor->algorithm();
@@ -66,6 +67,14 @@ Status OperationRunner::Run(const std::vector<RequestPtr>& requests, const std::
   }
   parts_.requests->Complete(requests, Status::Ok());
   return Status::Ok();
+}
+
+std::string OperationRunner::Label() const {
+  int64_t bytes = 0;
+  for (const RequestPtr& request : *running_) bytes += request->bytes;
+  const size_t more = running_->size() - 1;
+  return LabelOf(*(*running_)[0]) + (more > 0 ? " and " + std::to_string(more) + " more" : "") + " (" +
+         std::to_string(bytes) + " bytes)";
 }
 
 void OperationRunner::CompleteInline(const RequestPtr& request) {

@@ -8,6 +8,7 @@
 #define SPARK_ESTIMATOR_ENGINE_OPERATION_RUNNER_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/clock.h"
@@ -46,6 +47,9 @@ class OperationRunner {
   explicit OperationRunner(Parts parts) : parts_(parts) {}
 
   State state() const { return state_; }
+  // While one runs: what messages call it, "allreduce 'x' (8 bytes)"; and whether its tensors lie in host memory.
+  std::string Label() const;
+  bool runs_on_host() const { return running_ != nullptr && (*running_)[0]->signature->place == SE_HOST; }
   // Operations so far, those that failed on all ranks included. The same on all ranks that got so far.
   int64_t executed() const { return executed_; }
 
@@ -68,6 +72,7 @@ class OperationRunner {
 
   const Parts parts_;
   State state_ = State::kIdle;
+  const std::vector<RequestPtr>* running_ = nullptr;  // while one runs
   int64_t executed_ = 0;
 };
 

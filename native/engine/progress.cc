@@ -41,7 +41,12 @@ Status Progress::Drive(Driver driver, const Request* until, Time deadline) {
       continue;
     }
     if (rounds_->Conclude()) {
-      SE_RETURN_IF_ERROR(operations_->RunOutcome());
+      if (rounds_->rounds().outcome().carries_data) {  // it waits for nobody
+        SE_RETURN_IF_ERROR(operations_->RunOutcome());
+      } else {
+        SE_RETURN_IF_ERROR(RunOutcome(driver == Driver::kCaller ? deadline : Time::max()));
+        if (handed_over()) return Status::Ok();
+      }
     } else {
       LeaveRounds();
     }
@@ -79,11 +84,16 @@ void Progress::ActOnDelay() {
 }
 
 Status Progress::Cycle(bool others_wait) {
+  if (handed_over()) SE_RETURN_IF_ERROR(FinishOutcome());
   SE_RETURN_IF_ERROR(Check());
   negotiation_->TendQuestions();
   // Whoever waits goes on by rounds itself; what nobody waits for is done here.
   if (!others_wait && HasWork()) SE_RETURN_IF_ERROR(Drive(Driver::kEngineThread, nullptr, After(kDriveAtOnce)));
-  if (!rounds_->in_rounds()) SE_RETURN_IF_ERROR(negotiation_->Advance());
+  if (!rounds_->in_rounds()) {
+    const Status advanced = negotiation_->Advance();
+    watch_.SetText({});
+    if (!advanced.ok()) return advanced;
+  }
   Flush();
   // What a peer had executed when it left may still be under way to this rank; what comes after never will be.
   if (membership_.any_left() && !negotiation_->has_responses() && !rounds_->posted()) return CheckDepartures();
@@ -108,6 +118,11 @@ void Progress::Break(const Status& error) noexcept {
     why = membership_.WithOwnName(why);
     return Status::Ok();
   });
+  // The memory of what is left half run is its callers' again from here on.
+  if (handed_over()) {
+    abandoned_ = why;
+    (void)FinishOutcome();
+  }
   const Time now = Clock::now();
   if (!shared_.requests->Break(why,
                                [&](const Request& request) { runner_->RecordFailure(request, why.code(), now); })) {
@@ -133,7 +148,8 @@ Status Progress::Check() {
   if (runner_->state() == OperationRunner::State::kIdle && !rounds_->posted()) return Status::Ok();
   // No rank comes back for it once this one, or a peer that has not finished it, leaves.
   if (shared_.requests->is_stopping()) return Status(SE_SHUT_DOWN, "this rank has shut down");
-  return membership_.any_left() ? CheckDepartures() : Status::Ok();
+  if (membership_.any_left()) SE_RETURN_IF_ERROR(CheckDepartures());
+  return runner_->state() == OperationRunner::State::kRunning ? TendOperation() : Status::Ok();
 }
 
 // The frames' way of waiting; for the rounds.

@@ -7,6 +7,7 @@
 //   RoundDriver, RoundOperations           the position in the rounds; proposals made, outcomes run
 //   NegotiationDriver                      full negotiation
 //   OperationRunner                        one operation
+//   SideStack, OperationWatch              operations that callers leave half run, and those that make no progress
 //
 // Threads: every function but those under "any thread" is called by the driving thread (DriveTurn), the last group also
 // by the engine's thread at its end. CanWait() and TakeSubmitted() need the lock of the request table as well.
@@ -32,12 +33,14 @@
 #include "engine/membership/topology.h"
 #include "engine/negotiation/negotiation_driver.h"
 #include "engine/operation_runner.h"
+#include "engine/operation_watch.h"
 #include "engine/requests/pending_requests.h"
 #include "engine/requests/question_queue.h"
 #include "engine/requests/request_table.h"
 #include "engine/rounds/frame_rounds.h"
 #include "engine/rounds/round_driver.h"
 #include "engine/rounds/round_operations.h"
+#include "engine/side_stack.h"
 #include "engine/thread_waker.h"
 #include "transport/liveness.h"
 #include "transport/polling.h"
@@ -75,7 +78,7 @@ class Progress final : public Liveness {
   // --- driving
 
   // Goes on by rounds until `until` is done (null: until nothing is pending), the rounds are left, or the deadline has
-  // passed.
+  // passed. A caller's deadline that passes inside an operation leaves that to the engine's thread: see handed_over().
   Status Drive(Driver driver, const Request* until, Time deadline);
   // What the engine's thread does each time that it wakes. `others_wait`: a caller goes on by rounds itself.
   Status Cycle(bool others_wait);
@@ -89,6 +92,8 @@ class Progress final : public Liveness {
   // --- what is to be done; holding the lock, or driving
 
   bool in_rounds() const { return rounds_->in_rounds(); }
+  // Whether operations are left half run: only the engine's thread may go on, by Cycle().
+  bool handed_over() const { return outcome_stack_.state() == SideStack::State::kLeft; }
   // Whether what is pending needs no thread but that of a caller's next wait.
   bool CanWait() const;
   // Whether the engine's thread is to go on by rounds.
@@ -110,6 +115,8 @@ class Progress final : public Liveness {
   // --- any thread
 
   std::string NameOf(int rank) const override { return membership_.NameOf(rank); }
+  // What runs and whom it waits for; empty when nothing waits.
+  std::string Running() const { return watch_.Text(); }
   const Status& no_memory() const { return no_memory_; }
   const Topology& topology() const { return topology_; }
   const Executor& executor() const { return *executor_; }
@@ -132,6 +139,15 @@ class Progress final : public Liveness {
 
   void LeaveRounds();
   void ActOnDelay();
+  // Runs what was agreed on; handed_over() tells whether it was left at `leave_at`.
+  Status RunOutcome(Time leave_at);
+  // Goes on with what is handed over.
+  Status FinishOutcome();
+  Status OutcomeStatus();
+  Status TendOperation();
+  Status WatchOperation(Time now);
+  // Whom the operation that runs waits for.
+  std::vector<int> Awaited() const;
   Status AwaitFrames(Time deadline);
   Status ReadReady(int timeout_milliseconds);
   Status ReadPeer(int rank);
@@ -158,6 +174,11 @@ class Progress final : public Liveness {
   FrameRounds* frame_rounds_ = nullptr;  // of rounds_, when frames carry them
   Polling polling_;                      // for frames
   Driver driver_ = Driver::kEngineThread;
+  OperationWatch watch_;
+  SideStack outcome_stack_;
+  Status outcome_;               // of what ran there
+  Time leave_at_ = Time::max();  // when it is to be left
+  Status abandoned_;             // why what is left ends without having run to its end
   // Made once the ranks have met.
   std::optional<ResponseCache> cache_;
   std::optional<PendingRequests> pending_;

@@ -23,11 +23,14 @@ Progress::Progress(Shared shared)
       membership_(DescribeSelf(*shared.config)),
       no_memory_(SE_NO_MEMORY, membership_.NameOf(shared.config->rank) + " could not allocate memory"),
       links_(shared.config->size),
-      exit_(&membership_, &links_, &no_memory_) {}
+      exit_(&membership_, &links_, &no_memory_),
+      watch_(shared.config->stall_warning_seconds, shared.config->stall_shutdown_seconds),
+      outcome_stack_([this] { outcome_ = Contained([this] { return operations_->RunOutcome(); }); }) {}
 
 Status Progress::Start(std::vector<PeerConfig> peers) {
   const EngineConfig& config = *shared_.config;
   SE_RETURN_IF_ERROR(links_.Open());
+  SE_RETURN_IF_ERROR(outcome_stack_.Open());
   std::vector<StreamSocket> sockets(static_cast<size_t>(config.size));
   for (PeerConfig& peer : peers) {
     membership_.Describe(peer.rank, peer.global_rank, peer.name);
@@ -68,7 +71,7 @@ void Progress::Assemble(const GroupSettings& settings) {
   operations_.emplace(RoundOperations::Parts{&*rounds_, &*pending_, &*cache_, &*runner_, executor_.get(), &membership_,
                                              &parameters_, topology_.all_share() ? topology_.arena.get() : nullptr});
   negotiation_.emplace(NegotiationDriver::Parts{&*rounds_, &*pending_, &*cache_, &*runner_, shared_.requests,
-                                                shared_.turn, &membership_, &links_, shared_.questions,
+                                                shared_.turn, &parameters_, &membership_, &links_, shared_.questions,
                                                 shared_.counters});
   if (config.rank != 0) return;
   negotiation_->Lead(NegotiationLeader(membership_.global_ranks(), parameters_.fusion_threshold_bytes),

@@ -1,9 +1,12 @@
 // Fuzzes a whole engine of two with a peer that greets well and then says anything: it ends with an error, never by a
 // crash and never by waiting for ever.
+#include <algorithm>
 #include <iterator>
 #include <thread>
+#include <vector>
 
 #include "engine/negotiation/message.h"
+#include "engine/negotiation/validity.h"
 #include "input.h"
 #include "scripted_peer.h"
 #include "spark_estimator/engine.h"
@@ -14,11 +17,23 @@ using spark_estimator::testing::ScriptedPeer;
 
 namespace {
 
+// What an engine would take memory for, as much as there is, and the fuzzer has not.
+bool TakesMuchMemory(const Response& response) {
+  return std::ranges::any_of(response.rows, [](int64_t rows) { return rows > 1 << 22 && rows < int64_t{1} << 50; }) ||
+         std::ranges::any_of(response.signatures, [](const Signature& signature) {
+           return IsPossible(signature, 2) && signature.Bytes() > 1 << 24;
+         });
+}
+
 // Notices are for the log, and nothing is read in them. A goodbye that claims more than was done is believed: what such
 // a peer has done may still be under way to us, however slowly.
 std::string FrameOf(FrameType type, std::string_view payload) {
   std::string bytes;
   Goodbye goodbye;
+  std::vector<Response> responses;
+  if (type == FrameType::kResponses && Decode(payload, &responses) && std::ranges::any_of(responses, TakesMuchMemory)) {
+    return bytes;
+  }
   if (type == FrameType::kGoodbye && Decode(payload, &goodbye)) {
     goodbye.executed = 0;
     AppendFrame(type, Encode(goodbye), &bytes);
@@ -62,7 +77,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t length) {
                                  RequestOf("shuffle", SE_ALLTOALL, &gathered, 1),
                                  RequestOf("join", SE_JOIN, nullptr, 0),
                                  unnamed,
-                                 unnamed};
+                                 unnamed,
+                                 RequestOf("more", SE_ALLREDUCE, &reduced, 1),
+                                 RequestOf("share", SE_REDUCESCATTER, &reduced, 1)};
   constexpr size_t kRequests = std::size(requests);
   int64_t handles[kRequests] = {};
   const uint8_t submitted = input.Byte();

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -99,6 +100,22 @@ int main(int argc, char** argv) {
   WriteMessage(5, RoundId{1, 7});
   WriteMessage(6, QuestionMessage{1, "here"});
 
+  // Hellos: so many ranks, then one's after the other; of one host, of two, and such that are refused.
+  const auto greet = [](const std::vector<std::vector<int64_t>>& visible) {
+    const auto size = static_cast<int32_t>(visible.size());
+    std::string hellos(1, static_cast<char>(size - 1));
+    for (int32_t rank = 0; rank < size; ++rank) {
+      const std::vector<int64_t>& seen = visible[static_cast<size_t>(rank)];
+      hellos += Piece(Encode(Hello{SE_ABI_VERSION, rank, size, seen, {1 << 20, 1024, -1, 2}, "host (pid 7)"}));
+    }
+    Write("hello_fuzz", hellos);
+  };
+  greet({{}});
+  greet({{0, 1}, {0, 1}});
+  greet({{0, 1}, {0, 1}, {2, 3}, {2, 3}});
+  greet({{0, 2}, {1}, {0, 1, 2}});
+  greet({{-1}, {0, std::numeric_limits<int64_t>::max()}, {0, 0, 3}});
+
   // Coordinator: so many ranks, a fusion threshold, then (rank, requests, whether to give up on the late) again and
   // again.
   for (const char ranks : {0, 1, 2}) {
@@ -134,18 +151,35 @@ int main(int argc, char** argv) {
   const auto say = [](FrameType type, const std::string& payload) {
     return std::string(1, static_cast<char>(type)) + Piece(payload);
   };
-  Response both = run;
+  Response both;
   both.names = {"sum"};
-  both.rows.clear();
-  Response rows = run;
+  Response rows;
   rows.names = {"rows"};
   rows.rows = {2, 2};
-  Response shuffle = run;
+  Response shuffle;
   shuffle.names = {"shuffle"};
   shuffle.rows = {1, 1, 1, 1};
+  // Fused, as they may be and as they may not; the last two for a rank that has joined.
+  const Signature sum = Asking("sum", SE_ALLREDUCE, {{SE_FLOAT32, {2, 3}}});
+  const Signature more = Asking("more", SE_ALLREDUCE, {{SE_FLOAT32, {2, 3}}});
+  std::vector<Response> fused(5, both);
+  fused[0].names = {"sum", "more"};
+  fused[1].names = {"sum", "rows"};
+  fused[2].names = {"share", "more"};
+  fused[3].names = {"sum", "more"};
+  fused[3].signatures = {sum, more};
+  fused[4].names = {"sum", "share"};
+  fused[4].signatures = {sum, Asking("share", SE_REDUCESCATTER, {{SE_FLOAT32, {2, 3}}})};
   Response resume;
   resume.kind = Response::Kind::kResume;
   resume.position = 3;
+  const auto leave = say(FrameType::kEnterFullNegotiation, Encode(RoundId{0, 0}));
+  for (const Response& response : fused) {
+    for (const char* submitted : {"\xff", "\xc3", "\x08", "\x49"}) {
+      Write("engine_fuzz", '\1' + std::string(submitted) + leave +
+                               say(FrameType::kResponses, Encode(std::vector<Response>{response, resume})));
+    }
+  }
   for (const char submitted : {0, 1, 2, 4, 8, 16, 48, 63}) {
     Write("engine_fuzz", std::string(1, '\0') + submitted + say(FrameType::kRequests, Encode(requests)) +
                              say(FrameType::kRoundStalled, Encode(RoundId{0, 0})) +

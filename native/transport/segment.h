@@ -62,6 +62,11 @@ class Segment {
   Flag& small_posted() { return header()->small_posted; }    // small ops whose slot is filled
   Flag& round_posted() { return header()->round_posted; }    // rounds whose slot is filled
   Flag& arena_posted() { return header()->arena_posted; }    // steps of the collectives on arenas, begun and done
+  // Whether it is of these.
+  bool Has(const Flag& flag) const {
+    const auto* at = reinterpret_cast<const uint8_t*>(&flag);
+    return base_ != nullptr && at >= base_ && at < base_ + sizeof(Header);
+  }
   uint8_t* input_ring() { return base_ + layout_.input_offset; }
   uint8_t* output_ring() { return base_ + layout_.output_offset; }
   uint8_t* small_slot(uint32_t op) { return base_ + layout_.small_offset + (op % 2) * SegmentLayout::kSmallBytes; }

@@ -2,12 +2,14 @@
 #ifndef SPARK_ESTIMATOR_TRANSPORT_SHARED_GROUP_H_
 #define SPARK_ESTIMATOR_TRANSPORT_SHARED_GROUP_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/scoped.h"
 #include "transport/liveness.h"
 #include "transport/segment.h"
 #include "transport/slot_stores.h"
@@ -47,6 +49,10 @@ struct SharedGroup {
   SlotRing input_slots;
   SlotRing output_slots;
 
+  // What a collective waits for, null for nothing; and how often it had to wait, so that others see it go on.
+  const Flag* awaited = nullptr;
+  int64_t waits = 0;
+
   SlotStores stores;
   Waiting waiting;
   Liveness* liveness = nullptr;
@@ -74,8 +80,17 @@ struct SharedGroup {
     return waiting.AwaitUntil(flag, value, deadline, *liveness, reached);
   }
   Status AwaitFlag(Flag& flag, uint32_t value) {
+    if (Reached(flag, value)) return Status::Ok();
+    const ScopedValue<const Flag*> waits_for(awaited, &flag);
+    ++waits;
     bool reached = false;
     return waiting.AwaitUntil(flag, value, Time::max(), *liveness, &reached);
+  }
+  // Whose flag a collective waits for, by local rank; -1 for nobody's.
+  int AwaitedPeer() const {
+    if (awaited == nullptr) return -1;
+    const auto holder = std::ranges::find_if(segments, [&](const Segment& segment) { return segment.Has(*awaited); });
+    return holder != segments.end() ? static_cast<int>(holder - segments.begin()) : -1;
   }
   // Waits until every other rank's flag, as chosen by `flag_of(Segment&)`, has reached `value`.
   template <typename FlagOf>

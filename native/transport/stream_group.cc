@@ -47,8 +47,9 @@ Status SocketGroup::TrySend(int peer, const uint8_t* data, size_t bytes, size_t*
     Moved(*moved);
     return Status::Ok();
   }
-  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return Status::Ok();
-  return Failure("sending to", peer, errno);
+  const int error_number = LastErrno();
+  if (error_number == EAGAIN || error_number == EWOULDBLOCK || error_number == EINTR) return Status::Ok();
+  return Failure("sending to", peer, error_number);
 }
 
 Status SocketGroup::TryReceive(int peer, uint8_t* data, size_t bytes, size_t* moved) {
@@ -60,26 +61,44 @@ Status SocketGroup::TryReceive(int peer, uint8_t* data, size_t bytes, size_t* mo
     Moved(*moved);
     return Status::Ok();
   }
-  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return Status::Ok();
-  return Failure("receiving from", peer, n == 0 ? ECONNRESET : errno);
+  const int error_number = n == 0 ? ECONNRESET : LastErrno();
+  if (error_number == EAGAIN || error_number == EWOULDBLOCK || error_number == EINTR) return Status::Ok();
+  return Failure("receiving from", peer, error_number);
 }
 
 Status SocketGroup::CheckLiveness() {
   next_check_ = Clock::now() + kLivenessInterval;
-  return liveness_->Check();
+  const Status alive = liveness_->Check();
+  waits_for_.clear();
+  return alive;
+}
+
+void SocketGroup::WaitFor(int peer, short events) {
+  if (peer < 0) return;
+  waits_.push_back({sockets_[static_cast<size_t>(peer)].fd(), events, 0});
+  waits_for_.push_back(peer);
+}
+
+std::vector<int> SocketGroup::Awaited() const {
+  std::vector<int> peers;
+  for (size_t i = 0; i < waits_for_.size(); ++i) {
+    const bool known = std::ranges::find(peers, waits_for_[i]) != peers.end();
+    if (waits_[i].revents == 0 && !known) peers.push_back(waits_for_[i]);
+  }
+  return peers;
 }
 
 Status SocketGroup::AwaitReady(std::span<const int> senders_to, std::span<const int> receivers_from) {
   if (polling_.Again()) return Status::Ok();
   waits_.clear();
-  for (const int peer : senders_to) {
-    if (peer >= 0) waits_.push_back({sockets_[static_cast<size_t>(peer)].fd(), POLLOUT, 0});
-  }
-  for (const int peer : receivers_from) {
-    if (peer >= 0) waits_.push_back({sockets_[static_cast<size_t>(peer)].fd(), POLLIN, 0});
-  }
+  waits_for_.clear();
+  for (const int peer : senders_to) WaitFor(peer, POLLOUT);
+  for (const int peer : receivers_from) WaitFor(peer, POLLIN);
   const int ready = poll(waits_.data(), waits_.size(), static_cast<int>(kLivenessInterval.count()));
-  if (ready < 0 && errno != EINTR) return Status::System("waiting for peers failed (poll)", errno);
+  const int error_number = ready < 0 ? LastErrno() : 0;
+  if (error_number != 0 && error_number != EINTR) {
+    return Status::System("waiting for peers failed (poll)", error_number);
+  }
   // Also when something is ready: a transfer may take long, and others die while it runs.
   return ready > 0 && Clock::now() < next_check_ ? Status::Ok() : CheckLiveness();
 }

@@ -49,6 +49,8 @@ class StreamGroup {
   // Gives the processor away until one of these streams can probably be used, or for the liveness interval at most; to
   // be called when an attempt on each of them has moved nothing. May return early. Negative peers are ignored.
   virtual Status AwaitReady(std::span<const int> senders_to, std::span<const int> receivers_from) = 0;
+  // While Liveness is asked: the peers that the group waits for.
+  virtual std::vector<int> Awaited() const { return {}; }
   // In a forked child: gives up what the group holds of the system without a word to the peers.
   virtual void AbandonAfterFork() {}
 
@@ -90,17 +92,21 @@ class SocketGroup : public StreamGroup {
   Status TrySend(int peer, const uint8_t* data, size_t bytes, size_t* moved) override;
   Status TryReceive(int peer, uint8_t* data, size_t bytes, size_t* moved) override;
   Status AwaitReady(std::span<const int> senders_to, std::span<const int> receivers_from) override;
+  std::vector<int> Awaited() const override;
   void AbandonAfterFork() override;
 
  private:
   Status CheckLiveness();
   void Moved(size_t bytes);
   Status Failure(const char* what, int peer, int error_number);
+  void WaitFor(int peer, short events);
 
   std::vector<StreamSocket> sockets_;
   Liveness* liveness_;
   Time next_check_;
+  // Of AwaitReady; side by side.
   std::vector<pollfd> waits_;
+  std::vector<int> waits_for_;
   Polling polling_;
 };
 

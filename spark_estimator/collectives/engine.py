@@ -314,7 +314,12 @@ class Engine:
         return {name: self.counter(name) for name in names.decode().split()}
 
     def describe(self, what: str) -> str:
-        """What the engine knows of itself: ``"flight_recorder"`` (its last ops), ``"algorithms"`` or ``"gpu"``."""
+        """What the engine knows of itself.
+
+        Args:
+            what: ``"flight_recorder"`` (its last ops), ``"algorithms"``, ``"gpu"``, or ``"running"`` (the collective
+                that runs and whom it waits for; empty when none waits).
+        """
         capacity = 1 << 16
         while True:
             text = ctypes.create_string_buffer(capacity)

@@ -107,10 +107,11 @@ class Handle:
         try:
             while not self._ended(min(WAIT_SLICE_SECONDS, max(0.0, deadline - time.monotonic()))):
                 if timeout is not None and time.monotonic() >= deadline:
+                    running = self._engine.describe("running")
                     raise TimeoutError(
                         f"{self._op.name.lower()} {self.name!r} did not complete on rank {self._engine.global_rank} "
-                        "within "
-                        f"{timeout.total_seconds():g} seconds; some rank has not submitted it."
+                        f"within {timeout.total_seconds():g} seconds; "
+                        + (f"on this rank {running}." if running else "some rank has not submitted it.")
                     )
         finally:
             self._pending.waiters -= 1

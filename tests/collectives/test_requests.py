@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ from spark_estimator.collectives import requests
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.requests import Call, Plan, Tensor, gather_bytes, run, submit
 from spark_estimator.errors import DuplicateNameError, ShutDownError
+from tests.collectives.held import held_engines
 
 SUM = Call(Op.ALLREDUCE, "sum")
 
@@ -125,3 +130,43 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(
         with pytest.raises(kind, match=text):
             use(single_engine, call, memory.tensors, memory)
     assert single_engine.counter("requests") == before
+
+
+@pytest.mark.parametrize("ends_by", ["timeout", "interrupt"])
+def test_a_wait_ends_while_its_collective_runs(ends_by: str) -> None:
+    """All ranks have agreed on it and give signs of life, but its bytes do not arrive."""
+    count = 1 << 20  # more than the sockets take at once
+    with held_engines() as (engines, link), ThreadPoolExecutor(1) as pool:
+        memories = [Floats(*[rank + 1.0] * count) for rank in range(2)]
+
+        def reduce(rank: int, timeout: timedelta | None = None) -> None:
+            run(engines[rank], SUM, memories[rank].tensors, memories[rank], timeout=timeout)
+
+        for _ in range(3):
+            other = pool.submit(reduce, 1)
+            reduce(0)
+            other.result()
+        link.hold()
+        other = pool.submit(reduce, 1)
+        if ends_by == "timeout":
+            with pytest.raises(TimeoutError, match=r"on this rank allreduce 'sum' .* is running and waits for rank 1"):
+                reduce(0, timedelta(seconds=1))
+        else:
+            interrupt_when_it_runs(engines[0])
+            with pytest.raises(KeyboardInterrupt):
+                reduce(0)
+        assert not other.done()
+        link.let_go()
+        other.result()
+        assert set(memories[1].values) == {24.0}
+
+
+def interrupt_when_it_runs(engine: Engine) -> None:
+    """Sends Ctrl-C to this process as soon as a collective of the engine waits for another rank."""
+
+    def watch() -> None:
+        while not engine.describe("running"):
+            threading.Event().wait(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -23,6 +24,19 @@ enum Setting : size_t {
   kNumSettings
 };
 
+struct Range {
+  const char* name;
+  int64_t least;
+  int64_t most;
+};
+
+constexpr Range kRanges[kNumSettings] = {
+    {"the fusion threshold", 0, std::numeric_limits<int64_t>::max()},
+    {"the cache capacity", 0, kMaxCacheCapacity},
+    {"hierarchical", -1, 1},
+    {"the number of cores", 1, std::numeric_limits<int32_t>::max()},
+};
+
 // Of a rank's own account of its host and process, in bytes.
 constexpr size_t kLongestName = 512;
 
@@ -35,9 +49,12 @@ Hello OwnHello(const EngineConfig& config, const std::vector<int64_t>& visible) 
   hello.name = config.name.substr(0, kLongestName);
   hello.settings.resize(kNumSettings);
   hello.settings[kFusionThreshold] = config.fusion_threshold_bytes;
-  hello.settings[kCacheCapacity] = std::clamp<int64_t>(config.cache_capacity, 0, kMaxCacheCapacity);
+  hello.settings[kCacheCapacity] = config.cache_capacity;
   hello.settings[kHierarchical] = config.hierarchical;
   hello.settings[kCores] = config.cores;
+  for (size_t i = 0; i < kNumSettings; ++i) {
+    hello.settings[i] = std::clamp(hello.settings[i], kRanges[i].least, kRanges[i].most);
+  }
   return hello;
 }
 
@@ -51,13 +68,8 @@ Status CheckHello(int rank, const Frame& frame, const Membership& membership, He
                                            ", this rank " + std::to_string(SE_ABI_VERSION) +
                                            "; install the same spark-estimator everywhere");
   }
-  if (hello->rank != rank || hello->size != membership.size() || hello->settings.size() != kNumSettings ||
-      hello->name.size() > kLongestName) {
-    return Status(SE_INVALID_ARGUMENT, name + " claims to be rank " + std::to_string(hello->rank) + " of " +
-                                           std::to_string(hello->size) + " in a group of " +
-                                           std::to_string(membership.size()));
-  }
-  return Status::Ok();
+  const std::string why = WhyImpossible(*hello, rank, membership.size());
+  return why.empty() ? Status::Ok() : Status(SE_INVALID_ARGUMENT, name + " sent a hello that cannot be: " + why);
 }
 
 // A peer that could not be created says why.
@@ -120,6 +132,34 @@ Status TakeHellos(double timeout_seconds, Membership& membership, PeerLinks& lin
 
 }  // namespace
 
+std::string WhyImpossible(const Hello& hello, int rank, int size) {
+  if (hello.rank != rank || hello.size != size) {
+    return "it claims to be rank " + std::to_string(hello.rank) + " of " + std::to_string(hello.size) +
+           " in a group of " + std::to_string(size);
+  }
+  int64_t least = 0;
+  for (const int64_t visible : hello.visible_ranks) {
+    if (visible < least || visible >= size) {
+      return "its list of visible ranks has " + std::to_string(visible) + ", where " + std::to_string(least) + ".." +
+             std::to_string(size - 1) + " can follow";
+    }
+    least = visible + 1;  // in ascending order, so none is there twice
+  }
+  if (hello.settings.size() != kNumSettings) {
+    return "it has " + std::to_string(hello.settings.size()) + " settings instead of " + std::to_string(kNumSettings);
+  }
+  for (size_t i = 0; i < kNumSettings; ++i) {
+    const Range& range = kRanges[i];
+    if (hello.settings[i] >= range.least && hello.settings[i] <= range.most) continue;
+    return std::string(range.name) + " is " + std::to_string(hello.settings[i]) + ", outside " +
+           std::to_string(range.least) + ".." + std::to_string(range.most);
+  }
+  if (hello.name.size() > kLongestName) {
+    return "its name has " + std::to_string(hello.name.size()) + " bytes, more than " + std::to_string(kLongestName);
+  }
+  return "";
+}
+
 Status ExchangeHellos(const EngineConfig& config, const std::vector<int64_t>& visible, Membership& membership,
                       PeerLinks& links, GroupSettings* settings) {
   std::vector<Hello> hellos(static_cast<size_t>(config.size));
@@ -130,8 +170,8 @@ Status ExchangeHellos(const EngineConfig& config, const std::vector<int64_t>& vi
   const std::vector<int64_t>& first = hellos[0].settings;
   settings->parameters.fusion_threshold_bytes = first[kFusionThreshold];
   settings->parameters.tuning.hierarchical = static_cast<int32_t>(first[kHierarchical]);
-  settings->cache_capacity = std::clamp<int64_t>(first[kCacheCapacity], 0, kMaxCacheCapacity);
-  settings->cores = config.cores;
+  settings->cache_capacity = first[kCacheCapacity];
+  settings->cores = static_cast<int>(own_hello.settings[kCores]);
   for (const Hello& hello : hellos) {
     settings->visible_of.emplace_back(hello.visible_ranks.begin(), hello.visible_ranks.end());
     settings->cores = std::min(settings->cores, static_cast<int>(hello.settings[kCores]));

@@ -6,12 +6,14 @@
 #define SPARK_ESTIMATOR_ENGINE_HANDSHAKE_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
 #include "engine/engine_config.h"
 #include "engine/membership/membership.h"
 #include "engine/membership/peer_links.h"
+#include "engine/negotiation/message.h"
 #include "engine/parameters.h"
 
 namespace spark_estimator {
@@ -23,6 +25,9 @@ struct GroupSettings {
   int cores = 1;                             // of the host that has fewest
   std::vector<std::vector<int>> visible_of;  // [size], the ranks whose segments each rank has mapped
 };
+
+// Why a group of `size` cannot take this as the hello of its `rank`: the field and its value. Empty when it can.
+std::string WhyImpossible(const Hello& hello, int rank, int size);
 
 // Sends this rank's hello and takes those of all peers, within config.start_timeout_seconds. `visible`: the ranks whose
 // segments this rank has mapped. Gives the members the names by which they know themselves. What peers send after their

@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "engine/negotiation/validity.h"
+
 namespace spark_estimator {
 
 bool Negotiation::Add(const RequestPtr& request) {
@@ -22,7 +24,7 @@ Status Negotiation::Match(const Response& response, Operation* operation) {
       negotiated_.erase(entry);
       continue;
     }
-    if (!join_ || i >= response.signatures.size()) {
+    if (!join_ || i >= response.signatures.size() || !TakesZeros(response.signatures[i])) {
       return Status(SE_INTERNAL,
                     "the coordinator calls for '" + response.names[i] + "', which this rank never submitted");
     }

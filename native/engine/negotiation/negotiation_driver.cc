@@ -142,6 +142,13 @@ Status NegotiationDriver::Run(const Response& response) {
   SE_RETURN_IF_ERROR(negotiation_.Match(response, &operation));
   const std::vector<RequestPtr>& requests = operation.requests;
   const Membership& membership = *parts_.membership;
+  std::vector<const Signature*> signatures;
+  for (const RequestPtr& request : requests) signatures.push_back(request->signature.get());
+  if (!MayBeOne(signatures, parts_.parameters->fusion_threshold_bytes)) {
+    return parts_.membership->RankLost(0, "sent a response that makes one operation of " + LabelOf(*requests[0]) +
+                                              " and " + std::to_string(requests.size() - 1) +
+                                              " more, which cannot be fused");
+  }
   if (!RowsFit(response.rows, *requests[0]->signature, membership.rank(), membership.size())) {
     return parts_.membership->RankLost(0, "sent a response for " + LabelOf(*requests[0]) + " with rows that cannot be");
   }

@@ -27,6 +27,7 @@
 #include "engine/negotiation/response_cache.h"
 #include "engine/negotiation/stall_reporter.h"
 #include "engine/operation_runner.h"
+#include "engine/parameters.h"
 #include "engine/requests/pending_requests.h"
 #include "engine/requests/question_queue.h"
 #include "engine/requests/request_table.h"
@@ -44,6 +45,7 @@ class NegotiationDriver {
     OperationRunner* runner = nullptr;
     RequestTable* requests = nullptr;
     DriveTurn* turn = nullptr;
+    const Parameters* parameters = nullptr;
     Membership* membership = nullptr;
     PeerLinks* links = nullptr;
     QuestionQueue* questions = nullptr;

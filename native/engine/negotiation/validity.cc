@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/dtype.h"
+#include "engine/negotiation/coordinator.h"
 #include "spark_estimator/engine.h"
 #include "transport/segment.h"
 
@@ -141,6 +142,21 @@ bool IsPossible(const Response& response, int size) {
       return true;
   }
   return false;
+}
+
+bool TakesZeros(const Signature& signature) {
+  return signature.op == SE_BARRIER ||
+         (signature.op == SE_ALLREDUCE && (signature.reduce_op == SE_SUM || signature.reduce_op == SE_AVERAGE));
+}
+
+bool MayBeOne(const std::vector<const Signature*>& signatures, int64_t fusion_threshold_bytes) {
+  if (signatures.size() == 1) return true;
+  int64_t total = 0;
+  return std::ranges::all_of(signatures, [&](const Signature* signature) {
+    if (!CanFuse(*signatures[0], *signature)) return false;
+    const int64_t bytes = signature->Bytes();
+    return bytes <= fusion_threshold_bytes && (total += bytes) <= fusion_threshold_bytes;
+  });
 }
 
 bool RowsFit(const std::vector<int64_t>& rows, const Signature& signature, int rank, int size) {

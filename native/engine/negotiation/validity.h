@@ -20,6 +20,10 @@ std::string WhyImpossible(const Signature& signature, int size);
 bool IsPossible(const Signature& signature, int size);
 // Whether the coordinator of a group of `size` could have said this. Its rows are told by RowsFit.
 bool IsPossible(const Response& response, int size);
+// Whether a rank that has joined can take part in it without a request of its own.
+bool TakesZeros(const Signature& signature);
+// Whether a coordinator could have fused these, the requests that a response names, into one operation.
+bool MayBeOne(const std::vector<const Signature*>& signatures, int64_t fusion_threshold_bytes);
 // Whether `rows`, as in Response, can be those of a group in which `rank` gave `own`.
 bool RowsFit(const std::vector<int64_t>& rows, const Signature& signature, int rank, int size);
 // Bytes that `rank` brings along with a proposal of this request, all of it agreed on before; `rows` as in Response.

@@ -132,9 +132,9 @@ typedef struct se_config {
   int32_t spin_microseconds; /* busy waiting before sleeping in a shared-memory wait: at most so long; -1: adaptive */
   int64_t fusion_threshold_bytes; /* small allreduces are run as one up to so many bytes; 0 turns fusion off */
   double start_timeout_seconds;   /* how long creation waits for the peers' hello */
-  double
-      stall_warning_seconds; /* a request that some ranks have not submitted for so long is told on stderr; 0: never */
-  double stall_shutdown_seconds; /* ... and for so long fails on all ranks; 0: never */
+  double stall_warning_seconds;  /* a request that some ranks have not submitted for so long is told on stderr, as is an
+                                    operation without progress for so long; 0: never */
+  double stall_shutdown_seconds; /* ... and for so long fails on all ranks, the operation by SE_PEER_LOST; 0: never */
   double heartbeat_seconds;      /* between two signs of life; 0: none are sent, and nobody is taken for frozen */
   double silence_seconds;        /* a peer that gave none for so long is lost */
   const char* name;              /* this rank's "host (pid 123)", for messages; copied */
@@ -233,7 +233,9 @@ SE_API int32_t se_submit(se_engine* engine, const se_request* request, int64_t* 
 SE_API int32_t se_run(se_engine* engine, const se_request* request, double timeout_seconds, int64_t* handle);
 /* SE_OK when done well, SE_IN_PROGRESS when not done, else what became of it. */
 SE_API int32_t se_poll(se_engine* engine, int64_t handle);
-/* As se_poll, but blocks up to timeout_seconds. Callers that must react to signals call it again and again. */
+/* As se_poll, but blocks up to timeout_seconds. Callers that must react to signals call it again and again. A time-out
+ * ends a wait also while the request's operation runs, within some 50 ms: the engine goes on with it, its memory stays
+ * in use, and another wait may follow. One of GPU tensors that go through host memory is waited for to its end. */
 SE_API int32_t se_wait(se_engine* engine, int64_t handle, double timeout_seconds);
 /* The result of a request that is done, for one of its tensors; valid until se_release. */
 SE_API int32_t se_get_result(se_engine* engine, int64_t handle, int32_t tensor, se_result* result);
@@ -275,8 +277,9 @@ SE_API int64_t se_counter(se_engine* engine, const char* name);
 SE_API const char* se_counter_names(void);
 
 /* What the engine knows of itself as text: "flight_recorder" (the last 1,000 ops, one a line, newest last),
- * "algorithms" (which one for which size) or "gpu" (how GPU tensors travel, and why; empty before the first). Copies up
- * to `capacity` bytes with a closing NUL; *bytes gets the length that the whole text has. */
+ * "algorithms" (which one for which size), "gpu" (how GPU tensors travel, and why; empty before the first) or "running"
+ * (the operation that runs and the ranks that it waits for; empty when it waits for none). Copies up to `capacity`
+ * bytes with a closing NUL; *bytes gets the length that the whole text has. */
 SE_API int32_t se_describe(se_engine* engine, const char* what, char* text, int64_t capacity, int64_t* bytes);
 
 /* Starts writing a Chrome trace of this rank's ops to `path` (created or overwritten); SE_INVALID_ARGUMENT when one is

@@ -3,6 +3,7 @@
 
 #include <sys/socket.h>
 
+#include <cstdint>
 #include <string>
 
 #include "check.h"
@@ -77,8 +78,51 @@ void OtherHellosAreRefused() {
   CHECK_CONTAINS(refused([](Hello& hello) { hello.abi_version += 1; }), "install the same spark-estimator everywhere");
   CHECK_CONTAINS(refused([](Hello& hello) { hello.rank = 1; }), "claims to be rank 1 of 2");
   CHECK_CONTAINS(refused([](Hello& hello) { hello.size = 3; }), "of 3 in a group of 2");
-  CHECK_CONTAINS(refused([](Hello& hello) { hello.settings.pop_back(); }), "claims to be");
-  CHECK_CONTAINS(refused([](Hello& hello) { hello.name = std::string(10'000, 'x'); }), "claims to be");
+  CHECK_CONTAINS(refused([](Hello& hello) { hello.name = std::string(10'000, 'x'); }), "name has 10000 bytes");
+}
+
+// What the ranks compute with, and by which they index, is what a rank of this group could have sent.
+void WhatIsComputedWithIsChecked() {
+  const auto refused = [](void (*change)(Hello&), const std::string& field) {
+    Fixture fixture;
+    Hello hello = Honest();
+    change(hello);
+    const Status status = fixture.ExchangeWith(hello);
+    CHECK_EQ(status.code(), SE_INVALID_ARGUMENT);
+    CHECK_CONTAINS(status.message(), "rank 0 on somewhere sent a hello");
+    CHECK_CONTAINS(status.message(), field);
+  };
+  refused([](Hello& hello) { hello.visible_ranks = {0, 2}; }, "visible ranks has 2");
+  refused([](Hello& hello) { hello.visible_ranks = {-1}; }, "visible ranks has -1");
+  refused([](Hello& hello) { hello.visible_ranks = {0, INT64_MAX}; }, "visible ranks has 9223372036854775807");
+  refused([](Hello& hello) { hello.visible_ranks = {int64_t{1} << 32}; }, "visible ranks has 4294967296");
+  refused([](Hello& hello) { hello.visible_ranks = {0, 1, 1}; }, "visible ranks has 1");
+  refused([](Hello& hello) { hello.visible_ranks.assign(1000, 0); }, "visible ranks has 0");
+  refused([](Hello& hello) { hello.settings.pop_back(); }, "3 settings instead of 4");
+  refused([](Hello& hello) { hello.settings.clear(); }, "0 settings instead of 4");
+  refused([](Hello& hello) { hello.settings.push_back(1); }, "5 settings instead of 4");
+  refused([](Hello& hello) { hello.settings[0] = -1; }, "the fusion threshold is -1");
+  refused([](Hello& hello) { hello.settings[1] = -1; }, "the cache capacity is -1");
+  refused([](Hello& hello) { hello.settings[1] = 8193; }, "the cache capacity is 8193");
+  refused([](Hello& hello) { hello.settings[2] = 2; }, "hierarchical is 2");
+  refused([](Hello& hello) { hello.settings[2] = (int64_t{1} << 32) + 1; }, "hierarchical is 4294967297");
+  refused([](Hello& hello) { hello.settings[3] = 0; }, "the number of cores is 0");
+  refused([](Hello& hello) { hello.settings[3] = INT64_MIN; }, "the number of cores is -9223372036854775808");
+}
+
+// Whatever the caller has configured, the others take this rank's hello.
+void OwnSettingsAreMadePossible() {
+  Fixture fixture;
+  fixture.config.fusion_threshold_bytes = -7;
+  fixture.config.cache_capacity = 1'000'000;
+  fixture.config.hierarchical = 9;
+  fixture.config.cores = 0;
+  CHECK(fixture.ExchangeWith(Honest()).ok());
+  fixture.peer.Receive(0);
+  Hello sent;
+  CHECK(Decode(fixture.peer.inbox(0)[0].payload, &sent));
+  CHECK_EQ(WhyImpossible(sent, 1, 2), std::string());
+  CHECK_EQ(fixture.settings.cores, 1);
 }
 
 void APeerMaySendSomethingElse() {
@@ -111,6 +155,8 @@ int main() {
   return RunTests({{"settings are rank 0's or the smallest", SettingsAreRankZerosOrTheSmallest},
                    {"frames behind the hello stay", FramesBehindTheHelloStay},
                    {"other hellos are refused", OtherHellosAreRefused},
+                   {"what is computed with is checked", WhatIsComputedWithIsChecked},
+                   {"own settings are made possible", OwnSettingsAreMadePossible},
                    {"a peer may send something else", APeerMaySendSomethingElse},
                    {"a peer may send nothing", APeerMaySendNothing}});
 }

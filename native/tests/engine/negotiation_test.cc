@@ -66,6 +66,20 @@ void AJoinedRankTakesPartWithZeros() {
   CHECK(negotiation.TakeJoin() == join && negotiation.TakeJoin() == nullptr);
 }
 
+// Signatures also come with what all ranks have asked for before one of them joined.
+void AJoinedRankTakesPartInOtherOpsByItsOwnRequests() {
+  Negotiation negotiation;
+  const RequestPtr gather = RequestOf(SignatureOf("x", {3}, SE_ALLGATHER));
+  CHECK(negotiation.Add(gather) && negotiation.Add(JoinOf(1)));
+  Response response = Run({"x"});
+  response.signatures = {*gather->signature};
+  Negotiation::Operation operation;
+  CHECK(negotiation.Match(response, &operation).ok());
+  CHECK(operation.requests == (std::vector<RequestPtr>{gather}) && operation.zeros.empty());
+  Negotiation::Operation again;
+  CHECK_EQ(negotiation.Match(response, &again).code(), SE_INTERNAL);
+}
+
 void WhatIsNotAnsweredComesBackInOrder() {
   Negotiation negotiation;
   const RequestPtr late = Named("a", 5), early = Named("b", 1), join = JoinOf(3);
@@ -95,9 +109,11 @@ void ResponsesAreTakenInOrder() {
 }  // namespace
 
 int main() {
-  return RunTests({{"a request is negotiated once at a time", ARequestIsNegotiatedOnceAtATime},
-                   {"a response finds its requests", AResponseFindsItsRequests},
-                   {"a joined rank takes part with zeros", AJoinedRankTakesPartWithZeros},
-                   {"what is not answered comes back in order", WhatIsNotAnsweredComesBackInOrder},
-                   {"responses are taken in order", ResponsesAreTakenInOrder}});
+  return RunTests(
+      {{"a request is negotiated once at a time", ARequestIsNegotiatedOnceAtATime},
+       {"a response finds its requests", AResponseFindsItsRequests},
+       {"a joined rank takes part with zeros", AJoinedRankTakesPartWithZeros},
+       {"a joined rank takes part in other ops by its own requests", AJoinedRankTakesPartInOtherOpsByItsOwnRequests},
+       {"what is not answered comes back in order", WhatIsNotAnsweredComesBackInOrder},
+       {"responses are taken in order", ResponsesAreTakenInOrder}});
 }

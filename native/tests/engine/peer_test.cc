@@ -146,6 +146,28 @@ void ResponsesMustFitWhatWasAsked() {
   CHECK_CONTAINS(answered(SE_ALLREDUCE, both), "'another', which this rank never submitted");
 }
 
+// Each of these is asked for, and none of them has the memory that the others' way of working takes for given.
+void OnlyAlikeAllreducesAreFused() {
+  const auto answered = [](const char* first, const char* second, std::vector<int64_t> rows = {}) {
+    ScriptedPeer peer(1);
+    Asking sum(peer, "sum", SE_ALLREDUCE);
+    Asking gathered(peer, "rows", SE_ALLGATHER);
+    Asking shuffled(peer, "shuffle", SE_ALLTOALL);
+    Asking share(peer, "share", SE_REDUCESCATTER);
+    peer.Say(FrameType::kEnterFullNegotiation, Encode(RoundId{0, 0}));
+    Response response = Run(first, std::move(rows));
+    response.names.push_back(second);
+    peer.Say(FrameType::kResponses, Responses(response));
+    peer.SayOnDataLink(std::string(4096, '\0'));
+    return sum.Error();
+  };
+  for (const char* other : {"rows", "shuffle", "share"}) {
+    CHECK_CONTAINS(answered("sum", other), "rank 0 on there sent a response that makes one operation of allreduce");
+    CHECK_CONTAINS(answered(other, "sum"), "cannot be fused");
+  }
+  CHECK_CONTAINS(answered("rows", "shuffle", {2, 2}), "cannot be fused");
+}
+
 void APeerThatHangsUpIsLost() {
   ScriptedPeer peer(0);
   Asking asking(peer, "sum", SE_ALLREDUCE);
@@ -169,6 +191,7 @@ int main() {
                    {"a peer that gives signs of life is waited for", APeerThatGivesSignsOfLifeIsWaitedFor},
                    {"nonsense names its sender", NonsenseNamesItsSender},
                    {"responses must fit what was asked", ResponsesMustFitWhatWasAsked},
+                   {"only alike allreduces are fused", OnlyAlikeAllreducesAreFused},
                    {"a peer that hangs up is lost", APeerThatHangsUpIsLost},
                    {"a peer that leaves is not lost", APeerThatLeavesIsNotLost}});
 }

@@ -139,6 +139,62 @@ void ResponsesAreChecked() {
   CHECK(!IsPossible(Saying(Kind::kJoined, [](Response& r) { r.last_joined = kSize; }), kSize));
 }
 
+void JoinedRanksTakePartInLittle() {
+  const std::vector<Part> parts = {{SE_FLOAT32, {3}}};
+  Signature allreduce = Asking(SE_ALLREDUCE, parts);
+  CHECK(TakesZeros(allreduce));
+  CHECK(TakesZeros(Asking(SE_BARRIER, {})));
+  allreduce.reduce_op = SE_AVERAGE;
+  CHECK(TakesZeros(allreduce));
+  for (const int32_t reduce_op : {SE_MIN, SE_MAX, SE_PRODUCT, SE_ADASUM}) {
+    allreduce.reduce_op = reduce_op;
+    CHECK(!TakesZeros(allreduce));
+  }
+  for (const int32_t op : {SE_ALLGATHER, SE_BROADCAST, SE_ALLTOALL, SE_REDUCESCATTER}) {
+    CHECK(!TakesZeros(Asking(op, parts)));
+  }
+  CHECK(!TakesZeros(Asking(SE_JOIN, {})));
+}
+
+void OnlyAlikeAllreducesAreOne() {
+  const Signature first = Asking(SE_ALLREDUCE, {{SE_FLOAT32, {3}}});
+  const auto fits = [&](const Signature& second, int64_t threshold = 1 << 20) {
+    const bool result = MayBeOne({&first, &second}, threshold);
+    CHECK_EQ(MayBeOne({&second, &first}, threshold), result);
+    CHECK_EQ(MayBeOne({&first, &first, &second}, threshold + 12), result);
+    return result;
+  };
+  const auto changed = [&](const std::function<void(Signature&)>& change) {
+    Signature second = first;
+    second.name = "second";
+    change(second);
+    return second;
+  };
+  CHECK(fits(changed([](Signature&) {})));
+  CHECK(fits(changed([](Signature& s) { s.parts = {{SE_FLOAT32, {}}, {SE_FLOAT32, {7}}}; })));
+  CHECK(fits(changed([](Signature&) {}), 24));
+  CHECK(!fits(changed([](Signature&) {}), 23));
+  CHECK(!fits(changed([](Signature& s) { s.parts[0].dtype = SE_FLOAT64; })));
+  CHECK(!fits(changed([](Signature& s) { s.parts.push_back({SE_INT32, {1}}); })));
+  CHECK(!fits(changed([](Signature& s) { s.reduce_op = SE_MAX; })));
+  CHECK(!fits(changed([](Signature& s) { s.prescale = 0.5; })));
+  CHECK(!fits(changed([](Signature& s) { s.postscale = 0.5; })));
+  CHECK(!fits(changed([](Signature& s) { s.place = SE_GPU; })));
+  for (const int32_t op : {SE_ALLGATHER, SE_BROADCAST, SE_ALLTOALL, SE_REDUCESCATTER}) {
+    CHECK(!fits(changed([&](Signature& s) { s.op = op; })));
+  }
+  CHECK(!fits(Asking(SE_BARRIER, {})));
+  // Nor two of a kind of which each is carried out alone.
+  Signature adasum = first;
+  adasum.reduce_op = SE_ADASUM;
+  const Signature barrier = Asking(SE_BARRIER, {});
+  const Signature gather = Asking(SE_ALLGATHER, {{SE_FLOAT32, {3}}});
+  for (const Signature* kind : {static_cast<const Signature*>(&adasum), &barrier, &gather}) {
+    CHECK(MayBeOne({kind}, 0));
+    CHECK(!MayBeOne({kind, kind}, 1 << 20));
+  }
+}
+
 void RowsMustFitTheRequest() {
   const Signature gather = Asking(SE_ALLGATHER, {{SE_FLOAT32, {2, 5}}, {SE_UINT8, {1}}});
   CHECK(RowsFit({7, 2, 0, 3, 1, 4}, gather, 1, kSize));
@@ -176,6 +232,8 @@ int main() {
                    {"others do not", OthersDoNot},
                    {"what no group could do is refused", WhatNoGroupCouldDoIsRefused},
                    {"responses are checked", ResponsesAreChecked},
+                   {"joined ranks take part in little", JoinedRanksTakePartInLittle},
+                   {"only alike allreduces are one", OnlyAlikeAllreducesAreOne},
                    {"rows must fit the request", RowsMustFitTheRequest},
                    {"shares are what was agreed on", SharesAreWhatWasAgreedOn}});
 }
