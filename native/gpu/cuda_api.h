@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <string>
 
-#include "base/status.h"
 #include "base/shared_object.h"
+#include "base/status.h"
 
 namespace spark_estimator {
 

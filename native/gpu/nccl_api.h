@@ -6,9 +6,9 @@
 #include <cstddef>
 #include <string>
 
+#include "base/shared_object.h"
 #include "base/status.h"
 #include "gpu/cuda_api.h"
-#include "base/shared_object.h"
 
 namespace spark_estimator {
 

@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <string>
 
-#include "base/status.h"
 #include "base/shared_object.h"
+#include "base/status.h"
 
 namespace spark_estimator {
 

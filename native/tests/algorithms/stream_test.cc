@@ -374,7 +374,7 @@ void PartsOfAGroup() {
 
 void ALostPeerIsAnError() {
   auto sockets = ConnectAll(2);
-  sockets[1][0].Reset(-1);
+  sockets[1][0] = UniqueFd();
   AlwaysAlive alive;
   SocketGroup group(0, std::move(sockets[0]), &alive);
   float value = 1;
