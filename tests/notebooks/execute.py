@@ -17,8 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 #: Longest time of a cell.
 CELL_SECONDS = 120
-#: What this package writes to stderr: the ranks' lines, and lines about the job. The others are Spark's and Java's.
-_OUR_LINE = re.compile(r"\[\d+\]<stderr>:|spark_estimator: ")
+#: What this package writes to stderr: the ranks' lines, and lines about the job. The others are Spark's and Java's. Of the
+#: ranks' lines, those of TensorFlow's start are left out, too: Keras imports it where it is installed.
+_TENSORFLOW = r"WARNING: All log messages before absl|[IW]\d{4} \d\d:\d\d:|To enable the following instructions"
+_OUR_LINE = re.compile(rf"\[\d+\]<stderr>:(?!{_TENSORFLOW})|spark_estimator: ")
 
 
 def environment() -> dict[str, str]:
@@ -78,11 +80,11 @@ def mark(book: Any) -> str:
 
 
 def kinds(book: Any) -> list[list[str]]:
-    """[code cells][outputs] what each output is: a stream's name, or its MIME types."""
-    return [
-        [output["name"] if output.output_type == "stream" else " ".join(sorted(output.data)) for output in cell.outputs]
-        for cell in code_cells(book)
+    """[code cells][outputs] what each output is: stdout, or its MIME types. Whether a rank logs varies: no stderr."""
+    names = [
+        [output.get("name") or " ".join(sorted(output.data)) for output in cell.outputs] for cell in code_cells(book)
     ]
+    return [[name for name in outputs if name != "stderr"] for outputs in names]
 
 
 def text_of(book: Any) -> str:
@@ -103,7 +105,6 @@ def _joined(outputs: list[Any]) -> list[Any]:
             continue
         text = output.text
         if output["name"] == "stderr":
-            if os.environ.get("DEBUG_DROPPED"): sys.stderr.write("DROPPED " + text)
             text = "".join(line for line in text.splitlines(keepends=True) if _OUR_LINE.match(line))
         if not text:
             continue
@@ -121,7 +122,13 @@ class _Scrubber:
 
     def __init__(self) -> None:
         self._pids: dict[str, str] = {}
-        self._folders = re.compile(rf"{re.escape(tempfile.gettempdir())}/[\w.-]+")
+        temporary = re.escape(tempfile.gettempdir())
+        self._patterns = (
+            (re.compile(rf"{re.escape(str(ROOT))}/"), ""),
+            (re.compile(rf"{temporary}/ipykernel_\d+/\d+\.py"), "cell.py"),
+            (re.compile(rf"{temporary}/[\w.-]+"), "/tmp/notebook"),
+            (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"), "2026-01-01 12:00:00,000"),
+        )
 
     def output(self, output: Any) -> Any:
         """One output without what belongs to the machine."""
@@ -136,7 +143,8 @@ class _Scrubber:
     def _text(self, text: str) -> str:
         for name in {socket.gethostname(), socket.getfqdn(), "localhost", "127.0.0.1"} - {""}:
             text = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w.])", "vm", text)
-        text = self._folders.sub("/tmp/notebook", text.replace(str(ROOT), "/spark_estimator"))
+        for pattern, replacement in self._patterns:
+            text = pattern.sub(replacement, text)
         return re.sub(r"\bpid (\d+)", self._pid, text)
 
     def _pid(self, match: re.Match[str]) -> str:
