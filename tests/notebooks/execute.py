@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 #: Longest time of a cell.
 CELL_SECONDS = 120
-#: What this package writes to stderr: the ranks' lines, and lines about the job. The others are Spark's and Java's. Of the
-#: ranks' lines, those of TensorFlow's start are left out, too: Keras imports it where it is installed.
+#: What this package writes to stderr: the ranks' lines, and lines about the job. The others are Spark's and Java's.
+#: Lines of TensorFlow's start are left out, too: Keras imports it where it is installed.
 _TENSORFLOW = r"WARNING: All log messages before absl|[IW]\d{4} \d\d:\d\d:|To enable the following instructions"
 _OUR_LINE = re.compile(rf"\[\d+\]<stderr>:(?!{_TENSORFLOW})|spark_estimator: ")
 
