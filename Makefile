@@ -1,6 +1,7 @@
 # The verbs of this project; `make help` lists them. CI and home call the same ones.
 PYTHON ?= python3
 TESTS ?=
+NAMES ?=
 # 0: the site shows the source of diagrams instead of drawings.
 DIAGRAMS ?= 1
 # Two files of tests run at a time where there are two cores.
@@ -27,7 +28,7 @@ CLANG ?= $(firstword $(foreach name,clang++ $(addprefix clang++-,22 21 20 19 18 
 NATIVE := $(shell find native -type f -not -name '.*')
 PACKAGE := $(shell find spark_estimator -type f -not -path '*/__pycache__/*' -not -name '*.so')
 
-.PHONY: help demo cluster cluster-demo cluster-down test test-all test-petastorm lint docs docs-links .graphviz build wheel test-native test-native-sanitized fuzz coverage format clean
+.PHONY: help demo cluster cluster-demo cluster-down test test-all test-petastorm notebooks lint docs docs-links .graphviz build wheel test-native test-native-sanitized fuzz coverage format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -38,6 +39,7 @@ help:
 	@echo 'make test                   native tests, then the Python tests that are not marked slow; TESTS="tests/launch -k name" selects'
 	@echo 'make test-all               all tests'
 	@echo 'make lint                   ruff, mypy, clang-format: what CI refuses'
+	@echo 'make notebooks              runs the notebooks, and stores their outputs in them; NAMES="torch keras" selects'
 	@echo 'make docs                   the documentation site in build/docs; DIAGRAMS=0 where Graphviz is not installed'
 	@echo 'make docs-links             whether the site'"'"'s links to other sites work (needs the internet)'
 	@echo 'make build                  environment, wheel, and the library beside the checked-out package'
@@ -79,6 +81,9 @@ pytest = $(BIN)/python -m pytest $(1)
 else
 pytest = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(1) || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(1)
 endif
+
+notebooks: build
+	$(BIN)/python tests/notebooks/execute.py $(NAMES)
 
 lint: $(VENV)/.dependencies
 	$(BIN)/ruff check .

@@ -1,7 +1,8 @@
-"""What notebooks and examples show runs, and the links of all pages lead to files."""
+"""The notebook of the Databricks bundle runs, and the links of all pages and notebooks lead to files."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,37 +12,27 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("[!.]*/README.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("[!.]*/README.md"), *ROOT.glob("notebooks/*.ipynb")]
+)
 # The build of the documentation writes these, and checks the links to them.
 GENERATED = (ROOT / "docs/reference", ROOT / "docs/errors.md")
 
 
+def text_of(page: Path) -> str:
+    """A page's text; a notebook's cells of text."""
+    if page.suffix == ".md":
+        return page.read_text()
+    cells = json.loads(page.read_text())["cells"]
+    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text())
+    links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text_of(page))
     targets = [(page.parent / link).resolve() for link in links]
     missing = [target for target in targets if not target.exists()]
     assert not [target for target in missing if not any(target.is_relative_to(path) for path in GENERATED)]
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("notebook", sorted(ROOT.glob("notebooks/*.ipynb")), ids=lambda path: path.stem)
-def test_a_notebook_runs(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    pytest.importorskip("pyspark")
-    pytest.importorskip("torch")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    book = nbformat.read(notebook, as_version=4)
-    assert all(not cell.get("outputs") for cell in book.cells), "notebooks are kept without their output"
-    nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    outputs = [output for cell in book.cells for output in cell.get("outputs", [])]
-    texts = [output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in outputs]
-    if notebook.stem == "horovod_runner":
-        assert any("[1]<stdout>:epoch 3: loss" in text for text in texts)
-        assert any("rank 1 on" in text and "this rank has read a broken file" in text for text in texts)
-    else:
-        assert any(re.fullmatch(r"0\.9\d+", text) for text in texts), texts
 
 
 @pytest.mark.timeout(150)
