@@ -48,7 +48,7 @@ class Sealer:
 
 
 class Opener:
-    """Decrypts the bytes of one direction, whatever the pieces that they come in. Not thread-safe."""
+    """Decrypts the bytes of one direction, in pieces of any size. Not thread-safe."""
 
     def __init__(self, session: Session) -> None:
         handle = c_void_p()

@@ -290,9 +290,11 @@ class FilesystemStore(Store):
             of_url = fsspec.get_filesystem_class(scheme)._get_kwargs_from_urls(path) if match else {}
             return fsspec.filesystem(scheme, **{**of_url, **self.storage_options}), path
         except ImportError as error:
-            raise PreflightError(f"{path}: {error}. pip install fsspec and its package for {scheme}.") from error
+            raise PreflightError(f"{path}: {error}. Install fsspec, and its package for {scheme}://.") from error
         except ValueError as error:
-            raise PreflightError(f"{path}: {error}") from error
+            raise PreflightError(
+                f"{path}: {error}. A store is a path of this machine or a URL of fsspec, such as s3://bucket/folder."
+            ) from error
 
     def get_filesystem(self) -> Any:
         """As `fs`."""

@@ -74,7 +74,8 @@ class Manifest:
         try:
             content = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            raise DataError(f"{folder} doesn't contain a {kind}: {MANIFEST_FILE} is missing.") from error
+            why = f"{MANIFEST_FILE} is missing" if folder.exists() else "the folder does not exist"
+            raise DataError(f"{folder} doesn't contain a {kind}: {why}.") from error
         except (ValueError, OSError, RecursionError) as error:
             raise DataError(f"{folder}: the {kind} cannot be read: {MANIFEST_FILE}: {error}") from error
         if not isinstance(content, dict) or content.get("kind") != kind:

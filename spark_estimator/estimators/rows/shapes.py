@@ -128,7 +128,9 @@ def _not_finite_value(field: Field, row: list[float]) -> str:
     index, value = next((index, value) for index, value in enumerate(row) if not math.isfinite(value))
     for name, width in zip(field.names, field.widths, strict=True):
         if index < width:
-            return f"column {name!r} contains {value}" + (f" at index {index} of an array" if width > 1 else "")
+            where = f" at index {index} of an array" if width > 1 else ""
+            remedy = "Drop such rows (nulls='drop') or replace the value" if math.isnan(value) else "Replace the value"
+            return f"column {name!r} contains {value}{where}. {remedy}"
         index -= width
     raise AssertionError(field)
 

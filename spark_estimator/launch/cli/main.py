@@ -25,7 +25,12 @@ from spark_estimator.collectives.context import nccl_built
 from spark_estimator.collectives.rendezvous import host_id, new_job_id
 from spark_estimator.console import discard_unread, ends_with_its_reader
 from spark_estimator.env import Settings
-from spark_estimator.errors import PreflightError, SparkEstimatorError, WorkerFailedError
+from spark_estimator.errors import (
+    EncryptionUnavailableError,
+    PreflightError,
+    SparkEstimatorError,
+    WorkerFailedError,
+)
 from spark_estimator.launch.cli.flags import cooldown_of, environment_of, parse, terms_of
 from spark_estimator.launch.elastic.job_entry import run_elastic
 from spark_estimator.launch.job.environment import host_share, path_with_own_python, worker_environment
@@ -109,7 +114,8 @@ def run_command(
     try:
         # Where there are several hosts, each finds out its own share of cores.
         for_workers = variables if hosts else worker_environment(os.environ, variables, host_share(size))
-    except ValueError as error:
+        encrypted = requires_encryption()
+    except (ValueError, EncryptionUnavailableError) as error:
         _report(str(error))
         return 1
     job = JobSpec(
@@ -120,7 +126,7 @@ def run_command(
         environment=for_workers,
         progress=terms is None and screen() is not None,
         driver_host_id=host_id(),
-        encrypted=requires_encryption(),
+        encrypted=encrypted,
     )
     if verbose:
         shares = assign_hosts(hosts, size, "-H") if hosts else ()

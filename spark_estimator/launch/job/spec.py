@@ -125,7 +125,7 @@ class JobSpec:
 
 
 def requires_encryption() -> bool:
-    """Whether a job that is started here encrypts its connections, whatever Spark does.
+    """Whether a job that is started here encrypts its connections without regard to Spark.
 
     Raises:
         EncryptionUnavailableError: it does, and this host can't.

@@ -26,7 +26,7 @@ def encryption_of(spark: SparkSession) -> tuple[bool, str]:
     """Whether a job in this session encrypts its connections, and why, for people.
 
     Raises:
-        PreflightError: the session's setting has no such value.
+        PreflightError: the session's setting has another value.
         EncryptionUnavailableError: it would encrypt, and this host can't.
     """
     encrypted, reason = _decided(Configuration(spark))

@@ -83,5 +83,7 @@ def test_a_broken_spark_estimator_json_names_the_key(tmp_path: Path) -> None:
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"doesn't contain a TorchModel: spark_estimator\.json is missing"):
         TorchModel.load(str(tmp_path))
+    with pytest.raises(DataError, match=r"doesn't contain a TorchModel: the folder does not exist"):
+        TorchModel.load(str(tmp_path / "elsewhere"))
     with pytest.raises(DataError, match="folder that the driver can access"):
         TorchModel.load("s3://bucket/model")
