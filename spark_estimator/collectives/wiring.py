@@ -25,7 +25,7 @@ from spark_estimator.collectives.connection import CONTROL, DATA, Connection, Ra
 from spark_estimator.collectives.dialing import dial
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.collectives.segments import close_descriptor, create_segment, exchange
-from spark_estimator.encryption import Session
+from spark_estimator.encryption import Session, libcrypto_path
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
 from spark_estimator.handshake_server import HandshakeServer
@@ -112,8 +112,11 @@ class Switchboard:
             PeerLostError: some ranks were not there within ``settings.start_timeout_seconds``; the text names them.
             AuthenticationError: a rank answered but does not hold this job's key, or refused this rank.
             HorovodInternalError: this process has too few file descriptors left. No rank was connected.
+            EncryptionUnavailableError: the job is encrypted, and this host can't encrypt.
         """
         deadline = time.monotonic() + settings.start_timeout_seconds
+        if self.rendezvous.encrypted:
+            libcrypto_path()  # so that this rank is named, and not those that it can't answer
         group = RankGroup.job(len(self.rendezvous.peers)) if group is None else group
         lacking = descriptors.shortage(descriptors.needed(len(group.ranks)))
         if lacking:
