@@ -148,7 +148,7 @@ def test_variables_for_scripts() -> None:
 
 def test_collectives_read_the_environment_nowhere_else() -> None:
     package = Path(spark_estimator.__file__).parent
-    sources = [package / name for name in ("_native.py", "authentication.py", "log.py")]
+    sources = [package / name for name in ("_native.py", "security/authentication.py", "log.py")]
     sources += (package / "collectives").glob("*.py")
     for source in sources:
         assert not re.search(r"os\.environ|getenv", source.read_text(encoding="utf-8")), source

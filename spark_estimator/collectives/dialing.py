@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from spark_estimator import authentication
-from spark_estimator.authentication import RETRY_SECONDS, NotReadyError, RefusedError
 from spark_estimator.collectives import descriptors
 from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup, absent_error
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
-from spark_estimator.encryption import Session
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
 from spark_estimator.log import logger
+from spark_estimator.security import authentication
+from spark_estimator.security.authentication import RETRY_SECONDS, NotReadyError, RefusedError
+from spark_estimator.security.encryption import Session
 
 _MAX_THREADS = 16
 

@@ -20,12 +20,12 @@ from spark_estimator.collectives.gpu_libraries import libraries_for_engine
 from spark_estimator.collectives.process_set import ProcessSet, ProcessSets
 from spark_estimator.collectives.rendezvous import Topology, host_id
 from spark_estimator.collectives.wiring import Switchboard, Wired
-from spark_estimator.encryption import libcrypto_path
 from spark_estimator.env import Settings
 from spark_estimator.errors import HorovodInternalError
 from spark_estimator.log import logger
 from spark_estimator.observe import progress, timeline
 from spark_estimator.observe.stacks import StackReporter, current_stacks
+from spark_estimator.security.encryption import libcrypto_path
 
 _log = logger(__name__)
 

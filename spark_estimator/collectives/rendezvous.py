@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spark_estimator.authentication import KEY_BYTES
 from spark_estimator.env import IGNORE_LAUNCHER_VARIABLE, RENDEZVOUS_FD_VARIABLE
+from spark_estimator.security.authentication import KEY_BYTES
 
 _MEMFD_NAME = "spark_estimator_rendezvous"
 # More ranks than that may connect before the one that they connect to has imported its framework; the kernel caps it.

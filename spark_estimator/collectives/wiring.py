@@ -19,17 +19,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_estimator._native import Encryption, Peer
-from spark_estimator.authentication import peer_credentials
 from spark_estimator.collectives import descriptors
 from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup, absent_error, tune
 from spark_estimator.collectives.dialing import dial
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.collectives.segments import close_descriptor, create_segment, exchange
-from spark_estimator.encryption import Session, libcrypto_path
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
-from spark_estimator.handshake_server import HandshakeServer
 from spark_estimator.log import logger
+from spark_estimator.security.authentication import peer_credentials
+from spark_estimator.security.encryption import Session, libcrypto_path
+from spark_estimator.security.handshake_server import HandshakeServer
 
 _log = logger(__name__)
 

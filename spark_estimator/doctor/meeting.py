@@ -18,10 +18,10 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from spark_estimator import authentication
 from spark_estimator.collectives.rendezvous import Endpoint, host_id
 from spark_estimator.collectives.segments import close_descriptor, create_segment, receive_descriptor
-from spark_estimator.handshake_server import HandshakeServer
+from spark_estimator.security import authentication
+from spark_estimator.security.handshake_server import HandshakeServer
 
 _MAX_THREADS = 16
 _HELLO, _MEMORY = b"hello", b"memory"

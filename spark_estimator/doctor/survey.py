@@ -17,7 +17,6 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from spark_estimator import __version__
-from spark_estimator.authentication import KEY_BYTES
 from spark_estimator.collectives.rendezvous import new_job_id
 from spark_estimator.doctor import probe
 from spark_estimator.doctor.findings import Finding, Severity, attempt
@@ -38,6 +37,7 @@ from spark_estimator.launch.spark.start import TaskReports
 from spark_estimator.observe import frames
 from spark_estimator.observe.channel import DriverServer
 from spark_estimator.observe.driver_address import driver_address
+from spark_estimator.security.authentication import KEY_BYTES
 
 # For one connection, between executors or to the driver. A firewall that drops packets keeps it so long.
 _CONNECTION = timedelta(seconds=5)

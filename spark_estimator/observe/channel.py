@@ -20,11 +20,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from spark_estimator import authentication
-from spark_estimator.encrypted_stream import opening, sealing
-from spark_estimator.encryption import Session
 from spark_estimator.errors import AuthenticationError
-from spark_estimator.handshake_server import HandshakeServer
 from spark_estimator.log import logger
 from spark_estimator.observe.frames import (
     ALIVE,
@@ -42,6 +38,10 @@ from spark_estimator.observe.frames import (
 )
 from spark_estimator.observe.inbound import Inbound
 from spark_estimator.observe.silence import Hearing, Silence
+from spark_estimator.security import authentication
+from spark_estimator.security.encrypted_stream import opening, sealing
+from spark_estimator.security.encryption import Session
+from spark_estimator.security.handshake_server import HandshakeServer
 
 CONNECT_TIMEOUT = timedelta(seconds=3)
 # A supervisor sends at least that often; the driver looks as often whether it does.

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from spark_estimator.encrypted_stream import opening, sealing
-from spark_estimator.encryption import Session
 from spark_estimator.observe.frames import encode, take_frames
 from spark_estimator.observe.silence import Silence
+from spark_estimator.security.encrypted_stream import opening, sealing
+from spark_estimator.security.encryption import Session
 
 # A supervisor that takes so little of what it is sent is disconnected.
 _MAX_UNTAKEN_BYTES = 16 << 20

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
-from spark_estimator import file_modes
 from spark_estimator.observe.trace_merge import TraceError, merge
+from spark_estimator.security import file_modes
 
 # The value of HOROVOD_TIMELINE with which a job begins without a timeline, to be started by start_timeline().
 DYNAMIC = "DYNAMIC"

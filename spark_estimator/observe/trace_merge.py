@@ -21,7 +21,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_estimator import file_modes
+from spark_estimator.security import file_modes
 
 # The engine writes an event a line, of a few hundred bytes, and a name may have 4,095.
 _MAX_LINE_BYTES = 1 << 20

@@ -16,8 +16,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from spark_estimator import file_modes
 from spark_estimator.errors import PreflightError
+from spark_estimator.security import file_modes
 from spark_estimator.store import in_place
 from spark_estimator.store.replacement import discard_leftovers, replace_file
 

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from spark_estimator import file_modes
+from spark_estimator.security import file_modes
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<token>[0-9a-f]{8})\.(?P<kind>partial|previous)")
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)

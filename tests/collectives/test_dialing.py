@@ -13,10 +13,10 @@ import pytest
 from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup
 from spark_estimator.collectives.dialing import dial
 from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, local_rendezvous
-from spark_estimator.encryption import Session
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, PeerLostError
-from spark_estimator.handshake_server import HandshakeServer
+from spark_estimator.security.encryption import Session
+from spark_estimator.security.handshake_server import HandshakeServer
 
 TAG = bytes(16)
 Job = list[tuple[Rendezvous, Endpoint]]

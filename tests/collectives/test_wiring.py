@@ -16,13 +16,13 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from spark_estimator.authentication import RefusedError, connect
 from spark_estimator.collectives import wiring
 from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup, tune
 from spark_estimator.collectives.rendezvous import Rendezvous, local_rendezvous
 from spark_estimator.collectives.wiring import Switchboard, Wired
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
+from spark_estimator.security.authentication import RefusedError, connect
 
 PATIENT = Settings(start_timeout_seconds=30)
 IMPATIENT = Settings(start_timeout_seconds=1)

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from spark_estimator import authentication
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.observe import channel, frames
 from spark_estimator.observe.channel import DriverServer, SupervisorChannel
+from spark_estimator.security import authentication
 
 JOB = "0123456789abcdef"
 

@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, host_id, new_job_id
-from spark_estimator.encryption import Policy, libcrypto_path
 from spark_estimator.env import ATTEMPT_VARIABLE, Settings, horovod_variables
 from spark_estimator.launch.job.gpus import Pinning, TaskGpus, pinning
 from spark_estimator.launch.job.options import MAX_RESULT_BYTES, JobOptions
 from spark_estimator.launch.job.pickling import dump_function, name_of
 from spark_estimator.launch.job.versions import own_versions
 from spark_estimator.observe.status_line import screen
+from spark_estimator.security.encryption import Policy, libcrypto_path
 
 _PRELOADABLE = ("torch", "tensorflow")
 

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from spark_estimator import file_modes
 from spark_estimator.observe.driver_log import ShowLine, print_line, shown_on
+from spark_estimator.security import file_modes
 
 
 class TextStream(Protocol):

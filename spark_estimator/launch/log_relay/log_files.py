@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from spark_estimator import file_modes
+from spark_estimator.security import file_modes
 
 INTERVAL_SECONDS = 0.5
 _STOP_SECONDS = 20.0

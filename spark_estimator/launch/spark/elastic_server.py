@@ -16,11 +16,7 @@ from datetime import timedelta
 from pyspark import Broadcast
 from pyspark.sql import SparkSession
 
-from spark_estimator import authentication
-from spark_estimator.encrypted_stream import tunnel
-from spark_estimator.encryption import Session
 from spark_estimator.errors import AuthenticationError
-from spark_estimator.handshake_server import HandshakeServer
 from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.job.results import SCHEMA, ResultRow
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
@@ -29,6 +25,10 @@ from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.session_thread import session_thread
 from spark_estimator.launch.spark.task_secrecy import unlogged
 from spark_estimator.observe.channel import read_context
+from spark_estimator.security import authentication
+from spark_estimator.security.encrypted_stream import tunnel
+from spark_estimator.security.encryption import Session
+from spark_estimator.security.handshake_server import HandshakeServer
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,8 @@ from datetime import timedelta
 import pyarrow
 from pyspark import Broadcast, TaskContext
 
-from spark_estimator.authentication import RefusedError
 from spark_estimator.collectives import launcher_link
 from spark_estimator.collectives.rendezvous import Rendezvous
-from spark_estimator.encrypted_stream import tunnel
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.launch.agent import link as frames
@@ -37,6 +35,8 @@ from spark_estimator.launch.job.versions import own_versions, refusal
 from spark_estimator.launch.spark.barrier_task import batches_of
 from spark_estimator.launch.worker import orphans
 from spark_estimator.observe.channel import connected_socket
+from spark_estimator.security.authentication import RefusedError
+from spark_estimator.security.encrypted_stream import tunnel
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spark_estimator.encryption import Policy, libcrypto_path
 from spark_estimator.env import Settings
 from spark_estimator.errors import PreflightError
 from spark_estimator.launch.job.spark_settings import ALLOW_UNENCRYPTED, ENCRYPTION
 from spark_estimator.launch.spark.slots import Configuration, is_true
+from spark_estimator.security.encryption import Policy, libcrypto_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,7 +1,7 @@
 """Connections between ranks beside the engine's, for what is no collective: torch's store, and messages of two ranks.
 
 Each rank listens at its own address, on a port of the moment that the ranks tell one another through the engine. Every
-connection is authenticated with the job's key, as the engine's are (``spark_estimator.authentication``).
+connection is authenticated with the job's key, as the engine's are (``spark_estimator.security.authentication``).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 
-from spark_estimator import authentication
 from spark_estimator.collectives import context
 from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.connection import tune
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.requests import gather_bytes
-from spark_estimator.encrypted_stream import tunnel
-from spark_estimator.encryption import Session
 from spark_estimator.errors import AuthenticationError, PeerLostError
-from spark_estimator.handshake_server import HandshakeServer
 from spark_estimator.log import logger
+from spark_estimator.security import authentication
+from spark_estimator.security.encrypted_stream import tunnel
+from spark_estimator.security.encryption import Session
+from spark_estimator.security.handshake_server import HandshakeServer
 
 _log = logger(__name__)
 _EXCHANGE = "spark_estimator.torch.links"

@@ -19,9 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from spark_estimator.authentication import NotReadyError
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.errors import PeerLostError, ShutDownError
+from spark_estimator.security.authentication import NotReadyError
 from spark_estimator.torch.process_group.links import Links, receive_exactly
 from spark_estimator.torch.process_group.transfer import Envelope, MessageBytes, TensorSpec, Transfer
 

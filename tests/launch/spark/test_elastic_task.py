@@ -19,13 +19,13 @@ pytest.importorskip("pyspark")
 
 from spark_estimator.collectives import launcher_link
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, new_job_id, new_key
-from spark_estimator.handshake_server import HandshakeServer
 from spark_estimator.launch.agent import link as frames
 from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.results import ResultRow, manifests_of
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec, job_key
 from spark_estimator.launch.spark.elastic_task import ElasticTask, TaskAgent
+from spark_estimator.security.handshake_server import HandshakeServer
 
 TOKEN = b"t" * 32
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from spark_estimator import encryption, env
-from spark_estimator.encryption import Policy
+from spark_estimator import env
 from spark_estimator.errors import EncryptionUnavailableError, PreflightError
 from spark_estimator.launch.job.spark_settings import ALLOW_UNENCRYPTED, ENCRYPTION
 from spark_estimator.launch.spark import encryption_policy
 from spark_estimator.launch.spark.encryption_policy import encryption_of
+from spark_estimator.security import encryption
+from spark_estimator.security.encryption import Policy
 
 CRYPTO = "spark.network.crypto.enabled"
 

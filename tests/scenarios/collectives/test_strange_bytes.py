@@ -14,9 +14,9 @@ from datetime import timedelta
 
 import pytest
 
-from spark_estimator import authentication
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.observe import frames
+from spark_estimator.security import authentication
 
 KEY = bytes(range(32))
 CONTEXT = b"round 1, rank 0 to 1"

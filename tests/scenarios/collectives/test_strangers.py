@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator import authentication
-from spark_estimator.authentication import RefusedError
 from spark_estimator.collectives.rendezvous import Rendezvous, local_rendezvous
 from spark_estimator.errors import AuthenticationError
+from spark_estimator.security import authentication
+from spark_estimator.security.authentication import RefusedError
 from tests.ranks import Ranks
 
 

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
-from spark_estimator.authentication import (
+from spark_estimator.errors import AuthenticationError
+from spark_estimator.log import logger
+from spark_estimator.security.authentication import (
     BUSY,
     HANDSHAKE_TIMEOUT,
     Acceptor,
@@ -20,9 +22,7 @@ from spark_estimator.authentication import (
     peer_credentials,
     require_same_user,
 )
-from spark_estimator.encryption import Session
-from spark_estimator.errors import AuthenticationError
-from spark_estimator.log import logger
+from spark_estimator.security.encryption import Session
 
 _MAX_HANDSHAKES = 1024
 # Handshakes may use this part of the process's file descriptors.

@@ -13,9 +13,9 @@ from ctypes import c_int64, c_void_p
 
 from spark_estimator import _native
 from spark_estimator._native import Status
-from spark_estimator.encryption import Session, libcrypto_path
 from spark_estimator.errors import AuthenticationError, EncryptionUnavailableError
 from spark_estimator.log import logger
+from spark_estimator.security.encryption import Session, libcrypto_path
 
 RECORD_BYTES = 64 << 10
 RECORD_OVERHEAD = 20

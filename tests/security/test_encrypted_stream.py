@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from spark_estimator._native import Cipher
-from spark_estimator.encrypted_stream import RECORD_BYTES, RECORD_OVERHEAD, Opener, Sealer, tunnel
-from spark_estimator.encryption import Session
 from spark_estimator.errors import AuthenticationError
+from spark_estimator.security.encrypted_stream import RECORD_BYTES, RECORD_OVERHEAD, Opener, Sealer, tunnel
+from spark_estimator.security.encryption import Session
 
 HERE = Session(Cipher.AES_128_GCM, b"a" * 32, b"\0" * 31 + b"b")
 THERE = Session(Cipher.AES_128_GCM, HERE.receive, HERE.send)

@@ -8,10 +8,10 @@ import os
 
 import pytest
 
-from spark_estimator import encryption
 from spark_estimator._native import Cipher
-from spark_estimator.encryption import KeyPair, derive, libcrypto_path
 from spark_estimator.errors import AuthenticationError, EncryptionUnavailableError
+from spark_estimator.security import encryption
+from spark_estimator.security.encryption import KeyPair, derive, libcrypto_path
 
 
 def test_two_pairs_share_a_secret() -> None:

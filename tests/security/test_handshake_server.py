@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from spark_estimator import authentication
-from spark_estimator.authentication import NotReadyError, connect
 from spark_estimator.collectives.rendezvous import Endpoint
-from spark_estimator.encryption import Session
 from spark_estimator.errors import AuthenticationError
-from spark_estimator.handshake_server import HandshakeServer
+from spark_estimator.security import authentication
+from spark_estimator.security.authentication import NotReadyError, connect
+from spark_estimator.security.encryption import Session
+from spark_estimator.security.handshake_server import HandshakeServer
 
 KEY = os.urandom(32)
 

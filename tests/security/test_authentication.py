@@ -9,10 +9,10 @@ from datetime import timedelta
 
 import pytest
 
-from spark_estimator import authentication
-from spark_estimator.authentication import Acceptor, NotReadyError, RefusedError, accept, connect
-from spark_estimator.encryption import Session
 from spark_estimator.errors import AuthenticationError
+from spark_estimator.security import authentication
+from spark_estimator.security.authentication import Acceptor, NotReadyError, RefusedError, accept, connect
+from spark_estimator.security.encryption import Session
 
 KEY = bytes(range(32))
 SHORT = timedelta(seconds=0.3)

@@ -37,8 +37,8 @@ from datetime import timedelta
 from enum import Enum
 
 from spark_estimator._native import Cipher
-from spark_estimator.encryption import KeyPair, Session, derive, has_fast_aes
 from spark_estimator.errors import AuthenticationError
+from spark_estimator.security.encryption import KeyPair, Session, derive, has_fast_aes
 
 KEY_BYTES = 32
 MAX_CONTEXT_BYTES = 47

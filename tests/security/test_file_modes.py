@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator import file_modes
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.launch.log_relay.log_files import LogWriter
 from spark_estimator.observe import timeline
+from spark_estimator.security import file_modes
 from spark_estimator.store import FilesystemStore
 from spark_estimator.store.replacement import replaced_folder
 from tests.collectives.conftest import single_engine
