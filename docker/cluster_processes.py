@@ -68,7 +68,7 @@ def up(folder: Path, ports: Mapping[str, int]) -> State:
 
         from spark_estimator.launch.spark.java_environment import java_environment
     except ImportError as error:
-        raise ClusterError(f"{error}: run `make cluster`, or install spark-estimator[cluster] first.") from error
+        raise ClusterError(f"{error}: run `make cluster`, which installs it.") from error
     logs = folder / "logs"
     for path in (logs, folder / "work", folder / "scratch", folder / "conf"):
         shutil.rmtree(path, ignore_errors=True)

@@ -157,7 +157,7 @@ class Settings:
     )  # fmt: skip
     stall_shutdown_seconds: float = _variable(
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0, _seconds, unit="seconds",
-        effect="time before a stalled operation fails on all ranks; 0: never",
+        effect="time before a stalled operation fails on the ranks that wait for it; 0: never",
     )  # fmt: skip
     start_timeout_seconds: float = _variable(
         "HOROVOD_START_TIMEOUT", 30.0, _positive_seconds, unit="seconds",

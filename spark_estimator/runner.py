@@ -35,7 +35,7 @@ class HorovodRunner:
         driver_log_verbosity: "all" prints every rank's stdout and stderr on the driver. "log_callback_only" (the
             default) prints only what ranks pass to `log_to_driver`; the rest is in the executors' logs. A negative np
             prints everything. Where everything is printed, a terminal or a notebook also shows a status line.
-        max_restarts: how often a failed job restarts as a whole after a rank died or raised, or an executor was lost;
+        max_restarts: how often all ranks start again if a rank dies, exits or raises an error, or an executor is lost;
             ``spark_estimator.launch.job.attempts`` lists the failures that are retried. The function finds the number
             of the attempt, from 1, in the variable `SPARK_ESTIMATOR_ATTEMPT`.
         timeout: seconds until `run` ends the ranks, including the wait for slots and all attempts.

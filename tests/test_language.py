@@ -42,6 +42,7 @@ BANNED_IDIOMS = {
     r"\bcomes to (an end|nothing)\b": "ends, fails",
     r"\bstrange bytes\b": "invalid data",
     r"\bsign of life\b|\bsigns of life\b": "heartbeat",
+    r"\bspark-estimator\[|\bpip install '?spark[-_]estimator(?![-\w])": "its wheel, or packages that are on PyPI",
 }
 _IDIOM = re.compile("|".join(f"(?:{idiom})" for idiom in BANNED_IDIOMS), re.IGNORECASE)
 

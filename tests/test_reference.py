@@ -49,6 +49,21 @@ def test_every_environment_variable_is_described_once(tables) -> None:  # type: 
     assert described("envvar", "\n".join(parts)) == dict.fromkeys(names, 1)
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("time to wait", "Time to wait."),
+        ("keep: freed memory stays; system: no change", "`keep`: freed memory stays; `system`: no change."),
+        ("threads; -: a share; 0: all", "Threads; `-`: a share; `0`: all."),
+        ("how it travels: nccl: by NCCL", "How it travels: `nccl`: by NCCL."),
+        ("the path of a file; default: the loaded one", "The path of a file; default: the loaded one."),
+        ("fit_on_parquet() reads it", "fit_on_parquet() reads it."),
+    ],
+)
+def test_values_are_code(tables, text: str, shown: str) -> None:  # type: ignore[no-untyped-def]
+    assert tables.sentence(text) == shown
+
+
 def test_every_flag_is_described_once(tables) -> None:  # type: ignore[no-untyped-def]
     sections = re.split(r"^## ", tables.command_line(), flags=re.MULTILINE)[1:]
     commands = {section.partition("\n")[0]: section for section in sections}
@@ -144,5 +159,7 @@ def test_the_tables_of_versions_are_those_of_the_project(tables) -> None:  # typ
     for name in ("torch", "pyspark", "lightning"):
         pinned = re.search(rf"^{name}==(\S+)$", constraints, re.MULTILINE)
         assert pinned and re.search(rf"^\| {name} \|.*\| {re.escape(pinned[1])} \|$", text, re.MULTILINE), name
+    pinned = re.search(r"^tensorflow-cpu==(\S+)$", constraints, re.MULTILINE)
+    assert pinned and re.search(rf"^\| tensorflow \|.*\| {re.escape(pinned[1])} \|$", text, re.MULTILINE)
     assert "petastorm" not in text
     assert "| petastorm | >=0.12.1,<0.14 | 0.13.1 |" in tables.petastorm_environment()

@@ -31,8 +31,8 @@ def described(kind: str, name: str, text: str, **options: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """The text with a capital letter and a full stop."""
-    text = text.strip()
+    """The text with a capital letter and a full stop, and values as code: "keep: no change" begins with `keep`."""
+    text = re.sub(r"(^|[;:] )(?!(?:default|empty):)('?[\w-]+'?): ", r"\1`\2`: ", text.strip())
     # A name of code keeps its first letter.
     first = text if re.match(r"[a-z]\w*[_.(=-]", text) else text[:1].upper() + text[1:]
     return first if first.endswith((".", "?", "!")) else first + "."
@@ -225,7 +225,8 @@ def compatibility() -> str:
         if extra in ("dev", "docs", "petastorm"):
             continue
         for name, accepted in requirements:
-            tested = [f"{version}{f' ({when})' if when else ''}" for version, when in pins.get(name.lower(), [])]
+            pinned = pins.get(name.lower()) or pins.get(f"{name}-cpu", [])  # the same library, built without GPUs
+            tested = [f"{version}{f' ({when})' if when else ''}" for version, when in pinned]
             rows.append([name, extra, accepted or "any", ", ".join(tested) or "not by `make test`"])
     python = f"Python: `{_project()['requires-python']}` (`requires-python` in `pyproject.toml`).\n\n"
     return python + table(["package", "extra", "accepted", "tested"], rows)

@@ -246,13 +246,15 @@ class SharedKeywords(TableParams):
         return self._get(self.gradient_compression)
 
     def setMaxRestarts(self, value: int) -> Self:
-        """Sets max_restarts: how many times to restart the training from its last checkpoint after a process was
-        lost. Returns self.
+        """Sets max_restarts: how many times to restart all ranks, from the last checkpoint, if a rank dies, exits or
+        raises an error, or an executor is lost. Returns self.
         """
         return self._set(max_restarts=value)
 
     def getMaxRestarts(self) -> int:
-        """max_restarts: how many times to restart the training from its last checkpoint after a process was lost."""
+        """max_restarts: how many times to restart all ranks, from the last checkpoint, if a rank dies, exits or
+        raises an error, or an executor is lost.
+        """
         return self._get(self.max_restarts)
 
     def setRandomSeed(self, value: int | None) -> Self:
@@ -275,15 +277,15 @@ class SharedKeywords(TableParams):
 
     def setRunId(self, value: str | None) -> Self:
         """Sets run_id: the name of this training; with a store, fitting again under the same name resumes from the
-        last checkpoint, with its seed, and returns the model at once if all epochs are done; the other parameters
-        must be unchanged. Returns self.
+        last checkpoint, with its seed, and returns the model at once if all epochs are done; rows, model,
+        optimizer, schedule, losses and batches must be unchanged; epochs and num_proc may change. Returns self.
         """
         return self._set(run_id=value)
 
     def getRunId(self) -> str | None:
         """run_id: the name of this training; with a store, fitting again under the same name resumes from the last
-        checkpoint, with its seed, and returns the model at once if all epochs are done; the other parameters must
-        be unchanged.
+        checkpoint, with its seed, and returns the model at once if all epochs are done; rows, model, optimizer,
+        schedule, losses and batches must be unchanged; epochs and num_proc may change.
         """
         return self._get(self.run_id)
 

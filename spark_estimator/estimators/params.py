@@ -181,7 +181,8 @@ SHARED = (
         "max_restarts",
         0,
         whole(0),
-        "how many times to restart the training from its last checkpoint after a process was lost",
+        "how many times to restart all ranks, from the last checkpoint, if a rank dies, exits or raises an error, or "
+        "an executor is lost",
         "int",
     ),
     Row(
@@ -197,7 +198,8 @@ SHARED = (
         None,
         text,
         "the name of this training; with a store, fitting again under the same name resumes from the last checkpoint, "
-        "with its seed, and returns the model at once if all epochs are done; the other parameters must be unchanged",
+        "with its seed, and returns the model at once if all epochs are done; rows, model, optimizer, schedule, losses "
+        "and batches must be unchanged; epochs and num_proc may change",
         "str | None",
     ),
     Row(

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if importlib.util.find_spec("keras") is None:
     raise ModuleNotFoundError(
-        "spark_estimator.keras (horovod.keras) needs Keras 3, No module named 'keras': pip install "
-        "'spark-estimator[keras]', on the workers, too",
+        "spark_estimator.keras (horovod.keras) needs Keras 3, No module named 'keras': pip install keras, on the "
+        "workers, too",
         name="keras",
     )
 

@@ -6,7 +6,7 @@ try:
     import keras
 except ModuleNotFoundError as error:
     if error.name == "keras":
-        advice = "pip install 'spark-estimator[keras]', on the workers, too"
+        advice = "pip install keras, on the workers, too"
     else:  # Keras imports TensorFlow unless KERAS_BACKEND names another backend
         advice = f"pip install {error.name}, or set KERAS_BACKEND (torch, jax, tensorflow) to what is installed"
     raise ModuleNotFoundError(f"Keras cannot be imported, {error}: {advice}.", name=error.name) from error

@@ -31,8 +31,7 @@ def check_installed() -> None:
     if importlib.util.find_spec("torch") is None or not installed():
         missing = "PyTorch" if importlib.util.find_spec("torch") is None else "Lightning"
         raise ModuleNotFoundError(
-            f"spark_estimator.lightning needs {missing}, which is not installed: pip install "
-            "'spark-estimator[lightning]', or pip install lightning",
+            f"spark_estimator.lightning needs {missing}, which is not installed: pip install lightning",
             name=missing.lower().removeprefix("py"),
         )
 

@@ -59,7 +59,7 @@ def run(
         verbose: 0: only the ranks' lines; 1: also the default number of ranks, and a status line on a terminal or in a
             notebook; 2: also the host of each rank.
         prefix_output_with_timestamp: prefix each line with the time.
-        max_restarts: how often a failed job restarts as a whole after a rank died or raised, or an executor was lost;
+        max_restarts: how often all ranks start again if a rank dies, exits or raises an error, or an executor is lost;
             ``spark_estimator.launch.job.attempts`` lists the failures that are retried. `fn` finds the number of the
             attempt, from 1, in the variable `SPARK_ESTIMATOR_ATTEMPT`.
         timeout: seconds until the job's ranks are stopped, including the wait for slots and all attempts.

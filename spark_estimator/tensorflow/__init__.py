@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if importlib.util.find_spec("tensorflow") is None:
     raise ModuleNotFoundError(
         "spark_estimator.tensorflow (horovod.tensorflow) needs TensorFlow, which is not installed: pip install "
-        "'spark-estimator[tensorflow]', or pip install tensorflow (tensorflow-cpu for hosts without a GPU)",
+        "tensorflow (tensorflow-cpu for hosts without a GPU)",
         name="tensorflow",
     )
 

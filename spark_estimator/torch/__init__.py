@@ -14,8 +14,7 @@ from typing import Any
 
 if importlib.util.find_spec("torch") is None:
     raise ModuleNotFoundError(
-        "spark_estimator.torch (horovod.torch) needs PyTorch, which is not installed: pip install "
-        "'spark-estimator[torch]', or pip install torch",
+        "spark_estimator.torch (horovod.torch) needs PyTorch, which is not installed: pip install torch",
         name="torch",
     )
 

@@ -11,7 +11,7 @@ from tests.compat.interpreter import ROOT, fresh
 
 @pytest.mark.parametrize(
     ("missing", "advice"),
-    [("keras", "pip install 'spark-estimator[keras]'"), ("tensorflow", "set KERAS_BACKEND (torch, jax, tensorflow)")],
+    [("keras", "pip install keras, on the workers"), ("tensorflow", "set KERAS_BACKEND (torch, jax, tensorflow)")],
 )
 def test_what_is_missing_is_told_with_what_to_do(missing: str, advice: str, tmp_path: Path) -> None:
     (tmp_path / "keras.py").write_text(f'raise ModuleNotFoundError("No module named {missing!r}", name={missing!r})')

@@ -23,7 +23,7 @@ def test_without_tensorflow() -> None:
         """
     )
     assert printed.startswith("tensorflow spark_estimator.tensorflow (horovod.tensorflow) needs TensorFlow")
-    assert "pip install 'spark-estimator[tensorflow]'" in printed and "\n" not in printed
+    assert "pip install tensorflow (tensorflow-cpu" in printed and "\n" not in printed
 
 
 def test_others_do_not_load_it() -> None:

@@ -41,7 +41,7 @@ def refusal(version_of: Callable[[str], str | None], python: tuple[int, int]) ->
     ]
     return (
         f"petastorm does not work with {', '.join(wrong)} as installed here ({', '.join(has)}): it needs {_WORKS}; "
-        "pip install 'spark-estimator[petastorm]' into an environment of its own. Or leave out reader='petastorm'."
+        "install these in an environment of their own. Or leave out reader='petastorm'."
     )
 
 

@@ -233,11 +233,15 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         return self._get(self.loss_constructors)
 
     def setCallbacks(self, value: Any) -> Self:
-        """Sets callbacks: objects with the methods of torch_callbacks.Callback, called on every rank. Returns self."""
+        """Sets callbacks: objects with the methods of spark_estimator.estimators.torch.callbacks.Callback, called on
+        every rank. Returns self.
+        """
         return self._set(callbacks=value)
 
     def getCallbacks(self) -> list[Any]:
-        """callbacks: objects with the methods of torch_callbacks.Callback, called on every rank."""
+        """callbacks: objects with the methods of spark_estimator.estimators.torch.callbacks.Callback, called on
+        every rank.
+        """
         return self._get(self.callbacks)
 
     def setTrainMinibatchFn(self, value: Callable[..., Any] | None) -> Self:

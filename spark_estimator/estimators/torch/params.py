@@ -53,7 +53,7 @@ ESTIMATOR = (
         "callbacks",
         [],
         checks.listed,
-        "objects with the methods of torch_callbacks.Callback, called on every rank",
+        "objects with the methods of spark_estimator.estimators.torch.callbacks.Callback, called on every rank",
         "Any",
         "list[Any]",
     ),

@@ -17,9 +17,9 @@ from spark_estimator.errors import (
 from spark_estimator.launch.job.failures import shorten
 
 _MODULES = {
-    "spark_estimator": "pip install spark-estimator",
-    "pyarrow": "pip install 'spark-estimator[spark]'",
-    "pandas": "pip install 'spark-estimator[spark]'",
+    "spark_estimator": "pip install the wheel that the driver has (spark_estimator-*.whl)",
+    "pyarrow": "pip install pyarrow",
+    "pandas": "pip install 'pandas<3'",
     "numpy": "pip install numpy",
     "cloudpickle": "pip install cloudpickle",
     "pyspark": "pip install pyspark",

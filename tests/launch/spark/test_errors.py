@@ -37,7 +37,11 @@ def test_a_lost_executor_is_told_by_its_partition_and_reason() -> None:
     ("text", "kind", "says"),
     [
         ("ModuleNotFoundError: No module named 'pyarrow'", PythonEnvironmentError, "has no module 'pyarrow'"),
-        ("No module named 'spark_estimator.launch'", PythonEnvironmentError, "pip install spark-estimator"),
+        (
+            "No module named 'spark_estimator.launch'",
+            PythonEnvironmentError,
+            "pip install the wheel that the driver has",
+        ),
         (
             "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 2.7 than that in driver: 3.11",
             PythonEnvironmentError,
