@@ -30,7 +30,7 @@ def build_fakes(folder: Path) -> dict[str, str]:
     cudart, nccl = (folder / f"libfake_{name}.so" for name in ("cudart", "nccl"))
     sources = {
         cudart: [_FAKES / "fake_cudart.cc"],
-        nccl: [_FAKES / "fake_nccl.cc", _FAKES / "fake_nccl_kernel.cc", NATIVE / "base/halves.cc", cudart],
+        nccl: [_FAKES / "fake_nccl.cc", _FAKES / "fake_nccl_kernel.cc", NATIVE / "base/kernels/halves.cc", cudart],
         folder / "libcuda.so.1": [_FAKES / "fake_cuda_driver.cc", cudart],
     }
     for target, parts in sources.items():
