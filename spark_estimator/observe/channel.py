@@ -410,7 +410,7 @@ class SupervisorChannel:
 
 
 def connected_socket(
-    address: tuple[str, int], token: bytes, job_id: str, partition: int, *, encrypted: bool
+    address: tuple[str, int], token: bytes, job_id: str, partition: int, *, encrypted: bool = False
 ) -> tuple[socket.socket, Session | None]:
     """A socket to the driver, authenticated both ways, and its secrets. Raises as `SupervisorChannel.connect`."""
     sock, session = authentication.dial(

@@ -197,7 +197,12 @@ def test_an_engine_that_is_not_created_closes_what_it_was_given(flaw: str, says:
         else:
             stack.close()
         config = _config(
-            Settings(start_timeout_seconds=30), Topology.of(["a"] * 3, 0), RankGroup.job(3), "a", create_segment(3)
+            Settings(start_timeout_seconds=30),
+            Topology.of(["a"] * 3, 0),
+            RankGroup.job(3),
+            "a",
+            create_segment(3),
+            encrypted=False,
         )
         own_fds = {config.own_segment_fd, *(getattr(peer, f"{what}_fd") for peer in peers for what in FDS)} - {-1}
         assert all(map(is_open, own_fds))

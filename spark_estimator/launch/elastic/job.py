@@ -133,8 +133,11 @@ class ElasticJob:
             job_id, key = new_job_id(), new_key()
             for process in processes:
                 whole = len(peers) == len(processes)
-                rendezvous = Rendezvous(job_id, key, process.rank, tuple(peers), -1, encrypted=self._encrypted)
-                process.tell(rendezvous if whole else None)
+                process.tell(
+                    Rendezvous(job_id, key, process.rank, tuple(peers), -1, encrypted=self._encrypted)
+                    if whole
+                    else None
+                )
 
     def _start_newcomer(self) -> str:
         """The host on which it is started."""

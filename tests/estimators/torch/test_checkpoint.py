@@ -134,15 +134,15 @@ def ranks_left() -> list[int]:
 def left_in(folder: Path) -> list[str]:
     """Files, but for those that a run has in a store."""
     files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-    return [name for name in files if name != "runs/run/checkpoint"]
+    return [name for name in files if name not in ("runs/run/attempt.json", "runs/run/checkpoint")]
 
 
 def test_a_rank_killed_while_it_writes_is_named_and_leaves_nothing(
     line: DataFrame, estimator: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_ESTIMATOR_SPOOL_FOLDER", str(tmp_path))
-    # Of two new folders, of the first checkpoint and its folder; then of the second one.
-    net = Dying((0, "fsync", 5))
+    # Of two new folders, of the fence and of the first checkpoint, each with its folder; then of the second one.
+    net = Dying((0, "fsync", 7))
     with pytest.raises(WorkerFailedError, match=r"(?s)rank 0.*SIGKILL"):
         estimator(model=net, epochs=5, store=Store.create(str(tmp_path)), run_id="run").fit(line)
     assert left_in(tmp_path) == []
@@ -165,10 +165,10 @@ def test_a_store_on_hadoop_s_default_file_system(
     with pytest.raises(WorkerFailedError, match=r"(?s)rank 0.*SIGKILL"):
         estimator(model=Dying((0, "_check_size", 4)), **parameters).fit(line)
     folder = tmp_path / "files/default:8020/user/test/horovod/runs/run"
-    assert sorted(os.listdir(folder)) == [".checkpoint.next", "checkpoint"]
+    assert sorted(os.listdir(folder)) == [".checkpoint.next", "attempt.json", "checkpoint"]
     (folder / "checkpoint").write_bytes(b"torn")  # as a kill a moment earlier leaves it
     resumed = estimator(model=Dying(), **parameters).fit(line)
-    assert os.listdir(folder) == ["checkpoint"]
+    assert sorted(os.listdir(folder)) == ["attempt.json", "checkpoint"]
     whole = estimator(epochs=3).fit(line)
     assert resumed.getHistory() == whole.getHistory()
     assert not Path("/user/test/horovod").exists()

@@ -35,7 +35,7 @@ class Case:
         address = self.server.job.channel
         assert address is not None
         job_id = self.server.job.job_id if job_id is None else job_id
-        return connected_socket((address.host, address.port), address.token, job_id, number)
+        return connected_socket((address.host, address.port), address.token, job_id, number)[0]
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def test_a_driver_that_knows_the_token_cannot_have_a_task_run_anything_else(
     listener = socket.create_server(("127.0.0.1", 0))
     tasks: queue.Queue[socket.socket] = queue.Queue()
     server = HandshakeServer(
-        [listener], TOKEN, lambda sock, context, origin: tasks.put(sock), approve=lambda context: None, name="hostile"
+        [listener], TOKEN, lambda sock, *_: tasks.put(sock), approve=lambda context: None, name="hostile"
     )
     address = ChannelAddress(*listener.getsockname()[:2], TOKEN)
     job = JobSpec("0" * 16, 1, "f()", payload=cloudpickle.dumps((len, (bytes(4096),), {})), channel=address)
