@@ -141,8 +141,8 @@ def test_a_rank_killed_while_it_writes_is_named_and_leaves_nothing(
     line: DataFrame, estimator: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_ESTIMATOR_SPOOL_FOLDER", str(tmp_path))
-    # Of two new folders, of the fence and of the first checkpoint, each with its folder; then of the second one.
-    net = Dying((0, "fsync", 7))
+    # Of two new folders, of the first checkpoint and its folder; then of the second one.
+    net = Dying((0, "fsync", 5))
     with pytest.raises(WorkerFailedError, match=r"(?s)rank 0.*SIGKILL"):
         estimator(model=net, epochs=5, store=Store.create(str(tmp_path)), run_id="run").fit(line)
     assert left_in(tmp_path) == []
