@@ -62,7 +62,6 @@ class StreamSocket {
 
   int fd() const { return fd_.get(); }
   bool valid() const { return fd_.valid(); }
-  bool encrypted() const { return channel_ != nullptr; }
   // From now on; before the first byte.
   void Encrypt(std::unique_ptr<SecureChannel> channel) { channel_ = std::move(channel); }
 

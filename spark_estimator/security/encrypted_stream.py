@@ -61,11 +61,6 @@ class Opener:
         self._free = weakref.finalize(self, _native.library().se_opener_destroy, handle)
         self._pending = bytearray()
 
-    @property
-    def is_between_records(self) -> bool:
-        """Whether nothing has arrived of a record that is not whole yet."""
-        return not self._pending
-
     def open(self, received: bytes) -> bytes:
         """What these bytes complete.
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.launch.clusters import connect_server
+from tests.launch.clusters import ROOT, connect_server
 from tests.notebooks.execute import NOTEBOOKS, code_cells, environment, executed, kinds, mark, text_of
 
 ids = [path.stem for path in NOTEBOOKS]
 LARGEST_BYTES = 200_000
-_PRIVATE = re.compile(r"/work/|/root/|/home/|/tmp/(?!notebook)|pid (?!10\d\d\b)\d|Warning:|\bWARN\b")
+_PRIVATE = re.compile(rf"{re.escape(str(ROOT))}|/root/|/home/|/tmp/(?!notebook)|pid (?!10\d\d\b)\d|Warning:|\bWARN\b")
 
 
 def number(pattern: str, text: str) -> float:

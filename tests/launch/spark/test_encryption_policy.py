@@ -11,7 +11,6 @@ from spark_estimator.errors import EncryptionUnavailableError, PreflightError
 from spark_estimator.launch.job.spark_settings import ALLOW_UNENCRYPTED, ENCRYPTION
 from spark_estimator.launch.spark import encryption_policy
 from spark_estimator.launch.spark.encryption_policy import encryption_of
-from spark_estimator.security import encryption
 from spark_estimator.security.encryption import Policy
 
 CRYPTO = "spark.network.crypto.enabled"
@@ -96,4 +95,3 @@ def test_a_host_that_cannot_encrypt_refuses(monkeypatch: pytest.MonkeyPatch) -> 
     assert encryption_of(session())[0] is False
     with pytest.raises(EncryptionUnavailableError):
         encryption_of(session(**{CRYPTO: "true"}))
-    assert encryption.libcrypto_path()
