@@ -25,6 +25,7 @@ ATTEMPT_VARIABLE = "SPARK_ESTIMATOR_ATTEMPT"
 PROCESS_VARIABLE = "SPARK_ESTIMATOR_PROCESS"
 PROGRESS_FD_VARIABLE = "SPARK_ESTIMATOR_PROGRESS_FD"
 IGNORE_LAUNCHER_VARIABLE = "SPARK_ESTIMATOR_IGNORE_LAUNCHER"
+JOINED_VARIABLE = "SPARK_ESTIMATOR_JOINED"
 
 
 class _Ranks(Protocol):
@@ -295,7 +296,17 @@ class Settings:
     ignore_launcher: bool = _variable(
         IGNORE_LAUNCHER_VARIABLE, False, _boolean, unit="1 or 0",
         effect="1: init() starts a job of one rank in a process that mpirun, srun, torchrun or another launcher "
-        "started in a job of several; 0: init() raises an error there",
+        "started in a job of several; 0: init() joins that job",
+    )  # fmt: skip
+    job_key: str = dataclasses.field(default="", repr=False, metadata={
+        "variable": "SPARK_ESTIMATOR_JOB_KEY", "parse": str, "unit": "key",
+        "effect": "secret of at least 32 characters, the same in all processes that mpirun, srun or the like started: "
+        "by it they join one job, with MASTER_ADDR as rank 0's host. Not shown",
+    })  # fmt: skip
+    job_folder: str = _variable(
+        "SPARK_ESTIMATOR_JOB_FOLDER", "", _folder, unit="folder",
+        effect="folder that all hosts of such a job share, in which rank 0 leaves a key for the others; -: "
+        "~/.spark_estimator/jobs",
     )  # fmt: skip
     elastic: bool = _variable(
         "HOROVOD_ELASTIC", False, _boolean, unit="1 or 0",
@@ -354,7 +365,7 @@ class Settings:
         for field in dataclasses.fields(self):
             variable = field.metadata["variable"]
             value, default = getattr(self, field.name), field.default
-            in_force, why = _printed(value), "default"
+            in_force, why = "(set)" if value and not field.repr else _printed(value), "default"
             if environ.get(variable, "").strip():
                 why = "environment"
             elif value != default:
@@ -442,6 +453,7 @@ SET_FOR_SCRIPTS = {
 #: Variables that launchers set for their own workers, with their meaning.
 SET_FOR_WORKERS = {
     JOB_VARIABLE: "the identifier of the attempt; not secret",
+    JOINED_VARIABLE: "set by init() to the job of another launcher that it joined, for processes that a rank starts",
     PROCESS_VARIABLE: "a mark by which the supervisor finds processes that the worker left behind",
     FEED_FD_VARIABLE: "descriptor from which the worker reads its rows of a DataFrame",
     WORKER_CHOICES_VARIABLE: "the settings of threads and memory that the launcher chose for the worker",

@@ -1,8 +1,8 @@
 """This process's membership of a job: ``init()``, ``shutdown()``, and its rank and topology in between.
 
 A process is a rank of at most one job at a time. It joins the job of its rendezvous (``rendezvous.current``), which
-its launcher provided; without one it is a job of its own, of one rank, unless another launcher started it as one
-of several processes: that is an error. It may leave and join again any number of times, as long as all ranks do.
+its launcher provided. Without one it joins the job in which another launcher, such as mpirun, started it (``foreign``),
+or it is a job of its own, of one rank. It may leave and join again any number of times, as long as all ranks do.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import os
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from spark_estimator import _native, log
 from spark_estimator.collectives import descriptors, launcher_link
 from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.engine import Engine, forked_error
+from spark_estimator.collectives.foreign import join as foreign
 from spark_estimator.collectives.gpu_libraries import cuda_opens, nccl_in_use
 from spark_estimator.collectives.membership import EngineStarter, Membership
 from spark_estimator.collectives.process_set import ProcessSet
@@ -25,7 +27,6 @@ from spark_estimator.collectives.rendezvous import Topology, host_id
 from spark_estimator.collectives.wiring import Switchboard
 from spark_estimator.env import WITHOUT_EFFECT, Settings, requests_autotune
 from spark_estimator.errors import HorovodInternalError, NotInitializedError, PeerLostError
-from spark_estimator.foreign_launchers import check_not_foreign
 
 _log = log.logger(__name__)
 
@@ -39,7 +40,7 @@ _forked_from: int | None = None
 
 
 def init(
-    comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
+    comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
 ) -> None:
     """Joins the job. A second call is a no-op until ``shutdown()``; then it joins again, together with all other ranks.
 
@@ -47,15 +48,17 @@ def init(
     begins again, without those that were lost meanwhile.
 
     Args:
-        comm: None, or the list of all ranks: a job is always made of all ranks that were started.
+        comm: the processes that make the job, in the order of their ranks in it: a list of the ranks that the launcher
+            gave them, or a communicator of mpi4py; None: all. Some of them only under mpirun, srun, torchrun and the
+            like, where the others may give a list of their own.
         process_sets: sets to register, the same on all ranks; ``"dynamic"``: sets may be added and removed later, as
             with HOROVOD_DYNAMIC_PROCESS_SETS=1.
 
     Raises:
         PeerLostError: some ranks did not come; the text names them.
         AuthenticationError: a rank holds another key.
-        ForeignLauncherError: mpirun, srun, torchrun or another launcher started this process as one of several, and
-            SPARK_ESTIMATOR_IGNORE_LAUNCHER=1 is not set.
+        ForeignLauncherError: another launcher started this process as one of several, and they can't form a job: the
+            text names what to do.
         HorovodInternalError: this process has too few file descriptors left, or was forked from a rank.
         MismatchError: the ranks gave different process sets.
         ValueError: an argument or an environment variable cannot be used.
@@ -67,8 +70,6 @@ def init(
         if _membership is not None:
             return
         settings = Settings.read()
-        if not settings.ignore_launcher and rendezvous_module.current(settings.rendezvous_fd) is None:
-            check_not_foreign()
         _native.library()
         if process_sets == "dynamic":
             settings = dataclasses.replace(settings, dynamic_process_sets=True)
@@ -93,13 +94,16 @@ def _static_sets(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None
     return [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in process_sets]
 
 
-def _join(settings: Settings, comm: Sequence[int] | None, static: Sequence[ProcessSet]) -> Membership:
+def _join(settings: Settings, comm: Any, static: Sequence[ProcessSet]) -> Membership:
     global _switchboard
-    rendezvous = rendezvous_module.current(settings.rendezvous_fd)
-    if rendezvous is not None and rendezvous.launcher_fd >= 0:
+    rendezvous, ranks = rendezvous_module.current(settings.rendezvous_fd), foreign.ranks_of(comm)
+    if (rendezvous is None or foreign.has_joined()) and not settings.ignore_launcher:
+        rendezvous = foreign.rendezvous(settings, ranks)
+    elif rendezvous is not None and rendezvous.launcher_fd >= 0:
         rendezvous = launcher_link.admitted(rendezvous)
     topology = Topology.of([host_id()], 0) if rendezvous is None else rendezvous.topology
-    _check_comm(comm, topology.size)
+    if ranks is not None and not foreign.has_joined() and ranks != tuple(range(topology.size)):
+        raise ValueError(f"init(comm={list(ranks)}): this job always has all of its {topology.size} ranks; omit comm.")
     log.configure(settings.log_level, topology.rank, times=not settings.log_hide_time)
     if rendezvous is not None and settings.launched_size not in (None, topology.size):
         _log.warning("HOROVOD_SIZE=%s, but this process joins a job of %d.", settings.launched_size, topology.size)
@@ -125,17 +129,6 @@ def _await_another_round(error: PeerLostError) -> None:
     _log.warning("waiting for another round: %s", error)
     link.leaves_because(error)
     link.next_round(former)
-
-
-def _check_comm(comm: Sequence[int] | None, size: int) -> None:
-    if comm is None:
-        return
-    try:
-        ranks = list(comm)
-    except TypeError:
-        raise ValueError(f"init(comm={comm!r}): MPI communicators are not supported; omit comm.") from None
-    if ranks and ranks != list(range(size)):
-        raise ValueError(f"init(comm={ranks!r}): a job always has all of its {size} ranks; omit comm.")
 
 
 def shutdown() -> None:

@@ -10,6 +10,7 @@ import numpy
 import torch
 
 from spark_estimator.collectives import context
+from spark_estimator.collectives.foreign.launchers import warn_of_all_rows
 from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.data.columns import Readable
 from spark_estimator.data.decoding import Decoder
@@ -25,7 +26,6 @@ from spark_estimator.data.rank.shares import Batches
 from spark_estimator.data.row_lengths import Ragged
 from spark_estimator.env import Settings
 from spark_estimator.errors import DataError
-from spark_estimator.foreign_launchers import warn_of_all_rows
 
 _SAMPLE_ROWS = 100
 

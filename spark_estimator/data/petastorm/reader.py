@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from spark_estimator.collectives import context
+from spark_estimator.collectives.foreign.launchers import warn_of_all_rows
 from spark_estimator.data.columns import did_you_mean
 from spark_estimator.data.fields import Field, widths_of
 from spark_estimator.data.materialize import MANIFEST, prepared
@@ -25,7 +26,6 @@ from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.rank.shares import share
 from spark_estimator.env import Settings
 from spark_estimator.errors import DataError
-from spark_estimator.foreign_launchers import warn_of_all_rows
 from spark_estimator.log import logger
 
 _SAMPLE_ROWS = 100

@@ -1,0 +1,16 @@
+"""Joins the job of another launcher: mpirun, mpiexec, srun, torchrun, or whatever sets RANK and WORLD_SIZE.
+
+Such a launcher starts the processes and numbers them. What a rank needs beyond that, its peers' addresses and a key of
+the job's own, rank 0 hands out. It opens a *desk*, a port behind the usual challenge, and leaves a *notice* of it that
+only ranks of this job can use. The others find the notice and bring their addresses to the desk. When all have come,
+each gets the list of all.
+
+=============  ======================================================================================================
+`launchers`    which launcher started this process, as which rank of how many; from environment variables, pure
+`notices`      how the notice gets from rank 0 to the others: the interface, and a key that the user gives
+`files`        a notice in a file that only the user can read, on one host or in a folder that all hosts share
+`addresses`    where a desk listens
+`desk`         the desk and its visitors: a job of ranks in order, with a fresh key
+`join`         all of it: the rendezvous that ``init()`` joins by
+=============  ======================================================================================================
+"""

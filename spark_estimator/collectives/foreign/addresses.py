@@ -1,0 +1,81 @@
+"""The addresses of this host that processes of other hosts may reach, and sockets that listen there."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+_SIOCGIFADDR = 0x8915
+_BACKLOG = 4096
+
+
+def own_addresses() -> list[str]:
+    """The addresses of this host's interfaces, that of the default route first; loopback's if there is no other."""
+    default = _default_interface()
+    names = sorted((name for _, name in socket.if_nameindex()), key=lambda name: name != default)
+    found = [address for name in names for address in (_version_4(name), *_version_6(name)) if address]
+    return found or ["127.0.0.1"]
+
+
+def listen(choices: Sequence[Sequence[str]], ports: Sequence[int]) -> list[socket.socket]:
+    """Sockets that listen at one port of each address of the first choice where that can be done; else none.
+
+    Args:
+        choices: lists of addresses, or names of hosts.
+        ports: the ports to try, in this order; 0: any.
+    """
+    for addresses in choices:
+        for port in ports:
+            with contextlib.suppress(OSError):
+                return _listening(addresses, port)
+    return []
+
+
+def _listening(addresses: Sequence[str], port: int) -> list[socket.socket]:
+    listeners: list[socket.socket] = []
+    try:
+        for address in addresses:
+            family, _, _, _, resolved = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+            listeners.append(socket.socket(family, socket.SOCK_STREAM))
+            # A port that an earlier job had is free at once. One that somebody listens at is not.
+            listeners[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listeners[-1].bind(resolved)
+            listeners[-1].listen(_BACKLOG)
+    except OSError:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+def _version_4(interface: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, contextlib.suppress(OSError):
+        answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        address = socket.inet_ntoa(answer[20:24])
+        return "" if ipaddress.ip_address(address).is_loopback else address
+    return ""
+
+
+def _version_6(interface: str) -> list[str]:
+    """Those of global scope: a link-local address means nothing on another host."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, _, _, scope, _, name = line.split()
+            if name == interface and scope == "00":
+                found.append(str(ipaddress.IPv6Address(int(digits, 16))))
+    return found
+
+
+def _default_interface() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/route").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[1] == fields[7] == "00000000":
+                return fields[0]
+    return ""

@@ -1,0 +1,305 @@
+"""Rank 0's desk, which every other rank visits with its facts, and leaves with those of all ranks.
+
+Every connection begins with the usual challenge (``security.authentication``), by the key of the notice. Then there is
+a frame each way: four bytes of length, HMAC-SHA256 of the content, and the content as JSON. The desk's frame repeats
+the nonce of each visitor, so a recorded one is of no use. The job's key is made of the notice's key and of the desk's
+frame, so it is fresh also where the user's own key serves many jobs. No key travels on these connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import queue
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+from spark_estimator.collectives.foreign.notices import Notice
+from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, host_id, new_job_id
+from spark_estimator.errors import AuthenticationError, ForeignLauncherError, PeerLostError
+from spark_estimator.security.authentication import connect
+from spark_estimator.security.encryption import Session
+from spark_estimator.security.handshake_server import HandshakeServer
+
+_HEAD = struct.Struct(">I32s")
+_MOST_BYTES = 16 << 20
+_CONTEXT = b"spark_estimator desk"
+# One that has proved that it has the key sends its frame at once.
+_FRAME_SECONDS = 5.0
+_DIAL_SECONDS = 2.0
+# Rank 0 tells who is missing. Its answer must come before the visitor itself gives up.
+_ANSWER_SECONDS = 5.0
+_VISITOR, _DESK = b"visitor", b"desk"
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """What a rank brings to the desk.
+
+    Attributes:
+        size: of the job, as the launcher's variables give it.
+        version: of this package.
+        encrypted: whether the ranks are to encrypt what they send between hosts.
+    """
+
+    size: int
+    version: str
+    encrypted: bool
+
+
+class Desk:
+    """Rank 0's side.
+
+    Args:
+        listeners: the desk's ports; it takes ownership of them.
+        key: of the notice.
+        own: what rank 0 itself brings.
+        job: the job and this process's part in it, for messages.
+    """
+
+    def __init__(self, listeners: Sequence[socket.socket], key: bytes, own: Visitor, job: str) -> None:
+        self._key = key
+        self._own = own
+        self._job = job
+        self._arrived: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._visitors: dict[int, tuple[socket.socket, PeerFacts, str]] = {}
+        self._server = HandshakeServer(listeners, key, self._admit, name="rank 0's desk")
+
+    def gather(self, seconds: float, own_address: str) -> Rendezvous:
+        """Waits for all other ranks, and sends each the list of all.
+
+        Args:
+            seconds: how long to wait.
+            own_address: at which rank 0 itself listens; '': where most ranks of other hosts came.
+
+        Raises:
+            PeerLostError: a rank did not come in time, or ended meanwhile; the text names it.
+            ForeignLauncherError: the ranks were started for jobs of different sizes, with two processes for one rank,
+                or have different versions.
+        """
+        deadline = time.monotonic() + seconds
+        try:
+            while len(self._visitors) < self._own.size - 1:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    missing = [rank for rank in range(1, self._own.size) if rank not in self._visitors]
+                    raise PeerLostError(f"init(): {_named(missing)} of {self._job} did not come within {seconds:g} s.")
+                with contextlib.suppress(queue.Empty):
+                    self._take(self._arrived.get(timeout=min(remaining, 0.1)))
+                self._look_for_losses()
+            return self._finish(own_address)
+        except (PeerLostError, ForeignLauncherError) as error:
+            kind = "lost" if isinstance(error, PeerLostError) else "wrong"
+            self._send_all({"kind": kind, "text": str(error)})
+            raise
+
+    def close(self) -> None:
+        """Closes the ports and all connections. Idempotent."""
+        self._server.close()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._arrived.get_nowait().close()
+        while self._visitors:
+            self._visitors.popitem()[1][0].close()
+
+    def _admit(self, sock: socket.socket, _context: bytes, _origin: str, _session: Session | None) -> None:
+        self._arrived.put(sock)
+
+    def _take(self, sock: socket.socket) -> None:
+        try:
+            frame = _receive(sock, self._key, _VISITOR, time.monotonic() + _FRAME_SECONDS)
+            facts, nonce = PeerFacts(**frame["facts"]), str(frame["nonce"])
+            theirs = Visitor(int(frame["size"]), str(frame["version"]), bool(frame["encrypted"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            sock.close()  # it comes again, or is missed
+            return
+        former = self._visitors.get(facts.rank)
+        problem = ""
+        if theirs.size != self._own.size:
+            problem = f"was started as one of {theirs.size}"
+        elif not 0 < facts.rank < self._own.size:
+            problem = f"isn't one of ranks 1 to {self._own.size - 1}"
+        elif theirs.version != self._own.version:
+            problem = f"has spark_estimator {theirs.version}, and rank 0 has {self._own.version}"
+        elif theirs.encrypted != self._own.encrypted:
+            problem = "has another SPARK_ESTIMATOR_ENCRYPTION than rank 0"
+        elif former is not None:
+            problem = f"has the same number as {former[1].named()}"
+        self._visitors[facts.rank if former is None else self._own.size + facts.rank] = sock, facts, nonce
+        if problem:
+            raise ForeignLauncherError(f"init(): {facts.named()} {problem}; rank 0 is {self._job}.")
+
+    def _look_for_losses(self) -> None:
+        """Nobody sends anything while it waits: what can be read is the connection's end."""
+        poll = select.poll()
+        for sock, _, _ in self._visitors.values():
+            poll.register(sock, select.POLLIN)
+        ended = {descriptor for descriptor, _ in poll.poll(0)} if self._visitors else set()
+        for sock, facts, _ in self._visitors.values():
+            if sock.fileno() in ended:
+                raise PeerLostError(f"init(): {facts.named()} ended before all ranks of {self._job} had come.")
+
+    def _finish(self, own_address: str) -> Rendezvous:
+        if not own_address:
+            came = [
+                (facts.host_id != host_id(), str(sock.getsockname()[0])) for sock, facts, _ in self._visitors.values()
+            ]
+            own_address = max(came, key=lambda each: (each[0], came.count(each)))[1]
+        endpoint = Endpoint.open(own_address)
+        facts = [endpoint.facts(0)] + [self._visitors[rank][1] for rank in sorted(self._visitors)]
+        roster = {
+            "kind": "roster",
+            "job_id": new_job_id(),
+            "nonce": secrets.token_hex(32),
+            "nonces": {str(rank): nonce for rank, (_, _, nonce) in self._visitors.items()},
+            "encrypted": self._own.encrypted,
+            "peers": [asdict(peer) for peer in facts],
+        }
+        self._send_all(roster)
+        return _rendezvous(roster, self._key, 0, endpoint)
+
+    def _send_all(self, message: dict[str, Any]) -> None:
+        for sock, _, _ in self._visitors.values():
+            with contextlib.suppress(OSError):  # the wiring that follows names a rank that is gone
+                _send(sock, self._key, _DESK, message)
+
+
+def visit(
+    find: Callable[[], Notice | None], where: str, rank: int, own: Visitor, seconds: float, *, one_host: bool
+) -> Rendezvous:
+    """The side of every rank but 0: looks for the desk until it answers, and waits there for the list of all ranks.
+
+    Args:
+        find: gives the present notice.
+        where: of that, for messages.
+        rank: this process's.
+        own: what else it brings.
+        seconds: how long to wait.
+        one_host: whether all ranks are on this host.
+
+    Raises:
+        PeerLostError: rank 0 did not come in time, or ended, or another rank is missing.
+        ForeignLauncherError: as for `Desk.gather`.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        notice = find()
+        for place in () if notice is None else notice.places:
+            assert notice is not None
+            sock = _dialed(place, notice.key, deadline)
+            if sock is not None:
+                with sock:
+                    return _at_desk(sock, notice.key, rank, own, deadline, one_host=one_host)
+        if time.monotonic() > deadline:
+            what = "left no notice" if notice is None else f"did not answer at {_listed(notice.places)}"
+            raise PeerLostError(
+                f"init(): rank 0 {what} within {seconds:g} s, so rank {rank} on {socket.gethostname()} can't join. It "
+                f"looked at {where}. Either rank 0 never called init(), or it can't be reached from here."
+            )
+        time.sleep(0.02)
+
+
+def _dialed(place: tuple[str, int], key: bytes, deadline: float) -> socket.socket | None:
+    """A connection with the desk; None if it isn't there."""
+    limit = max(0.1, min(_DIAL_SECONDS, deadline - time.monotonic()))
+    try:
+        sock = socket.create_connection(place, timeout=limit)
+    except OSError:
+        return None
+    try:
+        connect(sock, key, _CONTEXT, timeout=timedelta(seconds=limit))
+    except (OSError, AuthenticationError):
+        sock.close()
+        return None
+    return sock
+
+
+def _at_desk(
+    sock: socket.socket, key: bytes, rank: int, own: Visitor, deadline: float, *, one_host: bool
+) -> Rendezvous:
+    endpoint = Endpoint.open("127.0.0.1" if one_host else str(sock.getsockname()[0]))
+    nonce = secrets.token_hex(32)
+    try:
+        facts = endpoint.facts(rank)
+        _send(sock, key, _VISITOR, {"facts": asdict(facts), "nonce": nonce, **asdict(own)})
+        try:
+            answer = _receive(sock, key, _DESK, deadline + _ANSWER_SECONDS)
+        except (OSError, EOFError, ValueError) as error:
+            text = f"init(): rank 0 ended before all ranks had come; {facts.named()} was there."
+            raise PeerLostError(text) from error
+        if answer["kind"] == "wrong":
+            raise ForeignLauncherError(answer["text"])
+        if answer["kind"] == "lost":
+            raise PeerLostError(answer["text"])
+        if answer["nonces"].get(str(rank)) != nonce:
+            raise AuthenticationError(f"init(): rank 0 answered rank {rank} with the answer to another process")
+        return _rendezvous(answer, key, rank, endpoint)
+    except BaseException:
+        endpoint.close()
+        raise
+
+
+def _rendezvous(roster: dict[str, Any], key: bytes, rank: int, endpoint: Endpoint) -> Rendezvous:
+    listen_fd, local_fd = endpoint.detach()
+    return Rendezvous(
+        job_id=roster["job_id"],
+        key=hmac.digest(key, b"job\x01" + hashlib.sha256(_encoded(roster)).digest(), "sha256"),
+        rank=rank,
+        peers=tuple(PeerFacts(**peer) for peer in roster["peers"]),
+        listen_fd=listen_fd,
+        local_fd=local_fd,
+        encrypted=roster["encrypted"],
+    )
+
+
+def _encoded(message: dict[str, Any]) -> bytes:
+    return json.dumps(message, sort_keys=True).encode()
+
+
+def _send(sock: socket.socket, key: bytes, sender: bytes, message: dict[str, Any]) -> None:
+    content = _encoded(message)
+    sock.settimeout(_FRAME_SECONDS)
+    sock.sendall(_HEAD.pack(len(content), hmac.digest(key, sender + b"\x01" + content, "sha256")) + content)
+
+
+def _receive(sock: socket.socket, key: bytes, sender: bytes, deadline: float) -> dict[str, Any]:
+    """The other end's frame. Raises OSError or ValueError if there comes none."""
+    length, code = _HEAD.unpack(_exactly(sock, _HEAD.size, deadline))
+    if length > _MOST_BYTES:
+        raise ValueError("a frame that is too long")
+    content = _exactly(sock, length, deadline)
+    if not hmac.compare_digest(code, hmac.digest(key, sender + b"\x01" + content, "sha256")):
+        raise ValueError("a frame that was changed on its way")
+    message = json.loads(content)
+    if not isinstance(message, dict):
+        raise ValueError("a frame that is not a JSON object")
+    return message
+
+
+def _exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
+    received = bytearray()
+    while len(received) < count:
+        sock.settimeout(max(0.01, deadline - time.monotonic()))
+        part = sock.recv(count - len(received))
+        if not part:
+            raise ConnectionResetError("the other end closed the connection")
+        received += part
+    return bytes(received)
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
+
+
+def _listed(places: Sequence[tuple[str, int]]) -> str:
+    shown = ", ".join(f"{host} port {port}" for host, port in places[:3])
+    return shown + (", ..." if len(places) > 3 else "")

@@ -1,0 +1,169 @@
+"""Makes this process a rank of the job that another launcher started it in."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from spark_estimator import __version__
+from spark_estimator.collectives import rendezvous as rendezvous_module
+from spark_estimator.collectives.foreign.addresses import listen, own_addresses
+from spark_estimator.collectives.foreign.desk import Desk, Visitor, visit
+from spark_estimator.collectives.foreign.files import FileBoard, host_folder
+from spark_estimator.collectives.foreign.launchers import ForeignJob, foreign_job
+from spark_estimator.collectives.foreign.notices import AgreedBoard, NoticeBoard, file_name, first_key
+from spark_estimator.collectives.rendezvous import Rendezvous
+from spark_estimator.env import IGNORE_LAUNCHER_VARIABLE, JOINED_VARIABLE, Settings
+from spark_estimator.errors import ForeignLauncherError
+from spark_estimator.security.encryption import Policy, libcrypto_path
+
+_HOME = "~/.spark_estimator/jobs"
+# The launcher's numbers of the ranks with which this process has joined, in the order of the job's own numbers.
+_joined: tuple[int, ...] | None = None
+
+
+def has_joined() -> bool:
+    """Whether this process's rendezvous is one that `rendezvous` made."""
+    return _joined is not None
+
+
+def rendezvous(settings: Settings, ranks: Sequence[int] | None = None) -> Rendezvous | None:
+    """The rendezvous by which this process is a rank of its launcher's job; None if no launcher started it as one of
+    several. All processes of the job call it, or all of `ranks`; it blocks until they do. A later call with the same
+    ranks gives the same rendezvous.
+
+    Args:
+        settings: how long to wait, and the user's key or folder.
+        ranks: the launcher's numbers of the processes that make a job, in the order of their ranks in it; None: all.
+
+    Raises:
+        ForeignLauncherError: the launcher's job can't be joined; the text names what to do.
+        PeerLostError: some ranks did not come; the text names them.
+        ValueError: this process is not one of `ranks`, or a variable cannot be used.
+    """
+    global _joined
+    job = foreign_job()
+    if job is None:
+        return None
+    rank = _checked(job)
+    members = tuple(range(job.size)) if ranks is None else tuple(ranks)
+    if members == _joined:
+        return rendezvous_module.current()
+    if _joined is None and os.environ.get(JOINED_VARIABLE) == job.mark:
+        raise ForeignLauncherError(
+            f"init(): this process was started by a rank, {job.process}, and is none itself. Run collectives in the "
+            "rank. A worker that multiprocessing or a DataLoader starts with 'spawn' or 'forkserver' runs the main "
+            'script again: put init() and what follows under `if __name__ == "__main__":`. If this process should be a '
+            f"job of its own, set {IGNORE_LAUNCHER_VARIABLE}=1."
+        )
+    if rank not in members or len(set(members)) != len(members) or not all(0 <= each < job.size for each in members):
+        raise ValueError(
+            f"init(comm={list(members)}): this process is {job.process}. List different ranks of 0 to {job.size - 1}, "
+            "this one among them: each rank gives the list of the job that it is in."
+        )
+    found = _met(job, settings, members, members.index(rank)) if len(members) > 1 else None
+    rendezvous_module.set_current(found)
+    _joined = members
+    os.environ[JOINED_VARIABLE] = job.mark
+    return found
+
+
+def _checked(job: ForeignJob) -> int:
+    """This process's rank. Raises ForeignLauncherError if the job can't be joined."""
+    if not job.joins:
+        problem = "spark_estimator can't join such a job: each process would train alone"
+    elif job.rank is None or not 0 <= job.rank < job.size:
+        problem = f"its rank ({'none' if job.rank is None else job.rank}) is not one of 0 to {job.size - 1}"
+    else:
+        return job.rank
+    raise ForeignLauncherError(
+        f"init(): this process is {job.process}. {problem[0].upper()}{problem[1:]}. Start the program with `horovodrun "
+        f"-np {job.size} python train.py` instead (on several hosts: -H host1:2,host2:2), or on Spark with "
+        f"HorovodRunner(np={job.size}).run(train). If each process should train alone, set "
+        f"{IGNORE_LAUNCHER_VARIABLE}=1."
+    )
+
+
+def _met(job: ForeignJob, settings: Settings, members: tuple[int, ...], rank: int) -> Rendezvous:
+    encrypted = settings.encryption == Policy.REQUIRE.value and not job.one_host
+    if encrypted:
+        libcrypto_path()  # so that this rank is named
+    own = Visitor(len(members), __version__, encrypted)
+    board = _board(job, settings, members)
+    seconds = settings.start_timeout_seconds
+    if rank > 0:
+        return visit(board.find, board.where, rank, own, seconds, one_host=job.one_host)
+    listeners = listen(_addresses(job, board), board.ports)
+    if not listeners:
+        raise ForeignLauncherError(f"init(): rank 0 can't listen at {board.where}: all of them are taken.")
+    try:
+        key = board.publish([sock.getsockname()[:2] for sock in listeners])
+    except BaseException:
+        for sock in listeners:
+            sock.close()
+        raise
+    desk = Desk(listeners, key, own, job.process)
+    try:
+        return desk.gather(seconds, "127.0.0.1" if job.one_host else "")
+    finally:
+        desk.close()
+        board.close()
+
+
+def _addresses(job: ForeignJob, board: NoticeBoard) -> list[list[str]]:
+    """Where the desk listens: each entry is tried before the next."""
+    if job.one_host:
+        return [["127.0.0.1"]]
+    return [[board.address], own_addresses()] if board.address else [own_addresses()]
+
+
+def _board(job: ForeignJob, settings: Settings, members: tuple[int, ...]) -> NoticeBoard:
+    whole = members == tuple(range(job.size))
+    identity = (job.identity or job.launcher) + ("" if whole else f" ranks {members}")
+    name = file_name(identity)
+    key = first_key(settings.job_key, identity) if settings.job_key else None
+    if job.one_host:
+        return FileBoard(host_folder(), name, key)
+    if key is not None and job.master and 0 in members[:1]:
+        return AgreedBoard(job.master, key)
+    if settings.job_folder:
+        return FileBoard(settings.job_folder, name, key)
+    home = os.path.expanduser(_HOME)
+    if job.identity and home.startswith("/"):
+        try:
+            os.makedirs(home, 0o700, exist_ok=True)
+        except OSError:
+            pass
+        else:
+            return FileBoard(home, name, key)
+    raise ForeignLauncherError(
+        f"init(): this process is {job.process}, on several hosts, and rank 0 has no way to give the others its "
+        "address and the job's key. Set one of these for all processes: SPARK_ESTIMATOR_JOB_FOLDER, a folder that all "
+        "hosts share; or SPARK_ESTIMATOR_JOB_KEY (make one with `openssl rand -hex 32`) with MASTER_ADDR, the host of "
+        f"rank 0. If each process should train alone, set {IGNORE_LAUNCHER_VARIABLE}=1."
+    )
+
+
+def ranks_of(comm: Any) -> tuple[int, ...] | None:
+    """The launcher's numbers of the ranks that ``init(comm=...)`` means; None for all.
+
+    Args:
+        comm: None; ranks; or a communicator of mpi4py, whose order counts.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if comm is None:
+        return None
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and isinstance(comm, mpi.Comm):
+        if comm == mpi.COMM_NULL:
+            raise ValueError("init(comm=COMM_NULL): this process is not in the communicator.")
+        world = mpi.COMM_WORLD.Get_group()
+        return tuple(mpi.Group.Translate_ranks(comm.Get_group(), list(range(comm.Get_size())), world))
+    try:
+        return tuple(int(rank) for rank in comm) or None
+    except (TypeError, ValueError):
+        raise ValueError(f"init(comm={comm!r}): pass a list of ranks, or a communicator of mpi4py.") from None

@@ -1,0 +1,188 @@
+"""Detects which other launcher started this process as one of several: mpirun, srun, torchrun, and others."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from spark_estimator.log import logger
+
+_log = logger(__name__)
+
+_LOOPBACK = ("localhost", "127.", "::1", "ip6-localhost")
+# mpiexec's process on each host, under which its ranks run, perhaps with a shell in between.
+_HYDRA = ("hydra_pmi_proxy", "pmi_proxy", "hydra_bstrap_pr")
+
+
+class _Launcher(NamedTuple):
+    """The environment variables that a launcher sets in each process.
+
+    Attributes:
+        name: of the launcher, for messages.
+        size: variable that holds the number of processes.
+        rank: variable that holds this process's rank, from 0.
+        required: variable that must also be set; '' for none.
+        local_size: variable that holds the number of processes on this host; '' for none.
+        job: variables that together are equal in all processes of a job, and in no other job that runs at that time.
+        joins: whether ``init()`` can join its jobs.
+    """
+
+    name: str
+    size: str
+    rank: str
+    required: str = ""
+    local_size: str = ""
+    job: tuple[str, ...] = ()
+    joins: bool = True
+
+
+_MASTER = ("MASTER_ADDR", "MASTER_PORT")
+# The innermost launcher comes first, because its processes also inherit the variables of the outer ones: torchrun may
+# run under srun, and Slurm's PMI plugins set PMI_SIZE in addition to Slurm's variables.
+# SLURM_NTASKS and SLURM_NPROCS are not used: in an sbatch script they are set for a single process, too.
+_LAUNCHERS = (
+    _Launcher(
+        "torchrun", "WORLD_SIZE", "RANK", "TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE",
+        ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", *_MASTER),
+    ),
+    _Launcher(
+        "Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "", "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ("PMIX_NAMESPACE",),
+    ),
+    _Launcher("MVAPICH2's mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", joins=False),
+    _Launcher("IBM's jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", joins=False),
+    _Launcher(
+        "Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ),
+    _Launcher(
+        "mpiexec (MPICH, Intel MPI or another PMI launcher)", "PMI_SIZE", "PMI_RANK", local_size="MPI_LOCALNRANKS",
+    ),
+    _Launcher(
+        "a PMIx launcher (prterun, mpirun or srun)", "PMIX_SIZE", "PMIX_RANK", job=("PMIX_NAMESPACE",),
+    ),
+    # This package's launchers set it too, together with a rendezvous. A process that a rank starts inherits only the
+    # variable. It comes before the next, because those ranks have RANK and WORLD_SIZE as well.
+    _Launcher("Horovod's launcher or by a rank of a spark_estimator job", "HOROVOD_SIZE", "HOROVOD_RANK", joins=False),
+    _Launcher("a launcher that sets RANK and WORLD_SIZE", "WORLD_SIZE", "RANK", "RANK", "LOCAL_WORLD_SIZE", _MASTER),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ForeignJob:
+    """A job of several processes that another launcher started this process in.
+
+    Attributes:
+        launcher: its name, for messages.
+        variable: the environment variable that holds the number of processes.
+        size: the number of processes, at least 2.
+        rank: this process's rank, from 0; None if it is unknown.
+        joins: whether ``init()`` can join it.
+        one_host: whether all of its processes are known to be on this host.
+        identity: text that is equal in all of its processes, and in no other job at that time; '' if there is none.
+        master: the host of rank 0, '' if it is unknown.
+    """
+
+    launcher: str
+    variable: str
+    size: int
+    rank: int | None
+    joins: bool = False
+    one_host: bool = False
+    identity: str = ""
+    master: str = ""
+
+    @property
+    def process(self) -> str:
+        """A description of this process, for messages."""
+        number = "one" if self.rank is None else f"number {self.rank}"
+        return f"{number} of {self.size} processes started by {self.launcher} ({self.variable}={self.size})"
+
+    @property
+    def mark(self) -> str:
+        """The value of ``env.JOINED_VARIABLE`` in this process once it has joined."""
+        return f"{self.rank}/{self.size} {self.identity}"
+
+
+def foreign_job(environ: Mapping[str, str] | None = None) -> ForeignJob | None:
+    """The job of several processes that the environment shows; None if it shows none.
+
+    Args:
+        environ: the process's environment; default: ``os.environ``. A value that isn't a whole number counts as unset.
+    """
+    environ = os.environ if environ is None else environ
+    for launcher in _LAUNCHERS:
+        size, rank = _number(environ, launcher.size), _number(environ, launcher.rank)
+        if size is not None and size > 1 and (not launcher.required or environ.get(launcher.required, "").strip()):
+            one_host = _on_one_host(launcher, environ, size)
+            return ForeignJob(
+                launcher.name, launcher.size, size, rank, launcher.joins, one_host,
+                _identity(launcher, environ, one_host), environ.get("MASTER_ADDR", "").strip(),
+            )  # fmt: skip
+    return _sagemaker_job(environ)
+
+
+def warn_of_all_rows(reader: str) -> None:
+    """Warns if one process of a job of several reads all rows, because it hasn't called ``init()``."""
+    job = foreign_job()
+    if job is not None:
+        _log.warning(
+            "%s reads all rows, but this process is %s. To read an equal share of the rows in each process, call "
+            "hvd.init() first.",
+            reader,
+            job.process,
+        )
+
+
+def _on_one_host(launcher: _Launcher, environ: Mapping[str, str], size: int) -> bool:
+    if launcher.local_size and _number(environ, launcher.local_size) is not None:
+        return _number(environ, launcher.local_size) == size
+    if launcher.name.startswith("Slurm"):
+        return _number(environ, "SLURM_STEP_NUM_NODES") == 1
+    return launcher.job == _MASTER and environ.get("MASTER_ADDR", "").strip().startswith(_LOOPBACK)
+
+
+def _identity(launcher: _Launcher, environ: Mapping[str, str], one_host: bool) -> str:
+    values = [environ.get(name, "").strip() for name in launcher.job]
+    if values and all(values):
+        return " ".join((launcher.name, *values))
+    # On one host the process that started all of them will do.
+    return f"{launcher.name} {_starter()}" if one_host and launcher.joins else ""
+
+
+def _starter() -> str:
+    """The process that started this one for its launcher, with its time of start: its number may come again."""
+    parent = pid = os.getppid()
+    with suppress(OSError, ValueError):
+        while pid > 1:
+            name, _, fields = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+            if name in (word[:15] for word in _HYDRA):
+                return f"{pid}@{fields.split()[19]}"
+            pid = int(fields.split()[1])
+    with suppress(OSError):
+        return f"{parent}@{Path(f'/proc/{parent}/stat').read_text().rpartition(')')[2].split()[19]}"
+    return str(parent)
+
+
+def _sagemaker_job(environ: Mapping[str, str]) -> ForeignJob | None:
+    """SageMaker starts a script once on each host of a training job, unless mpirun or torchrun does."""
+    try:
+        hosts, own_host = json.loads(environ.get("SM_HOSTS", "")), environ.get("SM_CURRENT_HOST", "")
+    except ValueError:
+        return None
+    if not isinstance(hosts, list) or len(hosts) < 2 or own_host not in hosts:
+        return None
+    identity = " ".join(("SageMaker", environ.get("TRAINING_JOB_NAME", ""), *map(str, hosts)))
+    rank = hosts.index(own_host)
+    return ForeignJob("SageMaker", "SM_HOSTS", len(hosts), rank, True, False, identity, str(hosts[0]))
+
+
+def _number(environ: Mapping[str, str], variable: str) -> int | None:
+    try:
+        return int(environ.get(variable, ""))
+    except ValueError:
+        return None

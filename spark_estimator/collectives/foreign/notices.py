@@ -1,0 +1,108 @@
+"""How the ranks learn where rank 0's desk is, and the key to it: the interface, and a key that the user gives."""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import hmac
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_PORTS = 16
+# Below the kernel's range for connections, so that rarely anybody has them.
+_FIRST_PORT, _LAST_PORT = 20000, 32000
+#: A key that people choose must not be guessed from a recorded handshake.
+LEAST_KEY_CHARACTERS = 32
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Where rank 0's desk may be.
+
+    Attributes:
+        places: addresses and ports, the likeliest first; at some of them there may be somebody else.
+        key: of the challenge there. Not shown by repr.
+    """
+
+    places: tuple[tuple[str, int], ...]
+    key: bytes = field(repr=False)
+
+
+class NoticeBoard(abc.ABC):
+    """One way for a notice from rank 0 to the other ranks of its job.
+
+    Attributes:
+        where: the board, for messages.
+        ports: at which rank 0's desk may listen, in this order; 0 is any.
+        address: at which rank 0's desk listens; '': at all addresses of its host that others can reach.
+    """
+
+    where: str
+    ports: Sequence[int] = (0,)
+    address: str = ""
+
+    @abc.abstractmethod
+    def publish(self, places: Sequence[tuple[str, int]]) -> bytes:
+        """Rank 0: makes it known that the desk listens at `places`.
+
+        Returns:
+            The key of the challenge there.
+        """
+
+    @abc.abstractmethod
+    def find(self) -> Notice | None:
+        """Other ranks: the notice, as it is now; None if there is none yet. It may be another one at the next call."""
+
+    def close(self) -> None:
+        """Rank 0: removes the notice. Idempotent."""
+        return
+
+
+class AgreedBoard(NoticeBoard):
+    """No board at all: the address of rank 0's host and the key are in every process's environment.
+
+    The ports follow from the key, so that two jobs on a host seldom meet, and a stranger can't tell them beforehand.
+
+    Args:
+        master: rank 0's host.
+        key: as `first_key` makes it.
+    """
+
+    def __init__(self, master: str, key: bytes) -> None:
+        digest = hmac.digest(key, b"ports of rank 0's desk", "sha512")
+        span = _LAST_PORT - _FIRST_PORT
+        numbers = [int.from_bytes(digest[2 * index : 2 * index + 2], "big") for index in range(_PORTS)]
+        self.ports = tuple(_FIRST_PORT + number % span for number in numbers)
+        self.address = master
+        self.where = f"the ports {self.ports[0]}, {self.ports[1]}, ... of {master} (MASTER_ADDR)"
+        self._key = key
+
+    def publish(self, places: Sequence[tuple[str, int]]) -> bytes:
+        return self._key
+
+    def find(self) -> Notice | None:
+        try:
+            address = socket.getaddrinfo(self.address, 0, type=socket.SOCK_STREAM)[0][4][0]
+        except OSError:
+            return None  # not known yet: a service's name appears with its first process
+        return Notice(tuple((str(address), port) for port in self.ports), self._key)
+
+
+def first_key(secret: str, identity: str) -> bytes:
+    """The key of one job's desk, from the one that the user keeps for all jobs.
+
+    Raises:
+        ValueError: it is too short.
+    """
+    if len(secret) < LEAST_KEY_CHARACTERS:
+        raise ValueError(
+            f"SPARK_ESTIMATOR_JOB_KEY has {len(secret)} characters, and needs at least {LEAST_KEY_CHARACTERS}. Make "
+            "one with `openssl rand -hex 32`."
+        )
+    return hmac.digest(secret.encode(), b"spark_estimator desk\x01" + identity.encode(), "sha256")
+
+
+def file_name(identity: str) -> str:
+    """A name for a job's file."""
+    return hashlib.sha256(identity.encode()).hexdigest()[:32]
