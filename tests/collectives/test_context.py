@@ -95,8 +95,8 @@ def test_what_is_built() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("comm=[1, 2]", "a job always has all of its 1 ranks"),
-        ("comm=object()", "MPI communicators are not supported"),
+        ("comm=[1, 2]", "this job always has all of its 1 ranks"),
+        ("comm=object()", "pass a list of ranks, or a communicator of mpi4py"),
         ("process_sets=[object()]", "pass a list of ranks"),
         ("process_sets='static'", "pass a list of process sets, or 'dynamic'"),
         ("process_sets=[[0]]", "a process set with the ranks [0] already exists, with the id 0"),

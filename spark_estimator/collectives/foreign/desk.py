@@ -64,12 +64,14 @@ class Desk:
         key: of the notice.
         own: what rank 0 itself brings.
         job: the job and this process's part in it, for messages.
+        where: the notice, for messages.
     """
 
-    def __init__(self, listeners: Sequence[socket.socket], key: bytes, own: Visitor, job: str) -> None:
+    def __init__(self, listeners: Sequence[socket.socket], key: bytes, own: Visitor, job: str, where: str) -> None:
         self._key = key
         self._own = own
         self._job = job
+        self._where = where
         self._arrived: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         self._visitors: dict[int, tuple[socket.socket, PeerFacts, str]] = {}
         self._server = HandshakeServer(listeners, key, self._admit, name="rank 0's desk")
@@ -92,7 +94,10 @@ class Desk:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     missing = [rank for rank in range(1, self._own.size) if rank not in self._visitors]
-                    raise PeerLostError(f"init(): {_named(missing)} of {self._job} did not come within {seconds:g} s.")
+                    raise PeerLostError(
+                        f"init(): {_named(missing)} of {self._job} did not come within {seconds:g} s. Rank 0's notice "
+                        f"is at {self._where}."
+                    )
                 with contextlib.suppress(queue.Empty):
                     self._take(self._arrived.get(timeout=min(remaining, 0.1)))
                 self._look_for_losses()

@@ -104,7 +104,7 @@ def _met(job: ForeignJob, settings: Settings, members: tuple[int, ...], rank: in
         for sock in listeners:
             sock.close()
         raise
-    desk = Desk(listeners, key, own, job.process)
+    desk = Desk(listeners, key, own, job.process, board.where)
     try:
         return desk.gather(seconds, "127.0.0.1" if job.one_host else "")
     finally:
@@ -129,7 +129,7 @@ def _board(job: ForeignJob, settings: Settings, members: tuple[int, ...]) -> Not
     if key is not None and job.master and 0 in members[:1]:
         return AgreedBoard(job.master, key)
     if settings.job_folder:
-        return FileBoard(settings.job_folder, name, key)
+        return _shared(FileBoard(settings.job_folder, name, key))
     home = os.path.expanduser(_HOME)
     if job.identity and home.startswith("/"):
         try:
@@ -137,13 +137,21 @@ def _board(job: ForeignJob, settings: Settings, members: tuple[int, ...]) -> Not
         except OSError:
             pass
         else:
-            return FileBoard(home, name, key)
+            return _shared(FileBoard(home, name, key))
     raise ForeignLauncherError(
         f"init(): this process is {job.process}, on several hosts, and rank 0 has no way to give the others its "
         "address and the job's key. Set one of these for all processes: SPARK_ESTIMATOR_JOB_FOLDER, a folder that all "
         "hosts share; or SPARK_ESTIMATOR_JOB_KEY (make one with `openssl rand -hex 32`) with MASTER_ADDR, the host of "
         f"rank 0. If each process should train alone, set {IGNORE_LAUNCHER_VARIABLE}=1."
     )
+
+
+def _shared(board: FileBoard) -> FileBoard:
+    board.where += (
+        ", in a folder that all hosts must share. Where they share none, set SPARK_ESTIMATOR_JOB_KEY and MASTER_ADDR; "
+        "SPARK_ESTIMATOR_JOB_FOLDER names another folder"
+    )
+    return board
 
 
 def ranks_of(comm: Any) -> tuple[int, ...] | None:

@@ -16,7 +16,7 @@ def test_each_job_gets_a_key_of_its_own_from_the_users() -> None:
 
 
 def test_a_key_that_can_be_guessed_is_refused() -> None:
-    with pytest.raises(ValueError, match="has 31 characters, and needs at least 32.*openssl rand -hex 32"):
+    with pytest.raises(ValueError, match=r"has 31 characters, and needs at least 32.*openssl rand -hex 32"):
         first_key("x" * 31, "a")
 
 
