@@ -25,6 +25,7 @@ ATTEMPT_VARIABLE = "SPARK_ESTIMATOR_ATTEMPT"
 PROCESS_VARIABLE = "SPARK_ESTIMATOR_PROCESS"
 PROGRESS_FD_VARIABLE = "SPARK_ESTIMATOR_PROGRESS_FD"
 IGNORE_LAUNCHER_VARIABLE = "SPARK_ESTIMATOR_IGNORE_LAUNCHER"
+JOB_KEY_VARIABLE = "SPARK_ESTIMATOR_JOB_KEY"
 JOINED_VARIABLE = "SPARK_ESTIMATOR_JOINED"
 
 
@@ -299,7 +300,7 @@ class Settings:
         "started in a job of several; 0: init() joins that job",
     )  # fmt: skip
     job_key: str = dataclasses.field(default="", repr=False, metadata={
-        "variable": "SPARK_ESTIMATOR_JOB_KEY", "parse": str, "unit": "key",
+        "variable": JOB_KEY_VARIABLE, "parse": str, "unit": "key",
         "effect": "secret of at least 32 characters, the same in all processes that mpirun, srun or the like started: "
         "by it they join one job, with MASTER_ADDR as rank 0's host. Not shown",
     })  # fmt: skip

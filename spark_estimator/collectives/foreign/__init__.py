@@ -1,4 +1,4 @@
-"""Joins the job of another launcher: mpirun, mpiexec, srun, torchrun, or whatever sets RANK and WORLD_SIZE.
+"""Joins the job of another launcher: mpirun, mpiexec, srun, torchrun, or any that sets RANK and WORLD_SIZE.
 
 Such a launcher starts the processes and numbers them. What a rank needs beyond that, its peers' addresses and a key of
 the job's own, rank 0 hands out. It opens a *desk*, a port behind the usual challenge, and leaves a *notice* of it that

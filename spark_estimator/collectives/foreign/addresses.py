@@ -18,8 +18,8 @@ def own_addresses() -> list[str]:
     """The addresses of this host's interfaces, that of the default route first; loopback's if there is no other."""
     default = _default_interface()
     names = sorted((name for _, name in socket.if_nameindex()), key=lambda name: name != default)
-    found = [address for name in names for address in (_version_4(name), *_version_6(name)) if address]
-    return found or ["127.0.0.1"]
+    addresses = [address for name in names for address in (_version_4(name), *_version_6(name)) if address]
+    return addresses or ["127.0.0.1"]
 
 
 def listen(choices: Sequence[Sequence[str]], ports: Sequence[int]) -> list[socket.socket]:
@@ -63,13 +63,13 @@ def _version_4(interface: str) -> str:
 
 def _version_6(interface: str) -> list[str]:
     """Those of global scope: a link-local address means nothing on another host."""
-    found = []
+    addresses = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/net/if_inet6").read_text().splitlines():
             digits, _, _, scope, _, name = line.split()
             if name == interface and scope == "00":
-                found.append(str(ipaddress.IPv6Address(int(digits, 16))))
-    return found
+                addresses.append(str(ipaddress.IPv6Address(int(digits, 16))))
+    return addresses
 
 
 def _default_interface() -> str:

@@ -62,14 +62,14 @@ class Desk:
     Args:
         listeners: the desk's ports; it takes ownership of them.
         key: of the notice.
-        own: what rank 0 itself brings.
+        visitor: what rank 0 itself brings.
         job: the job and this process's part in it, for messages.
         where: the notice, for messages.
     """
 
-    def __init__(self, listeners: Sequence[socket.socket], key: bytes, own: Visitor, job: str, where: str) -> None:
+    def __init__(self, listeners: Sequence[socket.socket], key: bytes, visitor: Visitor, job: str, where: str) -> None:
         self._key = key
-        self._own = own
+        self._visitor = own
         self._job = job
         self._where = where
         self._arrived: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
@@ -90,10 +90,10 @@ class Desk:
         """
         deadline = time.monotonic() + seconds
         try:
-            while len(self._visitors) < self._own.size - 1:
+            while len(self._visitors) < self._visitor.size - 1:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
-                    missing = [rank for rank in range(1, self._own.size) if rank not in self._visitors]
+                    missing = [rank for rank in range(1, self._visitor.size) if rank not in self._visitors]
                     raise PeerLostError(
                         f"init(): {_named(missing)} of {self._job} did not come within {seconds:g} s. Rank 0's notice "
                         f"is at {self._where}."
@@ -129,17 +129,17 @@ class Desk:
             return
         former = self._visitors.get(facts.rank)
         problem = ""
-        if theirs.size != self._own.size:
+        if theirs.size != self._visitor.size:
             problem = f"was started as one of {theirs.size}"
-        elif not 0 < facts.rank < self._own.size:
-            problem = f"isn't one of ranks 1 to {self._own.size - 1}"
-        elif theirs.version != self._own.version:
-            problem = f"has spark_estimator {theirs.version}, and rank 0 has {self._own.version}"
-        elif theirs.encrypted != self._own.encrypted:
+        elif not 0 < facts.rank < self._visitor.size:
+            problem = f"isn't one of ranks 1 to {self._visitor.size - 1}"
+        elif theirs.version != self._visitor.version:
+            problem = f"has spark_estimator {theirs.version}, and rank 0 has {self._visitor.version}"
+        elif theirs.encrypted != self._visitor.encrypted:
             problem = "has another SPARK_ESTIMATOR_ENCRYPTION than rank 0"
         elif former is not None:
             problem = f"has the same number as {former[1].named()}"
-        self._visitors[facts.rank if former is None else self._own.size + facts.rank] = sock, facts, nonce
+        self._visitors[facts.rank if former is None else self._visitor.size + facts.rank] = sock, facts, nonce
         if problem:
             raise ForeignLauncherError(f"init(): {facts.named()} {problem}; rank 0 is {self._job}.")
 
@@ -166,7 +166,7 @@ class Desk:
             "job_id": new_job_id(),
             "nonce": secrets.token_hex(32),
             "nonces": {str(rank): nonce for rank, (_, _, nonce) in self._visitors.items()},
-            "encrypted": self._own.encrypted,
+            "encrypted": self._visitor.encrypted,
             "peers": [asdict(peer) for peer in facts],
         }
         self._send_all(roster)
@@ -179,7 +179,7 @@ class Desk:
 
 
 def visit(
-    find: Callable[[], Notice | None], where: str, rank: int, own: Visitor, seconds: float, *, one_host: bool
+    find: Callable[[], Notice | None], where: str, rank: int, visitor: Visitor, seconds: float, *, one_host: bool
 ) -> Rendezvous:
     """The side of every rank but 0: looks for the desk until it answers, and waits there for the list of all ranks.
 
@@ -187,7 +187,7 @@ def visit(
         find: gives the present notice.
         where: of that, for messages.
         rank: this process's.
-        own: what else it brings.
+        visitor: what else it brings.
         seconds: how long to wait.
         one_host: whether all ranks are on this host.
 
@@ -203,7 +203,7 @@ def visit(
             sock = _dialed(place, notice.key, deadline)
             if sock is not None:
                 with sock:
-                    return _at_desk(sock, notice.key, rank, own, deadline, one_host=one_host)
+                    return _at_desk(sock, notice.key, rank, visitor, deadline, one_host=one_host)
         if time.monotonic() > deadline:
             what = "left no notice" if notice is None else f"did not answer at {_listed(notice.places)}"
             raise PeerLostError(
@@ -229,13 +229,13 @@ def _dialed(place: tuple[str, int], key: bytes, deadline: float) -> socket.socke
 
 
 def _at_desk(
-    sock: socket.socket, key: bytes, rank: int, own: Visitor, deadline: float, *, one_host: bool
+    sock: socket.socket, key: bytes, rank: int, visitor: Visitor, deadline: float, *, one_host: bool
 ) -> Rendezvous:
     endpoint = Endpoint.open("127.0.0.1" if one_host else str(sock.getsockname()[0]))
     nonce = secrets.token_hex(32)
     try:
         facts = endpoint.facts(rank)
-        _send(sock, key, _VISITOR, {"facts": asdict(facts), "nonce": nonce, **asdict(own)})
+        _send(sock, key, _VISITOR, {"facts": asdict(facts), "nonce": nonce, **asdict(visitor)})
         try:
             answer = _receive(sock, key, _DESK, deadline + _ANSWER_SECONDS)
         except (OSError, EOFError, ValueError) as error:

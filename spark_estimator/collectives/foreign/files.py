@@ -1,7 +1,7 @@
 """A notice in a file that only this user can read: in a folder of this host, or in one that all hosts share.
 
-Rank 0 puts the file in place, whatever has been there, and removes it once all ranks have come. A file that an earlier
-job left behind does no harm: nobody with its key listens at its address any more, so a rank that finds it looks again
+Rank 0 puts the file in place, over an older one, and removes it once all ranks have come. A file that an earlier
+job left behind does no harm: no process with its key listens at its address any more, so a rank that finds it looks again
 until rank 0 has replaced it.
 """
 
@@ -124,7 +124,7 @@ def own_folder(parent: str) -> str:
 
 
 def _read(path: str) -> bytes | None:
-    """The content of a file of this user's that nobody else can read or write; None if there is no such file."""
+    """The content of a file of this user's that no other user can read or write; None if there is no such file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | _NO_LINK)
     except OSError:

@@ -56,18 +56,18 @@ def rendezvous(settings: Settings, ranks: Sequence[int] | None = None) -> Rendez
             f"init(): this process was started by a rank, {job.process}, and is none itself. Run collectives in the "
             "rank. A worker that multiprocessing or a DataLoader starts with 'spawn' or 'forkserver' runs the main "
             'script again: put init() and what follows under `if __name__ == "__main__":`. If this process should be a '
-            f"job of its own, set {IGNORE_LAUNCHER_VARIABLE}=1."
+            f"job of its visitor, set {IGNORE_LAUNCHER_VARIABLE}=1."
         )
     if rank not in members or len(set(members)) != len(members) or not all(0 <= each < job.size for each in members):
         raise ValueError(
             f"init(comm={list(members)}): this process is {job.process}. List different ranks of 0 to {job.size - 1}, "
             "this one among them: each rank gives the list of the job that it is in."
         )
-    found = _met(job, settings, members, members.index(rank)) if len(members) > 1 else None
-    rendezvous_module.set_current(found)
+    joined = _met(job, settings, members, members.index(rank)) if len(members) > 1 else None
+    rendezvous_module.set_current(joined)
     _joined = members
     os.environ[JOINED_VARIABLE] = job.mark
-    return found
+    return joined
 
 
 def _checked(job: ForeignJob) -> int:
@@ -90,11 +90,11 @@ def _met(job: ForeignJob, settings: Settings, members: tuple[int, ...], rank: in
     encrypted = settings.encryption == Policy.REQUIRE.value and not job.one_host
     if encrypted:
         libcrypto_path()  # so that this rank is named
-    own = Visitor(len(members), __version__, encrypted)
+    visitor = Visitor(len(members), __version__, encrypted)
     board = _board(job, settings, members)
     seconds = settings.start_timeout_seconds
     if rank > 0:
-        return visit(board.find, board.where, rank, own, seconds, one_host=job.one_host)
+        return visit(board.find, board.where, rank, visitor, seconds, one_host=job.one_host)
     listeners = listen(_addresses(job, board), board.ports)
     if not listeners:
         raise ForeignLauncherError(f"init(): rank 0 can't listen at {board.where}: all of them are taken.")
@@ -104,7 +104,7 @@ def _met(job: ForeignJob, settings: Settings, members: tuple[int, ...], rank: in
         for sock in listeners:
             sock.close()
         raise
-    desk = Desk(listeners, key, own, job.process, board.where)
+    desk = Desk(listeners, key, visitor, job.process, board.where)
     try:
         return desk.gather(seconds, "127.0.0.1" if job.one_host else "")
     finally:

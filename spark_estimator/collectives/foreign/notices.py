@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _PORTS = 16
-# Below the kernel's range for connections, so that rarely anybody has them.
+# Below the kernel's range for connections, so that they are rarely taken.
 _FIRST_PORT, _LAST_PORT = 20000, 32000
 #: A key that people choose must not be guessed from a recorded handshake.
 LEAST_KEY_CHARACTERS = 32
@@ -21,7 +21,7 @@ class Notice:
     """Where rank 0's desk may be.
 
     Attributes:
-        places: addresses and ports, the likeliest first; at some of them there may be somebody else.
+        places: addresses and ports, the likeliest first; at some of them another program may listen.
         key: of the challenge there. Not shown by repr.
     """
 

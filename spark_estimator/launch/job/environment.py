@@ -26,7 +26,9 @@ from spark_estimator.collectives.cores import available_cores
 from spark_estimator.env import (
     ATTEMPT_VARIABLE,
     FEED_FD_VARIABLE,
+    JOB_KEY_VARIABLE,
     JOB_VARIABLE,
+    JOINED_VARIABLE,
     PROGRESS_FD_VARIABLE,
     RENDEZVOUS_FD_VARIABLE,
     WORKER_CHOICES_VARIABLE,
@@ -68,6 +70,8 @@ _OF_ONE_RANK = {
     FEED_FD_VARIABLE,
     WORKER_CHOICES_VARIABLE,
     ATTEMPT_VARIABLE,
+    JOINED_VARIABLE,
+    JOB_KEY_VARIABLE,  # a secret, and of no use to ranks that get a key from their launcher
 }
 _FORWARDED = ("HOROVOD_", "SPARK_ESTIMATOR_", "NCCL_")
 _OF_ONE_PROCESS = ("CONDA", "CUDA_VISIBLE_DEVICES", "LD_", "PYSPARK_", "PYTHON", "SPARK_", "VIRTUAL_ENV", "_")

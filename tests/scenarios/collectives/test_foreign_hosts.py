@@ -1,0 +1,96 @@
+"""Ranks that mpirun or plain variables number on several hosts (network namespaces) become one job."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.namespaces import Host, Network, UnavailableError
+from tests.collectives.foreign.test_join import KEY, SCRIPT, lines, started
+
+EXPECTED = [[0, 4, 0, 2, 0, 2, 10], [1, 4, 1, 2, 0, 2, 10], [2, 4, 0, 2, 1, 2, 10], [3, 4, 1, 2, 1, 2, 10]]
+# A host name of its own: by that, and by the addresses, ranks see different hosts.
+NAMED = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"']
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    if shutil.which("unshare") is None or shutil.which("nsenter") is None:
+        pytest.skip("unshare and nsenter are needed")
+    try:
+        opened = Network.open(2)
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    with opened:
+        yield opened
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> list[str]:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return [sys.executable, str(tmp_path / "train.py")]
+
+
+def rank(network: Network, number: int, script: list[str], **variables: str) -> subprocess.Popen[str]:
+    host = network.hosts[number // 2]
+    with host.entered():
+        return started([*NAMED, host.name, *script], RANK=str(number), WORLD_SIZE="4", **variables)
+
+
+@pytest.mark.parametrize("encryption", ["off", "require"])
+def test_a_key_and_rank_0s_address(network: Network, script: list[str], encryption: str) -> None:
+    variables = {"MASTER_ADDR": network.hosts[0].address, "MASTER_PORT": "1", "SPARK_ESTIMATOR_JOB_KEY": KEY}
+    variables["SPARK_ESTIMATOR_ENCRYPTION"] = encryption
+    assert lines(*(rank(network, number, script, **variables) for number in (3, 0, 2, 1))) == EXPECTED
+
+
+def test_a_shared_folder(network: Network, script: list[str], tmp_path: Path) -> None:
+    variables = {"MASTER_ADDR": "203.0.113.1", "MASTER_PORT": "1", "SPARK_ESTIMATOR_JOB_FOLDER": str(tmp_path)}
+    assert lines(*(rank(network, number, script, **variables) for number in range(4))) == EXPECTED
+
+
+def test_a_host_that_does_not_come_is_named_by_its_ranks(network: Network, script: list[str]) -> None:
+    variables = {"MASTER_ADDR": network.hosts[0].address, "MASTER_PORT": "1", "SPARK_ESTIMATOR_JOB_KEY": KEY}
+    results = lines(*(rank(network, number, script, **variables, HOROVOD_START_TIMEOUT="4") for number in (0, 1)))
+    assert [result[0] for result in results] == ["PeerLostError"] * 2
+    assert all("ranks 2, 3 of number 0 of 4" in str(text) for _, text in results)
+
+
+def agent(folder: Path, hosts: tuple[Host, ...]) -> str:
+    """A program that stands for ssh: it starts a command on a host."""
+    path = folder / "agent"
+    cases = "\n".join(f"{host.name}) net=/proc/{os.getpid()}/fd/{host._namespace};;" for host in hosts)
+    path.write_text(
+        f'#!/bin/sh\nwhile [ "${{1#-}}" != "$1" ]; do shift; done\nhost=$1; shift\ncase $host in\n{cases}\nesac\n'
+        'exec nsenter --net=$net unshare --uts sh -c "hostname $host; $*"\n'
+    )
+    path.chmod(0o700)
+    return str(path)
+
+
+@pytest.mark.parametrize("way", ["key", "folder"])
+@pytest.mark.parametrize("name", ["mpirun.openmpi", "mpirun.mpich"])
+def test_mpirun(network: Network, script: list[str], tmp_path: Path, name: str, way: str) -> None:
+    mpirun = shutil.which(name)
+    if mpirun is None:
+        pytest.skip(f"{name} is not installed here")
+    hosts = ",".join(f"{host.name}:2" for host in network.hosts)
+    variables = {"SPARK_ESTIMATOR_JOB_FOLDER": str(tmp_path)}
+    if way == "key":
+        variables = {"SPARK_ESTIMATOR_JOB_KEY": KEY, "MASTER_ADDR": network.hosts[0].address}
+    remote = agent(tmp_path, network.hosts)
+    if name.endswith("openmpi"):
+        options = ["--allow-run-as-root", "--mca", "plm_rsh_agent", remote, "-H", hosts]
+        options += [word for variable in (*variables, "PYTHONPATH") for word in ("-x", variable)]
+    else:
+        options = ["-launcher", "ssh", "-launcher-exec", remote, "-hosts", hosts, "-iface", "eth0"]
+    home = network.hosts[0]
+    with home.entered():
+        command = [*NAMED, home.name, mpirun, *options, "-np", "4", *script]
+        assert lines(started(command, **variables)) == EXPECTED
