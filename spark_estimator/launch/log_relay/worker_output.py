@@ -91,10 +91,10 @@ class WorkerOutput:
         return printable("\n".join(lines[first:]))
 
     @property
-    def lost_a_peer(self) -> bool:
-        """Whether stderr ends with the traceback of a collective that failed because another rank ended."""
+    def lost_peer(self) -> str:
+        """The error at the end of stderr, safe to print, if a collective failed because another rank ended; else ''."""
         last = next((line for line in reversed(list(self._stderr_tail)) if line.strip()), "")
-        return re.match(r"(\w+\.)*(PeerLostError|ShutDownError)\b", last) is not None
+        return printable(last) if re.match(r"(\w+\.)*(PeerLostError|ShutDownError)\b", last) else ""
 
     def _pass_on(self, stream: str, lines: list[str]) -> None:
         for line in lines:
