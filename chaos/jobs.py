@@ -96,7 +96,10 @@ def start(run: Run, mark: str, folder: Path, session: Callable[[], SparkSession]
             from spark_estimator.spark import run as run_on_spark
 
             session()
-            value = run_on_spark(program.train, arguments, num_proc=run.size, env=variables, verbose=0)[0]
+            with (folder / "output.ranks").open("w") as output:
+                value = run_on_spark(
+                    program.train, arguments, num_proc=run.size, env=variables, stdout=output, stderr=output, verbose=0
+                )[0]
     except (SparkEstimatorError, HorovodInternalError) as error:
         return Shown(None, str(error))
     finally:
