@@ -148,10 +148,11 @@ class WorkerReport:
             message = child_process.describe_kill(status, peak_bytes, self._memory_before)
             return self._failure_of(failures.KILLED, message, exit_code=status)
         if self._job.command:
-            # Its error names the rank that was lost, which may have ended without a failure of its own.
-            lost_peer = self._output.lost_peer
-            message = f"ended with {end}: {lost_peer}" if lost_peer else f"ended with {end}"
-            return replace(self._failure_of(failures.EXITED, message, exit_code=exit_code), secondary=bool(lost_peer))
+            # Where ranks wait for one that has not failed, their errors name it.
+            error = self._output.python_error
+            message = f"ended with {end}: {error}" if error else f"ended with {end}"
+            report = self._failure_of(failures.EXITED, message, exit_code=exit_code)
+            return replace(report, secondary=self._output.lost_a_peer)
         message = f"ended with {end} before {self._job.function} returned (os._exit, or an exit from native code)"
         return self._failure_of(failures.EXITED, message, exit_code=exit_code)
 
