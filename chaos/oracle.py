@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from chaos.plan import BY_PROGRAM, HARMLESS, LINKS, SILENT, Fault, Kind, Run
+from chaos.plan import BY_PROGRAM, HARMLESS, LINKS, SILENT, Fault, Kind, Launcher, Run
 
 #: From the last fault to the end of the job: the ranks' silence, the launcher's waits, and room for a busy machine.
 BOUND_SECONDS = 25.0
 
 _NAMED = re.compile(r"\brank (\d+)\b")
 _PROCESS = re.compile(r"\bpid (\d+)\b|\bprocess (\d+)\b")
-# A fault of the process that ends it for certain, unless the process has ended before.
-_BY_TIMER = frozenset(Kind) - BY_PROGRAM - HARMLESS - LINKS
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def _of_success(run: Run, right: int, ending: Ending) -> list[str]:
         return [f"wrong numbers: {ending.value} instead of {right}"]
     if run.launcher.is_elastic:
         return []
-    certain = [struck.fault for struck in ending.struck if _ends_the_job(struck.fault)]
+    certain = [struck.fault for struck in ending.struck if _ends_the_job(run, struck.fault)]
     return [f"success in spite of {fault.kind.value} on rank {fault.rank}" for fault in certain if run.size > 1]
 
 
@@ -87,8 +85,10 @@ def _returned_early(ending: Ending) -> bool:
     return any(struck.fault.kind is Kind.RETURN for struck in ending.struck)
 
 
-def _ends_the_job(fault: Fault) -> bool:
+def _ends_the_job(run: Run, fault: Fault) -> bool:
     """Whether no job can end well after this fault. What a timer does may come after the rank's last step."""
+    if run.launcher is Launcher.COMMAND and fault.kind is Kind.SYS_EXIT and fault.step == run.steps:
+        return False  # the command ends well, after its last collective
     return fault.kind in BY_PROGRAM - HARMLESS - SILENT
 
 

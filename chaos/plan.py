@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import random
+import shlex
 from dataclasses import asdict, dataclass
 
 #: Collectives that a step can have; what each computes does not depend on the number of ranks.
@@ -127,7 +128,7 @@ class Run:
     @property
     def command(self) -> str:
         """The one command that repeats it."""
-        return f"make chaos SEED={self.seed} RUN={self.number}"
+        return f"make chaos SEED={shlex.quote(self.seed)} RUN={self.number}"
 
     def to_json(self) -> str:
         """For the ranks."""

@@ -76,8 +76,9 @@ class Proxy:
                     self._reset(selector)
                 for pipe in list(self._pipes):
                     self._write(selector, pipe)
-        for pipe in self._pipes:
+        for pipe in self._pipes:  # the other direction may have ended and be gone
             pipe.source.close()
+            pipe.target.close()
         self._listener.close()
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
