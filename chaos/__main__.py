@@ -140,7 +140,9 @@ def _struck(run: Run, folder: Path) -> tuple[tuple[Struck, ...], float]:
 
 def _next_job(run: Run, session: Callable[[], SparkSession]) -> str:
     """What is wrong with a job without faults, by the same launcher, after this one."""
-    healthy = Run(run.seed, run.number, run.launcher, min(2, run.size), run.encrypted, True, _NEXT_OPERATIONS, 17, 0, ())
+    healthy = Run(
+        run.seed, run.number, run.launcher, min(2, run.size), run.encrypted, True, _NEXT_OPERATIONS, 17, 0, ()
+    )
     with tempfile.TemporaryDirectory(prefix="chaos") as folder:
         shown = _within_time(lambda: jobs.start(healthy, "chaos-next", Path(folder), session))
     if shown is None:

@@ -79,11 +79,11 @@ class Faults:
         self._inflict(fault)
 
     def _inflict(self, fault: Fault) -> bool:
-        own = os.getpid()
+        pid = os.getpid()
         if fault.kind is Kind.KILL:
-            os.kill(own, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
         elif fault.kind is Kind.SEGFAULT:
-            os.kill(own, signal.SIGSEGV)
+            os.kill(pid, signal.SIGSEGV)
         elif fault.kind is Kind.ABORT:
             os.abort()
         elif fault.kind is Kind.OS_EXIT:
@@ -97,10 +97,10 @@ class Faults:
         elif fault.kind is Kind.DESCRIPTORS:
             _without_descriptors()
         elif fault.kind is Kind.FREEZE:
-            os.kill(own, signal.SIGSTOP)
+            os.kill(pid, signal.SIGSTOP)
         elif fault.kind is Kind.PAUSE:
-            subprocess.Popen(["sh", "-c", f"sleep {_PAUSE_SECONDS}; kill -CONT {own}"])
-            os.kill(own, signal.SIGSTOP)
+            subprocess.Popen(["sh", "-c", f"sleep {_PAUSE_SECONDS}; kill -CONT {pid}"])
+            os.kill(pid, signal.SIGSTOP)
         elif fault.kind is Kind.STUCK:
             time.sleep(_FOREVER_SECONDS)
         elif fault.kind is Kind.SLOW:

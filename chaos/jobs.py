@@ -83,7 +83,10 @@ def start(run: Run, mark: str, folder: Path, session: Callable[[], SparkSession]
     arguments = (run.to_json(), str(folder))
     lines: list[str] = []
     options = JobOptions(
-        args=arguments, environment=variables, verbose=0, show_line=lambda rank, _, text: lines.append(f"[{rank}] {text}")
+        args=arguments,
+        environment=variables,
+        verbose=0,
+        show_line=lambda rank, _, text: lines.append(f"[{rank}] {text}"),
     )
     try:
         if run.launcher is Launcher.LOCAL:
@@ -154,9 +157,7 @@ def _through_proxies(run: Run, options: JobOptions, folder: Path) -> int:
     return int(load_values([outcomes[rank].pickled for rank in job.result_ranks], job.function)[0])
 
 
-def _strike(
-    index: int, fault: Fault, proxies: Sequence[Proxy | None], folder: Path, over: threading.Event
-) -> None:
+def _strike(index: int, fault: Fault, proxies: Sequence[Proxy | None], folder: Path, over: threading.Event) -> None:
     """Begins a link's fault once its rank has come to the step."""
     while not (folder / f"due.{index}").exists():
         if over.wait(0.005):
@@ -176,7 +177,11 @@ def _by_command(run: Run, variables: dict[str, str], folder: Path) -> Shown:
     environment = {**os.environ, **variables, "PYTHONPATH": str(_ROOT)}
     with (folder / "output").open("wb") as output:
         with subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
         ) as process:
             try:
@@ -204,7 +209,9 @@ def sessions() -> Iterator[Callable[[], SparkSession]]:
             from spark_estimator.launch.spark.java_environment import java_environment
 
             os.environ.update(
-                java_environment(), PYSPARK_PYTHON=sys.executable, PYTHONPATH=str(_ROOT),
+                java_environment(),
+                PYSPARK_PYTHON=sys.executable,
+                PYTHONPATH=str(_ROOT),
                 SPARK_SUBMIT_OPTS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             )
             opened.append(

@@ -66,7 +66,9 @@ def violations(run: Run, right: int, ending: Ending) -> list[str]:
     if ending.seconds is None:
         return ["the job did not end", *wrong]
     if ending.seconds > BOUND_SECONDS:
-        wrong.append(f"the job ended {ending.seconds:.1f} s after the last fault; at most {BOUND_SECONDS:g} s are allowed")
+        wrong.append(
+            f"the job ended {ending.seconds:.1f} s after the last fault; at most {BOUND_SECONDS:g} s are allowed"
+        )
     if ending.error:
         return [*_of_error(run, ending), *wrong]
     return [*_of_success(run, right, ending), *wrong]
@@ -106,7 +108,9 @@ def _of_error(run: Run, ending: Ending) -> list[str]:
         # A link has two ends: the rank before which the proxy is, and those of lower rank, which connect to it.
         culprits |= set(range(struck.rank + 1)) if struck.fault.kind in LINKS else {struck.rank}
     if not ranks & culprits and not pids & {struck.pid for struck in guilty}:
-        return [f"the error names {sorted(ranks) or 'no rank'} and not one of {sorted(culprits)}: {_excerpt(ending.error)}"]
+        return [
+            f"the error names {sorted(ranks) or 'no rank'} and not one of {sorted(culprits)}: {_excerpt(ending.error)}"
+        ]
     return []
 
 

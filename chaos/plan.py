@@ -146,7 +146,8 @@ class Run:
 
     def __str__(self) -> str:
         happens = "; ".join(
-            f"{fault.kind.value} on rank {fault.rank}, step {fault.step} + {fault.milliseconds} ms" for fault in self.faults
+            f"{fault.kind.value} on rank {fault.rank}, step {fault.step} + {fault.milliseconds} ms"
+            for fault in self.faults
         )
         options = " encrypted" * self.encrypted + " shared" * self.shared_memory
         return (

@@ -23,7 +23,9 @@ def test_a_violation_is_printed_with_the_command_that_repeats_it(
     monkeypatch.setattr(program, "expected", lambda run: right(run) + 1)
     assert main(["--seed", "b", "--run", "30"]) == 1
     printed = capsys.readouterr().out
-    assert re.search(r"VIOLATION wrong numbers: \d+ instead of \d+\n  repeat it with: make chaos SEED=b RUN=30\n", printed)
+    assert re.search(
+        r"VIOLATION wrong numbers: \d+ instead of \d+\n  repeat it with: make chaos SEED=b RUN=30\n", printed
+    )
 
 
 def test_without_a_seed_each_time_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,9 @@ def test_an_error_after_what_must_do_no_harm(kind: Kind) -> None:
 
 
 def test_who_was_at_fault_must_be_named() -> None:
-    named = Ending(None, "rank 1 (host h, pid 4321) was killed by signal 9\nThe other ranks of f:\n  rank 2 lost it", 1.0)
+    named = Ending(
+        None, "rank 1 (host h, pid 4321) was killed by signal 9\nThe other ranks of f:\n  rank 2 lost it", 1.0
+    )
     assert judged(Kind.KILL, 1, named) == []
     (wrong,) = judged(Kind.KILL, 2, replace(named, error=named.error.replace("4321", "1234")))
     assert wrong.startswith("the error names [1] and not one of [2]")
