@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -140,8 +141,8 @@ def _struck(run: Run, folder: Path) -> tuple[tuple[Struck, ...], float]:
 
 def _next_job(run: Run, session: Callable[[], SparkSession]) -> str:
     """What is wrong with a job without faults, by the same launcher, after this one."""
-    healthy = Run(
-        run.seed, run.number, run.launcher, min(2, run.size), run.encrypted, True, _NEXT_OPERATIONS, 17, 0, ()
+    healthy = replace(
+        run, size=min(2, run.size), shared_memory=True, operations=_NEXT_OPERATIONS, width=17, pace=0, faults=()
     )
     with tempfile.TemporaryDirectory(prefix="chaos") as folder:
         shown = _within_time(lambda: jobs.start(healthy, "chaos-next", Path(folder), session))

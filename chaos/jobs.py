@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaos import program
 from chaos.plan import LINKS, Fault, Launcher, Run
 from chaos.proxy import Proxy
-from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
+from spark_estimator.collectives.rendezvous import PeerFacts
 from spark_estimator.elastic.rounds import Terms
 from spark_estimator.errors import HorovodInternalError, SparkEstimatorError
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 #: A job that runs for longer hangs.
 HANG_SECONDS = 75.0
+# Ranks that do not come to a new round are killed after this time (600 s where the user does not choose it).
+_ROUND_TIMEOUT = timedelta(seconds=6)
 #: A variable of the ranks, by which what is left of a run is recognised.
 MARK = "CHAOS_RUN"
 _ROOT = Path(__file__).resolve().parents[1]
@@ -94,7 +97,9 @@ def start(run: Run, mark: str, folder: Path, session: Callable[[], SparkSession]
         elif run.launcher is Launcher.LINKS:
             value = _through_proxies(run, options, folder)
         elif run.launcher is Launcher.ELASTIC:
-            value = run_elastic_local(program.train, Terms(size=run.size, min_size=1), options)[0]
+            value = run_elastic_local(program.train, Terms(size=run.size, min_size=1, timeout=_ROUND_TIMEOUT), options)[
+                0
+            ]
         else:
             from spark_estimator.spark import run as run_on_spark
 
