@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from spark_estimator.store.replacement import discard_leftovers
+
 #: Processes that were killed are reaped, and threads that were told to end do, within so long.
 _PATIENCE_SECONDS = 3.0
 # What the runner itself puts into a run's folder, and what a rank may leave there on purpose.
@@ -45,6 +47,8 @@ def left_behind(before: Before, mark: str, folder: Path, *, count_descriptors: b
         mark: in the environment of the run's processes.
         count_descriptors: False for a run that has started a Spark session in this process.
     """
+    # What a writer that was killed has left beside its target goes when the next one writes there.
+    discard_leftovers(str(folder))
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while (things := _left(before, mark, folder, count_descriptors)) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -65,3 +65,8 @@ def test_a_thread(tmp_path: Path) -> None:
     assert left(before, tmp_path) == ["thread lingers"]
     over.set()
     thread.join()
+
+
+def test_what_a_killed_writer_left_is_removed_as_the_next_writer_does(tmp_path: Path) -> None:
+    (tmp_path / ".checkpoint.0123abcd.partial").touch()
+    assert left(Before.take(), tmp_path) == []
