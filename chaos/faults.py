@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from chaos.plan import BY_PROGRAM, LINKS, Fault, Kind, Run
+from chaos.plan import BY_PROGRAM, LINKS, SILENT, Fault, Kind, Run
 
 #: What one exception of the program says.
 MISTAKE = "a mistake of the program"
@@ -34,11 +34,11 @@ class Faults:
     def __init__(self, run: Run, folder: Path) -> None:
         self._run = run
         self._folder = folder
-        self._rank = int(os.environ.get("HOROVOD_RANK", "-1"))
+        self._rank, self._size = -1, run.size
 
-    def identify(self, rank: int) -> None:
-        """From now on this process is that rank."""
-        self._rank = rank
+    def identify(self, rank: int, size: int) -> None:
+        """From now on this process is that rank of so many."""
+        self._rank, self._size = rank, size
 
     def before_init(self) -> None:
         """Inflicts what comes before ``init()``."""
@@ -56,6 +56,8 @@ class Faults:
         returns = False
         for number, fault in enumerate(self._run.faults):
             if fault.rank != self._rank or fault.step != step or self._has_fired(number):
+                continue
+            if fault.kind in SILENT and self._size == 1:  # the last rank of an elastic job: no other misses it
                 continue
             if fault.kind in LINKS:  # the launcher's process waits for this
                 (self._folder / f"due.{number}").touch()

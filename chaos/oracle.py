@@ -75,7 +75,7 @@ def violations(run: Run, right: int, ending: Ending) -> list[str]:
 
 
 def _of_success(run: Run, right: int, ending: Ending) -> list[str]:
-    if ending.value != right and not (ending.value == -1 and _returned_early(ending)):
+    if ending.value != right and not _has_no_result(run, ending):
         return [f"wrong numbers: {ending.value} instead of {right}"]
     if run.launcher.is_elastic:
         return []
@@ -83,8 +83,12 @@ def _of_success(run: Run, right: int, ending: Ending) -> list[str]:
     return [f"success in spite of {fault.kind.value} on rank {fault.rank}" for fault in certain if run.size > 1]
 
 
-def _returned_early(ending: Ending) -> bool:
-    return any(struck.fault.kind is Kind.RETURN for struck in ending.struck)
+def _has_no_result(run: Run, ending: Ending) -> bool:
+    """Whether rank 0 has ended well and early: a function that returned, or a command whose status is 0."""
+    kinds = {struck.fault.kind for struck in ending.struck if struck.rank == 0}
+    if run.launcher is Launcher.COMMAND and ending.value is None:
+        return bool(kinds & {Kind.SYS_EXIT, Kind.OS_EXIT})
+    return ending.value == -1 and Kind.RETURN in kinds
 
 
 def _ends_the_job(run: Run, fault: Fault) -> bool:

@@ -57,10 +57,10 @@ def train(text: str, folder: str) -> int:
     faults = Faults(run, Path(folder))
     faults.before_init()
     context.init()
-    faults.identify(context.rank())
+    faults.identify(context.rank(), context.size())
 
     def loop(state: Any) -> int:
-        faults.identify(context.rank())
+        faults.identify(context.rank(), context.size())
         while state.step < run.steps:
             if faults.at(state.step):
                 return -1  # early, as far as the other ranks know

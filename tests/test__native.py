@@ -117,9 +117,8 @@ def test_the_library_is_hardened() -> None:
     library = Path(_native.__file__).with_name(_native.LIBRARY_NAME)
 
     def readelf(option: str) -> str:
-        return subprocess.run(
-            ["readelf", "-W", option, str(library)], capture_output=True, text=True, check=True
-        ).stdout
+        command = ["readelf", "-W", option, str(library)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     segments, dynamic, symbols = readelf("--segments"), readelf("--dynamic"), readelf("--dyn-syms")
     assert "GNU_RELRO" in segments and "BIND_NOW" in dynamic

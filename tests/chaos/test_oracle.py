@@ -33,6 +33,13 @@ def test_wrong_numbers(value: int | None) -> None:
     assert violations(run_of(), RIGHT, replace(HEALTHY, value=value)) == [f"wrong numbers: {value} instead of 7"]
 
 
+@pytest.mark.parametrize(("launcher", "fine"), [(Launcher.COMMAND, True), (Launcher.LOCAL, False)])
+def test_a_command_of_one_rank_may_end_with_status_0_and_no_result(launcher: Launcher, fine: bool) -> None:
+    fault = Fault(Kind.OS_EXIT, 0, 2, 0)
+    ending = Ending(None, "", 0.5, (Struck(fault, 0, 4321),))
+    assert (violations(run_of(fault, launcher=launcher, size=1), RIGHT, ending) == []) == fine
+
+
 def test_wrong_numbers_that_a_rank_has_noticed() -> None:
     error = "rank 1 (host h, pid 4321) raised chaos.program.WrongNumbersError: min in step 2"
     (wrong,) = judged(Kind.KILL, 1, Ending(None, error, 1.0))
