@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from chaos.plan import BY_PROGRAM, LINKS, SILENT, Fault, Kind, Run
+from chaos.plan import BY_PROGRAM, LINKS, Fault, Kind, Run
 
 #: What one exception of the program says.
 MISTAKE = "a mistake of the program"
@@ -57,7 +57,7 @@ class Faults:
         for number, fault in enumerate(self._run.faults):
             if fault.rank != self._rank or fault.step != step or self._has_fired(number):
                 continue
-            if fault.kind in SILENT and self._size == 1:  # the last rank of an elastic job: no other misses it
+            if fault.kind is Kind.STUCK and self._size == 1:  # the last rank of an elastic job: no other misses it
                 continue
             if fault.kind in LINKS:  # the launcher's process waits for this
                 (self._folder / f"due.{number}").touch()

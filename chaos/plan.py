@@ -66,7 +66,8 @@ class Kind(enum.Enum):
 
 
 HARMLESS = frozenset({Kind.PAUSE, Kind.GIL, Kind.SLOW, Kind.STRANGERS, Kind.FULL_DISK, Kind.DELAY, Kind.FLAP})
-SILENT = frozenset({Kind.FREEZE, Kind.STUCK})
+#: Only other ranks notice this one.
+SILENT = frozenset({Kind.STUCK})
 LINKS = frozenset({Kind.CUT, Kind.ONE_WAY, Kind.RESET, Kind.CORRUPT, Kind.DELAY, Kind.FLAP})
 #: The training's own thread does these, between two steps or within one; a timer does the others at any moment.
 BY_PROGRAM = frozenset(
