@@ -65,7 +65,7 @@ def violations(run: Run, right: int, ending: Ending) -> list[str]:
         wrong.append(f"the next job: {ending.next_job}")
     if ending.seconds is None:
         return ["the job did not end", *wrong]
-    if ending.seconds > BOUND_SECONDS:
+    if ending.struck and ending.seconds > BOUND_SECONDS:  # a busy machine may take any time for a job without faults
         wrong.append(
             f"the job ended {ending.seconds:.1f} s after the last fault; at most {BOUND_SECONDS:g} s are allowed"
         )

@@ -56,6 +56,10 @@ def test_a_job_that_ends_late() -> None:
     assert "ended 26.0 s after the last fault" in wrong
 
 
+def test_a_job_without_faults_may_take_its_time() -> None:
+    assert violations(run_of(), RIGHT, replace(HEALTHY, seconds=BOUND_SECONDS + 1)) == []
+
+
 def test_an_error_without_a_fault() -> None:
     (wrong,) = violations(run_of(), RIGHT, Ending(None, "rank 1 (host h) was killed by signal 9", 1.0))
     assert wrong.startswith("an error without a fault")
