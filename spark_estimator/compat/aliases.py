@@ -67,6 +67,14 @@ PACKAGES: dict[str, dict[str, str]] = {
     "horovod.runner": {"run": "spark_estimator.runner:run"},
     "horovod.runner.launch": {"run_commandline": "spark_estimator.launch.cli.main:main"},
     "horovod.spark.common": {},
+    "horovod.spark.common.estimator": {
+        "HorovodEstimator": "spark_estimator.estimators.protocol:HorovodEstimator",
+        "HorovodModel": "spark_estimator.estimators.protocol:HorovodModel",
+    },
+    "horovod.spark.common.params": {
+        "EstimatorParams": "spark_estimator.estimators.protocol:EstimatorParams",
+        "ModelParams": "spark_estimator.estimators.protocol:ModelParams",
+    },
     "horovod.spark.keras": {
         "KerasEstimator": "spark_estimator.estimators.keras.estimator:KerasEstimator",
         "KerasModel": "spark_estimator.estimators.keras.model:KerasModel",

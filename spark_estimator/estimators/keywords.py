@@ -529,11 +529,29 @@ class PredictingKeywords(TableParams):
 class ModelKeywords(PredictingKeywords):
     """Parameters of every trained model."""
 
+    model: Param[Any]
+    _metadata: Param[Mapping[str, Any] | None]
     feature_columns: Param[list[str] | None]
     label_columns: Param[list[str] | None]
     run_id: Param[str | None]
     batch_size: Param[int]
     decoders: Param[dict[str, Callable[[bytes], Any]] | None]
+
+    def setModel(self, value: Any) -> Self:
+        """Sets model: the framework's trained model. Returns self."""
+        return self._set(model=value)
+
+    def getModel(self) -> Any:
+        """model: the framework's trained model."""
+        return self._get(self.model)
+
+    def setMetadata(self, value: Mapping[str, Any] | None) -> Self:
+        """Sets _metadata: types and shapes of the columns of the training; None: transform finds them. Returns self."""
+        return self._set(_metadata=value)
+
+    def getMetadata(self) -> Mapping[str, Any] | None:
+        """_metadata: types and shapes of the columns of the training; None: transform finds them."""
+        return self._get(self._metadata)
 
     def setFeatureColumns(self, value: Sequence[str] | None) -> Self:
         """Sets feature_columns: the columns to predict from, in the order of fit(). Returns self."""

@@ -73,10 +73,9 @@ _KIND = "from spark_estimator.estimators.inference.prediction_columns import Out
 _TORCH = ("import torch", "from torch import nn", "from torch.optim.lr_scheduler import LRScheduler")
 _SHARED = "from spark_estimator.estimators.keywords import PredictingKeywords, SharedKeywords"
 _OF_MODELS = (
-    "model: Any",
-    "inputs: Sequence[Field]",
-    "outputs: Sequence[int]",
-    "label_types: Sequence[str]",
+    "inputs: Sequence[Field] | None = None",
+    "outputs: Sequence[int] | None = None",
+    "label_types: Sequence[str] | None = None",
     "output_kinds: Sequence[OutputKind] | None = None",
 )
 
@@ -154,7 +153,7 @@ MODULES = (
                 ("ModelKeywords",),
                 keras_params.MODEL,
                 "Constructor, setters and getters of `KerasModel`.",
-                others=(*_OF_MODELS, "custom_objects: Mapping[str, Any] | None = None"),
+                others=_OF_MODELS,
             ),
         ),
         (_PANDAS, _BACKEND, _STORE, _FIELD, _KIND, "from spark_estimator.estimators.keras.history import KerasHistory"),

@@ -133,6 +133,16 @@ class Predictor(ABC):
             for pieces, width in zip(results, self.widths, strict=True)
         ]
 
+    def widths_of_row(self, row: Any) -> list[int]:
+        """[outputs] how many values the model returns for a row.
+
+        Args:
+            row: of Spark's, or a mapping, with the columns of `inputs`.
+        """
+        columns = {name: [row[name]] for field in self.inputs for name in field.names}
+        matrices = [numpy.require(matrix, requirements="W") for matrix in matrices_of(columns, self.inputs, {})]
+        return [int(output.size) for output in self.called(self.model(), matrices)]
+
     def arrow_batches(self, batches: Iterator[Any]) -> Iterator[pyarrow.Array]:
         """For an Arrow UDF over an iterator: each batch is a tuple of arrays."""
         return map(self.predictions, batches)
