@@ -139,6 +139,11 @@ def install(*, force: bool = False, lightning: bool = False, tensorflow_v1: bool
     sys.meta_path.insert(0, AliasFinder(force))
 
 
+def installed() -> bool:
+    """Whether this process has the aliases by `install`."""
+    return any(isinstance(finder, AliasFinder) for finder in sys.meta_path)
+
+
 def uninstall() -> None:
     """Reverts `install()`: the aliases can't be imported any more. Objects that were imported stay usable."""
     if _OLD_SPELLINGS in sys.modules:

@@ -76,7 +76,9 @@ class TrainingMetadata(ModelMetadata):
         widths = {name: width for field in fields.all for name, width in zip(field.names, field.widths, strict=True)}
         label_types = ["array<float>" if column.kind == "binary" else column.kind for column in columns.labels]
         facts = column_facts(columns.fed, widths)
-        super().__init__(facts, fields.inputs, fields.outputs, label_types, training.output_kinds)
+        # Without labels the batches are what a function returned, and the columns of `transform` are others.
+        inputs = fields.inputs if fields.labels else ()
+        super().__init__(facts, inputs, fields.outputs, label_types, training.output_kinds)
         self.training = training
         self.size = size
         self.plan = plan
@@ -205,6 +207,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             large=model_transfer.LARGE,
             source=plan.source.source,
             held_source=plan.source.held_source,
+            kept=plan.columns.kept,
             repeatable=seed is not None or value("store") is not None,
             framework=training.framework,
             owner=run_lease.new_owner(),

@@ -12,7 +12,6 @@ from spark_estimator.estimators.params import TableParams
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import pandas
     from pyspark.ml.param import Param
     from typing_extensions import Self
 
@@ -59,7 +58,7 @@ class SharedKeywords(TableParams):
     nulls: Param[str | float]
     padding: Param[float | dict[str, float] | None]
     decoders: Param[dict[str, Callable[[bytes], Any]] | None]
-    transformation_fn: Param[Callable[[pandas.DataFrame], pandas.DataFrame] | None]
+    transformation_fn: Param[Callable[[Any], Any] | None]
     transformation_edit_fields: Param[list[list[Any]] | None]
     transformation_removed_fields: Param[list[str] | None]
 
@@ -431,17 +430,19 @@ class SharedKeywords(TableParams):
         """
         return self._get(self.decoders)
 
-    def setTransformationFn(self, value: Callable[[pandas.DataFrame], pandas.DataFrame] | None) -> Self:
+    def setTransformationFn(self, value: Callable[[Any], Any] | None) -> Self:
         """Sets transformation_fn: a function from a pandas.DataFrame with the columns read to one with the model's
-        columns, and any number of rows; called once per row while rows are loaded, and not by transform (put
-        random augmentation into the model or train_minibatch_fn); None: none. Returns self.
+        columns, and any number of rows, called once per row while rows are loaded; or, as in Horovod, from a dict
+        of one row to one, called for each row in each epoch (the driver calls it with first rows to see which);
+        not called by transform; None: none. Returns self.
         """
         return self._set(transformation_fn=value)
 
-    def getTransformationFn(self) -> Callable[[pandas.DataFrame], pandas.DataFrame] | None:
+    def getTransformationFn(self) -> Callable[[Any], Any] | None:
         """transformation_fn: a function from a pandas.DataFrame with the columns read to one with the model's
-        columns, and any number of rows; called once per row while rows are loaded, and not by transform (put
-        random augmentation into the model or train_minibatch_fn); None: none.
+        columns, and any number of rows, called once per row while rows are loaded; or, as in Horovod, from a dict
+        of one row to one, called for each row in each epoch (the driver calls it with first rows to see which);
+        not called by transform; None: none.
         """
         return self._get(self.transformation_fn)
 

@@ -185,7 +185,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         if base is None or base.__module__.startswith("spark_estimator."):
             return None
         function: Any = getattr(self, "get_prediction_fn")  # noqa: B009  # not every framework's model has it
-        return RowFunction(self._predictor(()), function())
+        return RowFunction.of(self._predictor(()), function())
 
     def _metadata_for(self, dataset: DataFrame, function: RowFunction | None) -> ModelMetadata:
         """What is not known before: by the DataFrame's schema, and what the model returns for its first row."""

@@ -281,9 +281,10 @@ SHARED = (
         None,
         function,
         "a function from a pandas.DataFrame with the columns read to one with the model's columns, and any number of "
-        "rows; called once per row while rows are loaded, and not by transform (put random augmentation into the model "
-        "or train_minibatch_fn); None: none",
-        "Callable[[pandas.DataFrame], pandas.DataFrame] | None",
+        "rows, called once per row while rows are loaded; or, as in Horovod, from a dict of one row to one, called for "
+        "each row in each epoch (the driver calls it with first rows to see which); not called by transform; None: "
+        "none",
+        "Callable[[Any], Any] | None",
     ),
     Row(
         "transformation_edit_fields",
@@ -408,7 +409,9 @@ class TableParams(Params):
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__()
-        self._setDefault(**{row.name: row.default for row in self._rows}, **self._ineffective)
+        mixed_in = {param.name for param in self._defaultParamMap}  # by a subclass's other base classes
+        defaults = {**{row.name: row.default for row in self._rows}, **self._ineffective}
+        self._setDefault(**{name: value for name, value in defaults.items() if name not in mixed_in})
         self._take(keywords)
 
     def _take(self, keywords: Mapping[str, Any]) -> Self:

@@ -107,7 +107,8 @@ class HorovodEstimator(Estimator[_Model], EstimatorParams):
             "history": history,
             "model": model,
             "optimizer": optimizer,
-            "feature_columns": [name for field in metadata.inputs for name in field.names],
+            "feature_columns": [name for field in metadata.inputs for name in field.names]
+            or self._value("feature_cols"),
             "label_columns": self._value("label_cols"),
             "run_id": run_id,
             "_metadata": metadata,

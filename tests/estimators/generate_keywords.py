@@ -64,7 +64,6 @@ class Module:
 
 
 _COLLECTIONS = "from collections.abc import Callable, Mapping, Sequence"
-_PANDAS = "import pandas"
 _BACKEND = "from spark_estimator.spark.backend import Backend"
 _STORE = "from spark_estimator.store import Store"
 _HISTORY = "from spark_estimator.estimators.history import History"
@@ -100,7 +99,7 @@ MODULES = (
                 False,
             ),
         ),
-        (_PANDAS, _BACKEND, _STORE),
+        (_BACKEND, _STORE),
         ("from spark_estimator.estimators.params import TableParams",),
     ),
     Module(
@@ -121,7 +120,7 @@ MODULES = (
                 others=_OF_MODELS,
             ),
         ),
-        (_PANDAS, _BACKEND, _STORE, _FIELD, _HISTORY, _KIND, *_TORCH),
+        (_BACKEND, _STORE, _FIELD, _HISTORY, _KIND, *_TORCH),
         ("from spark_estimator.estimators.keywords import ModelKeywords, PredictingKeywords, SharedKeywords",),
     ),
     Module(
@@ -135,7 +134,7 @@ MODULES = (
                 "Constructor, setters and getters of Lightning's `TorchEstimator`.",
             ),
         ),
-        (_PANDAS, _BACKEND, _STORE, *_TORCH),
+        (_BACKEND, _STORE, *_TORCH),
         (_SHARED,),
     ),
     Module(
@@ -156,7 +155,7 @@ MODULES = (
                 others=_OF_MODELS,
             ),
         ),
-        (_PANDAS, _BACKEND, _STORE, _FIELD, _KIND, "from spark_estimator.estimators.keras.history import KerasHistory"),
+        (_BACKEND, _STORE, _FIELD, _KIND, "from spark_estimator.estimators.keras.history import KerasHistory"),
         ("from spark_estimator.estimators.keywords import ModelKeywords, PredictingKeywords, SharedKeywords",),
     ),
 )

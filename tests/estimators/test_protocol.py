@@ -280,3 +280,40 @@ def test_a_minibatch_function_of_nine_arguments(
     assert torch.allclose(by_hand.weight, built_in.weight)
     with pytest.raises(ValueError, match="takes seven arguments"):
         estimator(train_minibatch_fn=lambda *seven: None, backward_passes_per_step=2).fit(line)
+
+
+def test_a_transformation_of_rows_runs_in_each_epoch(
+    spark: SparkSession, estimator: Callable[..., TorchEstimator], tmp_path: Path
+) -> None:
+    """By rows that Spark's tasks bring, and by files; features and labels are those that it returns."""
+    log = tmp_path / "calls"
+
+    def measured(row: dict[str, Any]) -> dict[str, Any]:
+        with log.open("a") as file:
+            file.write(f"{row['text']}\n")
+        length = float(len(row["text"]))
+        return {"features": torch.tensor([length, 1.0, 0.0]), "y": length}
+
+    frame = spark.createDataFrame(
+        [("a" * number, float(number)) for number in range(1, 9)], "text string, features float"
+    )
+    frame = frame.withColumn("y", frame.features)
+    common = {
+        "transformation_fn": measured,
+        "transformation_removed_fields": ["text"],
+        "transformation_edit_fields": [("features", "float32", (3,), False)],
+        "epochs": 3,
+        "validation": None,
+        "num_proc": 2,
+    }
+    model = estimator(**common).fit(frame)
+    assert len(model.getHistory()) == 3
+    calls = log.read_text().split()
+    # Once in the text of the frame that the driver tries first, once there as a row, and once in each epoch.
+    assert [calls.count("a" * number) for number in (7, 8)] == [2 + 3, 2 + 3]
+    files = str(tmp_path / "files")
+    frame.write.parquet(files)
+    by_files = estimator(**common).fit(spark.read.parquet(files))
+    assert torch.isfinite(by_files.getModel().weight).all()
+    with pytest.raises(DataError, match="nulls='drop' isn't possible"):
+        estimator(**common, nulls="drop").fit(frame)

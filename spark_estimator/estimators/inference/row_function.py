@@ -6,10 +6,13 @@ travel with it.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import numpy
 
 from spark_estimator.data.fields import Array
@@ -26,11 +29,27 @@ class RowFunction:
 
     Attributes:
         predictor: has the model.
-        function: of (model, row): an array or a tensor, or a list of them, one for each label.
+        payload: the function of (model, row), pickled, as its modules may import Horovod's names. It returns an array
+            or a tensor, or a list of them, one for each label.
     """
 
     predictor: Predictor
-    function: Callable[[Any, Any], Any]
+    payload: bytes
+
+    @classmethod
+    def of(cls, predictor: Predictor, function: Callable[[Any, Any], Any]) -> RowFunction:
+        """With a copy of the function as it is now."""
+        return cls(predictor, cloudpickle.dumps(function))
+
+    @cached_property
+    def function(self) -> Callable[[Any, Any], Any]:
+        """The function, unpickled once in this process."""
+        self.predictor.prepare_imports()
+        loaded: Callable[[Any, Any], Any] = pickle.loads(self.payload)  # noqa: S301  # from the driver
+        return loaded
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.predictor, self.payload)
 
     def outputs_of(self, row: Any) -> list[Array]:
         """[labels] the values that the function returns for a row."""
