@@ -12,6 +12,6 @@ There are three ways to enable the aliases; none of them changes an installed Ho
 
 from __future__ import annotations
 
-from spark_estimator.compat.importer import install, installed, real_horovod_present, shims_path, uninstall
+from spark_estimator.compat.importer import install, real_horovod_present, shims_path, uninstall
 
-__all__ = ["install", "installed", "real_horovod_present", "shims_path", "uninstall"]
+__all__ = ["install", "real_horovod_present", "shims_path", "uninstall"]

@@ -14,7 +14,7 @@ import numpy
 import pyarrow
 import pyarrow.compute
 
-from spark_estimator import compat
+from spark_estimator.compat.importer import install, installed
 from spark_estimator.data.columns import did_you_mean, remedy
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Array, Field, is_list, matrix_of
@@ -45,7 +45,7 @@ class Predictor(ABC):
     widths: tuple[int, ...]
     batch_size: int
     decoders: Mapping[str, Decoder] = field(default_factory=dict)
-    aliases: bool = field(default_factory=compat.installed)
+    aliases: bool = field(default_factory=installed)
 
     @abstractmethod
     def loaded(self) -> Any:
@@ -69,7 +69,7 @@ class Predictor(ABC):
     def prepare_imports(self) -> None:
         """Makes Horovod's names importable here where they were on the driver."""
         if self.aliases:
-            compat.install()
+            install()
 
     def model(self) -> Any:
         """The model, loaded once in this process."""
