@@ -32,6 +32,7 @@ MODULES: dict[str, str] = {
     "horovod.keras.elastic": "spark_estimator.keras.elastic",
     "horovod.common.basics": "spark_estimator.compat.basics",
     "horovod.common.elastic": "spark_estimator.elastic",
+    "horovod.common.exceptions": "spark_estimator.compat.exceptions",
     "horovod.common.util": "spark_estimator.compat.build_questions",
     "horovod.data.data_loader_base": "spark_estimator.data.batch_loader",
     "horovod.runner.common.util.env": "spark_estimator.compat.rank_environment",
@@ -49,11 +50,6 @@ MODULES: dict[str, str] = {
 PACKAGES: dict[str, dict[str, str]] = {
     "horovod": {"run": "spark_estimator.runner:run"},
     "horovod.common": {},
-    "horovod.common.exceptions": {
-        "HorovodInternalError": "spark_estimator.errors:HorovodInternalError",
-        "HorovodVersionMismatchError": "spark_estimator.compat.build_questions:HorovodVersionMismatchError",
-        "HostsUpdatedInterrupt": "spark_estimator.errors:HostsUpdatedInterrupt",
-    },
     "horovod.common.process_sets": {
         "ProcessSet": "spark_estimator.collectives.process_set:ProcessSet",
         "add_process_set": "spark_estimator.collectives.context:add_process_set",
@@ -64,7 +60,10 @@ PACKAGES: dict[str, dict[str, str]] = {
         "AsyncDataLoaderMixin": "spark_estimator.data.batch_loader:AsyncDataLoaderMixin",
         "BaseDataLoader": "spark_estimator.data.batch_loader:BaseDataLoader",
     },
-    "horovod.runner": {"run": "spark_estimator.runner:run"},
+    "horovod.runner": {
+        "HorovodRunner": "spark_estimator.runner:HorovodRunner",
+        "run": "spark_estimator.runner:run",
+    },
     "horovod.runner.launch": {"run_commandline": "spark_estimator.launch.cli.main:main"},
     "horovod.spark.common": {},
     "horovod.spark.common.estimator": {

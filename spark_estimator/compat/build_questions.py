@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 _Item = TypeVar("_Item")
 
 __all__ = [
-    "HorovodVersionMismatchError",
     "_cache",
     "ccl_built",
     "check_extension",
@@ -34,10 +33,6 @@ __all__ = [
     "rocm_built",
     "split_list",
 ]
-
-
-class HorovodVersionMismatchError(ImportError):
-    """Horovod's name: an installed framework differs from the one of the build. This package never raises it."""
 
 
 def _answer(question: str) -> bool:

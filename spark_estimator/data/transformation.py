@@ -201,7 +201,9 @@ def _takes_rows(function: Callable[[Any], Any], rows: list[dict[str, Any]]) -> b
     """Whether a function that does not return a frame for a frame returns a dict for a row."""
     try:
         return bool(rows) and isinstance(function(rows[0]), Mapping)
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # sys.exit() too, as for a frame
         return False
 
 
