@@ -9,6 +9,7 @@ SPARK_CONF_MAX_INT = str((1 << 31) - 1)
 SPARK_CONF_MAX_INT_MINUS_ONE = str((1 << 31) - 2)
 
 _EXCLUDE = "spark.excludeOnFailure"
+_TASK = "spark.task"
 _EXECUTORS = f"{_EXCLUDE}.stage.maxFailedTasksPerExecutor"
 _NODES = f"{_EXCLUDE}.stage.maxFailedExecutorsPerNode"
 _TASK_EXECUTORS = f"{_EXCLUDE}.task.maxTaskAttemptsPerExecutor"
@@ -16,7 +17,7 @@ _TASK_NODES = f"{_EXCLUDE}.task.maxTaskAttemptsPerNode"
 _APP_EXECUTORS = f"{_EXCLUDE}.application.maxFailedTasksPerExecutor"
 _APP_NODES = f"{_EXCLUDE}.application.maxFailedExecutorsPerNode"
 
-SPARK_CONF_ALWAYS_RESTART_FAILED_TASK = ("spark.task.maxFailures", SPARK_CONF_MAX_INT)
+SPARK_CONF_ALWAYS_RESTART_FAILED_TASK = (f"{_TASK}.maxFailures", SPARK_CONF_MAX_INT)
 SPARK_CONF_BLACKLIST_DISABLED = (f"{_EXCLUDE}.enabled", "false")
 SPARK_CONF_BLACKLIST_ENABLED = (f"{_EXCLUDE}.enabled", "true")
 SPARK_CONF_REUSE_FAILED_EXECUTOR = (_EXECUTORS, SPARK_CONF_MAX_INT)
@@ -36,7 +37,7 @@ SPARK_CONF_DONT_REUSE_FAILING_NODE_IN_APP = (_APP_NODES, "1")
 
 #: Spark's own values.
 SPARK_CONF_DEFAULT_VALUES = {
-    "spark.task.maxFailures": "4",
+    f"{_TASK}.maxFailures": "4",
     f"{_EXCLUDE}.enabled": "false",
     _EXECUTORS: "2",
     _NODES: "2",
