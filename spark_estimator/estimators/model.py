@@ -203,6 +203,8 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             if len(known.label_types) == len(labels):
                 label_types, output_kinds = list(known.label_types), known.output_kinds
         row = dataset.first()
+        if row is None and function is None and not inputs:
+            raise ValueError("the DataFrame has no rows, which a model that was made by hand finds its columns by.")
         if row is None:
             outputs = [1] * len(labels)
         elif function is not None:
@@ -216,12 +218,9 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
 
     def _inputs_of_row(self, dataset: DataFrame, row: Any) -> list[Field]:
         """[inputs] one field for each feature column, in its type, with the values of the first row."""
-        names, shapes = (
-            self._value("feature_columns"),
-            self._value("input_shapes") if self.hasParam("input_shapes") else None,
-        )
+        shapes = self._value("input_shapes") if self.hasParam("input_shapes") else None
         fields = []
-        for number, name in enumerate(names):
+        for number, name in enumerate(self._value("feature_columns") or ()):
             column = readable(dataset.schema, name)
             width = len(row[name]) if column.is_array else 1
             shape = tuple(shapes[number][1:]) if shapes is not None else (width,)
