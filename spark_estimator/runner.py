@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_estimator.errors import PreflightError
+from spark_estimator.errors import PreflightError, WorkerFailedError
 from spark_estimator.launch.job.attempts import Limits, duration
 from spark_estimator.launch.job.options import JobOptions, check_elastic_sizes, check_num_proc, check_text
 from spark_estimator.observe.driver_log import announce, print_line
@@ -168,6 +168,7 @@ def run(
     from spark_estimator.env import Settings
     from spark_estimator.launch.cli import obsolete
     from spark_estimator.launch.cli.flags import cooldown_of
+    from spark_estimator.launch.job.failures import with_horovods_sentence
     from spark_estimator.launch.log_relay.display import OutputFiles
     from spark_estimator.launch.ssh.command import SshOptions
     from spark_estimator.launch.ssh.where import find_hosts
@@ -253,7 +254,10 @@ def run(
             show_line=show_line,
             verbose=1 if verbose is None else int(bool(verbose)),
         )
-        return _run_where(where, func, size, options)
+        try:
+            return _run_where(where, func, size, options)
+        except WorkerFailedError as error:
+            raise with_horovods_sentence(error) from error.__cause__
 
 
 def _run_where(where: Where, function: Callable[..., Any], size: int, options: JobOptions) -> list[Any]:

@@ -335,3 +335,20 @@ def test_what_has_no_effect_is_said(line: DataFrame) -> None:
     assert {"logger", "num_gpus", "data_module", "trainer_args"} <= set(inspect.signature(TorchEstimator).parameters)
     assert estimator(num_gpus=0).getUseGpu() is False
     assert estimator().setTrainerArgs({"max_epochs": 3}).getTrainerArgs() == {"max_epochs": 3}
+
+
+def test_horovods_parameters_without_effect() -> None:
+    from spark_estimator.lightning import TorchEstimator
+
+    made = TorchEstimator().setNumGPUs(1)
+    assert made.getNumGPUs() == 1
+    for accessor in (
+        "DebugDataLoader",
+        "LoaderNumEpochs",
+        "TrainAsyncDataLoaderQueueSize",
+        "TrainMinibatchFn",
+        "ValAsyncDataLoaderQueueSize",
+    ):
+        with pytest.warns(UserWarning, match=" has no effect: "):
+            getattr(made, f"set{accessor}")(3)
+        assert getattr(made, f"get{accessor}")() == 3

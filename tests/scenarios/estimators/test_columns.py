@@ -211,7 +211,10 @@ def test_a_function_changes_the_rows_once(spark: SparkSession, estimator: Make, 
     for changed, words in (
         ({"transformation_fn": fails}, r"(?s)transformation_fn failed on \d+ rows.*KeyError: 'nothing'.*in fails"),
         ({"transformation_fn": lambda rows: rows}, "transformation_fn returned no column 'x'"),
-        ({"transformation_fn": lambda rows: 1}, r"transformation_fn returns a pandas\.DataFrame; it returned int"),
+        (
+            {"transformation_fn": lambda rows: 1},
+            r"transformation_fn returns a pandas\.DataFrame, or a dict for each row; it returned int",
+        ),
         ({"transformation_fn": lambda rows: transform(rows)[:0]}, "returned no row for the first"),
         (
             {"transformation_edit_fields": [("x", numpy.float32, (3,), False)]},
