@@ -25,6 +25,7 @@ ATTEMPT_VARIABLE = "SPARK_ESTIMATOR_ATTEMPT"
 PROCESS_VARIABLE = "SPARK_ESTIMATOR_PROCESS"
 PROGRESS_FD_VARIABLE = "SPARK_ESTIMATOR_PROGRESS_FD"
 IGNORE_LAUNCHER_VARIABLE = "SPARK_ESTIMATOR_IGNORE_LAUNCHER"
+MASTER_VARIABLE = "SPARK_ESTIMATOR_MASTER"
 
 
 class _Ranks(Protocol):
@@ -446,6 +447,7 @@ SET_FOR_WORKERS = {
     FEED_FD_VARIABLE: "descriptor from which the worker reads its rows of a DataFrame",
     WORKER_CHOICES_VARIABLE: "the settings of threads and memory that the launcher chose for the worker",
     PROGRESS_FD_VARIABLE: "descriptor to which the worker writes its progress",
+    MASTER_VARIABLE: "the MASTER_ADDR:MASTER_PORT that the launcher set; torch's env:// store is authenticated there",
 }
 
 

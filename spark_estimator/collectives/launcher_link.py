@@ -28,6 +28,7 @@ from typing import Any
 
 from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous
+from spark_estimator.collectives.torch_variables import torch_variables
 from spark_estimator.env import become_another_rank
 from spark_estimator.errors import JobFailedError
 
@@ -227,6 +228,7 @@ class LauncherLink:
         )
         self.silent, self.why, self.commits, self._updates, self._over = (), "", 0, 0, False
         become_another_rank(coming.topology, coming.peers[coming.rank].host)  # as the launcher calls this host
+        os.environ.update(torch_variables(coming))
         rendezvous_module.set_current(coming)
         return coming
 
