@@ -501,6 +501,6 @@ def horovod_variables(topology: _Ranks, hostname: str) -> dict[str, str]:
     }
 
 
-def become_another_rank(topology: _Ranks, hostname: str) -> None:
-    """Updates this process's environment for an elastic job's next round; arguments as for `horovod_variables`."""
-    os.environ.update(horovod_variables(topology, hostname))
+def become_another_rank(topology: _Ranks, hostname: str, more: Mapping[str, str]) -> None:
+    """Updates this process's environment for an elastic job's next round, as `horovod_variables`, and with `more`."""
+    os.environ.update({**horovod_variables(topology, hostname), **more})

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_estimator.errors import PreflightError
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.script import Script
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _SSL_CONF = "pytorch.spark.distributor.ignoreSsl"
 
@@ -81,7 +78,7 @@ class TorchDistributor:
             )
             self.num_processes = gpus
 
-    def _size(self, spark: SparkSession) -> int:
+    def _size(self, spark: Any) -> int:
         from spark_estimator.launch.spark.slots import Configuration, require_slots, wanted_gpus
 
         if self.use_gpu and not wanted_gpus(Configuration(spark)):

@@ -227,8 +227,8 @@ class LauncherLink:
             coming, listen_fd=descriptors[0], local_fd=descriptors[1], launcher_fd=former.launcher_fd, awaited=False
         )
         self.silent, self.why, self.commits, self._updates, self._over = (), "", 0, 0, False
-        become_another_rank(coming.topology, coming.peers[coming.rank].host)  # as the launcher calls this host
-        os.environ.update(torch_variables(coming))
+        host = coming.peers[coming.rank].host  # as the launcher calls it
+        become_another_rank(coming.topology, host, torch_variables(coming))
         rendezvous_module.set_current(coming)
         return coming
 

@@ -119,8 +119,8 @@ def test_gloo_between_hosts_of_an_encrypted_job_is_refused(monkeypatch: pytest.M
 
 def test_a_job_on_one_host_has_nothing_to_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     several = between_hosts(encrypted=True)
-    one = replace(several, peers=tuple(replace(peer, host_id="a") for peer in several.peers))
-    monkeypatch.setattr(rendezvous_module, "_current", one)
+    alone = replace(several, peers=tuple(replace(peer, host_id="a") for peer in several.peers))
+    monkeypatch.setattr(rendezvous_module, "_current", alone)
     other_backends.check_encryption()
 
 
