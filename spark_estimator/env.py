@@ -25,6 +25,7 @@ ATTEMPT_VARIABLE = "SPARK_ESTIMATOR_ATTEMPT"
 PROCESS_VARIABLE = "SPARK_ESTIMATOR_PROCESS"
 PROGRESS_FD_VARIABLE = "SPARK_ESTIMATOR_PROGRESS_FD"
 IGNORE_LAUNCHER_VARIABLE = "SPARK_ESTIMATOR_IGNORE_LAUNCHER"
+MASTER_VARIABLE = "SPARK_ESTIMATOR_MASTER"
 
 
 class _Ranks(Protocol):
@@ -446,6 +447,7 @@ SET_FOR_WORKERS = {
     FEED_FD_VARIABLE: "descriptor from which the worker reads its rows of a DataFrame",
     WORKER_CHOICES_VARIABLE: "the settings of threads and memory that the launcher chose for the worker",
     PROGRESS_FD_VARIABLE: "descriptor to which the worker writes its progress",
+    MASTER_VARIABLE: "the MASTER_ADDR:MASTER_PORT that the launcher set; torch's env:// store is authenticated there",
 }
 
 
@@ -499,6 +501,6 @@ def horovod_variables(topology: _Ranks, hostname: str) -> dict[str, str]:
     }
 
 
-def become_another_rank(topology: _Ranks, hostname: str) -> None:
-    """Updates this process's environment for an elastic job's next round; arguments as for `horovod_variables`."""
-    os.environ.update(horovod_variables(topology, hostname))
+def become_another_rank(topology: _Ranks, hostname: str, more: Mapping[str, str]) -> None:
+    """Updates this process's environment for an elastic job's next round, as `horovod_variables`, and with `more`."""
+    os.environ.update({**horovod_variables(topology, hostname), **more})

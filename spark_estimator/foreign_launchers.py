@@ -45,10 +45,10 @@ _LAUNCHERS = (
     _Launcher("Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
     _Launcher("mpiexec (MPICH, Intel MPI or another PMI launcher)", "PMI_SIZE", "PMI_RANK"),
     _Launcher("a PMIx launcher (prterun, mpirun or srun)", "PMIX_SIZE", "PMIX_RANK"),
-    _Launcher("a launcher that sets RANK and WORLD_SIZE", "WORLD_SIZE", "RANK", "RANK"),
     # This package's launchers set it too, together with a rendezvous. A process that a rank starts inherits only the
-    # variable.
+    # variables, RANK and WORLD_SIZE among them.
     _Launcher("Horovod's launcher or by a rank of a spark_estimator job", "HOROVOD_SIZE", "HOROVOD_RANK"),
+    _Launcher("a launcher that sets RANK and WORLD_SIZE", "WORLD_SIZE", "RANK", "RANK"),
 )
 
 

@@ -126,8 +126,9 @@ def test_torchrun_is_refused(tmp_path: Path) -> None:
         {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"},
         {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
         {"HOROVOD_SIZE": "2", "HOROVOD_RANK": "0", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1"},
+        {"HOROVOD_SIZE": "2", "HOROVOD_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"},
     ],
-    ids=["srun", "bare", "horovod"],
+    ids=["srun", "bare", "horovod", "rank"],
 )
 def test_variables_of_a_launcher_are_refused(environ: dict[str, str], tmp_path: Path) -> None:
     done = run([sys.executable, *script(tmp_path)], **environ)

@@ -190,6 +190,11 @@ def shims_path() -> str:
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), "shims")
 
 
+def autoload_path() -> str:
+    """The folder to add to PYTHONPATH, so that torch calls this package when it is imported: ``torch_autoload/``."""
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_autoload")
+
+
 def _real_spec(root: str) -> ModuleSpec | None:
     path = [entry for entry in sys.path if not os.path.exists(os.path.join(entry or os.curdir, _SHIM_FILE))]
     for finder in sys.meta_path:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from spark_estimator.compat.importer import autoload_path
 from spark_estimator.errors import JobFailedError, ResultError, WorkerFailedError
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.local import run_local
@@ -84,9 +85,10 @@ def test_search_path_and_pythonpath_are_those_of_the_caller(monkeypatch: pytest.
 
         return beside_the_script.ANSWER, sys.path, os.environ.get("PYTHONPATH")
 
-    assert run_local(look, 1) == [(42, sys.path, "/somewhere")]
+    path = [*sys.path, autoload_path()]
+    assert run_local(look, 1) == [(42, path, f"/somewhere:{autoload_path()}")]
     monkeypatch.delenv("PYTHONPATH")
-    assert run_local(look, 1) == [(42, sys.path, None)]
+    assert run_local(look, 1) == [(42, path, autoload_path())]
 
 
 def test_files_in_the_current_folder_shadow_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
