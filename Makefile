@@ -123,7 +123,7 @@ test-petastorm: build build/petastorm/.ready
 	build/petastorm/bin/python -m pytest tests/data/petastorm tests/data/test_petastorm_itself.py
 
 test-native: build
-	$(BIN)/ctest --test-dir $(TREE) --output-on-failure --timeout 300
+	$(BIN)/ctest --test-dir $(TREE) --parallel $(JOBS) --output-on-failure --timeout 300
 
 empty :=
 LABELS := $(subst $(empty) $(empty),|,$(strip $(AREAS)))

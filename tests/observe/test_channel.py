@@ -191,8 +191,10 @@ def test_a_partition_connects_once(side: Side) -> None:
 
 def authenticated(side: Side) -> socket.socket:
     """A connection of one who knows the token, but then speaks as it likes."""
+    connected = side.server.connected
     sock = socket.create_connection((side.server.address, side.server.port))
     authentication.connect(sock, side.server.token, struct.pack(">16sI", JOB.encode(), 1))
+    wait_for(lambda: side.server.connected > connected)  # what is sent before reaches nobody
     sock.settimeout(20)
     return sock
 

@@ -108,6 +108,7 @@ def still(estimator: Make, net: nn.Module, **changed: Any) -> TorchEstimator:
     return estimator(model=net, optimizer=optimizer, epochs=1, **changed)
 
 
+@pytest.mark.slow
 def test_images_are_decoded_where_rows_are_read(spark: SparkSession, estimator: Make, tmp_path: Path) -> None:
     """By way of Spark and from files; they stay bytes in the spool, and the model decodes, too."""
     from pyspark.sql import functions
@@ -170,6 +171,7 @@ def transform(rows: Any) -> Any:
     return rows.drop(columns=["word", "number"])
 
 
+@pytest.mark.slow
 def test_a_function_changes_the_rows_once(spark: SparkSession, estimator: Make, tmp_path: Path) -> None:
     """By way of Spark, by way of a store, from its files alone; with more rows or fewer."""
     rows = [("ab" * (n % 3), n, float(n), n % 4 == 0) for n in range(150)]
