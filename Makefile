@@ -10,6 +10,9 @@ JOBS ?= $(shell [ "$$(nproc 2>/dev/null || echo 1)" -ge 2 ] && echo 2 || echo 1)
 SANITIZERS ?= address thread
 AREAS ?=
 SECONDS ?= 60
+# `make chaos`: by default each time has a seed of its own, which is printed; RUN=n is one run of a seed.
+SEED ?=
+RUN ?=
 TIMEOUT ?= 600
 # `make cluster`: containers, processes, or auto (containers where an engine answers); ports such as master=7078,jupyter=9999.
 CLUSTER ?= auto
@@ -28,7 +31,7 @@ CLANG ?= $(firstword $(foreach name,clang++ $(addprefix clang++-,22 21 20 19 18 
 NATIVE := $(shell find native -type f -not -name '.*')
 PACKAGE := $(shell find spark_estimator -type f -not -path '*/__pycache__/*' -not -name '*.so')
 
-.PHONY: help demo cluster cluster-demo cluster-down test test-all test-petastorm notebooks lint docs docs-links .graphviz build wheel test-native test-native-sanitized fuzz coverage format clean
+.PHONY: help demo cluster cluster-demo cluster-down test test-all chaos test-petastorm notebooks lint docs docs-links .graphviz build wheel test-native test-native-sanitized fuzz coverage format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -48,6 +51,7 @@ help:
 	@echo 'make test-native-sanitized  the C++ tests under ASan+UBSan and under TSan; AREAS="engine gpu" selects folders'
 	@echo 'make test-petastorm         what needs petastorm itself, in an environment of its own (Python 3.10 or 3.11)'
 	@echo 'make fuzz                   every parser of bytes from a peer against strange bytes, SECONDS=$(SECONDS) each (clang)'
+	@echo 'make chaos                  random jobs with random faults for SECONDS=$(SECONDS), each judged; SEED=... RUN=... repeats one'
 	@echo 'make coverage               which lines of the engine the C++ tests do not reach'
 	@echo 'make format                 rewrite the sources as lint wants them'
 	@echo 'make clean                  remove what was built ($(VENV) stays)'
@@ -74,6 +78,9 @@ test: test-native
 
 test-all: test-native
 	$(call pytest,$(TESTS))
+
+chaos: build
+	$(BIN)/python -m chaos --seconds $(SECONDS) $(if $(SEED),--seed '$(SEED)') $(if $(RUN),--run $(RUN))
 
 # Tests that fail beside others run once more, alone: what fails there too has failed.
 ifeq ($(JOBS),1)
@@ -116,7 +123,7 @@ test-petastorm: build build/petastorm/.ready
 	build/petastorm/bin/python -m pytest tests/data/petastorm tests/data/test_petastorm_itself.py
 
 test-native: build
-	$(BIN)/ctest --test-dir $(TREE) --output-on-failure --timeout 300
+	$(BIN)/ctest --test-dir $(TREE) --parallel $(JOBS) --output-on-failure --timeout 300
 
 empty :=
 LABELS := $(subst $(empty) $(empty),|,$(strip $(AREAS)))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from spark_estimator.estimators.torch.model import TorchModel
     from spark_estimator.observe.driver_log import log_to_driver
     from spark_estimator.runner import HorovodRunner, run
+    from spark_estimator.torch_distributor import TorchDistributor
 
 _HOME = {
     "DataError": "spark_estimator.errors",
@@ -37,6 +38,7 @@ _HOME = {
     "KerasModel": "spark_estimator.estimators.keras.model",
     "PreflightError": "spark_estimator.errors",
     "SparkEstimatorError": "spark_estimator.errors",
+    "TorchDistributor": "spark_estimator.torch_distributor",
     "TorchEstimator": "spark_estimator.estimators.torch.estimator",
     "TorchModel": "spark_estimator.estimators.torch.model",
     "WorkerFailedError": "spark_estimator.errors",
@@ -54,6 +56,7 @@ __all__ = [
     "KerasModel",
     "PreflightError",
     "SparkEstimatorError",
+    "TorchDistributor",
     "TorchEstimator",
     "TorchModel",
     "WorkerFailedError",

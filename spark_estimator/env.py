@@ -27,6 +27,7 @@ PROGRESS_FD_VARIABLE = "SPARK_ESTIMATOR_PROGRESS_FD"
 IGNORE_LAUNCHER_VARIABLE = "SPARK_ESTIMATOR_IGNORE_LAUNCHER"
 JOB_KEY_VARIABLE = "SPARK_ESTIMATOR_JOB_KEY"
 JOINED_VARIABLE = "SPARK_ESTIMATOR_JOINED"
+MASTER_VARIABLE = "SPARK_ESTIMATOR_MASTER"
 
 
 class _Ranks(Protocol):
@@ -459,6 +460,7 @@ SET_FOR_WORKERS = {
     FEED_FD_VARIABLE: "descriptor from which the worker reads its rows of a DataFrame",
     WORKER_CHOICES_VARIABLE: "the settings of threads and memory that the launcher chose for the worker",
     PROGRESS_FD_VARIABLE: "descriptor to which the worker writes its progress",
+    MASTER_VARIABLE: "the MASTER_ADDR:MASTER_PORT that the launcher set; torch's env:// store is authenticated there",
 }
 
 
@@ -512,6 +514,6 @@ def horovod_variables(topology: _Ranks, hostname: str) -> dict[str, str]:
     }
 
 
-def become_another_rank(topology: _Ranks, hostname: str) -> None:
-    """Updates this process's environment for an elastic job's next round; arguments as for `horovod_variables`."""
-    os.environ.update(horovod_variables(topology, hostname))
+def become_another_rank(topology: _Ranks, hostname: str, more: Mapping[str, str]) -> None:
+    """Updates this process's environment for an elastic job's next round, as `horovod_variables`, and with `more`."""
+    os.environ.update({**horovod_variables(topology, hostname), **more})

@@ -11,9 +11,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_estimator.errors import PreflightError
+from spark_estimator.errors import PreflightError, WorkerFailedError
 from spark_estimator.launch.job.attempts import Limits, duration
 from spark_estimator.launch.job.options import JobOptions, check_elastic_sizes, check_num_proc, check_text
+from spark_estimator.launch.job.script import Script
 from spark_estimator.observe.driver_log import announce, print_line
 
 if TYPE_CHECKING:
@@ -62,14 +63,14 @@ class HorovodRunner:
         self.num_processor = np
         self.driver_log_verbosity = driver_log_verbosity
 
-    def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
-        """Calls ``main(**kwargs)`` on every rank.
+    def run(self, main: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
+        """Calls ``main(*args, **kwargs)`` on every rank, or runs the Python file `main` with `args` in ``sys.argv``.
 
         cloudpickle serializes the function and its arguments, with what they use of the notebook or script. In them,
         ``import horovod.torch as hvd`` works even if Horovod isn't installed.
 
         Returns:
-            What `main` returned on rank 0; at most 64 MiB when pickled.
+            What `main` returned on rank 0; at most 64 MiB when pickled. None for a script.
 
         Raises:
             PreflightError: the job can't start; the text has the remedy.
@@ -78,10 +79,14 @@ class HorovodRunner:
             JobTimeoutError: it took longer than `timeout`.
             JobCancelledError: the job was cancelled in Spark.
         """
+        if isinstance(main, (str, os.PathLike)):
+            if kwargs:
+                raise TypeError(f"run({main!r}): a script takes strings, not the keyword arguments {sorted(kwargs)}.")
+            main, args = Script(main, args), ()
         if self.num_processor < 0:
             from spark_estimator.launch.local import run_local
 
-            return run_local(main, -self.num_processor, JobOptions(kwargs=kwargs, limits=self._limits))[0]
+            return run_local(main, -self.num_processor, JobOptions(args=args, kwargs=kwargs, limits=self._limits))[0]
         from spark_estimator.launch.spark.entry import run_in_session
         from spark_estimator.launch.spark.slots import all_slots
 
@@ -93,7 +98,11 @@ class HorovodRunner:
             )
         show_all = self.driver_log_verbosity == "all"
         options = JobOptions(
-            kwargs=kwargs, show_line=print_line if show_all else None, verbose=int(show_all), limits=self._limits
+            args=args,
+            kwargs=kwargs,
+            show_line=print_line if show_all else None,
+            verbose=int(show_all),
+            limits=self._limits,
         )
         caller = f"HorovodRunner(np={self.num_processor})"
         return run_in_session(main, self.num_processor or all_slots, options, caller=caller, size_word="np")[0]
@@ -168,6 +177,7 @@ def run(
     from spark_estimator.env import Settings
     from spark_estimator.launch.cli import obsolete
     from spark_estimator.launch.cli.flags import cooldown_of
+    from spark_estimator.launch.job.failures import with_horovods_sentence
     from spark_estimator.launch.log_relay.display import OutputFiles
     from spark_estimator.launch.ssh.command import SshOptions
     from spark_estimator.launch.ssh.where import find_hosts
@@ -253,7 +263,10 @@ def run(
             show_line=show_line,
             verbose=1 if verbose is None else int(bool(verbose)),
         )
-        return _run_where(where, func, size, options)
+        try:
+            return _run_where(where, func, size, options)
+        except WorkerFailedError as error:
+            raise with_horovods_sentence(error) from error.__cause__
 
 
 def _run_where(where: Where, function: Callable[..., Any], size: int, options: JobOptions) -> list[Any]:

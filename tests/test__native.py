@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import enum
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -106,3 +108,22 @@ def test_each_status_has_its_error(status: int, kind: type[Exception]) -> None:
 def test_a_failed_call_raises_the_engines_sentence() -> None:
     with pytest.raises(Exception, match=r".+"):
         _native.check(_native.library().se_segment_create(-1, None))
+
+
+def test_the_library_is_hardened() -> None:
+    """Its relocations are read-only and bound at once, its stack is not executable, and it shows its ABI only."""
+    if shutil.which("readelf") is None:
+        pytest.skip("there is no readelf here (binutils)")
+    library = Path(_native.__file__).with_name(_native.LIBRARY_NAME)
+
+    def readelf(option: str) -> str:
+        command = ["readelf", "-W", option, str(library)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    segments, dynamic, symbols = readelf("--segments"), readelf("--dynamic"), readelf("--dyn-syms")
+    assert "GNU_RELRO" in segments and "BIND_NOW" in dynamic
+    (stack,) = re.findall(r"GNU_STACK.*", segments)
+    assert "RWE" not in stack
+    shown = re.findall(r"(?:FUNC|OBJECT) +(?:GLOBAL|WEAK) +DEFAULT +\d+ (\w+)", symbols)
+    assert shown and all(name.startswith("se_") for name in shown), shown
+    assert "__stack_chk_fail" in symbols

@@ -35,6 +35,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not [target for target in missing if not any(target.is_relative_to(path) for path in GENERATED)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_the_notebook_of_the_bundle_runs(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")

@@ -101,7 +101,12 @@ def test_every_estimator_parameter_is_described(tables) -> None:  # type: ignore
         for row in rows:
             anchors = [f"{key}-{row.name.replace('_', '-')}" for key in keys.split()]
             assert any(anchor in entries for anchor in anchors), (keys, row.name)
-    for name in {**params.WITHOUT_EFFECT, **lightning.WITHOUT_EFFECT}:
+    for name in {
+        **params.WITHOUT_EFFECT,
+        **torch.WITHOUT_EFFECT,
+        **keras.WITHOUT_EFFECT,
+        **lightning.WITHOUT_EFFECT,
+    }:
         assert text.count(f"| `{name}` |") == 1, name
 
 

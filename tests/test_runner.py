@@ -246,6 +246,7 @@ def test_the_first_failure_is_raised() -> None:
     with pytest.raises(WorkerFailedError, match=r"rank 1 .* raised ZeroDivisionError") as caught:
         run(lambda: 1 // (1 - rank()), num_proc=2)
     assert caught.value.rank == 1
+    assert "one or more processes exited with non-zero status" in str(caught.value)  # which people search for
 
 
 def test_an_elastic_job_goes_on_without_those_that_it_loses() -> None:

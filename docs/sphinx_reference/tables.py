@@ -179,11 +179,17 @@ def parameters() -> str:
         inherited = {(row.name, row.doc) for row in common}
         sections.append((title, key, tuple(row for row in module.ESTIMATOR if (row.name, row.doc) not in inherited)))
     sections.append(("Of trained models", "model", (params.HISTORY, *params.MODEL)))
-    of_models = {row.name for row in (params.HISTORY, *params.MODEL)}
-    sections.append(("Of KerasModel", "keras-model", tuple(row for row in keras.MODEL if row.name == "history")))
-    assert {row.name for row in keras.MODEL} == of_models == {row.name for row in torch.MODEL}
+    of_models = {row.name for row in params.MODEL}
+    of_torch = tuple(row for row in torch.MODEL if row.name not in {*of_models, "history"})
+    sections.append(("Of TorchModel", "model", of_torch))
+    sections.append(("Of KerasModel", "keras-model", tuple(row for row in keras.MODEL if row.name not in of_models)))
     texts = [f"## {title}\n\n" + "\n".join(_parameter(key, row) for row in rows) for title, key, rows in sections]
-    ignored = {**params.WITHOUT_EFFECT, **lightning.WITHOUT_EFFECT}
+    ignored = {
+        **params.WITHOUT_EFFECT,
+        **torch.WITHOUT_EFFECT,
+        **keras.WITHOUT_EFFECT,
+        **{name: f"{reason} (Lightning)" for name, reason in lightning.WITHOUT_EFFECT.items()},
+    }
     rows = [[code(name), sentence(reason)] for name, reason in ignored.items()]
     texts.append("## Horovod's parameters without effect\n\n" + table(["parameter", "reason"], rows))
     return "\n".join(texts)

@@ -59,7 +59,7 @@ def init(
         AuthenticationError: a rank holds another key.
         ForeignLauncherError: another launcher started this process as one of several, and they can't form a job: the
             text names what to do.
-        HorovodInternalError: this process has too few file descriptors left, or was forked from a rank.
+        HorovodInternalError: this process has too few file descriptors or threads left, or was forked from a rank.
         MismatchError: the ranks gave different process sets.
         ValueError: an argument or an environment variable cannot be used.
         NativeLibraryError: the engine's library cannot be loaded.
@@ -112,7 +112,7 @@ def _join(settings: Settings, comm: Any, static: Sequence[ProcessSet]) -> Member
     if rendezvous is not None and (_switchboard is None or _switchboard.rendezvous != rendezvous):
         if _switchboard is not None:
             _switchboard.close()
-        lacking = descriptors.shortage(descriptors.needed(topology.size))
+        lacking = descriptors.shortage(descriptors.needed(topology.size)) or descriptors.thread_shortage()
         if lacking:
             raise HorovodInternalError(f"init() on {rendezvous.own_name}: {lacking}")
         link = launcher_link.link()

@@ -1,15 +1,17 @@
-"""Whether this process has file descriptors left for what it is about to connect, asked before a peer waits for it."""
+"""Whether this process has file descriptors and threads left for what it joins, asked before a peer waits for it."""
 
 from __future__ import annotations
 
 import errno
 import os
 import resource
+import threading
 from contextlib import suppress
 
 # The engine's own (three), and some for what it may open at its start: a timeline, a log.
 _OF_AN_ENGINE = 8
 _OF_A_PEER = 3  # two connections, and its segment
+_THREADS = 4  # the engine's, who answers peers, who shows stacks, and the timeline's
 
 
 def needed(ranks: int) -> int:
@@ -46,3 +48,27 @@ def shortage_text(count: int, available: int) -> str:
         f"-n), and {count} are needed. Raise the limit where the job is started, or close files, sockets and data "
         "loaders first."
     )
+
+
+def thread_shortage() -> str:
+    """Why the threads of a rank cannot be started, as the end of a sentence; '' where they can."""
+    over = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(_THREADS):
+            thread = threading.Thread(target=over.wait)
+            thread.start()
+            started.append(thread)
+    except RuntimeError as error:  # the interpreter's only way to report EAGAIN
+        limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        allowed = "no limit" if limit == resource.RLIM_INFINITY else f"a limit of {limit}"
+        return (
+            f"this process can start {len(started)} more threads, and {_THREADS} are needed ({error}). Its user has "
+            f"{allowed} (ulimit -u); its container may have another (pids.max). Raise it, or use fewer ranks per host "
+            "and fewer threads in each: SPARK_ESTIMATOR_WORKER_THREADS."
+        )
+    finally:
+        over.set()
+        for thread in started:
+            thread.join()
+    return ""

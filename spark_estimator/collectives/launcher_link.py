@@ -28,6 +28,7 @@ from typing import Any
 
 from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous
+from spark_estimator.collectives.torch_variables import torch_variables
 from spark_estimator.env import become_another_rank
 from spark_estimator.errors import JobFailedError
 
@@ -226,7 +227,8 @@ class LauncherLink:
             coming, listen_fd=descriptors[0], local_fd=descriptors[1], launcher_fd=former.launcher_fd, awaited=False
         )
         self.silent, self.why, self.commits, self._updates, self._over = (), "", 0, 0, False
-        become_another_rank(coming.topology, coming.peers[coming.rank].host)  # as the launcher calls this host
+        host = coming.peers[coming.rank].host  # as the launcher calls it
+        become_another_rank(coming.topology, host, torch_variables(coming))
         rendezvous_module.set_current(coming)
         return coming
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from spark_estimator.compat.unavailable import UNAVAILABLE
+
 #: Old module name -> the module of this package that it is an alias of.
 MODULES: dict[str, str] = {
     "horovod.torch": "spark_estimator.torch",
@@ -28,13 +30,17 @@ MODULES: dict[str, str] = {
     "horovod.keras": "spark_estimator.keras",
     "horovod.keras.callbacks": "spark_estimator.keras.callbacks",
     "horovod.keras.elastic": "spark_estimator.keras.elastic",
+    "horovod.common.basics": "spark_estimator.compat.basics",
     "horovod.common.elastic": "spark_estimator.elastic",
-    "horovod.common.exceptions": "spark_estimator.errors",
+    "horovod.common.exceptions": "spark_estimator.compat.exceptions",
     "horovod.common.util": "spark_estimator.compat.build_questions",
-    "horovod.runner": "spark_estimator.runner",
+    "horovod.data.data_loader_base": "spark_estimator.data.batch_loader",
+    "horovod.runner.common.util.env": "spark_estimator.compat.rank_environment",
     "horovod.spark": "spark_estimator.spark",
     "horovod.spark.common.backend": "spark_estimator.spark.backend",
+    "horovod.spark.common.constants": "spark_estimator.compat.spark_constants",
     "horovod.spark.common.store": "spark_estimator.store",
+    "horovod.spark.conf": "spark_estimator.compat.spark_settings",
     "horovod.spark.lightning.legacy": "spark_estimator.estimators.lightning.legacy",
     "horovod.spark.runner": "spark_estimator.spark.runner",
     "sparkdl.horovod.runner_base": "spark_estimator.runner",
@@ -50,7 +56,24 @@ PACKAGES: dict[str, dict[str, str]] = {
         "global_process_set": "spark_estimator.collectives.process_set:global_process_set",
         "remove_process_set": "spark_estimator.collectives.context:remove_process_set",
     },
+    "horovod.data": {
+        "AsyncDataLoaderMixin": "spark_estimator.data.batch_loader:AsyncDataLoaderMixin",
+        "BaseDataLoader": "spark_estimator.data.batch_loader:BaseDataLoader",
+    },
+    "horovod.runner": {
+        "HorovodRunner": "spark_estimator.runner:HorovodRunner",
+        "run": "spark_estimator.runner:run",
+    },
+    "horovod.runner.launch": {"run_commandline": "spark_estimator.launch.cli.main:main"},
     "horovod.spark.common": {},
+    "horovod.spark.common.estimator": {
+        "HorovodEstimator": "spark_estimator.estimators.protocol:HorovodEstimator",
+        "HorovodModel": "spark_estimator.estimators.protocol:HorovodModel",
+    },
+    "horovod.spark.common.params": {
+        "EstimatorParams": "spark_estimator.estimators.protocol:EstimatorParams",
+        "ModelParams": "spark_estimator.estimators.protocol:ModelParams",
+    },
     "horovod.spark.keras": {
         "KerasEstimator": "spark_estimator.estimators.keras.estimator:KerasEstimator",
         "KerasModel": "spark_estimator.estimators.keras.model:KerasModel",
@@ -68,6 +91,8 @@ PACKAGES: dict[str, dict[str, str]] = {
         "TorchEstimator": "spark_estimator.estimators.lightning.estimator:TorchEstimator",
         "TorchModel": "spark_estimator.estimators.lightning.model:TorchModel",
     },
+    "horovod.spark.task": {"get_available_devices": "spark_estimator.spark.devices:get_available_devices"},
+    "horovod.spark.task.task_info": {"get_available_devices": "spark_estimator.spark.devices:get_available_devices"},
     "horovod.spark.torch": {
         "TorchEstimator": "spark_estimator.estimators.torch.estimator:TorchEstimator",
         "TorchModel": "spark_estimator.estimators.torch.model:TorchModel",
@@ -76,14 +101,20 @@ PACKAGES: dict[str, dict[str, str]] = {
         "TorchEstimator": "spark_estimator.estimators.torch.estimator:TorchEstimator",
         "TorchModel": "spark_estimator.estimators.torch.model:TorchModel",
     },
+    "lightning_horovod": {"HorovodStrategy": "spark_estimator.lightning:HorovodStrategy"},
     "sparkdl": {"HorovodRunner": "spark_estimator.runner:HorovodRunner"},
     "sparkdl.horovod": {"log_to_driver": "spark_estimator.observe.driver_log:log_to_driver"},
     "sparkdl.horovod.tensorflow": {},
     "sparkdl.horovod.tensorflow.keras": {"LogCallback": "spark_estimator.keras.log_callback:LogCallback"},
 }
 
-#: ``horovod.__version__``, which scripts compare: the Horovod release whose API the aliases provide.
-HOROVOD_VERSION = "0.28.1"
+for _module in UNAVAILABLE:
+    while _module and _module not in MODULES:
+        PACKAGES.setdefault(_module, {})
+        _module = _module.rpartition(".")[0]
+
+#: ``__version__`` of the top-level packages, which clients compare: the releases whose API the aliases provide.
+VERSIONS = {"horovod": "0.28.1", "lightning_horovod": "0.1.0", "sparkdl": "2.2.0"}
 
 #: Old name -> what to use instead. The longest matching name applies.
 INSTEAD: dict[str, str] = {
@@ -96,6 +127,7 @@ INSTEAD: dict[str, str] = {
     "horovod.tensorflow": "use `spark_estimator.tensorflow`",
     "horovod.tensorflow.keras": "use `spark_estimator.keras`",
     "horovod.torch": "use `spark_estimator.torch`",
+    "lightning_horovod": "use `spark_estimator.lightning.HorovodStrategy`",
     "sparkdl": "use `sparkdl.HorovodRunner`, `sparkdl.horovod.log_to_driver` or its Keras `LogCallback`",
 }
 

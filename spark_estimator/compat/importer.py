@@ -15,7 +15,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 from spark_estimator.compat import tensorflow_v1 as old_tensorflow
-from spark_estimator.compat.aliases import HOROVOD_VERSION, MODULES, PACKAGES, ROOTS, advice
+from spark_estimator.compat.aliases import MODULES, PACKAGES, ROOTS, VERSIONS, advice
+from spark_estimator.compat.unavailable import UNAVAILABLE, placeholder
 
 #: Attribute that marks alias packages, to distinguish them from the real ones.
 _MARK = "__spark_estimator_alias__"
@@ -47,8 +48,8 @@ class AliasPackage(ModuleType):
         self.__dict__["__package__"] = name
         self.__dict__["__spec__"] = ModuleSpec(name, AliasLoader(), is_package=True)  # type: ignore[arg-type]
         self.__dict__[_MARK] = True
-        if name == "horovod":
-            self.__dict__["__version__"] = HOROVOD_VERSION
+        if name in VERSIONS:
+            self.__dict__["__version__"] = VERSIONS[name]
 
     def __getattr__(self, name: str) -> object:
         """Loads an alias at its first use.
@@ -60,6 +61,10 @@ class AliasPackage(ModuleType):
         if old in MODULES or old in PACKAGES:
             return importlib.import_module(old)
         target = PACKAGES[self.__name__].get(name)
+        sentence = UNAVAILABLE.get(self.__name__, {}).get(name)
+        if sentence is not None:
+            self.__dict__[name] = placeholder(old, sentence)
+            return self.__dict__[name]
         if target is None:
             text = f"module {self.__name__!r} has no attribute {name!r}"
             raise AttributeError(text if name.startswith("__") else f"{text}: {advice(old)}")
@@ -74,7 +79,8 @@ class AliasPackage(ModuleType):
     def __dir__(self) -> list[str]:
         prefix = self.__name__ + "."
         below = {old.removeprefix(prefix) for old in (*MODULES, *PACKAGES) if old.startswith(prefix)}
-        return sorted({*self.__dict__, *PACKAGES[self.__name__], *(name for name in below if "." not in name)})
+        names = {*PACKAGES[self.__name__], *UNAVAILABLE.get(self.__name__, {})}
+        return sorted({*self.__dict__, *names, *(name for name in below if "." not in name)})
 
 
 class AliasFinder:
@@ -133,6 +139,11 @@ def install(*, force: bool = False, lightning: bool = False, tensorflow_v1: bool
     sys.meta_path.insert(0, AliasFinder(force))
 
 
+def installed() -> bool:
+    """Whether this process has the aliases by `install`."""
+    return any(isinstance(finder, AliasFinder) for finder in sys.meta_path)
+
+
 def uninstall() -> None:
     """Reverts `install()`: the aliases can't be imported any more. Objects that were imported stay usable."""
     if _OLD_SPELLINGS in sys.modules:
@@ -177,6 +188,11 @@ def real_horovod_present() -> bool:
 def shims_path() -> str:
     """The folder to add to PYTHONPATH, so that a command can ``import horovod.torch``."""
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), "shims")
+
+
+def autoload_path() -> str:
+    """The folder to add to PYTHONPATH, so that torch calls this package when it is imported: ``torch_autoload/``."""
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_autoload")
 
 
 def _real_spec(root: str) -> ModuleSpec | None:

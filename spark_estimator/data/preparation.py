@@ -11,7 +11,7 @@ import pyarrow.compute
 from spark_estimator.data.decoding import Decoder, lists_of
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.numbers import numbers_of, without_nulls
-from spark_estimator.data.transformation import Transformation
+from spark_estimator.data.transformation import Takes, Transformation
 
 # A batch on its way into the spool is no larger, but for rows that are.
 _BATCH_BYTES = 16 << 20
@@ -31,6 +31,7 @@ class Preparation:
         decoders: by the column's name in the batches that come.
         transformation: None: there is none.
         transformation_columns: the columns that the transformation receives; empty: `columns` and `marker`.
+        by_name: the columns of a transformation that takes rows are all that it returns.
     """
 
     columns: tuple[str, ...]
@@ -39,6 +40,7 @@ class Preparation:
     decoders: Mapping[str, Decoder] = field(default_factory=dict)
     transformation: Transformation | None = None
     transformation_columns: tuple[str, ...] = ()
+    by_name: bool = False
 
     @property
     def read(self) -> list[str]:
@@ -74,7 +76,7 @@ class Preparation:
         columns = [numbers_of(result[name]) for name in self.columns]
         names = [f"c{number}" for number in range(len(columns))]
         if self.marker is not None:
-            columns.append(_marks(result[self.marker]))
+            columns.append(marks(result[self.marker]))
             names.append("marker")
         return without_nulls(pyarrow.RecordBatch.from_arrays(columns, names=names), self.nulls, dtypes)
 
@@ -93,11 +95,15 @@ class Preparation:
             arrays = {name: lists_of(values, columns[name].is_valid()) for name, values in decoded.items()}
             return replace(self, decoders=decoders), {**columns, **arrays}
         frames = {name: _or_none(values, columns[name]) for name, values in decoded.items()}
-        transformation, result = self.transformation.apply({**columns, **frames}, self._wanted, row)
-        return replace(self, decoders=decoders, transformation=transformation), result
+        arguments = {**columns, **frames}
+        transformation, result = self.transformation.apply(arguments, self._wanted, row, self.marker, self.by_name)
+        names = self.columns
+        if self.by_name and transformation.takes is Takes.ROW and not self.transformation.shown:
+            names = tuple(name for name in result if name != self.marker)
+        return replace(self, columns=names, decoders=decoders, transformation=transformation), result
 
 
-def _marks(column: pyarrow.Array) -> pyarrow.Array:
+def marks(column: pyarrow.Array) -> pyarrow.Array:
     """As `columns.Readable.marks`."""
     marks = column.cast(pyarrow.bool_())
     known = pyarrow.compute.equal(marks.cast(pyarrow.int8()), column.cast(pyarrow.int64()))

@@ -1,9 +1,10 @@
-"""`transformation_fn`: a function of the user's that changes batches of rows, as pandas, on their way to the ranks."""
+"""`transformation_fn`: a function of the user's that changes rows, as pandas or as dicts, on their way to the ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -14,6 +15,7 @@ from spark_estimator.data.columns import did_you_mean
 from spark_estimator.data.decoding import failure_text, kept_dtype, lists_of
 from spark_estimator.data.fields import Array
 from spark_estimator.data.numbers import kind_of, numbers_of
+from spark_estimator.data.row_calls import called_by_row, rows_of
 from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:
@@ -47,12 +49,20 @@ class Shown:
         return self.is_array and bool(pyarrow.types.is_uint8(self.kind))
 
 
+class Takes(Enum):
+    """What a transformation_fn takes; the first call shows it."""
+
+    UNKNOWN = "It has not been called yet."
+    FRAME = "A pandas.DataFrame of rows; it returns one."
+    ROW = "A dict of one row; it returns one."
+
+
 @dataclass(frozen=True)
 class Transformation:
     """The function, and what is known of its result. It travels to the ranks.
 
     Attributes:
-        function: takes a pandas.DataFrame and returns one, with as many rows as it likes.
+        function: takes a pandas.DataFrame and returns one, with as many rows as it likes; or takes and returns a dict.
         edited: the columns that it is declared to change or add: (name, numpy type, shape, whether null is allowed).
         removed: columns that it is declared to receive and not to return.
         shown: by column, once the first rows have been seen.
@@ -62,9 +72,15 @@ class Transformation:
     edited: tuple[tuple[str, str, tuple[int | None, ...], bool], ...] = ()
     removed: tuple[str, ...] = ()
     shown: Mapping[str, Shown] = field(default_factory=dict)
+    takes: Takes = Takes.UNKNOWN
 
     def apply(
-        self, columns: Mapping[str, pyarrow.Array | list[Array | None]], names: Sequence[str], row: int = 0
+        self,
+        columns: Mapping[str, pyarrow.Array | list[Array | None]],
+        names: Sequence[str],
+        row: int = 0,
+        marker: str | None = None,
+        by_name: bool = False,
     ) -> tuple[Transformation, dict[str, pyarrow.Array]]:
         """Calls the function for some rows.
 
@@ -72,6 +88,8 @@ class Transformation:
             columns: by name; [rows] of numpy's arrays where a decoder made them.
             names: the columns that are wanted of its result.
             row: the number of the first one, for messages.
+            marker: one of `names` that a function that takes rows need not return: it stays as it is.
+            by_name: of such a function the names that it returns are wanted, in the first call.
 
         Returns:
             The transformation with what these rows have shown, and the columns.
@@ -81,18 +99,12 @@ class Transformation:
         """
         import pandas
 
-        frame = pandas.DataFrame({name: _series(column) for name, column in columns.items()})
-        count = len(frame)
-        try:
-            result = self.function(frame)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, and tell nobody
-            raise DataError(
-                f"{_NAME} failed on {count} rows, from row {row} of this rank's rows on: {failure_text(error)}"
-            ) from (error)
-        if not isinstance(result, pandas.DataFrame):
-            raise DataError(f"{_NAME} returns a pandas.DataFrame; it returned {type(result).__name__}.")
+        takes, result = self._called(columns, row)
+        if takes is Takes.ROW:
+            names = list(result.columns) if by_name and not self.shown else [name for name in names if name != marker]
+            if marker is not None:
+                names, result[marker] = [*names, marker], _series(columns[marker])
+        count = len(next(iter(columns.values()), ()))
         lacking = next((name for name in names if name not in result.columns), None)
         if lacking is not None:
             raise DataError(
@@ -115,8 +127,44 @@ class Transformation:
                 known = f", which was {shown[name].words} in the first rows" if name in shown else ""
                 raise DataError(f"column {name!r} of what {_NAME} returned{known}: {error}") from error
         if not self.shown:
-            self._check(result)
-        return replace(self, shown=shown), results
+            replace(self, takes=takes)._check(result)
+        return replace(self, shown=shown, takes=takes), results
+
+    def _called(
+        self, columns: Mapping[str, pyarrow.Array | list[Array | None]], row: int
+    ) -> tuple[Takes, pandas.DataFrame]:
+        """What the function takes, and what it returns for some rows."""
+        import pandas
+
+        if self.takes is Takes.ROW:
+            return Takes.ROW, self._called_by_row(rows_of(columns), row)
+        frame = pandas.DataFrame({name: _series(column) for name, column in columns.items()})
+        count = len(frame)
+        failure: BaseException | None = None
+        result: Any = None
+        try:
+            result = self.function(frame)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, and tell nobody
+            failure = error
+        if isinstance(result, pandas.DataFrame):
+            return Takes.FRAME, result
+        if self.takes is Takes.UNKNOWN and _takes_rows(self.function, rows_of(columns)[:1]):
+            return Takes.ROW, self._called_by_row(rows_of(columns), row)
+        if failure is not None:
+            raise DataError(
+                f"{_NAME} failed on {count} rows, from row {row} of this rank's rows on: {failure_text(failure)}"
+            ) from failure
+        raise DataError(
+            f"{_NAME} returns a pandas.DataFrame, or a dict for each row; it returned {type(result).__name__}."
+        )
+
+    def _called_by_row(self, rows: list[dict[str, Any]], row: int) -> pandas.DataFrame:
+        import pandas
+
+        results = called_by_row(self.function, rows, self.removed, row)
+        return pandas.DataFrame({name: pandas.Series(values) for name, values in results.items()})
 
     def _check(self, result: pandas.DataFrame) -> None:
         """Compares the result with the declared columns."""
@@ -140,11 +188,23 @@ class Transformation:
             fits = len(shape) == first.ndim and all(
                 declared_extent in (None, extent) for declared_extent, extent in zip(shape, first.shape, strict=True)
             )
+            if self.takes is Takes.ROW and not shape:
+                continue  # Horovod's clients declare no shape for arrays that a function of rows returns
             if values and not fits:
                 raise DataError(
                     f"transformation_edit_fields declares {name!r} with shape {list(shape)}, but {_NAME} returned "
                     f"{list(first.shape)}."
                 )
+
+
+def _takes_rows(function: Callable[[Any], Any], rows: list[dict[str, Any]]) -> bool:
+    """Whether a function that does not return a frame for a frame returns a dict for a row."""
+    try:
+        return bool(rows) and isinstance(function(rows[0]), Mapping)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # sys.exit() too, as for a frame
+        return False
 
 
 def _series(column: pyarrow.Array | list[Array | None]) -> Any:

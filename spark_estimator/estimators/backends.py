@@ -18,17 +18,15 @@ from spark_estimator.spark import SparkBackend
 _MOST_RESULT_BYTES = 1 << 30
 
 
-def size_of(backend: Any, num_proc: int | None) -> Any:
-    """The number of ranks, or what chooses it for a session.
-
-    Raises:
-        ValueError: both were given.
-    """
-    if backend is None:
-        return num_proc or default_size
-    if num_proc is not None:
+def check_alone(backend: Any, num_proc: int | None) -> None:
+    """Raises ValueError where the user has given both."""
+    if backend is not None and num_proc is not None:
         raise ValueError("num_proc and backend can't be combined: the backend has its own num_proc.")
-    return backend.num_processes()
+
+
+def size_of(backend: Any, num_proc: int | None) -> Any:
+    """The number of ranks, or what chooses it for a session."""
+    return num_proc or default_size if backend is None else backend.num_processes()
 
 
 def takes_rows(backend: Any) -> bool:

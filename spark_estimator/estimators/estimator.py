@@ -13,18 +13,18 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from pyspark.ml import Estimator
 from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLWritable
 
 from spark_estimator.data.materialize import prepared
-from spark_estimator.estimators import backends, checks, mlflow_log, params
+from spark_estimator.estimators import backends, checks, mlflow_log
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
+from spark_estimator.estimators.metadata import ModelMetadata, column_facts
 from spark_estimator.estimators.model import TableModel
-from spark_estimator.estimators.params import TableParams
 from spark_estimator.estimators.persistence import model_transfer, run_lease
 from spark_estimator.estimators.persistence.checkpoint import discard_partials
 from spark_estimator.estimators.persistence.folders import FolderReader, FolderWriter
+from spark_estimator.estimators.protocol import HorovodEstimator
 from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.row_plan import RowPlan, plan_files, plan_frame
 from spark_estimator.estimators.rows.shapes import Trial
@@ -62,7 +62,33 @@ class FrameworkTraining(Protocol):
         """The framework's model with the numbers that rank 0 has brought back; the user's own stays as it is."""
 
 
-class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["TableEstimator[Any]"]):
+class TrainingMetadata(ModelMetadata):
+    """A model's metadata before the training, with what `_fit_on_prepared_data` trains by.
+
+    Attributes:
+        training: the framework's side.
+        size: the number of ranks, or what chooses it.
+        plan: of the rows.
+    """
+
+    def __init__(self, training: FrameworkTraining, size: Any, plan: RowPlan) -> None:
+        columns, fields = plan.columns, plan.fields
+        widths = {name: width for field in fields.all for name, width in zip(field.names, field.widths, strict=True)}
+        label_types = ["array<float>" if column.kind == "binary" else column.kind for column in columns.labels]
+        facts = column_facts(columns.fed, widths)
+        # Without labels the batches are what a function returned, and the columns of `transform` are others.
+        inputs = fields.inputs if fields.labels else ()
+        super().__init__(facts, inputs, fields.outputs, label_types, training.output_kinds)
+        self.training = training
+        self.size = size
+        self.plan = plan
+
+    def of_model(self) -> ModelMetadata:
+        """What the model keeps of it."""
+        return ModelMetadata(self, self.inputs, self.outputs, self.label_types, self.output_kinds)
+
+
+class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEstimator[Any]"]):
     """Trains a model on the rows of a DataFrame: a subclass is a framework's, and decorated with `with_params`."""
 
     #: Begins the run_id of a training that is given none.
@@ -101,23 +127,29 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
         if self._value("mlflow"):
             mlflow_log.client()  # raises before the training if MLflow is missing
         training = self._training()
-        size = self._size()
+        backend = self._chosen_backend()
+        size = self._size(backend)
         store, value = self._data_store("fit_on_parquet()"), self._value
         files = prepared(store, store.get_train_data_path(dataset_idx))
         validation_files, marker = None, value("validation")
         if marker is not None and store.exists(store.get_val_data_path(dataset_idx)):
             validation_files, marker = prepared(store, store.get_val_data_path(dataset_idx)), None
         request = RowRequest.of(value, marker if isinstance(marker, str) else None)
-        return self._trained(training, size, plan_files(files, validation_files, request, training.trial))
+        plan = plan_files(files, validation_files, request, training.trial)
+        metadata = TrainingMetadata(training, size, plan)
+        rows = None if validation_files is None else validation_files.rows
+        result: _Model = self._fit_on_prepared_data(backend, files.rows, rows, metadata, None, dataset_idx)
+        return result
 
     def _fit(self, dataset: DataFrame) -> _Model:
         if self._value("mlflow"):
             mlflow_log.client()  # raises before the training if MLflow is missing
         training = self._training()
-        size = self._size()
+        backend = self._chosen_backend()
+        size = self._size(backend)
         value = self._value
         request = RowRequest.of(value, value("validation") if isinstance(value("validation"), str) else None)
-        takes_rows = backends.takes_rows(value("backend"))
+        takes_rows = backends.takes_rows(backend)
         store = self._data_store("materialize=True") if value("materialize") else None
         if not takes_rows and isinstance(value("store"), FilesystemStore):
             store = value("store")
@@ -126,15 +158,30 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
         plan = plan_frame(dataset, request, training.trial, read_files=value("read_files"), store=store, size=size)
         if plan.source.rows is not None and not takes_rows:
             raise ValueError(
-                f"backend={value('backend')!r} starts the ranks with its own run(), so Spark's tasks can't send them "
+                f"backend={backend!r} starts the ranks with its own run(), so Spark's tasks can't send them "
                 "rows. Set store=Store.create('/path') to a path that the ranks can read, or fit a DataFrame that is "
                 "nothing but Parquet files."
             )
-        return self._trained(training, size, plan)
+        metadata = TrainingMetadata(training, size, plan)
+        result: _Model = self._fit_on_prepared_data(backend, None, None, metadata, None)
+        return result
 
-    def _trained(self, training: FrameworkTraining, size: Any, plan: RowPlan) -> _Model:
-        """Trains on the rows of a plan."""
-        value = self._value
+    def _fit_on_prepared_data(
+        self,
+        backend: Any,
+        train_rows: int | None,
+        val_rows: int | None,
+        metadata: Any,
+        avg_row_size: float | None,
+        dataset_idx: int | None = None,
+    ) -> Any:
+        """Trains on the rows of a plan; see `HorovodEstimator`."""
+        if not isinstance(metadata, TrainingMetadata):
+            raise TypeError(
+                f"{type(self).__name__}._fit_on_prepared_data() takes the metadata that fit() calls it with; got "
+                f"{metadata!r:.100} of type {type(metadata).__name__}."
+            )
+        value, training, plan = self._value, metadata.training, metadata.plan
         seed, validation = value("random_seed"), value("validation")
         run_id = value("run_id") or f"{self._prefix}_{int(time.time())}_{secrets.token_hex(3)}"
         spec = TrainSpec(
@@ -160,6 +207,7 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
             large=model_transfer.LARGE,
             source=plan.source.source,
             held_source=plan.source.held_source,
+            kept=plan.columns.kept,
             repeatable=seed is not None or value("store") is not None,
             framework=training.framework,
             owner=run_lease.new_owner(),
@@ -168,10 +216,10 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
         with run_lease.held(spec) if value("run_id") else contextlib.nullcontext():
             try:
                 result = backends.launched(
-                    value("backend"),
+                    backend,
                     training.train,
                     spec,
-                    size,
+                    metadata.size,
                     plan.source.rows,
                     caller=f"{type(self).__name__}.fit",
                     max_restarts=value("max_restarts"),
@@ -183,19 +231,9 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
             if result.file is not None:
                 assert spec.store is not None
                 state = model_transfer.taken(spec.store, *result.file)
-        fitted = self._model_kind(
-            model=training.trained(state),
-            history=result.history,
-            inputs=plan.fields.inputs,
-            outputs=plan.fields.outputs,
-            label_types=["array<float>" if column.kind == "binary" else column.kind for column in plan.columns.labels],
-            output_kinds=training.output_kinds,
-            feature_columns=[column.name for column in plan.columns.features],
-            label_columns=training.labels,
-            run_id=run_id,
-            decoders=value("decoders"),
-            **{row.name: value(row.name) for row in params.PREDICTING},
-        )
+        trained = training.trained(state)
+        keywords = self._get_model_kwargs(trained, result.history, None, run_id, metadata.of_model())
+        fitted = self.get_model_class()(**keywords)
         if value("mlflow"):
             mlflow_log.log(self, fitted)
         return fitted
@@ -218,7 +256,13 @@ class TableEstimator(Estimator[_Model], TableParams, MLWritable, MLReadable["Tab
             )
         return store
 
-    def _size(self) -> Any:
-        size = backends.size_of(self._value("backend"), self._value("num_proc"))
-        backends.check_restarts(self._value("backend"), self._value("max_restarts"))
-        return size
+    def _chosen_backend(self) -> Any:
+        """What trains: None is the session, which `_get_or_create_backend` has a backend for only in a subclass."""
+        if type(self)._get_or_create_backend is HorovodEstimator._get_or_create_backend:
+            backends.check_alone(self._value("backend"), self._value("num_proc"))
+            return self._value("backend")
+        return checks.training_backend("_get_or_create_backend()", self._get_or_create_backend())
+
+    def _size(self, backend: Any) -> Any:
+        backends.check_restarts(backend, self._value("max_restarts"))
+        return backends.size_of(backend, self._value("num_proc"))

@@ -12,7 +12,6 @@ from spark_estimator.estimators.params import TableParams
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import pandas
     from pyspark.ml.param import Param
     from typing_extensions import Self
 
@@ -59,7 +58,7 @@ class SharedKeywords(TableParams):
     nulls: Param[str | float]
     padding: Param[float | dict[str, float] | None]
     decoders: Param[dict[str, Callable[[bytes], Any]] | None]
-    transformation_fn: Param[Callable[[pandas.DataFrame], pandas.DataFrame] | None]
+    transformation_fn: Param[Callable[[Any], Any] | None]
     transformation_edit_fields: Param[list[list[Any]] | None]
     transformation_removed_fields: Param[list[str] | None]
 
@@ -431,17 +430,19 @@ class SharedKeywords(TableParams):
         """
         return self._get(self.decoders)
 
-    def setTransformationFn(self, value: Callable[[pandas.DataFrame], pandas.DataFrame] | None) -> Self:
+    def setTransformationFn(self, value: Callable[[Any], Any] | None) -> Self:
         """Sets transformation_fn: a function from a pandas.DataFrame with the columns read to one with the model's
-        columns, and any number of rows; called once per row while rows are loaded, and not by transform (put
-        random augmentation into the model or train_minibatch_fn); None: none. Returns self.
+        columns, and any number of rows, called once per row while rows are loaded; or, as in Horovod, from a dict
+        of one row to one, called for each row in each epoch (the driver calls it with first rows to see which);
+        not called by transform; None: none. Returns self.
         """
         return self._set(transformation_fn=value)
 
-    def getTransformationFn(self) -> Callable[[pandas.DataFrame], pandas.DataFrame] | None:
+    def getTransformationFn(self) -> Callable[[Any], Any] | None:
         """transformation_fn: a function from a pandas.DataFrame with the columns read to one with the model's
-        columns, and any number of rows; called once per row while rows are loaded, and not by transform (put
-        random augmentation into the model or train_minibatch_fn); None: none.
+        columns, and any number of rows, called once per row while rows are loaded; or, as in Horovod, from a dict
+        of one row to one, called for each row in each epoch (the driver calls it with first rows to see which);
+        not called by transform; None: none.
         """
         return self._get(self.transformation_fn)
 
@@ -529,11 +530,29 @@ class PredictingKeywords(TableParams):
 class ModelKeywords(PredictingKeywords):
     """Parameters of every trained model."""
 
+    model: Param[Any]
+    _metadata: Param[Mapping[str, Any] | None]
     feature_columns: Param[list[str] | None]
     label_columns: Param[list[str] | None]
     run_id: Param[str | None]
     batch_size: Param[int]
     decoders: Param[dict[str, Callable[[bytes], Any]] | None]
+
+    def setModel(self, value: Any) -> Self:
+        """Sets model: the framework's trained model. Returns self."""
+        return self._set(model=value)
+
+    def getModel(self) -> Any:
+        """model: the framework's trained model."""
+        return self._get(self.model)
+
+    def setMetadata(self, value: Mapping[str, Any] | None) -> Self:
+        """Sets _metadata: types and shapes of the columns of the training; None: transform finds them. Returns self."""
+        return self._set(_metadata=value)
+
+    def getMetadata(self) -> Mapping[str, Any] | None:
+        """_metadata: types and shapes of the columns of the training; None: transform finds them."""
+        return self._get(self._metadata)
 
     def setFeatureColumns(self, value: Sequence[str] | None) -> Self:
         """Sets feature_columns: the columns to predict from, in the order of fit(). Returns self."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow
 import pyarrow.compute
-from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLWritable
 
 from spark_estimator.data.columns import raw, readable
@@ -27,8 +26,10 @@ from spark_estimator.estimators.inference.prediction_columns import (
     raw_prediction,
 )
 from spark_estimator.estimators.inference.predictor import Predictor, matrices_of
-from spark_estimator.estimators.params import TableParams
+from spark_estimator.estimators.inference.row_function import RowFunction, row_udf
+from spark_estimator.estimators.metadata import ModelMetadata, label_type_of
 from spark_estimator.estimators.persistence.folders import FolderReader, FolderWriter
+from spark_estimator.estimators.protocol import HorovodModel
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -36,15 +37,17 @@ if TYPE_CHECKING:
 _Self = TypeVar("_Self", bound="TableModel")
 
 
-class TableModel(Model, TableParams, MLWritable, MLReadable["TableModel"]):
+class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
     """What an estimator's ``fit`` returns. ``transform(df)`` adds a prediction column per label.
 
     A prediction of one value has the label's type, and is rounded for integer labels; a prediction of several values
     is a vector. ``output_type`` changes both. A row with a null in a feature column gets null.
 
+    It can also be made by hand, as in Horovod, with `model`, `feature_columns`, `label_columns` and perhaps
+    `_metadata`: then `transform` finds the types and the widths of the outputs by the DataFrame's first row.
+
     Args:
-        model: the trained model; it is not copied.
-        inputs: [inputs] the fields of its training.
+        inputs: [inputs] the fields of its training. These four are also in `_metadata`, which they replace.
         outputs: [labels] values per row that the model returns.
         label_types: [labels] Spark types, in the form of ``simpleString``.
         output_kinds: [labels] what each output is (see `prediction_columns`), which decides its threshold for integer
@@ -55,19 +58,62 @@ class TableModel(Model, TableParams, MLWritable, MLReadable["TableModel"]):
     def __init__(
         self,
         *,
-        model: Any,
-        inputs: Sequence[Field],
-        outputs: Sequence[int],
-        label_types: Sequence[str],
+        inputs: Sequence[Field] | None = None,
+        outputs: Sequence[int] | None = None,
+        label_types: Sequence[str] | None = None,
         output_kinds: Sequence[OutputKind] | None = None,
         **kwargs: Any,
     ) -> None:
+        if inputs is not None:
+            kwargs["_metadata"] = ModelMetadata({}, inputs, outputs or (), label_types or (), output_kinds)
         super().__init__(**kwargs)
-        self._model = model
-        self._inputs = tuple(inputs)
-        self._outputs = tuple(outputs)
-        self._label_types = tuple(label_types)
-        self._output_kinds = tuple(output_kinds or [None] * len(self._outputs))
+
+    @property
+    def _model(self) -> Any:
+        return self._value("model")
+
+    @property
+    def _known(self) -> ModelMetadata:
+        """What is known of the columns.
+
+        Raises:
+            ValueError: the model was made by hand.
+        """
+        metadata = self._value("_metadata")
+        if not isinstance(metadata, ModelMetadata):
+            raise ValueError(
+                f"{type(self).__name__} was made by hand, and does not know the types of its columns: use "
+                "transform(df), which reads them from the DataFrame."
+            )
+        return metadata
+
+    @property
+    def _widths(self) -> tuple[int, ...]:
+        """`_outputs`; empty where they are not known yet."""
+        metadata = self._value("_metadata")
+        return metadata.outputs if isinstance(metadata, ModelMetadata) else ()
+
+    @property
+    def _inputs(self) -> tuple[Field, ...]:
+        return self._known.inputs
+
+    @property
+    def _outputs(self) -> tuple[int, ...]:
+        return self._known.outputs
+
+    @property
+    def _label_types(self) -> tuple[str, ...]:
+        return self._known.label_types
+
+    @property
+    def _output_kinds(self) -> tuple[OutputKind, ...]:
+        return self._known.output_kinds
+
+    def _value(self, name: str) -> Any:
+        value = super()._value(name)
+        if name == "output_cols" and value is None and self._value("label_columns") is not None:
+            return [f"{label}__output" for label in self._value("label_columns")]
+        return value
 
     @abstractmethod
     def _predictor(self, inputs: Sequence[Field], decoders: Mapping[str, Decoder] | None = None) -> Predictor:
@@ -90,15 +136,38 @@ class TableModel(Model, TableParams, MLWritable, MLReadable["TableModel"]):
         return f"<b>{html.escape(self.uid)}</b>{table(['', ''], rows)}{history._repr_html_()}"
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
+        checks.spark_frame("transform()", dataset)
+        function = self._row_function()
+        metadata = self._value("_metadata")
+        if function is not None or not isinstance(metadata, ModelMetadata) or not metadata.outputs:
+            informed = self.copy()
+            informed._set(_metadata=self._metadata_for(dataset, function))
+            return TableModel._predicted(informed, dataset, function)
+        return self._predicted(dataset)
+
+    def _predicted(self, dataset: DataFrame, function: RowFunction | None = None) -> DataFrame:
+        """The DataFrame with the predictions.
+
+        Args:
+            function: predicts a row; None: the model predicts batches.
+        """
         from pyspark.sql import functions
 
-        checks.spark_frame("transform()", dataset)
         temporary = f"__{self.uid}"
         added = self._added([functions.col(f"{temporary}.o{place}") for place in range(len(self._outputs))])
         there = {name.lower() for name in dataset.columns}  # as Spark compares them
         taken = [name for name in added if name.lower() in there]
         if taken:
             raise ValueError(f"the DataFrame has a column {taken[0]!r} already: choose others with setOutputCols.")
+        struct = self._batches_predicted(dataset) if function is None else row_udf(function, dataset, self._outputs)
+        # One column first: two that refer to the same call would have the model called twice.
+        frame = dataset.withColumn(temporary, struct)
+        for name, column in added.items():
+            frame = frame.withColumn(name, column)
+        return frame.drop(temporary)
+
+    def _batches_predicted(self, dataset: DataFrame) -> Any:
+        """A column with a struct of what the model returns, a value or an array for each label."""
         inputs = self._renamed_inputs()
         columns: list[Column] = []
         decoders = self._decoders()
@@ -108,12 +177,61 @@ class TableModel(Model, TableParams, MLWritable, MLReadable["TableModel"]):
                 is_bytes = trained_name in decoders and raw(dataset.schema, name).kind == "binary"
                 columns.append(readable(dataset.schema, name, is_bytes).cast(field.dtype))
         predictor = self._predictor(inputs, decoders)
-        struct = _udf(predictor, self._outputs, len(columns))(*columns)
-        # One column first: two that refer to the same call would have the model called twice.
-        frame = dataset.withColumn(temporary, struct)
-        for name, column in added.items():
-            frame = frame.withColumn(name, column)
-        return frame.drop(temporary)
+        return _udf(predictor, self._outputs, len(columns))(*columns)
+
+    def _row_function(self) -> RowFunction | None:
+        """What predicts row by row, where a subclass overrides `get_prediction_fn`; None: batches are predicted."""
+        base = next((kind for kind in type(self).__mro__ if "get_prediction_fn" in vars(kind)), None)
+        if base is None or base.__module__.startswith("spark_estimator."):
+            return None
+        function: Any = getattr(self, "get_prediction_fn")  # noqa: B009  # not every framework's model has it
+        return RowFunction.of(self._predictor(()), function())
+
+    def _metadata_for(self, dataset: DataFrame, function: RowFunction | None) -> ModelMetadata:
+        """What is not known before: by the DataFrame's schema, and what the model returns for its first row."""
+        known, labels = self._value("_metadata"), self._value("label_columns")
+        if not labels:
+            raise ValueError(f"{type(self).__name__} needs label_columns: they name the columns of its predictions.")
+        kinds = {field.name: field.dataType.simpleString() for field in dataset.schema.fields}
+        label_types = [
+            label_type_of(known[label]) if known and label in known else kinds.get(label, "double") for label in labels
+        ]
+        output_kinds: Sequence[OutputKind] | None = None
+        inputs: Sequence[Field] = ()
+        if isinstance(known, ModelMetadata):
+            inputs = known.inputs
+            if len(known.label_types) == len(labels):
+                label_types, output_kinds = list(known.label_types), known.output_kinds
+        row = dataset.first()
+        if row is None and function is None and not inputs:
+            raise ValueError("the DataFrame has no rows, which a model that was made by hand finds its columns by.")
+        if row is None:
+            outputs = [1] * len(labels)
+        elif function is not None:
+            outputs = [len(values) for values in function.outputs_of(row)]
+        else:
+            inputs = inputs or self._inputs_of_row(dataset, row)
+            outputs = self._predictor(inputs).widths_of_row(row)
+        if len(outputs) != len(labels):
+            raise ValueError(f"the model returned {len(outputs)} outputs for {len(labels)} label_columns: {labels}.")
+        return ModelMetadata({}, inputs, outputs, label_types, output_kinds)
+
+    def _inputs_of_row(self, dataset: DataFrame, row: Any) -> list[Field]:
+        """[inputs] one field for each feature column, in its type, with the values of the first row."""
+        shapes = self._value("input_shapes") if self.hasParam("input_shapes") else None
+        fields = []
+        for number, name in enumerate(self._value("feature_columns") or ()):
+            column = readable(dataset.schema, name)
+            width = len(row[name]) if column.is_array else 1
+            shape = tuple(shapes[number][1:]) if shapes is not None else (width,)
+            dtype = "int64" if column.dtype == "int64" else self._floating
+            fields.append(Field((name,), (f"c{number}",), (width,), dtype, shape))
+        return fields
+
+    @property
+    def _floating(self) -> str:
+        """The type of the model's numbers."""
+        return "float32"
 
     def predict(self, features: Any) -> Any:
         """Predicts without Spark.
@@ -177,7 +295,7 @@ class TableModel(Model, TableParams, MLWritable, MLReadable["TableModel"]):
         Raises:
             ValueError, DataError: one that is asked for cannot be had.
         """
-        names = self._value("output_cols") or [f"{label}__output" for label in self._value("label_columns")]
+        names = self._value("output_cols")
         if len(names) != len(outputs):
             raise ValueError(f"output_cols names {len(names)} columns for {len(outputs)} outputs.")
         wanted = self._value("output_type")

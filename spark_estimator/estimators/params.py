@@ -55,6 +55,7 @@ class Row:
         doc: one sentence, for `explainParams`, setters and getters.
         type: the type that the setter takes, as Python source.
         returns: the type that the getter returns; empty: the same.
+        saved: a model's folder has it as JSON; False: it does not.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Row:
     doc: str
     type: str = "Any"
     returns: str = ""
+    saved: bool = True
 
     @property
     def camel(self) -> str:
@@ -279,9 +281,10 @@ SHARED = (
         None,
         function,
         "a function from a pandas.DataFrame with the columns read to one with the model's columns, and any number of "
-        "rows; called once per row while rows are loaded, and not by transform (put random augmentation into the model "
-        "or train_minibatch_fn); None: none",
-        "Callable[[pandas.DataFrame], pandas.DataFrame] | None",
+        "rows, called once per row while rows are loaded; or, as in Horovod, from a dict of one row to one, called for "
+        "each row in each epoch (the driver calls it with first rows to see which); not called by transform; None: "
+        "none",
+        "Callable[[Any], Any] | None",
     ),
     Row(
         "transformation_edit_fields",
@@ -352,6 +355,15 @@ HISTORY = Row(
 
 #: Of every trained model, besides its history.
 MODEL = (
+    Row("model", None, anything, "the framework's trained model", saved=False),
+    Row(
+        "_metadata",
+        None,
+        anything,
+        "types and shapes of the columns of the training; None: transform finds them",
+        "Mapping[str, Any] | None",
+        saved=False,
+    ),
     Row("feature_columns", None, names, "the columns to predict from, in the order of fit()", *_NAMES),
     Row("label_columns", None, names, "the columns that the model was trained to predict", *_NAMES),
     Row("run_id", None, text, "the name of the training", "str | None"),
@@ -370,6 +382,8 @@ WITHOUT_EFFECT = {
     "inmemory_cache_all": "rows are in the page cache after the first epoch",
     "compress_sparse_cols": "rows go to the processes directly, not through files",
     "mp_start_method": "processes are always started from scratch",
+    "continuous_cols": "rows are not read by NVTabular",
+    "categorical_cols": "rows are not read by NVTabular",
 }
 
 _T = TypeVar("_T")
@@ -382,16 +396,22 @@ class TableParams(Params):
 
     Attributes:
         _public_path: where users import the class from; saved pipelines name it.
+        _reasons: parameters that are accepted and ignored, with the reason.
+        _ineffective: those of them that can be set and read, with their defaults.
         _call_keywords: the keywords of the call of a `by_keyword` method that is running.
     """
 
     _rows: Sequence[Row] = ()
     _public_path: ClassVar[str]
+    _reasons: ClassVar[Mapping[str, str]] = WITHOUT_EFFECT
+    _ineffective: ClassVar[Mapping[str, Any]] = {}
     _call_keywords: Mapping[str, Any]
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__()
-        self._setDefault(**{row.name: row.default for row in self._rows})
+        mixed_in = {param.name for param in self._defaultParamMap}  # by a subclass's other base classes
+        defaults = {**{row.name: row.default for row in self._rows}, **self._ineffective}
+        self._setDefault(**{name: value for name, value in defaults.items() if name not in mixed_in})
         self._take(keywords)
 
     def _take(self, keywords: Mapping[str, Any]) -> Self:
@@ -402,13 +422,13 @@ class TableParams(Params):
             ValueError: a wrong value.
         """
         rows = {row.name: row for row in self._rows}
-        ignored = [f"{name} has no effect: {WITHOUT_EFFECT[name]}" for name in keywords if name in WITHOUT_EFFECT]
+        ignored = [f"{name} has no effect: {self._reasons[name]}" for name in keywords if name in self._reasons]
         if ignored:
             warn_caller(f"{'; '.join(ignored)}.")
         for name, value in keywords.items():
-            if name in WITHOUT_EFFECT:
+            if name in self._reasons and name not in self._ineffective:
                 continue
-            if name not in rows:
+            if name not in rows and name not in self._ineffective:
                 raise TypeError(
                     f"{type(self).__name__} has no parameter {name!r}{_suggestion(name, rows)}. Its parameters: "
                     f"{', '.join(rows)}."
@@ -446,7 +466,7 @@ def warn_caller(text: str) -> None:
 def _suggestion(name: str, names: Iterable[str]) -> str:
     """A question with the parameter that was probably meant: a similar name, or one with these initials."""
     candidates = list(names)
-    matches = [word for word in candidates if "".join(part[0] for part in word.split("_")) == name.lower()]
+    matches = [word for word in candidates if "".join(part[:1] for part in word.split("_")) == name.lower()]
     matches = matches or difflib.get_close_matches(name, candidates, 1)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 

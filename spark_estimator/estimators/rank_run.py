@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 
 from spark_estimator.collectives import arrays
+from spark_estimator.data.rank.function_rows import FunctionRows
 from spark_estimator.data.rank.rank_rows import RankRows, balanced
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence import model_transfer
@@ -75,7 +76,11 @@ def begin(spec: TrainSpec, identity_of: Callable[[TrainSpec, list[int]], Identit
         rows, held = rows.split(spec.held_share, seed)
     elif any(arrays.allgather(numpy.array([marked.rows]), "marked rows")):
         held = balanced(marked, "validation", by_value=spec.by_value)
-    return RankRun(rows, held if held is not None and held.total else None, seed, identity, kept)
+    held = held if held is not None and held.total else None
+    if spec.kept is not None:
+        rows = FunctionRows.of(rows, spec.kept, spec.fields)
+        held = None if held is None else FunctionRows.of(held, spec.kept, spec.fields)
+    return RankRun(rows, held, seed, identity, kept)
 
 
 def meter_of(spec: TrainSpec) -> TrainingMeter:

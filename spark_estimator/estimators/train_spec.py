@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_estimator.data.fields import Field
+from spark_estimator.data.kept_rows import KeptRows
 from spark_estimator.data.parquet import FileRows
 from spark_estimator.store import Store
 
@@ -29,6 +30,7 @@ class TrainSpec:
         held_source: the same, of rows for validation in files of their own; None: there are none.
         framework: the model and the like, as the framework's training knows them.
         owner: names this fit, for those that may write the run's files (see `persistence.run_lease`).
+        kept: rows are kept as they came, and a function makes each batch of them; None: rows are kept as fields.
         repeatable: the same rows shall give the same numbers again.
         The others are the estimator's parameters.
     """
@@ -58,6 +60,7 @@ class TrainSpec:
     framework: Any = field(repr=False)
     repeatable: bool = False
     owner: str = ""
+    kept: KeptRows | None = None
 
     @property
     def by_value(self) -> bool:
@@ -70,8 +73,13 @@ class TrainSpec:
         return None if self.store is None else self.store.get_checkpoint_path(self.run_id)
 
     @property
+    def spooled(self) -> tuple[Field, ...]:
+        """The fields of the spool."""
+        return self.fields if self.kept is None else self.kept.fields
+
+    @property
     def fields(self) -> tuple[Field, ...]:
-        """All fields, in the order of the spool."""
+        """All fields of a batch, in their order."""
         return (*self.inputs, *self.labels, *((self.weight,) if self.weight else ()))
 
 

@@ -20,6 +20,7 @@ from spark_estimator.errors import PreflightError
 from spark_estimator.security import file_modes
 from spark_estimator.store import in_place
 from spark_estimator.store.replacement import discard_leftovers, replace_file
+from spark_estimator.store.run_views import RunViews
 
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://")
 # A URL that is not written as one: a local folder of that name is not meant.
@@ -78,7 +79,7 @@ class Store:
         raise NotImplementedError(f"{type(self).__name__} is a Store and has to define write().")
 
 
-class FilesystemStore(Store):
+class FilesystemStore(RunViews, Store):
     """A store under one folder of any file system.
 
     Args:

@@ -127,6 +127,7 @@ def broadcast_optimizer_state(
     tensors: list[torch.Tensor] = []
     skeleton: Any = None
     divided = isinstance(optimizer, DistributedMethods) and optimizer.state_is_divided
+    fresh = not optimizer.state and not divided
     if context.rank() == root and not divided:
         own_state: dict[Any, Any] = optimizer.state
         state = [
@@ -157,6 +158,11 @@ def broadcast_optimizer_state(
         for group, received in zip(optimizer.param_groups, groups, strict=True):
             group.update(_with_tensors(received, tensors, first))  # a learning rate may be a tensor on the GPU
     _broadcast_all([(f"broadcast_optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)], root)
+    if fresh:
+        # As after the step with zero gradients by which Horovod makes the state: programs read .grad before backward().
+        for param in params:
+            if param.requires_grad and param.grad is None:
+                param.grad = torch.zeros_like(param)
 
 
 @dataclass(frozen=True)

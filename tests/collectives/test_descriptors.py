@@ -1,10 +1,11 @@
-"""File descriptors that a group needs, and what is reported when there are too few."""
+"""File descriptors and threads that a group needs, and what is reported when there are too few."""
 
 from __future__ import annotations
 
 import errno
 import os
 import resource
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -51,3 +52,25 @@ def test_too_few_descriptors_are_reported_with_the_remedy(short_of_descriptors: 
     assert f"its limit of {short_of_descriptors} (ulimit -n), and 1000 are needed" in text
     assert "Raise the limit" in text
     assert descriptors.shortage(1) == ""
+
+
+def test_enough_threads_and_none_is_left() -> None:
+    before = threading.active_count()
+    assert descriptors.thread_shortage() == ""
+    assert threading.active_count() == before
+
+
+def test_too_few_threads_are_reported_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = threading.Thread.start, []
+
+    def limited(thread: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    text = descriptors.thread_shortage()
+    assert text.startswith("this process can start 2 more threads, and 4 are needed (can't start new thread).")
+    assert "(ulimit -u)" in text and "SPARK_ESTIMATOR_WORKER_THREADS" in text
+    assert not any(thread.is_alive() for thread in started)

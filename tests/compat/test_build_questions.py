@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -43,3 +44,41 @@ def test_the_import_loads_neither_the_engine_nor_a_framework() -> None:
         "assert not loaded, loaded\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_versions_and_lists() -> None:
+    assert build_questions.is_version_greater_equal_than("2.10.0", "2.9.1")
+    assert not build_questions.is_version_greater_equal_than("1.9.9", "2.0.0")
+    with pytest.raises(ValueError, match=r"'2\.1' is not a version"):
+        build_questions.is_version_greater_equal_than("2.1", "2.0.0")
+    assert build_questions.split_list([1, 2, 3, 4, 5], 3) == [[1, 2], [3, 4], [5]]
+    assert build_questions.is_iterable("ab") and not build_questions.is_iterable(1)
+
+
+def test_variables_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_OLD", "1")
+    monkeypatch.delenv("SOME_NEW", raising=False)
+    with build_questions.env(SOME_OLD="2", SOME_NEW="3", SOME_NONE=None):
+        assert (os.environ["SOME_OLD"], os.environ["SOME_NEW"]) == ("2", "3")
+    assert os.environ["SOME_OLD"] == "1" and "SOME_NEW" not in os.environ
+
+
+def test_extensions() -> None:
+    build_questions.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", "/somewhere", "mpi_lib_v2")
+    with pytest.raises(ImportError, match=r"horovod\.mxnet is not available"):
+        build_questions.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", "/somewhere", "mpi_lib")
+
+
+def test_op_and_average() -> None:
+    class Ops:
+        Average, Sum = "average", "sum"
+
+    chosen = build_questions.get_average_backwards_compatibility_fun(Ops)
+    assert [chosen(None, None), chosen(None, True), chosen(None, False), chosen("max", None)] == [
+        "average",
+        "average",
+        "sum",
+        "max",
+    ]
+    with pytest.raises(ValueError, match="can't be combined"):
+        chosen("sum", True)

@@ -45,6 +45,7 @@ def test_enable_status_disable(environment: Environment) -> None:
     assert environment.verb("status") == [
         "aliases: not enabled in this environment",
         "real horovod: not installed",
+        "real lightning_horovod: not installed",
         "real sparkdl: not installed",
         "0",
     ]

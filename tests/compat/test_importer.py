@@ -95,7 +95,7 @@ def test_names_that_are_not_served() -> None:
         install()
         import horovod, sparkdl
         for statement in (
-            "import horovod.mxnet as hvd", "import horovod.spark.mpi_run", "import horovod.torch.nothing",
+            "import horovod.mxnet as hvd", "import horovod.spark.nothing", "import horovod.torch.nothing",
             "import sparkdl.transformers", "from horovod import ray",
         ):
             try:
@@ -115,7 +115,7 @@ def test_names_that_are_not_served() -> None:
     ).splitlines()
     assert [line.partition(" (available:")[0] for line in printed] == [
         "No module named 'horovod.mxnet': MXNet is retired and is not supported",
-        "No module named 'horovod.spark.mpi_run': use `spark_estimator.spark`, "
+        "No module named 'horovod.spark.nothing': use `spark_estimator.spark`, "
         "or the estimators of `horovod.spark.torch`, `.lightning` or `.keras`",
         "No module named 'horovod.torch.nothing': use `spark_estimator.torch`",
         "No module named 'sparkdl.transformers': "
@@ -217,8 +217,8 @@ def test_shims_on_the_path(tmp_path: Path) -> None:
         import horovod.common.exceptions
         from horovod.common.util import gloo_built
         import sparkdl.horovod, sys, importlib.util
-        import spark_estimator.errors
-        assert horovod.common.exceptions is spark_estimator.errors
+        import horovod.common.elastic, spark_estimator.elastic
+        assert horovod.common.elastic is spark_estimator.elastic
         assert horovod.__version__ == "0.28.1" and "HorovodRunner" in dir(sparkdl)
         assert importlib.util.find_spec("horovod") and importlib.util.find_spec("sparkdl")
         """

@@ -127,5 +127,13 @@ def test_of_spark() -> None:
         + """
     import horovod.spark
     check("horovod.spark", ["runner"])
+    import horovod.spark.conf, horovod.spark.task, horovod.spark.common.constants, horovod.spark.data_loaders
+    check("horovod.spark", ["conf", "task", "common", "common.constants", "data_loaders"])
+    assert horovod.spark.task.get_available_devices() == []
+    from horovod.runner.launch import run_commandline
+    from horovod.runner.common.util.env import get_env_rank_and_size
+    from horovod.common.basics import HorovodBasics
+    import horovod.data, sparkdl
+    assert sparkdl.__version__ == "2.2.0"
     """
     )

@@ -10,7 +10,7 @@ import pandas
 import pyarrow
 import pytest
 
-from spark_estimator.data.transformation import Shown, Transformation
+from spark_estimator.data.transformation import Shown, Takes, Transformation
 from spark_estimator.errors import DataError
 
 
@@ -106,3 +106,33 @@ def test_first_rows_have_to_show_a_type() -> None:
         Transformation(lambda rows: pandas.DataFrame({"x": [None, None]})).apply({}, ["x"])
     with pytest.raises(DataError, match=r"(?s)transformation_fn failed on 1 rows, from row 30 .*ZeroDivisionError"):
         Transformation(lambda rows: 1 // 0).apply({"x": pyarrow.array([1])}, ["x"], 30)
+
+
+def test_a_function_of_a_row_is_known_by_its_first_call() -> None:
+    columns = {"text": pyarrow.array(["a", "bcd"]), "gone": pyarrow.array([1, 2]), "held": pyarrow.array([0, 1])}
+
+    def by_row(row: dict[str, object]) -> dict[str, object]:
+        return {"length": len(str(row["text"]).upper()), "pair": numpy.ones(2, numpy.float32), "gone": row["gone"]}
+
+    made = Transformation(by_row, (("length", "int64", (), False), ("pair", "float32", (), True)), ("gone",))
+    known, results = made.apply(columns, ["length", "held"], marker="held")
+    assert (
+        known.takes is Takes.ROW and results["length"].to_pylist() == [1, 3] and results["held"].to_pylist() == [0, 1]
+    )
+    _, named = made.apply(columns, ["text"], by_name=True)
+    assert list(named) == ["length", "pair"] and named["pair"].to_pylist() == [[1.0, 1.0], [1.0, 1.0]]
+    known, _ = Transformation(lambda rows: rows.assign(length=1)).apply(columns, ["length"])
+    assert known.takes is Takes.FRAME
+    # What works for both is called with frames, which is faster.
+    known, _ = Transformation(lambda rows: rows).apply(columns, ["gone"])
+    assert known.takes is Takes.FRAME
+
+
+def test_what_returns_neither_is_refused() -> None:
+    columns = {"x": pyarrow.array([1, 2])}
+    with pytest.raises(DataError, match=r"failed on 2 rows, from row 0 of this rank's rows on: ZeroDivisionError"):
+        Transformation(lambda rows: 1 / 0).apply(columns, ["x"])
+    with pytest.raises(DataError, match=r"returns a pandas\.DataFrame, or a dict for each row; it returned list"):
+        Transformation(lambda rows: [1]).apply(columns, ["x"])
+    with pytest.raises(DataError, match="returned no column 'z'"):
+        Transformation(lambda row: {"y": row["x"].item()}).apply(columns, ["z"])

@@ -64,7 +64,6 @@ class Module:
 
 
 _COLLECTIONS = "from collections.abc import Callable, Mapping, Sequence"
-_PANDAS = "import pandas"
 _BACKEND = "from spark_estimator.spark.backend import Backend"
 _STORE = "from spark_estimator.store import Store"
 _HISTORY = "from spark_estimator.estimators.history import History"
@@ -73,10 +72,9 @@ _KIND = "from spark_estimator.estimators.inference.prediction_columns import Out
 _TORCH = ("import torch", "from torch import nn", "from torch.optim.lr_scheduler import LRScheduler")
 _SHARED = "from spark_estimator.estimators.keywords import PredictingKeywords, SharedKeywords"
 _OF_MODELS = (
-    "model: Any",
-    "inputs: Sequence[Field]",
-    "outputs: Sequence[int]",
-    "label_types: Sequence[str]",
+    "inputs: Sequence[Field] | None = None",
+    "outputs: Sequence[int] | None = None",
+    "label_types: Sequence[str] | None = None",
     "output_kinds: Sequence[OutputKind] | None = None",
 )
 
@@ -101,7 +99,7 @@ MODULES = (
                 False,
             ),
         ),
-        (_PANDAS, _BACKEND, _STORE),
+        (_BACKEND, _STORE),
         ("from spark_estimator.estimators.params import TableParams",),
     ),
     Module(
@@ -122,7 +120,7 @@ MODULES = (
                 others=_OF_MODELS,
             ),
         ),
-        (_PANDAS, _BACKEND, _STORE, _FIELD, _HISTORY, _KIND, *_TORCH),
+        (_BACKEND, _STORE, _FIELD, _HISTORY, _KIND, *_TORCH),
         ("from spark_estimator.estimators.keywords import ModelKeywords, PredictingKeywords, SharedKeywords",),
     ),
     Module(
@@ -136,7 +134,7 @@ MODULES = (
                 "Constructor, setters and getters of Lightning's `TorchEstimator`.",
             ),
         ),
-        (_PANDAS, _BACKEND, _STORE, *_TORCH),
+        (_BACKEND, _STORE, *_TORCH),
         (_SHARED,),
     ),
     Module(
@@ -154,10 +152,10 @@ MODULES = (
                 ("ModelKeywords",),
                 keras_params.MODEL,
                 "Constructor, setters and getters of `KerasModel`.",
-                others=(*_OF_MODELS, "custom_objects: Mapping[str, Any] | None = None"),
+                others=_OF_MODELS,
             ),
         ),
-        (_PANDAS, _BACKEND, _STORE, _FIELD, _KIND, "from spark_estimator.estimators.keras.history import KerasHistory"),
+        (_BACKEND, _STORE, _FIELD, _KIND, "from spark_estimator.estimators.keras.history import KerasHistory"),
         ("from spark_estimator.estimators.keywords import ModelKeywords, PredictingKeywords, SharedKeywords",),
     ),
 )

@@ -64,6 +64,7 @@ def test_each_argument_holds(
     assert "attempt 2, A=1" not in printed.out
 
 
+@pytest.mark.slow
 def test_without_env_the_driver_s_goes_along(
     line: DataFrame, estimator: Make, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,6 +75,7 @@ def test_without_env_the_driver_s_goes_along(
     assert "attempt 1" not in capfd.readouterr().out, "without a backend the lines stay in the executors' logs"
 
 
+@pytest.mark.slow
 def test_limits_of_time_hold(line: DataFrame, estimator: Make, tmp_path: Path) -> None:
     """While another job has a slot, and while Spark computes the rows."""
     hold = tmp_path / "hold"
@@ -107,6 +109,7 @@ def test_limits_of_time_hold(line: DataFrame, estimator: Make, tmp_path: Path) -
         limited(start_timeout=3).fit(line.mapInArrow(slow, line.schema))
 
 
+@pytest.mark.slow
 def test_restarts_are_said_once(line: DataFrame, estimator: Make, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_restarts=2, and 1 of the backend"):
         estimator(num_proc=None, backend=SparkBackend(2, {}, max_restarts=1), max_restarts=2).fit(line)
@@ -176,6 +179,7 @@ def test_a_run_that_returns_something_else(line: DataFrame, estimator: Make, tmp
         estimator(num_proc=None, backend=Wrong(), store=Store.create(str(tmp_path))).fit(line)
 
 
+@pytest.mark.slow
 def test_lightning_s_estimator_too(line: DataFrame, tmp_path: Path) -> None:
     pl = pytest.importorskip("lightning.pytorch", reason="the extra 'lightning' is not installed")
     from spark_estimator.lightning import TorchEstimator as LightningEstimator

@@ -71,6 +71,7 @@ def test_checks(fakes: dict[str, str], name: str) -> None:
     assert len(results) == len(tasks) and way.described in description
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [ONE, SHARED, OWN])
 def test_figures(fakes: dict[str, str], name: str) -> None:
     way = pretended(name, fakes)

@@ -114,6 +114,7 @@ def begin_without_gpu(rank: int) -> None:
     torch.cuda.synchronize = lambda device=None: None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_fails_or_hangs_is_named_and_hides_nothing() -> None:
     def goes_well() -> list[goals.Line]:

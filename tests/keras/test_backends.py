@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.keras.conftest import RankPool
 
 
+@pytest.mark.slow
 def test_local_variables_and_variables_without_a_gradient(two_ranks: RankPool) -> None:
     def values(rank: int) -> list[list[float]]:
         import keras

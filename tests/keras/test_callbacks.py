@@ -10,6 +10,7 @@ import pytest
 from tests.keras.conftest import RankPool
 
 
+@pytest.mark.slow
 def test_all_callbacks_in_one_fit(two_ranks: RankPool, tmp_path: Path) -> None:
     def check(rank: int, folder: str) -> None:
         import keras

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.keras.conftest import RankPool
 
 
+@pytest.mark.slow
 def test_the_family(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         import keras

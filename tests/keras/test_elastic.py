@@ -13,6 +13,7 @@ from tests.elastic.horovodrun import horovodrun
 from tests.keras.conftest import RankPool
 
 
+@pytest.mark.slow
 def test_state_and_callbacks(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         import keras

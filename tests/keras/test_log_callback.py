@@ -11,6 +11,7 @@ import pytest
 from spark_estimator import HorovodRunner
 
 
+@pytest.mark.slow
 def test_every_rank_tells_its_epochs_and_batches(capfd: pytest.CaptureFixture[str]) -> None:
     if importlib.util.find_spec("keras") is None:
         pytest.skip("Keras is not installed here")

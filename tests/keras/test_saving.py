@@ -12,6 +12,7 @@ import pytest
 from tests.keras.conftest import RankPool
 
 
+@pytest.mark.slow
 def test_a_saved_model_needs_us_neither_here_nor_elsewhere(two_ranks: RankPool, tmp_path: Path) -> None:
     def check(rank: int, path: str) -> list[Any]:
         import keras

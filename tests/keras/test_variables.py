@@ -10,6 +10,7 @@ from spark_estimator.keras.variables import lines_of, plain_name
 from tests.keras.conftest import RankPool
 
 
+@pytest.mark.slow
 def test_a_rank_may_have_made_more_layers_before(two_ranks: RankPool) -> None:
     """Keras numbers layers by process, and an optimizer's variables have the number within their names."""
 

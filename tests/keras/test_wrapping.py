@@ -9,6 +9,7 @@ import pytest
 from tests.keras.conftest import RankPool
 
 
+@pytest.mark.slow
 def test_passes_of_one_step_are_added_up_or_averaged(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         import keras

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from spark_estimator.compat.importer import autoload_path
 from spark_estimator.errors import JobFailedError, ResultError, WorkerFailedError
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.local import run_local
@@ -84,9 +85,10 @@ def test_search_path_and_pythonpath_are_those_of_the_caller(monkeypatch: pytest.
 
         return beside_the_script.ANSWER, sys.path, os.environ.get("PYTHONPATH")
 
-    assert run_local(look, 1) == [(42, sys.path, "/somewhere")]
+    path = [*sys.path, autoload_path()]
+    assert run_local(look, 1) == [(42, path, f"/somewhere:{autoload_path()}")]
     monkeypatch.delenv("PYTHONPATH")
-    assert run_local(look, 1) == [(42, sys.path, None)]
+    assert run_local(look, 1) == [(42, path, autoload_path())]
 
 
 def test_files_in_the_current_folder_shadow_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -349,3 +351,26 @@ def test_pyspark_is_not_needed() -> None:
         [sys.executable, "-c", program], env=clusters.environment(), capture_output=True, text=True, timeout=60
     )
     assert "VALUE 2" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_rank_that_freezes_after_its_last_collective_is_named(size: int) -> None:
+    """No other rank misses it: its supervisor does."""
+
+    def freeze() -> None:
+        import signal
+
+        from spark_estimator.collectives import arrays, context
+
+        context.init()
+        arrays.barrier()
+        if context.rank() == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        context.shutdown()
+
+    limits = {"SPARK_ESTIMATOR_HEARTBEAT_SECONDS": "0.3", "SPARK_ESTIMATOR_SILENCE_SECONDS": "2"}
+    with pytest.raises(
+        WorkerFailedError, match=r"rank 0 \(host .*, pid \d+\) was stopped by a signal \(SIGSTOP\)"
+    ) as caught:
+        run_local(freeze, size, JobOptions(environment=limits))
+    assert (caught.value.rank, caught.value.kind, caught.value.signal) == (0, "killed", 9)

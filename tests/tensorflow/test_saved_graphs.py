@@ -168,6 +168,7 @@ def test_on_the_ranks_that_wrote_them(two_ranks: RankPool, folder: str) -> None:
     two_ranks.run(check, folder, timeout=110)
 
 
+@pytest.mark.slow
 def test_on_more_ranks(three_ranks: RankPool, folder: str) -> None:
     three_ranks.run(check, folder, timeout=110)
 

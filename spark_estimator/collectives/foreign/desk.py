@@ -69,7 +69,7 @@ class Desk:
 
     def __init__(self, listeners: Sequence[socket.socket], key: bytes, visitor: Visitor, job: str, where: str) -> None:
         self._key = key
-        self._visitor = own
+        self._visitor = visitor
         self._job = job
         self._where = where
         self._arrived: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()

@@ -1,7 +1,7 @@
 """A notice in a file that only this user can read: in a folder of this host, or in one that all hosts share.
 
-Rank 0 puts the file in place, over an older one, and removes it once all ranks have come. A file that an earlier
-job left behind does no harm: no process with its key listens at its address any more, so a rank that finds it looks again
+Rank 0 puts the file in place, over an older one, and removes it once all ranks have come. A file that an earlier job
+left behind does no harm: no process with its key listens at its address any more, so a rank that finds it looks again
 until rank 0 has replaced it.
 """
 

@@ -56,7 +56,7 @@ def rendezvous(settings: Settings, ranks: Sequence[int] | None = None) -> Rendez
             f"init(): this process was started by a rank, {job.process}, and is none itself. Run collectives in the "
             "rank. A worker that multiprocessing or a DataLoader starts with 'spawn' or 'forkserver' runs the main "
             'script again: put init() and what follows under `if __name__ == "__main__":`. If this process should be a '
-            f"job of its visitor, set {IGNORE_LAUNCHER_VARIABLE}=1."
+            f"job of its own, set {IGNORE_LAUNCHER_VARIABLE}=1."
         )
     if rank not in members or len(set(members)) != len(members) or not all(0 <= each < job.size for each in members):
         raise ValueError(

@@ -14,6 +14,7 @@ import numpy
 import pyarrow
 import pyarrow.compute
 
+from spark_estimator.compat.importer import install, installed
 from spark_estimator.data.columns import did_you_mean, remedy
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Array, Field, is_list, matrix_of
@@ -36,6 +37,7 @@ class Predictor(ABC):
         widths: [outputs] values a row that it returns.
         batch_size: rows that go through the model at a time.
         decoders: of columns of bytes, by the names of `inputs`' columns.
+        aliases: the driver has Horovod's names, which the model's classes may import.
     """
 
     payload: bytes = field(repr=False)
@@ -43,6 +45,7 @@ class Predictor(ABC):
     widths: tuple[int, ...]
     batch_size: int
     decoders: Mapping[str, Decoder] = field(default_factory=dict)
+    aliases: bool = field(default_factory=installed)
 
     @abstractmethod
     def loaded(self) -> Any:
@@ -63,11 +66,17 @@ class Predictor(ABC):
     def _key(self) -> str:
         return hashlib.sha256(self.payload).hexdigest()
 
+    def prepare_imports(self) -> None:
+        """Makes Horovod's names importable here where they were on the driver."""
+        if self.aliases:
+            install()
+
     def model(self) -> Any:
         """The model, loaded once in this process."""
         with _lock:
             if self._key not in _kept:
                 _kept.clear()
+                self.prepare_imports()
                 _kept[self._key] = self.loaded()
             return _kept[self._key]
 
@@ -132,6 +141,16 @@ class Predictor(ABC):
             numpy.concatenate(pieces) if pieces else numpy.empty((0, width), numpy.float32)
             for pieces, width in zip(results, self.widths, strict=True)
         ]
+
+    def widths_of_row(self, row: Any) -> list[int]:
+        """[outputs] how many values the model returns for a row.
+
+        Args:
+            row: of Spark's, or a mapping, with the columns of `inputs`.
+        """
+        columns = {name: [row[name]] for field in self.inputs for name in field.names}
+        matrices = [numpy.require(matrix, requirements="W") for matrix in matrices_of(columns, self.inputs, {})]
+        return [int(output.size) for output in self.called(self.model(), matrices)]
 
     def arrow_batches(self, batches: Iterator[Any]) -> Iterator[pyarrow.Array]:
         """For an Arrow UDF over an iterator: each batch is a tuple of arrays."""

@@ -32,6 +32,8 @@ class KerasTrial:
         custom: the user's classes and functions.
     """
 
+    by_name = False
+
     def __init__(self, parts: KerasParts, model: Any, custom: Mapping[str, Any]) -> None:
         self._parts = parts
         self._model = model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_estimator.estimators import estimator
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
@@ -15,16 +15,21 @@ from spark_estimator.estimators.keras.check import KerasTrial
 from spark_estimator.estimators.keras.keywords import KerasEstimatorKeywords
 from spark_estimator.estimators.keras.model import KerasModel
 from spark_estimator.estimators.keras.objects import loaded
-from spark_estimator.estimators.keras.params import ESTIMATOR
+from spark_estimator.estimators.keras.params import ESTIMATOR, WITHOUT_EFFECT
 from spark_estimator.estimators.keras.parts import parts_of
-from spark_estimator.estimators.params import warn_caller, with_params
+from spark_estimator.estimators.params import with_params
+from spark_estimator.estimators.protocol import with_ineffective
 from spark_estimator.estimators.rows.shapes import Trial
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
-
+@with_ineffective(
+    {
+        "data_module": ("DataModule", None),
+        "tensorflow_dataset_prefetch_buffer_size": ("TensorflowDatasetPrefetchBufferSize", 0),
+    },
+    WITHOUT_EFFECT,
+)
 @with_params(ESTIMATOR)
 class KerasEstimator(KerasEstimatorKeywords, estimator.TableEstimator[KerasModel]):
     """Trains a Keras model on the rows of a DataFrame: ``model = KerasEstimator(...).fit(df)``.
@@ -47,16 +52,12 @@ class KerasEstimator(KerasEstimatorKeywords, estimator.TableEstimator[KerasModel
     _prefix = "keras"
     _model_kind = KerasModel
 
-    def _take(self, keywords: Mapping[str, Any]) -> Self:
-        if keywords.get("data_module") is not None:
-            warn_caller("data_module has no effect: rows go to the processes directly.")
-        return super()._take({name: value for name, value in keywords.items() if name != "data_module"})
-
     def _training(self) -> _KerasTraining:
         return _KerasTraining(self._value)
 
-    def _trained(self, training: Any, *args: Any) -> KerasModel:
-        return super()._trained(training, *args).setCustomObjects(training.custom)
+    def _fit_on_prepared_data(self, backend: Any, train_rows: Any, val_rows: Any, metadata: Any, *args: Any) -> Any:
+        fitted = super()._fit_on_prepared_data(backend, train_rows, val_rows, metadata, *args)
+        return fitted.setCustomObjects(metadata.training.custom)
 
     def getModelShapes(self) -> tuple[list[list[int]], list[list[int]]]:  # Horovod's get_model_shapes
         """The shapes of the model's inputs and outputs, with -1 for what is not known, such as the rows."""

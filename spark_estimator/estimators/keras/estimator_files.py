@@ -43,7 +43,7 @@ def write(estimator: TableParams, folder: Path) -> None:
 def load(kind: type[_Estimator], path: str, custom_objects: Mapping[str, Any] | None, *, trust: bool) -> _Estimator:
     """See `KerasEstimator.load`."""
     return estimator_files.load(
-        kind, path, _OBJECTS, lambda manifest: _read(manifest, custom_objects, trust=is_trusted(trust))
+        kind, path, _OBJECTS, lambda manifest: _read(manifest, custom_objects, trust=is_trusted(trust)), trust=trust
     )
 
 

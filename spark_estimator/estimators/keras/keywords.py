@@ -15,7 +15,6 @@ from spark_estimator.estimators.params import by_keyword
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import pandas
     from pyspark.ml.param import Param
     from typing_extensions import Self
 
@@ -80,7 +79,7 @@ class KerasEstimatorKeywords(SharedKeywords, PredictingKeywords):
         nulls: str | float = "error",
         padding: float | Mapping[str, float] | None = None,
         decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
-        transformation_fn: Callable[[pandas.DataFrame], pandas.DataFrame] | None = None,
+        transformation_fn: Callable[[Any], Any] | None = None,
         transformation_edit_fields: Sequence[Sequence[Any]] | None = None,
         transformation_removed_fields: Sequence[str] | None = None,
         output_cols: Sequence[str] | None = None,
@@ -136,7 +135,7 @@ class KerasEstimatorKeywords(SharedKeywords, PredictingKeywords):
         nulls: str | float = "error",
         padding: float | Mapping[str, float] | None = None,
         decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
-        transformation_fn: Callable[[pandas.DataFrame], pandas.DataFrame] | None = None,
+        transformation_fn: Callable[[Any], Any] | None = None,
         transformation_edit_fields: Sequence[Sequence[Any]] | None = None,
         transformation_removed_fields: Sequence[str] | None = None,
         output_cols: Sequence[str] | None = None,
@@ -252,18 +251,20 @@ class KerasModelKeywords(ModelKeywords):
     """Constructor, setters and getters of `KerasModel`."""
 
     history: Param[KerasHistory]
+    custom_objects: Param[dict[str, Any]]
+    _floatx: Param[str | None]
 
     @by_keyword
     def __init__(
         self,
         *,
-        model: Any,
-        inputs: Sequence[Field],
-        outputs: Sequence[int],
-        label_types: Sequence[str],
+        inputs: Sequence[Field] | None = None,
+        outputs: Sequence[int] | None = None,
+        label_types: Sequence[str] | None = None,
         output_kinds: Sequence[OutputKind] | None = None,
-        custom_objects: Mapping[str, Any] | None = None,
         history: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | None = None,
+        model: Any = None,
+        _metadata: Mapping[str, Any] | None = None,
         feature_columns: Sequence[str] | None = None,
         label_columns: Sequence[str] | None = None,
         run_id: str | None = None,
@@ -274,6 +275,8 @@ class KerasModelKeywords(ModelKeywords):
         prediction_col: str | None = None,
         raw_prediction_col: str | None = None,
         probability_col: str | None = None,
+        custom_objects: Mapping[str, Any] | None = {},
+        _floatx: str | None = None,
     ) -> None:
         super().__init__(**self._call_keywords)
 
@@ -282,6 +285,8 @@ class KerasModelKeywords(ModelKeywords):
         self,
         *,
         history: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | None = None,
+        model: Any = None,
+        _metadata: Mapping[str, Any] | None = None,
         feature_columns: Sequence[str] | None = None,
         label_columns: Sequence[str] | None = None,
         run_id: str | None = None,
@@ -292,6 +297,8 @@ class KerasModelKeywords(ModelKeywords):
         prediction_col: str | None = None,
         raw_prediction_col: str | None = None,
         probability_col: str | None = None,
+        custom_objects: Mapping[str, Any] | None = {},
+        _floatx: str | None = None,
     ) -> Self:
         """Sets any of the parameters. Returns self."""
         return self._take(self._call_keywords)
@@ -303,3 +310,19 @@ class KerasModelKeywords(ModelKeywords):
     def getHistory(self) -> KerasHistory:
         """history: a dict from each metric's name to its values, one per epoch."""
         return self._get(self.history)
+
+    def setCustomObjects(self, value: Mapping[str, Any] | None) -> Self:
+        """Sets custom_objects: your classes and functions by name, for Keras to load the model with. Returns self."""
+        return self._set(custom_objects=value)
+
+    def getCustomObjects(self) -> dict[str, Any]:
+        """custom_objects: your classes and functions by name, for Keras to load the model with."""
+        return self._get(self.custom_objects)
+
+    def setFloatx(self, value: str | None) -> Self:
+        """Sets _floatx: Keras' floating-point type in the training; not used. Returns self."""
+        return self._set(_floatx=value)
+
+    def getFloatx(self) -> str | None:
+        """_floatx: Keras' floating-point type in the training; not used."""
+        return self._get(self._floatx)

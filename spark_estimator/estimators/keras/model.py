@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field
@@ -17,22 +17,12 @@ from spark_estimator.estimators.keras.predictor import KerasPredictor
 from spark_estimator.estimators.params import with_params
 from spark_estimator.keras.importing import keras
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 @with_params(MODEL)
 class KerasModel(KerasModelKeywords, model.TableModel):
     """What `KerasEstimator.fit` returns: see `model.TableModel`. Its model is a `keras.Model`."""
 
     _public_path = "spark_estimator.KerasModel"
-    _custom_objects: Mapping[str, Any] = {}
-
-    def _take(self, keywords: Mapping[str, Any]) -> Self:
-        keywords = dict(keywords)
-        if "custom_objects" in keywords:
-            self._custom_objects = dict(keywords.pop("custom_objects") or {})
-        return super()._take(keywords)
 
     def getModel(self) -> Any:  # Horovod's name
         """The trained model. It is this one's own: changes to it change predictions."""
@@ -42,17 +32,11 @@ class KerasModel(KerasModelKeywords, model.TableModel):
         """Takes another model with the same inputs and outputs. Returns self."""
         if not isinstance(value, keras.Model):
             raise TypeError(f"model is a model of Keras 3 (keras.Model); it was {value!r}.")
-        self._model = value
-        return self
+        return self._set(model=value)
 
     def getCustomObjects(self) -> dict[str, Any]:  # Horovod's name
         """The user's classes and functions with which Keras loads the model, by name."""
-        return {**custom_objects_of(self._model), **self._custom_objects}
-
-    def setCustomObjects(self, value: Mapping[str, Any]) -> KerasModel:
-        """Sets them. Returns self."""
-        self._custom_objects = dict(value)
-        return self
+        return {**custom_objects_of(self._model), **(self._value("custom_objects") or {})}
 
     def keras_model(self) -> Any:
         """A copy of the trained model, for use without Spark; not compiled."""
@@ -83,7 +67,7 @@ class KerasModel(KerasModelKeywords, model.TableModel):
 
     def _predictor(self, inputs: Sequence[Field], decoders: Mapping[str, Decoder] | None = None) -> KerasPredictor:
         return KerasPredictor.of(
-            self._model, self.getCustomObjects(), inputs, self._outputs, self._value("batch_size"), decoders
+            self._model, self.getCustomObjects(), inputs, self._widths, self._value("batch_size"), decoders
         )
 
     def _write_files(self, folder: Path) -> None:

@@ -58,4 +58,20 @@ MODEL = (
         "KerasHistory",
     ),
     *params.MODEL,
+    Row(
+        "custom_objects",
+        {},
+        checks.objects,
+        "your classes and functions by name, for Keras to load the model with",
+        "Mapping[str, Any] | None",
+        "dict[str, Any]",
+        saved=False,
+    ),
+    Row("_floatx", None, checks.text, "Keras' floating-point type in the training; not used", "str | None"),
 )
+
+#: As `params.WITHOUT_EFFECT`.
+WITHOUT_EFFECT = {
+    "data_module": "rows go to the processes directly",
+    "tensorflow_dataset_prefetch_buffer_size": "a thread prepares the next batches anyway",
+}

@@ -26,6 +26,8 @@ from spark_estimator.estimators.torch.losses import Tensors, outputs_of
 class LightningTrial(ModuleTrial):
     """See `shapes.Trial`."""
 
+    by_name = True
+
     def __init__(self, parts: LightningParts) -> None:
         super().__init__(parts.model)
         self._parts = parts
@@ -33,7 +35,8 @@ class LightningTrial(ModuleTrial):
     def run(self, rows: pyarrow.RecordBatch, fields: Fields) -> tuple[int, ...]:
         """See `shapes.Trial.run`."""
         tensors = first_tensors(rows, fields)
-        batch = named(fields.inputs, fields.labels, fields.weight, tensors, self._parts.label_shapes)
+        shapes = self._parts.label_shapes if fields.labels else None
+        batch = named(fields.inputs, fields.labels, fields.weight, tensors, shapes)
         state = torch.get_rng_state()
         try:
             with _quietly(self._parts.flavour):
@@ -43,6 +46,8 @@ class LightningTrial(ModuleTrial):
                     module.eval()  # batch norm has nothing to say about a single row
                 if self._parts.data_module is None:
                     self._check_loss(self._loss(module, batch), rows, fields)
+                if not fields.labels or self.positional()[1] == 0:
+                    return ()  # forward() takes what is known when it predicts
                 return self._widths(module, tensors[: len(fields.inputs)], fields)
         finally:
             torch.set_rng_state(state)

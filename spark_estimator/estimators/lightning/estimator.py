@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,8 @@ from spark_estimator.estimators.lightning.model import TorchModel
 from spark_estimator.estimators.lightning.params import ESTIMATOR, WITHOUT_EFFECT
 from spark_estimator.estimators.lightning.parts import LightningParts, parts_of
 from spark_estimator.estimators.lightning.training import train
-from spark_estimator.estimators.params import warn_caller, with_params
+from spark_estimator.estimators.params import with_params
+from spark_estimator.estimators.protocol import with_ineffective
 from spark_estimator.estimators.rows.shapes import Trial
 from spark_estimator.estimators.torch.check import TorchTrial
 from spark_estimator.estimators.torch.estimator_files import TorchFiles
@@ -29,6 +30,16 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+@with_ineffective(
+    {
+        "debug_data_loader": ("DebugDataLoader", False),
+        "loader_num_epochs": ("LoaderNumEpochs", None),
+        "train_async_data_loader_queue_size": ("TrainAsyncDataLoaderQueueSize", None),
+        "train_minibatch_fn": ("TrainMinibatchFn", None),
+        "val_async_data_loader_queue_size": ("ValAsyncDataLoaderQueueSize", None),
+    },
+    WITHOUT_EFFECT,
+)
 @with_params(ESTIMATOR)
 class TorchEstimator(LightningEstimatorKeywords, TorchFiles, estimator.TableEstimator[TorchModel]):
     """Trains a LightningModule on the rows of a DataFrame: ``model = TorchEstimator(model=..., ...).fit(df)``.
@@ -62,10 +73,13 @@ class TorchEstimator(LightningEstimatorKeywords, TorchFiles, estimator.TableEsti
         *("profiler", "data_module", "trainer_args", "decoders", "transformation_fn"),
     )
 
-    def _take(self, keywords: Mapping[str, Any]) -> Self:
-        for name in WITHOUT_EFFECT.keys() & keywords.keys():
-            warn_caller(f"{name} has no effect: {WITHOUT_EFFECT[name]}.")
-        return super()._take({name: value for name, value in keywords.items() if name not in WITHOUT_EFFECT})
+    def setNumGPUs(self, value: int | None) -> Self:  # so spelt in Horovod
+        """As setNumGpus."""
+        return self.setNumGpus(value)
+
+    def getNumGPUs(self) -> int | None:  # so spelt in Horovod
+        """As getNumGpus."""
+        return self.getNumGpus()
 
     def _value(self, name: str) -> Any:
         if name == "use_gpu" and super()._value("num_gpus") == 0:

@@ -15,7 +15,6 @@ from spark_estimator.estimators.params import by_keyword
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import pandas
     import torch
     from pyspark.ml.param import Param
     from torch import nn
@@ -86,7 +85,7 @@ class LightningEstimatorKeywords(SharedKeywords, PredictingKeywords):
         nulls: str | float = "error",
         padding: float | Mapping[str, float] | None = None,
         decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
-        transformation_fn: Callable[[pandas.DataFrame], pandas.DataFrame] | None = None,
+        transformation_fn: Callable[[Any], Any] | None = None,
         transformation_edit_fields: Sequence[Sequence[Any]] | None = None,
         transformation_removed_fields: Sequence[str] | None = None,
         output_cols: Sequence[str] | None = None,
@@ -150,7 +149,7 @@ class LightningEstimatorKeywords(SharedKeywords, PredictingKeywords):
         nulls: str | float = "error",
         padding: float | Mapping[str, float] | None = None,
         decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
-        transformation_fn: Callable[[pandas.DataFrame], pandas.DataFrame] | None = None,
+        transformation_fn: Callable[[Any], Any] | None = None,
         transformation_edit_fields: Sequence[Sequence[Any]] | None = None,
         transformation_removed_fields: Sequence[str] | None = None,
         output_cols: Sequence[str] | None = None,

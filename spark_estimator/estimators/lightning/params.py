@@ -53,6 +53,7 @@ ESTIMATOR = (
 
 #: As `params.WITHOUT_EFFECT`.
 WITHOUT_EFFECT = {
+    "train_minibatch_fn": "the module's training_step is the step",
     "loader_num_epochs": "an epoch is all rows of a process",
     "debug_data_loader": "rows are memory-mapped; there is no reader to debug",
     "train_async_data_loader_queue_size": "a thread prepares the next batches anyway",

@@ -16,6 +16,7 @@ from spark_estimator.errors import DataError
 from spark_estimator.estimators.params import TableParams
 from spark_estimator.estimators.persistence.folders import local_path
 from spark_estimator.estimators.persistence.manifest import Manifest, write_manifest
+from spark_estimator.estimators.persistence.subclass_params import new_instance, restore_subclass, write_subclass
 
 _Estimator = TypeVar("_Estimator", bound=TableParams)
 
@@ -48,10 +49,12 @@ def write(
         except Exception as error:
             raise DataError(f"{name} cannot be saved: {type(error).__name__}: {error}") from error
     dump(result, folder)
-    write_manifest(folder, estimator, {"params": chosen})
+    write_manifest(folder, estimator, {"params": chosen, **write_subclass(estimator, folder)})
 
 
-def load(kind: type[_Estimator], path: str, objects: Sequence[str], read: Callable[[Manifest], Any]) -> _Estimator:
+def load(
+    kind: type[_Estimator], path: str, objects: Sequence[str], read: Callable[[Manifest], Any], *, trust: bool
+) -> _Estimator:
     """The estimator that a folder holds.
 
     Args:
@@ -71,8 +74,9 @@ def load(kind: type[_Estimator], path: str, objects: Sequence[str], read: Callab
     if unknown:
         raise DataError(f"{manifest.folder} contains {unknown[0]!r}, which a {kind.__name__} doesn't have.")
     try:
-        estimator = kind(**manifest.params, **result)
+        estimator = new_instance(kind, TableParams, **manifest.params, **result)
     except (TypeError, ValueError) as error:
         raise manifest.broken("params", f"or the saved objects don't fit: {error}") from error
+    restore_subclass(estimator, manifest, trust=trust)
     estimator._resetUid(manifest.uid)
     return estimator

@@ -111,6 +111,16 @@ class Manifest:
             raise self.broken(key, f"must be {words}; it is {_short(self._content[key])}")
         return self._content[key]
 
+    def optional(self, key: str, default: Any) -> Any:
+        """The value of a key that not every folder has.
+
+        Args:
+            default: the value where the key is missing; a value of another type is an error.
+        """
+        if key not in self._content:
+            return default
+        return self.value(key, lambda value: isinstance(value, type(default)), f"of type {type(default).__name__}")
+
     def broken(self, key: str, flaw: str) -> DataError:
         """An error about the value of a key."""
         return DataError(f"{self.folder / MANIFEST_FILE} is broken: {key!r} {flaw.rstrip('.')}.")

@@ -17,9 +17,11 @@ import numpy
 from spark_estimator.data.fields import Field
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.inference.prediction_columns import OUTPUT_KINDS
+from spark_estimator.estimators.metadata import ModelMetadata, label_type_of
 from spark_estimator.estimators.model import TableModel
 from spark_estimator.estimators.persistence.folders import is_trusted
 from spark_estimator.estimators.persistence.manifest import Manifest, is_text
+from spark_estimator.estimators.persistence.subclass_params import new_instance, restore_subclass, write_subclass
 
 _Model = TypeVar("_Model", bound=TableModel)
 
@@ -37,12 +39,27 @@ def write_plain(model: TableModel, folder: Path) -> dict[str, Any]:
         except Exception as error:
             raise DataError(f"decoders cannot be saved: {type(error).__name__}: {error}") from error
     return {
-        "params": {row.name: model.getOrDefault(row.name) for row in model._rows if row.name != "decoders"},
+        "params": {
+            row.name: model.getOrDefault(row.name) for row in model._rows if row.saved and row.name != "decoders"
+        },
         "decoders": sorted(decoders),
-        "inputs": [asdict(field) for field in model._inputs],
-        "outputs": list(model._outputs),
-        "label_types": list(model._label_types),
-        "meanings": list(model._output_kinds),
+        **_columns_of(model),
+        **write_subclass(model, folder),
+    }
+
+
+def _columns_of(model: TableModel) -> dict[str, Any]:
+    """What is known of the columns; of a model made by hand the labels' types at most."""
+    metadata = model._value("_metadata")
+    if not isinstance(metadata, ModelMetadata):
+        labels = model._value("label_columns") or []
+        types = [label_type_of(metadata[label]) for label in labels if label in (metadata or {})]
+        metadata = ModelMetadata({}, (), (), types if len(types) == len(labels) else ())
+    return {
+        "inputs": [asdict(field) for field in metadata.inputs],
+        "outputs": list(metadata.outputs),
+        "label_types": list(metadata.label_types),
+        "meanings": list(metadata.output_kinds),
     }
 
 
@@ -59,39 +76,41 @@ def loaded(
     Raises:
         DataError: something of it is broken, or needs trust.
     """
-    inputs, outputs = (
-        _inputs(manifest),
-        manifest.value("outputs", _listed(_is_count), "a list of numbers of values, with one"),
-    )
-    alike = f"{len(outputs)}, as many as outputs"
-    label_types = manifest.value("label_types", _listed(is_text, len(outputs)), f"a list of Spark types, {alike}")
-    meant = f"{', '.join(sorted(set(OUTPUT_KINDS.values())))} or null"
-    output_kinds = manifest.value("meanings", _listed(_is_output_kind, len(outputs)), f"a list of {meant}, {alike}")
+    metadata = _metadata(manifest)
     functions = _decoders(manifest, decoders, is_trusted(trust))
     try:
-        model = kind(
-            model=framework_model,
-            inputs=inputs,
-            outputs=outputs,
-            label_types=label_types,
-            output_kinds=output_kinds,
-            **{**manifest.params, "decoders": functions},
-        )
+        keywords = {"model": framework_model, "_metadata": metadata, **manifest.params, "decoders": functions}
+        model = new_instance(kind, TableModel, **keywords)
     except (TypeError, ValueError) as error:
         raise manifest.broken("params", f"does not fit: {error}") from error
+    restore_subclass(model, manifest, trust=trust)
     model._resetUid(manifest.uid)
     return model
 
 
-def _listed(right: Callable[[Any], bool], count: int | None = None) -> Callable[[Any], bool]:
+def _metadata(manifest: Manifest) -> ModelMetadata:
+    """What is known of the columns; nothing of its outputs where the model was made by hand."""
+    outputs = manifest.value("outputs", _listed(_is_count, least=0), "a list of numbers of values")
+    inputs = _inputs(manifest, 1 if outputs else 0)
+    count = len(outputs) or None
+    alike = f"{len(outputs)}, as many as outputs"
+    label_types = manifest.value("label_types", _listed(is_text, count, least=0), f"a list of Spark types, {alike}")
+    meant = f"{', '.join(sorted(set(OUTPUT_KINDS.values())))} or null"
+    kinds = manifest.value("meanings", _listed(_is_output_kind, count, least=0), f"a list of {meant}, {alike}")
+    return ModelMetadata({}, inputs, outputs, label_types, kinds)
+
+
+def _listed(right: Callable[[Any], bool], count: int | None = None, least: int = 1) -> Callable[[Any], bool]:
     """Whether a value is a list of such.
 
     Args:
-        count: how many it has; None: one at least.
+        count: how many it has; None: `least` or more.
     """
 
     def is_it(value: Any) -> bool:
-        return isinstance(value, list) and (len(value) == count if count else bool(value)) and all(map(right, value))
+        if not isinstance(value, list) or not all(map(right, value)):
+            return False
+        return len(value) == count if count else len(value) >= least
 
     return is_it
 
@@ -104,10 +123,12 @@ def _is_output_kind(value: Any) -> bool:
     return value is None or value in OUTPUT_KINDS.values()
 
 
-def _inputs(manifest: Manifest) -> list[Field]:
+def _inputs(manifest: Manifest, least: int) -> list[Field]:
     """The fields, from what JSON has kept of them, which knows no tuples."""
     fields = []
-    for saved in manifest.value("inputs", _listed(lambda item: isinstance(item, dict)), "a list of objects, with one"):
+    for saved in manifest.value(
+        "inputs", _listed(lambda item: isinstance(item, dict), least=least), "a list of objects, with one"
+    ):
         attributes: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()
         }

@@ -26,6 +26,7 @@ class RowRequest:
         ragged: what is done with arrays of different lengths.
         decoders: by the column's name.
         transformation: None: there is none.
+        by_name: a batch has what a transformation that takes rows returns, by name; other columns have no role.
     """
 
     features: tuple[str, ...] | None
@@ -36,6 +37,7 @@ class RowRequest:
     ragged: Ragged
     decoders: Mapping[str, Decoder]
     transformation: Transformation | None
+    by_name: bool = False
 
     @classmethod
     def of(cls, value: Callable[[str], Any], marker: str | None) -> RowRequest:

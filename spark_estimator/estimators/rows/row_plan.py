@@ -12,7 +12,7 @@ It is built in this order; each step uses only the steps before it:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spark_estimator.data.parquet import DataFiles
@@ -60,7 +60,7 @@ def plan_frame(
         DataError: a column is missing, cannot be trained on or does not fit the model; there are no rows; or they could
             not be written to the store.
     """
-    sample = sample_frame(frame, request)
+    sample = sample_frame(frame, replace(request, by_name=trial.by_name))
     fields = fitting_fields(sample, trial, request.ragged.input_shapes)
     source = frame_source(frame, sample.columns, fields.all, read_files=read_files, store=store, size=size)
     return RowPlan(sample.columns, fields, source)
@@ -76,6 +76,6 @@ def plan_files(files: DataFiles, validation: DataFiles | None, request: RowReque
     Raises:
         DataError: as `plan_frame`; or the files' columns differ.
     """
-    sample = sample_files(files, request)
+    sample = sample_files(files, replace(request, by_name=trial.by_name))
     fields = fitting_fields(sample, trial, request.ragged.input_shapes)
     return RowPlan(sample.columns, fields, files_source(files, validation, sample.columns))

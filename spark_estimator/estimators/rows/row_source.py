@@ -66,7 +66,7 @@ def frame_source(
     """
     folder = Settings.read().spool_folder or None
     if store is not None:
-        return RowSource(source=FileRows(materialized(frame, columns.read, store), columns.preparation, folder))
+        return RowSource(source=FileRows(materialized(frame, columns.read, store), columns.reading, folder))
     try:
         if not read_files:
             raise ThroughSpark("read_files is False")
@@ -75,7 +75,7 @@ def frame_source(
         _log.info("rows reach the ranks through Spark's tasks: %s", reason)
         return RowSource(rows=_through_spark(frame, columns, fields, folder))
     _log.info("the ranks read the DataFrame's %d Parquet files (%d rows) directly", len(files.files), files.rows)
-    return RowSource(source=FileRows(files, columns.preparation, folder))
+    return RowSource(source=FileRows(files, columns.reading, folder))
 
 
 def files_source(files: DataFiles, validation: DataFiles | None, columns: Columns) -> RowSource:
@@ -91,8 +91,8 @@ def files_source(files: DataFiles, validation: DataFiles | None, columns: Column
     if validation is not None:
         validation.check([column.name for column in columns.read], like=files)
     return RowSource(
-        source=FileRows(files, columns.preparation, folder),
-        held_source=None if validation is None else FileRows(validation, columns.preparation, folder),
+        source=FileRows(files, columns.reading, folder),
+        held_source=None if validation is None else FileRows(validation, columns.reading, folder),
     )
 
 
@@ -107,11 +107,11 @@ def rank_rows(spec: TrainSpec) -> tuple[Spool, Spool]:
     """
     if spec.source is None:
         with worker_end() as supervisor:
-            return receive(spec.fields, supervisor)
+            return receive(spec.spooled, supervisor)
     rank, size = context.rank(), context.size()
-    rows, marked = spec.source.read(spec.fields, rank, size)
+    rows, marked = spec.source.read(spec.spooled, rank, size)
     if spec.held_source is not None:
-        marked, _ = spec.held_source.read(spec.fields, rank, size)
+        marked, _ = spec.held_source.read(spec.spooled, rank, size)
     return rows, marked
 
 
@@ -120,7 +120,8 @@ def _through_spark(frame: DataFrame, columns: Columns, fields: Sequence[Field], 
     marker = None if columns.marker is None else "marker"
     if preparation.transformation is not None:
         stored = frame.select(*(column.stored for column in columns.read))
-        return Rows(stored, SpoolFeed(tuple(fields), marker, folder, preparation))
+        spooled = tuple(fields) if columns.kept is None else columns.kept.fields
+        return Rows(stored, SpoolFeed(spooled, marker, folder, columns.reading))
     rows = frame.select(
         *cast_columns(columns.fed, dtypes_of(fields), preparation.nulls),
         *([columns.marker.marks.alias("marker")] if columns.marker else []),

@@ -18,9 +18,12 @@ from spark_estimator.data.columns import Readable, cast_columns, check_decoded, 
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import widths_of
 from spark_estimator.data.first_rows import decoded
+from spark_estimator.data.kept_rows import KeptRows, bytes_of_row, check_kept, lengths_of, read_back_as
 from spark_estimator.data.numbers import readable_in
 from spark_estimator.data.parquet import DataFiles, FileRows
 from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.row_lengths import Ragged
+from spark_estimator.data.transformation import Takes
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rows.request import RowRequest
 
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 # Enough to show whether arrays have one length, and whether doubles hold whole numbers.
 SAMPLE_ROWS = 100
+# Rows of files that are read at a time to find the longest one.
+_ROWS_TO_MEASURE = 1 << 14
 # The random columns by which CrossValidator and TrainValidationSplit split rows.
 _TUNING_COLUMN = re.compile(r"(CrossValidator|TrainValidationSplit)_[0-9a-f]+_rand")
 _MARKER_KINDS = ("boolean", "int", "bigint", "tinyint", "smallint")
@@ -44,6 +49,7 @@ class Columns:
         marker: the column that marks rows for validation; None: there is none.
         read: the columns to read: those above, or the arguments of a transformation.
         preparation: what is done to the columns read; it knows the shapes that users' functions return.
+        kept: where ranks keep the columns read as they are, and prepare each batch; None: where they are read.
     """
 
     features: tuple[Readable, ...]
@@ -52,6 +58,12 @@ class Columns:
     marker: Readable | None
     read: tuple[Readable, ...]
     preparation: Preparation
+    kept: KeptRows | None = None
+
+    @property
+    def reading(self) -> Preparation:
+        """What is done where the columns are read."""
+        return self.preparation if self.kept is None else self.kept
 
     @property
     def fed(self) -> tuple[Readable, ...]:
@@ -144,6 +156,10 @@ class _Untransformed(Source):
     def raw_rows(self, columns: Sequence[Readable]) -> pyarrow.RecordBatch:
         """At most a hundred rows, under the columns' own names."""
 
+    @abstractmethod
+    def longest_row(self, columns: Sequence[Readable]) -> int:
+        """The most bytes, over all rows, that the texts and arrays of a row have together."""
+
 
 class FrameSource(_Untransformed):
     """A DataFrame: each question about its rows is a Spark job."""
@@ -165,6 +181,26 @@ class FrameSource(_Untransformed):
     def raw_rows(self, columns: Sequence[Readable]) -> pyarrow.RecordBatch:
         """As `_Untransformed.raw_rows`."""
         return _first(self._frame.select(*(column.stored for column in columns)))
+
+    def longest_row(self, columns: Sequence[Readable]) -> int:
+        """As `_Untransformed.longest_row`: a Spark job."""
+        from pyspark.sql import functions
+
+        frame = self._frame.select(*(column.stored for column in columns))
+        lengths = []
+        for field in frame.schema.fields:
+            column = functions.col(f"`{field.name}`")
+            if field.dataType.typeName() in ("string", "binary", "varchar", "char"):
+                lengths.append(functions.octet_length(column))
+            elif field.dataType.typeName() == "array":
+                lengths.append(8 * functions.size(column))
+        if not lengths:
+            return 0
+        total = functions.lit(0)
+        for length in lengths:
+            total = total + functions.greatest(functions.coalesce(length, functions.lit(0)), functions.lit(0))
+        longest = frame.agg(functions.max(total)).first()
+        return int((longest[0] if longest is not None else 0) or 0)
 
     def first_rows(
         self, fed: Sequence[Readable], preparation: Preparation
@@ -217,6 +253,11 @@ class FileSource(_Untransformed):
                 return batch
         return pyarrow.RecordBatch.from_pydict({name: [] for name in names})
 
+    def longest_row(self, columns: Sequence[Readable]) -> int:
+        """As `_Untransformed.longest_row`: it reads all rows."""
+        names = [column.name for column in columns]
+        return max(map(lengths_of, self._files.batches(names, 0, 1, _ROWS_TO_MEASURE)), default=0)
+
     def first_rows(
         self, fed: Sequence[Readable], preparation: Preparation
     ) -> tuple[pyarrow.RecordBatch, Preparation, list[Readable]]:
@@ -251,8 +292,32 @@ class TransformedSource(Source):
         self._preparation, self._columns = replace(preparation, transformation_columns=tuple(names)).passed(rows)
         assert self._preparation.transformation is not None
         self._shown = self._preparation.transformation.shown
+        self.by_row = self._preparation.transformation.takes is Takes.ROW
+        self.returned = self._preparation.columns
+        if self.by_row:
+            if preparation.nulls == "drop":
+                raise DataError(
+                    "nulls='drop' isn't possible with a transformation_fn that takes rows: drop them before."
+                )
+            for name, column in zip(names, rows.columns, strict=True):
+                check_kept(name, column.type)
         super().__init__(list(self._columns))
         self.arguments = arguments
+        self._inner = inner
+        self._types = {name: read_back_as(column.type) for name, column in zip(names, rows.columns, strict=True)}
+
+    def kept(self, preparation: Preparation) -> KeptRows | None:
+        """How ranks keep the rows for a function that takes rows; None: it takes frames, and is called once.
+
+        Args:
+            preparation: of each batch.
+        """
+        if not self.by_row:
+            return None
+        names = tuple(self._types)
+        width = bytes_of_row(self._inner.longest_row(self.arguments), len(names))
+        then = replace(preparation, marker=None)
+        return KeptRows(names, preparation.marker, types=self._types, width=width, then=then)
 
     def column(self, name: str) -> Readable:
         """As `Source.column`."""
@@ -283,8 +348,20 @@ class TransformedSource(Source):
 
 def _sample(source: _Untransformed, request: RowRequest) -> RowSample:
     names, by_default = _names(source, request)
-    preparation = Preparation(tuple(names), request.marker, request.nulls, request.decoders, request.transformation)
-    prepared = TransformedSource(source, preparation) if request.transformation is not None else source
+    preparation = Preparation(
+        tuple(names),
+        request.marker,
+        request.nulls,
+        request.decoders,
+        request.transformation,
+        by_name=request.by_name,
+    )
+    transformed = TransformedSource(source, preparation) if request.transformation is not None else None
+    prepared: Source = source if transformed is None else transformed
+    if transformed is not None and transformed.by_row and request.by_name:
+        names, by_default = list(transformed.returned), []
+        preparation = replace(preparation, columns=transformed.returned)
+        request = replace(request, labels=(), weight=None, ragged=Ragged())
     fed = [_column(prepared, name, by_default=name in by_default) for name in names]
     marker = _marker(prepared, request.marker)
     request.check_replacement(fed)
@@ -312,6 +389,7 @@ def _sample(source: _Untransformed, request: RowRequest) -> RowSample:
         marker=marker,
         read=tuple(prepared.arguments) or (*fed, *([marker] if marker else [])),
         preparation=preparation,
+        kept=None if transformed is None else transformed.kept(preparation),
     )
     return RowSample(columns, rows, widths, padding)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy
 import pyarrow
 
 from spark_estimator.data.columns import Readable
@@ -44,10 +45,12 @@ class Trial(Protocol):
     Attributes:
         floating: the model's floating-point type, "float32" or "float64".
         takes: what the inputs are passed to, for messages.
+        by_name: the model gets batches by the names of columns.
     """
 
     floating: str
     takes: str
+    by_name: bool
 
     def positional(self) -> tuple[int, float]:
         """The least and the most inputs of the model."""
@@ -76,6 +79,8 @@ def fitting_fields(sample: RowSample, trial: Trial, input_shapes: Sequence[Seque
     Raises:
         DataError: none works; the text has the framework's error.
     """
+    if not sample.columns.labels:
+        return _fields_by_name(sample, trial)
     floating = trial.floating
     groups = _inputs(sample, trial, input_shapes)
     natural = [_input_fields(sample, group, shape, floating, whole=True) for group, shape in groups]
@@ -104,6 +109,18 @@ def fitting_fields(sample: RowSample, trial: Trial, input_shapes: Sequence[Seque
         "the model and the losses don't fit the columns: a batch of the first rows failed on the driver with "
         f"{type(first_error).__name__}: {str(first_error).rstrip('.')}. {shown(tried)}"
     ) from first_error
+
+
+def _fields_by_name(sample: RowSample, trial: Trial) -> Fields:
+    """One field for each name that a function of rows has returned, in the type of its values."""
+    inputs = []
+    for number, (column, width) in enumerate(zip(sample.columns.features, sample.widths, strict=True)):
+        kind = sample.rows.schema.field(f"c{number}").type
+        dtype = numpy.dtype((kind.value_type if column.is_array else kind).to_pandas_dtype())
+        shape = column.shape or ((width,) if column.is_array else ())
+        inputs.append(Field((column.name,), (f"c{number}",), (width,), dtype.name, shape))
+    fields = Fields(tuple(inputs), (), None)
+    return replace(fields, outputs=trial.run(sample.rows, fields))
 
 
 def class_error(column: str, label: int, classes: int) -> DataError:
@@ -152,6 +169,8 @@ def _inputs(
             f"input_shapes has {len(extents)} shapes for {count} feature columns. Give one per column, or one for all."
         )
     least, most = trial.positional()
+    if most == 0:  # all of its arguments are keywords
+        return [(group, None) for group in alone]
     if least <= count <= most and not (least == 1 and count > 1 and most > count):
         return [(group, None) for group in alone]
     if least <= 1 <= most:

@@ -22,6 +22,8 @@ from spark_estimator.estimators.torch.training import tensor_of
 class ModuleTrial:
     """The part of `shapes.Trial` that a module's class decides."""
 
+    by_name = False
+
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.floating = floating_type(model)

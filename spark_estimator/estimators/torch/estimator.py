@@ -13,18 +13,20 @@ from torch import nn
 from spark_estimator.estimators import estimator
 from spark_estimator.estimators.inference.prediction_columns import OutputKind, output_kind_of
 from spark_estimator.estimators.params import with_params
+from spark_estimator.estimators.protocol import with_ineffective
 from spark_estimator.estimators.rows.shapes import Trial
 from spark_estimator.estimators.torch.check import TorchTrial
 from spark_estimator.estimators.torch.estimator_files import TorchFiles
 from spark_estimator.estimators.torch.keywords import TorchEstimatorKeywords
 from spark_estimator.estimators.torch.losses import TorchParts
 from spark_estimator.estimators.torch.model import TorchModel
-from spark_estimator.estimators.torch.params import ESTIMATOR
+from spark_estimator.estimators.torch.params import ESTIMATOR, WITHOUT_EFFECT
 from spark_estimator.estimators.torch.parts import parts_of
 from spark_estimator.estimators.torch.training import train
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 
 
+@with_ineffective({"data_module": ("DataModule", None)}, WITHOUT_EFFECT)
 @with_params(ESTIMATOR)
 class TorchEstimator(TorchEstimatorKeywords, TorchFiles, estimator.TableEstimator[TorchModel]):
     """Trains a PyTorch model on the rows of a DataFrame: ``model = TorchEstimator(...).fit(df)``.

@@ -54,7 +54,9 @@ class TorchFiles:
                 it.
         """
         result: Any = cls
-        loaded: Self = estimator_files.load(result, path, cls._objects, lambda manifest: _read(manifest, trust))
+        loaded: Self = estimator_files.load(
+            result, path, cls._objects, lambda manifest: _read(manifest, trust), trust=trust
+        )
         return loaded
 
 

@@ -15,7 +15,6 @@ from spark_estimator.estimators.params import by_keyword
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import pandas
     import torch
     from pyspark.ml.param import Param
     from torch import nn
@@ -86,7 +85,7 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         nulls: str | float = "error",
         padding: float | Mapping[str, float] | None = None,
         decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
-        transformation_fn: Callable[[pandas.DataFrame], pandas.DataFrame] | None = None,
+        transformation_fn: Callable[[Any], Any] | None = None,
         transformation_edit_fields: Sequence[Sequence[Any]] | None = None,
         transformation_removed_fields: Sequence[str] | None = None,
         output_cols: Sequence[str] | None = None,
@@ -146,7 +145,7 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         nulls: str | float = "error",
         padding: float | Mapping[str, float] | None = None,
         decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
-        transformation_fn: Callable[[pandas.DataFrame], pandas.DataFrame] | None = None,
+        transformation_fn: Callable[[Any], Any] | None = None,
         transformation_edit_fields: Sequence[Sequence[Any]] | None = None,
         transformation_removed_fields: Sequence[str] | None = None,
         output_cols: Sequence[str] | None = None,
@@ -269,17 +268,22 @@ class TorchModelKeywords(ModelKeywords):
     """Constructor, setters and getters of `TorchModel`."""
 
     history: Param[History]
+    optimizer: Param[Any]
+    input_shapes: Param[list[list[int]] | None]
+    loss: Param[Any]
+    loss_constructors: Param[Any]
 
     @by_keyword
     def __init__(
         self,
         *,
-        model: Any,
-        inputs: Sequence[Field],
-        outputs: Sequence[int],
-        label_types: Sequence[str],
+        inputs: Sequence[Field] | None = None,
+        outputs: Sequence[int] | None = None,
+        label_types: Sequence[str] | None = None,
         output_kinds: Sequence[OutputKind] | None = None,
         history: Sequence[Mapping[str, Any]] | None = None,
+        model: Any = None,
+        _metadata: Mapping[str, Any] | None = None,
         feature_columns: Sequence[str] | None = None,
         label_columns: Sequence[str] | None = None,
         run_id: str | None = None,
@@ -290,6 +294,10 @@ class TorchModelKeywords(ModelKeywords):
         prediction_col: str | None = None,
         raw_prediction_col: str | None = None,
         probability_col: str | None = None,
+        optimizer: Any = None,
+        input_shapes: Sequence[Sequence[int]] | None = None,
+        loss: Any = None,
+        loss_constructors: Any = None,
     ) -> None:
         super().__init__(**self._call_keywords)
 
@@ -298,6 +306,8 @@ class TorchModelKeywords(ModelKeywords):
         self,
         *,
         history: Sequence[Mapping[str, Any]] | None = None,
+        model: Any = None,
+        _metadata: Mapping[str, Any] | None = None,
         feature_columns: Sequence[str] | None = None,
         label_columns: Sequence[str] | None = None,
         run_id: str | None = None,
@@ -308,6 +318,10 @@ class TorchModelKeywords(ModelKeywords):
         prediction_col: str | None = None,
         raw_prediction_col: str | None = None,
         probability_col: str | None = None,
+        optimizer: Any = None,
+        input_shapes: Sequence[Sequence[int]] | None = None,
+        loss: Any = None,
+        loss_constructors: Any = None,
     ) -> Self:
         """Sets any of the parameters. Returns self."""
         return self._take(self._call_keywords)
@@ -319,3 +333,35 @@ class TorchModelKeywords(ModelKeywords):
     def getHistory(self) -> History:
         """history: one entry per epoch: epoch, train, validation."""
         return self._get(self.history)
+
+    def setOptimizer(self, value: Any) -> Self:
+        """Sets optimizer: an optimizer of the model's parameters. Returns self."""
+        return self._set(optimizer=value)
+
+    def getOptimizer(self) -> Any:
+        """optimizer: an optimizer of the model's parameters."""
+        return self._get(self.optimizer)
+
+    def setInputShapes(self, value: Sequence[Sequence[int]] | None) -> Self:
+        """Sets input_shapes: the shapes of the inputs, each starting with -1 for the batch. Returns self."""
+        return self._set(input_shapes=value)
+
+    def getInputShapes(self) -> list[list[int]] | None:
+        """input_shapes: the shapes of the inputs, each starting with -1 for the batch."""
+        return self._get(self.input_shapes)
+
+    def setLoss(self, value: Any) -> Self:
+        """Sets loss: the losses of the training. Returns self."""
+        return self._set(loss=value)
+
+    def getLoss(self) -> Any:
+        """loss: the losses of the training."""
+        return self._get(self.loss)
+
+    def setLossConstructors(self, value: Any) -> Self:
+        """Sets loss_constructors: functions that create the losses of the training. Returns self."""
+        return self._set(loss_constructors=value)
+
+    def getLossConstructors(self) -> Any:
+        """loss_constructors: functions that create the losses of the training."""
+        return self._get(self.loss_constructors)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy
 from torch import nn
 
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field
 from spark_estimator.estimators import model
+from spark_estimator.estimators.inference.predictor import matrices_of
 from spark_estimator.estimators.params import with_params
 from spark_estimator.estimators.torch import files as torch_files
+from spark_estimator.estimators.torch.check import floating_type
 from spark_estimator.estimators.torch.keywords import TorchModelKeywords
 from spark_estimator.estimators.torch.params import MODEL
 from spark_estimator.estimators.torch.predictor import TorchPredictor
@@ -26,22 +29,22 @@ class TorchModel(TorchModelKeywords, model.TableModel):
     """What `TorchEstimator.fit` returns: see `model.TableModel`. Its model is a `torch.nn.Module`."""
 
     _public_path = "spark_estimator.TorchModel"
-    _model: nn.Module
 
     def getModel(self) -> nn.Module:  # Horovod's name
         """The trained module, on the CPU, in eval mode. It is this model's own: changes to it change predictions."""
-        return self._model
+        module: nn.Module = self._model
+        return module
 
     def setModel(self, value: nn.Module) -> TorchModel:
         """Takes another module with the same inputs and outputs. Returns self."""
         if not isinstance(value, nn.Module):
             raise TypeError(f"model is a torch.nn.Module; it was {value!r}.")
-        self._model = value.eval()
-        return self
+        return self._set(model=value.eval())
 
     def module(self) -> nn.Module:
         """A copy of the trained module, for use without Spark."""
-        return copy.deepcopy(self._model)
+        module: nn.Module = copy.deepcopy(self._model)
+        return module
 
     @classmethod
     def load(
@@ -66,8 +69,30 @@ class TorchModel(TorchModelKeywords, model.TableModel):
         """
         return torch_files.load(cls, path, model, decoders, trust=trust)
 
+    def get_prediction_fn(self) -> Callable[[nn.Module, Any], Any]:  # Horovod's name
+        """A function of (module, row): the module's outputs for one row, a Row or a mapping with the feature columns.
+
+        It returns an array of a row's values, or a list of such arrays where the module has several outputs. For many
+        rows at a time there are `transform` and `predict`. A subclass that overrides it has `transform` call its
+        function for each row, with all columns of the DataFrame.
+        """
+        inputs, widths, decoders = self._renamed_inputs(), self._outputs, self._decoders()
+
+        def predict(module: nn.Module, row: Any) -> Any:
+            columns = {name: [row[name]] for field in inputs for name in field.names}
+            predictor = TorchPredictor(b"", inputs, widths, 1, decoders)
+            matrices = [numpy.require(matrix, requirements="W") for matrix in matrices_of(columns, inputs, decoders)]
+            outputs = [output.reshape(-1) for output in predictor.called(module.eval(), matrices)]
+            return outputs[0] if len(outputs) == 1 else outputs
+
+        return predict
+
+    @property
+    def _floating(self) -> str:
+        return floating_type(self._model)
+
     def _predictor(self, inputs: Sequence[Field], decoders: Mapping[str, Decoder] | None = None) -> TorchPredictor:
-        return TorchPredictor.of(self._model, inputs, self._outputs, self._value("batch_size"), decoders)
+        return TorchPredictor.of(self._model, inputs, self._widths, self._value("batch_size"), decoders)
 
     def _write_files(self, folder: Path) -> None:
         torch_files.write(self, self._model, folder)

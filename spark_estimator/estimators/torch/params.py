@@ -74,4 +74,21 @@ ESTIMATOR = (
     ),
 )
 
-MODEL = (params.HISTORY, *params.MODEL)
+MODEL = (
+    params.HISTORY,
+    *params.MODEL,
+    Row("optimizer", None, checks.anything, "an optimizer of the model's parameters", saved=False),
+    Row(
+        "input_shapes",
+        None,
+        checks.shapes,
+        "the shapes of the inputs, each starting with -1 for the batch",
+        "Sequence[Sequence[int]] | None",
+        "list[list[int]] | None",
+    ),
+    Row("loss", None, checks.anything, "the losses of the training", saved=False),
+    Row("loss_constructors", None, checks.anything, "functions that create the losses of the training", saved=False),
+)
+
+#: As `params.WITHOUT_EFFECT`.
+WITHOUT_EFFECT = {"data_module": "rows go to the processes directly"}

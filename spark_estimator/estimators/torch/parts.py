@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +43,18 @@ def check_numbers(model: nn.Module) -> None:
     for name, number in model.state_dict().items():  # buffers outside of it (rotary embeddings) stay where they are
         if isinstance(number, torch.Tensor) and number.is_complex():
             raise ValueError(f"the model's {name} has type {number.dtype}; complex parameters are not supported.")
+
+
+def accumulates(minibatch: Callable[..., Any]) -> bool:
+    """Whether a train_minibatch_fn takes Horovod's nine arguments: it steps once in backward_passes_per_step calls."""
+    try:
+        parameters = inspect.signature(minibatch).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return (
+        sum(parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters)
+        == 9
+    )
 
 
 def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
@@ -110,10 +123,14 @@ def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
     for metric in itertools.chain.from_iterable(metrics):
         check_callable("metrics", metric)
     minibatch, precision = value("train_minibatch_fn"), value("mixed_precision")
-    if minibatch is not None and (precision is not None or value("backward_passes_per_step") > 1):
+    if minibatch is not None and precision is not None:
         raise ValueError(
-            "train_minibatch_fn does the whole step itself: leave out mixed_precision (use torch.autocast inside) "
-            "and backward_passes_per_step."
+            "train_minibatch_fn does the whole step itself: leave out mixed_precision (use torch.autocast inside)."
+        )
+    if minibatch is not None and value("backward_passes_per_step") > 1 and not accumulates(minibatch):
+        raise ValueError(
+            "train_minibatch_fn takes seven arguments and does a whole step for each batch: leave out "
+            "backward_passes_per_step, or take two more arguments, backward_passes_per_step and batch_idx."
         )
     parts = TorchParts(
         model=model,

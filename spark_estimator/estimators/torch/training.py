@@ -31,6 +31,7 @@ from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
 from spark_estimator.estimators.torch.identity import identity_of
 from spark_estimator.estimators.torch.losses import Tensors, TorchParts, joint_loss, leaves_out, loss_of, shaped
 from spark_estimator.estimators.torch.metric_names import by_name
+from spark_estimator.estimators.torch.parts import accumulates
 from spark_estimator.estimators.torch.rank_state import gathered, set_rng_state, take_buffers
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
@@ -101,6 +102,8 @@ def leaving_out(parts: TorchParts, spec: TrainSpec, beginning: RankRun) -> froze
     Raises:
         DataError: rows have weights, too: the mean of what is left would be neither by rows nor by weights.
     """
+    if spec.kept is not None:  # a function makes the labels, in each epoch again
+        return frozenset()
     per_label = []
     for loss, place in zip(parts.losses, range(len(spec.inputs), len(spec.fields)), strict=False):
         pieces = [
@@ -147,6 +150,7 @@ class _Training:
             compression=self._parts.compression or hvd.Compression.none,
             backward_passes_per_step=spec.backward_passes_per_step,
         )
+        self._stepping = _Stepping(self._optimizer, self.step)
 
     def step(self) -> None:
         """One step. The learning rate that the user sets is that of one process; the joint batch is larger.
@@ -224,7 +228,8 @@ class _Training:
         self.meter.begin_epoch(epoch, plan.steps, first)
         for done, batch in enumerate(rows.batches(spec.batch_size, spec.train_steps, order, first), first + 1):
             if self._parts.minibatch is not None:
-                sums.add(*self._user_step(self._parts.minibatch, batch), batch.rows)
+                sums.add(*self._user_step(self._parts.minibatch, batch, done - 1), batch.rows)
+                pending = self._stepping.pending
             else:
                 loss, outputs, labels = self._forward(batch)
                 (loss * batch.factor).backward()
@@ -241,6 +246,7 @@ class _Training:
                 unsaved = 0
         if pending:
             self.step()
+            self._stepping.pending = 0
         result = sums.averages()
         check_loss(result["loss"], epoch)
         return result
@@ -271,8 +277,15 @@ class _Training:
         inputs, labels, weights = self._tensors(batch)
         return loss_of(self._parts, self.model, inputs, labels, weights, batch.rows, total)
 
-    def _user_step(self, minibatch: Callable[..., Any], batch: Batch) -> tuple[torch.Tensor, Tensors, Tensors]:
-        """A step as the user does it, by Horovod's protocol; its loss is this rank's share of the step's."""
+    def _user_step(
+        self, minibatch: Callable[..., Any], batch: Batch, number: int
+    ) -> tuple[torch.Tensor, Tensors, Tensors]:
+        """A step as the user does it, by Horovod's protocol; its loss is this rank's share of the step's.
+
+        Args:
+            minibatch: takes seven arguments and steps, or two more, and steps in later calls.
+            number: of the batch in its epoch, from 0.
+        """
         inputs, labels, weights = self._tensors(batch)
         last: list[Tensors] = [labels]
 
@@ -284,18 +297,31 @@ class _Training:
         def loss_fn(outputs: Tensors, labels: Tensors, sample_weights: torch.Tensor | None) -> torch.Tensor:
             return joint_loss(self._parts, outputs, labels, sample_weights, batch.rows, total) * batch.factor
 
-        stepping = _Stepping(self._optimizer, self.step)
-        outputs, loss = minibatch(self.model, stepping, transform_outputs, loss_fn, inputs, labels, weights)
+        more = (self._spec.backward_passes_per_step, number) if accumulates(minibatch) else ()
+        self._stepping.pending += len(more) // 2
+        outputs, loss = minibatch(
+            self.model, self._stepping, transform_outputs, loss_fn, inputs, labels, weights, *more
+        )
         result = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
         return loss.detach() / (batch.factor or 1.0), result, last[0]
 
 
 class _Stepping:
-    """The optimizer as a user's step sees it: its step() has the learning rate of all ranks."""
+    """The optimizer as a user's step sees it: its step() has the learning rate of all ranks.
+
+    Attributes:
+        pending: calls of a function with nine arguments since the last step.
+    """
 
     def __init__(self, optimizer: Any, step: Callable[[], None]) -> None:
         self._optimizer = optimizer
-        self.step = step
+        self._step = step
+        self.pending = 0
+
+    def step(self) -> None:
+        self._step()
+        # A function with nine arguments steps before the backward pass of the call in which it does.
+        self.pending = min(self.pending, 1)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._optimizer, name)

@@ -34,6 +34,7 @@ from spark_estimator.errors import (
 from spark_estimator.launch.cli.flags import cooldown_of, environment_of, parse, terms_of
 from spark_estimator.launch.elastic.job_entry import run_elastic
 from spark_estimator.launch.job.environment import host_share, path_with_own_python, worker_environment
+from spark_estimator.launch.job.failures import with_horovods_sentence
 from spark_estimator.launch.job.hosts import assign_hosts
 from spark_estimator.launch.job.spec import JobSpec, requires_encryption
 from spark_estimator.launch.local import run_job
@@ -157,7 +158,7 @@ def run_command(
                     watch=where.watch,
                 )
         except WorkerFailedError as error:
-            _report(str(error))
+            _report(str(with_horovods_sentence(error)))
             status = error.exitcode if error.exitcode is not None else 1
             return status if status >= 0 else 128 - status
         except SparkEstimatorError as error:

@@ -22,6 +22,7 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from spark_estimator.collectives import torch_variables
 from spark_estimator.collectives.cores import available_cores
 from spark_estimator.env import (
     ATTEMPT_VARIABLE,
@@ -72,6 +73,7 @@ _OF_ONE_RANK = {
     ATTEMPT_VARIABLE,
     JOINED_VARIABLE,
     JOB_KEY_VARIABLE,  # a secret, and of no use to ranks that get a key from their launcher
+    *torch_variables.NAMES,
 }
 _FORWARDED = ("HOROVOD_", "SPARK_ESTIMATOR_", "NCCL_")
 _OF_ONE_PROCESS = ("CONDA", "CUDA_VISIBLE_DEVICES", "LD_", "PYSPARK_", "PYTHON", "SPARK_", "VIRTUAL_ENV", "_")

@@ -48,6 +48,7 @@ _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
 }
 # A report is on its way to the next process within so long; no rank can claim to have failed earlier than that.
 MAX_AGE_SECONDS = 5.0
+_OF_HOROVOD = "The job was terminated, as one or more processes exited with non-zero status."
 _OPENING, _CLOSING = "<<<spark_estimator failure ", " spark_estimator>>>"
 
 
@@ -194,6 +195,14 @@ def error_of(cause: FailureReport, text: str) -> JobFailedError | PythonEnvironm
         error.__cause__ = RemoteTraceback(traceback)
     elif cause.log_tail:
         error.__cause__ = RemoteTraceback(f"Its last output lines:\n{cause.log_tail}")
+    return error
+
+
+def with_horovods_sentence(error: WorkerFailedError) -> WorkerFailedError:
+    """The error of `horovod.run` and ``horovodrun``, with the sentence of Horovod's that people search logs for."""
+    text = error.args[0]
+    if _OF_HOROVOD not in text:
+        error.args = (f"{text}\n{_OF_HOROVOD}",)
     return error
 
 

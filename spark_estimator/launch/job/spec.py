@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, host_id, new_job_id
+from spark_estimator.collectives.torch_variables import torch_variables
 from spark_estimator.env import ATTEMPT_VARIABLE, Settings, horovod_variables
 from spark_estimator.launch.job.gpus import Pinning, TaskGpus, pinning
 from spark_estimator.launch.job.options import MAX_RESULT_BYTES, JobOptions
@@ -290,6 +291,8 @@ def worker_spec(job: JobSpec, rendezvous: Rendezvous, variables: Mapping[str, st
     environment = {**horovod_variables(rendezvous.topology, peer.host), **(variables or {})}
     if rendezvous.awaited:  # what is not known yet is not said
         environment = {name: value for name, value in environment.items() if not name.endswith(("_RANK", "_SIZE"))}
+    else:
+        environment |= torch_variables(rendezvous)
     environment[ATTEMPT_VARIABLE] = str(job.attempt)
     sys_path = list(sys.path)
     if job.driver_host_id == host_id():

@@ -91,10 +91,16 @@ class WorkerOutput:
         return printable("\n".join(lines[first:]))
 
     @property
+    def python_error(self) -> str:
+        """The last line of the traceback at the end of stderr, safe to print; '' if stderr doesn't end with one."""
+        lines = [line for line in self._stderr_tail if line.strip()]
+        above, last = ["", "", *lines][-2:]
+        return printable(last) if above.startswith("  ") and re.match(r"[\w.]+(:|$)", last) else ""
+
+    @property
     def lost_a_peer(self) -> bool:
         """Whether stderr ends with the traceback of a collective that failed because another rank ended."""
-        last = next((line for line in reversed(list(self._stderr_tail)) if line.strip()), "")
-        return re.match(r"(\w+\.)*(PeerLostError|ShutDownError)\b", last) is not None
+        return re.match(r"(\w+\.)*(PeerLostError|ShutDownError)\b", self.python_error) is not None
 
     def _pass_on(self, stream: str, lines: list[str]) -> None:
         for line in lines:

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from spark_estimator.collectives.rendezvous import Endpoint
+from spark_estimator.env import Settings
 from spark_estimator.launch.job.outcome import Outcome, Relay
 from spark_estimator.launch.job.spec import JobSpec, WorkerSpec
 from spark_estimator.launch.log_relay.worker_output import STREAMS, WorkerIdentity, WorkerOutput
 from spark_estimator.launch.worker import child_process
 from spark_estimator.launch.worker.batching_selector import RestingSelector
 from spark_estimator.launch.worker.child_process import MemoryBaseline
+from spark_estimator.launch.worker.frozen import INTERVAL, FrozenWatch
 from spark_estimator.launch.worker.requests import SupervisorRequests
 from spark_estimator.launch.worker.state import WorkerEvent, WorkerState, worker_states
 from spark_estimator.launch.worker.worker import input_of
@@ -33,6 +35,8 @@ _FEW_BYTES = 1 << 13
 
 # A worker that has reported its failure may run its exit handlers for so long.
 _FAREWELL = timedelta(seconds=2)
+# A worker may be stopped by a signal for so many times SPARK_ESTIMATOR_SILENCE_SECONDS.
+_FROZEN_SILENCES = 1.5
 # The pipes of a dead group are read for so long at most: a process that left the group may hold them open.
 _DRAIN = timedelta(seconds=0.5)
 
@@ -41,6 +45,16 @@ def _reading_order(ready: tuple[selectors.SelectorKey, int]) -> int:
     """stdout, stderr, others, results: what was printed before a failure is known when the failure is."""
     name = ready[0].data
     return STREAMS.index(name) if name in STREAMS else 3 if name == "result" else 2
+
+
+def _silence_limit(job: JobSpec) -> timedelta:
+    """How long a worker may be stopped by a signal; zero where heartbeats are turned off."""
+    try:
+        settings = Settings.read({**os.environ, **job.environment})
+    except ValueError:  # init() names the variable
+        settings = Settings()
+    # Longer than the silence, as other ranks can report what they waited for.
+    return timedelta(seconds=_FROZEN_SILENCES * settings.silence_seconds if settings.heartbeat_seconds else 0)
 
 
 @dataclass(frozen=True)
@@ -86,6 +100,7 @@ class Supervisor:
         self._requests = SupervisorRequests()
         self._worker: _Worker | None = None
         self._kill_at: float | None = None
+        self._frozen = FrozenWatch(_silence_limit(job))
 
     @property
     def pid(self) -> int:
@@ -128,6 +143,7 @@ class Supervisor:
                     for key, _ in sorted(selector.select(self._timeout(exit_descriptor)), key=_reading_order):
                         self._handle(key, selector, worker)
                     self._kill_when_due(process)
+                    self._kill_if_frozen(worker)
                 # Before the leader is reaped: until then no other group can have got its number.
                 process.kill()
                 self._drain(selector, worker)
@@ -190,7 +206,8 @@ class Supervisor:
 
     def _timeout(self, exit_descriptor: int) -> float | None:
         """How long to wait for something to happen, in seconds; None: for ever."""
-        timeout = None if exit_descriptor >= 0 else 0.05
+        watched = INTERVAL.total_seconds() if self._frozen.limit else None
+        timeout = watched if exit_descriptor >= 0 else 0.05
         if self._kill_at is None:
             return timeout
         return min(max(self._kill_at - time.monotonic(), 0.0), timeout or 60.0)
@@ -249,6 +266,11 @@ class Supervisor:
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
             process.signal(signal.SIGKILL)
+
+    def _kill_if_frozen(self, worker: _Worker) -> None:
+        if self._frozen.is_frozen(self._identity.pid):
+            worker.report.freeze(self._frozen.limit)
+            worker.process.signal(signal.SIGKILL)
 
     def _pass_on_progress(self, selector: RestingSelector, process: WorkerProcess) -> None:
         """Passes on the worker's last progress report. An invalid one is ignored."""

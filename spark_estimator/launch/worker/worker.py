@@ -27,6 +27,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import BinaryIO
 
+from spark_estimator.compat.importer import autoload_path
 from spark_estimator.errors import NativeLibraryError, PeerLostError, ShutDownError
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.environment import forget_malloc
@@ -89,6 +90,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.set_inheritable(options.result_fd, False)
     pipe = ResultWriter(options.result_fd)
+    sys.path.append(autoload_path())
     for name in filter(None, options.preload.split(",")):
         with suppress(Exception):  # if the function needs it, the function's own import will tell
             importlib.import_module(name)
@@ -96,12 +98,10 @@ def main() -> None:
         spec = read_spec(sys.stdin.buffer)
     except EOFError:
         os._exit(1)
-    sys.path[:] = spec.sys_path
+    sys.path[:] = [*spec.sys_path, autoload_path()]
     importlib.invalidate_caches()
-    if spec.python_path is None:
-        os.environ.pop("PYTHONPATH", None)
-    else:
-        os.environ["PYTHONPATH"] = spec.python_path
+    # Also for processes that this one starts: torch's handler of env:// would wait in them for a store.
+    os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [spec.python_path]), autoload_path()])
     os.environ.update(spec.environment)
     if spec.command:
         sys.exit(run_command(spec, pipe))
@@ -183,8 +183,9 @@ def run_command(spec: WorkerSpec, pipe: ResultWriter) -> int:
     descriptor, variables = offer_to_command(spec.rendezvous)
     environment = {**os.environ, **variables, "PYTHONUNBUFFERED": "1"}
     if not compat.real_horovod_present():
-        paths = [*filter(None, [spec.python_path]), compat.shims_path()]
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [*filter(None, [environment.get("PYTHONPATH")]), compat.shims_path()]
+        )
     rendezvous = spec.rendezvous
     progress_fd = progress.pipe(environment)
     sockets = [

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from io import FileIO
 from typing import IO
 
+from spark_estimator.collectives import torch_variables
 from spark_estimator.env import JOB_VARIABLE, PROGRESS_FD_VARIABLE, RENDEZVOUS_FD_VARIABLE
 from spark_estimator.launch.job.environment import undecided
 from spark_estimator.launch.job.spec import JobSpec
@@ -158,7 +159,8 @@ class WorkerProcess:
 
 def _environment(job: JobSpec) -> Mapping[str, str]:
     environment = {**job.environment_if_unset, **undecided(os.environ)}
-    for variable in (RENDEZVOUS_FD_VARIABLE, PROGRESS_FD_VARIABLE):  # of a job that this process itself is a rank of
+    # Of a job that this process itself is a rank of.
+    for variable in (RENDEZVOUS_FD_VARIABLE, PROGRESS_FD_VARIABLE, *torch_variables.NAMES):
         environment.pop(variable, None)
     environment |= job.environment
     environment[JOB_VARIABLE] = job.job_id

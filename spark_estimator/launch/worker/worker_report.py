@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from dataclasses import replace
+from datetime import timedelta
 
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport
@@ -63,6 +65,14 @@ class WorkerReport:
         """The worker is being stopped, which is its failure unless it has failed before."""
         if self._state.fire(WorkerEvent.STOP):
             self._failure = self._failure_of(failures.STOPPED, f"was stopped {reason}")
+
+    def freeze(self, limit: timedelta) -> None:
+        """A signal has stopped the worker, which did not continue within `limit` and is being killed."""
+        message = (
+            f"was stopped by a signal (SIGSTOP) and did not continue within {limit.total_seconds():g} s, so that its "
+            "supervisor killed it (SPARK_ESTIMATOR_SILENCE_SECONDS)"
+        )
+        self._fail(self._failure_of(failures.KILLED, message, exit_code=-signal.SIGKILL))
 
     def outcome(self, exit_code: int, peak_bytes: int) -> Outcome:
         """How the worker has ended.
@@ -148,7 +158,10 @@ class WorkerReport:
             message = child_process.describe_kill(status, peak_bytes, self._memory_before)
             return self._failure_of(failures.KILLED, message, exit_code=status)
         if self._job.command:
-            report = self._failure_of(failures.EXITED, f"ended with {end}", exit_code=exit_code)
+            # Where ranks wait for one that has not failed, their errors name it.
+            error = self._output.python_error
+            message = f"ended with {end}: {error}" if error else f"ended with {end}"
+            report = self._failure_of(failures.EXITED, message, exit_code=exit_code)
             return replace(report, secondary=self._output.lost_a_peer)
         message = f"ended with {end} before {self._job.function} returned (os._exit, or an exit from native code)"
         return self._failure_of(failures.EXITED, message, exit_code=exit_code)

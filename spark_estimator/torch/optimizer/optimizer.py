@@ -37,6 +37,7 @@ from spark_estimator.torch.optimizer.arguments import (
 )
 from spark_estimator.torch.optimizer.bucket import Options
 from spark_estimator.torch.optimizer.exchange import GradientExchange
+from spark_estimator.torch.optimizer.horovod_names import HorovodNames, Synchronization, warn_of_second_exchange
 from spark_estimator.torch.optimizer.sharded_state import ShardedState, check_can_shard
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
@@ -54,7 +55,8 @@ class _Distributed:
     passes: int
     exchange: GradientExchange | AdasumStep | None
     hooks: list[Any]
-    skipping: bool = False
+    names: dict[int, str]
+    synchronization: Synchronization = Synchronization.BY_STEP
     shards: ShardedState | None = None
 
     def after_a_step_that_raised(self) -> None:
@@ -152,7 +154,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
             )
 
     unwrap(optimizer)
-    distributed = _Distributed(options, backward_passes_per_step, None, [])
+    distributed = _Distributed(options, backward_passes_per_step, None, [], names)
     if size > 1 or (over is None and context.settings().elastic):  # an elastic job may come to have more ranks
         distributed.hooks = [optimizer.register_step_pre_hook(_before_step), _first_after_step(optimizer)]
         if operation is ReduceOp.ADASUM:
@@ -168,7 +170,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     return optimizer
 
 
-class DistributedMethods(torch.optim.Optimizer):
+class DistributedMethods(HorovodNames, torch.optim.Optimizer):
     """What wrapping adds to the user's optimizer class. Horovod's names."""
 
     _distributed: _Distributed
@@ -178,9 +180,12 @@ class DistributedMethods(torch.optim.Optimizer):
 
         Not needed before clipping or unscaling: the averages are there when ``backward()`` returns.
         """
-        if self._distributed.exchange is not None:
-            self._distributed.exchange.synchronize()
-            self._distributed.exchange.forget_passes()
+        distributed = self._distributed
+        if distributed.exchange is not None:
+            distributed.exchange.synchronize()
+            distributed.exchange.forget_passes()
+            if distributed.options.op is not ReduceOp.ADASUM:
+                distributed.synchronization = Synchronization.CALLED
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -190,11 +195,11 @@ class DistributedMethods(torch.optim.Optimizer):
                 f"{where('skip_synchronize')}: not supported with op=hvd.Adasum, which combines the ranks' updates "
                 "after the step."
             )
-        self._distributed.skipping = True
+        self._distributed.synchronization = Synchronization.SKIPPED
         try:
             yield
         finally:
-            self._distributed.skipping = False
+            self._distributed.synchronization = Synchronization.BY_STEP
 
     def set_backward_passes_per_step(self, passes: int | None) -> None:
         """Changes how many backward passes make a step, from the next step on.
@@ -381,8 +386,12 @@ def unwrap(optimizer: torch.optim.Optimizer) -> None:
 @_disable_dynamo  # where step is compiled, the exchange is not
 def _before_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     """Averages what no backward has averaged; with a closure that is known only after the closure has run."""
-    exchange = optimizer._distributed.exchange
+    distributed = optimizer._distributed
+    exchange = distributed.exchange
     assert exchange is not None
+    if distributed.synchronization is Synchronization.CALLED:
+        distributed.synchronization = Synchronization.BY_STEP
+        warn_of_second_exchange()
     exchange.before_step()
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if callable(closure):
@@ -392,7 +401,7 @@ def _before_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> tuple
         if len(args) > 1:
             return (args[0], averaged, *args[2:]), kwargs
         return args, {**kwargs, "closure": averaged}
-    if not optimizer._distributed.skipping:
+    if distributed.synchronization is not Synchronization.SKIPPED:
         exchange.synchronize()
     return None
 
@@ -436,7 +445,8 @@ class _AveragedClosure:
         distributed = self._optimizer._distributed
         assert distributed.exchange is not None
         distributed.after_a_step_that_raised()
-        loss = distributed.exchange.evaluate(self._closure, synchronize=not distributed.skipping)
+        skips = distributed.synchronization is Synchronization.SKIPPED
+        loss = distributed.exchange.evaluate(self._closure, synchronize=not skips)
         if distributed.shards is not None:
             distributed.shards.enter()
         return loss

@@ -9,8 +9,8 @@
 That is all, in a function that ``HorovodRunner`` runs or a script that ``horovodrun`` starts: rank and number of
 ranks are those of the job, which it joins if ``hvd.init()`` has not done so, and no ``MASTER_ADDR``, ``RANK`` or
 ``WORLD_SIZE`` is needed. In a process without a launcher, call ``hvd.init()`` before: it is a job of one then. What
-a library gives (a ``store``, an ``init_method``, rank and world size, those variables) is used; a rank or size that
-contradicts the job is a ValueError. Horovod's API keeps working beside it.
+a library gives (a ``store``, an ``init_method``, rank and world size, another MASTER_ADDR) is used; a rank
+or size that contradicts the job is a ValueError. Horovod's API keeps working beside it.
 
 **What it promises.**
 

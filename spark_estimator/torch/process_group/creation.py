@@ -18,8 +18,9 @@ from torch.distributed.distributed_c10d import BackendConfig, GroupName, PrefixS
 from spark_estimator.collectives import context
 from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.engine import Engine
-from spark_estimator.env import Settings
-from spark_estimator.torch.process_group import messages, store
+from spark_estimator.collectives.torch_variables import has_launchers_master
+from spark_estimator.env import MASTER_VARIABLE, Settings
+from spark_estimator.torch.process_group import messages, other_backends, store
 from spark_estimator.torch.process_group.group import EngineGroup
 from spark_estimator.torch.process_group.issuing import BACKEND_NAME
 from spark_estimator.torch.process_group.links import Links
@@ -28,7 +29,6 @@ from spark_estimator.torch.process_group.store import JobStore, KeyValues
 
 _GROUPS = "torch.distributed groups"
 _STORES = "torch.distributed stores"
-_NEEDED = ("MASTER_ADDR", "MASTER_PORT")
 
 Rendezvous = Iterator[tuple[Store, int, int]]
 
@@ -60,12 +60,14 @@ class JobGroups:
         """A fresh store of all ranks; they all call this."""
         values = self._values if self.engine.global_rank == 0 else None
         # Held here as well: C++ holds the half of it that is C++.
-        self._store = JobStore(self.links, values, timeout)
+        self._store = JobStore(self.links, values, timeout, at_first_use=other_backends.check_encryption)
         return PrefixStore(f"{context.next_number(_STORES)}", self._store)
 
     def default_group(self, store: Store, timeout: timedelta) -> EngineGroup:
         """The group of all ranks."""
         number = context.next_number(_GROUPS)
+        if self._store is not None:
+            self._store.at_first_use = None  # by this package's own backend
 
         def more(ranks: Sequence[int], **options: Any) -> EngineGroup | None:
             return self._new_group(store, timeout, ranks, **options)
@@ -187,18 +189,19 @@ def _check_rank(rank: int, size: int) -> None:
 
 
 def rendezvous_of(otherwise: Callable[..., Rendezvous]) -> Callable[..., Rendezvous]:
-    """A handler for ``env://`` that needs no variables in a job of this package, and is `otherwise` everywhere else.
+    """A handler for ``env://`` with the job's own store, and `otherwise` where others have set another master.
 
-    It answers only where `otherwise` would have to refuse: where no address of a master is set.
+    A process that a rank started has the rank's variables but is none of the job: ForeignLauncherError.
     """
 
     def handler(url: str, timeout: timedelta = torch.distributed.default_pg_timeout, **options: Any) -> Rendezvous:
-        if any(os.environ.get(name) for name in _NEEDED) or not _in_a_job():
+        if not has_launchers_master(os.environ) or not (_in_a_job() or MASTER_VARIABLE in os.environ):
             yield from otherwise(url, timeout=timeout, **options)
             return
         groups = _of_this_job()
         query = dict(parse_qsl(urlparse(url).query))
         _check_rank(int(query.get("rank", -1)), int(query.get("world_size", -1)))
+        other_backends.choose_interface()
         yield groups.store(timeout), context.rank(), context.size()
 
     return handler

@@ -109,12 +109,22 @@ class JobStore(Store):
         links: to rank 0.
         values: on rank 0 the values themselves.
         timeout: for `get` and `wait`.
+
+    Attributes:
+        at_first_use: called before the first request, once; it may refuse.
     """
 
     timeout: timedelta  # torch's own property
 
-    def __init__(self, links: Links, values: KeyValues | None, timeout: timedelta) -> None:
+    def __init__(
+        self,
+        links: Links,
+        values: KeyValues | None,
+        timeout: timedelta,
+        at_first_use: Callable[[], None] | None = None,
+    ) -> None:
         super().__init__()
+        self.at_first_use = at_first_use
         self._links = links
         self._values = values
         self.set_timeout(timeout)  # in C++, where what torch wraps a store in sets it, too
@@ -186,6 +196,9 @@ class JobStore(Store):
         return answered
 
     def _ask(self, *request: bytes) -> list[bytes]:
+        if self.at_first_use is not None:
+            self.at_first_use()
+            self.at_first_use = None
         if self._values is not None:
             return self._values.answer(request)
         sock: socket.socket | None = getattr(self._connection, "sock", None)

@@ -43,7 +43,7 @@ class Meeting:
     def visit(
         self,
         rank: int,
-        own: Visitor = THREE,
+        visitor: Visitor = THREE,
         find: Callable[[], Notice | None] | None = None,
         seconds: float = 30.0,
     ) -> Future[Rendezvous]:
@@ -74,9 +74,9 @@ def test_a_visitor_looks_again_until_the_right_notice_is_there(meeting: Meeting)
         nobody.bind(("127.0.0.1", 0))
         stale = nobody.getsockname()
         notices = iter([None, Notice((stale,), KEY), Notice((meeting.place,), b"f" * 32)])
-        found = meeting.visit(1, find=lambda: next(notices, Notice((stale, meeting.place), KEY)))
+        late = meeting.visit(1, find=lambda: next(notices, Notice((stale, meeting.place), KEY)))
         gathered, other = meeting.gather(), meeting.visit(2)
-        assert gathered.result().job_id == found.result().job_id == other.result().job_id
+        assert gathered.result().job_id == late.result().job_id == other.result().job_id
 
 
 def test_a_stranger_at_the_desk_changes_nothing(meeting: Meeting) -> None:
@@ -124,7 +124,7 @@ def test_rank_0_that_ends_meanwhile_is_named(meeting: Meeting) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "own", "problem"),
+    ("rank", "visitor", "problem"),
     [
         (1, dataclasses.replace(THREE, size=4), "was started as one of 4"),
         (3, THREE, "isn't one of ranks 1 to 2"),
@@ -132,8 +132,10 @@ def test_rank_0_that_ends_meanwhile_is_named(meeting: Meeting) -> None:
         (1, dataclasses.replace(THREE, encrypted=True), "has another SPARK_ESTIMATOR_ENCRYPTION than rank 0"),
     ],
 )
-def test_a_rank_of_another_world_is_named_on_all_ranks(meeting: Meeting, rank: int, own: Visitor, problem: str) -> None:
-    gathered, wrong = meeting.gather(), meeting.visit(rank, own)
+def test_a_rank_of_another_world_is_named_on_all_ranks(
+    meeting: Meeting, rank: int, visitor: Visitor, problem: str
+) -> None:
+    gathered, wrong = meeting.gather(), meeting.visit(rank, visitor)
     for future in (gathered, wrong):
         with pytest.raises(ForeignLauncherError, match=rf"rank {rank} \(host .*\) {problem}; rank 0 is number 0 of 3"):
             future.result()

@@ -60,9 +60,9 @@ def started(command: Sequence[str], **variables: str) -> subprocess.Popen[str]:
 def lines(*processes: subprocess.Popen[str]) -> list[list[object]]:
     """What the ranks have printed, in order."""
     outputs = [process.communicate(timeout=90) for process in processes]
-    found = [json.loads(line) for out, _ in outputs for line in out.splitlines() if line.startswith("[")]
-    assert found, outputs
-    return sorted(found)
+    printed = [json.loads(line) for out, _ in outputs for line in out.splitlines() if line.startswith("[")]
+    assert printed, outputs
+    return sorted(printed)
 
 
 def expected(size: int) -> list[list[object]]:

@@ -45,3 +45,29 @@ def test_custom_objects_are_those_that_were_set_and_those_of_the_model() -> None
     def mine() -> None: ...
 
     assert model_of(network(), custom_objects={"mine": mine}).getCustomObjects()["mine"] is mine
+
+
+def test_a_model_made_by_hand_finds_its_columns_in_the_dataframe(spark: Any) -> None:
+    from pyspark.sql.types import DoubleType
+
+    metadata = {"y": {"spark_data_type": DoubleType}}
+    model = KerasModel(
+        model=network(), feature_columns=["x"], label_columns=["y"], _metadata=metadata, _floatx="float32"
+    )
+    frame = spark.createDataFrame([([1.0, 2.0],), ([3.0, 4.0],)], "x array<float>")
+    assert [row["y__output"] for row in model.transform(frame).collect()] == [3.0, 7.0]
+    assert model.getOutputCols() == ["y__output"]
+
+
+class ByRow(KerasModel):
+    def get_prediction_fn(self) -> Any:
+        def predict(model: Any, row: Any) -> Any:
+            return model.predict_on_batch(numpy.array([[len(row["text"]), 1.0]], numpy.float32))
+
+        return predict
+
+
+def test_a_subclass_may_predict_row_by_row(spark: Any) -> None:
+    model = ByRow(model=network(), label_columns=["y"], output_cols=["p"])
+    frame = spark.createDataFrame([("a",), ("abc",)], "text string")
+    assert [row["p"] for row in model.transform(frame).collect()] == [2.0, 4.0]

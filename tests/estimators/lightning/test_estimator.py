@@ -94,6 +94,7 @@ def plain_estimator(**changed: Any) -> TorchEstimator:
     return estimator(**{**of_torch, **changed})
 
 
+@pytest.mark.slow
 def test_progress(line: DataFrame, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(Log, "interval", 0.2)
     estimator(model=SlowLine(), validation="held", epochs=3, verbose=1).fit(line)
@@ -144,6 +145,7 @@ def test_a_module_learns_survives_a_lost_rank_and_is_saved(
     assert numpy.array_equal(filled.predict(features), model.predict(features))
 
 
+@pytest.mark.slow
 def test_gradients_travel_as_it_is_said(line: DataFrame) -> None:
     """In 16 bits, which round them: the weights are near those of whole gradients, and not the same."""
     whole, rounded = (
@@ -154,6 +156,7 @@ def test_gradients_travel_as_it_is_said(line: DataFrame) -> None:
     assert torch.allclose(whole, rounded, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_a_plain_module_is_trained_as_by_torch_estimator(line: DataFrame, tmp_path: Path) -> None:
     """Columns side by side, sample weights, metrics: the same numbers; and both estimator and model come back."""
     from spark_estimator import TorchEstimator as OfTorch
@@ -182,6 +185,7 @@ def test_a_plain_module_is_trained_as_by_torch_estimator(line: DataFrame, tmp_pa
     assert again.transform(line).select("prediction").first() == model.transform(line).select("prediction").first()
 
 
+@pytest.mark.slow
 def test_the_other_package_several_labels_and_the_store(spark: SparkSession, tmp_path: Path) -> None:
     """`pytorch_lightning`, whose classes are others; doubles that are classes; the model comes back through a file."""
     old = pytest.importorskip("pytorch_lightning")
@@ -335,3 +339,20 @@ def test_what_has_no_effect_is_said(line: DataFrame) -> None:
     assert {"logger", "num_gpus", "data_module", "trainer_args"} <= set(inspect.signature(TorchEstimator).parameters)
     assert estimator(num_gpus=0).getUseGpu() is False
     assert estimator().setTrainerArgs({"max_epochs": 3}).getTrainerArgs() == {"max_epochs": 3}
+
+
+def test_horovods_parameters_without_effect() -> None:
+    from spark_estimator.lightning import TorchEstimator
+
+    made = TorchEstimator().setNumGPUs(1)
+    assert made.getNumGPUs() == 1
+    for accessor in (
+        "DebugDataLoader",
+        "LoaderNumEpochs",
+        "TrainAsyncDataLoaderQueueSize",
+        "TrainMinibatchFn",
+        "ValAsyncDataLoaderQueueSize",
+    ):
+        with pytest.warns(UserWarning, match=" has no effect: "):
+            getattr(made, f"set{accessor}")(3)
+        assert getattr(made, f"get{accessor}")() == 3

@@ -264,6 +264,7 @@ def by_hand_on_all_rows(folder: Path) -> tuple[nn.Module, list[float]]:
     return net, losses
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_plain_module_is_trained_as_torch_estimator_does_it(results: list[dict[str, Any]]) -> None:
     assert all(result["plain"] and result["added up"] for result in results), (

@@ -19,6 +19,7 @@ class Model:
 
     floating = "float32"
     takes = "the model"
+    by_name = False
 
     def __init__(self, inputs: int, wants: list[str]) -> None:
         self.inputs = inputs

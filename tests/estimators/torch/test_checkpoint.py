@@ -150,6 +150,7 @@ def test_a_rank_killed_while_it_writes_is_named_and_leaves_nothing(
     assert kept["epoch"] == 0, "the one before is whole"
 
 
+@pytest.mark.slow
 def test_a_store_on_hadoop_s_default_file_system(
     line: DataFrame, estimator: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,20 @@ def test_who_lost_a_peer_is_not_blamed() -> None:
     assert "horovodrun: rank 1 (host " in done.stderr, done.stderr
 
 
+def test_a_rank_that_ends_early_without_an_error_is_named_by_one_that_waited_for_it() -> None:
+    code = (
+        "import numpy\nfrom spark_estimator.collectives import arrays, context\ncontext.init()\n"
+        "for step in range(10**9):\n"
+        "    if context.rank() == 1 and step == 3: raise SystemExit(0)\n"
+        "    arrays.allreduce(numpy.ones(10), name='x')\n"
+    )
+    done = horovodrun("-np", "2", *python(code))
+    assert done.returncode == 1
+    message = done.stderr[done.stderr.index("horovodrun: rank 0 (host ") :]
+    assert "ended with exit status 1: spark_estimator.errors.ShutDownError: " in message, done.stderr
+    assert re.search(r"rank 1 on .* has left the job", message), done.stderr
+
+
 def test_a_signal_is_named() -> None:
     done = horovodrun("-np", "2", "bash", "-c", "kill -11 $$")
     assert done.returncode == 128 + 11

@@ -185,6 +185,7 @@ def test_in_spark_threads_come_from_the_task_s_cpus(spark: SparkSession, monkeyp
     assert rank["environ"]["OMP_NUM_THREADS"] == "2" and rank["threads"] == min(2, available_cores())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_tasks_of_two_cpus_on_a_cluster(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")

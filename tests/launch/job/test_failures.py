@@ -133,3 +133,13 @@ def test_what_is_no_report_is_refused(change: dict[str, Any]) -> None:
 def test_a_report_cannot_steer_the_terminal() -> None:
     evil = FailureReport.from_dict({**report(0).to_dict(), "message": "a\x1b[2Jb\r\nc"})
     assert evil.message == "a\\x1b[2Jb\\x0d\nc"
+
+
+def test_horovods_sentence_is_added_once_and_last() -> None:
+    error = WorkerFailedError("rank 1 raised ValueError", rank=1)
+    for _ in range(2):
+        assert failures.with_horovods_sentence(error) is error
+    assert error.args[0].splitlines() == [
+        "rank 1 raised ValueError",
+        "The job was terminated, as one or more processes exited with non-zero status.",
+    ]

@@ -192,6 +192,7 @@ def test_two_workers_of_one_host_that_number_their_gpus_alike(tmp_path: Path) ->
     assert output.count("there are 2 GPUs on this host, and this job does not see them") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_gpus_that_tasks_ask_for_are_counted_in_what_their_executor_sees(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")

@@ -50,9 +50,12 @@ def test_lines_go_out_under_the_present_rank(worker: tuple[Any, ...]) -> None:
 
 def test_what_stderr_says_of_the_end(worker: tuple[Any, ...]) -> None:
     output, _, _, prints, complains = worker
-    assert (output.python_stack, output.lost_a_peer) == ("", False)
+    assert (output.python_stack, output.python_error, output.lost_a_peer) == ("", "", False)
     prints.write(b"Traceback (most recent call last):\n")
     complains.write(b"step 1\nTraceback (most recent call last):\n  File x\nerrors.PeerLostError: gone\n\n")
     output.catch_up()
     assert output.python_stack.splitlines()[:2] == ["Traceback (most recent call last):", "  File x"]
-    assert output.lost_a_peer
+    assert (output.python_error, output.lost_a_peer) == ("errors.PeerLostError: gone", True)
+    complains.write(b"and then something else\n")
+    output.catch_up()
+    assert (output.python_error, output.lost_a_peer) == ("", False)

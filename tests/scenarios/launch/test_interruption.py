@@ -91,6 +91,8 @@ def test_horovodrun_takes_its_ranks_along(number: signal.Signals, tmp_path: Path
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # Under nohup the tests ignore SIGHUP, and so would the launcher.
+            preexec_fn=lambda: signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None,
         )
     try:
         driver = clusters.Driver(process, log)

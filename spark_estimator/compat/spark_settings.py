@@ -1,0 +1,48 @@
+"""``horovod.spark.conf``: settings of a session for elastic jobs, as (key, value), under the keys of today's Spark.
+
+Horovod's constants have Spark 2's keys, ``spark.blacklist...``, which Spark 3.1 has renamed.
+"""
+
+from __future__ import annotations
+
+SPARK_CONF_MAX_INT = str((1 << 31) - 1)
+SPARK_CONF_MAX_INT_MINUS_ONE = str((1 << 31) - 2)
+
+_EXCLUDE = "spark.excludeOnFailure"
+_TASK = "spark.task"
+_EXECUTORS = f"{_EXCLUDE}.stage.maxFailedTasksPerExecutor"
+_NODES = f"{_EXCLUDE}.stage.maxFailedExecutorsPerNode"
+_TASK_EXECUTORS = f"{_EXCLUDE}.task.maxTaskAttemptsPerExecutor"
+_TASK_NODES = f"{_EXCLUDE}.task.maxTaskAttemptsPerNode"
+_APP_EXECUTORS = f"{_EXCLUDE}.application.maxFailedTasksPerExecutor"
+_APP_NODES = f"{_EXCLUDE}.application.maxFailedExecutorsPerNode"
+
+SPARK_CONF_ALWAYS_RESTART_FAILED_TASK = (f"{_TASK}.maxFailures", SPARK_CONF_MAX_INT)
+SPARK_CONF_BLACKLIST_DISABLED = (f"{_EXCLUDE}.enabled", "false")
+SPARK_CONF_BLACKLIST_ENABLED = (f"{_EXCLUDE}.enabled", "true")
+SPARK_CONF_REUSE_FAILED_EXECUTOR = (_EXECUTORS, SPARK_CONF_MAX_INT)
+SPARK_CONF_DONT_REUSE_FAILED_EXECUTOR = (_EXECUTORS, "1")
+SPARK_CONF_REUSE_FAILING_NODE = (_NODES, SPARK_CONF_MAX_INT_MINUS_ONE)
+SPARK_CONF_DONT_REUSE_FAILING_NODE = (_NODES, "1")
+SPARK_CONF_REUSE_EXECUTOR_ALWAYS_FOR_SAME_TASK = (_TASK_EXECUTORS, SPARK_CONF_MAX_INT)
+SPARK_CONF_REUSE_EXECUTOR_ONCE_FOR_SAME_TASK = (_TASK_EXECUTORS, "2")
+SPARK_CONF_DONT_REUSE_EXECUTOR_FOR_SAME_TASK = (_TASK_EXECUTORS, "1")
+SPARK_CONF_REUSE_NODE_ALWAYS_FOR_SAME_TASK = (_TASK_NODES, SPARK_CONF_MAX_INT_MINUS_ONE)
+SPARK_CONF_REUSE_NODE_ONCE_FOR_SAME_TASK = (_TASK_NODES, "2")
+SPARK_CONF_DONT_REUSE_NODE_FOR_SAME_TASK = (_TASK_NODES, "1")
+SPARK_CONF_REUSE_FAILED_EXECUTOR_IN_APP = (_APP_EXECUTORS, SPARK_CONF_MAX_INT)
+SPARK_CONF_DONT_REUSE_FAILED_EXECUTOR_IN_APP = (_APP_EXECUTORS, "1")
+SPARK_CONF_REUSE_FAILING_NODE_IN_APP = (_APP_NODES, SPARK_CONF_MAX_INT)
+SPARK_CONF_DONT_REUSE_FAILING_NODE_IN_APP = (_APP_NODES, "1")
+
+#: Spark's own values.
+SPARK_CONF_DEFAULT_VALUES = {
+    f"{_TASK}.maxFailures": "4",
+    f"{_EXCLUDE}.enabled": "false",
+    _EXECUTORS: "2",
+    _NODES: "2",
+    _TASK_EXECUTORS: "1",
+    _TASK_NODES: "2",
+    _APP_EXECUTORS: "2",
+    _APP_NODES: "2",
+}

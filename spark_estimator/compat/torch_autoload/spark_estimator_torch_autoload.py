@@ -1,0 +1,37 @@
+"""What torch calls at its import in workers: ``env://`` and the backend "spark_estimator" load this package when used.
+
+Only workers, and what they start, have this folder in their path. Torch finds the entry point beside this file, in the
+group ``torch.backends``; TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns that off.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+_CREATION = "spark_estimator.torch.process_group.creation"
+_BACKEND = "spark_estimator"
+
+
+def register() -> None:
+    """Makes both known to torch, whose import is about to end. Cheap: what they need is imported at their first use."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or importlib.util.find_spec(_BACKEND) is None:
+        return
+    if _BACKEND in distributed.Backend.backend_list:
+        return
+    # The function of that name hides the module.
+    handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    otherwise = handlers["env"]
+
+    def rendezvous(url: str, **options: Any) -> Iterator[Any]:
+        yield from importlib.import_module(_CREATION).rendezvous_of(otherwise)(url, **options)
+
+    def create(*arguments: Any) -> Any:
+        return importlib.import_module(_CREATION).create(*arguments)
+
+    handlers["env"] = rendezvous
+    distributed.Backend.register_backend(_BACKEND, create, extended_api=True, devices=["cpu"])

@@ -1,0 +1,144 @@
+"""Horovod's names without a counterpart here: they are importable, and a call raises an error with what to use."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+_READERS = (
+    "an estimator's ranks read rows without petastorm or NVTabular; leave out data_module=, or pass a "
+    "LightningDataModule to Lightning's TorchEstimator"
+)
+_TRAINERS = "an estimator's ranks run this package's own training loop; override an estimator's methods instead"
+_PICKLES = "pickle models with cloudpickle, or save them with save(path)"
+_LAUNCHERS = "use `horovodrun`, `horovod.run` or `horovod.spark.run`, which start the ranks"
+_DATA_SERVICE = "the ranks do not share a tf.data service; shard the dataset with dataset.shard(hvd.size(), hvd.rank())"
+_LOADERS = "use `spark_estimator.data.make_torch_dataloader`, or the readers of `spark_estimator.data.petastorm`"
+_PREPARED = (
+    "write rows with df.write.parquet(store.get_train_data_path()) and train on them with fit_on_parquet(), or fit "
+    "with materialize=True"
+)
+_KERAS = "the estimators train models of Keras 3, and pack them by themselves"
+_SAVED = "estimators and models have save(path) and load(path)"
+
+_DATA_MODULES = "PetastormDataModule", "NVTabularDataModule"
+_LOADER_KINDS = "", "Infinite", "Inmem", "Async", "InfiniteAsync", "InmemAsync"
+
+_MODULES: dict[str, dict[str, tuple[str, ...]]] = {
+    _READERS: {
+        "horovod.spark.common.datamodule": ("DataModule",),
+        "horovod.spark.keras.datamodule": _DATA_MODULES,
+        "horovod.spark.lightning.datamodule": _DATA_MODULES,
+        "horovod.spark.torch.datamodule": _DATA_MODULES,
+    },
+    _TRAINERS: {
+        "horovod.spark.keras.remote": ("RemoteTrainer",),
+        "horovod.spark.lightning.remote": ("RemoteTrainer",),
+        "horovod.spark.torch.remote": ("RemoteTrainer",),
+    },
+    _PICKLES: {
+        "horovod.spark.lightning.util": ("deserialize_fn", "is_module_available", "serialize_fn"),
+        "horovod.spark.torch.util": ("deserialize_fn", "is_module_available", "save_into_bio", "serialize_fn"),
+    },
+    _KERAS: {
+        "horovod.spark.keras.bare": ("save_bare_keras_optimizer", "load_bare_keras_optimizer"),
+        "horovod.spark.keras.optimizer": (
+            "deserialize_bare_keras_optimizer",
+            "deserialize_tf_keras_optimizer",
+            "serialize_bare_keras_optimizer",
+            "serialize_tf_keras_optimizer",
+        ),
+        "horovod.spark.keras.tensorflow": ("save_tf_keras_optimizer", "load_tf_keras_optimizer"),
+        "horovod.spark.keras.util": ("BareKerasUtil", "TFKerasUtil", "is_instance_of_bare_keras_model"),
+    },
+    _PREPARED: {
+        "horovod.spark.common.cache": ("TrainingDataCache",),
+        "horovod.spark.common.util": (
+            "check_shape_compatibility",
+            "check_validation",
+            "clear_training_cache",
+            "get_dataset_properties",
+            "get_simple_meta_from_parquet",
+            "prepare_data",
+            "to_list",
+        ),
+    },
+    _SAVED: {"horovod.spark.common.serialization": ("HorovodParamsReader", "HorovodParamsWriter")},
+    _LOADERS: {
+        "horovod.spark.data_loaders.pytorch_data_loaders": (
+            *(f"Pytorch{kind}DataLoader" for kind in _LOADER_KINDS),
+            "PetastormBatchedDataLoader",
+        )
+    },
+    _DATA_SERVICE: {
+        "horovod.runner.common.service.compute_service": ("ComputeClient", "ComputeService"),
+        "horovod.spark.tensorflow.compute_worker": ("main",),
+        "horovod.tensorflow.data.compute_service": (
+            "TfDataServiceConfig",
+            "compute_worker_fn",
+            "send_to_data_service",
+            "tf_data_service",
+        ),
+        "horovod.tensorflow.data.compute_worker": ("main",),
+    },
+    _LAUNCHERS: {
+        "horovod.runner.common.util.codec": ("dumps_base64", "loads_base64"),
+        "horovod.runner.common.util.config_parser": ("set_args_from_config", "set_env_from_args"),
+        "horovod.runner.common.util.hosts": (
+            "HostInfo",
+            "SlotInfo",
+            "get_host_assignments",
+            "parse_host_files",
+            "parse_hosts",
+        ),
+        "horovod.runner.common.util.network": ("BasicClient", "BasicService"),
+        "horovod.runner.common.util.safe_shell_exec": ("execute",),
+        "horovod.runner.common.util.secret": ("make_secret_key",),
+        "horovod.runner.common.util.settings": ("BaseSettings", "Settings"),
+        "horovod.runner.common.util.timeout": ("Timeout", "TimeoutException"),
+        "horovod.runner.common.util.tiny_shell_exec": ("execute",),
+        "horovod.runner.driver.driver_service": ("HorovodRunDriverClient", "HorovodRunDriverService"),
+        "horovod.runner.elastic.discovery": ("FixedHosts", "HostDiscovery", "HostDiscoveryScript", "HostManager"),
+        "horovod.runner.elastic.driver": ("ElasticDriver",),
+        "horovod.runner.elastic.settings": ("ElasticSettings",),
+        "horovod.runner.elastic.worker": ("WorkerNotificationManager",),
+        "horovod.runner.gloo_run": ("gloo_run", "gloo_run_elastic", "launch_gloo", "launch_gloo_elastic"),
+        "horovod.runner.http.http_client": ("put_data_into_kvstore", "read_data_from_kvstore"),
+        "horovod.runner.http.http_server": ("KVStoreServer", "RendezvousServer"),
+        "horovod.runner.js_run": ("is_jsrun_installed", "js_run"),
+        "horovod.runner.launch": ("check_build", "parse_args", "run_controller"),
+        "horovod.runner.mpi_run": ("is_open_mpi", "mpi_available", "mpi_run"),
+        "horovod.runner.util.cache": ("Cache", "use_cache"),
+        "horovod.runner.util.lsf": ("LSFUtils",),
+        "horovod.runner.util.network": ("filter_local_addresses", "get_driver_ip", "get_local_host_addresses"),
+        "horovod.runner.util.remote": ("get_remote_command", "get_ssh_command"),
+        "horovod.runner.util.threads": ("execute_function_multithreaded", "in_thread", "on_event"),
+        "horovod.spark.driver.driver_service": ("SparkDriverClient", "SparkDriverService"),
+        "horovod.spark.driver.host_discovery": ("SparkDriverHostDiscovery",),
+        "horovod.spark.driver.rendezvous": ("SparkRendezvousServer",),
+        "horovod.spark.gloo_run": ("gloo_run", "gloo_run_elastic"),
+        "horovod.spark.mpi_run": ("mpi_run",),
+        "horovod.spark.task.task_service": ("SparkTaskClient", "SparkTaskService"),
+    },
+}
+
+#: Old module -> its names without a counterpart, each with what to use instead.
+UNAVAILABLE: dict[str, dict[str, str]] = {
+    module: dict.fromkeys(names, sentence)
+    for sentence, modules in _MODULES.items()
+    for module, names in modules.items()
+}
+
+
+def placeholder(old: str, sentence: str) -> type:
+    """A class under an old name, so that programs can import it, and derive from it; a call of it raises.
+
+    Args:
+        old: the dotted name.
+        sentence: what to use instead.
+    """
+    module, _, name = old.rpartition(".")
+
+    def refuse(cls: type, *args: object, **kwargs: object) -> NoReturn:
+        raise NotImplementedError(f"{old} is not available: {sentence}.")
+
+    return type(name, (), {"__new__": refuse, "__module__": module, "__doc__": f"Not available: {sentence}."})

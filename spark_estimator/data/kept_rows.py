@@ -1,0 +1,168 @@
+"""Rows that ranks keep as they came, for a function that is called for each row again in each epoch.
+
+A spool has rows of one size. A row's values are therefore written as bytes, as many for each row as the longest has,
+and read back when a batch is made.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import pyarrow
+import pyarrow.compute
+
+from spark_estimator.data.fields import Array, Field, is_list, matrix_of
+from spark_estimator.data.numbers import kind_of, numbers_of
+from spark_estimator.data.preparation import Preparation, dtypes_of, marks
+from spark_estimator.errors import DataError
+
+#: The most bytes of a value besides those of a text or an array, and of a row besides its values.
+_VALUE_BYTES, _ROW_BYTES = 16, 16
+#: Without references between equal values: the same values have the same bytes.
+_FORMAT = 2
+
+
+@dataclass(frozen=True)
+class KeptRows(Preparation):
+    """Instead of the transformation's result, ``c0`` has the bytes of each row. It travels to the ranks.
+
+    Attributes:
+        columns: [columns] the arguments of the function.
+        types: [columns] their Arrow types, in which they are read back.
+        width: bytes of a row.
+        then: what is done with the rows of a batch.
+    """
+
+    types: Mapping[str, pyarrow.DataType] = field(default_factory=dict)
+    width: int = 0
+    then: Preparation | None = None
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The field of the bytes."""
+        return (Field(("the rows",), ("c0",), (self.width,), "uint8", (self.width,)),)
+
+    def batch(self, batch: pyarrow.RecordBatch, dtypes: Sequence[str], row: int = 0) -> pyarrow.RecordBatch:
+        """As `Preparation.batch`."""
+        values = [_plain(batch.column(name)) for name in self.columns]
+        matrix = numpy.zeros((batch.num_rows, self.width), numpy.uint8)
+        for number, items in enumerate(zip(*values, strict=True)):
+            content = marshal.dumps(items, _FORMAT)
+            if len(content) > self.width:
+                raise DataError(f"row {row + number} of this rank's rows has grown since the longest row was measured.")
+            matrix[number, : len(content)] = numpy.frombuffer(content, numpy.uint8)
+        arrays = [pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(matrix.reshape(-1)), self.width)]
+        names = ["c0"]
+        if self.marker is not None:
+            arrays.append(marks(batch.column(self.marker)))
+            names.append("marker")
+        return pyarrow.RecordBatch.from_arrays(arrays, names=names)
+
+    def matrices(self, content: Array, fields: Sequence[Field]) -> tuple[Array, ...]:
+        """[fields] each [rows, width], by calling the function for each row.
+
+        Args:
+            content: [rows, width] bytes.
+        """
+        assert self.then is not None
+        rows = [marshal.loads(row.data) for row in content]  # written by this job
+        columns = [_column([row[number] for row in rows], self.types[name]) for number, name in enumerate(self.columns)]
+        raw = pyarrow.RecordBatch.from_arrays(columns, names=list(self.columns))
+        made = self.then.batch(raw, dtypes_of(fields))
+        return tuple(numpy.require(matrix_of(made, item), requirements="W") for item in fields)
+
+
+def bytes_of_row(lengths: int, columns: int) -> int:
+    """The most bytes of a row.
+
+    Args:
+        lengths: of its texts and arrays, in bytes.
+        columns: how many values it has.
+    """
+    return _ROW_BYTES + _VALUE_BYTES * columns + lengths
+
+
+def lengths_of(batch: pyarrow.RecordBatch) -> int:
+    """The most bytes that the texts and arrays of one of these rows have."""
+    total = numpy.zeros(batch.num_rows, numpy.int64)
+    for array in batch.columns:
+        array = _numbers(array)
+        if is_list(array.type):
+            sizes = pyarrow.compute.multiply(
+                pyarrow.compute.list_value_length(array).cast(pyarrow.int64()), _item_bytes(array.type)
+            )
+        elif _is_text(array.type):
+            sizes = pyarrow.compute.binary_length(array).cast(pyarrow.int64())
+        else:
+            continue
+        total += numpy.asarray(pyarrow.compute.fill_null(sizes, 0))
+    return int(total.max(initial=0))
+
+
+def check_kept(name: str, kind: pyarrow.DataType) -> None:
+    """Refuses a column whose values can't be kept as bytes.
+
+    Raises:
+        DataError: it has values other than numbers, times, texts, bytes and arrays of numbers.
+    """
+    inner = kind.value_type if is_list(kind) else kind
+    number = pyarrow.types.is_integer(inner) or pyarrow.types.is_floating(inner) or pyarrow.types.is_boolean(inner)
+    time = pyarrow.types.is_temporal(kind) and not pyarrow.types.is_duration(kind)
+    vector = pyarrow.types.is_struct(kind) and kind_of(kind) == "vector"
+    if not (number or time or vector or _is_text(kind) or pyarrow.types.is_decimal(kind)):
+        raise DataError(
+            f"column {name!r} is of type {kind_of(kind)}, which a transformation_fn that takes rows can't receive: "
+            "numbers, times, texts, bytes and arrays of numbers are possible."
+        )
+
+
+def _numbers(array: pyarrow.Array) -> pyarrow.Array:
+    if pyarrow.types.is_decimal(array.type) or pyarrow.types.is_struct(array.type):
+        return numbers_of(array)
+    return array
+
+
+def read_back_as(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """The type of a column that is read back: decimals are floats, and vectors arrays of floats."""
+    return _numbers(pyarrow.array([], kind)).type
+
+
+def _plain(array: pyarrow.Array) -> list[Any]:
+    """[rows] values that `marshal` writes."""
+    array = _numbers(array)
+    kind = array.type
+    if is_list(kind):
+        dtype = kind.value_type.to_pandas_dtype()
+        return [
+            None if value is None else numpy.asarray(value, dtype).tobytes()
+            for value in array.to_pandas(ignore_metadata=True)
+        ]
+    if pyarrow.types.is_temporal(kind):
+        array = array.cast(pyarrow.int32() if kind.bit_width == 32 else pyarrow.int64())
+    values: list[Any] = array.to_pylist()
+    return values
+
+
+def _column(values: list[Any], kind: pyarrow.DataType) -> pyarrow.Array:
+    if is_list(kind):
+        dtype = kind.value_type.to_pandas_dtype()
+        arrays = [None if value is None else numpy.frombuffer(value, dtype) for value in values]
+        return pyarrow.array(arrays, pyarrow.large_list(kind.value_type))
+    if pyarrow.types.is_temporal(kind):
+        return pyarrow.array(values, pyarrow.int32() if kind.bit_width == 32 else pyarrow.int64()).cast(kind)
+    return pyarrow.array(values, kind)
+
+
+def _is_text(kind: pyarrow.DataType) -> bool:
+    types = pyarrow.types
+    return bool(
+        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+    )
+
+
+def _item_bytes(kind: pyarrow.DataType) -> int:
+    return int(numpy.dtype(kind.value_type.to_pandas_dtype()).itemsize)

@@ -1,0 +1,89 @@
+"""Calls of a user's function row by row: a dict in, a dict out, as petastorm calls a ``TransformSpec``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy
+import pyarrow
+
+from spark_estimator.data.decoding import failure_text
+from spark_estimator.data.fields import Array
+from spark_estimator.data.numbers import kind_of, numbers_of
+from spark_estimator.errors import DataError
+
+
+def rows_of(columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> list[dict[str, Any]]:
+    """[rows] what the function receives: numpy's scalars and arrays, texts and bytes by column; None where null is."""
+    values = {name: _values(column) for name, column in columns.items()}
+    count = len(next(iter(values.values()), []))
+    return [{name: column[row] for name, column in values.items()} for row in range(count)]
+
+
+def called_by_row(
+    function: Callable[[Any], Any], rows: Sequence[dict[str, Any]], removed: Sequence[str], row: int
+) -> dict[str, list[Any] | Array]:
+    """[rows] of each name that the function returns: a list of arrays, or an array of numbers.
+
+    Args:
+        removed: names that are left out of what it returns.
+        row: the number of the first row, for messages.
+
+    Raises:
+        DataError: it failed, or returned no dict, or other names than for the first row.
+    """
+    results: list[dict[str, Any]] = []
+    for index, values in enumerate(rows):
+        try:
+            result = function(values)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, without a report
+            raise DataError(
+                f"transformation_fn failed on row {row + index} of this rank's rows: {failure_text(error)}"
+            ) from error
+        if not isinstance(result, Mapping):
+            raise DataError(
+                f"transformation_fn returned a dict for the first row, and {type(result).__name__} for row "
+                f"{row + index} of this rank's rows."
+            )
+        kept = {str(name): _value(value) for name, value in result.items() if name not in removed}
+        if results and kept.keys() != results[0].keys():
+            raise DataError(
+                f"transformation_fn returned {', '.join(map(repr, kept))} for row {row + index} of this rank's rows, "
+                f"and {', '.join(map(repr, results[0]))} before: return the same names for all rows."
+            )
+        results.append(kept)
+    names = results[0] if results else {}
+    return {name: _together([result[name] for result in results]) for name in names}
+
+
+def _values(column: pyarrow.Array | list[Array | None]) -> Sequence[Any]:
+    if isinstance(column, list):
+        return column
+    kind = column.type
+    if pyarrow.types.is_decimal(kind) or (pyarrow.types.is_struct(kind) and kind_of(kind) == "vector"):
+        column = numbers_of(column)
+    nested = pyarrow.types.is_nested(column.type)
+    if column.null_count and not nested:
+        values: list[Any] = column.to_pylist()
+        return values
+    array: Sequence[Any] = column.to_numpy(zero_copy_only=False)
+    return array
+
+
+def _value(value: Any) -> Any:
+    """A returned value without a framework: tensors as arrays, those of no extent as numpy's scalars."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    if hasattr(value, "__array__"):
+        array = numpy.asarray(value)
+        return array if array.ndim else array[()]
+    return value
+
+
+def _together(values: list[Any]) -> list[Any] | Array:
+    if all(isinstance(value, (int, float, numpy.number, numpy.bool_)) for value in values):
+        return numpy.array(values)
+    return values

@@ -1,0 +1,43 @@
+"""Notices that a process was stopped by a signal and does not continue: after its last collective no rank misses it."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from pathlib import Path
+
+#: How often to look.
+INTERVAL = timedelta(seconds=1)
+
+
+class FrozenWatch:
+    """Looks at a process now and then.
+
+    Args:
+        limit: a process that is stopped for longer is frozen; zero: no process is.
+    """
+
+    def __init__(self, limit: timedelta) -> None:
+        self.limit = limit
+        self._looked = 0.0
+        self._stopped_since: float | None = None
+
+    def is_frozen(self, pid: int) -> bool:
+        """Whether the process has been stopped each time for the limit. Call it every `INTERVAL`."""
+        now = time.monotonic()
+        # Who has not looked for long was stopped, too: then the time does not count.
+        paused = now - self._looked > 3 * INTERVAL.total_seconds()
+        self._looked = now
+        if not self.limit or not _is_stopped(pid):
+            self._stopped_since = None
+        elif self._stopped_since is None or paused:
+            self._stopped_since = now
+        return self._stopped_since is not None and now - self._stopped_since >= self.limit.total_seconds()
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped it. A debugger (state t) or a container that is paused is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):  # it has ended, or there is no /proc
+        return False

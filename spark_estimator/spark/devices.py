@@ -1,0 +1,12 @@
+"""`get_available_devices`: Horovod's way to ask, on a rank, for the GPUs that are the rank's own."""
+
+from __future__ import annotations
+
+import os
+
+
+def get_available_devices() -> list[str]:
+    """The GPUs that this rank has, as CUDA_VISIBLE_DEVICES names them; empty without one, and outside of a job."""
+    if "HOROVOD_RANK" not in os.environ:
+        return []
+    return [device.strip() for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device.strip()]

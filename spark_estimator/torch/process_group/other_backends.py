@@ -1,0 +1,74 @@
+"""What a job does about torch's own backends, whose connections this package can't authenticate: gloo and NCCL."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from contextlib import suppress
+
+from spark_estimator.collectives import rendezvous as rendezvous_module
+from spark_estimator.collectives.rendezvous import Rendezvous
+from spark_estimator.errors import EncryptionUnavailableError
+from spark_estimator.log import logger
+
+_log = logger(__name__)
+_GLOO = "GLOO_SOCKET_IFNAME"
+_SIOCGIFADDR = 0x8915
+
+_chosen: str | None = None
+_warned = False
+
+
+def choose_interface() -> None:
+    """Has gloo listen where the job does, not where the host's name leads: on one host at the loopback interface.
+
+    A value of GLOO_SOCKET_IFNAME that this function did not set stays.
+    """
+    global _chosen
+    rendezvous = rendezvous_module.current()
+    if rendezvous is None or os.environ.get(_GLOO) not in (None, "", _chosen):
+        return
+    name = interface_of("127.0.0.1" if not _several_hosts(rendezvous) else rendezvous.peers[rendezvous.rank].address)
+    if name is not None:
+        os.environ[_GLOO] = _chosen = name
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has an IPv4 address; None if there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # an interface without an address
+                request = struct.pack("256s", name.encode())
+                if socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]) == address:
+                    return name
+    return None
+
+
+def check_encryption() -> None:
+    """Warns, once, that another backend's connections between hosts are open to the network.
+
+    Raises:
+        EncryptionUnavailableError: the job encrypts what goes between hosts, which such a backend does not.
+    """
+    global _warned
+    rendezvous = rendezvous_module.current()
+    if rendezvous is None or not _several_hosts(rendezvous):
+        return
+    if rendezvous.encrypted:
+        raise EncryptionUnavailableError(
+            f"init_process_group() on {rendezvous.own_name}: this job encrypts what its ranks send between hosts, and "
+            "torch's own backends (gloo, nccl) can't. Use init_process_group(\"spark_estimator\") for tensors in host "
+            "memory, or spark_estimator.torch for those on a GPU."
+        )
+    if not _warned and rendezvous.rank == 0:
+        _warned = True
+        _log.warning(
+            "torch's own backends (gloo, nccl) neither authenticate nor encrypt what they send between hosts: use them "
+            'on a network that you trust. init_process_group("spark_estimator") authenticates every connection.'
+        )
+
+
+def _several_hosts(rendezvous: Rendezvous) -> bool:
+    return len({peer.host_id for peer in rendezvous.peers}) > 1

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from chaos import program
+from chaos.__main__ import main
+
+
+def test_a_run_is_judged_and_its_seed_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Run 10 of this seed is two local ranks without a fault."""
+    assert main(["--seed", "b", "--run", "30"]) == 0
+    printed = capsys.readouterr().out
+    assert "chaos: SEED=b\n" in printed
+    assert "chaos: 1 runs, 0 in violation (SEED=b)" in printed
+
+
+def test_a_violation_is_printed_with_the_command_that_repeats_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = program.expected
+    monkeypatch.setattr(program, "expected", lambda run: right(run) + 1)
+    assert main(["--seed", "b", "--run", "30"]) == 1
+    printed = capsys.readouterr().out
+    assert re.search(
+        r"VIOLATION wrong numbers: \d+ instead of \d+\n  repeat it with: make chaos SEED=b RUN=30\n", printed
+    )
+
+
+def test_without_a_seed_each_time_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert main(["--plan", "--count", "1"]) == 0
+    first, second = re.findall(r"chaos: SEED=(\w+)", capsys.readouterr().out)
+    assert first != second

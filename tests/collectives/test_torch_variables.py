@@ -1,0 +1,30 @@
+"""The variables of torchrun, for ranks on several hosts, and how a master of others is told from the launcher's."""
+
+from __future__ import annotations
+
+from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
+from spark_estimator.collectives.torch_variables import NAMES, has_launchers_master, torch_variables
+from spark_estimator.env import MASTER_VARIABLE
+
+
+def test_each_rank_gets_its_place_and_rank_0s_address() -> None:
+    hosts = ["a", "a", "b"]
+    peers = tuple(PeerFacts(rank, host, host, f"10.0.0.{rank}", 1000 + rank) for rank, host in enumerate(hosts))
+    made = [torch_variables(Rendezvous("job", b"k" * 32, rank, peers, -1)) for rank in range(3)]
+    assert all(set(variables) == set(NAMES) for variables in made)
+    assert [variables["RANK"] for variables in made] == ["0", "1", "2"]
+    assert [variables["LOCAL_RANK"] for variables in made] == ["0", "1", "0"]
+    assert [variables["LOCAL_WORLD_SIZE"] for variables in made] == ["2", "2", "1"]
+    assert [variables["GROUP_RANK"] for variables in made] == ["0", "0", "1"]
+    assert {variables["GROUP_WORLD_SIZE"] for variables in made} == {"2"}
+    assert {(variables["WORLD_SIZE"], variables["MASTER_ADDR"], variables["MASTER_PORT"]) for variables in made} == {
+        ("3", "10.0.0.0", "1000")
+    }
+
+
+def test_a_master_that_others_set_is_theirs() -> None:
+    ours = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5", MASTER_VARIABLE: "10.0.0.1:5"}
+    assert has_launchers_master(ours)
+    assert has_launchers_master({})
+    assert not has_launchers_master({**ours, "MASTER_PORT": "29500"})
+    assert not has_launchers_master({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5"})

@@ -1,0 +1,46 @@
+"""Horovod's names without a counterpart: each is importable, and a call of it says what to use instead."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+
+import pytest
+
+from spark_estimator import compat
+from spark_estimator.compat.aliases import MODULES, PACKAGES
+from spark_estimator.compat.unavailable import UNAVAILABLE, placeholder
+
+
+@pytest.fixture
+def aliases() -> Iterator[None]:
+    compat.install()
+    yield
+    compat.uninstall()
+
+
+@pytest.mark.parametrize("module", UNAVAILABLE)
+def test_names_are_importable_and_say_what_to_use(module: str, aliases: None) -> None:
+    if module.startswith("horovod.tensorflow"):
+        pytest.importorskip("tensorflow")
+    imported = importlib.import_module(module)
+    assert UNAVAILABLE[module]
+    for name, sentence in UNAVAILABLE[module].items():
+        assert name in dir(imported)
+        with pytest.raises(NotImplementedError) as raised:
+            getattr(imported, name)("argument", keyword=1)
+        assert str(raised.value) == f"{module}.{name} is not available: {sentence}."
+
+
+def test_a_subclass_can_be_defined_and_says_it_when_it_is_made() -> None:
+    base = placeholder("horovod.some.Module", "use another")
+    derived = type("Derived", (base,), {})
+    assert (base.__module__, base.__name__) == ("horovod.some", "Module")
+    with pytest.raises(NotImplementedError, match=r"horovod\.some\.Module is not available: use another\."):
+        derived()
+
+
+def test_no_name_is_served_twice() -> None:
+    for module, names in UNAVAILABLE.items():
+        assert module not in MODULES
+        assert not names.keys() & PACKAGES[module].keys()

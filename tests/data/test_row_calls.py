@@ -1,0 +1,56 @@
+"""A function that takes and returns a dict for each row."""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pyarrow
+import pytest
+import torch
+
+from spark_estimator.data.row_calls import called_by_row, rows_of
+from spark_estimator.errors import DataError
+
+
+def test_a_row_has_numpys_values_and_texts() -> None:
+    first, second = rows_of(
+        {
+            "text": pyarrow.array(["a", None]),
+            "label": pyarrow.array([1, 2], pyarrow.int32()),
+            "price": pyarrow.array([decimal.Decimal("0.5"), decimal.Decimal("1.5")]),
+            "v": pyarrow.array([[1.0, 2.0], [3.0]], pyarrow.list_(pyarrow.float32())),
+            "image": [numpy.ones(2), None],
+        }
+    )
+    assert first["text"] == "a" and type(first["label"]) is numpy.int32 and first["price"] == 0.5
+    assert first["v"].dtype == numpy.float32 and first["v"].tolist() == [1.0, 2.0] and first["image"].tolist() == [1, 1]
+    assert second["text"] is None and second["image"] is None
+
+
+def test_tensors_become_arrays_and_numbers() -> None:
+    def function(row: dict[str, Any]) -> dict[str, Any]:
+        tensor = torch.tensor(row["x"], requires_grad=True)
+        return {"scalar": tensor, "array": tensor.repeat(2), "long": torch.tensor(3), "text": "t", "x": 0}
+
+    results = called_by_row(function, [{"x": 1.0}, {"x": 2.0}], ["x"], 0)
+    assert list(results) == ["scalar", "array", "long", "text"]
+    scalars: Any = results["scalar"]
+    assert scalars.dtype == numpy.float32 and scalars.tolist() == [1.0, 2.0]
+    assert [value.tolist() for value in results["array"]] == [[1.0, 1.0], [2.0, 2.0]]
+    assert results["text"] == ["t", "t"]
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        (lambda row: row["y"], r"failed on row 7 of this rank's rows: KeyError"),
+        (lambda row: row if row["x"] < 2 else None, r"a dict for the first row, and NoneType for row 8"),
+        (lambda row: {str(row["x"]): 1}, r"returned '2' for row 8 of this rank's rows, and '1' before"),
+    ],
+)
+def test_what_is_refused(function: Callable[[Any], Any], error: str) -> None:
+    with pytest.raises(DataError, match=error):
+        called_by_row(function, [{"x": 1}, {"x": 2}], [], 7)

@@ -1,0 +1,37 @@
+"""Predictions row by row."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from spark_estimator.estimators.inference.row_function import RowFunction, row_udf
+from spark_estimator.estimators.torch.predictor import TorchPredictor
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def function_of(function: Any) -> RowFunction:
+    return RowFunction.of(TorchPredictor.of(nn.Identity(), (), (), 1), function)
+
+
+def test_outputs_are_arrays_of_numbers() -> None:
+    made = function_of(lambda model, row: (model(torch.tensor([[row["x"], 2.0]], requires_grad=True)), [3]))
+    first, second = made.outputs_of({"x": 1.0})
+    assert first.tolist() == [1.0, 2.0] and second.tolist() == [3.0] and first.dtype == numpy.float64
+    # It travels without what was unpickled here.
+    copied = pickle.loads(pickle.dumps(made))
+    assert "function" not in vars(copied) and copied.outputs_of({"x": 5.0})[0].tolist() == [5.0, 2.0]
+
+
+def test_a_row_of_another_width_is_an_error(spark: SparkSession) -> None:
+    made = function_of(lambda model, row: numpy.zeros(row["n"]))
+    frame = spark.createDataFrame([(1,), (2,)], "n int")
+    with pytest.raises(Exception, match=r"returned \[2\] values for a row; \[1\] were expected"):
+        frame.select(row_udf(made, frame, [1])).collect()
