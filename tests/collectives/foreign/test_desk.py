@@ -48,7 +48,7 @@ class Meeting:
         seconds: float = 30.0,
     ) -> Future[Rendezvous]:
         find = find or (lambda: Notice((self.place,), KEY))
-        return self.threads.submit(lambda: closed(visit(find, "the board", rank, own, seconds, one_host=True)))
+        return self.threads.submit(lambda: closed(visit(find, "the board", rank, visitor, seconds, one_host=True)))
 
 
 @pytest.fixture
