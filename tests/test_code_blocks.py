@@ -121,6 +121,7 @@ PROGRAMS = (
         (0, 1, 2, 3, 4),
         prints(r".*\[0\]<stdout>:step 75: loss 0\.00", r".*loss \d"),
     ),
+    Program("docs/how-to/torch-distributed.md", (1,), prints(r"6\.0")),
     Program(
         "docs/how-to/elastic-jobs.md",
         (0,),
