@@ -208,6 +208,7 @@ def test_tasks_of_two_cpus_on_a_cluster(tmp_path: Path) -> None:
 def test_only_settings_are_handed_on_and_nothing_of_a_single_rank() -> None:
     environ = {"HOROVOD_FUSION_THRESHOLD": "1", "HOROVOD_RANK": "3", "NCCL_DEBUG": "INFO", "PATH": "/bin"}
     environ |= {"SPARK_ESTIMATOR_RENDEZVOUS_FD": "5", "SPARK_ESTIMATOR_SHARED_MEMORY": "0", "HOME": "/"}
+    environ |= {"SPARK_ESTIMATOR_JOB_KEY": "secret", "SPARK_ESTIMATOR_JOINED": "0/2 torchrun"}
     assert module.forwarded_environment(environ) == {
         "HOROVOD_FUSION_THRESHOLD": "1",
         "NCCL_DEBUG": "INFO",
