@@ -63,7 +63,7 @@ class TestArguments:
             yield 1
 
         refused = {
-            "train.py": "the function to run on every rank",
+            42: "the function to run on every rank",
             later: r"later\(\) is defined with `async def`: .*asyncio\.run\(later\(\)\)",
             functools.partial(one_by_one, 1): r"one_by_one\(\) is a generator function .*Pass a function that returns",
         }
