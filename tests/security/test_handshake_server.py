@@ -138,11 +138,10 @@ def test_the_oldest_makes_room_for_the_newest(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.INFO):
         door.enter().close()
         assert is_closed(silent)
-        door.knock().close()
-        third = door.knock()
+        second, third = door.knock(), door.knock()
     assert half_way.recv(100) == authentication.BUSY
     assert is_closed(half_way)
-    for sock in (silent, half_way, third):
+    for sock in (silent, half_way, second, third):
         sock.close()
     door.server.close()
     assert (
