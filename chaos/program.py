@@ -153,9 +153,9 @@ def _together(operation: str, table: Table, name: str, step: int) -> Table:
     if operation == "alltoall":
         # Each rank gives every other its share of the rows; together these are all of the table.
         sizes = [len(rows) for rows in numpy.array_split(part, size)]
-        received, counts = arrays.alltoall(part, sizes, name)
+        received, _ = arrays.alltoall(part, sizes, name)
         everyone = arrays.allgather(received, f"{name}/rows")
-        return _in_order(everyone, table, size, counts)
+        return _in_order(everyone, table, size)
     if operation == "reducescatter":
         columns = arrays.reducescatter(numpy.ascontiguousarray(part.sum(axis=0)), arrays.ReduceOp.SUM, name)
         return arrays.allgather(columns, f"{name}/all")
@@ -168,7 +168,7 @@ def _together(operation: str, table: Table, name: str, step: int) -> Table:
     return numpy.zeros(1, numpy.float32)
 
 
-def _in_order(everyone: Table, table: Table, size: int, _counts: tuple[int, ...]) -> Table:
+def _in_order(everyone: Table, table: Table, size: int) -> Table:
     """Puts rows that an alltoall has sent and an allgather has joined back into the table's order."""
     parts = numpy.array_split(numpy.arange(len(table)), size)
     pieces = [numpy.array_split(part, size) for part in parts]

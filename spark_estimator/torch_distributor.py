@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +53,10 @@ class TorchDistributor:
         """
         if isinstance(train_object, (str, os.PathLike)):
             if kwargs:
-                raise ValueError("Running pytorch file does not support key-word type arguments.")
+                raise ValueError(
+                    f"run({os.fspath(train_object)!r}): a script takes no keyword arguments; got {sorted(kwargs)}. "
+                    "Pass them as words, such as '--name=value'."
+                )
             train_object, args = Script(train_object, args), ()
         options = JobOptions(args=args, kwargs=kwargs)
         if self.local_mode:
@@ -69,7 +73,10 @@ class TorchDistributor:
 
         gpus = len(look((), os.environ).there)
         if gpus == 0:
-            raise PreflightError("GPUs were unable to be found on the driver. On a CPU, pass use_gpu=False.")
+            raise PreflightError(
+                f"TorchDistributor(use_gpu=True, local_mode=True): the driver on {socket.gethostname()} has no GPU. "
+                "Pass use_gpu=False to train on CPUs."
+            )
         if self.num_processes > gpus:
             warnings.warn(
                 f"num_processes={self.num_processes} is more than the {gpus} GPUs of the driver; {gpus} processes are "
@@ -83,8 +90,8 @@ class TorchDistributor:
 
         if self.use_gpu and not wanted_gpus(Configuration(spark)):
             raise PreflightError(
-                "'spark.task.resource.gpu.amount' was unset, so gpu usage is unavailable. Set it, or pass "
-                "use_gpu=False."
+                "TorchDistributor(use_gpu=True): spark.task.resource.gpu.amount is not set, so tasks get no "
+                "GPU. Set it, or pass use_gpu=False."
             )
         require_slots(spark, self.num_processes, size_word="num_processes")
         return self.num_processes

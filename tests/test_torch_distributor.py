@@ -45,7 +45,7 @@ def test_a_script_gives_none_and_takes_no_keywords(tmp_path: Path) -> None:
     distributor = TorchDistributor(use_gpu=False)
     assert distributor.run(str(script), tmp_path / "out", 3) is None
     assert (tmp_path / "out").read_text() == "3"
-    with pytest.raises(ValueError, match="does not support key-word"):
+    with pytest.raises(ValueError, match="takes no keyword arguments"):
         distributor.run(str(script), steps=1)
 
 
@@ -63,7 +63,7 @@ def test_a_failure_is_a_runtime_error_with_the_ranks_traceback() -> None:
 
 def test_gpus_are_demanded_and_limit_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "look", lambda *_: gpus.TaskGpus())
-    with pytest.raises(RuntimeError, match="GPUs were unable to be found on the driver"):
+    with pytest.raises(RuntimeError, match="has no GPU"):
         TorchDistributor()
     monkeypatch.setattr(gpus, "look", lambda *_: gpus.TaskGpus(there=("GPU-1", "GPU-2")))
     with pytest.warns(UserWarning, match="num_processes=3 is more than the 2 GPUs"):

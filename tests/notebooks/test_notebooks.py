@@ -14,7 +14,7 @@ from tests.notebooks.execute import NOTEBOOKS, code_cells, environment, executed
 
 ids = [path.stem for path in NOTEBOOKS]
 LARGEST_BYTES = 200_000
-_PRIVATE = re.compile(rf"{re.escape(str(ROOT))}|/root/|/home/|/tmp/(?!notebook)|pid (?!10\d\d\b)\d|Warning:|\bWARN\b")
+_PRIVATE = re.compile(rf"{re.escape(str(ROOT))}|/(?:root|home)/|/tmp/(?!notebook)|pid (?!10\d\d\b)\d|Warning:|\bWARN\b")
 
 
 def number(pattern: str, text: str) -> float:

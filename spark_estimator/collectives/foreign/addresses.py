@@ -18,7 +18,7 @@ def own_addresses() -> list[str]:
     """The addresses of this host's interfaces, that of the default route first; loopback's if there is no other."""
     default = _default_interface()
     names = sorted((name for _, name in socket.if_nameindex()), key=lambda name: name != default)
-    addresses = [address for name in names for address in (_version_4(name), *_version_6(name)) if address]
+    addresses = [address for name in names for address in (*_version_4(name), *_version_6(name))]
     return addresses or ["127.0.0.1"]
 
 
@@ -53,12 +53,17 @@ def _listening(addresses: Sequence[str], port: int) -> list[socket.socket]:
     return listeners
 
 
-def _version_4(interface: str) -> str:
+def address_of(interface: str) -> str | None:
+    """The IPv4 address of a network interface; None if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, contextlib.suppress(OSError):
         answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-        address = socket.inet_ntoa(answer[20:24])
-        return "" if ipaddress.ip_address(address).is_loopback else address
-    return ""
+        return socket.inet_ntoa(answer[20:24])
+    return None
+
+
+def _version_4(interface: str) -> list[str]:
+    address = address_of(interface)
+    return [] if address is None or ipaddress.ip_address(address).is_loopback else [address]
 
 
 def _version_6(interface: str) -> list[str]:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import struct
-from contextlib import suppress
 
 from spark_estimator.collectives import rendezvous as rendezvous_module
+from spark_estimator.collectives.foreign.addresses import address_of
 from spark_estimator.collectives.rendezvous import Rendezvous
 from spark_estimator.errors import EncryptionUnavailableError
 from spark_estimator.log import logger
 
 _log = logger(__name__)
 _GLOO = "GLOO_SOCKET_IFNAME"
-_SIOCGIFADDR = 0x8915
 
 _chosen: str | None = None
 _warned = False
@@ -37,13 +34,7 @@ def choose_interface() -> None:
 
 def interface_of(address: str) -> str | None:
     """The network interface that has an IPv4 address; None if there is none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # an interface without an address
-                request = struct.pack("256s", name.encode())
-                if socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]) == address:
-                    return name
-    return None
+    return next((name for _, name in socket.if_nameindex() if address_of(name) == address), None)
 
 
 def check_encryption() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FAULTS = (ROOT / "docs/explanation/fault-matrix.md").read_text()
 SECURITY = (ROOT / "docs/explanation/security.md").read_text()
 _LINE = re.compile(r"^\| (S?\d+) \|.*$", re.MULTILINE)
@@ -45,7 +45,7 @@ def test_every_line_names_tests_that_exist(page: str, numbers: list[str]) -> Non
 
 
 def test_a_test_that_is_gone_is_noticed() -> None:
-    assert exists("tests/test_fault_matrix.py", "test_a_test_that_is_gone_is_noticed")
-    assert not exists("tests/test_fault_matrix.py", "test_that_is_nowhere")
+    assert exists("tests/scenarios/test_fault_matrix.py", "test_a_test_that_is_gone_is_noticed")
+    assert not exists("tests/scenarios/test_fault_matrix.py", "test_that_is_nowhere")
     assert not exists("tests/test_nowhere.py", "test_a_test_that_is_gone_is_noticed")
     assert not exists("native/tests/transport/frame_test.cc", "ThatIsNowhere")
