@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from spark_estimator.errors import NotEnoughSlotsError, PythonEnvironmentError
+from spark_estimator.errors import NotEnoughSlotsError, PythonEnvironmentError, SparkEstimatorError
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.pickling import check_call
 from spark_estimator.launch.spark.row_writer import Rows
@@ -68,6 +69,7 @@ def interruption_in_words(caller: str) -> Iterator[None]:
         caller: as in `run_in_session`.
     """
     thread = threading.get_ident()
+    handled = sys.exc_info()[1]  # the caller may call from an except clause
 
     def keep(record: logging.LogRecord) -> bool:
         ours = record.thread == thread and record.getMessage().endswith("while sending command.")
@@ -81,13 +83,22 @@ def interruption_in_words(caller: str) -> Iterator[None]:
         if str(interruption):
             raise
         raise KeyboardInterrupt(f"{caller} was interrupted while no rank was running") from None
+    except Exception as error:
+        # py4j answers an interruption in the midst of a command by an error of its own.
+        if isinstance(error, SparkEstimatorError) or not _is_interruption(error, handled):
+            raise
+        raise KeyboardInterrupt(f"{caller} was interrupted while it called Spark") from None
     finally:
         root.removeFilter(keep)
 
 
-def _is_interruption(error: BaseException | None) -> bool:
-    """Whether an error is Ctrl-C, or what came of PySpark's handler calling Java while this thread was doing so."""
-    while error is not None:
+def _is_interruption(error: BaseException | None, handled: BaseException | None = None) -> bool:
+    """Whether an error is Ctrl-C, or what came of PySpark's handler calling Java while this thread was doing so.
+
+    Args:
+        handled: an older error, which says nothing about this one.
+    """
+    while error is not None and error is not handled:
         if isinstance(error, KeyboardInterrupt) or "reentrant call" in str(error):
             return True
         error = error.__context__

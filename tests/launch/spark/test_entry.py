@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from py4j.protocol import Py4JError
+
 from spark_estimator.errors import NotEnoughSlotsError
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.spark.entry import (
@@ -30,6 +32,27 @@ def test_an_interruption_names_the_call(caplog: pytest.LogCaptureFixture) -> Non
             raise KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt, match=r"^all ranks were stopped$"), interruption_in_words("run()"):
         raise KeyboardInterrupt("all ranks were stopped")
+
+
+def test_py4j_s_answer_to_an_interruption_is_one() -> None:
+    def command() -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise Py4JError("Gateway must be connected to send cancel cmd.")  # noqa: B904  # as py4j does
+
+    with pytest.raises(KeyboardInterrupt, match=r"^run\(\) was interrupted while it called Spark$"):
+        with interruption_in_words("run()"):
+            command()
+
+
+def test_an_error_after_an_interruption_is_itself() -> None:
+    with pytest.raises(ValueError, match="wrong"):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            with interruption_in_words("run()"):
+                raise ValueError("wrong")  # noqa: B904
 
 
 def test_py4j_s_stacks_of_an_interruption_are_not_logged() -> None:
