@@ -38,7 +38,7 @@ def remedy() -> str:
 def explain(text: str) -> SparkEstimatorError | None:
     """The error that Spark's `text` amounts to, when it is one that people meet and Spark explains badly; else None."""
     mine = ".".join(map(str, sys.version_info[:2]))
-    if "PYTHON_VERSION_MISMATCH" in text or "different minor version than that in driver" in text:
+    if "PYTHON_VERSION_MISMATCH" in text or re.search(r"different (?:minor )?version .{0,20}than that in driver", text):
         match = re.search(r"worker[^\d]{0,40}(\d+\.\d+)", text)
         theirs = f"Python {match[1]}" if match else "another Python"
         return PythonEnvironmentError(
