@@ -19,7 +19,7 @@ from spark_estimator.launch.job.failures import shorten
 _MODULES = {
     "spark_estimator": "pip install the wheel that the driver has (spark_estimator-*.whl)",
     "pyarrow": "pip install pyarrow",
-    "pandas": "pip install 'pandas<3'",
+    "pandas": "pip install pandas",
     "numpy": "pip install numpy",
     "cloudpickle": "pip install cloudpickle",
     "pyspark": "pip install pyspark",

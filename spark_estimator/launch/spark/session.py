@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -33,6 +34,31 @@ def session_for(size: int) -> SparkSession:
         PreflightError: there is none and none can be made.
     """
     return existing_session() or _new_session(size)
+
+
+def session_at(master: str | None, remote: str | None, settings: Mapping[str, str]) -> None:
+    """Makes a session, which `session_for` then finds.
+
+    Args:
+        master, remote: URLs, one of them at most; None for both: `session_for` is to make one.
+
+    Raises:
+        PreflightError: it can't be made.
+    """
+    builder = SparkSession.builder.appName("horovodrun")
+    if remote is not None:
+        builder = builder.remote(remote)
+    else:
+        os.environ.update(java_environment())
+        if master is not None:
+            builder = builder.master(master)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    try:
+        builder.getOrCreate()
+    except Exception as error:
+        place = master or remote or "this machine"
+        raise PreflightError(f"no Spark session at {place}: {str(error).splitlines()[0]}") from error
 
 
 def existing_session() -> SparkSession | None:
