@@ -1,4 +1,4 @@
-"""What runs in a cell's environment: each check prints a line of JSON, ``{"check": ..., "outcome": ..., "seconds": ...}``.
+"""What runs in a cell's environment: each check prints a line of JSON, with its outcome and its seconds.
 
 It imports nothing of this folder. ``python smoke.py classic``, ``python smoke.py connect``.
 """
@@ -31,12 +31,19 @@ def main() -> int:
             "runner": runner,
             "failure": failure,
             "script": script,
+            "rows": rows,
             "cluster doctor": cluster_doctor,
             "estimator": estimator,
             "save and load": save_and_load,
             "elastic": elastic,
         },
-        "connect": {"runner": runner, "script": script, "estimator": estimator, "save and load": save_and_load},
+        "connect": {
+            "runner": runner,
+            "script": script,
+            "rows": rows,
+            "estimator": estimator,
+            "save and load": save_and_load,
+        },
     }
     kind = sys.argv[1]
     names = ("pyspark", "torch", "numpy", "pandas", "pyarrow", "cloudpickle")
@@ -123,8 +130,9 @@ def runner() -> None:
     session()
 
     def train(rows: int) -> Any:
-        import horovod.torch as hvd
         import torch
+
+        import spark_estimator.torch as hvd
 
         hvd.init()
         torch.manual_seed(hvd.rank())
@@ -155,7 +163,7 @@ def failure() -> None:
     session()
 
     def fail() -> None:
-        import horovod.torch as hvd
+        import spark_estimator.torch as hvd
 
         hvd.init()
         if hvd.rank() == 1:
@@ -182,13 +190,34 @@ def script() -> None:
         raise RuntimeError(f"wrote {os.listdir(folder)}")
 
 
+def rows() -> None:
+    """`HorovodRunner` hands each rank a share of a DataFrame."""
+    from spark_estimator import HorovodRunner
+
+    def count(data: Any) -> int:
+        import torch
+
+        import spark_estimator.torch as hvd
+
+        hvd.init()
+        own = sum(len(y) for _, y in data.loader(8, feature_cols=["x", "v"], label_cols=["y"]))
+        return int(hvd.allreduce(torch.tensor(own), op=hvd.Sum))
+
+    triples = [(i, [1.0, 2.0], float(i)) for i in range(21)]
+    frame = session().createDataFrame(triples, "x int, v array<double>, y double")
+    value = HorovodRunner(np=_RANKS).run(count, data=frame)
+    if value != 21:
+        raise RuntimeError(f"returned {value}")
+
+
 @functools.cache
 def _fitted() -> tuple[Any, Any]:
     import torch
 
-    from spark_estimator.spark.torch import TorchEstimator
+    from spark_estimator import TorchEstimator
 
-    frame = session().createDataFrame([(float(i % 7), float(i % 3), float(i % 7 + i % 3)) for i in range(200)], "a double, b double, y double")
+    rows = [(float(i % 7), float(i % 3), float(i % 7 + i % 3)) for i in range(200)]
+    frame = session().createDataFrame(rows, "a double, b double, y double")
     model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
     fitted = TorchEstimator(
         num_proc=_RANKS,
@@ -206,7 +235,7 @@ def _fitted() -> tuple[Any, Any]:
 
 def _error_of(model: Any, frame: Any) -> float:
     rows = model.transform(frame).select("y", "y__output").collect()
-    return sum((row["y"] - float(row["y__output"])) ** 2 for row in rows) / len(rows)
+    return float(sum((row["y"] - float(row["y__output"])) ** 2 for row in rows)) / len(rows)
 
 
 def estimator() -> None:
@@ -219,7 +248,7 @@ def estimator() -> None:
 
 def save_and_load() -> None:
     """The model that is loaded predicts what the saved one predicted."""
-    from spark_estimator.spark.torch import TorchModel
+    from spark_estimator.estimators.torch.model import TorchModel
 
     fitted, frame = _fitted()
     path = tempfile.mkdtemp(prefix="matrix-")
@@ -237,7 +266,7 @@ def elastic() -> None:
     session()
 
     def rank() -> int:
-        import horovod.torch as hvd
+        import spark_estimator.torch as hvd
 
         hvd.init()
         return int(hvd.rank())

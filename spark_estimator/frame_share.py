@@ -1,4 +1,4 @@
-"""``run(function, data=df)``: what a function on a rank gets in the place of a DataFrame, an equal share of its rows."""
+"""``run(function, data=df)``: what a function on a rank gets for a DataFrame, an equal share of its rows."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class FrameShare:
 
 
 def shared(
-    function: Callable[..., Any], kwargs: Mapping[str, Any], caller: str, *, on_spark: bool
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], caller: str, *, on_spark: bool
 ) -> tuple[dict[str, Any], Rows | None]:
     """The keyword arguments for the ranks: with a `FrameShare` in the place of a DataFrame that is named ``data``.
 
@@ -106,13 +106,13 @@ def shared(
         The arguments, and the rows that the job's tasks hand over; None: there are none.
 
     Raises:
-        TypeError: the function does not take ``data``.
+        TypeError: the function does not take ``data`` beside the other arguments.
         DataError: the DataFrame cannot be read; the text names the column.
     """
-    frame = kwargs.get(_ARGUMENT)
+    frame: Any = kwargs.get(_ARGUMENT)
     if not hasattr(frame, "sparkSession"):
         return dict(kwargs), None
-    _check_function(function, caller)
+    _check_function(function, args, caller)
     if frame.isStreaming:
         raise DataError(f"{caller}: data is a streaming DataFrame, which has no last row; pass one that ends.")
     schema = frame.schema
@@ -133,16 +133,17 @@ def shared(
     return {**kwargs, _ARGUMENT: FrameShare(tuple(schema.names), fields)}, Rows(rows, feed, tuple(rows.columns))
 
 
-def _check_function(function: Callable[..., Any], caller: str) -> None:
+def _check_function(function: Callable[..., Any], args: Sequence[Any], caller: str) -> None:
+    name = getattr(function, "__name__", type(function).__name__)
     try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a function of C
-        return
-    if not any(each.name == _ARGUMENT or each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+        inspect.signature(function).bind_partial(*args, **{_ARGUMENT: None})
+    except TypeError as error:
         raise TypeError(
-            f"{caller}: data is a DataFrame, and the ranks get their rows as the argument 'data', but "
-            f"{getattr(function, '__name__', function)!s}() has no such parameter: def train(data, ...)."
-        )
+            f"{caller}: data is a DataFrame, and the ranks get their rows as the keyword argument 'data', but {name}() "
+            f"can't be called so ({error}): def {name}(data, ...), with the other arguments by name."
+        ) from None
+    except ValueError:  # a function of C that doesn't tell
+        return
 
 
 def _fields_of(frame: Any, columns: Sequence[Readable], caller: str) -> tuple[Field, ...]:

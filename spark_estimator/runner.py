@@ -91,7 +91,7 @@ class HorovodRunner:
         if hasattr(kwargs.get("data"), "sparkSession"):
             from spark_estimator.frame_share import shared
 
-            kwargs, rows = shared(main, kwargs, f"{caller}.run", on_spark=self.num_processor >= 0)
+            kwargs, rows = shared(main, args, kwargs, f"{caller}.run", on_spark=self.num_processor >= 0)
         if self.num_processor < 0:
             from spark_estimator.launch.local import run_local
 

@@ -65,7 +65,7 @@ class TorchDistributor:
         if hasattr(kwargs.get("data"), "sparkSession"):
             from spark_estimator.frame_share import shared
 
-            kwargs, rows = shared(train_object, kwargs, f"{caller}.run", on_spark=not self.local_mode)
+            kwargs, rows = shared(train_object, args, kwargs, f"{caller}.run", on_spark=not self.local_mode)
         options = JobOptions(args=args, kwargs=kwargs)
         if self.local_mode:
             from spark_estimator.launch.local import run_local

@@ -42,7 +42,9 @@ def look(data: Any, size: int = 4) -> dict[str, Any]:
 
 
 def rows_of(spark: SparkSession, count: int) -> Any:
-    return spark.createDataFrame([(i, [float(i), -1.0], 10 * i) for i in range(count)], "a int, v array<double>, y long")
+    return spark.createDataFrame(
+        [(i, [float(i), -1.0], 10 * i) for i in range(count)], "a int, v array<double>, y long"
+    )
 
 
 def test_each_rank_reads_an_equal_share(spark: SparkSession) -> None:
@@ -59,10 +61,10 @@ def test_each_rank_reads_an_equal_share(spark: SparkSession) -> None:
 def test_files_are_read_by_the_ranks_also_without_spark(spark: SparkSession, tmp_path: Path) -> None:
     rows_of(spark, 12).repartition(2).write.parquet(str(tmp_path / "rows"))
     frame = spark.read.parquet(str(tmp_path / "rows"))
-    seen = HorovodRunner(np=-2).run(look, 5, data=frame)
+    seen = HorovodRunner(np=-2).run(look, size=5, data=frame)
     assert sorted(seen["rows"][0] + seen["rows"][1]) == [10 * i for i in range(12)]
     assert list(map(len, seen["rows"])) == [6, 6]
-    through_spark = HorovodRunner(np=2).run(look, 5, data=frame)
+    through_spark = HorovodRunner(np=2).run(look, size=5, data=frame)
     assert through_spark["total"] == 12 and through_spark["dict"]["a"][0] == "torch.int64"
 
 
@@ -84,8 +86,10 @@ def test_what_cannot_be_read_is_refused_before_the_start(spark: SparkSession) ->
         runner.run(look, data=spark.createDataFrame([("x",)], "name string"))
     with pytest.raises(DataError, match=r"HorovodRunner\(np=2\)\.run: the DataFrame of data has no rows"):
         runner.run(look, data=rows_of(spark, 1).where("a < 0"))
-    with pytest.raises(TypeError, match=r"len\(\) has no such parameter: def train\(data, \.\.\.\)"):
-        runner.run(len, data=rows_of(spark, 1))
+    with pytest.raises(TypeError, match=r"sorted\(\) can't be called so .*: def sorted\(data, \.\.\.\)"):
+        runner.run(sorted, data=rows_of(spark, 1))
+    with pytest.raises(TypeError, match=r"look\(\) can't be called so \(multiple values for argument 'data'\)"):
+        runner.run(look, 5, data=rows_of(spark, 1))
     with pytest.raises(DataError, match=r"processes without Spark, which can only read files.*df\.write\.parquet"):
         HorovodRunner(np=-2).run(look, data=rows_of(spark, 1))
     with pytest.raises(TypeError, match="a script takes strings"):

@@ -281,9 +281,9 @@ def matrix_results() -> str:
         outcome = results.get(name, {"versions": {}, "checks": {}, "date": ""})
         failed = [f"{check}: {text.splitlines()[0]}" for check, text in outcome["checks"].items() if text != "ok"]
         passed = len(outcome["checks"]) - len(failed)
-        result = f"{passed} checks passed" if passed else "not run"
+        result = [f"{passed} checks passed" if passed else "not run"] if passed or not failed else []
         versions = [outcome["versions"].get(package, "") for package in packages]
-        rows.append([name, *versions, "; ".join(filter(None, [result if passed or not failed else "", *failed])), outcome["date"]])
+        rows.append([name, *versions, "; ".join([*result, *failed]), outcome["date"]])
     return table(["cell", *packages, "result", "date"], rows)
 
 

@@ -332,6 +332,9 @@ def _udf(predictor: Predictor, widths: Sequence[int], columns: int) -> Any:
 
     kinds = [ArrayType(FloatType()) if width > 1 else DoubleType() for width in widths]
     fields = StructType([StructField(f"o{place}", kind) for place, kind in enumerate(kinds)])
+    chosen: Any
+    taken: Any
+    # Hints that PySpark understands: those of this file are text.
     if hasattr(functions, "arrow_udf"):
         # The types say what kind of function it is: an Arrow array for a batch of one column, a tuple of several.
         def single(batches: Iterator[pyarrow.Array]) -> Iterator[pyarrow.Array]:
@@ -340,9 +343,8 @@ def _udf(predictor: Predictor, widths: Sequence[int], columns: int) -> Any:
         def several(batches: Iterator[tuple[pyarrow.Array, ...]]) -> Iterator[pyarrow.Array]:
             return predictor.arrow_batches(batches)
 
-        chosen: Any = single if columns == 1 else several
+        chosen = single if columns == 1 else several
         taken = pyarrow.Array if columns == 1 else tuple[pyarrow.Array, ...]
-        # Hints that PySpark understands: those of this file are text.
         chosen.__annotations__ = {"batches": Iterator[taken], "return": Iterator[pyarrow.Array]}
         return functions.arrow_udf(chosen, fields)
     import pandas
@@ -354,8 +356,8 @@ def _udf(predictor: Predictor, widths: Sequence[int], columns: int) -> Any:
     def several_series(batches: Iterator[tuple[pandas.Series, ...]]) -> Iterator[pandas.DataFrame]:
         return predictor.pandas_batches(batches)
 
-    # Of typing: Spark 3.4 does not know the names of collections.abc.
+    # Those of typing: Spark 3.4 does not know the names of collections.abc.
     chosen = one_series if columns == 1 else several_series
     taken = pandas.Series if columns == 1 else typing.Tuple[pandas.Series, ...]  # noqa: UP006
-    chosen.__annotations__ = {"batches": typing.Iterator[taken], "return": typing.Iterator[pandas.DataFrame]}  # noqa: UP006
+    chosen.__annotations__ = {"batches": typing.Iterator[taken], "return": typing.Iterator[pandas.DataFrame]}
     return pandas_udf(chosen, fields)  # type: ignore[call-overload]  # its stubs know no iterators of frames

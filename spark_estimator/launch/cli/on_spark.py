@@ -1,4 +1,4 @@
-"""``horovodrun --spark``: a Python script with arguments on ranks in Spark, with horovodrun's output and exit status."""
+"""``horovodrun --spark``: a Python script on ranks in Spark, with horovodrun's output and exit status."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _ADVICE = (
 
 
 def _with_its_file(code: types.CodeType) -> tuple[Any, ...]:
-    """As cloudpickle reduces code, with the name of its file, which tracebacks show: cloudpickle 3.1.3 leaves it out."""
+    """As cloudpickle reduces code, but with its file's name for tracebacks, which cloudpickle 3.1.3 leaves out."""
     make, args = _reduced(code)
     return make, tuple(code.co_filename if value == "<dynamic-code>" else value for value in args)
 

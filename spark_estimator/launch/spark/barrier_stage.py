@@ -1,4 +1,4 @@
-"""Makes the DataFrame whose rows come from tasks that start together, also on Spark 3.4, which has another way to it."""
+"""Makes the DataFrame whose rows come from tasks that start together, also on Spark 3.4."""
 
 from __future__ import annotations
 

@@ -46,8 +46,9 @@ class JobTag:
         if has_job_tags(context):
             context.addJobTag(self.text)
         else:
-            context.setJobGroup(self.text, shown)
-        context.setLocalProperty(_DESCRIPTION, shown)
+            context.setJobGroup(self.text, shown or "spark_estimator")
+        if shown:
+            context.setLocalProperty(_DESCRIPTION, shown)
 
     def cancel(self) -> None:
         """Cancels all jobs that have it."""
