@@ -48,7 +48,7 @@ class FrameShare:
         shuffle: bool = True,
         seed: int = 0,
     ) -> TorchLoader:
-        """Batches of tensors, as of ``make_torch_dataloader``. All ranks call it; it calls ``init()`` if nobody has.
+        """Batches of tensors, as of ``make_torch_dataloader``. All ranks call it, after ``init()`` or in its place.
 
         Args:
             batch_size: the most rows of a batch; batches of an epoch differ by one row.

@@ -104,7 +104,7 @@ def _session(options: argparse.Namespace) -> None:
         raise PythonEnvironmentError(
             f"--spark needs PySpark, but this Python has no module {error.name!r}: pip install pyspark pyarrow pandas."
         ) from error
-    session_at(options.master, options.remote, dict(text.split("=", 1) for text in options.conf))
+    session_at(options.master, options.remote, dict(text.split("=", 1) for text in options.conf), options.num_proc)
 
 
 def reported(error: SparkEstimatorError, report: Callable[[str], None]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,9 +46,8 @@ def test_flags_that_contradict_each_other_are_refused(flags: list[str], says: st
 def test_a_script_runs_in_spark(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     (tmp_path / "train.py").write_text(
-        "import os, sys, torch\nimport horovod.torch as hvd\nhvd.init()\n"
+        "import sys, torch\nimport horovod.torch as hvd\nhvd.init()\n"
         "print(sys.argv[1:], hvd.rank(), hvd.allreduce(torch.ones(1), op=hvd.Sum).item())\n"
-        "print('a', 'task' if 'SPARK_ENV_LOADED' in os.environ else 'process')\n"
         "if hvd.rank() == 1:\n    sys.exit(int(sys.argv[1]))\n"
     )
     settings = ("--conf", "spark.ui.enabled=false", "--master", "local[2]")
@@ -65,4 +65,4 @@ def test_a_script_runs_in_spark(tmp_path: Path) -> None:
     for rank in (0, 1):
         assert f"[{rank}]<stdout>:['3', '--lr=1'] {rank} 2.0\n" in done.stdout
         assert "2.0" in (tmp_path / "out" / f"rank.{rank}" / "stdout").read_text()
-    assert "horovodrun: rank 1" in done.stderr and "exit status 3" in done.stderr
+    assert re.search(r"horovodrun: rank 1 .* 3\b", done.stderr), done.stderr
