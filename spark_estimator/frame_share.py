@@ -59,7 +59,7 @@ class FrameShare:
             seed: names the orders.
 
         Raises:
-            DataError: a row cannot be used, or there is none; the text says which.
+            DataError: a row cannot be used, or there is none; the text names it.
             ValueError: the arguments contradict each other, or name a column that is not there.
         """
         from spark_estimator.collectives import context

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ pytest.importorskip("torch")
 
 from spark_estimator import HorovodRunner, TorchDistributor
 from spark_estimator.errors import DataError
+from tests.launch import clusters
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,3 +116,26 @@ def test_a_wrong_column_of_a_loader_is_named(spark: SparkSession) -> None:
 
 def test_other_values_of_that_name_are_arguments_as_before(spark: SparkSession) -> None:
     assert HorovodRunner(np=1).run(lambda data: data, data=[1, 2]) == [1, 2]
+
+
+@pytest.mark.slow  # a Connect server of its own
+def test_over_spark_connect(tmp_path: Path) -> None:
+    pytest.importorskip("grpc")
+    (tmp_path / "program.py").write_text(
+        "from pyspark.sql import SparkSession\n"
+        "from spark_estimator import HorovodRunner\n"
+        "spark = SparkSession.builder.remote('local[2]').getOrCreate()\n"
+        "def count(data):\n"
+        "    return sum(len(y) for _, y in data.loader(3, feature_cols=['a'], label_cols=['y'])), data.columns\n"
+        "print('RESULT', HorovodRunner(np=2).run(count, data=spark.range(20).selectExpr('id a', 'id * 2 y')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        env=clusters.environment(PYSPARK_PYTHON=sys.executable),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert "RESULT (10, ('a', 'y'))" in done.stdout, done.stdout + done.stderr
