@@ -42,7 +42,7 @@ def test_types_of_outputs(line: DataFrame, kind: str, outputs: int, output_type:
 
 def test_whole_numbers_are_rounded(line: DataFrame) -> None:
     frame = model_of(linear(), kind="int").transform(line.limit(50)).toPandas()
-    right = linear()(torch.tensor(numpy.stack(frame["features"]))).detach().numpy().reshape(-1)
+    right = linear()(torch.tensor(numpy.stack(frame["features"]), dtype=torch.float32)).detach().numpy().reshape(-1)
     assert frame["y__output"].tolist() == numpy.rint(right).astype(int).tolist()
 
 
