@@ -1,4 +1,4 @@
-"""The table of Horovod's and sparkdl's names and their targets in this package, as strings: it imports no target."""
+"""The table of Horovod's, sparkdl's and petastorm's names and their targets here, as strings: it imports no target."""
 
 from __future__ import annotations
 
@@ -43,6 +43,14 @@ MODULES: dict[str, str] = {
     "horovod.spark.conf": "spark_estimator.compat.spark_settings",
     "horovod.spark.lightning.legacy": "spark_estimator.estimators.lightning.legacy",
     "horovod.spark.runner": "spark_estimator.spark.runner",
+    "petastorm.codecs": "spark_estimator.data.petastorm.field_codecs",
+    "petastorm.predicates": "spark_estimator.data.petastorm.predicates",
+    "petastorm.pytorch": "spark_estimator.data.petastorm.loader",
+    "petastorm.reader": "spark_estimator.data.petastorm.reader",
+    "petastorm.spark.spark_dataset_converter": "spark_estimator.data.petastorm.converter",
+    "petastorm.tf_utils": "spark_estimator.data.petastorm.tf_datasets",
+    "petastorm.transform": "spark_estimator.data.petastorm.transform",
+    "petastorm.unischema": "spark_estimator.data.petastorm.unischema",
     "sparkdl.horovod.runner_base": "spark_estimator.runner",
 }
 
@@ -102,6 +110,22 @@ PACKAGES: dict[str, dict[str, str]] = {
         "TorchModel": "spark_estimator.estimators.torch.model:TorchModel",
     },
     "lightning_horovod": {"HorovodStrategy": "spark_estimator.lightning:HorovodStrategy"},
+    "petastorm": {
+        "NoDataAvailableError": "spark_estimator.errors:DataError",
+        "TransformSpec": "spark_estimator.data.petastorm.transform:TransformSpec",
+        "make_batch_reader": "spark_estimator.data.petastorm.reader:make_batch_reader",
+        "make_reader": "spark_estimator.data.petastorm.reader:make_reader",
+    },
+    "petastorm.errors": {"NoDataAvailableError": "spark_estimator.errors:DataError"},
+    "petastorm.etl": {},
+    "petastorm.etl.dataset_metadata": {
+        "PetastormMetadataError": "spark_estimator.errors:DataError",
+        "PetastormMetadataGenerationError": "spark_estimator.errors:DataError",
+    },
+    "petastorm.spark": {
+        "SparkDatasetConverter": "spark_estimator.data.petastorm.converter:SparkDatasetConverter",
+        "make_spark_converter": "spark_estimator.data.petastorm.converter:make_spark_converter",
+    },
     "sparkdl": {"HorovodRunner": "spark_estimator.runner:HorovodRunner"},
     "sparkdl.horovod": {"log_to_driver": "spark_estimator.observe.driver_log:log_to_driver"},
     "sparkdl.horovod.tensorflow": {},
@@ -114,7 +138,7 @@ for _module in UNAVAILABLE:
         _module = _module.rpartition(".")[0]
 
 #: ``__version__`` of the top-level packages, which clients compare: the releases whose API the aliases provide.
-VERSIONS = {"horovod": "0.28.1", "lightning_horovod": "0.1.0", "sparkdl": "2.2.0"}
+VERSIONS = {"horovod": "0.28.1", "lightning_horovod": "0.1.0", "petastorm": "0.13.1", "sparkdl": "2.2.0"}
 
 #: Old name -> what to use instead. The longest matching name applies.
 INSTEAD: dict[str, str] = {
@@ -128,10 +152,11 @@ INSTEAD: dict[str, str] = {
     "horovod.tensorflow.keras": "use `spark_estimator.keras`",
     "horovod.torch": "use `spark_estimator.torch`",
     "lightning_horovod": "use `spark_estimator.lightning.HorovodStrategy`",
+    "petastorm": "use `spark_estimator.data.petastorm`, which has petastorm's readers, loaders and converter",
     "sparkdl": "use `sparkdl.HorovodRunner`, `sparkdl.horovod.log_to_driver` or its Keras `LogCallback`",
 }
 
-#: Top-level names of the real Horovod and sparkdl, which take precedence if they are installed.
+#: Top-level names of the real Horovod, sparkdl and petastorm, which take precedence if they are installed.
 ROOTS = frozenset(name.partition(".")[0] for name in PACKAGES)
 
 

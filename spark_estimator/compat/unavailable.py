@@ -1,4 +1,4 @@
-"""Horovod's names without a counterpart here: they are importable, and a call raises an error with what to use."""
+"""Horovod's and petastorm's names without a counterpart: they are importable, and a call says what to use instead."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ _READERS = (
 )
 _TRAINERS = "an estimator's ranks run this package's own training loop; override an estimator's methods instead"
 _PICKLES = "pickle models with cloudpickle, or save them with save(path)"
+_WINDOWS = (
+    "readers give single rows or row groups; make windows of rows where the data set is written, for example with "
+    "Spark's window functions"
+)
+_SAMPLING = "read the data sets one beside the other, and draw from their batches in the training loop"
+_UNISCHEMA = (
+    "data sets with a Unischema are read, and not written; write plain columns (arrays as array<float>, images as "
+    "binary) with df.write.parquet(), and decode them in a TransformSpec"
+)
+_INDEXES = "petastorm's indexes of row groups are not read; use predicate or filters of the readers"
 _LAUNCHERS = "use `horovodrun`, `horovod.run` or `horovod.spark.run`, which start the ranks"
 _DATA_SERVICE = "the ranks do not share a tf.data service; shard the dataset with dataset.shard(hvd.size(), hvd.rank())"
 _LOADERS = "use `spark_estimator.data.make_torch_dataloader`, or the readers of `spark_estimator.data.petastorm`"
@@ -79,6 +89,21 @@ _MODULES: dict[str, dict[str, tuple[str, ...]]] = {
             "tf_data_service",
         ),
         "horovod.tensorflow.data.compute_worker": ("main",),
+    },
+    _WINDOWS: {"petastorm.ngram": ("NGram",)},
+    _SAMPLING: {"petastorm.weighted_sampling_reader": ("WeightedSamplingReader",)},
+    _UNISCHEMA: {
+        "petastorm.etl.dataset_metadata": ("get_schema", "get_schema_from_dataset_url", "materialize_dataset"),
+        "petastorm.spark_utils": ("dataset_as_rdd",),
+    },
+    _INDEXES: {
+        "petastorm.etl.rowgroup_indexers": ("FieldNotNullIndexer", "SingleFieldIndexer"),
+        "petastorm.etl.rowgroup_indexing": ("build_rowgroup_index",),
+        "petastorm.selectors": (
+            "IntersectIndexSelector",
+            "SingleIndexSelector",
+            "UnionIndexSelector",
+        ),
     },
     _LAUNCHERS: {
         "horovod.runner.common.util.codec": ("dumps_base64", "loads_base64"),

@@ -34,7 +34,7 @@ _CALL_ROWS = 1 << 15
 _log = logger(__name__)
 
 
-class Batches(Protocol):
+class BatchSource(Protocol):
     """All epochs of a shard in batches. It may be iterated again, which reads all epochs once more."""
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class Batches(Protocol):
         """Gives up the rows; another iteration reads them again."""
 
 
-def batches_of(plan: ReadPlan, batch_size: int, capacity: int, numbers: bool) -> Batches:
+def batches_of(plan: ReadPlan, batch_size: int, capacity: int, numbers: bool) -> BatchSource:
     """A plan's rows in batches; see `Reader.batches`."""
     if batch_size < 1:
         raise ValueError(f"batch_size is at least 1; it was {batch_size}.")

@@ -48,18 +48,20 @@ def array_of(column: pyarrow.Array, name: str, shape: tuple[int | None, ...] = (
     if is_list(column.type):
         return _matrix(column, name, shape, by_row)
     if column.null_count and by_row:
-        values = _writable(column.drop_null().to_pandas().to_numpy())
-        result = numpy.full(len(column), None, object)
+        values = array_of(column.drop_null(), name, shape, by_row)
+        result: Array = numpy.full(len(column), None, object)
         result[column.is_valid().to_numpy(zero_copy_only=False)] = list(values)
         return result
+    if by_row and pyarrow.types.is_date(column.type):
+        days: Array = column.cast(pyarrow.date32()).to_numpy(zero_copy_only=False).astype("datetime64[D]")
+        return days
     if pyarrow.types.is_timestamp(column.type):  # in UTC, as datetime64 has no zone
         return _writable(column.cast(pyarrow.timestamp(column.type.unit)).to_numpy(zero_copy_only=False))
     if pyarrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     values = column.to_pandas().to_numpy()
     if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
-        result = values if column.null_count else values.astype(numpy.str_)
-        return result
+        return numpy.asarray(values if column.null_count else values.astype(numpy.str_))
     return _writable(values)
 
 

@@ -14,7 +14,7 @@ import numpy
 from spark_estimator.data.materialize import MANIFEST, prepared
 from spark_estimator.data.parquet import local_form, store_for
 from spark_estimator.data.petastorm.arguments import check_others, chosen, chosen_fields, compare_with_job
-from spark_estimator.data.petastorm.batches import Batches, batches_of
+from spark_estimator.data.petastorm.batches import BatchSource, batches_of
 from spark_estimator.data.petastorm.codecs import DecodedFiles
 from spark_estimator.data.petastorm.dataset import DatasetFiles, dataset_at
 from spark_estimator.data.petastorm.pages import Page, rows_in
@@ -90,7 +90,7 @@ class Reader:
         """The number of threads that read ahead; petastorm reports on its queues here."""
         return {"threads": self.plan.threads}
 
-    def batches(self, batch_size: int, capacity: int = 0, numbers: bool = True) -> Batches:
+    def batches(self, batch_size: int, capacity: int = 0, numbers: bool = True) -> BatchSource:
         """The shard's rows in batches of numpy arrays, for loaders.
 
         Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections import OrderedDict, namedtuple
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -228,7 +228,7 @@ def dict_to_spark_row(unischema: Unischema, row_dict: Mapping[str, Any]) -> Any:
     raise NotImplementedError(_WRITING)
 
 
-def insert_explicit_nulls(unischema: Unischema, row_dict: Mapping[str, Any]) -> None:
+def insert_explicit_nulls(unischema: Unischema, row_dict: MutableMapping[str, Any]) -> None:
     """Adds None for fields that a row lacks.
 
     Raises:
@@ -238,7 +238,7 @@ def insert_explicit_nulls(unischema: Unischema, row_dict: Mapping[str, Any]) -> 
         if name not in row_dict:
             if not field.nullable:
                 raise DataError(f"the row has no value for {name!r}, which is not nullable.")
-            row_dict[name] = None  # type: ignore[index]  # petastorm's signature
+            row_dict[name] = None
 
 
 _WRITING = (
