@@ -68,9 +68,7 @@ def enable() -> int:
         print(f"Failed, and nothing was changed: a new interpreter could not import the aliases: {problem}")
         return 1
     print(f"Enabled: wrote {file} with the line {line}")
-    print(
-        "Programs that start from now on can import `horovod`, `sparkdl` and `petastorm`; `compat disable` reverts this."
-    )
+    print("Programs that start now can import `horovod`, `sparkdl` and `petastorm`; `compat disable` reverts this.")
     return 0
 
 

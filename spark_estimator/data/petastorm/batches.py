@@ -8,18 +8,20 @@ read in each epoch, as a reader gives them. A transform is called in both cases,
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy
 
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.parquet import FileRows
+from spark_estimator.data.petastorm.calls import CallSize, TransformedRows
 from spark_estimator.data.petastorm.pages import Page, cut, rows_in
 from spark_estimator.data.petastorm.plan import ReadPlan
 from spark_estimator.data.petastorm.stream import rebatched
 from spark_estimator.data.petastorm.tensor_fields import are_plain, tensor_fields
-from spark_estimator.data.petastorm.transform import Transformer
+from spark_estimator.data.petastorm.transform import Transformer, views_of
 from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.rank.joined import Joined
 from spark_estimator.data.rank.prefetch import Ahead
@@ -29,8 +31,14 @@ from spark_estimator.errors import DataError
 from spark_estimator.log import logger
 
 # A transform is called for so many bytes, or rows, of numbers at a time.
-_CALL_BYTES = 8 << 20
+_CALL_BYTES = 2 << 20
 _CALL_ROWS = 1 << 15
+_AHEAD_BYTES = 1 << 20
+# An object for each row's array takes so much memory; they are kept for wide arrays, where all take no more than this.
+# Of narrow ones there are so many that new objects take less time than old ones, which are in no cache.
+_WIDE_BYTES = 512
+_VIEW_BYTES = 120
+_MOST_VIEW_BYTES = 256 << 20
 _log = logger(__name__)
 
 
@@ -116,7 +124,9 @@ class ShardBatches:
         self._truths = {
             name for name, field in (plan.schema.fields if plan else {}).items() if field.numpy_dtype is numpy.bool_
         }
+        self._names = [field.name for field in fields]
         self._matrices: tuple[Array, ...] | None = None
+        self._row_views: dict[str, Array] | None = None
         self._epoch = 0
         self._ahead = Ahead()
 
@@ -129,34 +139,90 @@ class ShardBatches:
 
     def __iter__(self) -> Iterator[Page]:
         matrices = self.read()
-        row_bytes = sum(field.row_bytes for field in self._joined.fields)
+        everything = list(range(len(matrices))), self._joined
 
-        def gathered(numbers: Array) -> Page:
-            arrays = self._joined.split([matrix.take(numbers, axis=0) for matrix in matrices])
+        def gathered(numbers: Array, names: Sequence[str] | None = None) -> Page:
+            stored, wanted = everything if names is None else self._joined.only(names)
+            arrays = wanted.split([matrices[number].take(numbers, axis=0) for number in stored])
             return {
                 field.name: array.view(bool) if field.name in self._truths else array
-                for field, array in zip(self._joined.fields, arrays, strict=True)
+                for field, array in zip(wanted.fields, arrays, strict=True)
             }
 
         transformer = self._transformer
         if transformer is None:
             padded = self._row_numbers(self._batch_size, len(self) if self._num_epochs is not None else 0)
+            row_bytes = sum(field.row_bytes for field in self._joined.fields)
             yield from self._ahead.items(gathered, padded, row_bytes * self._batch_size)
             return
 
-        def transformed(numbers: Array) -> Page:
-            return transformer.of_page(gathered(numbers), f"shard {self._shard} of {self._shards}")
+        yield from self._transformed(transformer, gathered, matrices)
 
-        most = max(self._batch_size, min(_CALL_ROWS, _CALL_BYTES // max(1, row_bytes)))
-        source = self._ahead.items(transformed, self._row_numbers(most, 0), row_bytes * most)
-        batches = rebatched((page for page in source if rows_in(page)), self._batch_size)
-        total = share(self._rows.files.rows, self._shards, self._shard)
-        yield from equal_steps(
-            batches, total, share(self._rows.files.rows, self._shards, 0), self._num_epochs, self._batch_size
-        )
+    def _transformed(
+        self,
+        transformer: Transformer,
+        gathered: Callable[[Array, Sequence[str]], Page],
+        matrices: tuple[Array, ...],
+    ) -> Iterator[Page]:
+        """The batches of transformed rows.
+
+        Arrays reach the function as views of the spool. Where it returns them as they were, a batch is gathered from
+        there when it is asked for, as without a transform.
+        """
+        views = self._views(matrices)
+        narrow = [name for name in self._names if name not in views]
+        narrow_bytes = sum(field.row_bytes for field in self._joined.fields if field.name in narrow)
+        together = self._together(narrow)
+        place = f"shard {self._shard} of {self._shards}"
+
+        def called(batches: Sequence[Array]) -> TransformedRows:
+            started = time.monotonic()
+            numbers = numpy.concatenate(batches)
+            arrays = gathered(numbers, narrow) if narrow else {}
+            deep = {name: views_of(array) for name, array in arrays.items() if array.ndim > 1}
+            given = {**{name: view.take(numbers) for name, view in views.items()}, **deep}
+            columns = {name: given.get(name, arrays.get(name)) for name in self._names}
+            page, unchanged = transformer.of_views(columns, given, place, together)
+            page |= {name: arrays[name] for name in unchanged if name in deep}
+            call_size.took(time.monotonic() - started)
+            return TransformedRows(page, [name for name in unchanged if name in views], numbers)
+
+        size = self._batch_size
+        rows = share(self._rows.files.rows, self._shards, self._shard)
+        call_size = CallSize(max(1, min(rows, _CALL_ROWS, _CALL_BYTES // max(1, narrow_bytes)) // size))
+        batches = self._row_numbers(size, 0)
+        several = iter(lambda: list(itertools.islice(batches, call_size.batches)), [])
+        # Each call is long enough to be made ahead by itself.
+        calls = self._ahead.items(called, several, _AHEAD_BYTES)
+        names = list(transformer.schema.fields)
+        pages = itertools.chain.from_iterable(call.pages(size, names, gathered) for call in calls)
+        most_rows = share(self._rows.files.rows, self._shards, 0)
+        yield from equal_steps(rebatched(pages, size), rows, most_rows, self._num_epochs, size)
+
+    def _together(self, names: Sequence[str]) -> list[str]:
+        """The most columns that `gathered` gives as the rows of one matrix."""
+        _, joined = self._joined.only(names)
+        groups: dict[int, list[str]] = {}
+        for field, (number, _) in zip(joined.fields, joined.places, strict=True):
+            widths = joined.stored[number].widths
+            if len(widths) > 1 and set(widths) == {1} and field.name not in self._truths:
+                groups.setdefault(number, []).append(field.name)
+        whole = [group for number, group in groups.items() if len(group) == len(joined.stored[number].widths)]
+        return max(whole, key=len, default=[])
+
+    def _views(self, matrices: tuple[Array, ...]) -> dict[str, Array]:
+        """By the names of columns of wide arrays: [rows] of the rows' arrays, as objects that lie in the spool."""
+        if self._row_views is None:
+            self._row_views = {}
+            for field, (number, start) in zip(self._joined.fields, self._joined.places, strict=True):
+                wide = field.shape and field.row_bytes >= _WIDE_BYTES
+                if wide and len(matrices[number]) * _VIEW_BYTES <= _MOST_VIEW_BYTES:
+                    matrix = matrices[number][:, start : start + field.width]
+                    self._row_views[field.name] = views_of(matrix.reshape(len(matrix), *field.shape))
+        return self._row_views
 
     def release(self) -> None:
-        self._matrices = None
+        self._matrices = self._row_views = None
 
     def read(self) -> tuple[Array, ...]:
         """The rows of the shard.

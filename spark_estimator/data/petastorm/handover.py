@@ -51,8 +51,8 @@ def check() -> None:
     reason = refusal(_installed, sys.version_info[:2])
     if reason is None and hasattr(importlib.import_module("petastorm"), "__spark_estimator_alias__"):
         reason = (
-            "`petastorm` is an alias of spark_estimator in this process (compat.install(force=True)), and hides petastorm "
-            "itself: leave out force=True, or reader='petastorm'."
+            "`petastorm` is an alias of spark_estimator in this process (compat.install(force=True)), which hides "
+            "petastorm itself: leave out force=True, or reader='petastorm'."
         )
     if reason is not None:
         raise PythonEnvironmentError(reason)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import pyarrow
@@ -17,9 +16,6 @@ import pyarrow.compute
 
 from spark_estimator.data.fields import Array, is_list
 from spark_estimator.errors import DataError
-
-if TYPE_CHECKING:
-    import pandas
 
 #: Some rows: arrays [rows, ...] by the names of the columns.
 Page = dict[str, Array]
@@ -103,7 +99,7 @@ def stacked(values: Sequence[Any], name: str) -> Array:
         ) from None
 
 
-def column_of(values: pandas.Series, name: str, shape: tuple[int | None, ...] | None) -> Array:
+def column_of(items: Array, name: str, shape: tuple[int | None, ...] | None) -> Array:
     """A column that a user's function returned, as an array [rows, ...].
 
     Args:
@@ -112,18 +108,16 @@ def column_of(values: pandas.Series, name: str, shape: tuple[int | None, ...] | 
     Raises:
         DataError: values have different shapes or types, or not the declared shape.
     """
-    if values.dtype != object:
-        array = numpy.asarray(values.to_numpy())
-        if array.dtype != object:
-            return _writable(array)
-        values = values.astype(object)
-    items = values.to_numpy()
+    from pandas.api.types import infer_dtype
+
+    if items.dtype != object:
+        return _writable(items)
     first = next((item for item in items if item is not None), None)
     if is_array(first):
         array = stacked(items, name)
         _check_shape(array, name, shape)
         return array
-    if isinstance(first, (str, bytes, Decimal)) and all(type(item) is type(first) for item in items):
+    if infer_dtype(items, skipna=False) in ("string", "bytes", "decimal"):
         return items.astype(numpy.str_) if isinstance(first, str) else _writable(items)
     try:
         return array_of(pyarrow.array(items, from_pandas=True), name)
@@ -154,6 +148,13 @@ def objects(values: Sequence[Any]) -> Array:
     for number, value in enumerate(values):
         result[number] = value
     return result
+
+
+def is_fixed_width(column: pyarrow.Array) -> bool:
+    """Whether it holds numbers, truth values or moments, and no null: pandas has the same arrays of them."""
+    kind = column.type
+    is_number = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind)
+    return not column.null_count and (is_number or (pyarrow.types.is_timestamp(kind) and kind.tz is None))
 
 
 def rows_in(page: Page) -> int:

@@ -114,31 +114,45 @@ def rebatched(source: Iterator[Page], batch_size: int, capacity: int = 0, seed: 
         capacity: each batch is drawn from so many rows at least, while there are so many; 0: rows keep their order.
         seed: determines what is drawn.
     """
+    mixed = source if not capacity else _mixed(source, batch_size, capacity, numpy.random.default_rng([seed, 1]))
     held: list[Page] = []
     count = 0
-    chance = numpy.random.default_rng([seed, 1])
+    for page in mixed:
+        rows, start = rows_in(page), 0
+        if held:
+            start = min(rows, batch_size - count)
+            held.append(cut(page, 0, start))
+            count += start
+            if count < batch_size:
+                continue
+            yield joined(held)
+            held, count = [], 0
+        while rows - start >= batch_size:
+            yield page if rows == batch_size else cut(page, start, start + batch_size)
+            start += batch_size
+        if start < rows:
+            held, count = [cut(page, start, rows)], rows - start
+    if held:
+        yield joined(held)
+
+
+def _mixed(source: Iterator[Page], batch_size: int, capacity: int, chance: numpy.random.Generator) -> Iterator[Page]:
+    """Pages whose rows are drawn from `capacity` rows at least, while there are so many."""
+    held: list[Page] = []
+    count = 0
     # Rows are mixed when half the capacity has come, so that each is moved three times and not for each page.
     enough = batch_size + capacity + capacity // 2
-    for page in source:
-        held.append(page)
-        count += rows_in(page)
-        if count < enough:
-            continue
+    for page in itertools.chain(source, [None]):
+        if page is not None:
+            held.append(page)
+            count += rows_in(page)
+            if count < enough:
+                continue
+        elif not count:
+            return
         whole = joined(held)
-        if capacity:
-            order = chance.permutation(count)
-            whole = {name: array[order] for name, array in whole.items()}
-        stop = (count - capacity) // batch_size * batch_size
-        for start in range(0, stop, batch_size):
-            yield cut(whole, start, start + batch_size)
-        held, count = [cut(whole, stop, count)], count - stop
-        if not count:
-            held = []
-    if not count:
-        return
-    whole = joined(held)
-    if capacity:
         order = chance.permutation(count)
         whole = {name: array[order] for name, array in whole.items()}
-    for start in range(0, count, batch_size):
-        yield cut(whole, start, min(count, start + batch_size))
+        stop = count - capacity if page is not None else count
+        yield cut(whole, 0, stop)
+        held, count = [cut(whole, stop, count)], count - stop
