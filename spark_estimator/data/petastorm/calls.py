@@ -54,7 +54,8 @@ class TransformedRows:
             names: of all columns, in their order.
         """
         if not self.unchanged:
-            yield from [self.page] if rows_in(self.page) else []
+            if rows_in(self.page):
+                yield {name: self.page[name] for name in names}
             return
         for start in range(0, len(self.numbers), size):
             kept = gathered(self.numbers[start : start + size], self.unchanged)

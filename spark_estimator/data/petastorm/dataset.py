@@ -110,21 +110,13 @@ class DatasetFiles(DecodedFiles):
         Raises:
             DataError: the file is not what it was.
         """
-        file = self.files[piece.file]
         stored = [name for name in columns if name not in self.partitions]
         selected = self.selected[piece.file][piece.group] if self.selected else None
         numbers = None if selected is None else selected[piece.start : piece.start + piece.rows]
         first = piece.start if numbers is None else 0
-        with naming(file.path), self.store.open(file.path) as raw:
-            opened = pyarrow.parquet.ParquetFile(raw, metadata=footers.get(piece.file), **_CHECKED)
-            footers[piece.file] = opened.metadata
-            groups = tuple(opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups))
-            if groups != file.groups:
-                raise DataError(f"{file.path} has changed: its row groups had {file.groups} rows, and now {groups}.")
-            table = None
-            if stored:
-                table = opened.read_row_group(piece.group, columns=stored, use_threads=False).select(stored)
-                table = table.slice(first, piece.rows) if numbers is None else table.take(pyarrow.array(numbers))
+        table = self._table(piece, stored, footers) if stored else None
+        if table is not None:
+            table = table.slice(first, piece.rows) if numbers is None else table.take(pyarrow.array(numbers))
         arrays: list[Any] = []
         for name in columns:
             if name in self.partitions:
@@ -140,6 +132,17 @@ class DatasetFiles(DecodedFiles):
                 column = numbers_of(column.combine_chunks())
             arrays.append(column)
         return pyarrow.table(arrays, names=list(columns))
+
+    def _table(self, piece: Piece, columns: Sequence[str], footers: dict[int, Any]) -> pyarrow.Table:
+        """All rows of the row group."""
+        file = self.files[piece.file]
+        with naming(file.path), self.store.open(file.path) as raw:
+            opened = pyarrow.parquet.ParquetFile(raw, metadata=footers.get(piece.file), **_CHECKED)
+            footers[piece.file] = opened.metadata
+            groups = tuple(opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups))
+            if groups != file.groups:
+                raise DataError(f"{file.path} has changed: its row groups had {file.groups} rows, and now {groups}.")
+            return opened.read_row_group(piece.group, columns=list(columns), use_threads=False).select(list(columns))
 
     def schema_fields(self) -> tuple[list[UnischemaField], dict[str, str]]:
         """All columns as fields, partition columns first; and the types of those that no reader reads, by name."""

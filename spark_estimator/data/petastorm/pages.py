@@ -79,7 +79,7 @@ def _known(shape: tuple[int | None, ...]) -> tuple[int, ...]:
     return tuple(-1 if extent is None else extent for extent in shape)
 
 
-def stacked(values: Sequence[Any], name: str) -> Array:
+def stacked(values: Sequence[Any] | Array, name: str) -> Array:
     """Arrays of rows as one array [rows, ...].
 
     Raises:

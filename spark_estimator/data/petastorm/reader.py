@@ -340,6 +340,16 @@ def _found(
     return replace(files, coded=DecodedFiles.of(files, decodable).coded), origin
 
 
+def _without_function(schema: Unischema, result: Unischema) -> Unischema:
+    """The columns that remain where a TransformSpec has no function."""
+    lacking = [name for name in result.fields if name not in schema.fields]
+    if lacking:
+        raise DataError(
+            f"edit_fields names {lacking[0]!r}, which is no column, and TransformSpec has no func to make it."
+        )
+    return Unischema(result._name, [schema.fields[name] for name in result.fields])
+
+
 def _in_precision(schema: Unischema, dtype: type[Any]) -> Unischema:
     fields = schema.fields.values()
     fractions = (numpy.float32, numpy.float64)
@@ -395,6 +405,9 @@ def reader_of(
         schema = _in_precision(schema, numpy.dtype(precision).type)
     shard, shards = (0, 1) if cur_shard is None or shard_count is None else (cur_shard, shard_count)
     compare_with_job(shard, shards)
+    result_schema = schema if transform_spec is None else transform_schema(schema, transform_spec)
+    if transform_spec is not None and transform_spec.func is None:
+        schema, transform_spec = _without_function(schema, result_schema), None
     files.check(list(schema.fields))
     files = selected(files, predicate, filters, by_row=not batched)
     if files.rows < shards and (shard_count is not None or not (predicate or filters)):
@@ -405,7 +418,7 @@ def reader_of(
         ReadPlan(
             files=files,
             schema=schema,
-            result_schema=schema if transform_spec is None else transform_schema(schema, transform_spec),
+            result_schema=result_schema,
             precision=precision,
             shard=shard,
             shards=shards,

@@ -119,8 +119,8 @@ class Transformer:
 
     @property
     def keeps_rows(self) -> bool:
-        """There is no function that could return more rows or fewer."""
-        return self.spec.func is None or self.by_row
+        """The function can't return more rows or fewer."""
+        return self.by_row
 
     def of_table(self, table: pyarrow.Table, shapes: Mapping[str, tuple[int | None, ...]], place: str) -> Page:
         """What it makes of rows as they were read.
@@ -132,9 +132,8 @@ class Transformer:
         Raises:
             DataError: it failed, or its result has other columns or shapes than were declared.
         """
-        if self.by_row or self.spec.func is None:
-            page = page_of(table, shapes, by_row=self.by_row)
-            return self._by_row(page, place) if self.by_row and self.spec.func else self._only_declared(page, place)
+        if self.by_row:
+            return self._by_row(page_of(table, shapes, by_row=True), place)
         arrays: dict[str, Any] = {}
         matrices: Page = {}
         for name in table.column_names:
@@ -228,10 +227,6 @@ class Transformer:
             rows.append(result)
         columns = {name: objects([row[name] for row in rows]) for name in self.schema.fields}
         return {name: _of_rows(column, name) for name, column in columns.items()}
-
-    def _only_declared(self, page: Page, place: str) -> Page:
-        self._check_columns(list(page), place)
-        return {name: page[name] for name in self.schema.fields}
 
     def _check_columns(self, names: Sequence[Any], place: str) -> None:
         wanted = list(self.schema.fields)

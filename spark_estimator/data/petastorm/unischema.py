@@ -117,7 +117,9 @@ class Unischema:
             if not isinstance(field, tuple):
                 raise ValueError(f"fields has regular expressions and objects of UnischemaField; it has {field!r}.")
             if field.name not in self._fields:
-                raise ValueError(f"there is no field {field.name!r} in {self}" + did_you_mean(field.name, self._fields))
+                raise ValueError(
+                    f"there is no field {field.name!r} in {self._name}." + did_you_mean(field.name, self._fields)
+                )
             chosen.append(self._fields[field.name])
         matched = match_unischema_fields(self, [field for field in fields if isinstance(field, str)])
         names = {field.name: field for field in [*chosen, *matched]}
