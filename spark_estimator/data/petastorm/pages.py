@@ -26,7 +26,7 @@ def page_of(table: pyarrow.Table, shapes: Mapping[str, tuple[int | None, ...]], 
 
     Args:
         shapes: of a row's value, by column.
-        by_row: the page is handed out row by row: null is None, and arrays of different lengths may be.
+        by_row: the page is given row by row: null is None (NaN of fractions), and arrays may differ in length.
 
     Raises:
         DataError: arrays of a column differ in length, or one is null.
@@ -43,7 +43,7 @@ def array_of(column: pyarrow.Array, name: str, shape: tuple[int | None, ...] = (
         column = column.combine_chunks()
     if is_list(column.type):
         return _matrix(column, name, shape, by_row)
-    if column.null_count and by_row:
+    if column.null_count and by_row and not pyarrow.types.is_floating(column.type):  # which have NaN
         values = array_of(column.drop_null(), name, shape, by_row)
         result: Array = numpy.full(len(column), None, object)
         result[column.is_valid().to_numpy(zero_copy_only=False)] = list(values)
@@ -56,7 +56,7 @@ def array_of(column: pyarrow.Array, name: str, shape: tuple[int | None, ...] = (
     if pyarrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     values = column.to_pandas().to_numpy()
-    if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
+    if _is_text(column.type):
         return numpy.asarray(values if column.null_count else values.astype(numpy.str_))
     return _writable(values)
 
@@ -68,11 +68,16 @@ def _matrix(column: pyarrow.Array, name: str, shape: tuple[int | None, ...], by_
         inside = column.flatten()
         width = lengths[0].as_py()
         if not inside.null_count and pyarrow.compute.all(pyarrow.compute.equal(lengths, width)).as_py():
-            flat = array_of(inside, name)
+            # Texts in arrays stay objects, as petastorm's do.
+            flat = inside.to_pandas().to_numpy() if _is_text(inside.type) else array_of(inside, name)
             extents = _known(shape) if len(shape) > 1 and math.prod(_known(shape)) == width else (width,)
             return flat.reshape(rows, *extents)
     arrays = list(column.to_pandas())
     return objects(arrays) if by_row else stacked(arrays, name)
+
+
+def _is_text(kind: pyarrow.DataType) -> bool:
+    return bool(pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind))
 
 
 def _known(shape: tuple[int | None, ...]) -> tuple[int, ...]:

@@ -106,6 +106,13 @@ class Reader:
         return self
 
     def __next__(self) -> Any:
+        """The next row, or rows.
+
+        Raises:
+            DataError: it can't be read, or the transform failed.
+            RuntimeError: the reader was stopped.
+            StopIteration: all epochs have been read.
+        """
         if self.stopped:
             raise RuntimeError("the reader was stopped, or its with block has ended: it gives no more rows.")
         if self.last_row_consumed:

@@ -33,7 +33,7 @@ TIMES = [datetime.datetime(2020, 1, 2, 3, 4, 5, 6), datetime.datetime(1960, 1, 1
         (DAYS, pyarrow.date32(), "object", DAYS),
         ([[1, 2], [3, 4]], pyarrow.list_(pyarrow.int8()), "int8", [[1, 2], [3, 4]]),
         ([[1, 2], [3, 4]], pyarrow.list_(pyarrow.int8(), 2), "int8", [[1, 2], [3, 4]]),
-        ([["a", "b"], ["c", "d"]], pyarrow.list_(pyarrow.string()), "<U1", [["a", "b"], ["c", "d"]]),
+        ([["a", "b"], ["c", "d"]], pyarrow.list_(pyarrow.string()), "object", [["a", "b"], ["c", "d"]]),
         ([[], []], pyarrow.list_(pyarrow.float32()), "float32", [[], []]),
     ],
 )
