@@ -194,4 +194,5 @@ def joined(pages: Sequence[Page]) -> Page:
 
 
 def _writable(array: Array) -> Array:
-    return array if array.flags.writeable else array.copy()
+    """A contiguous array that may be written to: PyTorch takes no rows in reverse."""
+    return array if array.flags.writeable and array.flags.c_contiguous else array.copy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -159,7 +160,9 @@ class Reader:
         self.stopped = True
         items, self._items = self._items, None
         if items is not None:
-            items.close()  # type: ignore[attr-defined]  # a generator
+            # A thread of TensorFlow may be inside; it ends at its next row.
+            with contextlib.suppress(ValueError):
+                items.close()  # type: ignore[attr-defined]  # a generator
 
     def join(self) -> None:
         """As petastorm has it: `stop` has waited for the threads."""

@@ -109,6 +109,10 @@ def test_fewer_rows_and_more(mixed: str) -> None:
     assert [len(batch["n"]) for batch in loader] == [4, 4, 2]
     with pytest.raises(TypeError, match="the number of rows is known after transform_spec's function"):
         len(loader)
+    reverse = TransformSpec(lambda frame: frame[::-1])
+    with DataLoader(read_batches(mixed, ["n", "pair"], transform_spec=reverse, shuffle_row_groups=False), 10) as loader:
+        (batch,) = loader
+    assert sorted(batch["n"].tolist()) == list(range(10)) and torch.equal(batch["pair"][:, 0], batch["n"].float())
     twice = TransformSpec(lambda frame: pandas.concat([frame, frame]))
     assert sum(len(batch["n"]) for batch in DataLoader(read_batches(mixed, ["n"], transform_spec=twice), 4)) == 20
     none = TransformSpec(lambda frame: frame[:0])
