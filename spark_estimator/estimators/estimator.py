@@ -58,8 +58,11 @@ class FrameworkTraining(Protocol):
     train: Callable[[TrainSpec], TrainResult | None]
     framework: Any
 
-    def trained(self, state: bytes) -> Any:
-        """The framework's model with the numbers that rank 0 has brought back; the user's own stays as it is."""
+    def trained(self, state: bytes) -> tuple[Any, Any]:
+        """The framework's model with the numbers that rank 0 has brought back; the user's own stays as it is.
+
+        Also the optimizer of its parameters, where rank 0 has brought back that optimizer's state, else None.
+        """
 
 
 class TrainingMetadata(ModelMetadata):
@@ -231,8 +234,8 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             if result.file is not None:
                 assert spec.store is not None
                 state = model_transfer.taken(spec.store, *result.file)
-        trained = training.trained(state)
-        keywords = self._get_model_kwargs(trained, result.history, None, run_id, metadata.of_model())
+        trained, optimizer = training.trained(state)
+        keywords = self._get_model_kwargs(trained, result.history, optimizer, run_id, metadata.of_model())
         fitted = self.get_model_class()(**keywords)
         if value("mlflow"):
             mlflow_log.log(self, fitted)

@@ -110,11 +110,11 @@ class _LightningTraining:
             self.trial = TorchTrial(parts.plain)
         self.train: Callable[[TrainSpec], TrainResult | None] = train
 
-    def trained(self, state: bytes) -> nn.Module:
+    def trained(self, state: bytes) -> tuple[nn.Module, None]:
         """See `estimator.FrameworkTraining.trained`: on the CPU, ready to predict."""
         trained: Any = copy.deepcopy(self.framework.model).cpu()
         if self.framework.plain is None:
             trained.configure_model()
         trained.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
         module: nn.Module = trained.eval()
-        return module
+        return module, None  # as in Horovod: the module configures its optimizers itself

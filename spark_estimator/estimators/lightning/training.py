@@ -205,7 +205,7 @@ class _Training:
         plain, left = self._parts.plain, iter(means[1:])
         if plain is None:
             return {"loss": means[0], "all_metrics": []}
-        return results_of(means[0], [[next(left) for _ in group] for group in plain.metrics], plain.metric_names)
+        return results_of(means[0], [[next(left) for _ in group] for group in plain.metrics], plain)
 
     def _line(self, entry: dict[str, Any]) -> str:
         metrics = {

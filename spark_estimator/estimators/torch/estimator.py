@@ -69,8 +69,13 @@ class _TorchTraining:
         self.trial: Trial = TorchTrial(parts)
         self.train: Callable[[TrainSpec], TrainResult | None] = train
 
-    def trained(self, state: bytes) -> nn.Module:
+    def trained(self, state: bytes) -> tuple[nn.Module, torch.optim.Optimizer | None]:
         """See `estimator.FrameworkTraining.trained`: on the CPU, ready to predict."""
-        trained: nn.Module = copy.deepcopy(self.framework.model).cpu()
-        trained.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
-        return trained.eval()
+        content = torch.load(io.BytesIO(state), weights_only=True)
+        module: nn.Module
+        module, optimizer = copy.deepcopy((self.framework.model, self.framework.optimizer))  # of the copy's parameters
+        module.cpu().load_state_dict(content["model"])
+        if "optimizer" not in content:
+            return module.eval(), None
+        optimizer.load_state_dict(content["optimizer"])
+        return module.eval(), optimizer

@@ -194,14 +194,14 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         | Sequence[Callable[..., Any] | Sequence[Callable[..., Any]] | Mapping[str, Callable[..., Any]]]
         | None,
     ) -> Self:
-        """Sets metrics: functions of (output, label); one list of them per label column; or a dict whose keys are
-        their names. Returns self.
+        """Sets metrics: functions of (output, label); or Horovod's lists, each of one function, or of one per label
+        column; or a dict per label column, whose keys are their names. Returns self.
         """
         return self._set(metrics=value)
 
     def getMetrics(self) -> list[Any]:
-        """metrics: functions of (output, label); one list of them per label column; or a dict whose keys are their
-        names.
+        """metrics: functions of (output, label); or Horovod's lists, each of one function, or of one per label
+        column; or a dict per label column, whose keys are their names.
         """
         return self._get(self.metrics)
 
@@ -224,11 +224,13 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         return self._get(self.lr_scheduler)
 
     def setLossConstructors(self, value: Callable[..., Any] | Sequence[Callable[..., Any]] | None) -> Self:
-        """Sets loss_constructors: functions without arguments that create the losses, instead of loss. Returns self."""
+        """Sets loss_constructors: functions that create the losses, instead of loss; Horovod's get the keyword
+        model. Returns self.
+        """
         return self._set(loss_constructors=value)
 
     def getLossConstructors(self) -> list[Callable[..., Any]] | None:
-        """loss_constructors: functions without arguments that create the losses, instead of loss."""
+        """loss_constructors: functions that create the losses, instead of loss; Horovod's get the keyword model."""
         return self._get(self.loss_constructors)
 
     def setCallbacks(self, value: Any) -> Self:

@@ -32,7 +32,7 @@ LOSS_CONSTRUCTORS = Row(
     "loss_constructors",
     None,
     checks.listed,
-    "functions without arguments that create the losses, instead of loss",
+    "functions that create the losses, instead of loss; Horovod's get the keyword model",
     f"{_LOSS} | Sequence[{_LOSS}] | None",
     f"list[{_LOSS}] | None",
 )
