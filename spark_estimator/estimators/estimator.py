@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from spark_estimator.estimators.data_modules import ModulePlan
+
 _Model = TypeVar("_Model", bound=TableModel)
 
 
@@ -211,6 +213,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             source=plan.source.source,
             held_source=plan.source.held_source,
             kept=plan.columns.kept,
+            module=self._module_plan(),
             repeatable=seed is not None or value("store") is not None,
             framework=training.framework,
             owner=run_lease.new_owner(),
@@ -249,6 +252,10 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
     def read(cls) -> FolderReader:
         """Spark ML's way to load: ``read().load(path)``."""
         return FolderReader(cls.load)
+
+    def _module_plan(self) -> ModulePlan | None:
+        """What brings the rows of the training, where the user has chosen that."""
+        return None
 
     def _data_store(self, what: str) -> FilesystemStore:
         store = self._value("store")

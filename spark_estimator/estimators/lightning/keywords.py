@@ -256,14 +256,17 @@ class LightningEstimatorKeywords(SharedKeywords, PredictingKeywords):
         return self._get(self.num_gpus)
 
     def setDataModule(self, value: Any) -> Self:
-        """Sets data_module: a LightningDataModule, or its class, created without arguments on each rank: its loaders
-        replace the DataFrame, whose first rows are only used for the types of the columns. Returns self.
+        """Sets data_module: a LightningDataModule, or its class: its loaders replace the DataFrame, whose first rows
+        are only used for the types of the columns. A class with the argument train_dir gets Horovod's keywords,
+        and the DataFrame is written to the store; others are created without arguments on each rank. Returns
+        self.
         """
         return self._set(data_module=value)
 
     def getDataModule(self) -> Any:
-        """data_module: a LightningDataModule, or its class, created without arguments on each rank: its loaders
-        replace the DataFrame, whose first rows are only used for the types of the columns.
+        """data_module: a LightningDataModule, or its class: its loaders replace the DataFrame, whose first rows are
+        only used for the types of the columns. A class with the argument train_dir gets Horovod's keywords, and
+        the DataFrame is written to the store; others are created without arguments on each rank.
         """
         return self._get(self.data_module)
 

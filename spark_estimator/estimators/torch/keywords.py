@@ -40,6 +40,7 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
     loss_constructors: Param[list[Callable[..., Any]] | None]
     callbacks: Param[list[Any]]
     train_minibatch_fn: Param[Callable[..., Any] | None]
+    data_module: Param[Any]
     mixed_precision: Param[str | None]
 
     @by_keyword
@@ -98,6 +99,7 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         loss_constructors: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
         callbacks: Any = [],
         train_minibatch_fn: Callable[..., Any] | None = None,
+        data_module: type | None = None,
         mixed_precision: str | None = None,
     ) -> None:
         super().__init__(**self._call_keywords)
@@ -158,6 +160,7 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         loss_constructors: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
         callbacks: Any = [],
         train_minibatch_fn: Callable[..., Any] | None = None,
+        data_module: type | None = None,
         mixed_precision: str | None = None,
     ) -> Self:
         """Sets any of the parameters. Returns self."""
@@ -256,6 +259,18 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         sample_weights) -> (outputs, loss); None: the built-in step.
         """
         return self._get(self.train_minibatch_fn)
+
+    def setDataModule(self, value: type | None) -> Self:
+        """Sets data_module: a class derived from horovod.spark.common.datamodule.DataModule that reads the ranks'
+        batches from the store; None, or PetastormDataModule: this package reads them. Returns self.
+        """
+        return self._set(data_module=value)
+
+    def getDataModule(self) -> Any:
+        """data_module: a class derived from horovod.spark.common.datamodule.DataModule that reads the ranks' batches
+        from the store; None, or PetastormDataModule: this package reads them.
+        """
+        return self._get(self.data_module)
 
     def setMixedPrecision(self, value: str | None) -> Self:
         """Sets mixed_precision: 'bf16': run forward passes under autocast; None: full precision. Returns self."""

@@ -17,6 +17,7 @@ from spark_estimator.collectives import arrays
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.rank.rank_rows import Batch, RankRows
 from spark_estimator.errors import DataError
+from spark_estimator.estimators import data_modules
 from spark_estimator.estimators.persistence.checkpoint import (
     Checkpoint,
     Cursor,
@@ -45,7 +46,11 @@ def train(spec: TrainSpec) -> TrainResult | None:
     state is in checkpoints within an epoch, so that such a run ends with the same numbers as one without interruption.
     """
     hvd.init()
-    beginning = begin(spec, identity_of, TorchForm())
+    with data_modules.opened(spec, hvd.rank(), hvd.size()) as brought:
+        return _trained(spec, begin(spec, identity_of, TorchForm(), brought))
+
+
+def _trained(spec: TrainSpec, beginning: RankRun) -> TrainResult | None:
     rows, held, seed, kept = beginning.rows, beginning.held, beginning.seed, beginning.kept
     training = _Training(spec, seed, leaving_out(spec.framework, spec, beginning))
     progress = TrainingProgress(spec.patience, spec.restore_best)
@@ -101,7 +106,7 @@ def leaving_out(parts: TorchParts, spec: TrainSpec, beginning: RankRun) -> froze
     Raises:
         DataError: rows have weights, too: the mean of what is left would be neither by rows nor by weights.
     """
-    if spec.kept is not None:  # a function makes the labels, in each epoch again
+    if spec.kept is not None or spec.module is not None:  # a function makes the labels, in each epoch again
         return frozenset()
     per_label = []
     for loss, place in zip(parts.losses, range(len(spec.inputs), len(spec.fields)), strict=False):
