@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from spark_estimator.estimators.persistence.checkpoint import (
 from spark_estimator.estimators.rank_run import RankRun, averages_of, begin, check_loss, meter_of
 from spark_estimator.estimators.torch.callbacks import TorchCallbacks
 from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
+from spark_estimator.estimators.torch.epoch_log import epoch_log
 from spark_estimator.estimators.torch.identity import identity_of
 from spark_estimator.estimators.torch.losses import Tensors, TorchParts, joint_loss, leaves_out, loss_of, shaped
 from spark_estimator.estimators.torch.metric_names import by_group, by_name
@@ -47,10 +48,14 @@ def train(spec: TrainSpec) -> TrainResult | None:
     """
     hvd.init()
     with data_modules.opened(spec, hvd.rank(), hvd.size()) as brought:
-        return _trained(spec, begin(spec, identity_of, TorchForm(), brought))
+        beginning = begin(spec, identity_of, TorchForm(), brought)
+        with epoch_log(spec, hvd.rank()) as log:
+            return _trained(spec, beginning, log)
 
 
-def _trained(spec: TrainSpec, beginning: RankRun) -> TrainResult | None:
+def _trained(
+    spec: TrainSpec, beginning: RankRun, log: Callable[[Mapping[str, Any]], None]
+) -> TrainResult | None:
     rows, held, seed, kept = beginning.rows, beginning.held, beginning.seed, beginning.kept
     training = _Training(spec, seed, leaving_out(spec.framework, spec, beginning))
     progress = TrainingProgress(spec.patience, spec.restore_best)
@@ -89,6 +94,7 @@ def _trained(spec: TrainSpec, beginning: RankRun) -> TrainResult | None:
         training.meter.end_epoch(averages_of(entry))
         progress.add(entry, lambda: copy.deepcopy(training.model.state_dict()))
         training.schedule(progress.watched(entry))
+        log(entry)
         if spec.checkpoint_path is not None:
             save(training.of_ranks())
         if hvd.rank() == 0 and spec.verbose:
