@@ -74,7 +74,10 @@ def takes_folders(kind: Any) -> bool:
     """Whether a data module is a class of the user's, with Horovod's keywords."""
     if isinstance(kind, ModulePlan) or not isinstance(kind, type) or kind is PetastormDataModule:
         return False
-    return issubclass(kind, DataModule) or "train_dir" in inspect.signature(kind).parameters
+    try:
+        return issubclass(kind, DataModule) or "train_dir" in inspect.signature(kind).parameters
+    except ValueError:  # a class of Python's own, without a signature
+        return False
 
 
 def checked(name: str, value: Any) -> Any:
@@ -106,7 +109,10 @@ def written(estimator: TableEstimator[Any], dataset: DataFrame, size: int) -> It
     roles = {*labels, weight, validation}
     features = value("feature_cols") or [name for name in dataset.columns if name not in roles]
     store = estimator._data_store("data_module=")
-    with prepare_data(size, store, dataset, labels, features, validation, weight, verbose=value("verbose")) as index:
+    files = value("partitions_per_process")
+    with prepare_data(
+        size, store, dataset, labels, features, validation, weight, False, files, value("verbose")
+    ) as index:
         yield index
 
 

@@ -52,6 +52,7 @@ def test_a_class_of_the_users_brings_the_rows(
     line: DataFrame, estimator: Callable[..., TorchEstimator], tmp_path: Path
 ) -> None:
     made = estimator(data_module=Halves, store=str(tmp_path), validation="held", epochs=6, batch_size=10)
+    made._set(partitions_per_process=1)
     model = made.fit(line.select("features", "y", "held"))
     weight = model.getModel().weight.detach().ravel()  # type: ignore[union-attr, operator]
     assert numpy.allclose(weight, TRUTH, atol=0.1)
