@@ -121,7 +121,9 @@ PACKAGES: dict[str, dict[str, str]] = {
         "TorchEstimator": "spark_estimator.estimators.torch.estimator:TorchEstimator",
         "TorchModel": "spark_estimator.estimators.torch.model:TorchModel",
     },
-    "horovod.spark.torch.datamodule": {"PetastormDataModule": "spark_estimator.data.prepared.module:PetastormDataModule"},
+    "horovod.spark.torch.datamodule": {
+        "PetastormDataModule": "spark_estimator.data.prepared.module:PetastormDataModule"
+    },
     "horovod.spark.torch.estimator": {
         "TorchEstimator": "spark_estimator.estimators.torch.estimator:TorchEstimator",
         "TorchModel": "spark_estimator.estimators.torch.model:TorchModel",

@@ -56,7 +56,8 @@ def check_shape_compatibility(
             values, expected = metadata[name]["shape"], abs(math.prod(shape))
             if values is not None and values != expected:
                 raise ValueError(
-                    f"{kind} column {name!r} has {values} values per row; the {target} shape {list(shape)} has {expected}."
+                    f"{kind} column {name!r} has {values} values per row; the {target} shape {list(shape)} "
+                    f"has {expected}."
                 )
 
 
@@ -71,7 +72,10 @@ def get_output_cols(input_df_schema: Any, output_cols: Sequence[str]) -> list[st
 
 
 def get_spark_df_output_schema(
-    input_df_schema: Any, label_cols: Sequence[str], output_cols: Sequence[str], metadata: Mapping[str, Mapping[str, Any]]
+    input_df_schema: Any,
+    label_cols: Sequence[str],
+    output_cols: Sequence[str],
+    metadata: Mapping[str, Mapping[str, Any]],
 ) -> Any:
     """The schema of a DataFrame to which a model has added a column for each label, of the label's type.
 

@@ -1,6 +1,6 @@
 """``horovod.spark.common.util``: a DataFrame as Parquet files in a store, and what is known of them.
 
-Packages that train by their own loops write their rows with `prepare_data`. The estimators of this package don't need it.
+Packages that train by their own loops write their rows with `prepare_data`. This package's estimators don't need it.
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ def prepare_data(
     for kind, names in (("label", labels), ("feature", features)):
         for name in names:
             if name not in df.columns:
-                raise ValueError(f"{kind} column {name!r} doesn't exist in the DataFrame.{did_you_mean(name, df.columns)}")
+                raise ValueError(
+                    f"{kind} column {name!r} doesn't exist in the DataFrame.{did_you_mean(name, df.columns)}"
+                )
     if compress_sparse:
         _log.warning("compress_sparse has no effect: vectors are written as arrays of doubles.")
     columns = features + labels + ([sample_weight_col] if sample_weight_col else [])
@@ -198,10 +200,12 @@ def get_simple_meta_from_parquet(
     if not store.exists(train_path):
         raise ValueError(f"{train_path} doesn't exist in the store: write the training data there first.")
     train = store.get_parquet_dataset(train_path)
-    rows, size = _counted(train, "training", train_path)
+    rows, size = _counted(train)
+    if not rows:
+        raise ValueError(f"{train_path}: the training data has no rows.")
     val_rows = 0
     if store.exists(val_path):
-        val_rows, _ = _counted(store.get_parquet_dataset(val_path), "validation", val_path)
+        val_rows, _ = _counted(store.get_parquet_dataset(val_path))
     metadata = {}
     for name in [*feature_columns, *label_columns, *([sample_weight_col] if sample_weight_col else [])]:
         if name not in train.schema.names:
@@ -230,7 +234,8 @@ def check_validation(validation: Any, df: DataFrame | None = None) -> None:
     elif isinstance(validation, str):
         if df is not None and validation not in df.columns:
             raise ValueError(
-                f"validation column {validation!r} doesn't exist in the DataFrame.{did_you_mean(validation, df.columns)}"
+                f"validation column {validation!r} doesn't exist in the DataFrame."
+                + did_you_mean(validation, df.columns)
             )
     else:
         raise ValueError(f"validation must be a float or a column name; got {validation!r}.")
@@ -259,7 +264,7 @@ def _write(
         column = functions.col(f"`{validation}`")
         marked = column if isinstance(kinds[validation], BooleanType) else column > 0
         unmarked = ~column if isinstance(kinds[validation], BooleanType) else column == 0
-        share = chosen.agg(functions.avg(marked.cast("double"))).first()[0] or 0.0
+        [[share]] = chosen.agg(functions.coalesce(functions.avg(marked.cast("double")), functions.lit(0.0))).collect()
         chosen, held = chosen.filter(unmarked).drop(validation), chosen.filter(marked).drop(validation)
     elif validation:
         share = validation
@@ -277,15 +282,13 @@ def _for_spark(path: str) -> str:
     return path if "://" in path else f"file://{path}"
 
 
-def _counted(dataset: Any, kind: str, path: str) -> tuple[int, int]:
-    """Rows and bytes. Raises ValueError when there are no rows."""
+def _counted(dataset: Any) -> tuple[int, int]:
+    """Rows and bytes."""
     rows = size = 0
     for fragment in dataset.fragments:
         metadata = fragment.metadata
         rows += metadata.num_rows
         size += sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-    if not rows:
-        raise ValueError(f"{path}: the {kind} data has no rows.")
     return rows, size
 
 

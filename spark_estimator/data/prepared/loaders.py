@@ -120,7 +120,9 @@ class PytorchInmemDataLoader(_Loader):
     def _iterate(self) -> Iterator[Any]:
         rows = len(next(iter(self._columns.values())))
         order = torch.randperm(rows) if self.shuffle else torch.arange(rows)
-        batches = ({name: column[part] for name, column in self._columns.items()} for part in order.split(self.batch_size))
+        batches = (
+            {name: column[part] for name, column in self._columns.items()} for part in order.split(self.batch_size)
+        )
         return self._limited(batches)
 
 

@@ -25,8 +25,8 @@ ESTIMATOR = (
         None,
         checks.anything,
         "a LightningDataModule, or its class: its loaders replace the DataFrame, whose first rows are only used for the "
-        "types of the columns. A class with the argument train_dir gets Horovod's keywords, and the DataFrame is "
-        "written to the store; others are created without arguments on each rank",
+        "types of the columns. A class with the argument train_dir gets Horovod's keywords, and the DataFrame "
+        "is written to the store; others are created without arguments on each rank",
     ),
     Row(
         "trainer_args",

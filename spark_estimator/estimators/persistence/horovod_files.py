@@ -74,7 +74,7 @@ class HorovodFile:
             if name == "model" and isinstance(value, io.BytesIO):  # TorchScript
                 import torch
 
-                value = torch.jit.load(io.BytesIO(value.getvalue()))  # type: ignore[no-untyped-call]
+                value = torch.jit.load(io.BytesIO(value.getvalue()))
         except Exception as error:
             hint = ""
             if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("horovod"):

@@ -32,7 +32,7 @@ def epoch_log(spec: TrainSpec, rank: int) -> Iterator[Callable[[Mapping[str, Any
 
     sync = store.sync_fn(spec.run_id)
     with store.get_local_output_dir_fn(spec.run_id)() as folder:
-        writer: Any = SummaryWriter(os.path.join(folder, store.get_logs_subdir()))  # type: ignore[no-untyped-call]
+        writer: Any = SummaryWriter(os.path.join(folder, store.get_logs_subdir()))
 
         def log(entry: Mapping[str, Any]) -> None:
             for part, stage in _STAGES.items():

@@ -53,9 +53,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
             return _trained(spec, beginning, log)
 
 
-def _trained(
-    spec: TrainSpec, beginning: RankRun, log: Callable[[Mapping[str, Any]], None]
-) -> TrainResult | None:
+def _trained(spec: TrainSpec, beginning: RankRun, log: Callable[[Mapping[str, Any]], None]) -> TrainResult | None:
     rows, held, seed, kept = beginning.rows, beginning.held, beginning.seed, beginning.kept
     training = _Training(spec, seed, leaving_out(spec.framework, spec, beginning))
     progress = TrainingProgress(spec.patience, spec.restore_best)

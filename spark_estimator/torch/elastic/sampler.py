@@ -80,7 +80,7 @@ class ElasticSampler(Sampler[int]):
         if not self.shuffle:
             return list(range(length))
         indices = list(range(length))
-        random.Random(self.seed + self.epoch).shuffle(indices)  # noqa: S311  Horovod's order, sample for sample
+        random.Random(self.seed + self.epoch).shuffle(indices)  # Horovod's order, sample for sample
         return indices
 
     def __iter__(self) -> Iterator[int]:

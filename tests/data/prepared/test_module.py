@@ -107,5 +107,7 @@ def test_a_loader_in_memory(folder: str, kind: Any) -> None:
 
 
 def test_a_batched_loader_with_more_arguments(folder: str) -> None:
-    loader = loaders.PetastormBatchedDataLoader("rows", 3, True, make_batch_reader(folder, shuffle_row_groups=False), 12)
+    loader = loaders.PetastormBatchedDataLoader(
+        "rows", 3, True, make_batch_reader(folder, shuffle_row_groups=False), 12
+    )
     assert values(loader, 1) == [float(n) for n in range(ROWS)]

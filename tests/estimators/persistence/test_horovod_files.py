@@ -100,7 +100,7 @@ def test_an_estimator(tmp_path: Path) -> None:
     assert loaded.getPartitionsPerProcess() == 4  # type: ignore[attr-defined]
     model = loaded.getModel()
     assert model is not None
-    assert list(model.parameters())[0].shape == (1, 2)
+    assert next(iter(model.parameters())).shape == (1, 2)
 
 
 def test_what_is_none_of_horovods_or_cannot_be_opened(tmp_path: Path) -> None:

@@ -201,7 +201,9 @@ def test_rows_that_are_all_alike(spark: SparkSession, estimator: Make) -> None:
     (entry,) = model.getHistory()
     with torch.no_grad():
         assert entry["train"]["loss"] == pytest.approx(float((net(torch.ones(1)) - 2) ** 2), rel=1e-5)
-    assert entry["train"]["all_metrics"][0]["group_0_y"] == pytest.approx(5), "45 rows on each rank: nine batches of five"
+    assert entry["train"]["all_metrics"][0]["group_0_y"] == pytest.approx(5), (
+        "45 rows on each rank: nine batches of five"
+    )
 
 
 def test_doubles_that_are_classes_and_several_outputs(spark: SparkSession, estimator: Make) -> None:
