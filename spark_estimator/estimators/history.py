@@ -95,8 +95,8 @@ class History(Epochs, list[dict[str, Any]]):
     """One entry for each epoch: ``{"epoch": 0, "train": {"loss": 0.5, "all_metrics": [...]}, "validation": {...}}``.
 
     ``all_metrics`` is Horovod's: ``[{"group_0_y": 0.9}]`` has the first metric of the label column y. Where there are
-    metrics, ``metrics`` has the same values by name: ``{"accuracy": 0.9}``. Losses and metrics are means over the rows of all
-    ranks. What a LightningModule logs is in ``logged``, by its names.
+    metrics, ``metrics`` has the same values by name: ``{"accuracy": 0.9}``. Losses and metrics are means over the rows
+    of all ranks. What a LightningModule logs is in ``logged``, by its names.
     """
 
     losses = ("train_loss", "validation_loss")

@@ -66,7 +66,7 @@ class PytorchDataLoader(_Loader):
 
 
 class PytorchInfiniteDataLoader(PytorchDataLoader):
-    """Each pass goes on where the one before has ended. The reader has ``num_epochs=None``.
+    """Each pass continues where the one before has ended. The reader has ``num_epochs=None``.
 
     Raises:
         ValueError: the reader ends.

@@ -258,15 +258,14 @@ class LightningEstimatorKeywords(SharedKeywords, PredictingKeywords):
     def setDataModule(self, value: Any) -> Self:
         """Sets data_module: a LightningDataModule, or its class: its loaders replace the DataFrame, whose first rows
         are only used for the types of the columns. A class with the argument train_dir gets Horovod's keywords,
-        and the DataFrame is written to the store; others are created without arguments on each rank. Returns
-        self.
+        and the rows are written to the store; others are created without arguments on each rank. Returns self.
         """
         return self._set(data_module=value)
 
     def getDataModule(self) -> Any:
         """data_module: a LightningDataModule, or its class: its loaders replace the DataFrame, whose first rows are
         only used for the types of the columns. A class with the argument train_dir gets Horovod's keywords, and
-        the DataFrame is written to the store; others are created without arguments on each rank.
+        the rows are written to the store; others are created without arguments on each rank.
         """
         return self._get(self.data_module)
 

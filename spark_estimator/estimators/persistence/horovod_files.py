@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,7 +49,7 @@ class HorovodFile:
             return None
 
     def values(self, kind: str, *, trust: bool) -> dict[str, Any]:
-        """The parameters that are not None, by name.
+        """The parameters that are not None, by name. A model of TorchScript is a stream.
 
         Args:
             kind: the class that is to be loaded, without its module.
@@ -70,11 +69,7 @@ class HorovodFile:
 
     def _opened(self, name: str, text: str) -> Any:
         try:
-            value = cloudpickle.loads(base64.b64decode(text))
-            if name == "model" and isinstance(value, io.BytesIO):  # TorchScript
-                import torch
-
-                value = torch.jit.load(io.BytesIO(value.getvalue()))
+            return cloudpickle.loads(base64.b64decode(text))
         except Exception as error:
             hint = ""
             if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("horovod"):
@@ -82,4 +77,3 @@ class HorovodFile:
             raise DataError(
                 f"{self.folder}: the parameter {name!r} can't be opened: {type(error).__name__}: {error}.{hint}"
             ) from error
-        return value

@@ -22,7 +22,7 @@ from spark_estimator.estimators.persistence import estimator_files
 from spark_estimator.estimators.persistence.folders import is_trusted
 from spark_estimator.estimators.persistence.horovod_files import HorovodFile
 from spark_estimator.estimators.persistence.manifest import Manifest
-from spark_estimator.estimators.torch.reading import RefusedObjectsError, read
+from spark_estimator.estimators.torch.reading import RefusedObjectsError, module_of, read
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -68,6 +68,8 @@ class TorchFiles:
         """An estimator that Horovod has saved."""
         kind: Any = cls
         values = saved.values("TorchEstimator", trust=trust)
+        if "model" in values:
+            values["model"] = module_of(values["model"])
         known = {row.name for row in kind._rows}
         estimator: Any = kind(**{name: value for name, value in values.items() if name in known})
         estimator._set(**{name: value for name, value in values.items() if name in kind._ineffective})

@@ -21,6 +21,7 @@ from spark_estimator.estimators.torch.check import floating_type
 from spark_estimator.estimators.torch.keywords import TorchModelKeywords
 from spark_estimator.estimators.torch.params import MODEL
 from spark_estimator.estimators.torch.predictor import TorchPredictor
+from spark_estimator.estimators.torch.reading import module_of
 
 _Self = TypeVar("_Self", bound="TorchModel")
 
@@ -82,11 +83,12 @@ class TorchModel(TorchModelKeywords, model.TableModel):
             values["output_cols"] = values.pop("outputCols")
         if isinstance(values.get("history"), Mapping):  # Lightning's: what was logged last
             values["history"] = [{"logged": dict(values["history"])}]
+        module = module_of(values["model"])
         if model is not None:
-            model = copy.deepcopy(model)
-            model.load_state_dict(values["model"].state_dict())
-            values["model"] = model
-        values["model"].eval()
+            filled = copy.deepcopy(model)
+            filled.load_state_dict(module.state_dict())
+            module = filled
+        values["model"] = module.eval()
         known = {row.name for row in cls._rows}
         loaded = cls(**{name: value for name, value in values.items() if name in known})
         loaded._resetUid(saved.uid)

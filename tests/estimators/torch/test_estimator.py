@@ -85,9 +85,9 @@ def test_one_batch_of_everything_is_one_process_on_the_joint_batch(line: DataFra
 def test_accumulated_gradients_are_a_mean_and_the_optimizer_comes_back(line: DataFrame, estimator: Make) -> None:
     """As in Horovod: each pass's loss is divided by the number of passes; the model has the optimizer's state."""
     net = linear()
-    given = torch.optim.Adam(net.parameters(), lr=0.05)
+    adam = torch.optim.Adam(net.parameters(), lr=0.05)
     model = estimator(
-        model=net, optimizer=given, num_proc=1, batch_size=ROWS // 2 + 1, epochs=1, backward_passes_per_step=2
+        model=net, optimizer=adam, num_proc=1, batch_size=ROWS // 2 + 1, epochs=1, backward_passes_per_step=2
     ).fit(line)
     features, labels = (torch.from_numpy(each) for each in line_rows())
     plain = linear()
@@ -96,7 +96,7 @@ def test_accumulated_gradients_are_a_mean_and_the_optimizer_comes_back(line: Dat
     optimizer.step()
     assert numpy.allclose(weights(model)[:3], plain.weight.detach().ravel(), atol=1e-3)
     trained = model.getOptimizer()
-    assert type(trained) is torch.optim.Adam and trained is not given
+    assert type(trained) is torch.optim.Adam and trained is not adam
     assert trained.param_groups[0]["params"] == list(model.getModel().parameters())
     assert trained.param_groups[0]["lr"] == 0.05
     assert trained.state[model.getModel().weight]["step"] == 1

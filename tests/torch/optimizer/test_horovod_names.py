@@ -40,8 +40,8 @@ def test_attributes_that_programs_ask_for(job_of_one: None) -> None:
     with optimizer.skip_synchronize():
         assert not optimizer._should_synchronize
     assert not hasattr(optimizer, "_p_to_group")
-    own: Any = hvd.DistributedOptimizer(WithOwnHandles(model.parameters(), lr=0.1))
-    assert own._handles == "the user's"
+    shadowed: Any = hvd.DistributedOptimizer(WithOwnHandles(model.parameters(), lr=0.1))
+    assert shadowed._handles == "the user's"
 
 
 def test_a_second_exchange_is_warned_of_where_step_is_called(two_ranks: RankPool) -> None:
