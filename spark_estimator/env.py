@@ -222,7 +222,12 @@ class Settings:
     )  # fmt: skip
     timeline: str = _variable(
         "HOROVOD_TIMELINE", "", str, unit="path",
-        effect="Chrome trace of every operation, one file per rank; DYNAMIC: starts with start_timeline()",
+        effect="Chrome trace of every operation; on one host a single file when the job has ended, elsewhere one per "
+        "rank; DYNAMIC: starts with start_timeline()",
+    )  # fmt: skip
+    timeline_rank_files: bool = _variable(
+        "SPARK_ESTIMATOR_TIMELINE_RANK_FILES", False, _boolean, unit="1 or 0",
+        effect="1: the ranks' own timelines are kept beside the merged one",
     )  # fmt: skip
     timeline_mark_cycles: bool = _variable(
         "HOROVOD_TIMELINE_MARK_CYCLES", False, _boolean, unit="1 or 0",

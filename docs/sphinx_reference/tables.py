@@ -186,7 +186,6 @@ def parameters() -> str:
     texts = [f"## {title}\n\n" + "\n".join(_parameter(key, row) for row in rows) for title, key, rows in sections]
     ignored = {
         **params.WITHOUT_EFFECT,
-        **torch.WITHOUT_EFFECT,
         **keras.WITHOUT_EFFECT,
         **{name: f"{reason} (Lightning)" for name, reason in lightning.WITHOUT_EFFECT.items()},
     }

@@ -22,23 +22,16 @@ _UNISCHEMA = (
 _INDEXES = "petastorm's indexes of row groups are not read; use predicate or filters of the readers"
 _LAUNCHERS = "use `horovodrun`, `horovod.run` or `horovod.spark.run`, which start the ranks"
 _DATA_SERVICE = "the ranks do not share a tf.data service; shard the dataset with dataset.shard(hvd.size(), hvd.rank())"
-_LOADERS = "use `spark_estimator.data.make_torch_dataloader`, or the readers of `spark_estimator.data.petastorm`"
-_PREPARED = (
-    "write rows with df.write.parquet(store.get_train_data_path()) and train on them with fit_on_parquet(), or fit "
-    "with materialize=True"
-)
 _KERAS = "the estimators train models of Keras 3, and pack them by themselves"
 _SAVED = "estimators and models have save(path) and load(path)"
 
 _DATA_MODULES = "PetastormDataModule", "NVTabularDataModule"
-_LOADER_KINDS = "", "Infinite", "Inmem", "Async", "InfiniteAsync", "InmemAsync"
 
 _MODULES: dict[str, dict[str, tuple[str, ...]]] = {
     _READERS: {
-        "horovod.spark.common.datamodule": ("DataModule",),
         "horovod.spark.keras.datamodule": _DATA_MODULES,
         "horovod.spark.lightning.datamodule": _DATA_MODULES,
-        "horovod.spark.torch.datamodule": _DATA_MODULES,
+        "horovod.spark.torch.datamodule": ("NVTabularDataModule",),
     },
     _TRAINERS: {
         "horovod.spark.keras.remote": ("RemoteTrainer",),
@@ -60,25 +53,7 @@ _MODULES: dict[str, dict[str, tuple[str, ...]]] = {
         "horovod.spark.keras.tensorflow": ("save_tf_keras_optimizer", "load_tf_keras_optimizer"),
         "horovod.spark.keras.util": ("BareKerasUtil", "TFKerasUtil", "is_instance_of_bare_keras_model"),
     },
-    _PREPARED: {
-        "horovod.spark.common.cache": ("TrainingDataCache",),
-        "horovod.spark.common.util": (
-            "check_shape_compatibility",
-            "check_validation",
-            "clear_training_cache",
-            "get_dataset_properties",
-            "get_simple_meta_from_parquet",
-            "prepare_data",
-            "to_list",
-        ),
-    },
     _SAVED: {"horovod.spark.common.serialization": ("HorovodParamsReader", "HorovodParamsWriter")},
-    _LOADERS: {
-        "horovod.spark.data_loaders.pytorch_data_loaders": (
-            *(f"Pytorch{kind}DataLoader" for kind in _LOADER_KINDS),
-            "PetastormBatchedDataLoader",
-        )
-    },
     _DATA_SERVICE: {
         "horovod.runner.common.service.compute_service": ("ComputeClient", "ComputeService"),
         "horovod.spark.tensorflow.compute_worker": ("main",),

@@ -129,14 +129,14 @@ class SharedKeywords(TableParams):
         return self._get(self.loss_weights)
 
     def setMetrics(self, value: Any) -> Self:
-        """Sets metrics: functions of (output, label); one list of them per label column; or a dict whose keys are
-        their names. Returns self.
+        """Sets metrics: functions of (output, label); or Horovod's lists, each of one function, or of one per label
+        column; or a dict per label column, whose keys are their names. Returns self.
         """
         return self._set(metrics=value)
 
     def getMetrics(self) -> list[Any]:
-        """metrics: functions of (output, label); one list of them per label column; or a dict whose keys are their
-        names.
+        """metrics: functions of (output, label); or Horovod's lists, each of one function, or of one per label
+        column; or a dict per label column, whose keys are their names.
         """
         return self._get(self.metrics)
 

@@ -126,7 +126,8 @@ SHARED = (
         "metrics",
         [],
         listed,
-        "functions of (output, label); one list of them per label column; or a dict whose keys are their names",
+        "functions of (output, label); or Horovod's lists, each of one function, or of one per label column; or a dict "
+        "per label column, whose keys are their names",
         "Any",
         "list[Any]",
     ),

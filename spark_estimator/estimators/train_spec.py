@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spark_estimator.data.fields import Field
 from spark_estimator.data.kept_rows import KeptRows
 from spark_estimator.data.parquet import FileRows
 from spark_estimator.store import Store
+
+if TYPE_CHECKING:
+    from spark_estimator.estimators.data_modules import ModulePlan
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class TrainSpec:
         framework: the model and the like, as the framework's training knows them.
         owner: names this fit, for those that may write the run's files (see `persistence.run_lease`).
         kept: rows are kept as they came, and a function makes each batch of them; None: rows are kept as fields.
+        module: a data module of the user's brings the rows; None: this package does.
         repeatable: the same rows shall give the same numbers again.
         The others are the estimator's parameters.
     """
@@ -61,6 +65,7 @@ class TrainSpec:
     repeatable: bool = False
     owner: str = ""
     kept: KeptRows | None = None
+    module: ModulePlan | None = None
 
     @property
     def by_value(self) -> bool:

@@ -218,6 +218,6 @@ def _checked_process_set(process_set: Any) -> ProcessSet | None:
         raise ValueError(
             f"process_set must be a ProcessSet, not {process_set!r}: make it with hvd.add_process_set([ranks])."
         )
-    if process_set.included() is None:
+    if process_set.process_set_id is None:
         raise ValueError(f"{process_set} is not registered; use hvd.add_process_set() or hvd.init(process_sets=...).")
     return process_set

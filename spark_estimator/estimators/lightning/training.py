@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import spark_estimator.torch as hvd
+from spark_estimator.estimators.data_modules import ModulePlan
 from spark_estimator.estimators.lightning.callbacks import EpochSums, callback_of, logged, strategy_of
 from spark_estimator.estimators.lightning.checkpoint import begin_after, plain_checkpoint, restore
 from spark_estimator.estimators.lightning.identity import identity_of
@@ -137,6 +138,9 @@ class _Training:
             begin_after(trainer, self._kept.state["lightning"])
         if parts.data_module is not None:
             data_module = parts.data_module
+            if isinstance(data_module, ModulePlan):
+                steps = self._spec.train_steps, self._spec.validation_steps
+                data_module = data_module.made(hvd.rank(), hvd.size(), *steps)
             trainer.fit(self.module, datamodule=data_module() if isinstance(data_module, type) else data_module)
         else:
             trainer.fit(self.module, self._train, self._held)
@@ -205,7 +209,7 @@ class _Training:
         plain, left = self._parts.plain, iter(means[1:])
         if plain is None:
             return {"loss": means[0], "all_metrics": []}
-        return results_of(means[0], [[next(left) for _ in group] for group in plain.metrics], plain.metric_names)
+        return results_of(means[0], [[next(left) for _ in group] for group in plain.metrics], plain)
 
     def _line(self, entry: dict[str, Any]) -> str:
         metrics = {
