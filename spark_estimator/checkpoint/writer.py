@@ -134,7 +134,9 @@ class Writer:
     def _part(self, ticket: int, job: dict[str, Any], table: dict[str, Any], view: memoryview) -> int:
         """Writes this rank's part; on rank 0 what makes it a checkpoint, too. Returns the part's bytes."""
         path, rank, end = job["path"], job["rank"], job["end"]
-        if "://" not in path:
+        if "://" in path:
+            self._store.fs.makedirs(path, exist_ok=True)
+        else:
             make_folders(path)
         file = folders.part_name(rank)
         began = time.monotonic()
