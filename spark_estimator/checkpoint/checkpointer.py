@@ -17,6 +17,7 @@ from typing_extensions import Self
 
 from spark_estimator.checkpoint import restoring, schedule
 from spark_estimator.checkpoint.copying import Copying, Pair
+from spark_estimator.checkpoint.file_saver import is_in_memory
 from spark_estimator.checkpoint.folders import Folder
 from spark_estimator.checkpoint.job import Objects, part_job
 from spark_estimator.checkpoint.layout import Staging, layout_of, part_of, structure_of
@@ -89,6 +90,8 @@ class Checkpointer:
         store = Store.create(folder) if isinstance(folder, str) else folder
         if not isinstance(store, FilesystemStore):
             raise TypeError(f"folder must be a path, a URL or a FilesystemStore; got {type(store).__qualname__}.")
+        if is_in_memory(store):
+            raise ValueError(f"{store.prefix_path} is in this process's memory, where no writer can write.")
         self._store = store
         self._root = store.prefix_path
         self._state = state
@@ -346,7 +349,7 @@ class Checkpointer:
     def _first_clock(self) -> float:
         if not self._is_rank:
             return schedule.clock()
-        return float(arrays.broadcast(numpy.array([schedule.clock()]), "checkpoint.clock", 0)[0])
+        return float(arrays.broadcast(numpy.array([schedule.clock()]), 0, "checkpoint.clock")[0])
 
     def _open(self) -> WriterLink:
         if self._link is None:

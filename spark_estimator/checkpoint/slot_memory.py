@@ -52,7 +52,7 @@ class SlotMemory:
         with contextlib.suppress(OSError):  # before Linux 5.14 there is no such call
             _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(self._size), _MADV_POPULATE_WRITE)
 
-    def put(self, offset: int, content: bytes) -> None:
+    def put(self, offset: int, content: bytes | memoryview) -> None:
         """Writes bytes behind what the view is used for; makes room without a new view."""
         end = offset + len(content)
         if end > os.fstat(self.descriptor).st_size:

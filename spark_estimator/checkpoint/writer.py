@@ -23,7 +23,7 @@ from typing import Any
 from spark_estimator.checkpoint import folders, part_file
 from spark_estimator.checkpoint.metadata_text import Note, SavedObject, SavedPiece, metadata_text
 from spark_estimator.checkpoint.shared_control import SharedControl, Slot, SlotState
-from spark_estimator.store import FilesystemStore
+from spark_estimator.store import FilesystemStore, Store
 from spark_estimator.store.digests import seal_of
 from spark_estimator.store.replacement import make_folders
 
@@ -44,12 +44,14 @@ class Start:
 
     Attributes:
         store: into which it writes.
+        write: ``write(path, content)`` puts a file in place; None: there are only parts.
         control, wake, report: descriptors: the shared page, the pipe whose end says that the rank is gone, and that of
             the reports.
         slots: [slots] descriptors of their memory.
     """
 
-    store: FilesystemStore
+    store: Store
+    write: Callable[[str, bytes], None] | None
     control: int
     wake: int
     report: int
@@ -60,7 +62,7 @@ class Writer:
     """The process's work."""
 
     def __init__(self, start: Start) -> None:
-        self._store = start.store
+        self._start = start
         self._control = SharedControl(start.control)
         self._wake = start.wake
         self._report = start.report
@@ -69,6 +71,12 @@ class Writer:
         self._complete: set[folders.Folder] = set()
         os.set_blocking(self._wake, False)
         os.set_blocking(self._report, False)
+
+    @property
+    def _store(self) -> FilesystemStore:
+        """Of parts."""
+        assert isinstance(self._start.store, FilesystemStore)
+        return self._start.store
 
     def run(self) -> None:
         """Writes until the rank is gone and all is written."""
@@ -95,24 +103,25 @@ class Writer:
     def _write(self, number: int) -> None:
         slot = self._control.slot(number)
         began = time.monotonic()
-        error, path, size = "", "", 0
+        error, raised, path, size = "", "", "", 0
         try:
             with mmap.mmap(self._slots[number], 0, access=mmap.ACCESS_READ) as memory, memoryview(memory) as view:
                 job = json.loads(bytes(view[slot.job[0] : slot.job[0] + slot.job[1]]))
                 table = json.loads(bytes(view[job["table"][0] : sum(job["table"])]))
-                path = job["path"]
+                path, size = job["path"], job["end"]
                 act = _ACTIONS[job["kind"]]
-                size = self._tried(lambda: act(self, slot.ticket, job, table, view), slot.ticket)
+                size = act(self, slot.ticket, job, table, view)
         except GivenUpError as given_up:
             error = str(given_up)
-        except Exception as raised:  # each kind of store has errors of its own
-            error = f"{type(raised).__name__}: {raised}"
+        except Exception as failure:  # each kind of store has errors of its own
+            raised = type(failure).__name__
+            error = f"{raised}: {failure}"
         seconds = time.monotonic() - began
         with self._control.locked():
             done = {"failed": slot.ticket} if error else {"completed": slot.ticket}
             self._control.set_outcome(**done)
             self._control.set_slot(number, Slot(SlotState.FREE))
-        self._tell(ticket=slot.ticket, error=error, path=path, seconds=seconds, bytes=size)
+        self._tell(ticket=slot.ticket, error=error, raised=raised, path=path, seconds=seconds, bytes=size)
 
     def _tried(self, act: Callable[[], int], ticket: int) -> int:
         """What `act` returns; it is called again when the store fails."""
@@ -132,6 +141,9 @@ class Writer:
         return act()
 
     def _part(self, ticket: int, job: dict[str, Any], table: dict[str, Any], view: memoryview) -> int:
+        return self._tried(lambda: self._part_once(ticket, job, table, view), ticket)
+
+    def _part_once(self, ticket: int, job: dict[str, Any], table: dict[str, Any], view: memoryview) -> int:
         """Writes this rank's part; on rank 0 what makes it a checkpoint, too. Returns the part's bytes."""
         path, rank, end = job["path"], job["rank"], job["end"]
         if "://" in path:
@@ -207,14 +219,8 @@ class Writer:
     def _file(self, ticket: int, job: dict[str, Any], table: dict[str, Any], view: memoryview) -> int:
         """Replaces one file, sealed with its digest."""
         content = b"".join(part_file.chunks(view, job["end"], table["holes"]))
-        content += seal_of(content)
-        self._check(ticket)
-
-        def confirm() -> None:
-            if job["guard"] is not None and self._store.read(job["guard"][0]).decode() != job["guard"][1]:
-                raise GivenUpError(f"another attempt has the run: {job['guard'][0]} has changed")
-
-        self._store.write(job["path"], content, confirm=confirm)
+        assert self._start.write is not None
+        self._start.write(job["path"], content + seal_of(content))
         return len(content)
 
     def _check(self, ticket: int) -> None:

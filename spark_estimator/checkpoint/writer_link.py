@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,7 +20,7 @@ from spark_estimator.checkpoint.shared_control import BYTES, SLOTS, SharedContro
 from spark_estimator.checkpoint.slot_memory import SlotMemory, new_descriptor
 from spark_estimator.checkpoint.writer import Start
 from spark_estimator.env import FEED_FD_VARIABLE, PROCESS_VARIABLE, PROGRESS_FD_VARIABLE, RENDEZVOUS_FD_VARIABLE
-from spark_estimator.store import FilesystemStore
+from spark_estimator.store import Store
 
 _PROGRAM = "from spark_estimator.checkpoint.writer import main; main()"
 # These are the rank's alone. Without the mark the launcher does not end the writer with the rank.
@@ -34,6 +35,7 @@ class Report:
         ticket: of the copy.
         path: of what was to be written.
         error: why it was not; empty: it was.
+        raised: the class of that error, where one was raised.
         again: why it is tried again; empty otherwise, and then the copy's fate is not known yet.
         note: what else is worth a line.
         seconds, bytes: that it took.
@@ -42,6 +44,7 @@ class Report:
     ticket: int
     path: str = ""
     error: str = ""
+    raised: str = ""
     again: str = ""
     note: str = ""
     seconds: float = 0.0
@@ -52,11 +55,12 @@ class WriterLink:
     """One writer, started again when it has died.
 
     Args:
-        store: goes to the writer by pickle.
+        store, write: as of `writer.Start`; they go to the writer by pickle.
     """
 
-    def __init__(self, store: FilesystemStore) -> None:
+    def __init__(self, store: Store, write: Callable[[str, bytes], None] | None = None) -> None:
         self._store = store
+        self._write = write
         self._descriptor = new_descriptor("control", BYTES)
         self.control = SharedControl(self._descriptor)
         self.slots = [SlotMemory(new_descriptor(f"slot {number}", 0)) for number in range(SLOTS)]
@@ -173,7 +177,8 @@ class WriterLink:
         finally:
             os.close(wake)
             os.close(report)
-        start = Start(self._store, self._descriptor, wake, report, tuple(slot.descriptor for slot in self.slots))
+        slots = tuple(slot.descriptor for slot in self.slots)
+        start = Start(self._store, self._write, self._descriptor, wake, report, slots)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stream:
             stream.write(cloudpickle.dumps(start))

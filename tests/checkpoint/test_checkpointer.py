@@ -294,6 +294,8 @@ def test_arguments_are_checked_before_a_writer_starts(tmp_path: Path) -> None:
         Checkpointer(str(tmp_path), epoch=3)
     with pytest.raises(TypeError, match="FilesystemStore"):
         Checkpointer(3, model=nn.Linear(1, 1))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no writer can write"):
+        Checkpointer("memory://x", model=nn.Linear(1, 1))
 
 
 def saved(folder: Path, **state: Any) -> Path:

@@ -74,6 +74,7 @@ def attempt(spec: TrainSpec, number: int, monkeypatch: pytest.MonkeyPatch) -> Sa
 
 def save(saver: Saver, epochs: int) -> None:
     saver.save(Checkpoint({}, 1, {}, [{"epoch": epoch} for epoch in range(epochs)], None))
+    saver.wait()
 
 
 def epochs_in(spec: TrainSpec) -> int:
