@@ -1,6 +1,6 @@
 """Times what a checkpoint costs training: ours, ``torch.distributed.checkpoint.async_save``, and ``torch.save``.
 
-``python -m benchmarks.checkpoint [--np 1] [--mb 400] [--rate 5] [--steps 40] [--every 10] [--step-ms 100] [--rounds 3]``
+``python -m benchmarks.checkpoint [--np 1] [--mb 400] [--rate 5] [--steps 40] [--every 10] [--step-ms 100] [--busy]``
 trains a model of `mb` megabytes with steps of `step-ms`, in which the host waits, as it does for an accelerator; with
 ``--busy`` it computes all that time. The store takes `rate` megabytes a second from each rank. The ways take turns in
 each round: no checkpoints, ours, ours with ``overlap=False``, async_save (asked for only where the one before is done,
@@ -35,7 +35,6 @@ WAYS = ("none", "ours", "ours, overlap=False", "async_save")
 
 def measure(options: dict[str, Any]) -> dict[str, Any]:
     """On every rank; rank 0's result counts."""
-    import numpy
     import torch
 
     import spark_estimator.torch as hvd
@@ -57,10 +56,7 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
         model[0].grad = torch.ones_like(model[0])  # a step of the whole would take as long as the step
         optimizer.step()
 
-    share = numpy.ones(options["mb"] * 1_000_000 // hvd.size(), numpy.uint8)
-    target = numpy.zeros_like(share)
-    result: dict[str, Any] = {"memcpy": _fastest(lambda: numpy.copyto(target, share)), "ways": {}}
-    del share, target
+    result: dict[str, Any] = {"memcpy": _copy_seconds(options["mb"] * 1_000_000 // hvd.size()), "ways": {}}
     for number in range(options["rounds"]):
         for way in WAYS:
             folder = f"{options['folder']}/{number}-{WAYS.index(way)}"
@@ -80,7 +76,7 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
 def _steps(
     way: str, folder: str, model: Any, optimizer: Any, step: Callable[[], None], options: dict[str, Any]
 ) -> dict[str, list[float]]:
-    """Trains. Returns the seconds of each step with its checkpoint, and which had one, after one that is not counted."""
+    """Trains. Returns the seconds of each step with its checkpoint, and which had one; the first is not counted."""
     import torch.distributed.checkpoint as dcp
 
     from spark_estimator.checkpoint import Checkpointer
@@ -91,7 +87,9 @@ def _steps(
         store = ThrottledStore(folder)
         store.rate = options["rate"]
         overlap = "False" not in way
-        checkpointer = Checkpointer(store, model=model, every_steps=options["every"], optimizer=optimizer, overlap=overlap)
+        checkpointer = Checkpointer(
+            store, model=model, every_steps=options["every"], optimizer=optimizer, overlap=overlap
+        )
         checkpointer.step()
         checkpointer._staging.targets(0)  # the memory is there, as it is after the first seconds of a training
         for _ in range(options["every"] - 1):
@@ -134,13 +132,17 @@ def _checked(folder: str, model: Any, optimizer: Any) -> bool:
     return all(torch.equal(state[name], value) for name, value in model.state_dict().items())
 
 
-def _fastest(act: Callable[[], object]) -> float:
-    def seconds() -> float:
-        began = time.perf_counter()
-        act()
-        return time.perf_counter() - began
+def _copy_seconds(size: int) -> float:
+    """The fastest of some copies of so many bytes."""
+    import numpy
 
-    return min(seconds() for _ in range(7))
+    source, target = numpy.ones(size, numpy.uint8), numpy.zeros(size, numpy.uint8)
+    times = []
+    for _ in range(7):
+        began = time.perf_counter()
+        numpy.copyto(target, source)
+        times.append(time.perf_counter() - began)
+    return min(times)
 
 
 def main(arguments: list[str] | None = None) -> None:

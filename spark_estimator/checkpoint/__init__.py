@@ -9,8 +9,8 @@
             checkpointer.step()                    # all ranks; every 100th call makes a checkpoint
 
 A *checkpoint* is a folder of the layout of ``torch.distributed.checkpoint``, which reads it without this package. Each
-rank writes one file of it, its *part*. The parameters and the optimizer's state, which all ranks have alike, are written
-once: their pieces are shared out among the ranks. What a rank has for itself (random number generators, small buffers
+rank writes one file of it, its *part*. The parameters and the optimizer's state, which all ranks have alike, are
+written once: their pieces are shared out among the ranks. What a rank has for itself (random number generators, small buffers
 such as those of batch normalization, `local` state) is in its part. `.metadata` is written last; a folder without it is
 no checkpoint.
 
@@ -21,7 +21,8 @@ Order of events
    is room for two states: one that is written and one that waits.
 2. *All writers are free*: they begin. *One is busy*: the copy waits, and replaces one that has waited before. It is
    written when ``wait()`` or ``close()`` asks for it, or when the rank has died. A later ``save()`` that finds all
-   writers free writes its own, newer state instead.
+   writers free writes its own, newer state instead. ``step()`` leaves such copies out when they have taken more than
+   1 % of the time since the writers began; ``close()`` then copies the state that it finds.
 3. Each writer writes its part, then a note beside it. Rank 0's writer waits for the notes of all, writes
    ``.metadata`` in one step, removes the notes, and then the checkpoints that are not to be kept.
 4. ``close()`` returns when the last copy is complete or has failed. All ranks call it.

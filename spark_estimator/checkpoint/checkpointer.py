@@ -7,6 +7,7 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
@@ -40,6 +41,23 @@ from spark_estimator.store import FilesystemStore, Store
 _log = logger(__name__)
 _ASKED_EVERY = timedelta(seconds=0.05)
 _ENDS_WITHIN = timedelta(seconds=10)
+# Of the time of training: copies that wait for a slow store take no more, but for the first.
+_STANDBY_SHARE = 0.01
+
+
+@dataclass
+class _Standby:
+    """The copies since the checkpoint that is being written.
+
+    Attributes:
+        since: when that began, by rank 0's clock, in milliseconds.
+        spent: milliseconds that training has waited for copies since.
+        is_left_out: the last one that was due was not made.
+    """
+
+    since: int
+    spent: float = 0.0
+    is_left_out: bool = False
 
 
 class Checkpointer:
@@ -112,7 +130,8 @@ class Checkpointer:
         self._last_error = ""
         self._objects = Objects()
         self._copying = Copying()
-        self._replaced = 0
+        self._standby = _Standby(0)
+        self._has_told = False
         self._hooks: list[Any] = []
         self._optimizers = [value for value in state.values() if isinstance(value, torch.optim.Optimizer)]
         self._overlaps = overlap
@@ -135,8 +154,7 @@ class Checkpointer:
         """Counts a step of the training, and makes a checkpoint when one is due. Returns whether it did."""
         self._steps += 1
         if self._schedule.is_due():
-            self.save()
-            return True
+            return self._save(may_be_left_out=True)
         if self._staging is None:  # from the first step on optimizers have a state
             with contextlib.suppress(DataError):  # save() raises it, on all ranks
                 self._stage(self._entries())
@@ -149,8 +167,18 @@ class Checkpointer:
             DataError: the ranks' states differ in structure, or hold what cannot be read back without running code;
                 with ``stop_on_error`` also: a rank could not write its part of an earlier checkpoint.
         """
+        self._save(may_be_left_out=False)
+
+    def _save(self, *, may_be_left_out: bool) -> bool:
+        """Copies the state; returns whether it did.
+
+        Args:
+            may_be_left_out: a copy that would only stand by is not made when such copies have taken more than
+                `_STANDBY_SHARE` of the time since the checkpoint that is being written; `close` makes up for it.
+        """
         link = self._open()
         self._copying.wait()
+        began = time.perf_counter()
         self._schedule.made()
         self._tell(link.reports())
         # What is wrong with the state shows before the ranks meet, and all of them hear of it.
@@ -161,14 +189,20 @@ class Checkpointer:
             objects = self._objects.packed(entries, self._own(), self._rank)
         except DataError as error:
             problem = str(error)
-        all_free, seconds = self._agree(link, problem)
+        all_free, milliseconds, spent = self._agree(link, problem)
+        if all_free:
+            self._standby = _Standby(milliseconds)
+        elif may_be_left_out and spent > _STANDBY_SHARE * (milliseconds - self._standby.since):
+            self._tell_replaced(self._steps, 0)
+            self._standby.is_left_out = True
+            return False
+        self._standby.is_left_out = False
         staging = self._staging
         assert staging is not None
         number, replaced = link.free_slot(replaces=SlotState.STANDBY)
         if replaced is not None:
-            self._tell_replaced(self._steps_of.pop(replaced, 0))
-        self._replaced = 0 if all_free else self._replaced
-        self._last_seconds = max(seconds, self._last_seconds + 1)  # so that no two folders have one name
+            self._tell_replaced(self._steps_of.pop(replaced, 0), self._steps)
+        self._last_seconds = max(milliseconds // 1000, self._last_seconds + 1)  # so that no two folders have one name
         folder = Folder(self._steps, self._last_seconds, self._group)
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
         self._steps_of[ticket] = step = self._steps
@@ -192,9 +226,11 @@ class Checkpointer:
             )  # fmt: skip
 
         self._copying.run(*self._divided(pairs), done)
+        self._standby.spent += 1000 * (time.perf_counter() - began)
+        return True
 
     def wait(self) -> int | None:
-        """Returns when the last copy is complete or has failed: with the step of the last complete checkpoint, or None."""
+        """Returns when the last copy is complete or has failed. Returns the last complete checkpoint's step, or None."""
         link = self._open()
         self._copying.wait()
         while True:
@@ -210,6 +246,8 @@ class Checkpointer:
         """Waits as `wait` does, and ends the writers. Returns the step of the last complete checkpoint, or None."""
         if self._link is None:
             return None
+        if self._standby.is_left_out:
+            self.save()
         completed = self.wait()
         self._leave(_ENDS_WITHIN)
         return completed
@@ -282,14 +320,27 @@ class Checkpointer:
         return now, later
 
     def _before_optimizer_step(self, *_: Any) -> None:
+        began = time.perf_counter()
         self._copying.wait()
+        self._standby.spent += 1000 * (time.perf_counter() - began)
 
     def _states(self, link: WriterLink, problem: str = "") -> Any:
-        """[ranks, 6] busy, last failed and last completed copy, clock, structure, whether to stop. A collective."""
+        """[ranks, 7] busy, last failed and completed copy, clock, structure, whether to stop, time spent. A collective.
+
+        Times are in milliseconds.
+        """
         control = link.control
         digest = int(self._staging.layout.digest[:15], 16) if self._staging is not None else 0
         stop = int(bool(problem) or (self._stop_on_error and control.failed >= 0))
-        mine = [int(control.is_busy), control.failed, control.completed, int(time.time()), digest, stop]
+        mine = [
+            int(control.is_busy),
+            control.failed,
+            control.completed,
+            int(1000 * time.time()),
+            digest,
+            stop,
+            int(self._standby.spent),
+        ]
         states = numpy.array([mine], numpy.int64)
         if self._is_rank:
             states = arrays.allgather(states, "checkpoint.states")
@@ -298,15 +349,15 @@ class Checkpointer:
             link.give_up(failed)
         return states
 
-    def _agree(self, link: WriterLink, problem: str) -> tuple[bool, int]:
-        """Whether all writers are free, and rank 0's time. A collective.
+    def _agree(self, link: WriterLink, problem: str) -> tuple[bool, int, int]:
+        """Whether all writers are free, rank 0's time, and the most that a rank has spent. A collective.
 
         Raises:
             DataError: on all ranks, see `save`.
         """
         states = self._states(link, problem)
         if (states[:, 4] == states[0, 4]).all() and not states[:, 5].any():
-            return not states[:, 0].any(), int(states[0, 3])
+            return not states[:, 0].any(), int(states[0, 3]), int(states[:, 6].max())
         structure = self._staging.layout.structure if self._staging is not None else ()
         mine = (problem or self._last_error, structure)
         of_ranks = allgather_object(mine, name="checkpoint.problems") if self._is_rank else [mine]
@@ -316,8 +367,8 @@ class Checkpointer:
             more, less = sorted(set(other) - set(of_ranks[0][1])), sorted(set(of_ranks[0][1]) - set(other))
             if (more or less) and not states[:, 5].any():
                 raise DataError(
-                    f"the state of rank {rank} differs from rank 0's: it has {more[:1]} and lacks {less[:1]} (name, type, "
-                    "shape). Objects of which each rank has its own are given as local={...}."
+                    f"the state of rank {rank} differs from rank 0's: it has {more[:1]} and lacks {less[:1]} (name, "
+                    "type, shape). Objects of which each rank has its own are given as local={...}."
                 )
         raise DataError("a rank could not write its part of a checkpoint; its log says why.")
 
@@ -334,16 +385,15 @@ class Checkpointer:
             elif report.note:
                 _log.warning("%s: %s", who, report.note)
             else:
-                _log.info(
-                    "%s: %s wrote %d bytes of %s in %.1f s", what, who, report.bytes, report.path, report.seconds
-                )
+                _log.info("%s: %s wrote %d bytes of %s in %.1f s", what, who, report.bytes, report.path, report.seconds)
 
-    def _tell_replaced(self, step: int) -> None:
-        self._replaced += 1
-        level = _log.warning if self._replaced == 1 and self._rank == 0 else _log.debug
+    def _tell_replaced(self, step: int, by: int) -> None:
+        """Logs that the state of a step is not written, as that of another one, or of a later one, is."""
+        level = _log.debug if self._has_told or self._rank else _log.warning
+        self._has_told = True
         level(
-            "the state of step %d is not written, as an earlier checkpoint is still being written: that of step %d "
-            "replaces it (later ones that are replaced are logged at level debug)", step, self._steps,
+            "the state of step %d is not written, as an earlier checkpoint is still being written: that of %s replaces it "
+            "(others that are replaced are logged at level debug)", step, f"step {by}" if by else "a later step",
         )  # fmt: skip
 
     def _first_clock(self) -> float:

@@ -57,9 +57,9 @@ class Copying:
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copies numbers in this thread alone: torch's own copy shares out host memory among threads that wait for each other.
+    """Copies numbers in this thread alone.
 
-    On a machine that is busy with several ranks that takes many times as long.
+    torch's own copy has several threads, which wait for each other: many times as long on a machine full of ranks.
     """
     if source.device.type == "cpu" and source.is_contiguous():
         numpy.copyto(_bytes_of(target), _bytes_of(source))

@@ -27,7 +27,7 @@ class FileSaver:
         self._tickets = 0
 
     def put(self, path: str, content: memoryview) -> bool:
-        """Hands over a content, to be sealed with its digest and written. Returns whether it replaces one that waits."""
+        """Hands over a content, to be sealed and written. Returns whether it replaces one that waits."""
         link = self._link
         number, replaced = link.free_slot(replaces=SlotState.GO)
         slot = link.slots[number]
@@ -61,7 +61,7 @@ class FileSaver:
 
 
 class DirectSaver:
-    """As `FileSaver`, but writes in this process before `put` returns: for a store that is in its memory."""
+    """As `FileSaver`, but writes in this process before `put` returns: for a store that may be in its memory."""
 
     def __init__(self, write: Callable[[str, bytes], None]) -> None:
         self._write = write
@@ -98,5 +98,5 @@ def saver_for(store: Store, write: Callable[[str, bytes], None]) -> FileSaver | 
 
 
 def is_in_memory(store: Store) -> bool:
-    """Whether the store is this process's, and no other process sees it: fsspec's ``memory://``."""
-    return isinstance(store, FilesystemStore) and store.prefix_path.startswith("memory:")
+    """Whether another process may not see what is written: fsspec's ``memory://``, and stores of users' own kinds."""
+    return not isinstance(store, FilesystemStore) or store.prefix_path.startswith("memory:")

@@ -12,6 +12,7 @@ import struct
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import IO, cast
 
 import torch
 from torch.serialization import skip_data
@@ -54,7 +55,7 @@ def frame_of(shape: tuple[int, ...], dtype: torch.dtype) -> Frame:
     """What ``torch.save`` writes for a contiguous tensor of this shape and type."""
     stream = _Sparse()
     with skip_data():
-        torch.save(torch.empty(shape, dtype=dtype), stream)
+        torch.save(torch.empty(shape, dtype=dtype), cast(IO[bytes], stream))
     texts = stream.merged()
     directory = _directory(texts, stream.size)
     hole = None

@@ -73,10 +73,17 @@ def index_of(text: bytes, name: str) -> dict[str, Saved]:
     """
     try:
         whole = _Reader(io.BytesIO(text)).load()
-        storage = {(item.fields["fqn"], item.fields.get("offset")): place for item, place in whole["storage_data"].items()}
-        return {key: _saved(key, value, storage, whole["planner_data"]) for key, value in whole["state_dict_metadata"].items()}
+        storage = {
+            (item.fields["fqn"], item.fields.get("offset")): place for item, place in whole["storage_data"].items()
+        }
+        return {
+            key: _saved(key, value, storage, whole["planner_data"])
+            for key, value in whole["state_dict_metadata"].items()
+        }
     except Exception as error:  # whatever a damaged pickle raises
-        raise DataError(f"{name} is no index of a checkpoint, or is damaged: {type(error).__name__}: {error}") from error
+        raise DataError(
+            f"{name} is no index of a checkpoint, or is damaged: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _saved(key: str, value: Any, storage: Mapping[Any, Any], paths: Mapping[str, Sequence[str | int]] | None) -> Saved:

@@ -33,7 +33,9 @@ class Objects:
         Raises:
             DataError: one could not be read back without running code.
         """
-        values = [(entry.key, entry.path, entry.value) for entry in entries if not isinstance(entry.value, torch.Tensor)]
+        values = [
+            (entry.key, entry.path, entry.value) for entry in entries if not isinstance(entry.value, torch.Tensor)
+        ]
         result = [(key, path, self._bytes_of(key, value)) for key, path, value in values] if rank == 0 else []
         key = f"ranks.{rank}"
         return [*result, (key, ("ranks", str(rank)), self._bytes_of(key, own))]

@@ -69,6 +69,8 @@ class Layout:
     def objects_offset(self) -> int:
         """Where a slot has room for the rest."""
         return aligned(self.end + len(self.table))
+
+
 class Staging:
     """Room for a state in both slots; it is made in a thread, as the kernel takes its time for new memory.
 
@@ -148,9 +150,7 @@ def layout_of(entries: Sequence[Entry], structure: Structure, rank: int, ranks: 
         layout.end = offset + frame.size
         first = (piece.first, *[0] * (tensor.dim() - 1)) if tensor.dim() else ()
         dtype = structure[number][1]
-        saved.append(
-            SavedPiece(entry.key, entry.path, dtype, tuple(tensor.shape), first, sizes, offset, frame.size)
-        )
+        saved.append(SavedPiece(entry.key, entry.path, dtype, tuple(tensor.shape), first, sizes, offset, frame.size))
     holes = [(placed.hole.offset, placed.hole.size, placed.hole.checksums) for placed in layout.pieces]
     table = {"holes": holes, "pieces": [asdict(piece) for piece in saved], "structure": digest}
     layout.table = json.dumps(table).encode()

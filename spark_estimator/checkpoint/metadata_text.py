@@ -108,7 +108,7 @@ def metadata_text(notes: Sequence[Note], folder: str) -> bytes:
         _check_whole(key, [piece for piece, _ in parts])
         state[key] = _tensor([piece for piece, _ in parts])
         storage += [(_index(key, piece.first), _place(file, piece)) for piece, file in parts]
-    meta = {"checkpoint_id": folder, "save_id": None, "load_id": None, "modules": []}
+    meta: dict[str, Any] = {"checkpoint_id": folder, "save_id": None, "load_id": None, "modules": []}
     whole = {
         "state_dict_metadata": state,
         "planner_data": paths,
@@ -134,7 +134,9 @@ def _tensor(pieces: Sequence[SavedPiece]) -> Made:
     contiguous = Made(Name(_METADATA, "_MEM_FORMAT_ENCODING"), (0,))
     properties = (Name("torch", pieces[0].dtype), layout, False, contiguous, False)
     chunks = [
-        Made(Name(_METADATA, "ChunkStorageMetadata"), state={"offsets": _size(piece.first), "sizes": _size(piece.sizes)})
+        Made(
+            Name(_METADATA, "ChunkStorageMetadata"), state={"offsets": _size(piece.first), "sizes": _size(piece.sizes)}
+        )
         for piece in pieces
     ]
     state = {

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
-#: A slow store gets the file in pieces of so many bytes: between two of them the writer looks whether it is still wanted.
+#: The file is written in pieces of so many bytes: between two of them the writer looks whether it is still wanted.
 CHUNK_BYTES = 1 << 20
 
 
@@ -52,8 +52,7 @@ def write(file: BinaryIO, pieces: Iterator[Any], is_wanted: Callable[[], None]) 
         view = memoryview(piece).cast("B")
         size += len(view)
         while view:
-            written = file.write(view)
-            view = view[len(view) if written is None else written :]
+            view = view[file.write(view) :]
     file.flush()
     try:
         descriptor = file.fileno()

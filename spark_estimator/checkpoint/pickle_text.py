@@ -24,7 +24,7 @@ class Made:
     """An object.
 
     Attributes:
-        by: the function or class that is called to make it; without arguments a class, whose ``__init__`` is not called.
+        by: the function or class that is called to make it; without arguments a class, without its ``__init__``.
         arguments: of that call.
         state: what it is then given: a dict of its attributes, or what its ``__setstate__`` takes; None: nothing.
     """

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
 #: Tensors are not cut into smaller pieces: each costs about a kilobyte and a tenth of a millisecond.
 SMALLEST_PIECE = 1 << 20
 # Of a rank's share, so that shares are even within that.

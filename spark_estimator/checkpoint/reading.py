@@ -1,4 +1,4 @@
-"""Reads checkpoints: which there are, and their values, each with its checksum, from no more of the files than needed."""
+"""Reads checkpoints: which there are, and their values, with their checksums, from no more of a file than needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from spark_estimator.checkpoint import folders
-from spark_estimator.checkpoint.folders import Folder
 from spark_estimator.checkpoint.index import Extent, Saved, index_of
 from spark_estimator.checkpoint.state import nested
 from spark_estimator.errors import DataError
@@ -80,7 +79,9 @@ def find(store: FilesystemStore, root: str, step: int | None) -> tuple[str, byte
                 continue
     if step is not None:
         known = [str(each) for each in sorted(set(steps)) if each != step]
-        raise DataError(f"{root} has no complete checkpoint of step {step}; of other steps: {', '.join(known) or 'none'}.")
+        raise DataError(
+            f"{root} has no complete checkpoint of step {step}; of other steps: {', '.join(known) or 'none'}."
+        )
     return None
 
 

@@ -109,7 +109,8 @@ def _check(path: str, by_name: Mapping[str, Sequence[Saved]], objects: Mapping[s
             here, there = present.get(key), kept.get(key)
             if here != there and (key in present or there):
                 raise DataError(
-                    f"{path} does not fit: {name}.{key} has the shape {_text(there)} there and {_text(here)} in the model."
+                    f"{path} does not fit: {name}.{key} has the shape {_text(there)} there and {_text(here)} in the "
+                    "model."
                 )
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-# The first rank's clock is asked so often in the time between two checkpoints, so that they are late by a tenth at most.
+# The first rank's clock is asked so often in the time between two checkpoints, so they are late by a tenth at most.
 _QUESTIONS = 10
 
 

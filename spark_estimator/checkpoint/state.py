@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,7 +90,7 @@ def nested(values: Sequence[tuple[Path, Any]]) -> Any:
             return value
         root = root if root is not None else ([] if isinstance(path[0], int) else {})
         place = root
-        for key, following in zip(path, path[1:], strict=False):
+        for key, following in itertools.pairwise(path):
             place = _at(place, key, [] if isinstance(following, int) else {})
         _at(place, path[-1], value)
     return root
@@ -106,7 +107,7 @@ def load_into(value: Any, state: Any) -> None:
 
 def random_state() -> dict[str, Any]:
     """The generators of this process: Python's, numpy's, torch's."""
-    kind, keys, position, has_gauss, gauss = numpy.random.get_state()  # noqa: NPY002
+    kind, keys, position, has_gauss, gauss = numpy.random.get_state()
     result = {
         "python": random.getstate(),
         "numpy": [kind, torch.from_numpy(numpy.asarray(keys).astype(numpy.int64)), position, has_gauss, gauss],
@@ -122,7 +123,7 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     kind, keys, position, has_gauss, value = state["numpy"]
-    numpy.random.set_state((kind, keys.numpy().astype(numpy.uint32), position, has_gauss, value))  # noqa: NPY002
+    numpy.random.set_state((kind, keys.numpy().astype(numpy.uint32), position, has_gauss, value))
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
@@ -171,8 +172,8 @@ def _check(key: str, value: Any) -> None:
         return
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         raise DataError(
-            f"{key} is a {type(value).__qualname__}: only plain tensors can be written. Of an FSDP or DTensor model use "
-            "torch.distributed.checkpoint."
+            f"{key} is a {type(value).__qualname__}: only plain tensors can be written. Of an FSDP or DTensor model "
+            "use torch.distributed.checkpoint."
         )
     if value.layout != torch.strided or value.is_quantized or value.is_conj() or value.is_neg():
         raise DataError(f"{key} is a tensor of layout {value.layout}: only dense tensors can be written.")
@@ -193,7 +194,9 @@ def _with_keys_of(state: Any, template: Any) -> Any:
     """The state with the template's keys where these are no text."""
     if isinstance(state, Mapping) and isinstance(template, Mapping):
         known = {str(key): key for key in template}
-        return {known.get(key, key): _with_keys_of(item, template.get(known.get(key, key))) for key, item in state.items()}
+        return {
+            known.get(key, key): _with_keys_of(item, template.get(known.get(key, key))) for key, item in state.items()
+        }
     if isinstance(state, list) and isinstance(template, list):
         others: list[Any] = [*template, *[None] * (len(state) - len(template))]
         return [_with_keys_of(item, other) for item, other in zip(state, others, strict=False)]
@@ -202,5 +205,3 @@ def _with_keys_of(state: Any, template: Any) -> Any:
 
 def _number(key: Any) -> Any:
     return int(key) if isinstance(key, str) and re.fullmatch(r"\d+", key) else key
-
-

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import cloudpickle
 
@@ -172,7 +171,7 @@ class WriterLink:
                 stdin=subprocess.PIPE,
                 pass_fds=passed,
                 env=environment,
-                start_new_session=True,  # the signals of a terminal, and those that end the rank's group, are not for it
+                start_new_session=True,  # signals for a terminal's or a rank's group are not for it
             )
         finally:
             os.close(wake)
@@ -200,5 +199,3 @@ class WriterLink:
         ending = f"signal {-code}" if code < 0 else f"exit code {code}"
         why = f"the writer's process ended with {ending}; another one was started"
         return [Report(ticket, error=why) for ticket in lost] or [Report(-1, note=why)]
-
-

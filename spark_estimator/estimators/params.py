@@ -215,8 +215,8 @@ SHARED = (
         "checkpoint_every_seconds",
         None,
         positive,
-        "write a checkpoint after this many seconds within an epoch, too; needs a store; None: only after each epoch, and "
-        "as checkpoint_every_steps says",
+        "write a checkpoint after this many seconds within an epoch, too; needs a store; None: only after each epoch, "
+        "and as checkpoint_every_steps says",
         "float | None",
     ),
     Row(

@@ -98,7 +98,9 @@ def test_torch_reads_it_without_us(tmp_path: Path) -> None:
         dcp.load(state, checkpoint_id=next(tmp_path.glob("step-*")))
     assert state["step"] == 1
     assert equal(state["model"], training.numbers())
-    assert torch.equal(state["optimizer"]["state"][0]["exp_avg"], training.optimizer.state_dict()["state"][0]["exp_avg"])
+    assert torch.equal(
+        state["optimizer"]["state"][0]["exp_avg"], training.optimizer.state_dict()["state"][0]["exp_avg"]
+    )
 
 
 def test_load_gives_what_is_asked_for(tmp_path: Path) -> None:
@@ -144,8 +146,8 @@ def test_a_slow_store_delays_checkpoints_and_no_steps(tmp_path: Path, lines: pyt
         assert equal(load(str(tmp_path / "run"), step)["model"], kept[step])
     replaced = [record for record in lines.records if "is not written" in record.message]
     assert [record.levelname for record in replaced] == ["WARNING", "DEBUG", "DEBUG"]
-    assert "the state of step 2" in replaced[0].message
-    assert "that of step 3 replaces it" in replaced[0].message
+    # Copies that only wait may take a hundredth of the time: all but the first are left out in so short a training.
+    assert ["that of a later step replaces" in record.message for record in replaced] == [True, True, False]
 
 
 def test_a_store_that_fails_is_tried_again(tmp_path: Path, lines: pytest.LogCaptureFixture) -> None:
@@ -325,7 +327,7 @@ def test_damage_is_found(tmp_path: Path, at: float) -> None:
     content = bytearray(part.read_bytes())
     content[750 if at < 0.5 else int(len(content) * at)] ^= 4
     part.write_bytes(content)
-    with pytest.raises(DataError, match="is damaged|cannot be read"):
+    with pytest.raises(DataError, match=r"is damaged|cannot be read"):
         Checkpointer(str(tmp_path), model=nn.Linear(200, 3)).restore()
 
 

@@ -33,7 +33,9 @@ NUMBER = SavedObject("n", ("n",), 2048, 1261)
 def test_it_says_what_torchs_own_says(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save({"m": {"w": torch.zeros(5, 2), "h": torch.zeros((), dtype=torch.bfloat16)}, "n": 5}, checkpoint_id=tmp_path)
+        dcp.save(
+            {"m": {"w": torch.zeros(5, 2), "h": torch.zeros((), dtype=torch.bfloat16)}, "n": 5}, checkpoint_id=tmp_path
+        )
     theirs: Metadata = pickle.loads((tmp_path / ".metadata").read_bytes())
     half = SavedPiece("m.h", ("m", "h"), "bfloat16", (), (), (), 0, 1500)
     text = metadata_text([note(0, rows(0, 5), half, objects=(NUMBER,))], "folder")
@@ -41,7 +43,9 @@ def test_it_says_what_torchs_own_says(tmp_path: Path) -> None:
     assert ours.state_dict_metadata == theirs.state_dict_metadata
     assert ours.planner_data == theirs.planner_data
     assert ours.storage_data.keys() == theirs.storage_data.keys()
-    assert {type(place) for place in ours.storage_data.values()} == {type(place) for place in theirs.storage_data.values()}
+    assert {type(place) for place in ours.storage_data.values()} == {
+        type(place) for place in theirs.storage_data.values()
+    }
     assert ours.version == theirs.version
 
 

@@ -95,7 +95,7 @@ def test_names_and_objects_that_cannot_be_in_a_checkpoint() -> None:
 
 def test_random_numbers_go_on_where_they_were() -> None:
     def drawn() -> tuple[float, float, float]:
-        return random.random(), float(numpy.random.random()), float(torch.rand(()))  # noqa: NPY002
+        return random.random(), float(numpy.random.random()), float(torch.rand(()))
 
     state = random_state()
     first = drawn()

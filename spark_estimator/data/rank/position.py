@@ -2,8 +2,8 @@
 
 Ranks read the rows of all files as one sequence, of which each has a stretch (`shares.ranges`); a row's place in that
 sequence is its *number*, whatever the number of ranks. From how many rows each rank has read follows which went to
-other ranks (`shares.moves`), and so which each has. A *leg* is a part of an epoch that the same ranks have read. Nothing
-here communicates.
+other ranks (`shares.moves`), and so which each has. A *leg* is a part of an epoch that the same ranks have read.
+Nothing here communicates.
 """
 
 from __future__ import annotations

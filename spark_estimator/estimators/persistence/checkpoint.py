@@ -136,7 +136,7 @@ class Saver:
     The training goes on while another process writes (`FileSaver`): a newer checkpoint replaces one that waits for a
     slow store. When the first one cannot be written, the training ends: the store is not what the user thinks. Later
     the store may be away: two checkpoints in a row are lost with a line on the driver; at the third the training ends.
-    It learns of that at its next checkpoint, or at its end. Inside a ``with`` block the last one is complete at the end.
+    It learns of that at its next checkpoint, or at its end. At the end of a ``with`` block the last one is complete.
     """
 
     def __init__(self, spec: TrainSpec, form: CheckpointFormat) -> None:
@@ -210,8 +210,8 @@ class Saver:
                 raise run_lease.SupersededError(report.error.partition(": ")[2])
             self._lost += 1
             failure = (
-                f"the checkpoint {self._spec.checkpoint_path} of {report.bytes} bytes cannot be written on rank 0 (host "
-                f"{socket.gethostname()}): {report.error}"
+                f"the checkpoint {self._spec.checkpoint_path} of {report.bytes} bytes cannot be written on rank 0 "
+                f"(host {socket.gethostname()}): {report.error}"
             )
             if self._lost > _MOST_LOST:
                 raise DataError(
