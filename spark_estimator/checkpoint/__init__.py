@@ -10,9 +10,9 @@
 
 A *checkpoint* is a folder of the layout of ``torch.distributed.checkpoint``, which reads it without this package. Each
 rank writes one file of it, its *part*. The parameters and the optimizer's state, which all ranks have alike, are
-written once: their pieces are shared out among the ranks. What a rank has for itself (random number generators, small buffers
-such as those of batch normalization, `local` state) is in its part. `.metadata` is written last; a folder without it is
-no checkpoint.
+written once: their pieces are shared out among the ranks. What a rank has for itself (random number generators, small
+buffers such as those of batch normalization, `local` state) is in its part. `.metadata` is written last; a folder
+without it is no checkpoint.
 
 Order of events
 ---------------
@@ -29,7 +29,7 @@ Order of events
 
 Failures
 --------
-- *The store is slow or away*: writers try again for some time. Training goes on; checkpoints come later, or fewer.
+- *The store is slow or away*: writers try again for some time. Training continues; checkpoints come later, or fewer.
 - *A writer fails or is killed*: the rank logs rank, host and path at its next call. The other ranks hear of it at the
   next ``save()`` and give that checkpoint up; the one before stays. A writer that was killed is started again.
   With ``stop_on_error=True`` all ranks raise `DataError` there instead.
@@ -40,7 +40,7 @@ Failures
 
 Restoring: rank 0 reads ``.metadata``, in which only torch's own classes are accepted. Each rank then reads a share of
 what all need, and its own part, and the ranks exchange the shares. Every piece has a checksum. With another number of
-ranks each takes rank 0's buffers and keeps its generators as they are; a log line says so.
+ranks each takes rank 0's buffers and keeps its generators as they are, which is logged.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from spark_estimator.checkpoint.job import Objects, part_job
 from spark_estimator.checkpoint.layout import Staging, layout_of, part_of, structure_of
 from spark_estimator.checkpoint.shared_control import SlotState
 from spark_estimator.checkpoint.state import (
-    Entry,
+    StateEntry,
     check_names,
     entries_of,
     own_buffers,
@@ -52,11 +52,13 @@ class _Standby:
     Attributes:
         since: when that began, by rank 0's clock, in milliseconds.
         spent: milliseconds that training has waited for copies since.
+        is_last: the last copy stands by.
         is_left_out: the last one that was due was not made.
     """
 
     since: int
     spent: float = 0.0
+    is_last: bool = False
     is_left_out: bool = False
 
 
@@ -226,11 +228,13 @@ class Checkpointer:
             )  # fmt: skip
 
         self._copying.run(*self._divided(pairs), done)
-        self._standby.spent += 1000 * (time.perf_counter() - began)
+        self._standby.is_last = not all_free
+        if not all_free:
+            self._standby.spent += 1000 * (time.perf_counter() - began)
         return True
 
     def wait(self) -> int | None:
-        """Returns when the last copy is complete or has failed. Returns the last complete checkpoint's step, or None."""
+        """Returns when the last copy is complete or has failed, with the last complete checkpoint's step, or None."""
         link = self._open()
         self._copying.wait()
         while True:
@@ -287,8 +291,8 @@ class Checkpointer:
         else:  # the other ranks may be elsewhere
             self.abandon()
 
-    def _entries(self) -> list[Entry]:
-        return [*entries_of(self._state), Entry("step", ("step",), self._steps)]
+    def _entries(self) -> list[StateEntry]:
+        return [*entries_of(self._state), StateEntry("step", ("step",), self._steps)]
 
     def _own(self) -> dict[str, Any]:
         """What this rank has for itself."""
@@ -302,7 +306,7 @@ class Checkpointer:
             "local": {name: value.state_dict() for name, value in self._local.items()},
         }
 
-    def _stage(self, entries: Sequence[Entry]) -> None:
+    def _stage(self, entries: Sequence[StateEntry]) -> None:
         """Has room for this state; where its structure is another than last time, new room."""
         structure = structure_of(entries)
         if self._staging is None or self._staging.layout.structure != structure:
@@ -322,7 +326,8 @@ class Checkpointer:
     def _before_optimizer_step(self, *_: Any) -> None:
         began = time.perf_counter()
         self._copying.wait()
-        self._standby.spent += 1000 * (time.perf_counter() - began)
+        if self._standby.is_last:
+            self._standby.spent += 1000 * (time.perf_counter() - began)
 
     def _states(self, link: WriterLink, problem: str = "") -> Any:
         """[ranks, 7] busy, last failed and completed copy, clock, structure, whether to stop, time spent. A collective.
@@ -370,7 +375,7 @@ class Checkpointer:
                     f"the state of rank {rank} differs from rank 0's: it has {more[:1]} and lacks {less[:1]} (name, "
                     "type, shape). Objects of which each rank has its own are given as local={...}."
                 )
-        raise DataError("a rank could not write its part of a checkpoint; its log says why.")
+        raise DataError("a rank could not write its part of a checkpoint; see its log.")
 
     def _tell(self, reports: Sequence[Report]) -> None:
         """Logs what became of earlier copies."""
@@ -392,8 +397,8 @@ class Checkpointer:
         level = _log.debug if self._has_told or self._rank else _log.warning
         self._has_told = True
         level(
-            "the state of step %d is not written, as an earlier checkpoint is still being written: that of %s replaces it "
-            "(others that are replaced are logged at level debug)", step, f"step {by}" if by else "a later step",
+            "the state of step %d is not written, as an earlier checkpoint is still being written: that of %s replaces "
+            "it (others that are replaced are logged at level debug)", step, f"step {by}" if by else "a later step",
         )  # fmt: skip
 
     def _first_clock(self) -> float:

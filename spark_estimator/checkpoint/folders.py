@@ -54,7 +54,7 @@ def part_name(rank: int) -> str:
 
 
 def note_name(rank: int) -> str:
-    """The file that says that a rank's part is whole."""
+    """The file that exists when a rank's part is whole."""
     return f".part-{rank}.json"
 
 
@@ -68,8 +68,8 @@ def folders_in(store: FilesystemStore, root: str) -> list[Folder]:
         entries = store.entries(root)
     except FileNotFoundError:
         return []
-    found = [Folder.of(posixpath.basename(entry.path)) for entry in entries if entry.size is None]
-    return sorted((folder for folder in found if folder is not None), reverse=True)
+    parsed = [Folder.of(posixpath.basename(entry.path)) for entry in entries if entry.size is None]
+    return sorted((folder for folder in parsed if folder is not None), reverse=True)
 
 
 def is_complete(store: FilesystemStore, root: str, folder: Folder) -> bool:

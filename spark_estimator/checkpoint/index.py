@@ -80,7 +80,7 @@ def index_of(text: bytes, name: str) -> dict[str, Saved]:
             key: _saved(key, value, storage, whole["planner_data"])
             for key, value in whole["state_dict_metadata"].items()
         }
-    except Exception as error:  # whatever a damaged pickle raises
+    except Exception as error:  # a damaged pickle raises any error
         raise DataError(
             f"{name} is no index of a checkpoint, or is damaged: {type(error).__name__}: {error}"
         ) from error

@@ -13,7 +13,7 @@ import torch
 from spark_estimator.checkpoint.image import packed
 from spark_estimator.checkpoint.layout import Layout
 from spark_estimator.checkpoint.slot_memory import SlotMemory
-from spark_estimator.checkpoint.state import Entry, Path
+from spark_estimator.checkpoint.state import Path, StateEntry
 from spark_estimator.errors import DataError
 
 Packed = tuple[str, Path, bytes]
@@ -27,7 +27,7 @@ class Objects:
         self._known: dict[str, tuple[Any, bytes]] = {}
         self._checked: set[str] = set()
 
-    def packed(self, entries: Sequence[Entry], own: Mapping[str, Any], rank: int) -> list[Packed]:
+    def packed(self, entries: Sequence[StateEntry], rank_state: Mapping[str, Any], rank: int) -> list[Packed]:
         """What goes into this rank's part: its own values, and on rank 0 those of all.
 
         Raises:
@@ -38,7 +38,7 @@ class Objects:
         ]
         result = [(key, path, self._bytes_of(key, value)) for key, path, value in values] if rank == 0 else []
         key = f"ranks.{rank}"
-        return [*result, (key, ("ranks", str(rank)), self._bytes_of(key, own))]
+        return [*result, (key, ("ranks", str(rank)), self._bytes_of(key, rank_state))]
 
     def _bytes_of(self, key: str, value: Any) -> bytes:
         known = self._known.get(key)
@@ -48,7 +48,7 @@ class Objects:
         if key not in self._checked:
             try:
                 torch.load(io.BytesIO(content), weights_only=True)
-            except Exception as error:  # whatever pickle, or the objects themselves, raise
+            except Exception as error:  # of pickle, or of the objects themselves
                 raise DataError(
                     f"the state's {key} is a {type(value).__qualname__} that cannot be read back without running code "
                     f"({str(error).splitlines()[0]}): have its state_dict() return plain values and tensors."

@@ -1,4 +1,4 @@
-"""Where each piece of the state lies in the memory of a slot, and so in the rank's part. Made once for a structure."""
+"""The place of each piece of the state in the memory of a slot, and so in the rank's part. Made once for a structure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from spark_estimator.checkpoint.image import Hole, aligned, frame_of, moved
 from spark_estimator.checkpoint.metadata_text import SavedPiece
 from spark_estimator.checkpoint.plan import Piece, share_out
 from spark_estimator.checkpoint.shared_control import SlotState
-from spark_estimator.checkpoint.state import Entry
+from spark_estimator.checkpoint.state import StateEntry
 from spark_estimator.checkpoint.writer_link import WriterLink
 
 #: [entries] key, type and shape; of a value that is no tensor "" and ().
 Structure = tuple[tuple[str, str, tuple[int, ...]], ...]
 
 
-def structure_of(entries: Sequence[Entry]) -> Structure:
+def structure_of(entries: Sequence[StateEntry]) -> Structure:
     """What has to be alike on all ranks."""
     return tuple(
         (entry.key, str(entry.value.dtype).removeprefix("torch."), tuple(entry.value.shape))
@@ -55,7 +55,7 @@ class Layout:
         structure: for which it was made.
         digest: of the structure.
         end: bytes of the pieces together.
-        table: what the writer needs of it, in JSON; it lies behind the pieces.
+        table: what the writer needs of it, in JSON; its place is behind the pieces.
     """
 
     structure: Structure
@@ -123,7 +123,7 @@ def part_of(tensor: torch.Tensor, piece: Piece | Placed) -> torch.Tensor:
     return tensor[piece.first : piece.first + piece.rows] if tensor.dim() else tensor
 
 
-def layout_of(entries: Sequence[Entry], structure: Structure, rank: int, ranks: int) -> Layout:
+def layout_of(entries: Sequence[StateEntry], structure: Structure, rank: int, ranks: int) -> Layout:
     """The layout of a rank's part; no other rank is asked, as all have the same structure."""
     digest = hashlib.sha256(json.dumps(structure).encode()).hexdigest()
     layout = Layout(structure, digest)

@@ -50,7 +50,7 @@ class SavedObject:
 
 @dataclass(frozen=True)
 class Note:
-    """What a writer says of its part.
+    """What a writer notes of its part.
 
     Attributes:
         rank: whose part it is.
@@ -86,7 +86,7 @@ def metadata_text(notes: Sequence[Note], folder: str) -> bytes:
         folder: of the checkpoint.
 
     Raises:
-        ValueError: the parts do not make a whole; the text says what differs.
+        ValueError: the parts do not make a whole; the text names what differs.
     """
     structures = {note.structure for note in notes}
     if len(structures) > 1:

@@ -25,8 +25,8 @@ def complete_steps(folder: str | Store) -> list[int]:
     """
     store = _store_of(folder)
     root = store.prefix_path
-    found = folders.folders_in(store, root)
-    return sorted({each.step for each in found if folders.is_complete(store, root, each)})
+    source = folders.folders_in(store, root)
+    return sorted({each.step for each in source if folders.is_complete(store, root, each)})
 
 
 def load(folder: str | Store, step: int | None = None, names: Collection[str] | None = None) -> dict[str, Any]:
@@ -43,10 +43,10 @@ def load(folder: str | Store, step: int | None = None, names: Collection[str] | 
         DataError: there is none, or it is damaged.
     """
     store = _store_of(folder)
-    found = find(store, store.prefix_path, step)
-    if found is None:
+    source = find(store, store.prefix_path, step)
+    if source is None:
         raise DataError(f"{store.prefix_path} has no complete checkpoint.")
-    path, text = found
+    path, text = source
     index = index_of(text, f"{path}/{folders.METADATA}")
     wanted = [
         saved for saved in index.values() if saved.path[0] != "ranks" and (names is None or saved.path[0] in names)

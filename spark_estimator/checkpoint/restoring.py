@@ -37,10 +37,10 @@ def restore(
         root: the folder of the checkpoints.
         objects, local: by their names.
     """
-    found = _found(store, root, step, rank)
-    if found is None:
+    source = _found(store, root, step, rank)
+    if source is None:
         return 0
-    path, text = found
+    path, text = source
     index = index_of(text, f"{path}/{folders.METADATA}")
     by_name: dict[str, list[Saved]] = {}
     for saved in index.values():
@@ -55,11 +55,11 @@ def restore(
     if saved_ranks == ranks:
         mine += [(index[own_key], extent) for extent in index[own_key].extents]
     pieces = _read(store, path, mine)
-    own = pieces.pop((own_key, ()), None)
+    rank_state = pieces.pop((own_key, ()), None)
     values = _exchanged(shares, pieces, rank) if ranks > 1 else _joined(shares[0], pieces)
     for name, value in objects.items():
         load_into(value, nested([(saved.path[1:], values[saved.key]) for saved in by_name[name]]))
-    _restore_own(own, objects, local, saved_ranks, ranks, rank)
+    _restore_own(rank_state, objects, local, saved_ranks, ranks, rank)
     return int(values["step"])
 
 
@@ -187,9 +187,9 @@ def _broadcast(
 
 
 def _restore_own(
-    own: Any, objects: Mapping[str, Any], local: Mapping[str, Any], saved_ranks: int, ranks: int, rank: int
+    rank_state: Any, objects: Mapping[str, Any], local: Mapping[str, Any], saved_ranks: int, ranks: int, rank: int
 ) -> None:
-    if own is None:
+    if rank_state is None:
         if rank == 0:
             _log.warning(
                 "the checkpoint is of %d ranks, and there are %d: each takes rank 0's buffers and keeps its own random "
@@ -198,10 +198,10 @@ def _restore_own(
         return
     for name, value in objects.items():
         for key, buffer in own_buffers(value).items():
-            saved = own["buffers"].get(f"{name}.{key}")
+            saved = rank_state["buffers"].get(f"{name}.{key}")
             if saved is not None:
                 buffer.copy_(saved)
     for name, value in local.items():
-        if name in own["local"]:
-            load_into(value, own["local"][name])
-    set_random_state(own["random"])
+        if name in rank_state["local"]:
+            load_into(value, rank_state["local"][name])
+    set_random_state(rank_state["random"])

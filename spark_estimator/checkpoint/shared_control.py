@@ -37,7 +37,7 @@ class SlotState(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Slot:
+class CopySlot:
     """One slot.
 
     Attributes:
@@ -72,12 +72,12 @@ class SharedControl:
             finally:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
-    def slot(self, number: int) -> Slot:
+    def slot(self, number: int) -> CopySlot:
         """The slot as it is."""
         state, ticket, first, size = _SLOT.unpack_from(self._page, number * _SLOT.size)
-        return Slot(SlotState(state), ticket, (first, size))
+        return CopySlot(SlotState(state), ticket, (first, size))
 
-    def set_slot(self, number: int, slot: Slot) -> None:
+    def set_slot(self, number: int, slot: CopySlot) -> None:
         """Sets a slot. Under the lock."""
         _SLOT.pack_into(self._page, number * _SLOT.size, slot.state, slot.ticket, *slot.job)
 

@@ -46,7 +46,7 @@ class SlotMemory:
         return True
 
     def populate(self) -> None:
-        """Has the kernel give all pages now: the first copy would wait for each of them. Other threads go on."""
+        """Has the kernel give all pages now: the first copy would wait for each of them. Other threads keep running."""
         view = self.view
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))
         with contextlib.suppress(OSError):  # before Linux 5.14 there is no such call

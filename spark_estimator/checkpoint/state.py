@@ -23,7 +23,7 @@ RESERVED = ("step", "ranks")
 
 
 @dataclass(frozen=True)
-class Entry:
+class StateEntry:
     """One value that all ranks have alike, or of which rank 0's counts.
 
     Attributes:
@@ -37,24 +37,24 @@ class Entry:
     of_first: bool = False
 
 
-def entries_of(objects: Mapping[str, Any]) -> list[Entry]:
+def entries_of(objects: Mapping[str, Any]) -> list[StateEntry]:
     """The state of all objects, in their order.
 
     Raises:
         DataError: of a tensor that cannot be written in pieces, or of two values of the same name.
     """
-    result: list[Entry] = []
+    result: list[StateEntry] = []
     seen: set[str] = set()
     for name, value in objects.items():
-        own = own_buffers(value)
+        buffers = own_buffers(value)
         for path, leaf in leaves((name,), value.state_dict()):
             key = ".".join(map(str, path))
             if key in seen:
                 raise DataError(f"two values of the state have the name {key!r}: give the objects other names.")
             seen.add(key)
             _check(key, leaf)
-            first = not isinstance(leaf, torch.Tensor) or ".".join(map(str, path[1:])) in own
-            result.append(Entry(key, path, leaf, first))
+            first = not isinstance(leaf, torch.Tensor) or ".".join(map(str, path[1:])) in buffers
+            result.append(StateEntry(key, path, leaf, first))
     return result
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from spark_estimator.checkpoint import folders, part_file
 from spark_estimator.checkpoint.metadata_text import Note, SavedObject, SavedPiece, metadata_text
-from spark_estimator.checkpoint.shared_control import SharedControl, Slot, SlotState
+from spark_estimator.checkpoint.shared_control import CopySlot, SharedControl, SlotState
 from spark_estimator.store import FilesystemStore, Store
 from spark_estimator.store.digests import seal_of
 from spark_estimator.store.replacement import make_folders
@@ -39,7 +39,7 @@ class GivenUpError(Exception):
 
 
 @dataclass(frozen=True)
-class Start:
+class WriterStart:
     """What a writer is started with.
 
     Attributes:
@@ -61,7 +61,7 @@ class Start:
 class Writer:
     """The process's work."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: WriterStart) -> None:
         self._start = start
         self._control = SharedControl(start.control)
         self._wake = start.wake
@@ -97,7 +97,7 @@ class Writer:
             if not numbers:
                 return None
             slot = self._control.slot(numbers[0])
-            self._control.set_slot(numbers[0], Slot(SlotState.WRITING, slot.ticket, slot.job))
+            self._control.set_slot(numbers[0], CopySlot(SlotState.WRITING, slot.ticket, slot.job))
             return numbers[0]
 
     def _write(self, number: int) -> None:
@@ -120,7 +120,7 @@ class Writer:
         with self._control.locked():
             done = {"failed": slot.ticket} if error else {"completed": slot.ticket}
             self._control.set_outcome(**done)
-            self._control.set_slot(number, Slot(SlotState.FREE))
+            self._control.set_slot(number, CopySlot(SlotState.FREE))
         self._tell(ticket=slot.ticket, error=error, raised=raised, path=path, seconds=seconds, bytes=size)
 
     def _tried(self, act: Callable[[], int], ticket: int) -> int:
@@ -202,15 +202,15 @@ class Writer:
 
     def _clean(self, job: dict[str, Any]) -> None:
         root = posixpath.dirname(job["path"])
-        found = folders.folders_in(self._store, root)
-        self._complete &= set(found)
+        present = folders.folders_in(self._store, root)
+        self._complete &= set(present)
         self._complete |= {
             folder
-            for folder in found
+            for folder in present
             if folder not in self._complete and folders.is_complete(self._store, root, folder)
         }
         every = None if job["keep_every"] is None else timedelta(seconds=job["keep_every"])
-        for folder in folders.expendable(found, self._complete, job["keep"], every):
+        for folder in folders.expendable(present, self._complete, job["keep"], every):
             path = posixpath.join(root, folder.name)
             if folder in self._complete:  # first what makes it a checkpoint
                 self._store.remove(posixpath.join(path, folders.METADATA))
@@ -233,7 +233,9 @@ class Writer:
         if self._is_orphan:
             time.sleep(seconds or 0)
             return
-        if select.select([self._wake], [], [], seconds)[0]:
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        if poll.poll(None if seconds is None else 1000 * seconds):
             with contextlib.suppress(BlockingIOError):
                 self._is_orphan = not os.read(self._wake, 4096)
 
@@ -250,8 +252,8 @@ _ACTIONS: dict[str, Callable[[Writer, int, dict[str, Any], dict[str, Any], memor
 
 
 def main() -> None:
-    """Runs a writer with what its standard input says."""
-    start: Start = pickle.load(sys.stdin.buffer)  # noqa: S301  from the rank that has started this process
+    """Runs a writer with what it reads from its standard input."""
+    start: WriterStart = pickle.load(sys.stdin.buffer)  # noqa: S301  from the rank that has started this process
     with contextlib.suppress(OSError):
         os.nice(5)
     Writer(start).run()

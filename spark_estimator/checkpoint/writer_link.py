@@ -15,9 +15,9 @@ from datetime import timedelta
 
 import cloudpickle
 
-from spark_estimator.checkpoint.shared_control import BYTES, SLOTS, SharedControl, Slot, SlotState
+from spark_estimator.checkpoint.shared_control import BYTES, SLOTS, CopySlot, SharedControl, SlotState
 from spark_estimator.checkpoint.slot_memory import SlotMemory, new_descriptor
-from spark_estimator.checkpoint.writer import Start
+from spark_estimator.checkpoint.writer import WriterStart
 from spark_estimator.env import FEED_FD_VARIABLE, PROCESS_VARIABLE, PROGRESS_FD_VARIABLE, RENDEZVOUS_FD_VARIABLE
 from spark_estimator.store import Store
 
@@ -54,7 +54,7 @@ class WriterLink:
     """One writer, started again when it has died.
 
     Args:
-        store, write: as of `writer.Start`; they go to the writer by pickle.
+        store, write: as of `writer.WriterStart`; they go to the writer by pickle.
     """
 
     def __init__(self, store: Store, write: Callable[[str, bytes], None] | None = None) -> None:
@@ -84,7 +84,7 @@ class WriterLink:
             waiting = self.control.in_state(replaces)
             number = waiting[0] if waiting else self.control.in_state(SlotState.FREE)[0]
             replaced = self.control.slot(number).ticket if waiting else None
-            self.control.set_slot(number, Slot(SlotState.FREE))
+            self.control.set_slot(number, CopySlot(SlotState.FREE))
         return number, replaced
 
     def submit(self, number: int, ticket: int, job: tuple[int, int], *, now: bool) -> None:
@@ -95,7 +95,7 @@ class WriterLink:
             now: it is written as soon as the writer is free; False: it stands by.
         """
         with self.control.locked():
-            self.control.set_slot(number, Slot(SlotState.GO if now else SlotState.STANDBY, ticket, job))
+            self.control.set_slot(number, CopySlot(SlotState.GO if now else SlotState.STANDBY, ticket, job))
         self._call()
 
     def begin_standby(self) -> bool:
@@ -104,7 +104,7 @@ class WriterLink:
             numbers = self.control.in_state(SlotState.STANDBY)
             for number in numbers:
                 slot = self.control.slot(number)
-                self.control.set_slot(number, Slot(SlotState.GO, slot.ticket, slot.job))
+                self.control.set_slot(number, CopySlot(SlotState.GO, slot.ticket, slot.job))
         self._call()
         return bool(numbers)
 
@@ -121,7 +121,9 @@ class WriterLink:
 
     def reports(self, timeout: timedelta = timedelta(0)) -> list[Report]:
         """What has come since the last call; waits so long for the first. Starts a new writer if it has died."""
-        ready = bool(select.select([self._reports], [], [], timeout.total_seconds())[0])
+        poll = select.poll()
+        poll.register(self._reports, select.POLLIN)
+        ready = bool(poll.poll(1000 * timeout.total_seconds()))
         result, ended = [], False
         while ready:
             try:
@@ -145,7 +147,7 @@ class WriterLink:
         if timeout is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout.total_seconds())
-        # One that has not ended goes on alone, and is no zombie later.
+        # A writer that has not ended yet continues alone, and is no zombie later.
         threading.Thread(target=self._process.wait, daemon=True, name="spark_estimator writer").start()
         for slot in self.slots:
             slot.close()
@@ -177,7 +179,7 @@ class WriterLink:
             os.close(wake)
             os.close(report)
         slots = tuple(slot.descriptor for slot in self.slots)
-        start = Start(self._store, self._write, self._descriptor, wake, report, slots)
+        start = WriterStart(self._store, self._write, self._descriptor, wake, report, slots)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stream:
             stream.write(cloudpickle.dumps(start))
@@ -192,7 +194,7 @@ class WriterLink:
         with self.control.locked():
             for number in self.control.in_state(SlotState.GO, SlotState.WRITING):
                 lost.append(self.control.slot(number).ticket)
-                self.control.set_slot(number, Slot(SlotState.FREE))
+                self.control.set_slot(number, CopySlot(SlotState.FREE))
             if lost:
                 self.control.set_outcome(failed=max(lost))
         self._start()

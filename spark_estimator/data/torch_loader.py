@@ -116,8 +116,8 @@ class TorchLoader:
     All ranks get as many batches; one that has run out of rows (there are fewer than batches) gets a row again.
     Tensors are copies: write to them as you like.
 
-    ``state_dict()`` says how far it is, by the protocol of torchdata's StatefulDataLoader. It is the same on all ranks,
-    and another number of ranks may take it up: what is left of the epoch is read, each row once.
+    ``state_dict()`` returns its position, by the protocol of torchdata's StatefulDataLoader. It is the same on all
+    ranks, and another number of ranks may take it up: what is left of the epoch is read, each row once.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class TorchLoader:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The next iteration goes on where another loader of the same rows was, with as many ranks or others.
+        """The next iteration continues where another loader of the same rows was, with as many ranks or others.
 
         On as many ranks, with the same `batch_size`, it gives the batches that would have followed.
 

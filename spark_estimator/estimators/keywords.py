@@ -303,13 +303,13 @@ class SharedKeywords(TableParams):
 
     def setCheckpointEverySeconds(self, value: float | None) -> Self:
         """Sets checkpoint_every_seconds: write a checkpoint after this many seconds within an epoch, too; needs a
-        store; None: only after each epoch, and as checkpoint_every_steps says. Returns self.
+        store; None: only after each epoch, and by checkpoint_every_steps. Returns self.
         """
         return self._set(checkpoint_every_seconds=value)
 
     def getCheckpointEverySeconds(self) -> float | None:
         """checkpoint_every_seconds: write a checkpoint after this many seconds within an epoch, too; needs a store;
-        None: only after each epoch, and as checkpoint_every_steps says.
+        None: only after each epoch, and by checkpoint_every_steps.
         """
         return self._get(self.checkpoint_every_seconds)
 

@@ -216,7 +216,7 @@ SHARED = (
         None,
         positive,
         "write a checkpoint after this many seconds within an epoch, too; needs a store; None: only after each epoch, "
-        "and as checkpoint_every_steps says",
+        "and by checkpoint_every_steps",
         "float | None",
     ),
     Row(

@@ -1,4 +1,4 @@
-"""Trains on a Parquet file with checkpoints that training does not wait for, and goes on from the last one.
+"""Trains on a Parquet file with checkpoints that training does not wait for, and continues from the last one.
 
 Kill it at any moment and start it again, also with another number of ranks: no row of the epoch is left out, and none
 is read twice, relative to the checkpoint.
@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy
-import pyarrow
-import pyarrow.parquet
 import torch
 
 import spark_estimator.torch as hvd
@@ -30,7 +28,9 @@ def rows_in(folder: Path) -> Path:
     if not path.exists():
         first, second = numpy.random.default_rng(0).standard_normal((2, ROWS))
         folder.mkdir(parents=True, exist_ok=True)
-        pyarrow.parquet.write_table(pyarrow.table({"a": first, "b": second, "product": first * second}), path)
+        import pandas
+
+        pandas.DataFrame({"a": first, "b": second, "product": first * second}).to_parquet(path)
     return path
 
 

@@ -78,8 +78,8 @@ def kill_and_compare(folder: Path, victims: list[str], seed: int) -> None:
         assert victim == "rank" or result is not None  # no rank is lost by its writer's death
     with start_ranks(2, train, args=(str(folder / "disturbed"), 0)) as ranks:
         result = [outcome.value for outcome in ranks.wait(60)]
-    for one, other in zip(expected, result, strict=True):
-        assert all(torch.equal(one[name], other[name]) for name in one), f"seed {seed}"
+    for numbers, other in zip(expected, result, strict=True):
+        assert all(torch.equal(numbers[name], other[name]) for name in numbers), f"seed {seed}"
 
 
 @pytest.mark.timeout(300)

@@ -47,8 +47,8 @@ def test_a_training_that_goes_on_ends_with_the_same_bits(two_ranks: RankPool, tm
         result = two_ranks.run(lambda *args: trained(*args, overlap=overlap), str(tmp_path / "two"), steps)
         assert [values[0] for values in result] == [first, first]
         assert {values[1] for values in result} == {steps // 2 * 2}
-    for one, other in zip(undisturbed, result, strict=True):
-        assert all(torch.equal(one[2][name], other[2][name]) for name in one[2])
+    for values, other in zip(undisturbed, result, strict=True):
+        assert all(torch.equal(values[2][name], other[2][name]) for name in values[2])
     # The ranks' own buffers differ, so each had its own back.
     assert not torch.equal(result[0][2]["1.running_mean"], result[1][2]["1.running_mean"])
     folder = max((tmp_path / "two").glob("step-*"))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spark_estimator.checkpoint.shared_control import BYTES, SharedControl, Slot, SlotState
+from spark_estimator.checkpoint.shared_control import BYTES, CopySlot, SharedControl, SlotState
 from spark_estimator.checkpoint.slot_memory import SlotMemory, new_descriptor
 
 
@@ -23,9 +23,9 @@ def test_both_ends_see_the_same(descriptor: int) -> None:
     rank, writer = SharedControl(descriptor), SharedControl(descriptor)
     assert (rank.completed, rank.failed, rank.given_up, rank.is_busy) == (-1, -1, -1, False)
     with rank.locked():
-        rank.set_slot(0, Slot(SlotState.GO, 7, (64, 12)))
-        rank.set_slot(1, Slot(SlotState.STANDBY, 8))
-    assert writer.slot(0) == Slot(SlotState.GO, 7, (64, 12))
+        rank.set_slot(0, CopySlot(SlotState.GO, 7, (64, 12)))
+        rank.set_slot(1, CopySlot(SlotState.STANDBY, 8))
+    assert writer.slot(0) == CopySlot(SlotState.GO, 7, (64, 12))
     assert writer.in_state(SlotState.STANDBY, SlotState.GO) == [0, 1]
     assert writer.is_busy
     with writer.locked():

@@ -1,7 +1,7 @@
-"""Which rows of an epoch have been read: told by a few numbers, for other numbers of ranks, too.
+"""Which rows of an epoch have been read, computed from a few numbers, also for another number of ranks.
 
 Ranks read the rows of all files as one sequence, of which each has a stretch (`shares.ranges`); a row's place in that
-sequence is its *number*, whatever the number of ranks. From how many rows each rank has read follows which went to
+sequence is its *number*, for any number of ranks. From how many rows each rank has read follows which went to
 other ranks (`shares.moves`), and so which each has. A *leg* is a part of an epoch that the same ranks have read.
 Nothing here communicates.
 """
@@ -95,7 +95,7 @@ def left_over(read: Sequence[int], rank: int, was_seen: Array) -> tuple[Callable
 
 
 def _ordered(numbers: Array, order: tuple[int, int] | None, rank: int) -> Array:
-    """As the rank reads them: chance orders the places, whatever rows are there."""
+    """As the rank reads them: chance orders the places, not the rows."""
     if order is None:
         return numbers
     return numbers[in_chance_order(numpy.arange(len(numbers)), (order[0], rank, order[1]))]

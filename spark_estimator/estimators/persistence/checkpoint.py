@@ -133,7 +133,7 @@ class CheckpointFormat(Protocol):
 class Saver:
     """Writes a training's checkpoints, each over the one before, whole or not at all. For rank 0.
 
-    The training goes on while another process writes (`FileSaver`): a newer checkpoint replaces one that waits for a
+    The training continues while another process writes (`FileSaver`): a newer checkpoint replaces one that waits for a
     slow store. When the first one cannot be written, the training ends: the store is not what the user thinks. Later
     the store may be away: two checkpoints in a row are lost with a line on the driver; at the third the training ends.
     It learns of that at its next checkpoint, or at its end. At the end of a ``with`` block the last one is complete.
