@@ -7,8 +7,8 @@ each round: no checkpoints, ours, ours with ``overlap=False``, async_save (asked
 as it has no place for one that waits). ``torch.save`` is timed once, on rank 0, as it takes as long as the store.
 
 It prints, for each way, the time that a call and the following optimizer's step take more than without checkpoints
-(median and longest), and the time of all steps beside those without. It then loads a checkpoint of this package, written
-to a store without a limit, and compares every number. The memory's speed stands beside it: a copy of a rank's share.
+(median and longest), and the time of all steps beside those without. It then loads a checkpoint of this package, made
+in a store without a limit, and compares every number. The memory's speed stands beside it: a copy of a rank's share.
 """
 
 from __future__ import annotations

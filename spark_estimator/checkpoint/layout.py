@@ -1,4 +1,4 @@
-"""The place of each piece of the state in the memory of a slot, and so in the rank's part. Made once for a structure."""
+"""The place of each piece of the state in a slot's memory, and so in the rank's part. Made once for a structure."""
 
 from __future__ import annotations
 

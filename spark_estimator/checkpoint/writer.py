@@ -45,7 +45,7 @@ class WriterStart:
     Attributes:
         store: into which it writes.
         write: ``write(path, content)`` puts a file in place; None: there are only parts.
-        control, wake, report: descriptors: the shared page, the pipe whose end says that the rank is gone, and that of
+        control, wake, report: descriptors: the shared page, the pipe that ends when the rank is gone, and that of
             the reports.
         slots: [slots] descriptors of their memory.
     """
