@@ -208,6 +208,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             restore_best=value("restore_best"),
             store=value("store"),
             checkpoint_steps=value("checkpoint_every_steps"),
+            checkpoint_seconds=value("checkpoint_every_seconds"),
             run_id=run_id,
             large=model_transfer.LARGE,
             source=plan.source.source,

@@ -213,6 +213,14 @@ SHARED = (
         "int | None",
     ),
     Row(
+        "checkpoint_every_seconds",
+        None,
+        positive,
+        "write a checkpoint after this many seconds within an epoch, too; needs a store; None: only after each epoch, "
+        "and by checkpoint_every_steps",
+        "float | None",
+    ),
+    Row(
         "early_stopping_patience",
         None,
         whole(1),

@@ -27,6 +27,7 @@ class TrainSpec:
         restore_best: the numbers of the best epoch are brought back, not those of the last.
         store: keeps a checkpoint of each epoch; None: none is kept.
         checkpoint_steps: it keeps one after so many batches within an epoch, too; None: it does not.
+        checkpoint_seconds: the same after so many seconds; None: time does not matter.
         run_id: names the training in the store.
         large: a model of more bytes comes back through the store, if there is one.
         source: files that the ranks read by themselves; None: each gets its rows from its supervisor.
@@ -64,6 +65,7 @@ class TrainSpec:
     framework: Any = field(repr=False)
     repeatable: bool = False
     owner: str = ""
+    checkpoint_seconds: float | None = None
     kept: KeptRows | None = None
     module: ModulePlan | None = None
 
@@ -76,6 +78,11 @@ class TrainSpec:
     def checkpoint_path(self) -> str | None:
         """The file of the last checkpoint; None without."""
         return None if self.store is None else self.store.get_checkpoint_path(self.run_id)
+
+    @property
+    def checkpoints_within(self) -> bool:
+        """Whether there are checkpoints within an epoch."""
+        return self.checkpoint_steps is not None or self.checkpoint_seconds is not None
 
     @property
     def spooled(self) -> tuple[Field, ...]:

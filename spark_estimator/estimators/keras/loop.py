@@ -24,7 +24,7 @@ from spark_estimator.estimators.keras.objects import Recipe, assign, loaded, ope
 from spark_estimator.estimators.keras.rng_state import rng_state, set_rng_state
 from spark_estimator.estimators.keras.spec import KerasParts
 from spark_estimator.estimators.keras.sums import Sums
-from spark_estimator.estimators.persistence.checkpoint import Checkpoint
+from spark_estimator.estimators.persistence.checkpoint import Checkpoint, schedule_of
 from spark_estimator.estimators.rank_run import meter_of
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.keras.importing import keras
@@ -165,7 +165,7 @@ class Loop:
             self._within = None
         order = (self._seed, epoch) if spec.shuffle else None
         plan = rows.plan(spec.batch_size, spec.train_steps)
-        unsaved = 0
+        schedule = schedule_of(spec)
         self.meter.begin_epoch(epoch, plan.steps, first)
         with self._sums.adding_up():
             for done, batch in enumerate(rows.batches(spec.batch_size, spec.train_steps, order, first), first + 1):
@@ -173,10 +173,9 @@ class Loop:
                 logs = self._step(batch)
                 callbacks.on_batch_end("train", done - 1, logs)
                 self.meter.step_done(batch.rows, logs.get("loss"))
-                unsaved += 1
-                if spec.checkpoint_steps and unsaved >= spec.checkpoint_steps and done < plan.steps:
+                if schedule is not None and schedule.is_due() and done < plan.steps:
                     save(done, plan.done(done))
-                    unsaved = 0
+                    schedule.made()
         self._even_out(before)
         return self._sums.averages()
 

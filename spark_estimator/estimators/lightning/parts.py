@@ -74,8 +74,9 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
     model = value("model")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a LightningModule, or a torch.nn.Module with optimizer and loss; it was {model!r}.")
-    if value("checkpoint_every_steps") is not None:
-        raise ValueError("checkpoint_every_steps: with Lightning there is a checkpoint after each epoch, leave it out.")
+    for name in ("checkpoint_every_steps", "checkpoint_every_seconds"):
+        if value(name) is not None:
+            raise ValueError(f"{name}: with Lightning there is a checkpoint after each epoch, leave it out.")
     flavour = flavour_of(model)
     plain = None
     if flavour is None:

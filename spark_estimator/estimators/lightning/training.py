@@ -47,7 +47,12 @@ def train(spec: TrainSpec) -> TrainResult | None:
     """
     hvd.init()
     beginning = begin(spec, identity_of, TorchForm())
-    training = _Training(spec, beginning)
+    with Saver(spec, TorchForm()) as saver:
+        return _trained(spec, beginning, saver)
+
+
+def _trained(spec: TrainSpec, beginning: RankRun, saver: Saver) -> TrainResult | None:
+    training = _Training(spec, beginning, saver)
     kept = beginning.kept
     if kept is not None:
         training.take(kept)
@@ -62,7 +67,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
 class _Training:
     """The module and its Trainer."""
 
-    def __init__(self, spec: TrainSpec, beginning: RankRun) -> None:
+    def __init__(self, spec: TrainSpec, beginning: RankRun, saver: Saver) -> None:
         parts: LightningParts = spec.framework
         rows, held, seed = beginning.rows, beginning.held, beginning.seed
         self.progress = TrainingProgress(spec.patience, spec.restore_best)
@@ -71,7 +76,7 @@ class _Training:
         self._seed = seed
         self._identity = beginning.identity
         self._kept: Checkpoint | None = None
-        self._saver = Saver(spec, TorchForm())
+        self._saver = saver
         self._package: Any = importlib.import_module(parts.flavour)
         quiet(parts.flavour, spec.verbose)
         self._meter = meter_of(spec)

@@ -25,6 +25,7 @@ from spark_estimator.estimators.persistence.checkpoint import (
     TrainingProgress,
     line_of,
     line_of_return,
+    schedule_of,
 )
 from spark_estimator.estimators.rank_run import RankRun, averages_of, begin, check_loss, meter_of
 from spark_estimator.estimators.torch.callbacks import TorchCallbacks
@@ -47,17 +48,19 @@ def train(spec: TrainSpec) -> TrainResult | None:
     state is in checkpoints within an epoch, so that such a run ends with the same numbers as one without interruption.
     """
     hvd.init()
-    with data_modules.opened(spec, hvd.rank(), hvd.size()) as brought:
+    with Saver(spec, TorchForm()) as saver, data_modules.opened(spec, hvd.rank(), hvd.size()) as brought:
         beginning = begin(spec, identity_of, TorchForm(), brought)
         with epoch_log(spec, hvd.rank()) as log:
-            return _trained(spec, beginning, log)
+            return _trained(spec, beginning, saver, log)
 
 
-def _trained(spec: TrainSpec, beginning: RankRun, log: Callable[[Mapping[str, Any]], None]) -> TrainResult | None:
+def _trained(
+    spec: TrainSpec, beginning: RankRun, saver: Saver, log: Callable[[Mapping[str, Any]], None]
+) -> TrainResult | None:
     rows, held, seed, kept = beginning.rows, beginning.held, beginning.seed, beginning.kept
     training = _Training(spec, seed, leaving_out(spec.framework, spec, beginning))
     progress = TrainingProgress(spec.patience, spec.restore_best)
-    spread = rows.spread() if spec.checkpoint_steps or (kept is not None and kept.cursor is not None) else []
+    spread = rows.spread() if spec.checkpoints_within or (kept is not None and kept.cursor is not None) else []
     cursor: Cursor | None = None
     if kept is not None:
         again = kept.cursor is not None and kept.cursor.spread != spread
@@ -67,7 +70,6 @@ def _trained(spec: TrainSpec, beginning: RankRun, log: Callable[[Mapping[str, An
         progress.best = kept.best
         if hvd.rank() == 0 and spec.verbose:
             log_to_driver(line_of_return(spec.run_id, kept, spec.epochs, again=again))
-    saver = Saver(spec, TorchForm())
 
     def save(ranks: list[dict[str, Any]], place: Cursor | None = None) -> None:
         if hvd.rank() == 0:
@@ -240,7 +242,8 @@ class _Training:
             set_rng_state(self._device, self._within)
             sums.taken(self._within["sums"])
             self._within = None
-        pending, unsaved = 0, 0
+        pending = 0
+        schedule, is_due = schedule_of(spec), False
         self._optimizer.zero_grad()
         plan = rows.plan(spec.batch_size, spec.train_steps)
         self.meter.begin_epoch(epoch, plan.steps, first)
@@ -257,11 +260,12 @@ class _Training:
                     self.step()
                     pending = 0
             self.meter.step_done(batch.rows, sums.loss)
-            unsaved += 1
+            is_due = is_due or (schedule is not None and schedule.is_due())
             # Gradients that wait for their step are in no checkpoint; after the last batch comes that of the epoch.
-            if spec.checkpoint_steps and unsaved >= spec.checkpoint_steps and not pending and done < plan.steps:
+            if schedule is not None and is_due and not pending and done < plan.steps:
                 save(done, plan.done(done), self.of_ranks(sums.sums))
-                unsaved = 0
+                schedule.made()
+                is_due = False
         if pending:
             self.step()
             self._stepping.pending = 0

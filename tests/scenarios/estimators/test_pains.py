@@ -202,7 +202,8 @@ def test_checkpoints_need_no_random_write(tmp_path: Path) -> None:
         checkpoint_path = store.get_checkpoint_path("run")
 
     state = {"model": linear().state_dict(), "optimizer": {}}
-    Saver(Spec(), TorchForm()).save(Checkpoint({}, 1, state, [{"epoch": 0}], None))  # type: ignore[arg-type]
+    with Saver(Spec(), TorchForm()) as saver:  # type: ignore[arg-type]
+        saver.save(Checkpoint({}, 1, state, [{"epoch": 0}], None))
     assert len(written) == 1 and len(written[0]) >= len(packed(state))
 
 
