@@ -46,7 +46,7 @@ def _keras_3() -> Any:
 
 keras: Any = _keras_2() if uses_keras_2() else _keras_3()
 
-__all__ = ["backend", "imported", "is_keras_2", "keras", "keras_of", "uses_keras_2"]
+__all__ = ["backend", "imported", "is_keras_2", "keras", "keras_of", "keras_of_version", "uses_keras_2"]
 
 
 def is_keras_2(item: object) -> bool:
@@ -61,6 +61,15 @@ def keras_of(item: object) -> Any:
         if package in packages and package in sys.modules:
             return sys.modules[package]
     return keras
+
+
+def keras_of_version(version: str) -> Any:
+    """The Keras of such a version, which is imported: Keras 2 for ``"2.21.0"``.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
+    return _keras_2() if version.startswith("2.") else _keras_3()
 
 
 def imported() -> list[Any]:

@@ -161,9 +161,9 @@ def _in_tensorflow(collective: str, value: Any, **arguments: Any) -> Any:
     result = call(given, **arguments)
     if tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function:
         return result
-    from tf_keras import backend as session_of_keras
+    from spark_estimator.keras.variables import keras_session
 
-    return session_of_keras.get_session().run(result)
+    return keras_session().run(result)
 
 
 def _is_tensor(value: Any) -> bool:

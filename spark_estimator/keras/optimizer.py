@@ -92,7 +92,7 @@ def DistributedOptimizer(
     if passes > 1 and not keras_2:
         _check_can_accumulate(innermost, own_passes)
     exchange = KerasExchange(
-        name or optimizer.name,
+        name or optimizers.name_of(optimizer),
         operation,
         checked_compression(compression),
         float(gradient_predivide_factor),
@@ -171,7 +171,7 @@ def _check_optimizer(optimizer: Any) -> None:
         raise TypeError(f"DistributedOptimizer takes an optimizer of Keras 3 or Keras 2, not {what}.")
     if wrapping.exchange_of(optimizer) is not None:
         raise ValueError(
-            f"DistributedOptimizer: optimizer {optimizer.name!r} is already a DistributedOptimizer. Wrap it only "
+            f"DistributedOptimizer: optimizer {optimizers.name_of(optimizer)!r} is already a DistributedOptimizer. Wrap it only "
             "once; hvd.load_model has already wrapped it."
         )
 

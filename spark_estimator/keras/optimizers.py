@@ -22,6 +22,13 @@ def is_optimizer(item: object) -> bool:
     return isinstance(item, tuple(kinds))
 
 
+def name_of(optimizer: Any) -> str:
+    """Its name; Keras 2's legacy optimizers have no public one, and its `LossScaleOptimizer` none."""
+    if is_keras_2(optimizer):
+        optimizer = innermost(optimizer)
+    return str(optimizer._name if is_legacy(optimizer) else optimizer.name)
+
+
 def is_legacy(optimizer: object) -> bool:
     """Whether it is one of Keras 2's ``optimizers.legacy``."""
     return is_keras_2(optimizer) and isinstance(optimizer, keras_of(optimizer).optimizers.legacy.Optimizer)

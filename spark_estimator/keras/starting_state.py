@@ -12,7 +12,7 @@ from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.keras.importing import backend
 from spark_estimator.keras.optimizers import variables_of
-from spark_estimator.keras.variables import assign, lines_of, value_of
+from spark_estimator.keras.variables import assign, keras_session, lines_of, value_of
 
 
 def broadcast_variables(
@@ -60,11 +60,9 @@ def broadcast_global_variables(root_rank: int) -> Any:
         import tensorflow as tf
 
         if not tf.executing_eagerly():
-            from tf_keras import backend as session_of_keras
-
             from spark_estimator.tensorflow import broadcast_global_variables as in_graph
 
-            return session_of_keras.get_session().run(in_graph(root_rank))
+            return keras_session().run(in_graph(root_rank))
     raise RuntimeError(
         "broadcast_global_variables: eager execution has no list of global variables. Pass model.fit the callback "
         f"hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank!r}), or call "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -9,6 +10,11 @@ from typing import Any
 import numpy
 
 from spark_estimator.keras.importing import keras_of
+
+
+def keras_session() -> Any:
+    """The session of Keras 2, in which a graph of TensorFlow 1 runs."""
+    return importlib.import_module("tf_keras.api._v1.keras.backend").get_session()
 
 
 def value_of(variable: Any) -> Any:
@@ -22,9 +28,7 @@ def value_of(variable: Any) -> Any:
 
     if tf.executing_eagerly():
         return numpy.array(variable.numpy())
-    from tf_keras import backend as session_of_keras
-
-    return numpy.array(session_of_keras.get_value(variable))
+    return numpy.array(keras_session().run(variable.read_value()))
 
 
 def assign(variable: Any, value: Any) -> None:
@@ -37,9 +41,7 @@ def assign(variable: Any, value: Any) -> None:
     if tf.executing_eagerly():
         variable.assign(value)
     else:
-        from tf_keras import backend as session_of_keras
-
-        session_of_keras.set_value(variable, value)
+        variable.load(value, keras_session())
 
 
 def lines_of(variables: Iterable[Any]) -> list[str]:

@@ -18,6 +18,7 @@ from spark_estimator.errors import HorovodInternalError
 from spark_estimator.tensorflow import works
 from spark_estimator.tensorflow.compression import Compression, checked_compressor
 from spark_estimator.tensorflow.differentiable import run
+from spark_estimator.tensorflow.failures import both
 from spark_estimator.tensorflow.gathering import allgather_of
 from spark_estimator.tensorflow.nodes import Naming, checked_tensor, group
 from spark_estimator.tensorflow.questions import size_of
@@ -75,8 +76,9 @@ def allreduce(
     Raises:
         ValueError: `average` and `op` are both given, the tensor cannot be sent or reduced so, or this rank is not in
             the set. Nothing was sent.
-        HorovodInternalError: eagerly: the ranks disagree about the operation, or a rank is lost. In a graph TensorFlow
-            raises its ``UnknownError`` with that text.
+        HorovodInternalError: eagerly: the ranks disagree about the operation, or a rank is lost. It is an error of
+            TensorFlow's, too, and in a graph that alone: ``FailedPreconditionError`` where the ranks disagree, else
+            ``UnknownError``; see `failures`.
     """
     operation = reduce_op(average, op)
     compression = checked_compressor(compression, "allreduce")
@@ -209,10 +211,11 @@ def _reducescatter_of(
     tensors: Sequence[Any], kind: str, name: str | None, how: TensorReduction, ignore_name_scope: bool
 ) -> list[Any]:
     if how.op not in (Average, Sum):
-        raise HorovodInternalError(
+        message = (
             f"{where(kind)}: op=hvd.{how.op.name.title()} is not supported. Use hvd.Average or hvd.Sum, or slice this "
             "rank's rows from an allreduce."
         )
+        raise both(HorovodInternalError(message), tf.errors.AbortedError)
 
     return run(_collective(works.REDUCESCATTER, how), Naming(kind, name, ignore_name_scope), tensors)
 

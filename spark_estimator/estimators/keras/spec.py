@@ -16,7 +16,7 @@ class KerasParts:
     """A model and how it is trained. What is Keras' own is packed, so that it is opened when the backend is chosen.
 
     Attributes:
-        backend: on which the model was made.
+        backend: on which the model was made: Keras 3's, or "tf_keras", which is Keras 2.
         environment: variables that a rank gets before it imports Keras.
         model: the user's, as the bytes of a ``.keras`` file.
         custom_objects, recipe, callbacks, checkpoint_callback: packed by `keras_objects`.
@@ -38,7 +38,7 @@ class KerasParts:
 
 
 def choose_backend(name: str, environment: Mapping[str, str] | None = None, *, use_gpu: bool = True) -> None:
-    """Has this process' Keras run on a backend; before it is imported.
+    """Has this process' Keras run on a backend, or be Keras 2 for "tf_keras"; before it is imported.
 
     Raises:
         DataError: it was imported already, on another one.
@@ -48,8 +48,12 @@ def choose_backend(name: str, environment: Mapping[str, str] | None = None, *, u
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
         if name == "jax":
             os.environ["JAX_PLATFORMS"] = "cpu"
-    if name == "tensorflow":
+    if name in ("tensorflow", "tf_keras"):
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else each rank says what its processor can
+    if name == "tf_keras":  # for the user's functions, too; a process may have both
+        os.environ["TF_USE_LEGACY_KERAS"] = "1"
+        return
+    os.environ.pop("TF_USE_LEGACY_KERAS", None)
     keras = sys.modules.get("keras")
     if keras is None:
         os.environ["KERAS_BACKEND"] = name
