@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 from collections.abc import Callable
@@ -29,6 +30,7 @@ class HorovodCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ign
 
     # Keras 2 asks all its callbacks for these, and those of Keras 3 lack them.
     _supports_tf_logs = False
+    _chief_worker_only: bool | None = None
 
     def _implements_train_batch_hooks(self) -> bool:
         return True
@@ -302,6 +304,20 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
             save_freq=save_freq,
         )
         self.filepath = filepath
+        self._arguments = {
+            "monitor": monitor,
+            "verbose": verbose,
+            "mode": mode,
+            "save_freq": save_freq,
+            "save_weights_only": save_weights_only,
+            "filepath": filepath,
+        }
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Made anew: where it is opened, its base class may be that of the other Keras, with other attributes.
+        if not type(self).__module__.startswith("spark_estimator."):
+            return super().__reduce_ex__(protocol)
+        return functools.partial(type(self), **self._arguments | {"filepath": self.filepath}), ()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Raises ValueError when no file path has been set."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.keras.files import read_keras, write_keras
-from spark_estimator.estimators.keras.objects import custom_objects_of, packed
+from spark_estimator.estimators.keras.objects import custom_objects_of, packed, pickled
 from spark_estimator.estimators.params import TableParams
 from spark_estimator.estimators.persistence import estimator_files
 from spark_estimator.estimators.persistence.folders import is_trusted
@@ -39,7 +39,7 @@ def write(estimator: TableParams, folder: Path) -> None:
     Raises:
         DataError: a parameter cannot be pickled.
     """
-    estimator_files.write(estimator, folder, _OBJECTS, _dump)
+    estimator_files.write(estimator, folder, _OBJECTS, _dump, pickled)
 
 
 def load(kind: type[_Estimator], path: str, custom_objects: Mapping[str, Any] | None, *, trust: bool) -> _Estimator:

@@ -162,11 +162,16 @@ def packed(what: str, content: Any) -> bytes:
     Raises:
         DataError: one of them cannot travel.
     """
-    stream = io.BytesIO()
     try:
-        _Packer(stream).dump(content)
+        return pickled(content)
     except Exception as error:
         raise DataError(f"{what} cannot be sent to the processes: {type(error).__name__}: {error}") from error
+
+
+def pickled(content: Any) -> bytes:
+    """As `packed`, with pickle's own errors."""
+    stream = io.BytesIO()
+    _Packer(stream).dump(content)
     return stream.getvalue()
 
 
