@@ -52,7 +52,9 @@ def reduced(
     ]
     if indices:
         sent, owners = [gradients[index] for index in indices], [variables[index] for index in indices]
-        for index, gradient in zip(indices, backend_module(exchange.backend).reduced(exchange, sent, owners, everything), strict=True):
+        for index, gradient in zip(
+            indices, backend_module(exchange.backend).reduced(exchange, sent, owners, everything), strict=True
+        ):
             result[index] = gradient
     if exchange.scale_local and exchange.op is ReduceOp.AVERAGE:
         size = context.engine(exchange.process_set).size

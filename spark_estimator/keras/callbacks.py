@@ -123,8 +123,8 @@ class MetricAverageCallback(HorovodCallback):
             return
         averages = {key: number for key in sorted(logs) if (number := _number(logs[key])) is not None}
         of_ranks: list[dict[str, float]] = allgather_object(averages, name="keras.MetricAverageCallback")
-        for key in sorted({key for numbers in of_ranks for key in numbers}):
-            values = [numbers[key] for numbers in of_ranks if key in numbers]
+        for key in sorted({key for of_rank in of_ranks for key in of_rank}):
+            values = [of_rank[key] for of_rank in of_ranks if key in of_rank]
             logs[key] = math.fsum(values) / len(values) if all(map(math.isfinite, values)) else sum(values)
 
 
@@ -149,7 +149,7 @@ class LearningRateScheduleCallback(HorovodCallback):
 
     def __init__(
         self,
-        initial_lr: float,
+        initial_lr: Any,
         multiplier: Callable[[float], float] | float,
         start_epoch: int = 0,
         end_epoch: int | None = None,

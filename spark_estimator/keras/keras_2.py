@@ -86,7 +86,9 @@ class _Passes:
             import tensorflow as tf
 
             factor = backend_module(exchange.backend).factor(exchange)
-            gradients = [None if gradient is None else gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
+            gradients = [
+                None if gradient is None else gradient * tf.cast(factor, gradient.dtype) for gradient in gradients
+            ]
         return self._aggregation.gradients(
             gradients, variables, lambda sums: reduced(exchange, sums, variables, variables)
         )
@@ -125,4 +127,3 @@ def rate_namespace(base: Any, factor: float) -> dict[str, Any]:
         "learning_rate": property(rate, base.learning_rate.fset),
         "apply_gradients": apply_gradients,
     }
-

@@ -1,4 +1,4 @@
-"""``DistributedOptimizer`` for Keras 3 and Keras 2: the user's optimizer itself, whose class is exchanged for one that averages.
+"""``DistributedOptimizer`` for either Keras: the user's optimizer itself, with another class, which averages.
 
 Nothing is rebuilt: the optimizer keeps its variables, its learning-rate schedule and its identity. Its new class has
 the name and the module of the old one, so that a saved model holds no trace of this package and loads without it.
@@ -171,8 +171,8 @@ def _check_optimizer(optimizer: Any) -> None:
         raise TypeError(f"DistributedOptimizer takes an optimizer of Keras 3 or Keras 2, not {what}.")
     if wrapping.exchange_of(optimizer) is not None:
         raise ValueError(
-            f"DistributedOptimizer: optimizer {optimizers.name_of(optimizer)!r} is already a DistributedOptimizer. Wrap it only "
-            "once; hvd.load_model has already wrapped it."
+            f"DistributedOptimizer: optimizer {optimizers.name_of(optimizer)!r} is already a DistributedOptimizer. "
+            "Wrap it only once; hvd.load_model has already wrapped it."
         )
 
 

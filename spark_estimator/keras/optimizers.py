@@ -105,7 +105,7 @@ def set_rate(optimizer: Any, rate: float) -> None:
 
 def momentum_of(optimizer: Any) -> float:
     """Its momentum; 0 without."""
-    momentum = getattr(innermost(optimizer), "momentum", None)
+    momentum: Any = getattr(innermost(optimizer), "momentum", None)
     if is_legacy(optimizer) and momentum is not None:
         momentum = keras_of(optimizer).backend.get_value(momentum)
     return float(momentum) if isinstance(momentum, (int, float)) or hasattr(momentum, "dtype") else 0.0

@@ -1,4 +1,4 @@
-"""The optimizers with the positional arguments of ``horovod.keras``; `optimizer` has those of ``horovod.tensorflow.keras``."""
+"""The optimizers with the positional arguments of ``horovod.keras``; `optimizer` has those of ``tensorflow.keras``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Has a Keras optimizer average gradients over all ranks before it uses them; see `optimizer.DistributedOptimizer`."""
+    """Has a Keras optimizer average gradients over all ranks; see `optimizer.DistributedOptimizer`."""
     return of_keras.DistributedOptimizer(
         optimizer,
         name,

@@ -1,8 +1,9 @@
 """The classes that a wrapped optimizer gets, and what Keras has to know of it when it compiles a model.
 
 An ordinary optimizer of Keras 3 exchanges in ``apply``. One that accumulates gradients does it where Keras has gathered
-them and is about to clip them. Those of Keras 2 exchange as in `keras_2`. A `LossScaleOptimizer` exchanges before it looks whether the gradients are finite, so that all
-ranks see the same; when it accumulates, it exchanges that finding, and the inner optimizer the gradients.
+them and is about to clip them. A `LossScaleOptimizer` exchanges before it looks whether the gradients are finite, so
+that all ranks see the same; when it accumulates, it exchanges that finding, and the inner optimizer the gradients.
+Optimizers of Keras 2 exchange as in `keras_2`.
 """
 
 from __future__ import annotations

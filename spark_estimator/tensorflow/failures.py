@@ -1,4 +1,4 @@
-"""What collectives raise in TensorFlow: errors that are both this package's and TensorFlow's, as Horovod's ops have them.
+"""What collectives raise in TensorFlow: errors of this package's that are TensorFlow's, too, with Horovod's codes.
 
 ================================================  =====================================
 what failed                                       TensorFlow's error
@@ -70,7 +70,7 @@ def status_of(error: BaseException) -> Status:
 
 
 @functools.cache
-def _combined(kind: type[Exception], of_tensorflow: Any) -> Any:
+def _combined(kind: Any, of_tensorflow: Any) -> Any:
     def __init__(self: Any, message: str) -> None:
         of_tensorflow.__init__(self, None, None, message)
 

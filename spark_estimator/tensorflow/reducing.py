@@ -106,7 +106,8 @@ def grouped_allreduce(
     """Reduces tensors over all ranks as one: all of them are reduced, or none.
 
     Args:
-        tensors: of any shapes and types; at least one, and as many on all ranks. ``tf.IndexedSlices`` go by themselves.
+        tensors: of any shapes and types; as many on all ranks. An empty list is returned as it is. ``tf.IndexedSlices``
+            go by themselves.
         average, device_dense, device_sparse, compression, op, prescale_factor, postscale_factor, process_set: as in
             `allreduce`.
         ignore_name_scope, name: as in `allreduce`.
@@ -118,6 +119,8 @@ def grouped_allreduce(
         As `allreduce` does.
     """
     kind, operation = "grouped_allreduce", reduce_op(average, op)
+    if _is_empty(tensors):
+        return tensors  # type: ignore[return-value]
     compression = checked_compressor(compression, kind)
     how = TensorReduction(operation, prescale_factor, postscale_factor, process_set)
     members = group(tensors, kind)
@@ -182,11 +185,18 @@ def grouped_reducescatter(
 ) -> list[Any]:
     """As `reducescatter`, of several tensors as one: all of them are reduced, or none. Returns a list."""
     kind = "grouped_reducescatter"
+    if _is_empty(tensors):
+        return tensors  # type: ignore[return-value]
     compression = checked_compressor(compression, kind)
     pairs = [compression.compress(checked_tensor(tensor, kind, rows=True)) for tensor in group(tensors, kind)]
     how = TensorReduction(reduce_op(None, op), prescale_factor, postscale_factor, process_set)
     reduced = _reducescatter_of([tensor for tensor, _ in pairs], kind, name, how, ignore_name_scope)
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(reduced, pairs, strict=True)]
+
+
+def _is_empty(tensors: object) -> bool:
+    """Whether it is a group without members, which Horovod gives back as it is. All ranks have the same group."""
+    return isinstance(tensors, (list, tuple)) and not tensors
 
 
 def allreduce_of(

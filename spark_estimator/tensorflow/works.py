@@ -167,7 +167,7 @@ def register() -> None:
         raise NativeLibraryError(f"{lacking}: {_native.last_error()}")
 
 
-# --- Questions and agreements -----------------------------------------------------------------------------------------
+# --- Questions, join and agreements -----------------------------------------------------------------------------------
 
 _QUESTIONS: dict[str, Callable[[ProcessSet], int]] = {
     "rank": lambda _: context.rank(),
@@ -176,6 +176,7 @@ _QUESTIONS: dict[str, Callable[[ProcessSet], int]] = {
     "size": lambda process_set: len(process_set.ranks),
     "included": lambda process_set: int(context.rank() in process_set.ranks),
     "rank in set": lambda process_set: context.engine(process_set).rank,
+    "join": lambda _: ops.join(),
 }
 
 # Which agreements each membership has reached: (request, text).

@@ -87,7 +87,9 @@ def _plain(value: Any) -> bool:
         return True
     keras = keras_of(value)
     kinds = (keras.losses.Loss, keras.metrics.Metric)
-    return (isinstance(value, kinds) or is_optimizer(value)) and type(value).__module__.startswith(("keras.", "tf_keras."))
+    return (isinstance(value, kinds) or is_optimizer(value)) and type(value).__module__.startswith(
+        ("keras.", "tf_keras.")
+    )
 
 
 def _read(manifest: Manifest, custom_objects: Mapping[str, Any] | None, *, trust: bool) -> dict[str, Any]:

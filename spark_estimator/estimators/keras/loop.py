@@ -97,7 +97,9 @@ class Loop:
         return [
             variable
             for variable in self.model.variables
-            if id(variable) not in known and tuple(variable.shape) == (2,) and "seed_generator" in str(getattr(variable, "path", ""))
+            if id(variable) not in known
+            and tuple(variable.shape) == (2,)
+            and "seed_generator" in str(getattr(variable, "path", ""))
         ]
 
     @property

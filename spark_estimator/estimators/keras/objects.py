@@ -111,7 +111,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_setting(metric: Any, name: str, value: Any) -> bool:
-    """Whether an attribute tells how a metric was made. Metrics of Keras 2 are layers, with many attributes of those."""
+    """Whether an attribute tells how a metric was made. Those of Keras 2 are layers, with many attributes of those."""
     return _is_plain(value) and not (is_keras_2(metric) and name.startswith("_"))
 
 

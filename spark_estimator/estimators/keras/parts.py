@@ -8,12 +8,13 @@ from typing import Any
 
 from spark_estimator.estimators.checks import labels_of
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
+from spark_estimator.estimators.keras.compiled import arguments_of
 from spark_estimator.estimators.keras.objects import Recipe, custom_objects_of, dumped, packed, values_of
 from spark_estimator.estimators.keras.spec import KerasParts
 from spark_estimator.estimators.persistence.run_identity import Identity, name_of
-from spark_estimator.estimators.keras.compiled import arguments_of
 from spark_estimator.keras.importing import backend, imported, is_keras_2, keras_of
-from spark_estimator.keras.optimizers import innermost, is_built, is_optimizer, name_of as optimizer_name, variables_of
+from spark_estimator.keras.optimizers import innermost, is_built, is_optimizer, variables_of
+from spark_estimator.keras.optimizers import name_of as optimizer_name
 from spark_estimator.keras.variables import lines_of
 from spark_estimator.keras.wrapping import exchange_of
 

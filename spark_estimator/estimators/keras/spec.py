@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence.run_identity import Identity
 
+#: Of ``backend_env``, as in Horovod: the heap of the Java machine by which a process reaches HDFS.
+DEFAULT_ENVIRONMENT = {"LIBHDFS_OPTS": "-Xms2048m -Xmx2048m"}
+
 
 @dataclass(frozen=True)
 class KerasParts:
@@ -43,7 +46,11 @@ def choose_backend(name: str, environment: Mapping[str, str] | None = None, *, u
     Raises:
         DataError: it was imported already, on another one.
     """
-    os.environ.update(environment or {})
+    for variable, value in (environment or {}).items():
+        if DEFAULT_ENVIRONMENT.get(variable) == value:
+            os.environ.setdefault(variable, value)
+        else:
+            os.environ[variable] = value
     if not use_gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
         if name == "jax":

@@ -12,8 +12,14 @@ from typing import Any
 from spark_estimator import keras as _binding
 from spark_estimator.keras import *  # noqa: F403  the same names, those that need Keras included
 from spark_estimator.keras import __all__ as __all__
-from spark_estimator.keras.optimizer import DistributedOptimizer as DistributedOptimizer
-from spark_estimator.keras.optimizer import PartialDistributedOptimizer as PartialDistributedOptimizer
+
+# after those of `horovod.keras`, which they replace
+from spark_estimator.keras.optimizer import (  # type: ignore[assignment]
+    DistributedOptimizer as DistributedOptimizer,
+)
+from spark_estimator.keras.optimizer import (  # type: ignore[assignment]
+    PartialDistributedOptimizer as PartialDistributedOptimizer,
+)
 
 
 def __getattr__(name: str) -> Any:

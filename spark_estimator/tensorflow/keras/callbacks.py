@@ -1,4 +1,4 @@
-"""``horovod.tensorflow.keras.callbacks``: those of `spark_estimator.keras.callbacks`, one with another order of arguments."""
+"""``horovod.tensorflow.keras.callbacks``: as `spark_estimator.keras.callbacks`, but for the order of arguments."""
 
 from __future__ import annotations
 
@@ -33,6 +33,4 @@ class BestModelCheckpoint(_callbacks.BestModelCheckpoint):
         save_freq: Any = "epoch",
         filepath: str | None = None,
     ) -> None:
-        super().__init__(
-            monitor, verbose, mode, save_freq, save_weights_only=save_weights_only, filepath=filepath
-        )
+        super().__init__(monitor, verbose, mode, save_freq, save_weights_only=save_weights_only, filepath=filepath)
