@@ -17,7 +17,7 @@ _PREPARED = (
     "write rows with df.write.parquet(store.get_train_data_path()) and train on them with fit_on_parquet(), or fit "
     "with materialize=True"
 )
-_KERAS = "the estimators train models of Keras 3, and pack them by themselves"
+_KERAS = "the estimators pack models of Keras by themselves"
 _SAVED = "estimators and models have save(path) and load(path)"
 
 _DATA_MODULES = "PetastormDataModule", "NVTabularDataModule"

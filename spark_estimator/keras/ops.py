@@ -157,8 +157,8 @@ def _in_tensorflow(collective: str, value: Any, **arguments: Any) -> Any:
 
     call: Callable[..., Any] = getattr(binding, collective)
     convert = tf.convert_to_tensor
-    given = [convert(item) for item in value] if collective == "grouped_allreduce" else convert(value)
-    result = call(given, **arguments)
+    converted = [convert(item) for item in value] if collective == "grouped_allreduce" else convert(value)
+    result = call(converted, **arguments)
     if tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function:
         return result
     from spark_estimator.keras.variables import keras_session

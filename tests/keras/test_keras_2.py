@@ -12,11 +12,11 @@ import pytest
 if importlib.util.find_spec("tf_keras") is None:
     pytest.skip("tf_keras is not installed here", allow_module_level=True)
 
-pytestmark = pytest.mark.timeout(300)
-
 from tests import rank_pool
 from tests.keras.conftest import _in_a_job
 from tests.tensorflow.rank_pool import QUIET
+
+pytestmark = pytest.mark.timeout(300)
 
 
 def in_a_job(function: Any, rank: int, *args: Any) -> Any:

@@ -68,7 +68,7 @@ def test_what_each_mistake_raises(two_ranks: RankPool) -> None:
                 with pytest.raises(kind):
                     call()
         for kind, shape in (
-            (tf.errors.FailedPreconditionError, lambda: tf.zeros([2 + rank])),
+            (tf.errors.FailedPreconditionError, lambda: tf.zeros([4 + rank])),
             (tf.errors.InvalidArgumentError, lambda: tf.zeros([3])),
         ):
             graph = tf.function(lambda x: hvd.allreduce(x) if x.shape[0] != 3 else hvd.alltoall(x, [1, 1]))
@@ -88,15 +88,15 @@ def test_every_type_of_horovods_operations(two_ranks: RankPool) -> None:
         reduced = ["uint8", "int8", "int32", "int64", "float16", "float32", "float64"]
         moved = [*reduced, "uint16", "int16", "bool"]
 
-        def all_of(one: Any) -> list[Any]:
-            calls = [hvd.allgather(one), hvd.broadcast(one, 1), hvd.alltoall(one)]
-            if one.dtype.name in [*reduced, "uint16", "int16", "bfloat16"]:
-                calls += [hvd.allreduce(one, op=hvd.Sum), hvd.reducescatter(one, op=hvd.Sum)]
+        def all_of(tensor: Any) -> list[Any]:
+            calls = [hvd.allgather(tensor), hvd.broadcast(tensor, 1), hvd.alltoall(tensor)]
+            if tensor.dtype.name in [*reduced, "uint16", "int16", "bfloat16"]:
+                calls += [hvd.allreduce(tensor, op=hvd.Sum), hvd.reducescatter(tensor, op=hvd.Sum)]
             return calls
 
         for name in [*moved, "bfloat16"]:
-            one = tf.cast(tf.constant([rank, 1]), name)
-            for results in (all_of(one), tf.function(all_of)(one)):
+            tensor = tf.cast(tf.constant([rank, 1]), name)
+            for results in (all_of(tensor), tf.function(all_of)(tensor)):
                 assert {result.dtype.name for result in results} == {name}
                 values = [tf.cast(result, tf.int32).numpy().tolist() for result in results]
                 assert values[:3] == [[0, 1, 1, 1], [1, 1], [[0, 1], [1, 1]][rank]], (name, values)
