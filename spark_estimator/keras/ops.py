@@ -153,8 +153,9 @@ def _in_tensorflow(collective: str, value: Any, **arguments: Any) -> Any:
     """Calls the TensorFlow binding's collective; its result, which Keras' session computes in a graph of Keras 2."""
     import tensorflow as tf
 
-    from spark_estimator import tensorflow as binding
+    from spark_estimator.tensorflow import gathering, reducing
 
+    binding = gathering if collective in ("allgather", "broadcast") else reducing
     call: Callable[..., Any] = getattr(binding, collective)
     convert = tf.convert_to_tensor
     converted = [convert(item) for item in value] if collective == "grouped_allreduce" else convert(value)

@@ -25,14 +25,14 @@ def load_model(
     """Loads a model that was saved with a `DistributedOptimizer` or without, and wraps its optimizer.
 
     The optimizer's state is that of the file. Every rank loads; give them the same file. The process's Keras loads it;
-    Keras 2 does, too, where a program has imported ``tf_keras`` and the file says that Keras 2 has written it.
+    Keras 2 does, too, where a program has imported ``tf_keras`` and the file has a version of Keras 2.
 
     Args:
         filepath: of a ``.keras`` or ``.h5`` file, or what else Keras' ``load_model`` takes.
         custom_optimizers: classes of optimizers that Keras does not know.
         custom_objects: name to class or function, for all else that it does not know.
         compression: as for `DistributedOptimizer`, whose other arguments have their defaults.
-        legacy_opts: without effect: the file says which optimizer it has.
+        legacy_opts: without effect: the file names its optimizer's class.
 
     Returns:
         The model; without an optimizer where the file holds none.
@@ -54,7 +54,7 @@ def load_model(
 
 
 def _version_in(filepath: Any) -> str:
-    """The version of the Keras that has written a file, as that says; '' where it does not."""
+    """The version of the Keras that has written a file, as the file has it; '' without one."""
     try:
         path = Path(filepath)
         if path.is_dir():

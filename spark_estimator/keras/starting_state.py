@@ -60,7 +60,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
         import tensorflow as tf
 
         if not tf.executing_eagerly():
-            from spark_estimator.tensorflow import broadcast_global_variables as in_graph
+            from spark_estimator.tensorflow.starting_state import broadcast_global_variables as in_graph
 
             return keras_session().run(in_graph(root_rank))
     raise RuntimeError(

@@ -30,7 +30,7 @@ class _DistributedMethods:
         """As ``tf.GradientTape.gradient``, with gradients that are reduced over all ranks. Collective.
 
         Horovod's fourth argument, `use_generic_names`, is the fifth here, and has no effect: requests meet by their
-        order, whatever TensorFlow calls the gradients.
+        order, and not by the gradients' names.
         """
         if isinstance(unconnected_gradients, bool):  # Horovod's fourth
             unconnected_gradients = tf.UnconnectedGradients.NONE

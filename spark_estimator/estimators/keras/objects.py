@@ -229,7 +229,7 @@ def keras_of_file(file: Path) -> Any:
     """The Keras that has written a ``.keras`` file: Keras 2 or Keras 3.
 
     Raises:
-        OSError, KeyError, ValueError, zipfile.BadZipFile: it is no such file.
+        OSError, KeyError, ValueError, zipfile.BadZipFile: it is no ``.keras`` file.
     """
     with zipfile.ZipFile(file) as archive:
         return keras_of_version(str(json.loads(archive.read("metadata.json"))["keras_version"]))
