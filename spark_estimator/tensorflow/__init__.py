@@ -179,6 +179,8 @@ def __getattr__(name: str) -> Any:
         from spark_estimator.tensorflow.sync_batch_norm import SyncBatchNormalization
 
         return SyncBatchNormalization
+    if name == "handle_average_backwards_compatibility":
+        return importlib.import_module(f"{__name__}.mpi_ops").handle_average_backwards_compatibility
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{_SUBMODULES[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -105,7 +105,8 @@ def test_every_type_of_horovods_operations(two_ranks: RankPool) -> None:
         assert hvd.allreduce(large, op=hvd.Max).numpy().tolist() == [60001]
         assert hvd.allreduce(large).numpy().tolist() == [60000]
         variable = tf.Variable(large)
-        hvd.broadcast_variables([variable], 1)
-        assert variable.numpy().tolist() == [60001]
+        [value] = hvd.broadcast_([variable], 1)
+        assert isinstance(value, tf.Tensor) and variable.numpy().tolist() == value.numpy().tolist() == [60001]
+        assert hvd.grouped_allreduce([]) == hvd.grouped_reducescatter([]) == []
 
     two_ranks.run(check)
