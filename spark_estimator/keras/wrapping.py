@@ -33,6 +33,7 @@ def exchange_of(optimizer: object) -> KerasExchange | None:
 
 def wrap(optimizer: Any, exchange: KerasExchange) -> None:
     """Gives the optimizer a class that exchanges gradients; see above."""
+    exchange.backend = exchange.backend or backend(optimizer)
     if is_keras_2(optimizer):
         _swap(optimizer, None, exchange)
         return

@@ -10,9 +10,10 @@ import pytest
 
 pytest.importorskip("keras")
 pytest.importorskip("pyspark")
-tf_keras = pytest.importorskip("tf_keras")
+pytest.importorskip("tf_keras")
 
 import keras
+import tf_keras
 
 import spark_estimator.keras as hvd
 from spark_estimator import KerasEstimator, KerasModel
