@@ -291,8 +291,7 @@ def _node(
         return [output]
     results: list[Any] = tf.nest.flatten(output)
     node = results[0].op
-    if collective.text != "join":  # which comes after what the function did before
-        _run_independently(graph, node)
+    _run_independently(graph, node)
     for result, shape in zip(results, _shapes(op, tensors), strict=True):
         result.set_shape(shape)
     if execute.must_record_gradient():

@@ -51,7 +51,11 @@ def join() -> Any:
     Raises:
         HorovodInternalError: a rank is lost.
     """
-    return _answer("join", None)
+    graph = tf.compat.v1.get_default_graph()
+    before = graph.get_operations() if not tf.executing_eagerly() and graph.building_function else []
+    # A function runs it after what has effects in it so far: TensorFlow would choose an order of its own.
+    with tf.control_dependencies([operation for operation in before if operation.op_def.is_stateful]):
+        return _answer("join", None)
 
 
 def size_of(process_set: ProcessSet, dtype: Any) -> Any:

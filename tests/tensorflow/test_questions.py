@@ -71,10 +71,13 @@ def test_a_rank_joins_in_a_function_after_what_that_did_before(two_ranks: RankPo
 
         steps = tf.Variable(0.0)
 
+        def step(number: Any) -> list[Any]:
+            steps.assign_add(hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name="step"))
+            return [number + 1]
+
         @tf.function
         def train(count: Any) -> Any:
-            for _ in tf.range(count):
-                steps.assign_add(hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name="step"))
+            tf.while_loop(lambda number: number < count, step, [tf.constant(0)])
             return hvd.join()
 
         last = train(tf.constant(2 - rank))
