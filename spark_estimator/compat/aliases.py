@@ -25,7 +25,7 @@ MODULES: dict[str, str] = {
     "horovod.tensorflow.gradient_aggregation": "spark_estimator.tensorflow.aggregation",
     "horovod.tensorflow.gradient_aggregation_eager": "spark_estimator.tensorflow.aggregation",
     "horovod.tensorflow.keras": "spark_estimator.tensorflow.keras",
-    "horovod.tensorflow.keras.callbacks": "spark_estimator.keras.callbacks",
+    "horovod.tensorflow.keras.callbacks": "spark_estimator.tensorflow.keras.callbacks",
     "horovod.tensorflow.keras.elastic": "spark_estimator.keras.elastic",
     "horovod.keras": "spark_estimator.keras",
     "horovod.keras.callbacks": "spark_estimator.keras.callbacks",

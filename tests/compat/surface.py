@@ -89,9 +89,6 @@ DIFFERENCES: dict[tuple[int, str], str] = {
     (4, "Adasum optimizer"): "works without MPI",
     (4, "`.skip_synchronize()`"): "not needed; the gradients are averages when backward() returns",
     (4, "`.zero_grad()`"): "allowed between backward() and step()",
-    (6, "tape `.register_local_source(var)`, `.get_local_and_global_gradients(...)`"): (
-        "get_local_and_global_gradients is missing: it is internal in Horovod"
-    ),
     (6, "`LocalGradientAggregationHelper`"): "an internal class of Horovod's; missing",
     (6, "XLA custom ops"): "not built",
     (6, "`data.compute_service`"): "a call names dataset.shard",
