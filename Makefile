@@ -10,6 +10,8 @@ JOBS ?= $(shell [ "$$(nproc 2>/dev/null || echo 1)" -ge 2 ] && echo 2 || echo 1)
 SANITIZERS ?= address thread
 AREAS ?=
 SECONDS ?= 60
+# What `make matrix` tries: names of cells, rotating (another one each day), or all.
+CELL ?=
 # `make chaos` makes and prints a fresh seed unless SEED is set. RUN=n repeats one run of a seed.
 SEED ?=
 RUN ?=
@@ -31,7 +33,7 @@ CLANG ?= $(firstword $(foreach name,clang++ $(addprefix clang++-,22 21 20 19 18 
 NATIVE := $(shell find native -type f -not -name '.*')
 PACKAGE := $(shell find spark_estimator -type f -not -path '*/__pycache__/*' -not -name '*.so')
 
-.PHONY: help demo cluster cluster-demo cluster-down test test-all chaos test-petastorm notebooks lint docs docs-links .graphviz build wheel wheels test-native test-native-aarch64 test-native-sanitized fuzz coverage format clean
+.PHONY: help demo cluster cluster-demo cluster-down test test-all matrix chaos test-petastorm notebooks lint docs docs-links .graphviz build wheel wheels test-native test-native-aarch64 test-native-sanitized fuzz coverage format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -52,6 +54,7 @@ help:
 	@echo 'make test-native-aarch64    the C++ tests on an emulated aarch64 (qemu-user)'
 	@echo 'make test-native-sanitized  the C++ tests under ASan+UBSan and under TSan; AREAS="engine gpu" selects folders'
 	@echo 'make test-petastorm         what needs petastorm itself, in an environment of its own (Python 3.10 or 3.11)'
+	@echo 'make matrix                 lists combinations of versions of Spark, Python, PyTorch ...; CELL=spark-3.5 tries one, CELL=all all of them'
 	@echo 'make fuzz                   every parser of bytes from a peer against strange bytes, SECONDS=$(SECONDS) each (clang)'
 	@echo 'make chaos                  random jobs with random faults for SECONDS=$(SECONDS), each judged; SEED=... RUN=... repeats one'
 	@echo 'make coverage               which lines of the engine the C++ tests do not reach'
@@ -140,6 +143,10 @@ test-native-aarch64: build/release-tools/.ready
 # Nightly: the one combination of versions in which petastorm reads. The engine comes from `make build`.
 test-petastorm: build build/petastorm/.ready
 	build/petastorm/bin/python -m pytest tests/data/petastorm tests/data/test_petastorm_itself.py
+
+# Without a cell it needs no build: it only lists them. Environments are in build/matrix, up to 7 GB each.
+matrix: $(if $(CELL),build)
+	$(if $(CELL),$(BIN)/python,$(PYTHON)) -m matrix $(foreach cell,$(CELL),--cell $(cell)) $(if $(CELL),--store)
 
 test-native: build
 	$(BIN)/ctest --test-dir $(TREE) --parallel $(JOBS) --output-on-failure --timeout 300

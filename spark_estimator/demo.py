@@ -24,7 +24,7 @@ REQUIRED = {
     "sklearn": "scikit-learn",
     "pyspark": "pyspark",
     "pyarrow": "pyarrow",
-    "pandas": "'pandas<3'",
+    "pandas": "pandas",
 }
 NEXT_STEPS = """
 Next steps:{activate}

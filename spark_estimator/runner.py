@@ -67,13 +67,16 @@ class HorovodRunner:
         """Calls ``main(*args, **kwargs)`` on every rank, or runs the Python file `main` with `args` in ``sys.argv``.
 
         cloudpickle serializes the function and its arguments, with what they use of the notebook or script. In them,
-        ``import horovod.torch as hvd`` works even if Horovod isn't installed.
+        ``import horovod.torch as hvd`` works even if Horovod isn't installed. With ``data=df``, a DataFrame, `main`
+        gets a `frame_share.FrameShare` as `data`: ``data.loader(batch_size)`` gives each rank an equal share of the
+        rows. With a negative np the DataFrame must be nothing but Parquet files.
 
         Returns:
             What `main` returned on rank 0; at most 64 MiB when pickled. None for a script.
 
         Raises:
             PreflightError: the job can't start; the text has the remedy.
+            DataError: the DataFrame cannot be read; the text names the column.
             WorkerFailedError: a rank failed; its traceback comes first, as the cause.
             ResultError: the value of rank 0 could not be returned.
             JobTimeoutError: it took longer than `timeout`.
@@ -83,6 +86,12 @@ class HorovodRunner:
             if kwargs:
                 raise TypeError(f"run({main!r}): a script takes strings, not the keyword arguments {sorted(kwargs)}.")
             main, args = Script(main, args), ()
+        caller = f"HorovodRunner(np={self.num_processor})"
+        rows = None
+        if hasattr(kwargs.get("data"), "sparkSession"):
+            from spark_estimator.frame_share import shared
+
+            kwargs, rows = shared(main, args, kwargs, f"{caller}.run", on_spark=self.num_processor >= 0)
         if self.num_processor < 0:
             from spark_estimator.launch.local import run_local
 
@@ -104,8 +113,8 @@ class HorovodRunner:
             verbose=int(show_all),
             limits=self._limits,
         )
-        caller = f"HorovodRunner(np={self.num_processor})"
-        return run_in_session(main, self.num_processor or all_slots, options, caller=caller, size_word="np")[0]
+        size = self.num_processor or all_slots
+        return run_in_session(main, size, options, caller=caller, size_word="np", rows=rows)[0]
 
 
 def run(

@@ -44,6 +44,8 @@ class TorchDistributor:
     def run(self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
         """Calls ``train_object(*args, **kwargs)`` on every rank, or runs the script of that path with `args`.
 
+        ``data=df``, a DataFrame, is as in ``HorovodRunner.run``; with `local_mode` as there with a negative np.
+
         Returns:
             What the function returned on rank 0; None for a script.
 
@@ -58,6 +60,12 @@ class TorchDistributor:
                     "Pass them as words, such as '--name=value'."
                 )
             train_object, args = Script(train_object, args), ()
+        caller = f"TorchDistributor(num_processes={self.num_processes})"
+        rows = None
+        if hasattr(kwargs.get("data"), "sparkSession"):
+            from spark_estimator.frame_share import shared
+
+            kwargs, rows = shared(train_object, args, kwargs, f"{caller}.run", on_spark=not self.local_mode)
         options = JobOptions(args=args, kwargs=kwargs)
         if self.local_mode:
             from spark_estimator.launch.local import run_local
@@ -65,8 +73,7 @@ class TorchDistributor:
             return run_local(train_object, self.num_processes, options)[0]
         from spark_estimator.launch.spark.entry import run_in_session
 
-        caller = f"TorchDistributor(num_processes={self.num_processes})"
-        return run_in_session(train_object, self._size, options, caller=caller)[0]
+        return run_in_session(train_object, self._size, options, caller=caller, rows=rows)[0]
 
     def _limit_to_gpus(self) -> None:
         from spark_estimator.launch.job.gpus import look

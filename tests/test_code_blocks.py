@@ -122,6 +122,7 @@ PROGRAMS = (
         prints(r".*\[0\]<stdout>:step 75: loss 0\.00", r".*loss \d"),
     ),
     Program("docs/how-to/torch-distributed.md", (1,), prints(r"6\.0")),
+    Program("docs/how-to/functions.md", (0,), prints(r"\(15, 2\)$"), slow=True),
     Program(
         "docs/how-to/elastic-jobs.md",
         (0,),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matrix import cells
 from spark_estimator import env
 from spark_estimator.__main__ import COMMANDS
 from spark_estimator.launch.job.spark_settings import SETTINGS
@@ -268,6 +270,22 @@ def pinned_versions() -> dict[str, list[tuple[str, str]]]:
     return pins
 
 
+def matrix_results() -> str:
+    """What `make matrix` has stored for each cell."""
+    path = ROOT / "matrix" / "results.json"
+    results = json.loads(path.read_text()) if path.exists() else {}
+    packages = ("python", "pyspark", "torch", "numpy", "pandas", "pyarrow")
+    rows = []
+    for name in cells.CELLS:
+        outcome = results.get(name, {"versions": {}, "checks": {}, "date": ""})
+        failed = [f"{check}: {text.splitlines()[0]}" for check, text in outcome["checks"].items() if text != "ok"]
+        passed = len(outcome["checks"]) - len(failed)
+        result = [f"{passed} checks passed" if passed else "not run"] if passed or not failed else []
+        versions = [outcome["versions"].get(package, "") for package in packages]
+        rows.append([name, *versions, "; ".join([*result, *failed]), outcome["date"]])
+    return table(["cell", *packages, "result", "date"], rows)
+
+
 def petastorm_environment() -> str:
     """What the extra `petastorm` accepts, and with what `make test-petastorm` runs."""
     lines = (ROOT / "tests/data/petastorm_requirements.txt").read_text().splitlines()
@@ -287,6 +305,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "parameters": parameters,
     "errors": errors,
     "compatibility": compatibility,
+    "matrix": matrix_results,
     "petastorm": petastorm_environment,
     "horovod-names": api.horovod_names,
 }

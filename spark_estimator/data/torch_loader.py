@@ -72,12 +72,7 @@ def make_torch_dataloader(
         DataError: files or columns that cannot be read; the text names them.
         ValueError: both `columns` and `feature_cols` were given, or `batch_size` is less than 1.
     """
-    if columns is not None and (feature_cols is not None or label_cols is not None):
-        raise ValueError("columns makes dicts, feature_cols and label_cols tuples: give the one or the others.")
-    if label_cols is not None and feature_cols is None:
-        raise ValueError("label_cols was given without feature_cols.")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
+    check_request(batch_size, columns, feature_cols, label_cols)
     files = _agreed(data, storage_options)
     as_dict = feature_cols is None
     names = (
@@ -101,6 +96,25 @@ def make_torch_dataloader(
     spool, _ = rows.read(stored.stored, rank, size)
     rank_rows = balanced(spool, "a loader") if is_rank else _all_of(spool.matrices, spool.rows)
     return TorchLoader(rank_rows, stored, names if as_dict else None, batch_size, seed if shuffle else None)
+
+
+def check_request(
+    batch_size: int,
+    columns: Sequence[str] | None,
+    feature_cols: Sequence[str] | None,
+    label_cols: Sequence[str] | None,
+) -> None:
+    """Refuses arguments of `make_torch_dataloader` that contradict each other.
+
+    Raises:
+        ValueError: they do.
+    """
+    if columns is not None and (feature_cols is not None or label_cols is not None):
+        raise ValueError("columns makes dicts, feature_cols and label_cols tuples: give the one or the others.")
+    if label_cols is not None and feature_cols is None:
+        raise ValueError("label_cols was given without feature_cols.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
 
 
 class _Reading(enum.Enum):
@@ -196,6 +210,53 @@ class TorchLoader:
             if self._steps == plan.steps:
                 self.set_epoch(epoch + 1)
             yield tuple(tensors) if self._names is None else dict(zip(self._names, tensors, strict=True))
+
+
+class _Selection(TorchLoader):
+    """Of rows that hold more columns."""
+
+    def __init__(self, *arguments: Any, selected: Sequence[str], features: bool, labels: Sequence[str]) -> None:
+        super().__init__(*arguments)
+        self._selected = selected
+        self._features = features
+        self._labels = labels
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor] | tuple[torch.Tensor, ...]]:
+        for batch in super().__iter__():
+            assert isinstance(batch, dict)
+            if not self._features:
+                yield {name: batch[name] for name in self._selected}
+                continue
+            columns = [batch[name] for name in self._selected]
+            if len(columns) > 1:
+                dtype = torch.float64 if any(column.dtype == torch.float64 for column in columns) else torch.float32
+                columns = [torch.cat([column.reshape(len(column), -1).to(dtype) for column in columns], 1)]
+            elif columns[0].dim() == 1:
+                columns = [columns[0].reshape(-1, 1)]
+            yield (*columns, *(batch[name] for name in self._labels))
+
+
+def loader_of(
+    rows: RankRows,
+    joined: Joined,
+    names: Sequence[str],
+    selected: Sequence[str],
+    labels: Sequence[str] | None,
+    batch_size: int,
+    seed: int | None,
+    feature_cols: Sequence[str] | None,
+) -> TorchLoader:
+    """The loader of rows that this rank has already, `selected` and `labels` of their columns `names`."""
+    return _Selection(
+        rows,
+        joined,
+        names,
+        batch_size,
+        seed,
+        selected=selected,
+        features=feature_cols is not None,
+        labels=labels or (),
+    )
 
 
 def _agreed(data: Any, storage_options: Mapping[str, Any] | None) -> DataFiles:

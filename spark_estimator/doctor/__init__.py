@@ -235,9 +235,9 @@ def examine(*, with_spark: bool = True, start_spark: bool = False) -> Iterator[F
     yield machine.distribution("torch", needed_for="spark_estimator.torch")
     yield machine.distribution("pyspark", state=needed, needed_for="HorovodRunner")
     yield machine.distribution("pyarrow", state=needed, needed_for="HorovodRunner")
-    yield machine.distribution("pandas", state=needed, needed_for="HorovodRunner", requirement='"pandas<3"')
+    yield machine.distribution("pandas", state=needed, needed_for="HorovodRunner", requirement="pandas")
     if with_spark and importlib.util.find_spec("pyspark"):
-        yield attempt("spark with arrow", machine.spark_with_arrow, fix="pip install --upgrade pyarrow 'pandas<3'")
+        yield attempt("spark with arrow", machine.spark_with_arrow, fix="pip install --upgrade pyarrow pandas")
         yield machine.workers_python()
     yield machine.distribution("lightning", state=Severity.NOTE)
     yield machine.tensorflow()

@@ -23,6 +23,7 @@ from spark_estimator.doctor.findings import Finding, Severity, attempt
 from spark_estimator.doctor.verdicts import DriverSide, findings_of
 from spark_estimator.errors import NotEnoughSlotsError, PreflightError
 from spark_estimator.launch.spark import errors as spark_errors
+from spark_estimator.launch.spark.barrier_stage import barrier_stage
 from spark_estimator.launch.spark.encryption_policy import encryption_of
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.session_thread import session_thread
@@ -179,7 +180,12 @@ class _Survey:
                 # PySpark tells at each call which pandas it would rather have.
                 warnings.filterwarnings("ignore", message=".*PySpark does not yet fully support pandas")
                 numbers = self._spark.range(0, self._size, 1, self._size)
-                frame = numbers.mapInArrow(probe.task_of(order), probe.SCHEMA, barrier=self._barrier)
+                task = probe.task_of(order)
+                frame = (
+                    barrier_stage(numbers, task, probe.SCHEMA)
+                    if self._barrier
+                    else numbers.mapInArrow(task, probe.SCHEMA)
+                )
                 self._rows = frame.collect()
         except BaseException as error:
             self._error = error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import typing
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -331,6 +332,9 @@ def _udf(predictor: Predictor, widths: Sequence[int], columns: int) -> Any:
 
     kinds = [ArrayType(FloatType()) if width > 1 else DoubleType() for width in widths]
     fields = StructType([StructField(f"o{place}", kind) for place, kind in enumerate(kinds)])
+    chosen: Any
+    taken: Any
+    # Hints that PySpark understands: those of this file are text.
     if hasattr(functions, "arrow_udf"):
         # The types say what kind of function it is: an Arrow array for a batch of one column, a tuple of several.
         def single(batches: Iterator[pyarrow.Array]) -> Iterator[pyarrow.Array]:
@@ -339,7 +343,10 @@ def _udf(predictor: Predictor, widths: Sequence[int], columns: int) -> Any:
         def several(batches: Iterator[tuple[pyarrow.Array, ...]]) -> Iterator[pyarrow.Array]:
             return predictor.arrow_batches(batches)
 
-        return functions.arrow_udf(_hinted(single if columns == 1 else several, pyarrow.Array, pyarrow.Array), fields)
+        chosen = single if columns == 1 else several
+        taken = pyarrow.Array if columns == 1 else tuple[pyarrow.Array, ...]
+        chosen.__annotations__ = {"batches": Iterator[taken], "return": Iterator[pyarrow.Array]}
+        return functions.arrow_udf(chosen, fields)
     import pandas
     from pyspark.sql.pandas.functions import pandas_udf  # where there are no Arrow UDFs yet
 
@@ -349,15 +356,8 @@ def _udf(predictor: Predictor, widths: Sequence[int], columns: int) -> Any:
     def several_series(batches: Iterator[tuple[pandas.Series, ...]]) -> Iterator[pandas.DataFrame]:
         return predictor.pandas_batches(batches)
 
-    chosen = _hinted(one_series if columns == 1 else several_series, pandas.Series, pandas.DataFrame)
+    # Those of typing: Spark 3.4 does not know the names of collections.abc.
+    chosen = one_series if columns == 1 else several_series
+    taken = pandas.Series if columns == 1 else typing.Tuple[pandas.Series, ...]  # noqa: UP006
+    chosen.__annotations__ = {"batches": typing.Iterator[taken], "return": typing.Iterator[pandas.DataFrame]}
     return pandas_udf(chosen, fields)  # type: ignore[call-overload]  # its stubs know no iterators of frames
-
-
-def _hinted(function: Any, taken: Any, returned: Any) -> Any:
-    """The function with type hints that PySpark understands: those of this file are text."""
-    single = function.__name__.startswith("one")
-    function.__annotations__ = {
-        "batches": Iterator[taken] if single else Iterator[tuple[taken, ...]],
-        "return": Iterator[returned],
-    }
-    return function

@@ -87,7 +87,7 @@ def _alone(source: Column, value: Column) -> Column:
 
 def _cast(column: Column, kind: str) -> Column:
     """In another type; null where that has no such number: Spark's own cast would end the job."""
-    if hasattr(column, "try_cast"):
+    if hasattr(type(column), "try_cast"):  # a column itself has every name, as a field
         return column.try_cast(kind)
     return column.cast(kind)  # before Spark 4, whose default this is
 

@@ -162,6 +162,7 @@ def parser() -> argparse.ArgumentParser:
     add("--start-timeout", type=_positive, metavar="SECONDS", help="how long ranks wait for one another in init()")
     _add_hosts(argument_parser.add_argument_group("hosts"))
     _add_elastic(argument_parser.add_argument_group("elastic jobs"))
+    _add_spark(argument_parser.add_argument_group("ranks in Spark"))
     _add_settings(argument_parser.add_argument_group("settings of the ranks"))
     for flag, (count, reason) in _WITHOUT_EFFECT.items():
         add(flag, action=_Explain, nargs=count, dest="explained", const=reason, help=argparse.SUPPRESS)
@@ -180,6 +181,14 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
         metavar="NAMES",
         help="comma-separated names; ranks of several hosts use the first that their host has",
     )
+
+
+def _add_spark(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--spark", action="store_true", help="run a Python script in Spark tasks that start together, not on hosts")
+    add("--master", metavar="URL", help="with --spark: spark://host:7077, yarn, ... (default: a local session)")
+    add("--remote", metavar="URL", help="with --spark: a Spark Connect server, sc://host:15002")
+    add("--conf", action="append", default=[], metavar="NAME=VALUE", help="with --spark: a setting of the session")
 
 
 def _add_elastic(group: argparse._ArgumentGroup) -> None:

@@ -29,12 +29,11 @@ from spark_estimator.errors import (
     EncryptionUnavailableError,
     PreflightError,
     SparkEstimatorError,
-    WorkerFailedError,
 )
 from spark_estimator.launch.cli.flags import cooldown_of, environment_of, parse, terms_of
+from spark_estimator.launch.cli.on_spark import check_spark, reported, run_script
 from spark_estimator.launch.elastic.job_entry import run_elastic
 from spark_estimator.launch.job.environment import host_share, path_with_own_python, worker_environment
-from spark_estimator.launch.job.failures import with_horovods_sentence
 from spark_estimator.launch.job.hosts import assign_hosts
 from spark_estimator.launch.job.spec import JobSpec, requires_encryption
 from spark_estimator.launch.local import run_job
@@ -75,7 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         parser.error(f"-np {options.num_proc}: at least one rank is needed.")
     ended_by = [signal.SIGINT]
     try:
+        script = check_spark(options, command)
+    except ValueError as error:
+        parser.error(str(error))
+    try:
         with _as_interrupted(ended_by):
+            if script is not None:
+                sys.exit(run_script(script, options, _report))
             try:
                 where = _where(options)
             except ValueError as error:
@@ -157,13 +162,8 @@ def run_command(
                     cooldown=where.cooldown,
                     watch=where.watch,
                 )
-        except WorkerFailedError as error:
-            _report(str(with_horovods_sentence(error)))
-            status = error.exitcode if error.exitcode is not None else 1
-            return status if status >= 0 else 128 - status
         except SparkEstimatorError as error:
-            _report(str(error))
-            return 1
+            return reported(error, _report)
     if verbose:
         _report("all ranks ended with exit status 0")
     return 0

@@ -7,6 +7,7 @@ import inspect
 import io
 import pickle
 import types
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -36,6 +37,21 @@ _ADVICE = (
 )
 
 
+def _with_its_file(code: types.CodeType) -> tuple[Any, ...]:
+    """As cloudpickle reduces code, but with its file's name for tracebacks, which cloudpickle 3.1.3 leaves out."""
+    make, args = _reduced(code)
+    return make, tuple(code.co_filename if value == "<dynamic-code>" else value for value in args)
+
+
+_reduced = cloudpickle.Pickler.dispatch_table[types.CodeType]
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Keeps in tracebacks where each function stands."""
+
+    dispatch_table = ChainMap({types.CodeType: _with_its_file}, cloudpickle.Pickler.dispatch_table)
+
+
 def name_of(function: Callable[..., Any]) -> str:
     """How messages call a function: ``train()``."""
     inner = function.func if isinstance(function, functools.partial) else function
@@ -51,7 +67,9 @@ def dump_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
     """
     check_call(function, args, kwargs)
     try:
-        return bytes(cloudpickle.dumps((function, tuple(args), dict(kwargs))))
+        pickled = io.BytesIO()
+        _Pickler(pickled).dump((function, tuple(args), dict(kwargs)))
+        return pickled.getvalue()
     except Exception as error:
         raise PicklingError(explain(function, args, kwargs, error)) from error
 
@@ -233,7 +251,7 @@ class _Nowhere(io.RawIOBase):
 def _reason(candidate: Any) -> BaseException | None:
     """Why a thing cannot be pickled; None when it can."""
     try:
-        cloudpickle.Pickler(_Nowhere()).dump(candidate)
+        _Pickler(_Nowhere()).dump(candidate)
     except Exception as error:
         return error
     return None

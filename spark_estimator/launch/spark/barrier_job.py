@@ -10,7 +10,6 @@ import os
 import queue
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -32,6 +31,7 @@ from spark_estimator.launch.job.results import SCHEMA, ResultRow, manifests_of, 
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
 from spark_estimator.launch.log_relay.without_channel import LateLines
 from spark_estimator.launch.spark import errors as spark_errors
+from spark_estimator.launch.spark.barrier_stage import barrier_stage
 from spark_estimator.launch.spark.barrier_task import BarrierTask
 from spark_estimator.launch.spark.encryption_policy import encryption_of
 from spark_estimator.launch.spark.job_tag import JobTag
@@ -184,15 +184,10 @@ class _Run:
                 self._server.close()
         return self._verdict()
 
-    def _frame_of(self, task: BarrierTask) -> DataFrame:
+    def _frame_of(self, task: BarrierTask) -> Any:
         """What runs the task once it is collected."""
-        with warnings.catch_warnings(), unlogged():
-            # PySpark tells at each call which pandas it would rather have.
-            warnings.filterwarnings("ignore", message=".*PySpark does not yet fully support pandas")
-            profile = profile_of(self._spark)
-            # Spark 3.5's frames take no profile.
-            more = {} if profile is None else {"profile": profile}
-            return self._frame.mapInArrow(task, SCHEMA, barrier=True, **more)
+        with unlogged():
+            return barrier_stage(self._frame, task, SCHEMA, profile_of(self._spark))
 
     def _verdict(self) -> list[ResultRow]:
         for manifest in manifests_of(self._rows or []):

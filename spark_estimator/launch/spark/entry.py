@@ -155,7 +155,7 @@ def _session(size: int, caller: str) -> SparkSession:
     except ModuleNotFoundError as error:
         raise PythonEnvironmentError(
             f"{caller} runs in Spark, but this Python has no module {error.name!r}: pip install "
-            "pyspark pyarrow 'pandas<3', or run on this machine without Spark (HorovodRunner with a negative np, "
+            "pyspark pyarrow pandas, or run on this machine without Spark (HorovodRunner with a negative np, "
             "spark_estimator.run)."
         ) from error
     return session_for(size)

@@ -19,7 +19,7 @@ from spark_estimator.launch.job.failures import shorten
 _MODULES = {
     "spark_estimator": "pip install the wheel that the driver has (spark_estimator-*.whl)",
     "pyarrow": "pip install pyarrow",
-    "pandas": "pip install 'pandas<3'",
+    "pandas": "pip install pandas",
     "numpy": "pip install numpy",
     "cloudpickle": "pip install cloudpickle",
     "pyspark": "pip install pyspark",
@@ -38,7 +38,7 @@ def remedy() -> str:
 def explain(text: str) -> SparkEstimatorError | None:
     """The error that Spark's `text` amounts to, when it is one that people meet and Spark explains badly; else None."""
     mine = ".".join(map(str, sys.version_info[:2]))
-    if "PYTHON_VERSION_MISMATCH" in text or "different minor version than that in driver" in text:
+    if "PYTHON_VERSION_MISMATCH" in text or re.search(r"different (?:minor )?version .{0,20}than that in driver", text):
         match = re.search(r"worker[^\d]{0,40}(\d+\.\d+)", text)
         theirs = f"Python {match[1]}" if match else "another Python"
         return PythonEnvironmentError(

@@ -6,10 +6,16 @@ import contextlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 
 _DESCRIPTION = "spark.job.description"
+
+
+def has_job_tags(context: SparkContext) -> bool:
+    """Whether jobs have tags; where they have none, on Spark 3.4, a `JobTag` is the job group."""
+    return hasattr(context, "addJobTag")
 
 
 class JobTag:
@@ -36,14 +42,20 @@ class JobTag:
             return
         # A classic session's own tags do not cancel; the context's do. A job group would replace the notebook's.
         context = self._spark.sparkContext
-        context.addJobTag(self.text)
-        if description and not context.getLocalProperty(_DESCRIPTION):
-            context.setLocalProperty(_DESCRIPTION, f"spark_estimator: {description}")
+        shown = context.getLocalProperty(_DESCRIPTION) or (f"spark_estimator: {description}" if description else None)
+        if has_job_tags(context):
+            context.addJobTag(self.text)
+        else:
+            context.setJobGroup(self.text, shown or "spark_estimator")
+        if shown:
+            context.setLocalProperty(_DESCRIPTION, shown)
 
     def cancel(self) -> None:
         """Cancels all jobs that have it."""
         with contextlib.suppress(Exception):  # the session may be gone
             if self._is_connect:
                 self._spark.interruptTag(self.text)
-            else:
+            elif has_job_tags(self._spark.sparkContext):
                 self._spark.sparkContext.cancelJobsWithTag(self.text)
+            else:
+                self._spark.sparkContext.cancelJobGroup(self.text)

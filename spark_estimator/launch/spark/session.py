@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from pyspark.sql import SparkSession
 
@@ -33,6 +34,38 @@ def session_for(size: int) -> SparkSession:
         PreflightError: there is none and none can be made.
     """
     return existing_session() or _new_session(size)
+
+
+def session_at(master: str | None, remote: str | None, settings: Mapping[str, str], size: int) -> None:
+    """Makes a session, which `session_for` then finds.
+
+    Args:
+        size: number of ranks, and of the cores of a local session.
+        master, remote: URLs, at most one of them; None for both: `MASTER` or `SPARK_REMOTE`, or a local session.
+
+    Raises:
+        PreflightError: it can't be made.
+    """
+    builder = SparkSession.builder.appName("horovodrun")
+    if remote is not None:
+        builder = builder.remote(remote)
+    else:
+        os.environ.update(java_environment())
+        if master is None and not any(os.environ.get(name) for name in _SAYS_WHERE):
+            master = f"local[{size}]"
+        if master is not None:
+            builder = builder.master(master)
+            if master.startswith("local"):
+                builder = _with_this_python(builder)
+        # Its bar would stand among the lines of ranks.
+        builder = builder.config("spark.ui.showConsoleProgress", "false")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    try:
+        builder.getOrCreate()
+    except Exception as error:
+        place = master or remote or "this machine"
+        raise PreflightError(f"no Spark session at {place}: {str(error).splitlines()[0]}") from error
 
 
 def existing_session() -> SparkSession | None:
@@ -74,12 +107,7 @@ def _new_session(size: int) -> SparkSession:
             .config("spark.scheduler.barrier.maxConcurrentTasksCheck.interval", "1s")
             .config("spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures", "3")
         )
-        # Local workers can have the very Python that runs here, packages and all; Spark would take python3 from PATH.
-        if not os.environ.get("PYSPARK_PYTHON"):
-            os.environ["PYSPARK_PYTHON"] = sys.executable
-        python_path = _python_path()
-        if python_path:
-            builder = builder.config("spark.executorEnv.PYTHONPATH", python_path)
+        builder = _with_this_python(builder)
         _log.info("no Spark session: starting one with master %s", master)
     try:
         return builder.getOrCreate()
@@ -88,6 +116,14 @@ def _new_session(size: int) -> SparkSession:
             f"there is no Spark session, and none could be started: {str(error).splitlines()[0]}. Create one before "
             "run() (SparkSession.builder...getOrCreate()), or use HorovodRunner(np=-N), which needs no Spark."
         ) from error
+
+
+def _with_this_python(builder: Any) -> Any:
+    """Local workers can have the very Python that runs here, packages and all; Spark would take python3 from PATH."""
+    if not os.environ.get("PYSPARK_PYTHON"):
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+    python_path = _python_path()
+    return builder.config("spark.executorEnv.PYTHONPATH", python_path) if python_path else builder
 
 
 def _python_path() -> str:

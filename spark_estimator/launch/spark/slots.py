@@ -108,6 +108,12 @@ def check_session(spark: SparkSession, *, together: bool = True) -> None:
     Raises:
         PreflightError: the text names the setting to change.
     """
+    if _is_connect(spark) and (not hasattr(spark, "addTag") or spark.version.startswith("3.4.")):
+        raise PreflightError(
+            f"this is a Spark Connect session of Spark {spark.version}, and Spark Connect can't start ranks together "
+            "before Spark 3.5. Use a classic session (SparkSession.builder.master(...)), or Spark 3.5 or later on "
+            "both sides."
+        )
     conf = Configuration(spark)
     if together and has_dynamic_allocation(spark):
         raise PreflightError(
@@ -122,6 +128,10 @@ def check_session(spark: SparkSession, *, together: bool = True) -> None:
             "resources: its tasks would wait forever. Unset it (ranks then see all GPUs of this host), or use "
             "HorovodRunner(np=-N), which needs no Spark."
         )
+
+
+def _is_connect(spark: SparkSession) -> bool:
+    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def count_slots(spark: SparkSession) -> Slots:
@@ -185,11 +195,10 @@ def require_slots(spark: SparkSession, size: int, patience: timedelta = REGISTRA
     slots = _poll(spark, lambda slots: slots.count is None or slots.count >= size, patience)
     if slots.count is None or slots.count >= size or _promised(conf) >= size:
         return
-    is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
     fewer = f"use {size_word}={slots.count}" if size_word else f"use {slots.count} ranks"
     raise NotEnoughSlotsError(
         f"{size} ranks need {size} slots at the same time, but this session has {slots.count}: {slots.arithmetic}. "
-        f"{_remedy(conf, slots, size, is_connect)}" + (f", or {fewer}." if slots.count else ".")
+        f"{_remedy(conf, slots, size, _is_connect(spark))}" + (f", or {fewer}." if slots.count else ".")
     )
 
 

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.errors import StartTimeoutError
+from spark_estimator.launch.spark.job_tag import has_job_tags
 from spark_estimator.launch.spark.slots import count_slots
 from spark_estimator.log import logger
 from spark_estimator.observe.driver_log import printable
@@ -123,6 +124,9 @@ class TaskReports:
     def _starts_ranks(self, stage: int) -> bool:
         """Whether it is a barrier stage, or nothing is known of it."""
         try:
+            if not has_job_tags(self._spark.sparkContext):  # Spark 3.4 shows no barrier in Python's stages
+                info = self._tracker.getStageInfo(stage)
+                return info is None or not str(info.name).startswith("javaToPython")
             graph = self._spark.sparkContext._jsc.sc().statusStore().operationGraphForStage(stage)
             return bool(graph.rootCluster().getBarrierClusters().size())
         except Exception:  # Spark's store is a moment behind, or has dropped it
@@ -134,7 +138,10 @@ class TaskReports:
 
     def _own_stages(self) -> set[int]:
         # By the tag: PySpark's own tracker knows job groups only, and ours would replace the notebook's.
-        jobs = list(self._spark.sparkContext._jsc.sc().statusTracker().getJobIdsForTag(self._tag))
+        if has_job_tags(self._spark.sparkContext):
+            jobs = list(self._spark.sparkContext._jsc.sc().statusTracker().getJobIdsForTag(self._tag))
+        else:  # as in `JobTag`
+            jobs = list(self._tracker.getJobIdsForGroup(self._tag))
         infos = [self._tracker.getJobInfo(job) for job in jobs]
         return {int(stage) for info in infos if info is not None for stage in info.stageIds}
 

@@ -1,0 +1,162 @@
+"""``run(function, data=df)``: what a function on a rank gets for a DataFrame, an equal share of its rows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from spark_estimator.data.columns import Readable, cast_columns, readable
+from spark_estimator.data.fields import Field
+from spark_estimator.data.preparation import dtypes_of
+from spark_estimator.data.rank.joined import Joined
+from spark_estimator.data.rank.spool import SpoolFeed, receive
+from spark_estimator.data.scan import files_of
+from spark_estimator.env import Settings
+from spark_estimator.errors import DataError
+from spark_estimator.launch.spark.row_writer import Rows, worker_end
+
+if TYPE_CHECKING:
+    from spark_estimator.data.parquet import DataFiles
+    from spark_estimator.data.rank.rank_rows import RankRows
+    from spark_estimator.data.torch_loader import TorchLoader
+
+_ARGUMENT = "data"
+
+
+@dataclass
+class FrameShare:
+    """The rows of a DataFrame that one rank reads: as many as any other rank, or one less.
+
+    Attributes:
+        columns: their names.
+    """
+
+    columns: tuple[str, ...]
+    _fields: tuple[Field, ...] = ()
+    _files: DataFiles | None = None
+    _rows: RankRows | None = field(default=None, compare=False)
+
+    def loader(
+        self,
+        batch_size: int,
+        *,
+        columns: Sequence[str] | None = None,
+        feature_cols: Sequence[str] | None = None,
+        label_cols: Sequence[str] | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> TorchLoader:
+        """Batches of tensors, as of ``make_torch_dataloader``. All ranks call it, after ``init()`` or in its place.
+
+        Args:
+            batch_size: the most rows of a batch; batches of an epoch differ by one row.
+            columns: batches are dicts with these, a tensor each; None, with `feature_cols` as well: all columns.
+            feature_cols: batches are tuples (features, label, ...): the features side by side in one matrix, ...
+            label_cols: ... and a tensor for each of these.
+            shuffle: the rows are read in another order in each epoch.
+            seed: names the orders.
+
+        Raises:
+            DataError: a row cannot be used, or there is none; the text names it.
+            ValueError: the arguments contradict each other, or name a column that is not there.
+        """
+        from spark_estimator.collectives import context
+        from spark_estimator.data.torch_loader import check_request, loader_of, make_torch_dataloader
+
+        check_request(batch_size, columns, feature_cols, label_cols)
+        names = [*(self.columns if feature_cols is None and columns is None else columns or feature_cols or ())]
+        missing = next((name for name in (*names, *(label_cols or ())) if name not in self.columns), None)
+        if missing is not None:
+            raise ValueError(f"there is no column {missing!r}: the DataFrame has {', '.join(self.columns)}.")
+        context.init()
+        if self._files is not None:
+            return make_torch_dataloader(
+                self._files,
+                batch_size,
+                columns=names if feature_cols is None else None,
+                feature_cols=feature_cols,
+                label_cols=label_cols,
+                shuffle=shuffle,
+                seed=seed,
+            )
+        joined = Joined.of(self._fields)
+        if self._rows is None:
+            from spark_estimator.data.rank.rank_rows import balanced
+
+            with worker_end() as supervisor:
+                spool, _ = receive(joined.stored, supervisor)
+            self._rows = balanced(spool, "a loader")
+        return loader_of(
+            self._rows, joined, self.columns, names, label_cols, batch_size, seed if shuffle else None, feature_cols
+        )
+
+
+def shared(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], caller: str, *, on_spark: bool
+) -> tuple[dict[str, Any], Rows | None]:
+    """The keyword arguments for the ranks: with a `FrameShare` in the place of a DataFrame that is named ``data``.
+
+    Args:
+        caller: the user's call, for messages.
+        on_spark: Spark's tasks can hand rows to the ranks; else they have to read files.
+
+    Returns:
+        The arguments, and the rows that the job's tasks hand over; None: there are none.
+
+    Raises:
+        TypeError: the function does not take ``data`` beside the other arguments.
+        DataError: the DataFrame cannot be read; the text names the column.
+    """
+    frame: Any = kwargs.get(_ARGUMENT)
+    if not hasattr(frame, "sparkSession"):
+        return dict(kwargs), None
+    _check_function(function, args, caller)
+    if frame.isStreaming:
+        raise DataError(f"{caller}: data is a streaming DataFrame, which has no last row; pass one that ends.")
+    schema = frame.schema
+    columns = [readable(schema, name) for name in schema.names]
+    if not columns:
+        raise DataError(f"{caller}: the DataFrame of data has no columns.")
+    try:
+        share = FrameShare(tuple(schema.names), _files=files_of(frame))
+        return {**kwargs, _ARGUMENT: share}, None
+    except DataError as reason:
+        if not on_spark:
+            raise DataError(
+                f"{caller} starts processes without Spark, which can only read files, and {reason} Or run on Spark."
+            ) from None
+    fields = _fields_of(frame, columns, caller)
+    rows = frame.select(*cast_columns(columns, dtypes_of(fields), "error"))
+    feed = SpoolFeed(Joined.of(fields).stored, None, Settings.read().spool_folder or None)
+    return {**kwargs, _ARGUMENT: FrameShare(tuple(schema.names), fields)}, Rows(rows, feed, tuple(rows.columns))
+
+
+def _check_function(function: Callable[..., Any], args: Sequence[Any], caller: str) -> None:
+    name = getattr(function, "__name__", type(function).__name__)
+    try:
+        inspect.signature(function).bind_partial(*args, **{_ARGUMENT: None})
+    except TypeError as error:
+        raise TypeError(
+            f"{caller}: data is a DataFrame, and the ranks get their rows as the keyword argument 'data', but {name}() "
+            f"can't be called so ({error}): def {name}(data, ...), with the other arguments by name."
+        ) from None
+    except ValueError:  # a function of C that doesn't tell
+        return
+
+
+def _fields_of(frame: Any, columns: Sequence[Readable], caller: str) -> tuple[Field, ...]:
+    """One field for each column; the first row shows how long arrays are."""
+    dtypes = [column.dtype for column in columns]
+    first = frame.select(*cast_columns(columns, dtypes, "error")).limit(1).collect()
+    if not first:
+        raise DataError(f"{caller}: the DataFrame of data has no rows.")
+    fields = []
+    for number, (column, dtype) in enumerate(zip(columns, dtypes, strict=True)):
+        if column.is_array and first[0][number] is None:
+            raise DataError(f"column {column.name!r} holds null. Fill or drop such rows (df.fillna, df.dropna).")
+        width = len(first[0][number]) if column.is_array else 1
+        shape = (width,) if column.is_array else ()
+        fields.append(Field((column.name,), (f"c{number}",), (width,), dtype, shape))
+    return tuple(fields)

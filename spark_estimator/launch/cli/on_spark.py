@@ -1,0 +1,117 @@
+"""``horovodrun --spark``: a Python script on ranks in Spark, with horovodrun's output and exit status."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from spark_estimator.errors import PythonEnvironmentError, SparkEstimatorError, WorkerFailedError
+from spark_estimator.launch.cli.flags import environment_of
+from spark_estimator.launch.job.failures import with_horovods_sentence
+from spark_estimator.launch.job.options import JobOptions
+from spark_estimator.launch.job.script import Script
+from spark_estimator.launch.log_relay.display import OutputFiles, lines_to
+from spark_estimator.launch.spark.entry import run_in_session
+
+_FOR_SPARK = ("master", "remote", "conf")
+# What says where or how other launches start ranks.
+_FOR_HOSTS = (
+    "hosts",
+    "hostfile",
+    "host_discovery_script",
+    "slots_per_host",
+    "ssh_port",
+    "ssh_identity_file",
+    "network_interfaces",
+    "min_np",
+    "max_np",
+    "reset_limit",
+    "elastic_timeout",
+    "blacklist_cooldown_range",
+)
+
+
+def check_spark(options: argparse.Namespace, command: Sequence[str]) -> list[str] | None:
+    """The script and its arguments, where the command line asks for Spark; else None.
+
+    Args:
+        command: ``python train.py ...``, or ``train.py ...``.
+
+    Raises:
+        ValueError: the flags contradict each other, or the command is no Python script.
+    """
+    if not options.spark:
+        flag = next((name for name in _FOR_SPARK if getattr(options, name)), None)
+        if flag is not None:
+            raise ValueError(f"--{flag} is for --spark, which is not set.")
+        return None
+    flag = next((name for name in _FOR_HOSTS if getattr(options, name, None) is not None), None)
+    if flag is not None:
+        raise ValueError(f"--{flag.replace('_', '-')} and --spark exclude each other: Spark starts the ranks.")
+    if options.master and options.remote:
+        raise ValueError("--master and --remote exclude each other: one session runs the job.")
+    strange = next((text for text in options.conf if "=" not in text), None)
+    if strange is not None:
+        raise ValueError(f"--conf {strange}: it must be NAME=VALUE.")
+    words = list(command)
+    if re.fullmatch(r"python[\d.]*", os.path.basename(words[0])):
+        words = words[1:]
+        if words[:1] == ["-u"]:  # output is not buffered in any case
+            words = words[1:]
+    if not words or not words[0].endswith(".py"):
+        raise ValueError(
+            f"--spark runs a Python script, horovodrun --spark -np 2 python train.py ..., but the command is "
+            f"{' '.join(command)!r}."
+        )
+    return words
+
+
+def run_script(script: Sequence[str], options: argparse.Namespace, report: Callable[[str], None]) -> int:
+    """Runs the script on ranks in Spark, and shows their output with the rank in front.
+
+    Args:
+        script: its path and arguments.
+
+    Returns:
+        0, or the exit status of the rank that failed first.
+    """
+    with contextlib.ExitStack() as stack:
+        show = lines_to(with_time=bool(options.prefix_output_with_timestamp))
+        if options.output_filename:
+            show = stack.enter_context(OutputFiles(Path(options.output_filename), options.num_proc, show)).show
+        try:
+            job = JobOptions(environment=environment_of(options), show_line=show, verbose=2 if options.verbose else 1)
+            program = Script(script[0], script[1:])
+            _session(options)
+            run_in_session(program, options.num_proc, job, caller="horovodrun --spark", size_word="-np")
+        except SparkEstimatorError as error:
+            return reported(error, report)
+    if options.verbose:
+        report("all ranks ended with exit status 0")
+    return 0
+
+
+def _session(options: argparse.Namespace) -> None:
+    if not (options.master or options.remote or options.conf):
+        return
+    try:
+        from spark_estimator.launch.spark.session import session_at
+    except ModuleNotFoundError as error:
+        raise PythonEnvironmentError(
+            f"--spark needs PySpark, but this Python has no module {error.name!r}: pip install pyspark pyarrow pandas."
+        ) from error
+    session_at(options.master, options.remote, dict(text.split("=", 1) for text in options.conf), options.num_proc)
+
+
+def reported(error: SparkEstimatorError, report: Callable[[str], None]) -> int:
+    """Reports why a job has failed, and returns the exit status."""
+    if not isinstance(error, WorkerFailedError):
+        report(str(error))
+        return 1
+    report(str(with_horovods_sentence(error)))
+    status = error.exitcode if error.exitcode is not None else 1
+    return status if status >= 0 else 128 - status
