@@ -13,10 +13,16 @@ from spark_estimator.estimators.transformers.pretrained import Pretrained
 from spark_estimator.estimators.transformers.task import TextTask
 from spark_estimator.estimators.transformers.tokens import PADDING
 
+#: What loads a model for a task, and where transformers has the names of the classes that it makes.
 KINDS = {
     "causal": "AutoModelForCausalLM",
     "classification": "AutoModelForSequenceClassification",
     "token_classification": "AutoModelForTokenClassification",
+}
+_CLASSES = {
+    "causal": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "token_classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
 }
 _OF_PEFT = {"causal": "CAUSAL_LM", "classification": "SEQ_CLS", "token_classification": "TOKEN_CLS"}
 
@@ -103,7 +109,7 @@ def net_of(
     net = source.loaded(KINDS[task.task], **options)
     config = net.config
     if source.net is not None:
-        if not type(net).__name__.endswith(KINDS[task.task].removeprefix("AutoModel").replace("ForCausalLM", "LMHeadModel")) and not type(net).__name__.endswith(KINDS[task.task].removeprefix("AutoModel")):
+        if not _is_for(net, task.task):
             raise DataError(
                 f"model is a {type(net).__name__}; task={task.task!r} needs a model like {KINDS[task.task]} makes them."
             )
@@ -126,6 +132,14 @@ def net_of(
             "model.resize_token_embeddings(len(tokenizer)) for new tokens."
         )
     return net if lora is None else _with_adapter(net, task, lora)
+
+
+def _is_for(net: nn.Module, task: str) -> bool:
+    """Whether a model's class, or one that it is made of, is one for a task."""
+    from transformers.models.auto import modeling_auto
+
+    names = set(getattr(modeling_auto, _CLASSES[task]).values())
+    return any(kind.__name__ in names for kind in type(net).__mro__)
 
 
 def _with_adapter(net: nn.Module, task: TextTask, lora: Mapping[str, Any]) -> nn.Module:

@@ -86,7 +86,10 @@ def accuracy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
 
 def train(spec: TrainSpec) -> TrainResult | None:
     """Runs on every rank. Returns what rank 0 brings back; None on the others."""
+    import transformers
+
     hvd.init()
+    transformers.utils.logging.disable_progress_bar()  # each rank's lines go to the driver
     torch.manual_seed(spec.seed)  # for the numbers that the pretrained model does not have
     parts: TextParts = spec.framework
     parts = replace(parts, source=parts.source.on_this_host())

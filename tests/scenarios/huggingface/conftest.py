@@ -12,6 +12,12 @@ for _package in ("torch", "transformers", "accelerate", "peft", "datasets"):
 from tests.scenarios.huggingface.rank_pool import RankPool, ready
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "huggingface" in item.path.parts:
+            item.add_marker(pytest.mark.timeout(300))
+
+
 @pytest.fixture(scope="session")
 def pools() -> Iterator[dict[int, RankPool]]:
     made = ready(2, 1)

@@ -27,12 +27,16 @@ class RankPool(rank_pool.RankPool):
     def __init__(self, size: int) -> None:
         super().__init__(size, _call if size > 1 else _call_alone, environment())
 
+    def run(self, function: Callable[..., Any], *args: Any, timeout: float = 180) -> list[Any]:
+        """As the other pools; imports that are still to be made take long on a busy machine."""
+        return super().run(function, *args, timeout=timeout)
+
 
 def ready(*sizes: int) -> dict[int, RankPool]:
     """Pools by size, whose ranks have imported what takes long."""
     pools = {size: RankPool(size) for size in sizes}
     threads = [
-        threading.Thread(target=pool.run, args=(_imported, "", "gloo"), kwargs={"timeout": 110})
+        threading.Thread(target=pool.run, args=(_imported, "", "gloo"), kwargs={"timeout": 180})
         for pool in pools.values()
     ]
     for thread in threads:
@@ -48,7 +52,8 @@ def _imported(folder: str, *_: str) -> None:
     import peft
     import transformers
 
-    assert (accelerate, datasets, peft, transformers.Trainer)
+    assert all(hasattr(module, "__version__") for module in (accelerate, datasets, peft, transformers))
+    assert transformers.Trainer is not None
 
 
 def _call(function: Callable[..., Any], rank: int, folder: str, backend: str, *args: Any) -> Any:
