@@ -68,7 +68,9 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
     _objects = ("model", "tokenizer", "optimizer", "lr_scheduler", "callbacks", "gradient_compression")
     _texts: _Texts | None = None
 
-    def fit_on_parquet(self, params: Mapping[Param[Any], Any] | None = None, dataset_idx: int | None = None) -> NoReturn:
+    def fit_on_parquet(
+        self, params: Mapping[Param[Any], Any] | None = None, dataset_idx: int | None = None
+    ) -> NoReturn:
         """Not for texts.
 
         Raises:
@@ -89,7 +91,9 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
         tokenizer = tokenizer_of(self._value("tokenizer"), source)
         task = task_of(self._value, dataset)
         if task.chat and not tokenizer.chat_template:
-            raise ValueError(f"column {task.text!r} holds chats, and the tokenizer has no chat template: set its chat_template.")
+            raise ValueError(
+                f"column {task.text!r} holds chats, and the tokenizer has no chat template: set its chat_template."
+            )
         informed._texts = _Texts(task, source, tokenizer)
         validation = self._value("validation")
         marker = validation if isinstance(validation, str) else None
@@ -103,8 +107,7 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
             import transformers  # noqa: F401
         except ModuleNotFoundError as error:
             raise PythonEnvironmentError(
-                "TransformersEstimator needs transformers on the driver and the executors: "
-                "pip install 'spark-estimator[transformers]'."
+                "TransformersEstimator needs transformers on the driver and the executors: pip install transformers."
             ) from error
         value = self._value
         model, lora = value("model"), value("lora")
@@ -114,7 +117,9 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
             try:
                 import peft  # noqa: F401
             except ModuleNotFoundError as error:
-                raise PythonEnvironmentError("lora needs peft on the driver and the executors: pip install peft.") from error
+                raise PythonEnvironmentError(
+                    "lora needs peft on the driver and the executors: pip install peft."
+                ) from error
             if not isinstance(model, str):
                 raise ValueError(
                     "lora needs model to be a folder or a name on the Hugging Face Hub, which the saved adapter refers to."

@@ -132,7 +132,9 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
         chat = task == "causal" and kind.startswith("array<struct<")
         words = task == "token_classification"
         if not chat and kind != ("array<string>" if words else "string"):
-            raise DataError(f"column {self._text!r} has type {kind}; task={task!r} needs {'words' if words else 'texts'}.")
+            raise DataError(
+                f"column {self._text!r} has type {kind}; task={task!r} needs {'words' if words else 'texts'}."
+            )
         column = functions.col(f"`{self._text}`")
         outputs = {
             "causal": StringType(),
@@ -140,7 +142,9 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
             "token_classification": ArrayType(IntegerType()),
         }
         struct = StructType([StructField("o0", outputs[task])])
-        return model.udf_of(self._text_predictor(as_json=chat), struct, 1)(functions.to_json(column) if chat else column)
+        return model.udf_of(self._text_predictor(as_json=chat), struct, 1)(
+            functions.to_json(column) if chat else column
+        )
 
     def _added(self, outputs: Sequence[Column]) -> dict[str, Column]:
         from pyspark.sql import functions
@@ -150,7 +154,9 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
             added = super()._added(outputs)
             if self._value("output_type") == "label":
                 best = functions.array_position(outputs[0], functions.array_max(outputs[0]))
-                added[name] = functions.when(outputs[0].isNotNull(), functions.element_at(self._classes(), best.cast("int")))
+                added[name] = functions.when(
+                    outputs[0].isNotNull(), functions.element_at(self._classes(), best.cast("int"))
+                )
             return added
         of_evaluators = [row.name for row in params.OF_EVALUATORS if self._value(row.name)]
         if of_evaluators or len(self._value("output_cols")) != 1:

@@ -57,7 +57,9 @@ class TextModule(nn.Module):
         ids = input_ids.masked_fill(~seen, self._filling)[:, :used]
         # Without an attention mask, the model keeps the texts of a row apart by their places.
         more: dict[str, Any] = (
-            {"attention_mask": seen[:, :used].long()} if position_ids is None else {"position_ids": position_ids[:, :used]}
+            {"attention_mask": seen[:, :used].long()}
+            if position_ids is None
+            else {"position_ids": position_ids[:, :used]}
         )
         if self._causal:
             more["use_cache"] = False
@@ -81,15 +83,13 @@ class TextModule(nn.Module):
             RuntimeError: a number is missing, or is of no use.
         """
         if self._partly:
-            expected, given = self.state_dict().keys(), state_dict.keys()
-            if expected != given:
-                raise RuntimeError(f"other numbers are trained: {sorted(expected ^ given)[:3]}.")
+            expected = self.state_dict().keys()
+            if expected != state_dict.keys():
+                raise RuntimeError(f"other numbers are trained: {sorted(expected ^ state_dict.keys())[:3]}.")
         return super().load_state_dict(state_dict, strict=strict and not self._partly, assign=assign)
 
 
-def net_of(
-    source: Pretrained, task: TextTask, lora: Mapping[str, Any] | None, tokenizer: Any
-) -> nn.Module:
+def net_of(source: Pretrained, task: TextTask, lora: Mapping[str, Any] | None, tokenizer: Any) -> nn.Module:
     """The model to train: with a new head for the classes, and an adapter, where those are asked for.
 
     Numbers that are new are random: all ranks take rank 0's.

@@ -26,7 +26,9 @@ def lora(name: str, value: Any) -> dict[str, Any] | None:
         value = {key: entry for key, entry in value.to_dict().items() if entry != default.get(key)}
         value = {key: sorted(entry) if isinstance(entry, set) else entry for key, entry in value.items()}
     if value is not None and not isinstance(value, Mapping):
-        raise TypeError(f"{name} must be a dict of the arguments of peft.LoraConfig, such as {{'r': 8}}; got {value!r}.")
+        raise TypeError(
+            f"{name} must be a dict of the arguments of peft.LoraConfig, such as {{'r': 8}}; got {value!r}."
+        )
     return None if value is None else checks.objects(name, dict(value))
 
 
@@ -86,7 +88,9 @@ ESTIMATOR = (
         "structs of role and content",
         "str",
     ),
-    Row("label_col", None, checks.text, "the column with classes: texts, integers or booleans, or arrays", "str | None"),
+    Row(
+        "label_col", None, checks.text, "the column with classes: texts, integers or booleans, or arrays", "str | None"
+    ),
     Row(
         "labels",
         None,
@@ -140,7 +144,14 @@ ESTIMATOR = (
         _SHARED[name]
         for name in (
             *("validation", "batch_size", "val_batch_size", "epochs", "train_steps_per_epoch"),
-            *("validation_steps_per_epoch", "verbose", "gradient_compression", "max_restarts", "random_seed", "shuffle"),
+            *(
+                "validation_steps_per_epoch",
+                "verbose",
+                "gradient_compression",
+                "max_restarts",
+                "random_seed",
+                "shuffle",
+            ),
             *("run_id", "checkpoint_every_steps", "early_stopping_patience", "restore_best", "use_gpu"),
             *("backward_passes_per_step", "mlflow", "materialize"),
         )

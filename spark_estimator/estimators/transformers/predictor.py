@@ -123,7 +123,9 @@ class TextPredictor(Predictor):
         tokenizer.padding_side = tokenizer.truncation_side = "left"  # the text goes on where it ends
         prompts, special = list(texts), True
         if prompts and not isinstance(prompts[0], str):
-            prompts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in prompts]
+            prompts = [
+                tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in prompts
+            ]
             special = False
         _, tensors = self._encoded(tokenizer, prompts, add_special_tokens=special)
         filling = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import socket
 from collections.abc import Callable
@@ -46,10 +47,12 @@ class Pretrained:
             folder = local_path(text)
             if folder.is_dir():
                 if not (folder / "config.json").exists():
-                    raise DataError(f"model={text!r} is a folder without config.json: it holds no model of transformers.")
+                    raise DataError(
+                        f"model={text!r} is a folder without config.json: it holds no model of transformers."
+                    )
                 return cls(str(folder.absolute()))
             if folder.is_absolute() or text.count("/") > 1 or ":" in text:
-                raise DataError(f"model={text!r}: there is no such folder on the driver.")
+                raise DataError(f"model={text!r}: this folder is not on the driver.")
             snapshot = _snapshot(text)
             return cls(snapshot, text, Path(snapshot).name)
         if not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
@@ -72,12 +75,12 @@ class Pretrained:
                 folder = self._elsewhere()
             except DataError as error:
                 problem = str(error)
-        told = hvd.allgather_object((hvd.cross_rank(), hvd.local_rank(), folder, problem), name="pretrained model")
-        problems = [problem for *_, problem in told if problem]
+        answers = hvd.allgather_object((hvd.cross_rank(), hvd.local_rank(), folder, problem), name="pretrained model")
+        problems = [problem for *_, problem in answers if problem]
         if problems:
             raise DataError(problems[0])
-        here = next(folder for host, local, folder, _ in told if (host, local) == (hvd.cross_rank(), 0))
-        return replace(self, folder=here)
+        folder = next(path for host, local, path, _ in answers if (host, local) == (hvd.cross_rank(), 0))
+        return replace(self, folder=folder)
 
     def _elsewhere(self) -> str:
         host = socket.gethostname()
@@ -98,8 +101,6 @@ class Pretrained:
         Raises:
             DataError: the files are not those of such a model.
         """
-        import copy
-
         import transformers
 
         if self.net is not None:

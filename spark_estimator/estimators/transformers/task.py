@@ -63,6 +63,8 @@ def task_of(value: Callable[[str], Any], frame: DataFrame) -> TextTask:
     text, label = value("text_col"), value("label_col")
     text_type = _type_of(frame, text, "text_col")
     label_type = None if label is None else _type_of(frame, label, "label_col")
+    if isinstance(value("validation"), str):
+        _type_of(frame, value("validation"), "validation")
     words = _is_array(text_type, "string")
     task = value("task") or _inferred(label_type)
     if task == "causal" and label is not None:
@@ -73,9 +75,7 @@ def task_of(value: Callable[[str], Any], frame: DataFrame) -> TextTask:
     expected = "an array of words" if task == "token_classification" else "a text"
     if words != (task == "token_classification") or not (words or chat or text_type.typeName() in _TEXTS):
         chats = ", or an array of structs with the texts role and content" if task == "causal" else ""
-        raise DataError(
-            f"column {text!r} has type {text_type.simpleString()}; task={task!r} needs {expected}{chats}."
-        )
+        raise DataError(f"column {text!r} has type {text_type.simpleString()}; task={task!r} needs {expected}{chats}.")
     item = label_type
     if label_type is not None:
         if (label_type.typeName() == "array") != (task == "token_classification"):
@@ -107,7 +107,7 @@ def _type_of(frame: DataFrame, name: str, param: str) -> DataType:
         if field.name == name:
             return field.dataType
     names = [field.name for field in frame.schema.fields]
-    raise DataError(f"{param}={name!r}: there is no such column among {names}." + did_you_mean(name, names))
+    raise DataError(f"{param}={name!r}: the DataFrame has no column {name!r}, but {names}." + did_you_mean(name, names))
 
 
 def _inferred(label_type: DataType | None) -> str:
@@ -136,9 +136,9 @@ def _classes(frame: DataFrame, label: str, task: str, named: Sequence[Any] | Non
         return tuple(named)
     column = functions.col(f"`{label}`")
     values = frame.select((functions.explode(column) if task == "token_classification" else column).alias("label"))
-    found = [row[0] for row in values.dropna().distinct().limit(_MOST_CLASSES + 1).collect()]
-    if len(found) > _MOST_CLASSES:
+    classes = [row[0] for row in values.dropna().distinct().limit(_MOST_CLASSES + 1).collect()]
+    if len(classes) > _MOST_CLASSES:
         raise DataError(f"column {label!r} has more than {_MOST_CLASSES} different values: they are no classes.")
-    if len(found) < 2:
-        raise DataError(f"column {label!r} has the classes {found}; a model needs two or more to tell apart.")
-    return tuple(sorted(found))
+    if len(classes) < 2:
+        raise DataError(f"column {label!r} has the classes {classes}; a classifier needs two or more.")
+    return tuple(sorted(classes))

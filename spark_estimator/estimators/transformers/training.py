@@ -59,7 +59,9 @@ class TextParts:
         make = self.optimizer or self._adam
         optimizer = make(trained)
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer must be a function that returns a torch.optim optimizer; it returned {optimizer!r}.")
+            raise TypeError(
+                f"optimizer must be a function that returns a torch.optim optimizer; it returned {optimizer!r}."
+            )
         return TorchParts(
             model=module,
             optimizer=optimizer,

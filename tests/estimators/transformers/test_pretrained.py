@@ -34,14 +34,16 @@ def test_a_name_of_the_hub_is_found_in_its_cache(
     assert found.folder == str(tmp_path / "models--zoo--animals" / "snapshots" / ("0" * 40))
     net = found.loaded("AutoModelForCausalLM", dtype=torch.float32)
     torch.testing.assert_close(net.lm_head.weight, tiny.causal().lm_head.weight)
-    with pytest.raises(DataError, match="model='zoo/plants' is neither a folder nor in the Hugging Face Hub's cache on"):
+    with pytest.raises(
+        DataError, match="model='zoo/plants' is neither a folder nor in the Hugging Face Hub's cache on"
+    ):
         Pretrained.of("zoo/plants")
 
 
 @pytest.mark.parametrize(
     ("model", "error", "message"),
     [
-        ("/nowhere/model", DataError, "model='/nowhere/model': there is no such folder on the driver"),
+        ("/nowhere/model", DataError, "model='/nowhere/model': this folder is not on the driver"),
         (3, TypeError, "model must be a folder, a name on the Hugging Face Hub, or a model of transformers; got 3"),
     ],
 )
@@ -86,6 +88,7 @@ def test_one_rank_of_a_host_downloads_and_all_hear_what_is_missing(causal_folder
         from pathlib import Path
 
         import huggingface_hub
+        import huggingface_hub.constants
 
         from spark_estimator import DataError
         from spark_estimator.estimators.transformers.pretrained import Pretrained

@@ -111,7 +111,14 @@ def test_accumulation_and_batches_that_rank_0_reads(two_ranks: RankPool, alone: 
 def test_what_ranks_tell_one_another(two_ranks: RankPool, tmp_path: Path) -> None:
     def program(folder: str) -> Any:
         from accelerate import Accelerator
-        from accelerate.utils import broadcast, broadcast_object_list, gather, gather_object, pad_across_processes, reduce
+        from accelerate.utils import (
+            broadcast,
+            broadcast_object_list,
+            gather,
+            gather_object,
+            pad_across_processes,
+            reduce,
+        )
 
         accelerator = Accelerator()
         rank = accelerator.process_index

@@ -124,7 +124,11 @@ def test_tensor_parallel_layers_and_a_mesh_of_two_dimensions(two_ranks: RankPool
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-        plans = {"mlp.up_proj": ColwiseParallel(), "mlp.gate_proj": ColwiseParallel(), "mlp.down_proj": RowwiseParallel()}
+        plans = {
+            "mlp.up_proj": ColwiseParallel(),
+            "mlp.gate_proj": ColwiseParallel(),
+            "mlp.down_proj": RowwiseParallel(),
+        }
         results = []
         for shape in ((1, 2), (2, 1)):
             mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
