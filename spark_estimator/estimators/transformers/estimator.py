@@ -74,7 +74,7 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
         """Not for texts.
 
         Raises:
-            ValueError: always; the text says what to do instead.
+            ValueError: always; the text names the alternative.
         """
         raise ValueError("fit_on_parquet() reads numbers; of files with texts, call fit(spark.read.parquet(path)).")
 
@@ -122,7 +122,7 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
                 ) from error
             if not isinstance(model, str):
                 raise ValueError(
-                    "lora needs model to be a folder or a name on the Hugging Face Hub, which the saved adapter refers to."
+                    "lora needs model to be a folder or a name on the Hugging Face Hub: the saved adapter refers to it."
                 )
         if value("optimizer") is not None:
             rates = [name for name in ("learning_rate", "weight_decay") if self.isSet(name)]

@@ -212,14 +212,14 @@ class TransformersEstimatorKeywords(PredictingKeywords):
         return self._get(self.store)
 
     def setModel(self, value: Any) -> Self:
-        """Sets model: a folder with a pretrained model, the name of one on the Hugging Face Hub, or a model of
+        """Sets model: a folder with a pretrained model, its name on the Hugging Face Hub, or a model of
         transformers; required. Returns self.
         """
         return self._set(model=value)
 
     def getModel(self) -> Any:
-        """model: a folder with a pretrained model, the name of one on the Hugging Face Hub, or a model of
-        transformers; required.
+        """model: a folder with a pretrained model, its name on the Hugging Face Hub, or a model of transformers;
+        required.
         """
         return self._get(self.model)
 
@@ -234,14 +234,15 @@ class TransformersEstimatorKeywords(PredictingKeywords):
         return self._get(self.tokenizer)
 
     def setTask(self, value: str | None) -> Self:
-        """Sets task: 'causal': generate text; 'classification': a class for each text; 'token_classification': one
-        for each word; None: the label column decides: without one, of texts or numbers, of arrays. Returns self.
+        """Sets task: 'causal': generate text; 'classification': a class for each text; 'token_classification': a
+        class for each word; None: the label column decides: without one, of texts or numbers, of arrays. Returns
+        self.
         """
         return self._set(task=value)
 
     def getTask(self) -> str | None:
-        """task: 'causal': generate text; 'classification': a class for each text; 'token_classification': one for
-        each word; None: the label column decides: without one, of texts or numbers, of arrays.
+        """task: 'causal': generate text; 'classification': a class for each text; 'token_classification': a class
+        for each word; None: the label column decides: without one, of texts or numbers, of arrays.
         """
         return self._get(self.task)
 
@@ -300,22 +301,22 @@ class TransformersEstimatorKeywords(PredictingKeywords):
         return self._get(self.packing)
 
     def setLossOn(self, value: str) -> Self:
-        """Sets loss_on: of a chat: 'assistant': learn what the assistant says; 'all': every message. Returns self."""
+        """Sets loss_on: of a chat: 'assistant': learn the assistant's messages; 'all': every message. Returns self."""
         return self._set(loss_on=value)
 
     def getLossOn(self) -> str:
-        """loss_on: of a chat: 'assistant': learn what the assistant says; 'all': every message."""
+        """loss_on: of a chat: 'assistant': learn the assistant's messages; 'all': every message."""
         return self._get(self.loss_on)
 
     def setLora(self, value: Mapping[str, Any] | Any | None) -> Self:
-        """Sets lora: arguments of peft.LoraConfig, such as {'r': 8}, or one: train an adapter; None: train all
-        numbers of the model. Returns self.
+        """Sets lora: arguments of peft.LoraConfig, such as {'r': 8}, or a LoraConfig: train an adapter; None: the
+        whole model. Returns self.
         """
         return self._set(lora=value)
 
     def getLora(self) -> dict[str, Any] | None:
-        """lora: arguments of peft.LoraConfig, such as {'r': 8}, or one: train an adapter; None: train all numbers of
-        the model.
+        """lora: arguments of peft.LoraConfig, such as {'r': 8}, or a LoraConfig: train an adapter; None: the whole
+        model.
         """
         return self._get(self.lora)
 
@@ -679,14 +680,15 @@ class TransformersModelKeywords(PredictingKeywords):
         return self._get(self.tokenizer)
 
     def setTask(self, value: str | None) -> Self:
-        """Sets task: 'causal': generate text; 'classification': a class for each text; 'token_classification': one
-        for each word; None: the label column decides: without one, of texts or numbers, of arrays. Returns self.
+        """Sets task: 'causal': generate text; 'classification': a class for each text; 'token_classification': a
+        class for each word; None: the label column decides: without one, of texts or numbers, of arrays. Returns
+        self.
         """
         return self._set(task=value)
 
     def getTask(self) -> str | None:
-        """task: 'causal': generate text; 'classification': a class for each text; 'token_classification': one for
-        each word; None: the label column decides: without one, of texts or numbers, of arrays.
+        """task: 'causal': generate text; 'classification': a class for each text; 'token_classification': a class
+        for each word; None: the label column decides: without one, of texts or numbers, of arrays.
         """
         return self._get(self.task)
 

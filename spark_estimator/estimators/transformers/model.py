@@ -46,8 +46,8 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
         """Predicts without Spark.
 
         Args:
-            features: texts, lists of words, or chats (lists of dicts of role and content): a list, a pandas column, or a
-                pandas DataFrame with the text column.
+            features: texts, lists of words, or chats (lists of dicts of role and content), as a list or a pandas
+                column; or a pandas DataFrame with the text column.
 
         Returns:
             [texts] a class, a list of classes, or a text.

@@ -41,8 +41,8 @@ _TASK = Row(
     "task",
     None,
     task,
-    "'causal': generate text; 'classification': a class for each text; 'token_classification': one for each word; None: "
-    "the label column decides: without one, of texts or numbers, of arrays",
+    "'causal': generate text; 'classification': a class for each text; 'token_classification': a class for each word; "
+    "None: the label column decides: without one, of texts or numbers, of arrays",
     "str | None",
 )
 _TOKENIZER = Row(
@@ -76,7 +76,7 @@ ESTIMATOR = (
         "model",
         None,
         checks.anything,
-        "a folder with a pretrained model, the name of one on the Hugging Face Hub, or a model of transformers; required",
+        "a folder with a pretrained model, its name on the Hugging Face Hub, or a model of transformers; required",
     ),
     _TOKENIZER,
     _TASK,
@@ -111,14 +111,14 @@ ESTIMATOR = (
         "loss_on",
         "assistant",
         checks.one_of("assistant", "all"),
-        "of a chat: 'assistant': learn what the assistant says; 'all': every message",
+        "of a chat: 'assistant': learn the assistant's messages; 'all': every message",
         "str",
     ),
     Row(
         "lora",
         None,
         lora,
-        "arguments of peft.LoraConfig, such as {'r': 8}, or one: train an adapter; None: train all numbers of the model",
+        "arguments of peft.LoraConfig, such as {'r': 8}, or a LoraConfig: train an adapter; None: the whole model",
         "Mapping[str, Any] | Any | None",
         "dict[str, Any] | None",
     ),

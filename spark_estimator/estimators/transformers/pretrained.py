@@ -40,7 +40,7 @@ class Pretrained:
 
         Raises:
             TypeError: it is neither text nor a model of transformers.
-            DataError: there is no such folder or name.
+            DataError: the folder or the name does not exist.
         """
         if isinstance(model, (str, os.PathLike)):
             text = os.fspath(model)
@@ -57,7 +57,8 @@ class Pretrained:
             return cls(snapshot, text, Path(snapshot).name)
         if not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
             raise TypeError(
-                f"model must be a folder, a name on the Hugging Face Hub, or a model of transformers; got {model!r:.200}."
+                "model must be a folder, a name on the Hugging Face Hub, or a model of transformers; got "
+                f"{model!r:.200}."
             )
         return cls(net=model)
 
@@ -136,7 +137,8 @@ def tokenizer_of(tokenizer: Any, model: Pretrained) -> Any:
             raise DataError(f"there is no tokenizer in {folder}: {type(error).__name__}: {error}") from error
     if not getattr(tokenizer, "is_fast", False):
         raise TypeError(
-            f"tokenizer must be a fast tokenizer of transformers (PreTrainedTokenizerFast); got {type(tokenizer).__name__}."
+            "tokenizer must be a fast tokenizer of transformers (PreTrainedTokenizerFast); got "
+            f"{type(tokenizer).__name__}."
         )
     return tokenizer
 

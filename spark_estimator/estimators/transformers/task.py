@@ -1,4 +1,4 @@
-"""What a training on texts is to do, by the parameters and the DataFrame's columns; nothing is read for it but classes."""
+"""What a training on texts is to do, by the parameters and the DataFrame's columns, of which only classes are read."""
 
 from __future__ import annotations
 

@@ -206,7 +206,8 @@ class Encoder:
         number = self._numbers.get(label)
         if number is None:
             raise DataError(
-                f"column {self._task.label!r} holds {label!r}, which is not among labels={list(self._task.labels)!r:.200}."
+                f"column {self._task.label!r} holds {label!r}, which is not among "
+                f"labels={list(self._task.labels)!r:.200}."
             )
         return number
 
@@ -214,8 +215,8 @@ class Encoder:
         """The label of each word at its first token."""
         if len(words) != len(labels):
             raise DataError(
-                f"a row has {len(words)} words in {self._task.text!r} and {len(labels)} classes in {self._task.label!r}: "
-                "it needs one for each."
+                f"a row has {len(words)} words in {self._task.text!r} and {len(labels)} classes in "
+                f"{self._task.label!r}; each word needs a class."
             )
         before = [None, *places[:-1]]
         return [

@@ -1,4 +1,4 @@
-"""Fine-tunes a model of transformers on each rank: makes it there, and trains it as `TorchEstimator` trains a module."""
+"""Fine-tunes a model of transformers on each rank: makes it there, and trains it by the loop of `TorchEstimator`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TextParts:
         """What `TorchEstimator` trains with.
 
         Raises:
-            TypeError: a function returned something else than it is for.
+            TypeError: a function did not return an optimizer.
         """
         module = self.module()
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-for _package in ("torch", "transformers", "peft"):
-    pytest.importorskip(_package)
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
 
 from tests.scenarios.huggingface import tiny
 

@@ -1,4 +1,4 @@
-"""`TransformersEstimator.fit` on a real session: what it learns, what its folders hold, what it refuses before it starts."""
+"""`TransformersEstimator.fit` on a real session: what it learns, what its folders hold, what it refuses."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def test_it_reaches_its_accuracy(reviewer: TransformersModel, spark: SparkSessio
     assert history[-1]["train"]["loss"] < 0.2 < history[0]["train"]["loss"]
     rows = [(row["text"], "good" if row["label"] else "bad") for row in tiny.sentences(40, seed=9)]
     others = spark.createDataFrame([*rows, (None, "bad")], "text string, answer string")
-    found = reviewer.setProbabilityCol("probability").transform(others).collect()
-    assert numpy.mean([row["kind__output"] == row["answer"] for row in found[:-1]]) >= 0.95
-    assert found[-1]["kind__output"] is None and found[-1]["probability"] is None
-    assert abs(sum(found[0]["probability"]) - 1) < 1e-6
-    assert reviewer.predict([text for text, _ in rows]) == [row["kind__output"] for row in found[:-1]]
+    predicted = reviewer.setProbabilityCol("probability").transform(others).collect()
+    assert numpy.mean([row["kind__output"] == row["answer"] for row in predicted[:-1]]) >= 0.95
+    assert predicted[-1]["kind__output"] is None and predicted[-1]["probability"] is None
+    assert abs(sum(predicted[0]["probability"]) - 1) < 1e-6
+    assert reviewer.predict([text for text, _ in rows]) == [row["kind__output"] for row in predicted[:-1]]
 
 
 def test_its_folder_is_one_of_transformers(reviewer: TransformersModel, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_arguments_of_lora_may_be_a_config() -> None:
 
     made = estimator(lora=LoraConfig(r=4, target_modules=["b", "a"]))
     assert made.getLora() == {"r": 4, "target_modules": ["a", "b"]}
-    with pytest.raises(TypeError, match="lora must be a dict of the arguments of peft.LoraConfig"):
+    with pytest.raises(TypeError, match=r"lora must be a dict of the arguments of peft\.LoraConfig"):
         estimator(lora=8)
 
 

@@ -29,10 +29,10 @@ def test_a_name_of_the_hub_is_found_in_its_cache(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     cached(tmp_path, causal_folder, "zoo/animals")
-    found = Pretrained.of("zoo/animals")
-    assert (found.name, found.revision) == ("zoo/animals", "0" * 40)
-    assert found.folder == str(tmp_path / "models--zoo--animals" / "snapshots" / ("0" * 40))
-    net = found.loaded("AutoModelForCausalLM", dtype=torch.float32)
+    source = Pretrained.of("zoo/animals")
+    assert (source.name, source.revision) == ("zoo/animals", "0" * 40)
+    assert source.folder == str(tmp_path / "models--zoo--animals" / "snapshots" / ("0" * 40))
+    net = source.loaded("AutoModelForCausalLM", dtype=torch.float32)
     torch.testing.assert_close(net.lm_head.weight, tiny.causal().lm_head.weight)
     with pytest.raises(
         DataError, match="model='zoo/plants' is neither a folder nor in the Hugging Face Hub's cache on"
@@ -53,7 +53,7 @@ def test_what_is_no_model(model: Any, error: type[Exception], message: str) -> N
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is a folder without config.json"):
+    with pytest.raises(DataError, match=r"is a folder without config\.json"):
         Pretrained.of(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(DataError, match="can't be loaded by AutoModelForCausalLM"):

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-for _package in ("torch", "transformers", "accelerate", "peft", "datasets"):
-    pytest.importorskip(_package)
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+pytest.importorskip("peft")
+pytest.importorskip("datasets")
 
 from tests.scenarios.huggingface.rank_pool import RankPool, ready
 

@@ -57,7 +57,7 @@ def accelerated(scale: float) -> Any:
 
     accelerator = Accelerator()
     model = torch.nn.Linear(1, 1, bias=False)
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     accelerator.backward(model(torch.full((1, 1), scale * accelerator.process_index)).sum())
     gradient = accelerator.unwrap_model(model).weight.grad.item()
     accelerator.end_training()

@@ -179,10 +179,10 @@ def test_generation_with_texts_of_different_lengths(two_ranks: RankPool, tmp_pat
         with state.split_between_processes(prompts) as share:
             replicated = gather_object([generated(tiny.causal(), prompt) for prompt in share])
         # Ranks with a part of the weights go on until the last one has its text.
-        own = prompts[: 1 + 2 * state.process_index]
-        own += own[-1:] * (3 - len(own))
+        share = prompts[: 1 + 2 * state.process_index]
+        share += share[-1:] * (3 - len(share))
         divided = sharded(tiny.causal())
-        return replicated, [generated(divided, prompt, synced_gpus=True) for prompt in own]
+        return replicated, [generated(divided, prompt, synced_gpus=True) for prompt in share]
 
     expected = [generated(tiny.causal(), prompt) for prompt in prompts]
     first, second = two_ranks.run(program, str(tmp_path), "spark_estimator")

@@ -19,7 +19,7 @@ def assert_same(first: dict[str, Any], second: dict[str, Any], tolerance: float 
     """The same weights, to what sums in another order may differ by."""
     assert first.keys() == second.keys()
     for name, tensor in first.items():
-        torch.testing.assert_close(tensor, second[name], rtol=tolerance, atol=tolerance, msg=lambda text: name + text)
+        torch.testing.assert_close(tensor, second[name], rtol=tolerance, atol=tolerance, msg=f"{name} differs")
 
 
 def weights(model: Any) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Tiny models with random numbers, a tokenizer that is made on the spot, and sentences to learn: nothing is downloaded."""
+"""Tiny models with random numbers, a tokenizer made on the spot, and sentences to learn: nothing is downloaded."""
 
 from __future__ import annotations
 
