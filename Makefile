@@ -31,7 +31,7 @@ CLANG ?= $(firstword $(foreach name,clang++ $(addprefix clang++-,22 21 20 19 18 
 NATIVE := $(shell find native -type f -not -name '.*')
 PACKAGE := $(shell find spark_estimator -type f -not -path '*/__pycache__/*' -not -name '*.so')
 
-.PHONY: help demo cluster cluster-demo cluster-down test test-all chaos test-petastorm notebooks lint docs docs-links .graphviz build wheel test-native test-native-sanitized fuzz coverage format clean
+.PHONY: help demo cluster cluster-demo cluster-down test test-all chaos test-petastorm notebooks lint docs docs-links .graphviz build wheel wheels test-native test-native-aarch64 test-native-sanitized fuzz coverage format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -47,7 +47,9 @@ help:
 	@echo 'make docs-links             whether the site'"'"'s links to other sites work (needs the internet)'
 	@echo 'make build                  environment, wheel, and the library beside the checked-out package'
 	@echo 'make wheel                  dist/*.whl only'
+	@echo 'make wheels                 the wheels to publish, for x86_64 and aarch64 (release/README.md); TWICE=1 compares two builds'
 	@echo 'make test-native            the C++ tests'
+	@echo 'make test-native-aarch64    the C++ tests on an emulated aarch64 (qemu-user)'
 	@echo 'make test-native-sanitized  the C++ tests under ASan+UBSan and under TSan; AREAS="engine gpu" selects folders'
 	@echo 'make test-petastorm         what needs petastorm itself, in an environment of its own (Python 3.10 or 3.11)'
 	@echo 'make fuzz                   every parser of bytes from a peer against strange bytes, SECONDS=$(SECONDS) each (clang)'
@@ -118,6 +120,23 @@ build: $(VENV)/.installed
 wheel: build/.wheel
 	@ls dist/*.whl
 
+# To publish. PROCESSORS="aarch64" selects; TWICE=1 compares with a second build, byte by byte.
+wheels: build/release-tools/.ready
+	build/release-tools/bin/python release/wheels.py $(PROCESSORS) $(if $(TWICE),--twice)
+	build/release-tools/bin/twine check --strict build/wheels/*.whl
+	build/release-tools/bin/check-wheel-contents build/wheels/*.whl
+
+# The C++ tests as that processor runs them (Debian, Ubuntu: apt-get install qemu-user libc6-arm64-cross).
+test-native-aarch64: build/release-tools/.ready
+	@command -v qemu-aarch64 >/dev/null && test -d /usr/aarch64-linux-gnu/lib \
+	  || { echo 'make: qemu-aarch64 or the C library of aarch64 was not found; install them (Debian, Ubuntu: apt-get install qemu-user libc6-arm64-cross)'; exit 1; }
+	CXX="$(CURDIR)/build/release-tools/bin/python -m ziglang c++ -target aarch64-linux-gnu.2.28" build/release-tools/bin/cmake -S native \
+	  -B build/aarch64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/build/release-tools/bin/ninja -DCMAKE_SYSTEM_NAME=Linux \
+	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 '-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu' \
+	  -DSPARK_ESTIMATOR_BUILD_TESTS=ON
+	build/release-tools/bin/cmake --build build/aarch64
+	build/release-tools/bin/ctest --test-dir build/aarch64 --output-on-failure --timeout 900
+
 # Nightly: the one combination of versions in which petastorm reads. The engine comes from `make build`.
 test-petastorm: build build/petastorm/.ready
 	build/petastorm/bin/python -m pytest tests/data/petastorm tests/data/test_petastorm_itself.py
@@ -183,6 +202,11 @@ build/.wheel: $(VENV)/.tools pyproject.toml README.md LICENSE $(NATIVE) $(PACKAG
 	@rm -rf dist
 	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist \
 	  --config-settings=cmake.define.SPARK_ESTIMATOR_BUILD_TESTS=ON .
+	@touch $@
+
+build/release-tools/.ready: release/requirements.txt
+	$(PYTHON) -m venv build/release-tools
+	build/release-tools/bin/python -m pip --disable-pip-version-check install --quiet --requirement release/requirements.txt
 	@touch $@
 
 $(VENV)/.dependencies: pyproject.toml constraints.txt | build/.wheel

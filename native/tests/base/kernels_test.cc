@@ -1,10 +1,17 @@
 // The reduction kernels: every dtype and op against plain arithmetic, and all instruction sets against one another.
 #include "base/kernels/kernels.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <fstream>
+#include <initializer_list>
+#include <iterator>
 #include <limits>
 #include <random>
+#include <set>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #include "base/dtype.h"
@@ -169,6 +176,25 @@ void CopiesPastTheCaches() {
   }
 }
 
+// Linux lists what the processor has and what the kernel saves.
+void VariantsAreThoseThatLinuxLists() {
+#if defined(__x86_64__)
+  std::ifstream file("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(file, line) && line.rfind("flags", 0) != 0) {
+  }
+  std::istringstream words(line);
+  const std::set<std::string> flags{std::istream_iterator<std::string>(words), {}};
+  const auto has = [&](std::initializer_list<const char*> names) {
+    return std::all_of(names.begin(), names.end(), [&](const char* name) { return flags.count(name) != 0; });
+  };
+  CHECK(flags.size() > 2);
+  const bool avx2 = has({"avx2", "fma", "f16c"});
+  CHECK_EQ(Avx2Kernels() != nullptr, avx2);
+  CHECK_EQ(Avx512Kernels() != nullptr, avx2 && has({"avx512f", "avx512bw", "avx512dq", "avx512vl"}));
+#endif
+}
+
 }  // namespace
 
 int main() {
@@ -179,5 +205,6 @@ int main() {
                    {"half arithmetic", HalfArithmetic},
                    {"variants agree", VariantsAgree},
                    {"widening", Widening},
-                   {"copies past the caches", CopiesPastTheCaches}});
+                   {"copies past the caches", CopiesPastTheCaches},
+                   {"variants are those that Linux lists", VariantsAreThoseThatLinuxLists}});
 }

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,13 +89,24 @@ def _bytes(usage: resource.struct_rusage) -> int:
 
 
 def oom_kills() -> int:
-    """How often the kernel has killed a process of this container for lack of memory; 0 when it does not tell."""
-    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+    """How often the kernel has killed a process of this control group for lack of memory; 0 where it isn't counted."""
+    for path in (*_memory_counters(), "/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             for line in Path(path).read_text(encoding="ascii").splitlines():
                 if line.startswith("oom_kill "):
                     return int(line.split()[1])
     return 0
+
+
+def _memory_counters() -> Iterator[str]:
+    """The files that count, of the control group that this process is in. A container sees its own group as the root."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, group = line.split(":", 2)
+            if not controllers:
+                yield f"/sys/fs/cgroup{group}/memory.events"
+            elif "memory" in controllers.split(","):
+                yield f"/sys/fs/cgroup/memory{group}/memory.oom_control"
 
 
 def describe_end(exit_code: int) -> str:
