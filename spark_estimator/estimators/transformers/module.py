@@ -42,7 +42,7 @@ class TextModule(nn.Module):
         self._causal = task.task == "causal"
         self._by_token = task.task != "classification"
         self._partly = any(not parameter.requires_grad for parameter in net.parameters())
-        self._filling = int(getattr(net.config, "pad_token_id", None) or 0)  # type: ignore[arg-type]
+        self._filling = int(getattr(net.config, "pad_token_id", None) or 0)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
         """[rows, classes], or [rows, classes, length] where each token has scores.
@@ -146,7 +146,7 @@ def _with_adapter(net: nn.Module, task: TextTask, lora: Mapping[str, Any]) -> nn
     import peft
 
     try:
-        adapted: nn.Module = peft.get_peft_model(net, peft.LoraConfig(**{"task_type": _OF_PEFT[task.task], **lora}))  # type: ignore[arg-type]
+        adapted: nn.Module = peft.get_peft_model(net, peft.LoraConfig(**{"task_type": _OF_PEFT[task.task], **lora}))
     except (TypeError, ValueError) as error:
         raise ValueError(f"lora={dict(lora)!r:.200} does not fit the model: {error}") from error
     return adapted
