@@ -188,7 +188,16 @@ class ModuleRows(RankRows):
         """`steps` batches an epoch, of `batch_size` rows, on each rank."""
         names = tuple(name for label in spec.labels for name in label.names)
         counts = (steps * batch_size,) * size
-        return cls((), numpy.zeros(0, numpy.int64), counts, rank, iter(batches), spec.fields, names, source)
+        return cls(
+            (),
+            numpy.zeros(0, numpy.int64),
+            counts,
+            rank,
+            incoming=iter(batches),
+            fields=spec.fields,
+            labels=names,
+            source=source,
+        )
 
     def batches(
         self, batch_size: int, most_steps: int | None = None, order: tuple[int, int] | None = None, first: int = 0
