@@ -130,6 +130,9 @@ PROGRAMS = (
         edit=dies_in_the_second_epoch,
     ),
     Program("docs/how-to/torch-distributed.md", (0,), prints_on_both_ranks(r": 4\.0"), TWO),
+    Program(
+        "docs/how-to/hugging-face.md", (0,), prints_on_both_ranks(r": loss \d\.\d+"), TWO, needs="accelerate", slow=True
+    ),
     Program("docs/how-to/lightning.md", (0,), prints_number("loss", 0, 0.1), needs="lightning", slow=True),
     Program("docs/how-to/lightning.md", (1,), fits_and_predicts, needs="lightning", slow=True),
     Program("docs/how-to/tensorflow.md", (0,), prints_on_both_ranks(r": \[1\.0, 1\.0\]"), TWO, needs="tensorflow"),

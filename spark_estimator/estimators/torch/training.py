@@ -157,7 +157,7 @@ class _Training:
 
         It is multiplied for the step alone, so that schedulers and checkpoints know nothing of the number of ranks.
         """
-        with joint_rate(self._optimizer, hvd.size()):
+        with joint_rate(self._optimizer, 1 if self._parts.rate_is_joint else hvd.size()):
             self._optimizer.step()
         self._optimizer.zero_grad()
 
