@@ -466,6 +466,7 @@ SET_FOR_WORKERS = {
     WORKER_CHOICES_VARIABLE: "the settings of threads and memory that the launcher chose for the worker",
     PROGRESS_FD_VARIABLE: "descriptor to which the worker writes its progress",
     MASTER_VARIABLE: "the MASTER_ADDR:MASTER_PORT that the launcher set; torch's env:// store is authenticated there",
+    "ACCELERATE_USE_CPU": "true in a rank that sees no GPU: Hugging Face's Accelerate and Trainer then use all ranks",
 }
 
 

@@ -22,6 +22,7 @@ from spark_estimator.estimators.torch.estimator_files import TorchFiles
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.estimators.transformers.keywords import TransformersEstimatorKeywords
 from spark_estimator.estimators.transformers.model import TransformersModel
+from spark_estimator.estimators.transformers.module import check_packing
 from spark_estimator.estimators.transformers.params import ESTIMATOR, WITHOUT
 from spark_estimator.estimators.transformers.pretrained import Pretrained, tokenizer_of
 from spark_estimator.estimators.transformers.task import TextTask, task_of
@@ -174,6 +175,8 @@ class _TextTraining:
         self.framework: Any = parts
         self.labels = ["labels"]
         made = parts.made()
+        if parts.task.packed:
+            check_packing(made.model)
         self.state_bytes = sum(tensor.nbytes for tensor in made.model.state_dict().values())
         self.output_kinds: Sequence[OutputKind] = ["logits"]
         self.trial: Trial = _FewRows(made)

@@ -89,6 +89,33 @@ class TextModule(nn.Module):
         return super().load_state_dict(state_dict, strict=strict and not self._partly, assign=assign)
 
 
+def check_packing(module: TextModule) -> None:
+    """Tries whether a model keeps the texts of a row apart: its scores of a text are those of the text alone.
+
+    Raises:
+        DataError: it does not.
+    """
+    first, second = [1, 2, 3], [4, 5, 6, 7]
+    training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            joined = module(torch.tensor([first + second]), torch.tensor([[0, 1, 2, 0, 1, 2, 3]]))[..., len(first) :]
+            alone = module(torch.tensor([second]), torch.tensor([[0, 1, 2, 3]]))
+    except (TypeError, ValueError) as error:  # it takes no places
+        raise _sees_across(module, str(error)) from error
+    finally:
+        module.train(training)
+    if not torch.allclose(joined, alone, rtol=0, atol=1e-4 * max(1e-6, float(alone.abs().max()))):
+        raise _sees_across(module, "the scores of a text depend on the text before it")
+
+
+def _sees_across(module: TextModule, why: str) -> DataError:
+    return DataError(
+        f"{type(module.net).__name__} does not keep the texts of a packed row apart ({why}): set packing=False."
+    )
+
+
 def net_of(source: Pretrained, task: TextTask, lora: Mapping[str, Any] | None, tokenizer: Any) -> nn.Module:
     """The model to train: with a new head for the classes, and an adapter, where those are asked for.
 

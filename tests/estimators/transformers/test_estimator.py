@@ -162,6 +162,15 @@ def test_a_run_resumes_from_its_checkpoint(classifier_folder: str, reviews: Data
         fitted(epochs=3, store=str(tmp_path), run_id="reviews", weight_decay=0.1)
 
 
+@pytest.mark.slow
+def test_tokens_are_written_to_the_store_once(causal_folder: str, spark: SparkSession, tmp_path: Path) -> None:
+    frame = spark.createDataFrame([(row["text"],) for row in tiny.sentences(60)], "text string")
+    made = estimator(model=causal_folder, packing=False, materialize=True, store=str(tmp_path), epochs=1)
+    losses = [made.fit(frame).getHistory()[0]["train"]["loss"] for _ in range(2)]
+    assert losses[0] == losses[1]
+    assert list(tmp_path.rglob("*.parquet"))
+
+
 def test_a_saved_estimator_has_its_parameters(classifier_folder: str, tmp_path: Path) -> None:
     made = estimator(model=classifier_folder, label_col="kind", lora={"r": 2}, tokenizer=classifier_folder)
     made.save(str(tmp_path / "estimator"))

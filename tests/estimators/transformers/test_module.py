@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from spark_estimator import DataError
-from spark_estimator.estimators.transformers.module import TextModule, net_of
+from spark_estimator.estimators.transformers.module import TextModule, check_packing, net_of
 from spark_estimator.estimators.transformers.pretrained import Pretrained
 from spark_estimator.estimators.transformers.tokens import PADDING
 from tests.estimators.transformers.test_tokens import CAUSAL, CLASSES, WORDS
@@ -36,6 +37,30 @@ def test_texts_of_a_packed_row_do_not_see_one_another(net: Any) -> None:
     for text, start in zip(TEXTS, (0, 5), strict=True):
         alone = model(torch.tensor([text])).logits[0].T
         torch.testing.assert_close(scores[0, :, start : start + len(text)], alone, rtol=1e-5, atol=1e-6)
+
+
+class Seeing(nn.Module):
+    """Shows a model all texts of a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = tiny.causal()
+        self.config = self.net.config
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, use_cache: bool) -> Any:
+        return self.net(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), position_ids=position_ids)
+
+
+def test_models_whose_texts_would_see_one_another() -> None:
+    from transformers import BloomConfig, BloomForCausalLM
+
+    check_packing(TextModule(tiny.causal(), CAUSAL))
+    check_packing(TextModule(gpt2(), CAUSAL))
+    with pytest.raises(DataError, match=r"Seeing does not keep .* depend on the text before it\): set packing=False"):
+        check_packing(TextModule(Seeing(), CAUSAL))
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=32, hidden_size=8, n_layer=1, n_head=2))
+    with pytest.raises(DataError, match="BloomForCausalLM does not keep the texts of a packed row apart"):
+        check_packing(TextModule(bloom, CAUSAL))
 
 
 def test_padding_changes_nothing() -> None:
