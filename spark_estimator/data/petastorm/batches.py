@@ -2,7 +2,7 @@
 
 Columns of numbers of one length are read into the host's *spool* once, and each epoch gathers its batches from there,
 in an order of its own. Where there are others (texts, bytes, nulls, arrays of different lengths), the row groups are
-read in each epoch, as a reader gives them. A transform is called in both cases, for each epoch anew.
+read in each epoch, as a reader gives them. A transform is called in both cases, again in each epoch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`TransformSpec`: a user's function on rows while they are read, and the schema of what it returns; as petastorm's.
 
 A reader of batches gives the function a pandas.DataFrame of many rows and takes one with as many rows as it likes. A
-reader of rows (`make_reader`) gives it a dict for each row. It is called anew in each epoch, in a thread.
+reader of rows (`make_reader`) gives it a dict for each row. It is called again in each epoch, in a thread.
 """
 
 from __future__ import annotations
