@@ -1,4 +1,4 @@
-"""Horovod's and petastorm's names without a counterpart: they are importable, and a call says what to use instead."""
+"""Names of Horovod and petastorm without a counterpart: importable, and a call raises an error with what to use."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.skipif(
-    any(one.metadata["Name"] == "petastorm" for one in importlib.metadata.distributions()),
+    any(package.metadata["Name"] == "petastorm" for package in importlib.metadata.distributions()),
     reason="petastorm itself is installed here",
 )
 

@@ -174,9 +174,9 @@ def both(url: str, **arguments: Any) -> tuple[list[Any], list[Any]]:
     return results[0], results[1]
 
 
-def assert_same_batches(theirs: list[Any], own: list[Any]) -> None:
-    assert len(own) == len(theirs)
-    for expected, batch in zip(theirs, own, strict=True):
+def assert_same_batches(theirs: list[Any], batches: list[Any]) -> None:
+    assert len(batches) == len(theirs)
+    for expected, batch in zip(theirs, batches, strict=True):
         assert set(batch._fields) == set(expected._fields)
         for name in expected._fields:
             values, wanted = getattr(batch, name), getattr(expected, name)
@@ -185,11 +185,11 @@ def assert_same_batches(theirs: list[Any], own: list[Any]) -> None:
 
 
 def test_batches_of_all_types_are_petastorm_s(files: str) -> None:
-    theirs, own = both(files)
-    assert own[0]._fields == theirs[0]._fields == tuple(COLUMNS)
-    assert_same_batches(theirs, own)
-    theirs, own = both(files, num_epochs=2, schema_fields=["i.*", "vector"])
-    assert_same_batches(theirs, own)
+    theirs, batches = both(files)
+    assert batches[0]._fields == theirs[0]._fields == tuple(COLUMNS)
+    assert_same_batches(theirs, batches)
+    theirs, batches = both(files, num_epochs=2, schema_fields=["i.*", "vector"])
+    assert_same_batches(theirs, batches)
     results = []
     for make in (petastorm.make_batch_reader, ours.make_batch_reader):
         with make(files, **IN_ORDER) as reader:
@@ -246,10 +246,10 @@ def test_partitions_and_predicates_choose_as_petastorm_s(files: str, tmp_path: P
     url = f"file://{tmp_path}/years"
 
     def chosen(**arguments: Any) -> list[list[Any]]:
-        theirs, own = both(url, **arguments)
-        assert [list(batch._fields) for batch in own] == [list(batch._fields) for batch in theirs]
+        theirs, batches = both(url, **arguments)
+        assert [list(batch._fields) for batch in batches] == [list(batch._fields) for batch in theirs]
         # Petastorm's are pandas' categories.
-        rows = [[[list(values) for values in batch] for batch in batches] for batches in (theirs, own)]
+        rows = [[[list(values) for values in batch] for batch in result] for result in (theirs, batches)]
         assert rows[0] == rows[1]
         return rows[0]
 
@@ -266,14 +266,14 @@ def test_partitions_and_predicates_choose_as_petastorm_s(files: str, tmp_path: P
             part = predicates.in_pseudorandom_split([0.3, 0.7], 1, field)
             with module.make_reader(files, ["i16", field], predicate=part, **IN_ORDER) as reader:
                 parts.setdefault(field, []).append([int(row.i16) for row in reader])
-    assert all(theirs == own and theirs for theirs, own in parts.values())
+    assert all(theirs == batches and theirs for theirs, batches in parts.values())
 
 
 def test_what_differs_from_petastorm(tmp_path: Path) -> None:
     """What docs/how-to/petastorm.md says of it."""
     pyarrow.parquet.write_table(pyarrow.table({"s": ["a", None], "n": [1, 2]}), tmp_path / "rows.parquet")
-    theirs, own = both(f"file://{tmp_path}")
-    assert theirs[0].s.tolist() == ["a", "None"] and own[0].s.tolist() == ["a", None]
+    theirs, batches = both(f"file://{tmp_path}")
+    assert theirs[0].s.tolist() == ["a", "None"] and batches[0].s.tolist() == ["a", None]
     predicates = importlib.import_module("petastorm.predicates")
     with petastorm.make_batch_reader(
         f"file://{tmp_path}", predicate=predicates.in_lambda(["n"], lambda n: n < 2), **IN_ORDER

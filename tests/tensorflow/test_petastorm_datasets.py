@@ -97,7 +97,7 @@ def test_types_and_datasets_of_readers(two_ranks: RankPool, folder: str) -> None
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
                 assert len(list(dataset)) == 11
-        assert any("reads all epochs of the reader again" in str(one.message) for one in warned)
+        assert any("reads all epochs of the reader again" in str(warning.message) for warning in warned)
         assert rows[1].pair.shape.as_list() == [2] and rows[1].text.numpy().decode() == "é1"
         with make_reader(folder, ["hole"], **order) as reader:
             try:

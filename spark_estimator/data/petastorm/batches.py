@@ -2,7 +2,7 @@
 
 Columns of numbers of one length are read into the host's *spool* once, and each epoch gathers its batches from there,
 in an order of its own. Where there are others (texts, bytes, nulls, arrays of different lengths), the row groups are
-read in each epoch, as a reader gives them. A transform is called in both cases, for each epoch anew.
+read in each epoch, as a reader gives them. A transform is called in both cases, again in each epoch.
 """
 
 from __future__ import annotations
@@ -180,9 +180,9 @@ class ShardBatches:
             numbers = numpy.concatenate(batches)
             arrays = gathered(numbers, narrow) if narrow else {}
             deep = {name: views_of(array) for name, array in arrays.items() if array.ndim > 1}
-            given = {**{name: view.take(numbers) for name, view in views.items()}, **deep}
-            columns = {name: given.get(name, arrays.get(name)) for name in self._names}
-            page, unchanged = transformer.of_views(columns, given, place, together)
+            frame_views = {**{name: view.take(numbers) for name, view in views.items()}, **deep}
+            columns = {name: frame_views.get(name, arrays.get(name)) for name in self._names}
+            page, unchanged = transformer.of_views(columns, frame_views, place, together)
             page |= {name: arrays[name] for name in unchanged if name in deep}
             call_size.took(time.monotonic() - started)
             return TransformedRows(page, [name for name in unchanged if name in views], numbers)

@@ -180,12 +180,12 @@ class SparkDatasetConverter:
         size = 32 if batch_size is None else batch_size
         if size < 1:
             raise ValueError(f"batch_size is at least 1; it was {batch_size}.")
+        arguments = {"num_epochs": num_epochs, "workers_count": workers_count, **petastorm_reader_kwargs}
+        made = self._reader("make_tf_dataset", arguments)
+        # TensorFlow takes seconds to load: wrong arguments are refused before.
         from spark_estimator.data.petastorm.tf_datasets import TFDatasetContext
 
-        arguments = {"num_epochs": num_epochs, "workers_count": workers_count, **petastorm_reader_kwargs}
-        return TFDatasetContext(
-            self._reader("make_tf_dataset", arguments), size, prefetch, shuffling_queue_capacity or 0
-        )
+        return TFDatasetContext(made, size, prefetch, shuffling_queue_capacity or 0)
 
     def _reader(self, call: str, arguments: Mapping[str, Any]) -> Reader:
         others = dict(arguments)

@@ -192,19 +192,19 @@ def dataset_at(
     if not named:
         raise DataError("no path of Parquet files was given.")
     store = store or store_for(named[0], storage_options)
-    found: list[tuple[DataFile, dict[str, str]]] = []
+    files: list[tuple[DataFile, dict[str, str]]] = []
     for path in named:
-        found += _files_below(store, store.get_full_path(path), path, {})
-    if not found:
+        files += _files_below(store, store.get_full_path(path), path, {})
+    if not files:
         raise DataError(f"{', '.join(named)}: there are no Parquet files.")
-    names = list(found[0][1])
-    for file, values in found:
+    names = list(files[0][1])
+    for file, values in files:
         if list(values) != names:
             raise DataError(
-                f"{file.path} is in folders of the partition columns {list(values)}, and {found[0][0].path} of {names}."
+                f"{file.path} is in folders of the partition columns {list(values)}, and {files[0][0].path} of {names}."
             )
-    partitions = {name: _typed([values[name] for _, values in found]) for name in names}
-    return DatasetFiles(tuple(file for file, _ in found), store, partitions=partitions)
+    partitions = {name: _typed([values[name] for _, values in files]) for name in names}
+    return DatasetFiles(tuple(file for file, _ in files), store, partitions=partitions)
 
 
 def _files_below(

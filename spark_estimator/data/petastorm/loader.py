@@ -251,7 +251,7 @@ def _of_objects(array: Array, name: str) -> Array:
         if all(type(item) is datetime.date for item in array):
             return array.astype("datetime64[D]").astype(numpy.int64)
     raise DataError(
-        f"column {name!r} holds {type(array.flat[0]).__name__} values, and PyTorch has no such tensors: make numbers "
+        f"column {name!r} holds {type(array.flat[0]).__name__} values, which PyTorch tensors can't hold: make numbers "
         "of them in a TransformSpec, or leave the column out (schema_fields, or removed_fields of the TransformSpec)."
     )
 

@@ -98,7 +98,7 @@ def threads_of(pool: str, workers_count: int | None) -> int:
     """Threads for petastorm's arguments: at most one for each core, as more would only hold more row groups.
 
     Raises:
-        ValueError: there is no such pool, or less than one worker.
+        ValueError: the pool is none of petastorm's, or there is less than one worker.
     """
     if pool not in ("thread", "process", "dummy"):
         raise ValueError(f"reader_pool_type is 'thread', 'process' or 'dummy'; it was {pool!r}.")

@@ -147,7 +147,7 @@ def _tf_type(field: UnischemaField) -> Any:
         return tf.string if dtype.kind in "SU" else tf.as_dtype(dtype)
     except TypeError as error:
         raise DataError(
-            f"column {field.name!r} is declared as {field.numpy_dtype!r}, and TensorFlow has no such type."
+            f"column {field.name!r} is declared as {field.numpy_dtype!r}, which is no type of TensorFlow."
         ) from error
 
 

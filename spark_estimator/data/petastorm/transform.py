@@ -1,7 +1,7 @@
 """`TransformSpec`: a user's function on rows while they are read, and the schema of what it returns; as petastorm's.
 
 A reader of batches gives the function a pandas.DataFrame of many rows and takes one with as many rows as it likes. A
-reader of rows (`make_reader`) gives it a dict for each row. It is called anew in each epoch, in a thread.
+reader of rows (`make_reader`) gives it a dict for each row. It is called again in each epoch, in a thread.
 """
 
 from __future__ import annotations
@@ -276,13 +276,13 @@ def _columns(frame: pandas.DataFrame) -> dict[str, Array]:
     return {name: frame[name].to_numpy() for name in names}
 
 
-def _same(values: Array, given: Array) -> bool:
+def _same(values: Array, views: Array) -> bool:
     """Whether the rows' objects are those that were given, in their order: their addresses are compared."""
-    if values.dtype != object or len(values) != len(given):
+    if values.dtype != object or len(values) != len(views):
         return False
     array = numpy.ascontiguousarray(values)
     size = array.nbytes
-    return ctypes.string_at(array.ctypes.data, size) == ctypes.string_at(given.ctypes.data, size)
+    return ctypes.string_at(array.ctypes.data, size) == ctypes.string_at(views.ctypes.data, size)
 
 
 def _of_rows(values: Array, name: str) -> Array:

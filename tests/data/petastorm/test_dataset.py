@@ -102,7 +102,7 @@ def test_two_readers_at_a_time_and_empty_row_groups(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"x": range(5)}), tmp_path / "1.parquet", row_group_size=2)
     first, second = (make_batch_reader(str(tmp_path), shuffle_row_groups=False) for _ in range(2))
     with first, second:
-        pairs = [(one.x.tolist(), other.x.tolist()) for one, other in zip(first, second, strict=True)]
+        pairs = [(left.x.tolist(), right.x.tolist()) for left, right in zip(first, second, strict=True)]
     assert pairs == [([0, 1], [0, 1]), ([2, 3], [2, 3]), ([4], [4])]
     shards = [read(str(tmp_path), cur_shard=shard, shard_count=5) for shard in range(5)]
     assert shards == [[0], [1], [2], [3], [4]], "more shards than row groups"
@@ -116,7 +116,7 @@ def test_columns_without_arrays_are_left_out(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
     with pytest.warns(UserWarning, match="has no numpy array, and is left out") as warned:
         reader = make_batch_reader(str(tmp_path))
-    assert [str(one.message).partition("column ")[2][:8] for one in warned] == ["'inside'", "'deep' ha"[:8]]
+    assert [str(warning.message).partition("column ")[2][:8] for warning in warned] == ["'inside'", "'deep' ha"[:8]]
     assert reader.columns == ("x",)
     with pytest.raises(DataError, match=r"column 'inside' has type .*: flatten it first"):
         make_batch_reader(str(tmp_path), ["x", "inside"])

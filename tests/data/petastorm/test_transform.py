@@ -181,7 +181,9 @@ def test_what_is_refused(mixed: str) -> None:
     with pytest.raises(ValueError, match=r"edit_fields has entries \(name, numpy type, shape, nullable\).*it has 'x'"):
         TransformSpec(None, ["x"])
     text = TransformSpec(lambda frame: frame.assign(name="a"), [("name", numpy.str_, (), False)])
-    with pytest.raises(DataError, match=r"column 'name' holds str_ values, and PyTorch has no such tensors.*removed_f"):
+    with pytest.raises(
+        DataError, match=r"column 'name' holds str_ values, which PyTorch tensors can't hold.*removed_f"
+    ):
         list(DataLoader(read_batches(mixed, ["n"], transform_spec=text), 4))
     with pytest.raises(DataError, match="make_reader gives transform_spec's function a dict for each row"):
         next(read_rows(mixed, ["n"], transform_spec=TransformSpec(lambda row: [row])))

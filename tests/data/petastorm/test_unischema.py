@@ -42,8 +42,8 @@ def test_a_schema_and_its_views() -> None:
 
 
 def test_fields_are_equal_whatever_their_codecs() -> None:
-    one, other = (UnischemaField("x", numpy.int32, (2,), codec) for codec in (NdarrayCodec(), None))
-    assert one == other and hash(one) == hash(other) and one != other._replace(nullable=True)
+    coded, plain = (UnischemaField("x", numpy.int32, (2,), codec) for codec in (NdarrayCodec(), None))
+    assert coded == plain and hash(coded) == hash(plain) and coded != plain._replace(nullable=True)
 
 
 def test_types_of_arrow() -> None:
