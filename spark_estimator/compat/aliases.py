@@ -90,6 +90,18 @@ PACKAGES: dict[str, dict[str, str]] = {
         "HorovodRunner": "spark_estimator.runner:HorovodRunner",
         "run": "spark_estimator.runner:run",
     },
+    "horovod.runner.common": {},
+    "horovod.runner.common.util": {},
+    "horovod.runner.common.util.codec": {
+        "dumps_base64": "spark_estimator.compat.launcher_answers:dumps_base64",
+        "loads_base64": "spark_estimator.compat.launcher_answers:loads_base64",
+    },
+    "horovod.runner.common.util.secret": {"make_secret_key": "spark_estimator.compat.launcher_answers:make_secret_key"},
+    "horovod.runner.js_run": {"is_jsrun_installed": "spark_estimator.compat.launcher_answers:is_jsrun_installed"},
+    "horovod.runner.mpi_run": {
+        "is_open_mpi": "spark_estimator.compat.launcher_answers:is_open_mpi",
+        "mpi_available": "spark_estimator.compat.launcher_answers:mpi_available",
+    },
     "horovod.runner.launch": {"run_commandline": "spark_estimator.launch.cli.main:main"},
     "horovod.spark.common": {},
     "horovod.spark.common.cache": {"TrainingDataCache": "spark_estimator.data.prepared.data_sets:TrainingDataCache"},

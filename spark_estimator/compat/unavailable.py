@@ -81,7 +81,6 @@ _MODULES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     _LAUNCHERS: {
-        "horovod.runner.common.util.codec": ("dumps_base64", "loads_base64"),
         "horovod.runner.common.util.config_parser": ("set_args_from_config", "set_env_from_args"),
         "horovod.runner.common.util.hosts": (
             "HostInfo",
@@ -92,7 +91,6 @@ _MODULES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "horovod.runner.common.util.network": ("BasicClient", "BasicService"),
         "horovod.runner.common.util.safe_shell_exec": ("execute",),
-        "horovod.runner.common.util.secret": ("make_secret_key",),
         "horovod.runner.common.util.settings": ("BaseSettings", "Settings"),
         "horovod.runner.common.util.timeout": ("Timeout", "TimeoutException"),
         "horovod.runner.common.util.tiny_shell_exec": ("execute",),
@@ -104,9 +102,9 @@ _MODULES: dict[str, dict[str, tuple[str, ...]]] = {
         "horovod.runner.gloo_run": ("gloo_run", "gloo_run_elastic", "launch_gloo", "launch_gloo_elastic"),
         "horovod.runner.http.http_client": ("put_data_into_kvstore", "read_data_from_kvstore"),
         "horovod.runner.http.http_server": ("KVStoreServer", "RendezvousServer"),
-        "horovod.runner.js_run": ("is_jsrun_installed", "js_run"),
+        "horovod.runner.js_run": ("js_run",),
         "horovod.runner.launch": ("check_build", "parse_args", "run_controller"),
-        "horovod.runner.mpi_run": ("is_open_mpi", "mpi_available", "mpi_run"),
+        "horovod.runner.mpi_run": ("mpi_run",),
         "horovod.runner.util.cache": ("Cache", "use_cache"),
         "horovod.runner.util.lsf": ("LSFUtils",),
         "horovod.runner.util.network": ("filter_local_addresses", "get_driver_ip", "get_local_host_addresses"),
