@@ -40,6 +40,8 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
     import spark_estimator.torch as hvd
 
     hvd.init()
+    if hvd.size() > 1:
+        torch.distributed.init_process_group("gloo")  # for async_save, whose ranks then share out the state, too
     torch.set_num_threads(1)
     torch.manual_seed(0)
     count = options["mb"] * 1_000_000 // 4
@@ -79,6 +81,7 @@ def _steps(
     """Trains. Returns the seconds of each step with its checkpoint, and which had one; the first is not counted."""
     import torch.distributed.checkpoint as dcp
 
+    import spark_estimator.torch as hvd
     from spark_estimator.checkpoint import Checkpointer
 
     checkpointer: Any = None
@@ -101,11 +104,11 @@ def _steps(
         due = number % options["every"] == 0 and way != "none"
         if checkpointer is not None:
             due = checkpointer.step()
-        elif due and (pending is None or pending.done()):
+        elif due and all(hvd.allgather_object(pending is None or pending.done())):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 writer = throttled_writer(f"{folder}-{number}", options["rate"])
-                pending = dcp.async_save({"model": model.state_dict()}, storage_writer=writer, no_dist=True)
+                pending = dcp.async_save({"model": model.state_dict()}, storage_writer=writer)
         else:
             due = False
         step()
