@@ -228,7 +228,7 @@ def _dtype(type_name: str, name: str, words: str) -> str:
 def _days(value: Column) -> Column:
     from pyspark.sql import functions
 
-    return functions.unix_date(value)
+    return functions.datediff(value, functions.lit("1970-01-01").cast("date"))
 
 
 def _seconds(value: Column) -> Column:

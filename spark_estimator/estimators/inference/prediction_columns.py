@@ -72,7 +72,8 @@ def in_label_type(column: Column, width: int, kind: str, wanted: str, output_kin
         )
         return functions.when(known.isNotNull(), within).cast(kind)  # greatest and least leave nulls out
     if kind == "date":
-        return functions.date_from_unix_date(_cast(functions.round(column), "int"))
+        days = _cast(functions.round(column), "int")
+        return functions.date_add(functions.lit("1970-01-01").cast("date"), days)
     if kind.startswith("timestamp"):
         return functions.timestamp_seconds(column).cast(kind)
     return _cast(column, kind)
@@ -85,9 +86,13 @@ def _alone(source: Column, value: Column) -> Column:
     return functions.when(source.isNotNull(), functions.array(value))
 
 
+def _is_spark_4(column: Column) -> bool:
+    return hasattr(type(column), "try_cast")  # the object itself has every name, as the field of a struct
+
+
 def _cast(column: Column, kind: str) -> Column:
     """In another type; null where that has no such number: Spark's own cast would end the job."""
-    if hasattr(type(column), "try_cast"):  # a column itself has every name, as a field
+    if _is_spark_4(column):
         return column.try_cast(kind)
     return column.cast(kind)  # before Spark 4, whose default this is
 
@@ -110,7 +115,12 @@ def prediction(column: Column, width: int, kind: str, output_kind: OutputKind) -
             "column that output_cols names."
         )
     # Of equal ones the first, as torch.argmax.
-    return (functions.array_position(column, functions.array_max(column)) - 1).cast("double")
+    largest = functions.array_max(column)
+    if _is_spark_4(column):
+        return (functions.array_position(column, largest) - 1).cast("double")
+    # Spark 3's array_position takes no column.
+    places = functions.transform(column, lambda value, place: functions.when(value == largest, place))
+    return functions.array_min(places).cast("double")
 
 
 def raw_prediction(column: Column, width: int, output_kind: OutputKind) -> Column:

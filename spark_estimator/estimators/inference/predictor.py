@@ -159,7 +159,9 @@ class Predictor(ABC):
     def pandas_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The same for a pandas UDF, in Spark versions that have no Arrow UDFs."""
         for columns in batches:
-            struct = self.predictions([pyarrow.Array.from_pandas(column) for column in columns])
+            # NaN in a column of numbers is what pandas makes of null; in an array it is NaN.
+            arrays = [pyarrow.array(column, from_pandas=column.dtype != object) for column in columns]
+            struct = self.predictions(arrays)
             frame = pyarrow.RecordBatch.from_struct_array(struct).to_pandas()
             for name in frame.columns:
                 if frame[name].dtype == object:
