@@ -318,7 +318,8 @@ class Checkpointer:
         if not self._overlaps:
             return list(pairs), []
         unchanged = parameters_of(self._optimizers)
-        now, later = [], []
+        now: list[Pair] = []
+        later: list[Pair] = []
         for pair in pairs:
             (later if pair[1].untyped_storage().data_ptr() in unchanged else now).append(pair)
         return now, later
