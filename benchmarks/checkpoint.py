@@ -79,7 +79,7 @@ def _steps(
     way: str, folder: str, model: Any, optimizer: Any, step: Callable[[], None], options: dict[str, Any]
 ) -> dict[str, list[float]]:
     """Trains. Returns the seconds of each step with its checkpoint, and which had one; the first is not counted."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import async_save
 
     import spark_estimator.torch as hvd
     from spark_estimator.checkpoint import Checkpointer
@@ -108,7 +108,7 @@ def _steps(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 writer = throttled_writer(f"{folder}-{number}", options["rate"])
-                pending = dcp.async_save({"model": model.state_dict()}, storage_writer=writer)
+                pending = async_save({"model": model.state_dict()}, storage_writer=writer)
         else:
             due = False
         step()

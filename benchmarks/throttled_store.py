@@ -50,7 +50,7 @@ class Throttled:
 
 def throttled_writer(folder: str, rate: float) -> Any:
     """A ``FileSystemWriter`` whose files are throttled."""
-    from torch.distributed.checkpoint import FileSystemWriter
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
     writer = FileSystemWriter(folder, sync_files=False)
     create = writer.fs.create_stream
@@ -60,5 +60,5 @@ def throttled_writer(folder: str, rate: float) -> Any:
         with create(path, mode) as stream:
             yield Throttled(cast(BinaryIO, stream), rate) if "w" in mode and rate else stream
 
-    writer.fs.create_stream = create_stream
+    writer.fs.create_stream = create_stream  # type: ignore[method-assign]
     return writer

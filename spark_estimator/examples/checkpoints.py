@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     if hvd.rank() == 0:
         rows_in(options.folder)
     hvd.barrier()
-    loader = make_torch_dataloader(
+    loader: Any = make_torch_dataloader(
         str(rows_in(options.folder)), batch_size=128, feature_cols=["a", "b"], label_cols=["product"]
     )
     model = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
