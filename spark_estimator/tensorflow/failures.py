@@ -60,7 +60,8 @@ def both(error: Exception, of_tensorflow: Any = None) -> Exception:
     kind = of_tensorflow or next((known for kind, known, _ in _KINDS if isinstance(error, kind)), None)
     if kind is None:
         return error
-    result: Exception = _combined(type(error), kind)(str(error))
+    kind_of_error: Any = type(error)
+    result: Exception = _combined(kind_of_error, kind)(str(error))
     return result.with_traceback(error.__traceback__)
 
 

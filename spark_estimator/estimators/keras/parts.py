@@ -78,10 +78,10 @@ def _recipe(model: Any, value: Callable[[str], Any], labels: int) -> Recipe:
         optimizer = model.optimizer
     if isinstance(optimizer, (str, dict)):
         optimizer = keras_of(model).optimizers.get(optimizer)
-    number = 2 if is_keras_2(model) else 3
+    number = "2, as the model is" if is_keras_2(model) else 3
     if not is_optimizer(optimizer) or is_keras_2(optimizer) != is_keras_2(model):
         missing = "model is not compiled, so that optimizer= is needed" if optimizer is None else f"was {optimizer!r}"
-        raise TypeError(f"optimizer is an optimizer of Keras {number}, as the model is, or its name; {missing}.")
+        raise TypeError(f"optimizer is an optimizer of Keras {number}, or its name; {missing}.")
     if exchange_of(optimizer) is not None:
         raise ValueError(
             f"optimizer {optimizer_name(optimizer)!r} is a DistributedOptimizer already: give the plain one, which the "
