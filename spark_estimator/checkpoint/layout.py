@@ -13,7 +13,7 @@ import torch
 
 from spark_estimator.checkpoint.image import Hole, aligned, frame_of, moved
 from spark_estimator.checkpoint.metadata_text import SavedPiece
-from spark_estimator.checkpoint.plan import Piece, share_out
+from spark_estimator.checkpoint.plan import TensorPiece, share_out
 from spark_estimator.checkpoint.shared_control import SlotState
 from spark_estimator.checkpoint.state import StateEntry
 from spark_estimator.checkpoint.writer_link import WriterLink
@@ -118,7 +118,7 @@ class Staging:
         return result
 
 
-def part_of(tensor: torch.Tensor, piece: Piece | Placed) -> torch.Tensor:
+def part_of(tensor: torch.Tensor, piece: TensorPiece | Placed) -> torch.Tensor:
     """The rows of a piece."""
     return tensor[piece.first : piece.first + piece.rows] if tensor.dim() else tensor
 
@@ -157,5 +157,5 @@ def layout_of(entries: Sequence[StateEntry], structure: Structure, rank: int, ra
     return layout
 
 
-def _whole(tensor: torch.Tensor) -> Piece:
-    return Piece(0, 0, tensor.shape[0] if tensor.dim() else 1, 0)
+def _whole(tensor: torch.Tensor) -> TensorPiece:
+    return TensorPiece(0, 0, tensor.shape[0] if tensor.dim() else 1, 0)

@@ -13,7 +13,7 @@ _PIECES_OF_A_SHARE = 8
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """Rows of a tensor.
 
     Attributes:
@@ -28,7 +28,7 @@ class Piece:
     rank: int
 
 
-def share_out(shapes: Sequence[Sequence[int]], item_bytes: Sequence[int], ranks: int) -> list[Piece]:
+def share_out(shapes: Sequence[Sequence[int]], item_bytes: Sequence[int], ranks: int) -> list[TensorPiece]:
     """Cuts tensors into pieces and gives each rank as many bytes, to a piece.
 
     Args:
@@ -46,6 +46,6 @@ def share_out(shapes: Sequence[Sequence[int]], item_bytes: Sequence[int], ranks:
             first, stop = part * rows // parts, (part + 1) * rows // parts
             piece = (stop - first) * (size // rows) if rows else 0
             rank = min(ranks - 1, (done + piece // 2) * ranks // total) if total else 0
-            pieces.append(Piece(number, first, stop - first, rank))
+            pieces.append(TensorPiece(number, first, stop - first, rank))
             done += piece
     return pieces

@@ -118,13 +118,13 @@ def test_gradients_of_local_sources_apart(two_ranks: RankPool) -> None:
 
         import spark_estimator.tensorflow as hvd
 
-        own, shared = tf.Variable(1.0), tf.Variable(2.0)
+        local_variable, shared = tf.Variable(1.0), tf.Variable(2.0)
         with tf.GradientTape(persistent=True) as tape:
-            loss = (own + shared) * (1.0 + rank)
+            loss = (local_variable + shared) * (1.0 + rank)
         wrapped = hvd.DistributedGradientTape(tape)
-        wrapped.register_local_source(own)
-        local, others = wrapped.get_local_and_global_gradients(loss, [own, shared])
-        assert local[0][0] is own and others[0][0] is shared
+        wrapped.register_local_source(local_variable)
+        local, others = wrapped.get_local_and_global_gradients(loss, [local_variable, shared])
+        assert local[0][0] is local_variable and others[0][0] is shared
         [again] = wrapped.gradient(loss, [shared], None, True)  # Horovod's fourth argument
         return [float(local[0][1]), float(others[0][1]), float(again)]
 
