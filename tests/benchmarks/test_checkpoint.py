@@ -14,4 +14,4 @@ def test_it_prints_each_way(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("4 MB on 1 rank(s)")
     assert [line[:24].strip() for line in lines[2:]] == [*checkpoint.WAYS, "torch.save"]
-    assert int(lines[3].split()[1]) == 2
+    assert 1 <= int(lines[3].split()[1]) <= 2  # a copy that would only wait may be left out
