@@ -85,6 +85,7 @@ class DType(enum.IntEnum):
     FLOAT32 = 7
     FLOAT64 = 8
     BOOL = 9
+    UINT16 = 10
 
     @property
     def itemsize(self) -> int:
@@ -103,6 +104,7 @@ _ITEMSIZES = {
     DType.FLOAT32: 4,
     DType.FLOAT64: 8,
     DType.BOOL: 1,
+    DType.UINT16: 2,
 }
 
 

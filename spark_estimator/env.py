@@ -222,7 +222,12 @@ class Settings:
     )  # fmt: skip
     timeline: str = _variable(
         "HOROVOD_TIMELINE", "", str, unit="path",
-        effect="Chrome trace of every operation, one file per rank; DYNAMIC: starts with start_timeline()",
+        effect="Chrome trace of every operation; on one host a single file when the job has ended, elsewhere one per "
+        "rank; DYNAMIC: starts with start_timeline()",
+    )  # fmt: skip
+    timeline_rank_files: bool = _variable(
+        "SPARK_ESTIMATOR_TIMELINE_RANK_FILES", False, _boolean, unit="1 or 0",
+        effect="1: the ranks' own timelines are kept beside the merged one",
     )  # fmt: skip
     timeline_mark_cycles: bool = _variable(
         "HOROVOD_TIMELINE_MARK_CYCLES", False, _boolean, unit="1 or 0",
@@ -461,6 +466,7 @@ SET_FOR_WORKERS = {
     WORKER_CHOICES_VARIABLE: "the settings of threads and memory that the launcher chose for the worker",
     PROGRESS_FD_VARIABLE: "descriptor to which the worker writes its progress",
     MASTER_VARIABLE: "the MASTER_ADDR:MASTER_PORT that the launcher set; torch's env:// store is authenticated there",
+    "ACCELERATE_USE_CPU": "true in a rank that sees no GPU: Hugging Face's Accelerate and Trainer then use all ranks",
 }
 
 

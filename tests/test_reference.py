@@ -103,7 +103,6 @@ def test_every_estimator_parameter_is_described(tables) -> None:  # type: ignore
             assert any(anchor in entries for anchor in anchors), (keys, row.name)
     for name in {
         **params.WITHOUT_EFFECT,
-        **torch.WITHOUT_EFFECT,
         **keras.WITHOUT_EFFECT,
         **lightning.WITHOUT_EFFECT,
     }:

@@ -170,6 +170,7 @@ def parameters() -> str:
     from spark_estimator.estimators.keras import params as keras
     from spark_estimator.estimators.lightning import params as lightning
     from spark_estimator.estimators.torch import params as torch
+    from spark_estimator.estimators.transformers import params as transformers
 
     common = (*params.SHARED, *params.PREDICTING)
     sections = [("Of every estimator", "estimator", common)]
@@ -177,6 +178,7 @@ def parameters() -> str:
         ("Of TorchEstimator", "torch", torch),
         ("Of KerasEstimator", "keras", keras),
         ("Of Lightning's TorchEstimator", "lightning", lightning),
+        ("Of TransformersEstimator", "transformers", transformers),
     ):
         inherited = {(row.name, row.doc) for row in common}
         sections.append((title, key, tuple(row for row in module.ESTIMATOR if (row.name, row.doc) not in inherited)))
@@ -185,10 +187,11 @@ def parameters() -> str:
     of_torch = tuple(row for row in torch.MODEL if row.name not in {*of_models, "history"})
     sections.append(("Of TorchModel", "model", of_torch))
     sections.append(("Of KerasModel", "keras-model", tuple(row for row in keras.MODEL if row.name not in of_models)))
+    of_texts = tuple(row for row in transformers.MODEL if row not in (params.HISTORY, *params.MODEL))
+    sections.append(("Of TransformersModel", "transformers-model", of_texts))
     texts = [f"## {title}\n\n" + "\n".join(_parameter(key, row) for row in rows) for title, key, rows in sections]
     ignored = {
         **params.WITHOUT_EFFECT,
-        **torch.WITHOUT_EFFECT,
         **keras.WITHOUT_EFFECT,
         **{name: f"{reason} (Lightning)" for name, reason in lightning.WITHOUT_EFFECT.items()},
     }

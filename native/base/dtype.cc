@@ -11,7 +11,7 @@ struct DtypeRow {
 };
 
 // Indexed by se_dtype.
-constexpr std::array<DtypeRow, 10> kDtypes = {{{"uint8", 1},
+constexpr std::array<DtypeRow, 11> kDtypes = {{{"uint8", 1},
                                                {"int8", 1},
                                                {"int16", 2},
                                                {"int32", 4},
@@ -20,7 +20,8 @@ constexpr std::array<DtypeRow, 10> kDtypes = {{{"uint8", 1},
                                                {"bfloat16", 2},
                                                {"float32", 4},
                                                {"float64", 8},
-                                               {"bool", 1}}};
+                                               {"bool", 1},
+                                               {"uint16", 2}}};
 
 bool Known(int32_t dtype) { return dtype >= 0 && dtype < static_cast<int32_t>(kDtypes.size()); }
 
@@ -74,7 +75,7 @@ std::string OpName(int32_t op) {
 
 bool IsReduceOp(int32_t reduce_op) { return reduce_op >= SE_AVERAGE && reduce_op <= SE_PRODUCT; }
 
-bool IsInteger(int32_t dtype) { return dtype >= SE_UINT8 && dtype <= SE_INT64; }
+bool IsInteger(int32_t dtype) { return (dtype >= SE_UINT8 && dtype <= SE_INT64) || dtype == SE_UINT16; }
 
 bool IsFloatingPoint(int32_t dtype) { return dtype >= SE_FLOAT16 && dtype <= SE_FLOAT64; }
 

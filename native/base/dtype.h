@@ -16,7 +16,7 @@ std::string ReduceOpName(int32_t reduce_op);
 // "allreduce", "allgather", ...
 std::string OpName(int32_t op);
 bool IsReduceOp(int32_t reduce_op);
-// uint8 to int64; bool is none.
+// uint8 to int64, and uint16; bool is none.
 bool IsInteger(int32_t dtype);
 // float16, bfloat16, float32, float64.
 bool IsFloatingPoint(int32_t dtype);

@@ -21,7 +21,7 @@ constexpr size_t kMessageBytes = 8192;
 
 // What the engine can compute with, and what it moves as bytes.
 constexpr const char* kSendable =
-    "T: list({uint8, int8, int16, int32, int64, half, bfloat16, float, double, bool}) >= 1";
+    "T: list({uint8, int8, uint16, int16, int32, int64, half, bfloat16, float, double, bool}) >= 1";
 constexpr const char* kMovable = "T: list({numbertype, bool}) >= 1";
 
 // The shapes that a graph can know before it runs.
@@ -324,6 +324,20 @@ void MakeOutputs(Run* run, TfStatusScope* status) {
   }
 }
 
+// TensorFlow's code for a failed run, which is Horovod's: a mismatch and a job that has not started are failed
+// preconditions there.
+int CodeOf(int32_t outcome) {
+  switch (outcome) {
+    case SE_INVALID_ARGUMENT:
+    case SE_DUPLICATE_NAME:
+      return kTfInvalidArgument;
+    case SE_MISMATCH:
+      return kTfFailedPrecondition;
+    default:
+      return kTfUnknown;
+  }
+}
+
 void Work(Run* run) {
   const Node& node = *run->node;
   std::array<char, kMessageBytes> message{};
@@ -346,7 +360,7 @@ void Work(Run* run) {
   call.allocate = AllocateOutput;
   const int32_t outcome = work_in_use.load()(&call, message.data(), static_cast<int64_t>(message.size() - 1));
   if (outcome != SE_OK) {
-    run->Fail(outcome == SE_INVALID_ARGUMENT ? kTfInvalidArgument : kTfUnknown, message.data());
+    run->Fail(CodeOf(outcome), message.data());
   } else if (call.completed == 0) {
     run->Fail(kTfUnknown, node.request + ": an exception that could not be reported; stderr may have it");
   }

@@ -34,6 +34,7 @@ inline constexpr int kTfOk = 0;
 inline constexpr int kTfUnknown = 2;
 inline constexpr int kTfInvalidArgument = 3;
 inline constexpr int kTfResourceExhausted = 8;
+inline constexpr int kTfFailedPrecondition = 9;
 
 // Filled by Open as a whole or not at all. Each function is TensorFlow's of the same name after "TF_".
 struct TensorflowApi {

@@ -56,6 +56,7 @@ _NAMES = {
     "float32": DType.FLOAT32,
     "float64": DType.FLOAT64,
     "bool": DType.BOOL,
+    "uint16": DType.UINT16,
 }
 _codes: dict[
     numpy.dtype[Any], DType

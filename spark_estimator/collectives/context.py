@@ -265,7 +265,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """Ends a process set. All ranks of the job call it. Its requests that are pending fail with ShutDownError.
 
     Returns:
-        Whether it was registered; False also for the set of all ranks, which cannot be removed.
+        Whether it was registered; False at once for the set of all ranks, which cannot be removed.
 
     Raises:
         ValueError: on all ranks: sets may not come and go.

@@ -66,9 +66,11 @@ class ProcessSet:
             raise ValueError(f"rank {self._global_rank} is not in {self}.")
         return self.ranks.index(self._global_rank)
 
-    def included(self) -> bool | None:
-        """Whether this process is in the set; None while it is not registered."""
-        return self._global_rank in self.ranks if self._registered() else None
+    def included(self) -> bool:
+        """Whether this process is in the set, also before it is registered. Raises ValueError before ``init()``."""
+        if self._registered():
+            return self._global_rank in self.ranks
+        return global_process_set.rank() in self.ranks
 
     def register(self, number: int, own_rank: int) -> None:
         """Notes that it is registered, in a process whose number in the job is `own_rank`."""
@@ -215,6 +217,8 @@ class ProcessSets:
             raise TypeError(
                 f"remove_process_set takes the ProcessSet that add_process_set returned, not {process_set!r}."
             )
+        if not process_set.process_set_id:
+            return False  # at once, as in Horovod
         with self._changing:
             number = process_set.process_set_id if self._sets.get(process_set.process_set_id or 0) else None
             self._agreement.reach({"remove": number or None}, self._forbidden())

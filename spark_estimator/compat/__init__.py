@@ -3,7 +3,7 @@
 An *alias* is an old name (``horovod.torch``, ``sparkdl.HorovodRunner``) for an object of this package:
 ``horovod.torch`` **is** ``spark_estimator.torch``, the same module and not a copy, so that pickles hold the new name.
 
-There are three ways to enable the aliases; none of them changes an installed Horovod or sparkdl:
+There are three ways to enable the aliases; none of them changes an installed Horovod, sparkdl or petastorm:
 
 * ``spark_estimator.compat.install()`` in one process;
 * ``python -m spark_estimator compat enable`` for a Python environment (and ``disable``, ``status``);

@@ -1,4 +1,4 @@
-"""The table of Horovod's and sparkdl's names and their targets in this package, as strings: it imports no target."""
+"""The table of Horovod's, sparkdl's and petastorm's names and their targets here, as strings: it imports no target."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODULES: dict[str, str] = {
     "horovod.tensorflow.gradient_aggregation": "spark_estimator.tensorflow.aggregation",
     "horovod.tensorflow.gradient_aggregation_eager": "spark_estimator.tensorflow.aggregation",
     "horovod.tensorflow.keras": "spark_estimator.tensorflow.keras",
-    "horovod.tensorflow.keras.callbacks": "spark_estimator.keras.callbacks",
+    "horovod.tensorflow.keras.callbacks": "spark_estimator.tensorflow.keras.callbacks",
     "horovod.tensorflow.keras.elastic": "spark_estimator.keras.elastic",
     "horovod.keras": "spark_estimator.keras",
     "horovod.keras.callbacks": "spark_estimator.keras.callbacks",
@@ -38,13 +38,39 @@ MODULES: dict[str, str] = {
     "horovod.runner.common.util.env": "spark_estimator.compat.rank_environment",
     "horovod.spark": "spark_estimator.spark",
     "horovod.spark.common.backend": "spark_estimator.spark.backend",
+    "horovod.spark.common.datamodule": "spark_estimator.data.prepared.module",
     "horovod.spark.common.constants": "spark_estimator.compat.spark_constants",
     "horovod.spark.common.store": "spark_estimator.store",
     "horovod.spark.conf": "spark_estimator.compat.spark_settings",
+    "horovod.spark.data_loaders.pytorch_data_loaders": "spark_estimator.data.prepared.loaders",
     "horovod.spark.lightning.legacy": "spark_estimator.estimators.lightning.legacy",
     "horovod.spark.runner": "spark_estimator.spark.runner",
+    "petastorm.codecs": "spark_estimator.data.petastorm.field_codecs",
+    "petastorm.predicates": "spark_estimator.data.petastorm.predicates",
+    "petastorm.pytorch": "spark_estimator.data.petastorm.loader",
+    "petastorm.reader": "spark_estimator.data.petastorm.reader",
+    "petastorm.spark.spark_dataset_converter": "spark_estimator.data.petastorm.converter",
+    "petastorm.tf_utils": "spark_estimator.data.petastorm.tf_datasets",
+    "petastorm.transform": "spark_estimator.data.petastorm.transform",
+    "petastorm.unischema": "spark_estimator.data.petastorm.unischema",
     "sparkdl.horovod.runner_base": "spark_estimator.runner",
 }
+
+_DATA_SETS = (
+    "check_validation",
+    "clear_training_cache",
+    "get_dataset_properties",
+    "get_simple_meta_from_parquet",
+    "prepare_data",
+)
+_COLUMNS = (
+    "check_shape_compatibility",
+    "get_output_cols",
+    "get_spark_df_output_schema",
+    "is_databricks",
+    "spark_scalar_to_python_type",
+    "to_list",
+)
 
 #: Old package without a counterpart in this package -> its names, each with its target as "module:attribute".
 PACKAGES: dict[str, dict[str, str]] = {
@@ -64,8 +90,21 @@ PACKAGES: dict[str, dict[str, str]] = {
         "HorovodRunner": "spark_estimator.runner:HorovodRunner",
         "run": "spark_estimator.runner:run",
     },
+    "horovod.runner.common": {},
+    "horovod.runner.common.util": {},
+    "horovod.runner.common.util.codec": {
+        "dumps_base64": "spark_estimator.compat.launcher_answers:dumps_base64",
+        "loads_base64": "spark_estimator.compat.launcher_answers:loads_base64",
+    },
+    "horovod.runner.common.util.secret": {"make_secret_key": "spark_estimator.compat.launcher_answers:make_secret_key"},
+    "horovod.runner.js_run": {"is_jsrun_installed": "spark_estimator.compat.launcher_answers:is_jsrun_installed"},
+    "horovod.runner.mpi_run": {
+        "is_open_mpi": "spark_estimator.compat.launcher_answers:is_open_mpi",
+        "mpi_available": "spark_estimator.compat.launcher_answers:mpi_available",
+    },
     "horovod.runner.launch": {"run_commandline": "spark_estimator.launch.cli.main:main"},
     "horovod.spark.common": {},
+    "horovod.spark.common.cache": {"TrainingDataCache": "spark_estimator.data.prepared.data_sets:TrainingDataCache"},
     "horovod.spark.common.estimator": {
         "HorovodEstimator": "spark_estimator.estimators.protocol:HorovodEstimator",
         "HorovodModel": "spark_estimator.estimators.protocol:HorovodModel",
@@ -74,6 +113,11 @@ PACKAGES: dict[str, dict[str, str]] = {
         "EstimatorParams": "spark_estimator.estimators.protocol:EstimatorParams",
         "ModelParams": "spark_estimator.estimators.protocol:ModelParams",
     },
+    "horovod.spark.common.util": {
+        **{name: f"spark_estimator.data.prepared.data_sets:{name}" for name in _DATA_SETS},
+        **{name: f"spark_estimator.data.prepared.columns:{name}" for name in _COLUMNS},
+    },
+    "horovod.spark.data_loaders": {},
     "horovod.spark.keras": {
         "KerasEstimator": "spark_estimator.estimators.keras.estimator:KerasEstimator",
         "KerasModel": "spark_estimator.estimators.keras.model:KerasModel",
@@ -97,11 +141,30 @@ PACKAGES: dict[str, dict[str, str]] = {
         "TorchEstimator": "spark_estimator.estimators.torch.estimator:TorchEstimator",
         "TorchModel": "spark_estimator.estimators.torch.model:TorchModel",
     },
+    "horovod.spark.torch.datamodule": {
+        "PetastormDataModule": "spark_estimator.data.prepared.module:PetastormDataModule"
+    },
     "horovod.spark.torch.estimator": {
         "TorchEstimator": "spark_estimator.estimators.torch.estimator:TorchEstimator",
         "TorchModel": "spark_estimator.estimators.torch.model:TorchModel",
     },
     "lightning_horovod": {"HorovodStrategy": "spark_estimator.lightning:HorovodStrategy"},
+    "petastorm": {
+        "NoDataAvailableError": "spark_estimator.errors:DataError",
+        "TransformSpec": "spark_estimator.data.petastorm.transform:TransformSpec",
+        "make_batch_reader": "spark_estimator.data.petastorm.reader:make_batch_reader",
+        "make_reader": "spark_estimator.data.petastorm.reader:make_reader",
+    },
+    "petastorm.errors": {"NoDataAvailableError": "spark_estimator.errors:DataError"},
+    "petastorm.etl": {},
+    "petastorm.etl.dataset_metadata": {
+        "PetastormMetadataError": "spark_estimator.errors:DataError",
+        "PetastormMetadataGenerationError": "spark_estimator.errors:DataError",
+    },
+    "petastorm.spark": {
+        "SparkDatasetConverter": "spark_estimator.data.petastorm.converter:SparkDatasetConverter",
+        "make_spark_converter": "spark_estimator.data.petastorm.converter:make_spark_converter",
+    },
     "sparkdl": {"HorovodRunner": "spark_estimator.runner:HorovodRunner"},
     "sparkdl.horovod": {"log_to_driver": "spark_estimator.observe.driver_log:log_to_driver"},
     "sparkdl.horovod.tensorflow": {},
@@ -114,7 +177,7 @@ for _module in UNAVAILABLE:
         _module = _module.rpartition(".")[0]
 
 #: ``__version__`` of the top-level packages, which clients compare: the releases whose API the aliases provide.
-VERSIONS = {"horovod": "0.28.1", "lightning_horovod": "0.1.0", "sparkdl": "2.2.0"}
+VERSIONS = {"horovod": "0.28.1", "lightning_horovod": "0.1.0", "petastorm": "0.13.1", "sparkdl": "2.2.0"}
 
 #: Old name -> what to use instead. The longest matching name applies.
 INSTEAD: dict[str, str] = {
@@ -128,10 +191,11 @@ INSTEAD: dict[str, str] = {
     "horovod.tensorflow.keras": "use `spark_estimator.keras`",
     "horovod.torch": "use `spark_estimator.torch`",
     "lightning_horovod": "use `spark_estimator.lightning.HorovodStrategy`",
+    "petastorm": "use `spark_estimator.data.petastorm`, which has petastorm's readers, loaders and converter",
     "sparkdl": "use `sparkdl.HorovodRunner`, `sparkdl.horovod.log_to_driver` or its Keras `LogCallback`",
 }
 
-#: Top-level names of the real Horovod and sparkdl, which take precedence if they are installed.
+#: Top-level names of the real Horovod, sparkdl and petastorm, which take precedence if they are installed.
 ROOTS = frozenset(name.partition(".")[0] for name in PACKAGES)
 
 

@@ -26,7 +26,8 @@ def parser() -> argparse.ArgumentParser:
     """The command line of ``compat``."""
     command_line = argparse.ArgumentParser(
         prog="python -m spark_estimator compat",
-        description="Make `import horovod.torch` and `from sparkdl import HorovodRunner` import spark_estimator.",
+        description="Make `import horovod.torch`, `from sparkdl import HorovodRunner` and `import petastorm` import "
+        "spark_estimator.",
     )
     command_line.add_argument(
         "verb", choices=("enable", "disable", "status"), help="for this interpreter's environment"
@@ -44,7 +45,8 @@ def enable() -> int:
     """Writes the ``.pth`` file, prints its path, and checks it with a new interpreter. Returns the exit status."""
     for root in sorted(ROOTS):
         origin = real_package(root)
-        if origin is not None:
+        # An installed petastorm is imported under its name, as the aliases come after all installed packages.
+        if origin is not None and root != "petastorm":
             print(
                 f"Refused: {root} itself is installed ({origin}), and programs that need it would get another library. "
                 f"Remove it with `{sys.executable} -m pip uninstall {root}`, or call "
@@ -66,7 +68,7 @@ def enable() -> int:
         print(f"Failed, and nothing was changed: a new interpreter could not import the aliases: {problem}")
         return 1
     print(f"Enabled: wrote {file} with the line {line}")
-    print("Programs that start from now on can import `horovod` and `sparkdl`; `compat disable` reverts this.")
+    print("Programs that start now can import `horovod`, `sparkdl` and `petastorm`; `compat disable` reverts this.")
     return 0
 
 

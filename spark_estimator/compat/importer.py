@@ -1,8 +1,8 @@
-"""The import hook of the aliases: imports this package's modules under Horovod's and sparkdl's names.
+"""The import hook of the aliases: imports this package's modules under Horovod's, sparkdl's and petastorm's names.
 
-A module is loaded when a program imports its alias. Any other import costs one lookup in a set of two names. The finder
-is the first in ``sys.meta_path``: the modules behind the aliases have a ``__path__``, and the ordinary finder would
-load their files a second time under the old names.
+A module is loaded when a program imports its alias. Any other import costs one lookup in a set of four names. The
+finder is the first in ``sys.meta_path``: the modules behind the aliases have a ``__path__``, and the ordinary finder
+would load their files a second time under the old names.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AliasLoader:
 
 
 class AliasPackage(ModuleType):
-    """A package of Horovod or sparkdl without a counterpart here: ``horovod``, ``horovod.common``, ``sparkdl``, ..."""
+    """A package without a counterpart here: ``horovod``, ``horovod.common``, ``sparkdl``, ``petastorm``, ..."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, f"Aliases for {name}: the names of this package are those of spark_estimator.")
@@ -84,7 +84,7 @@ class AliasPackage(ModuleType):
 
 
 class AliasFinder:
-    """The entry in ``sys.meta_path``. With `force` it takes precedence over an installed Horovod or sparkdl."""
+    """The entry in ``sys.meta_path``. With `force` it takes precedence over the installed packages of these names."""
 
     def __init__(self, force: bool) -> None:
         self.force = force
@@ -110,14 +110,15 @@ def install(*, force: bool = False, lightning: bool = False, tensorflow_v1: bool
     """Makes the old names importable in this process; a second call changes nothing.
 
     Args:
-        force: use the aliases even if the real Horovod or sparkdl is installed. By default the real one is imported.
+        force: use the aliases even if the real Horovod, sparkdl or petastorm is installed. By default the real one is
+            imported.
         lightning: Lightning's Trainers accept Lightning 1's arguments (``accelerator="horovod"``,
             ``distributed_backend="horovod"``, ``gpus=``, ``checkpoint_callback=``, ...), with a DeprecationWarning.
         tensorflow_v1: ``import tensorflow as tf`` gives TensorFlow 1's names and behaviour, for scripts written for
             it; see `tensorflow_v1`. Call this before the first computation with TensorFlow.
 
     Raises:
-        RuntimeError: `force` is set, but the real Horovod or sparkdl has already been imported.
+        RuntimeError: `force` is set, but a real one of them has already been imported.
         ModuleNotFoundError: `lightning` is set, and Lightning is not installed.
     """
     if lightning:
@@ -160,7 +161,7 @@ def replace_shim(root: str) -> None:
     """Replaces a package of ``shims/`` that is being imported by the real package, or else by the alias package.
 
     Args:
-        root: "horovod" or "sparkdl". ``sys.modules[root]`` is the shim before, and the right module afterwards.
+        root: such as "horovod". ``sys.modules[root]`` is the shim before, and the right module afterwards.
     """
     spec = _real_spec(root)
     if spec is not None and spec.loader is not None:
@@ -175,7 +176,7 @@ def replace_shim(root: str) -> None:
 
 
 def real_package(root: str) -> str | None:
-    """The file of the real Horovod or sparkdl in this environment; None if it is not installed. Imports nothing."""
+    """The file of a real package (Horovod, ...) in this environment; None if it is not installed. Imports nothing."""
     spec = _real_spec(root)
     return spec.origin if spec is not None else None
 

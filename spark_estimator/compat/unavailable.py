@@ -1,4 +1,4 @@
-"""Horovod's names without a counterpart here: they are importable, and a call raises an error with what to use."""
+"""Names of Horovod and petastorm without a counterpart: importable, and a call raises an error with what to use."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ _READERS = (
 )
 _TRAINERS = "an estimator's ranks run this package's own training loop; override an estimator's methods instead"
 _PICKLES = "pickle models with cloudpickle, or save them with save(path)"
+_WINDOWS = (
+    "readers give single rows or row groups; make windows of rows where the data set is written, for example with "
+    "Spark's window functions"
+)
+_SAMPLING = "read the data sets one beside the other, and draw from their batches in the training loop"
+_UNISCHEMA = (
+    "data sets with a Unischema are read, and not written; write plain columns (arrays as array<float>, images as "
+    "binary) with df.write.parquet(), and decode them in a TransformSpec"
+)
+_INDEXES = "petastorm's indexes of row groups are not read; use predicate or filters of the readers"
 _LAUNCHERS = "use `horovodrun`, `horovod.run` or `horovod.spark.run`, which start the ranks"
 _DATA_SERVICE = "the ranks do not share a tf.data service; shard the dataset with dataset.shard(hvd.size(), hvd.rank())"
-_LOADERS = "use `spark_estimator.data.make_torch_dataloader`, or the readers of `spark_estimator.data.petastorm`"
-_PREPARED = (
-    "write rows with df.write.parquet(store.get_train_data_path()) and train on them with fit_on_parquet(), or fit "
-    "with materialize=True"
-)
-_KERAS = "the estimators train models of Keras 3, and pack them by themselves"
+_KERAS = "the estimators pack models of Keras by themselves"
 _SAVED = "estimators and models have save(path) and load(path)"
 
 _DATA_MODULES = "PetastormDataModule", "NVTabularDataModule"
-_LOADER_KINDS = "", "Infinite", "Inmem", "Async", "InfiniteAsync", "InmemAsync"
 
 _MODULES: dict[str, dict[str, tuple[str, ...]]] = {
     _READERS: {
-        "horovod.spark.common.datamodule": ("DataModule",),
         "horovod.spark.keras.datamodule": _DATA_MODULES,
         "horovod.spark.lightning.datamodule": _DATA_MODULES,
-        "horovod.spark.torch.datamodule": _DATA_MODULES,
+        "horovod.spark.torch.datamodule": ("NVTabularDataModule",),
     },
     _TRAINERS: {
         "horovod.spark.keras.remote": ("RemoteTrainer",),
@@ -50,25 +53,7 @@ _MODULES: dict[str, dict[str, tuple[str, ...]]] = {
         "horovod.spark.keras.tensorflow": ("save_tf_keras_optimizer", "load_tf_keras_optimizer"),
         "horovod.spark.keras.util": ("BareKerasUtil", "TFKerasUtil", "is_instance_of_bare_keras_model"),
     },
-    _PREPARED: {
-        "horovod.spark.common.cache": ("TrainingDataCache",),
-        "horovod.spark.common.util": (
-            "check_shape_compatibility",
-            "check_validation",
-            "clear_training_cache",
-            "get_dataset_properties",
-            "get_simple_meta_from_parquet",
-            "prepare_data",
-            "to_list",
-        ),
-    },
     _SAVED: {"horovod.spark.common.serialization": ("HorovodParamsReader", "HorovodParamsWriter")},
-    _LOADERS: {
-        "horovod.spark.data_loaders.pytorch_data_loaders": (
-            *(f"Pytorch{kind}DataLoader" for kind in _LOADER_KINDS),
-            "PetastormBatchedDataLoader",
-        )
-    },
     _DATA_SERVICE: {
         "horovod.runner.common.service.compute_service": ("ComputeClient", "ComputeService"),
         "horovod.spark.tensorflow.compute_worker": ("main",),
@@ -80,8 +65,22 @@ _MODULES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "horovod.tensorflow.data.compute_worker": ("main",),
     },
+    _WINDOWS: {"petastorm.ngram": ("NGram",)},
+    _SAMPLING: {"petastorm.weighted_sampling_reader": ("WeightedSamplingReader",)},
+    _UNISCHEMA: {
+        "petastorm.etl.dataset_metadata": ("get_schema", "get_schema_from_dataset_url", "materialize_dataset"),
+        "petastorm.spark_utils": ("dataset_as_rdd",),
+    },
+    _INDEXES: {
+        "petastorm.etl.rowgroup_indexers": ("FieldNotNullIndexer", "SingleFieldIndexer"),
+        "petastorm.etl.rowgroup_indexing": ("build_rowgroup_index",),
+        "petastorm.selectors": (
+            "IntersectIndexSelector",
+            "SingleIndexSelector",
+            "UnionIndexSelector",
+        ),
+    },
     _LAUNCHERS: {
-        "horovod.runner.common.util.codec": ("dumps_base64", "loads_base64"),
         "horovod.runner.common.util.config_parser": ("set_args_from_config", "set_env_from_args"),
         "horovod.runner.common.util.hosts": (
             "HostInfo",
@@ -92,7 +91,6 @@ _MODULES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "horovod.runner.common.util.network": ("BasicClient", "BasicService"),
         "horovod.runner.common.util.safe_shell_exec": ("execute",),
-        "horovod.runner.common.util.secret": ("make_secret_key",),
         "horovod.runner.common.util.settings": ("BaseSettings", "Settings"),
         "horovod.runner.common.util.timeout": ("Timeout", "TimeoutException"),
         "horovod.runner.common.util.tiny_shell_exec": ("execute",),
@@ -104,9 +102,9 @@ _MODULES: dict[str, dict[str, tuple[str, ...]]] = {
         "horovod.runner.gloo_run": ("gloo_run", "gloo_run_elastic", "launch_gloo", "launch_gloo_elastic"),
         "horovod.runner.http.http_client": ("put_data_into_kvstore", "read_data_from_kvstore"),
         "horovod.runner.http.http_server": ("KVStoreServer", "RendezvousServer"),
-        "horovod.runner.js_run": ("is_jsrun_installed", "js_run"),
+        "horovod.runner.js_run": ("js_run",),
         "horovod.runner.launch": ("check_build", "parse_args", "run_controller"),
-        "horovod.runner.mpi_run": ("is_open_mpi", "mpi_available", "mpi_run"),
+        "horovod.runner.mpi_run": ("mpi_run",),
         "horovod.runner.util.cache": ("Cache", "use_cache"),
         "horovod.runner.util.lsf": ("LSFUtils",),
         "horovod.runner.util.network": ("filter_local_addresses", "get_driver_ip", "get_local_host_addresses"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,7 @@ from spark_estimator.data.numbers import readable_in
 from spark_estimator.data.parquet import DataFiles, FileRows, files_at, local_form, store_for
 from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.rank.joined import Joined
+from spark_estimator.data.rank.position import Leg, seen
 from spark_estimator.data.rank.rank_rows import RankRows, balanced
 from spark_estimator.data.rank.shares import Batches
 from spark_estimator.data.row_lengths import Ragged
@@ -115,11 +117,21 @@ def check_request(
         raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
 
 
+class _Reading(enum.Enum):
+    """Whether batches of the present epoch, from where it was taken up, were given already."""
+
+    BEFORE = enum.auto()
+    WITHIN = enum.auto()
+
+
 class TorchLoader:
     """One epoch of batches each time that it is iterated. Made by `make_torch_dataloader`.
 
     All ranks get as many batches; one that has run out of rows (there are fewer than batches) gets a row again.
     Tensors are copies: write to them as you like.
+
+    ``state_dict()`` returns its position, by the protocol of torchdata's StatefulDataLoader. It is the same on all
+    ranks, and another number of ranks may take it up: what is left of the epoch is read, each row once.
     """
 
     def __init__(
@@ -131,24 +143,72 @@ class TorchLoader:
         self._batch_size = batch_size
         self._seed = seed
         self._epoch = 0
+        # Of the epoch that is being read, or taken up: what other ranks have read of it, and steps after that.
+        self._earlier: tuple[Leg, ...] = ()
+        self._steps = 0
+        self._state = _Reading.BEFORE
 
     @property
     def total_rows(self) -> int:
         """Rows of all ranks together."""
         return self._rows.total
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch, counted from 0."""
+        return self._epoch
+
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is that epoch, counted from 0: for a training that continues from a checkpoint."""
-        self._epoch = epoch
+        """The next iteration is that epoch, from its beginning, counted from 0."""
+        self._epoch, self._earlier, self._steps, self._state = epoch, (), 0, _Reading.BEFORE
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far it is: the batches that were given count as done. After the last one the next epoch begins."""
+        leg = Leg(self._rows.read, self._batch_size, self._steps)
+        return {
+            "epoch": self._epoch,
+            "seed": self._seed,
+            "rows": self._rows.total,
+            "legs": [each.to_dict() for each in (*self._earlier, leg)],
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """The next iteration continues where another loader of the same rows was, with as many ranks or others.
+
+        On as many ranks, with the same `batch_size`, it gives the batches that would have followed.
+
+        Raises:
+            ValueError: that loader had other rows, or another order.
+        """
+        for name, value in (("seed", self._seed), ("rows", self._rows.total)):
+            if state_dict[name] != value:
+                raise ValueError(
+                    f"the state is of a loader with {name}={state_dict[name]}, and this one has {name}={value}"
+                    f"{' (None: shuffle=False)' if name == 'seed' else ''}."
+                )
+        *earlier, last = [Leg.from_dict(each) for each in state_dict["legs"]]
+        self.set_epoch(int(state_dict["epoch"]))
+        if (last.read, last.batch_size) == (self._rows.read, self._batch_size):
+            self._earlier, self._steps = tuple(earlier), last.steps
+        else:
+            self._earlier = (*earlier, last) if last.steps else tuple(earlier)
 
     def __len__(self) -> int:
         return Batches(self._rows.counts, self._batch_size).steps
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor] | tuple[torch.Tensor, ...]]:
-        order = None if self._seed is None else (self._seed, self._epoch)
-        self._epoch += 1
-        for batch in self._rows.batches(self._batch_size, None, order):
+        if self._state is _Reading.WITHIN:  # the iteration before this one was given up
+            self.set_epoch(self._epoch + 1)
+        epoch = self._epoch
+        order = None if self._seed is None else (self._seed, epoch)
+        rows = self._rows.without(seen(self._earlier, order)) if self._earlier else self._rows
+        plan = rows.plan(self._batch_size)
+        self._state = _Reading.WITHIN
+        for batch in rows.batches(self._batch_size, None, order, self._steps):
             tensors = [torch.from_numpy(array) for array in self._joined.split(batch.matrices)]
+            self._steps += 1
+            if self._steps == plan.steps:
+                self.set_epoch(epoch + 1)
             yield tuple(tensors) if self._names is None else dict(zip(self._names, tensors, strict=True))
 
 
@@ -306,4 +366,4 @@ def _field(columns: Sequence[_Column], place: int) -> Field:
 
 
 def _all_of(matrices: Sequence[Any], rows: int) -> RankRows:
-    return RankRows(tuple([matrix] for matrix in matrices), numpy.arange(rows), (rows,))
+    return RankRows(tuple([matrix] for matrix in matrices), numpy.arange(rows), (rows,), 0, (rows,))

@@ -279,6 +279,7 @@ def labels_of(value: Callable[[str], Any]) -> list[str]:
     store = value("store")
     if store is not None and value("run_id"):
         store.get_run_path(value("run_id"))  # which refuses what names no folder of its own
-    if store is None and value("checkpoint_every_steps") is not None:
-        raise ValueError("checkpoint_every_steps needs a store, for example store=Store.create('/path').")
+    for name in ("checkpoint_every_steps", "checkpoint_every_seconds"):
+        if store is None and value(name) is not None:
+            raise ValueError(f"{name} needs a store, for example store=Store.create('/path').")
     return labels

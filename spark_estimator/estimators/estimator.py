@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from spark_estimator.estimators.data_modules import ModulePlan
+
 _Model = TypeVar("_Model", bound=TableModel)
 
 
@@ -58,8 +60,11 @@ class FrameworkTraining(Protocol):
     train: Callable[[TrainSpec], TrainResult | None]
     framework: Any
 
-    def trained(self, state: bytes) -> Any:
-        """The framework's model with the numbers that rank 0 has brought back; the user's own stays as it is."""
+    def trained(self, state: bytes) -> tuple[Any, Any]:
+        """The framework's model with the numbers that rank 0 has brought back; the user's own stays as it is.
+
+        Also the optimizer of its parameters, where rank 0 has brought back that optimizer's state, else None.
+        """
 
 
 class TrainingMetadata(ModelMetadata):
@@ -203,11 +208,13 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             restore_best=value("restore_best"),
             store=value("store"),
             checkpoint_steps=value("checkpoint_every_steps"),
+            checkpoint_seconds=value("checkpoint_every_seconds"),
             run_id=run_id,
             large=model_transfer.LARGE,
             source=plan.source.source,
             held_source=plan.source.held_source,
             kept=plan.columns.kept,
+            module=self._module_plan(),
             repeatable=seed is not None or value("store") is not None,
             framework=training.framework,
             owner=run_lease.new_owner(),
@@ -231,8 +238,8 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             if result.file is not None:
                 assert spec.store is not None
                 state = model_transfer.taken(spec.store, *result.file)
-        trained = training.trained(state)
-        keywords = self._get_model_kwargs(trained, result.history, None, run_id, metadata.of_model())
+        trained, optimizer = training.trained(state)
+        keywords = self._get_model_kwargs(trained, result.history, optimizer, run_id, metadata.of_model())
         fitted = self.get_model_class()(**keywords)
         if value("mlflow"):
             mlflow_log.log(self, fitted)
@@ -246,6 +253,10 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
     def read(cls) -> FolderReader:
         """Spark ML's way to load: ``read().load(path)``."""
         return FolderReader(cls.load)
+
+    def _module_plan(self) -> ModulePlan | None:
+        """What brings the rows of the training, where the user has chosen that."""
+        return None
 
     def _data_store(self, what: str) -> FilesystemStore:
         store = self._value("store")

@@ -92,11 +92,11 @@ class Epochs:
 
 
 class History(Epochs, list[dict[str, Any]]):
-    """One entry for each epoch: ``{"epoch": 0, "train": {"loss": 0.5, "all_metrics": [[0.9]]}, "validation": {...}}``.
+    """One entry for each epoch: ``{"epoch": 0, "train": {"loss": 0.5, "all_metrics": [...]}, "validation": {...}}``.
 
-    ``all_metrics`` is [labels][metrics], as in Horovod. Where there are metrics, ``metrics`` has the same values by
-    name: ``{"accuracy": 0.9}``. Losses and metrics are means over the rows of all ranks. What a LightningModule logs
-    is in ``logged``, by its names.
+    ``all_metrics`` is Horovod's: ``[{"group_0_y": 0.9}]`` has the first metric of the label column y. Where there are
+    metrics, ``metrics`` has the same values by name: ``{"accuracy": 0.9}``. Losses and metrics are means over the rows
+    of all ranks. What a LightningModule logs is in ``logged``, by its names.
     """
 
     losses = ("train_loss", "validation_loss")
@@ -154,6 +154,7 @@ def _flat(entry: Mapping[str, Any]) -> dict[str, float]:
             continue
         groups = results.get("all_metrics", [])
         for label, group in enumerate(groups):
-            for number, value in enumerate(group):
+            # Of earlier versions: [labels][metrics].
+            for number, value in enumerate(group.values() if isinstance(group, Mapping) else group):
                 flat[f"{part}_metric_{number}" if len(groups) == 1 else f"{part}_metric_{label}_{number}"] = value
     return {**flat, **{name: value for name, value in entry.get("logged", {}).items() if name not in flat}}

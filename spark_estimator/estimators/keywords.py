@@ -46,6 +46,7 @@ class SharedKeywords(TableParams):
     shuffle: Param[bool]
     run_id: Param[str | None]
     checkpoint_every_steps: Param[int | None]
+    checkpoint_every_seconds: Param[float | None]
     early_stopping_patience: Param[int | None]
     restore_best: Param[bool]
     use_gpu: Param[bool]
@@ -129,14 +130,14 @@ class SharedKeywords(TableParams):
         return self._get(self.loss_weights)
 
     def setMetrics(self, value: Any) -> Self:
-        """Sets metrics: functions of (output, label); one list of them per label column; or a dict whose keys are
-        their names. Returns self.
+        """Sets metrics: functions of (output, label); or Horovod's lists, each of one function, or of one per label
+        column; or a dict per label column, whose keys are their names. Returns self.
         """
         return self._set(metrics=value)
 
     def getMetrics(self) -> list[Any]:
-        """metrics: functions of (output, label); one list of them per label column; or a dict whose keys are their
-        names.
+        """metrics: functions of (output, label); or Horovod's lists, each of one function, or of one per label
+        column; or a dict per label column, whose keys are their names.
         """
         return self._get(self.metrics)
 
@@ -299,6 +300,18 @@ class SharedKeywords(TableParams):
         None: only after each epoch.
         """
         return self._get(self.checkpoint_every_steps)
+
+    def setCheckpointEverySeconds(self, value: float | None) -> Self:
+        """Sets checkpoint_every_seconds: write a checkpoint after this many seconds within an epoch, too; needs a
+        store; None: only after each epoch, and by checkpoint_every_steps. Returns self.
+        """
+        return self._set(checkpoint_every_seconds=value)
+
+    def getCheckpointEverySeconds(self) -> float | None:
+        """checkpoint_every_seconds: write a checkpoint after this many seconds within an epoch, too; needs a store;
+        None: only after each epoch, and by checkpoint_every_steps.
+        """
+        return self._get(self.checkpoint_every_seconds)
 
     def setEarlyStoppingPatience(self, value: int | None) -> Self:
         """Sets early_stopping_patience: stop when the validation loss (without validation, the training loss) has

@@ -34,6 +34,7 @@ from spark_estimator.estimators.protocol import HorovodModel
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
 
 _Self = TypeVar("_Self", bound="TableModel")
 
@@ -178,7 +179,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
                 is_bytes = trained_name in decoders and raw(dataset.schema, name).kind == "binary"
                 columns.append(readable(dataset.schema, name, is_bytes).cast(field.dtype))
         predictor = self._predictor(inputs, decoders)
-        return _udf(predictor, self._outputs, len(columns))(*columns)
+        return udf_of(predictor, _struct(self._outputs), len(columns))(*columns)
 
     def _row_function(self) -> RowFunction | None:
         """What predicts row by row, where a subclass overrides `get_prediction_fn`; None: batches are predicted."""
@@ -325,13 +326,21 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         return added
 
 
-def _udf(predictor: Predictor, widths: Sequence[int], columns: int) -> Any:
-    """The predictor as a function of columns."""
-    from pyspark.sql import functions
+def _struct(widths: Sequence[int]) -> StructType:
     from pyspark.sql.types import ArrayType, DoubleType, FloatType, StructField, StructType
 
     kinds = [ArrayType(FloatType()) if width > 1 else DoubleType() for width in widths]
-    fields = StructType([StructField(f"o{place}", kind) for place, kind in enumerate(kinds)])
+    return StructType([StructField(f"o{place}", kind) for place, kind in enumerate(kinds)])
+
+
+def udf_of(predictor: Predictor, fields: StructType, columns: int) -> Any:
+    """The predictor as a function of columns.
+
+    Args:
+        fields: of the struct that it returns.
+    """
+    from pyspark.sql import functions
+
     chosen: Any
     taken: Any
     # Hints that PySpark understands: those of this file are text.

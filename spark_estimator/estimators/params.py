@@ -126,7 +126,8 @@ SHARED = (
         "metrics",
         [],
         listed,
-        "functions of (output, label); one list of them per label column; or a dict whose keys are their names",
+        "functions of (output, label); or Horovod's lists, each of one function, or of one per label column; or a dict "
+        "per label column, whose keys are their names",
         "Any",
         "list[Any]",
     ),
@@ -210,6 +211,14 @@ SHARED = (
         whole(1),
         "write a checkpoint after this many batches within an epoch, too; needs a store; None: only after each epoch",
         "int | None",
+    ),
+    Row(
+        "checkpoint_every_seconds",
+        None,
+        positive,
+        "write a checkpoint after this many seconds within an epoch, too; needs a store; None: only after each epoch, "
+        "and by checkpoint_every_steps",
+        "float | None",
     ),
     Row(
         "early_stopping_patience",

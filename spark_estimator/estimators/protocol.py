@@ -98,7 +98,7 @@ class HorovodEstimator(Estimator[_Model], EstimatorParams):
         Args:
             model: the framework's, trained.
             history: of its training.
-            optimizer: None: its state stays with the ranks.
+            optimizer: PyTorch's, with its state after the training; None of the other frameworks' estimators.
             run_id: names the training.
             metadata: a `ModelMetadata`.
         """

@@ -56,16 +56,26 @@ class RankRun:
         return TrainResult(state, history, counts)
 
 
-def begin(spec: TrainSpec, identity_of: Callable[[TrainSpec, list[int]], Identity], form: CheckpointFormat) -> RankRun:
+def begin(
+    spec: TrainSpec,
+    identity_of: Callable[[TrainSpec, list[int]], Identity],
+    form: CheckpointFormat,
+    brought: tuple[RankRows, RankRows | None] | None = None,
+) -> RankRun:
     """Rows, evened out between the ranks, and the run's checkpoint. A collective.
 
     Args:
         identity_of: (spec, checksums of all rows) tells the training from others.
         form: of the framework's checkpoints.
+        brought: rows for training and validation that a data module brings; None: they are read here.
 
     Raises:
         DataError: something is wrong with rows or checkpoint, or the checkpoint is another training's.
     """
+    if brought is not None:
+        identity = {} if spec.store is None else identity_of(spec, [rows.total for rows in brought if rows is not None])
+        kept = load(spec, identity, form)
+        return RankRun(*brought, spec.seed if kept is None else kept.seed, identity, kept)
     unbalanced, marked = rank_rows(spec)
     rows = balanced(unbalanced, "training", by_value=spec.by_value)
     identity = {} if spec.store is None else identity_of(spec, rows.checksum())

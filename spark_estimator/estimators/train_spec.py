@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spark_estimator.data.fields import Field
 from spark_estimator.data.kept_rows import KeptRows
 from spark_estimator.data.parquet import FileRows
 from spark_estimator.store import Store
+
+if TYPE_CHECKING:
+    from spark_estimator.estimators.data_modules import ModulePlan
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class TrainSpec:
         restore_best: the numbers of the best epoch are brought back, not those of the last.
         store: keeps a checkpoint of each epoch; None: none is kept.
         checkpoint_steps: it keeps one after so many batches within an epoch, too; None: it does not.
+        checkpoint_seconds: the same after so many seconds; None: time does not matter.
         run_id: names the training in the store.
         large: a model of more bytes comes back through the store, if there is one.
         source: files that the ranks read by themselves; None: each gets its rows from its supervisor.
@@ -31,6 +35,7 @@ class TrainSpec:
         framework: the model and the like, as the framework's training knows them.
         owner: names this fit, for those that may write the run's files (see `persistence.run_lease`).
         kept: rows are kept as they came, and a function makes each batch of them; None: rows are kept as fields.
+        module: a data module of the user's brings the rows; None: this package does.
         repeatable: the same rows shall give the same numbers again.
         The others are the estimator's parameters.
     """
@@ -60,7 +65,9 @@ class TrainSpec:
     framework: Any = field(repr=False)
     repeatable: bool = False
     owner: str = ""
+    checkpoint_seconds: float | None = None
     kept: KeptRows | None = None
+    module: ModulePlan | None = None
 
     @property
     def by_value(self) -> bool:
@@ -71,6 +78,11 @@ class TrainSpec:
     def checkpoint_path(self) -> str | None:
         """The file of the last checkpoint; None without."""
         return None if self.store is None else self.store.get_checkpoint_path(self.run_id)
+
+    @property
+    def checkpoints_within(self) -> bool:
+        """Whether there are checkpoints within an epoch."""
+        return self.checkpoint_steps is not None or self.checkpoint_seconds is not None
 
     @property
     def spooled(self) -> tuple[Field, ...]:

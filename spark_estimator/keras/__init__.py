@@ -1,7 +1,10 @@
-"""Horovod's API for Keras 3, on its torch, TensorFlow and JAX backends: ``import spark_estimator.keras as hvd``.
+"""Horovod's API for Keras: ``import spark_estimator.keras as hvd``.
+
+Keras 3 on its torch, TensorFlow and JAX backends, and Keras 2 (``tf_keras``).
 
 Keras is imported when something of it is first used, not with this package, so that a program can still choose its
-backend (KERAS_BACKEND) after ``hvd.init()``. ``tf.keras`` is the same package since TensorFlow 2.16.
+backend (KERAS_BACKEND) after ``hvd.init()``. ``tf.keras`` is Keras 3 since TensorFlow 2.16, and Keras 2
+where TF_USE_LEGACY_KERAS is set; see `importing`.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-if importlib.util.find_spec("keras") is None:
+if importlib.util.find_spec("keras") is None and importlib.util.find_spec("tf_keras") is None:
     raise ModuleNotFoundError(
         "spark_estimator.keras (horovod.keras) needs Keras 3, No module named 'keras': pip install keras, on the "
         "workers, too",
@@ -65,8 +68,8 @@ from spark_estimator.keras.ops import (
 if TYPE_CHECKING:
     from spark_estimator.keras import callbacks as callbacks
     from spark_estimator.keras import elastic as elastic
-    from spark_estimator.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
     from spark_estimator.keras.saving import load_model
+    from spark_estimator.keras.standalone import DistributedOptimizer, PartialDistributedOptimizer
     from spark_estimator.keras.starting_state import broadcast_global_variables, broadcast_variables
 
 #: What stands above this package, and needs Spark, too -> its module.
@@ -76,8 +79,8 @@ _ABOVE = {
 }
 #: What needs Keras itself -> the module that has it; a module of its own where that is ''.
 _LATER = {
-    "DistributedOptimizer": "optimizer",
-    "PartialDistributedOptimizer": "optimizer",
+    "DistributedOptimizer": "standalone",
+    "PartialDistributedOptimizer": "standalone",
     "broadcast_global_variables": "starting_state",
     "broadcast_variables": "starting_state",
     "callbacks": "",

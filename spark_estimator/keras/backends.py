@@ -15,9 +15,13 @@ from spark_estimator.keras.exchange import KerasExchange
 from spark_estimator.keras.importing import backend
 
 
-def backend_module() -> Any:
-    """The module for Keras' backend; only that one is imported. Raises ImportError for an unsupported backend."""
-    name = backend()
+def backend_module(name: str | None = None) -> Any:
+    """The module for a backend; only that one is imported. None: that of the process's Keras.
+
+    Raises:
+        ImportError: Keras' backend is not supported.
+    """
+    name = name or backend()
     if name == "torch":
         from spark_estimator.keras import on_torch as module
     elif name == "tensorflow":
@@ -48,7 +52,9 @@ def reduced(
     ]
     if indices:
         sent, owners = [gradients[index] for index in indices], [variables[index] for index in indices]
-        for index, gradient in zip(indices, backend_module().reduced(exchange, sent, owners, everything), strict=True):
+        for index, gradient in zip(
+            indices, backend_module(exchange.backend).reduced(exchange, sent, owners, everything), strict=True
+        ):
             result[index] = gradient
     if exchange.scale_local and exchange.op is ReduceOp.AVERAGE:
         size = context.engine(exchange.process_set).size

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
 from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import allgather_object
-from spark_estimator.keras.importing import keras
+from spark_estimator.keras.importing import is_keras_2, keras
 from spark_estimator.keras.lockstep import begin_together, end_epoch_together
+from spark_estimator.keras.optimizers import build, momentum_of, rate_of, schedule_of, set_rate, velocities_of
 from spark_estimator.keras.starting_state import broadcast_variables, training_variables
-from spark_estimator.keras.wrapping import innermost
+from spark_estimator.keras.variables import assign, value_of
 
 __all__ = [
     "BestModelCheckpoint",
@@ -22,7 +25,24 @@ __all__ = [
 ]
 
 
-class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+class HorovodCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
+    """A callback for a model of either Keras, whichever of them its base class belongs to."""
+
+    # Keras 2 asks all its callbacks for these, and those of Keras 3 lack them.
+    _supports_tf_logs = False
+    _chief_worker_only: bool | None = None
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return True
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False
+
+
+class BroadcastGlobalVariablesCallback(HorovodCallback):
     """Gives all ranks the root's weights and optimizer state, once, before the first batch. All ranks have it.
 
     A model that is not built by then is broadcast after its first batch. It also compares how many batches the ranks
@@ -31,22 +51,35 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     Args:
         root_rank: whose state counts.
         device: without effect.
-        local_variables: variables that stay as they are on each rank.
+        local_variables: variables that stay as they are on each rank, or one of them.
+
+    Raises:
+        ValueError: one of them is no variable.
     """
 
     def __init__(self, root_rank: int = 0, device: str = "", local_variables: Any = None) -> None:
         super().__init__()
         self.root_rank = root_rank
         self.broadcast_done = False
-        self._local = {id(variable) for variable in local_variables or ()}
+        self._local: set[int] = set()
+        if local_variables is not None and not isinstance(local_variables, (list, tuple, set)):
+            local_variables = [local_variables] if hasattr(local_variables, "assign") else local_variables
+        for variable in [] if local_variables is None else local_variables:
+            if not hasattr(variable, "assign"):
+                raise ValueError(f"local_variables must be variables, and one is {variable!r}.")
+            self.register_local_var(variable)
+
+    def register_local_var(self, var: Any) -> None:
+        """Has a variable stay as it is on each rank."""
+        self._local.add(id(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcasts, if there is something by now."""
         begin_together(self.model, self.params)
-        if self.model.built:
+        if self.model.built and not _in_graph(self.model):
             optimizer = getattr(self.model, "optimizer", None)
-            if optimizer is not None and not optimizer.built:  # TensorFlow's trainer leaves that to the first batch
-                optimizer.build(self.model.trainable_variables)
+            if optimizer is not None:  # TensorFlow's trainer leaves that to the first batch
+                build(optimizer, self.model.trainable_variables)
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -66,7 +99,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self.broadcast_done = True
 
 
-class MetricAverageCallback(keras.callbacks.Callback):
+class MetricAverageCallback(HorovodCallback):
     """Replaces each metric of an epoch by its mean over the ranks that have it, on all ranks. All ranks have it.
 
     Put it before callbacks that look at metrics, such as `EarlyStopping` and `ReduceLROnPlateau`. A metric that some
@@ -90,12 +123,12 @@ class MetricAverageCallback(keras.callbacks.Callback):
             return
         averages = {key: number for key in sorted(logs) if (number := _number(logs[key])) is not None}
         of_ranks: list[dict[str, float]] = allgather_object(averages, name="keras.MetricAverageCallback")
-        for key in sorted({key for numbers in of_ranks for key in numbers}):
-            values = [numbers[key] for numbers in of_ranks if key in numbers]
+        for key in sorted({key for of_rank in of_ranks for key in of_rank}):
+            values = [of_rank[key] for of_rank in of_ranks if key in of_rank]
             logs[key] = math.fsum(values) / len(values) if all(map(math.isfinite, values)) else sum(values)
 
 
-class LearningRateScheduleCallback(keras.callbacks.Callback):
+class LearningRateScheduleCallback(HorovodCallback):
     """Sets the learning rate to ``initial_lr * multiplier(epoch)`` in the epochs from start to end.
 
     With several of them one after another, such as a warm-up and then steps, a training has all of its schedule.
@@ -116,7 +149,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     def __init__(
         self,
-        initial_lr: float,
+        initial_lr: Any,
         multiplier: Callable[[float], float] | float,
         start_epoch: int = 0,
         end_epoch: int | None = None,
@@ -125,7 +158,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         steps_per_epoch: int | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(initial_lr, bool) or not isinstance(initial_lr, (int, float)):
+        if isinstance(initial_lr, bool) or not (isinstance(initial_lr, numbers.Real) or hasattr(initial_lr, "dtype")):
             raise ValueError(
                 f"initial_lr={initial_lr!r} must be a number: the learning rate that the schedule multiplies."
             )
@@ -144,14 +177,16 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Finds out how long an epoch is."""
-        settable = innermost(self.model.optimizer)
-        if isinstance(getattr(settable, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
+        if schedule_of(self.model.optimizer) is not None:
             raise ValueError(
                 f"{type(self).__name__}: the optimizer has a LearningRateSchedule, so its learning rate cannot be "
                 "set. Pass a number as learning_rate, or remove the callback."
             )
         if not self.staircase and self.steps_per_epoch is None:
-            self.steps_per_epoch = (self.params or {}).get("steps")
+            params = self.params or {}
+            self.steps_per_epoch = params.get("steps")
+            if not self.steps_per_epoch and params.get("samples") and params.get("batch_size"):  # in a graph of Keras 2
+                self.steps_per_epoch = params["samples"] // params["batch_size"]
             if not self.steps_per_epoch:
                 raise ValueError(
                     f"{type(self).__name__}: the number of steps per epoch is unknown; pass steps_per_epoch=."
@@ -181,18 +216,17 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             logs["lr"] = self._rate()
 
     def _rate(self) -> float:
-        return float(keras.ops.convert_to_numpy(innermost(self.model.optimizer).learning_rate))
+        return rate_of(self.model.optimizer)
 
     def _adjust(self, epoch: float) -> None:
         sync_jax_state(self.model)
         old, new = self._rate(), self.initial_lr * self.multiplier(epoch)
-        optimizer = innermost(self.model.optimizer)
-        optimizer.learning_rate = new
-        momentum = getattr(optimizer, "momentum", None)
-        if self.momentum_correction and old > 0 and new != old and isinstance(momentum, float) and momentum > 0:
+        optimizer = self.model.optimizer
+        set_rate(optimizer, new)
+        if self.momentum_correction and old > 0 and new != old and momentum_of(optimizer) > 0:
             # Keras' velocity holds the rates of its past: scaled once, it is as if they had been the new one.
-            for velocity in getattr(optimizer, "momentums", None) or ():
-                velocity.assign(velocity * (new / old))
+            for velocity in velocities_of(optimizer):
+                assign(velocity, value_of(velocity) * (new / old))
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -239,12 +273,14 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc,unused-ignore]
     """Keeps the model of the best epoch so far. Usually on rank 0 only, after `MetricAverageCallback`.
+
+    The order of arguments is that of ``horovod.keras``; ``horovod.tensorflow.keras`` has another one.
 
     Args:
         monitor: the metric that decides.
-        verbose, save_weights_only, mode, save_freq: as for Keras' ``ModelCheckpoint``.
+        verbose, mode, save_freq, save_weights_only: as for Keras' ``ModelCheckpoint``.
         filepath: where; else set the attribute `filepath` before training.
     """
 
@@ -252,9 +288,10 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         self,
         monitor: str = "val_loss",
         verbose: int = 0,
-        save_weights_only: bool = False,
         mode: str = "auto",
         save_freq: Any = "epoch",
+        *,
+        save_weights_only: bool = False,
         filepath: str | None = None,
     ) -> None:
         super().__init__(
@@ -267,12 +304,35 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             save_freq=save_freq,
         )
         self.filepath = filepath
+        self._arguments = {
+            "monitor": monitor,
+            "verbose": verbose,
+            "mode": mode,
+            "save_freq": save_freq,
+            "save_weights_only": save_weights_only,
+            "filepath": filepath,
+        }
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Made anew: where it is opened, its base class may be that of the other Keras, with other attributes.
+        if not type(self).__module__.startswith("spark_estimator."):
+            return super().__reduce_ex__(protocol)
+        return functools.partial(type(self), **self._arguments | {"filepath": self.filepath}), ()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Raises ValueError when no file path has been set."""
         if not self.filepath:
             raise ValueError("BestModelCheckpoint: set its attribute filepath, or give filepath=, before training.")
         super().on_train_begin(logs)
+
+
+def _in_graph(model: Any) -> bool:
+    """Whether a model of Keras 2 is trained in a graph of TensorFlow 1, whose variables have values once it runs."""
+    if not is_keras_2(model):
+        return False
+    import tensorflow as tf
+
+    return not tf.executing_eagerly()
 
 
 def sync_jax_state(model: Any) -> None:

@@ -15,6 +15,10 @@ class _TensorCompressor(CastCompressor):
 
     @staticmethod
     def cast(tensor: Any, dtype: str) -> Any:
+        if type(tensor).__module__.partition(".")[0] == "tensorflow":
+            import tensorflow as tf
+
+            return tf.cast(tensor, dtype)
         from spark_estimator.keras.importing import keras
 
         return keras.ops.cast(tensor, dtype)
@@ -25,6 +29,8 @@ class _TensorCompressor(CastCompressor):
 
     @staticmethod
     def dtype_of(tensor: Any) -> str:
+        if hasattr(tensor.dtype, "as_numpy_dtype"):  # one of TensorFlow's
+            return str(tensor.dtype.name)
         from spark_estimator.keras.importing import keras
 
         return str(keras.backend.standardize_dtype(tensor.dtype))

@@ -25,15 +25,15 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numpy
-
 from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, rejoin, run_fn
 from spark_estimator.keras import exchange
-from spark_estimator.keras.callbacks import sync_jax_state
-from spark_estimator.keras.importing import backend, keras
+from spark_estimator.keras.callbacks import HorovodCallback, sync_jax_state
+from spark_estimator.keras.importing import backend
+from spark_estimator.keras.optimizers import build
 from spark_estimator.keras.starting_state import broadcast_variables, training_variables
+from spark_estimator.keras.variables import assign, value_of
 
 __all__ = [
     "CommitStateCallback",
@@ -106,8 +106,8 @@ class KerasState(ObjectState):
             )
         self.model = model
         self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
-        if self.optimizer is not None and not self.optimizer.built:
-            self.optimizer.build(model.trainable_variables)
+        if self.optimizer is not None:
+            build(self.optimizer, model.trainable_variables)
         super().__init__(broadcast_object, context.rank, **kwargs)
         self._values: list[Any] = self._copies()
 
@@ -119,7 +119,7 @@ class KerasState(ObjectState):
     def restore(self) -> None:
         """Goes back to what was saved last."""
         for variable, value in zip(self._variables(), self._values, strict=True):
-            variable.assign(value)
+            assign(variable, value)
         super().restore()
 
     def sync(self) -> None:
@@ -132,10 +132,10 @@ class KerasState(ObjectState):
 
     def _copies(self) -> list[Any]:
         sync_jax_state(self.model)
-        return [numpy.array(keras.ops.convert_to_numpy(variable)) for variable in self._variables()]
+        return [value_of(variable) for variable in self._variables()]
 
 
-class CommitStateCallback(keras.callbacks.Callback):
+class CommitStateCallback(HorovodCallback):
     """Commits the state after so many batches, and at the end of each epoch. All ranks have it; put it last.
 
     Args:
@@ -165,7 +165,7 @@ class CommitStateCallback(keras.callbacks.Callback):
         self._state.commit()
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):
+class UpdateBatchStateCallback(HorovodCallback):
     """Keeps in ``state.batch`` how many batches of the epoch are done, 0 between epochs.
 
     Keras 3 cannot begin in the middle of an epoch: where a resumed epoch is to be shortened, let the data set that
@@ -193,7 +193,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self._state.batch = self._done = 0
 
 
-class UpdateEpochStateCallback(keras.callbacks.Callback):
+class UpdateEpochStateCallback(HorovodCallback):
     """Keeps in ``state.epoch`` how many epochs are done, over all calls of ``fit``.
 
     It serves ``fit(epochs=n - state.epoch)`` and ``fit(initial_epoch=state.epoch, epochs=n)`` alike.

@@ -43,6 +43,7 @@ class KerasExchange:
         accumulates: passes whose gradients are collected before they are exchanged.
         sums_passes: the passes' gradients are added up, where Keras would take their mean.
         weighs: a step's gradients are multiplied with `factor` first; not the same for all ranks.
+        backend: of the optimizer's Keras; None: that of the process.
         factor: read when the step runs, also in a compiled one. The mean over all rows of a step whose ranks have
             unequal numbers of them takes rows / (all ranks' rows / ranks).
         follower: a variable of a compiled step that is assigned `factor` whenever that is set; None: there is none.
@@ -60,6 +61,7 @@ class KerasExchange:
     accumulates: int = 1
     sums_passes: bool = False
     weighs: bool = False
+    backend: str | None = None
     factor: float = 1.0
     follower: Any = None
     _agreed: weakref.ref[Engine] | None = None

@@ -15,8 +15,8 @@ import numpy
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.consistency import check_identical
-from spark_estimator.keras.importing import keras
-from spark_estimator.keras.wrapping import exchange_of, innermost
+from spark_estimator.keras.optimizers import iterations_of
+from spark_estimator.keras.wrapping import exchange_of
 from spark_estimator.log import logger
 
 _log = logger(__name__)
@@ -90,7 +90,7 @@ class KerasLockstep:
         optimizer = getattr(self.model, "optimizer", None)
         if exchange_of(optimizer) is None:
             return 0
-        return int(keras.ops.convert_to_numpy(innermost(optimizer)._iterations))  # passes that are gathered count, too
+        return iterations_of(optimizer)
 
 
 def _followed(method: Callable[..., None], then: Callable[..., None]) -> Callable[..., None]:

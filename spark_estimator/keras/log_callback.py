@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from spark_estimator.keras.importing import keras
+from spark_estimator.keras.callbacks import HorovodCallback
 from spark_estimator.observe.driver_log import log_to_driver
 
 
-class LogCallback(keras.callbacks.Callback):
+class LogCallback(HorovodCallback):
     """Gives the end of each epoch, with its metrics, to `log_to_driver`; it reaches the driver at any verbosity.
 
     Every rank that has the callback logs; the driver adds the rank as a prefix.

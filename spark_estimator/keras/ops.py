@@ -1,9 +1,13 @@
-"""Collectives on single values: numbers, lists, numpy arrays, tensors of Keras' backend; outside of compiled code."""
+"""Collectives on single values: numbers, lists, numpy arrays, tensors of Keras' backend.
+
+On Keras' TensorFlow backend they give tensors, as Horovod's do, and become nodes of a function that is being traced.
+On other backends they work outside of compiled code, and give arrays for what is no tensor.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -50,13 +54,25 @@ def allreduce(
         process_set: whose ranks take part.
 
     Returns:
-        A tensor for a tensor, a number of numpy's for a number, else an array.
+        On TensorFlow a tensor: of float32 and int32 for Python's numbers, as ``tf.constant`` makes of them. On other
+        backends a tensor for a tensor, a number of numpy's for a number, else an array.
 
     Raises:
         ValueError: an argument cannot be used. Nothing was sent.
         MismatchError: the ranks' values differ in shape or type.
     """
     operation = reduce_op(average, op)
+    if _on_tensorflow():
+        return _in_tensorflow(
+            "allreduce",
+            value,
+            name=name,
+            op=operation,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            compression=checked_compression(compression),
+            process_set=process_set,
+        )
 
     def reduced(array: Any) -> Any:
         return arrays.allreduce(
@@ -76,6 +92,8 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
     Args:
         value: at least one dimension, all but the first alike on all ranks; the rest as for `allreduce`.
     """
+    if _on_tensorflow():
+        return _in_tensorflow("allgather", value, name=name, process_set=process_set)
     return _on_array(value, functools.partial(arrays.allgather, name=name, process_set=process_set))
 
 
@@ -88,6 +106,8 @@ def broadcast(
         value: the same shape and type on all ranks; the root's counts.
         root_rank: whose; its number in the job. The rest as for `allreduce`.
     """
+    if _on_tensorflow():
+        return _in_tensorflow("broadcast", value, root_rank=root_rank, name=name, process_set=process_set)
     return _on_array(
         value, functools.partial(arrays.broadcast, root_rank=root_rank, name=name, process_set=process_set)
     )
@@ -103,6 +123,8 @@ def reducescatter(
         op: Average or Sum. The rest as for `allreduce`.
     """
     operation = reduce_op(None, op)
+    if _on_tensorflow():
+        return _in_tensorflow("reducescatter", value, name=name, op=operation, process_set=process_set)
     return _on_array(value, lambda array: arrays.reducescatter(array, operation, name, process_set=process_set))
 
 
@@ -111,13 +133,42 @@ def grouped_allreduce(
 ) -> list[Any]:
     """As `allreduce`, of several values in one request: all of them are reduced, or none."""
     operation = reduce_op(None, op)
+    if _on_tensorflow():
+        result: list[Any] = _in_tensorflow(
+            "grouped_allreduce", list(values), name=name, op=operation, process_set=process_set
+        )
+        return result
     sent = [_as_array(value) for value in values]
     received = arrays.grouped_allreduce(sent, operation, name, process_set=process_set)
     return [_like(value, array) for value, array in zip(values, received, strict=True)]
 
 
+def _on_tensorflow() -> bool:
+    from spark_estimator.keras.importing import backend
+
+    return backend() == "tensorflow"
+
+
+def _in_tensorflow(collective: str, value: Any, **arguments: Any) -> Any:
+    """Calls the TensorFlow binding's collective; its result, which Keras' session computes in a graph of Keras 2."""
+    import tensorflow as tf
+
+    from spark_estimator.tensorflow import gathering, reducing
+
+    binding = gathering if collective in ("allgather", "broadcast") else reducing
+    call: Callable[..., Any] = getattr(binding, collective)
+    convert = tf.convert_to_tensor
+    converted = [convert(item) for item in value] if collective == "grouped_allreduce" else convert(value)
+    result = call(converted, **arguments)
+    if tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function:
+        return result
+    from spark_estimator.keras.variables import keras_session
+
+    return keras_session().run(result)
+
+
 def _is_tensor(value: Any) -> bool:
-    """Whether it is a tensor or a variable of Keras' backend, which only then is imported."""
+    """Whether it is a tensor or a variable of Keras' backend."""
     if isinstance(value, (int, float, complex, list, tuple, numpy.ndarray, numpy.generic)):
         return False
     from spark_estimator.keras.importing import keras

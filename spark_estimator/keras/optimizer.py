@@ -1,4 +1,4 @@
-"""``DistributedOptimizer`` for Keras 3: the user's optimizer itself, whose class is exchanged for one that averages.
+"""``DistributedOptimizer`` for either Keras: the user's optimizer itself, with another class, which averages.
 
 Nothing is rebuilt: the optimizer keeps its variables, its learning-rate schedule and its identity. Its new class has
 the name and the module of the old one, so that a saved model holds no trace of this package and loads without it.
@@ -16,10 +16,10 @@ from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives.ops import whole_number
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
-from spark_estimator.keras import wrapping
+from spark_estimator.keras import optimizers, wrapping
 from spark_estimator.keras.compression import checked_compression
 from spark_estimator.keras.exchange import KerasExchange
-from spark_estimator.keras.importing import keras
+from spark_estimator.keras.importing import backend, is_keras_2
 
 
 def DistributedOptimizer(
@@ -45,6 +45,9 @@ def DistributedOptimizer(
     ranks agree whether a step's gradients are finite. With Keras' ``gradient_accumulation_steps`` the exchange takes
     place once every that many passes.
 
+    An optimizer of Keras 2 (``tf_keras``), also of its ``optimizers.legacy``, exchanges in ``fit`` and ``minimize``.
+    A custom loop that calls ``apply_gradients`` takes its gradients from `DistributedGradientTape`, as in Horovod.
+
     Args:
         optimizer: built or not; it is changed in place. Wrapping once more is refused.
         name: for requests and errors; by default the optimizer's.
@@ -55,8 +58,9 @@ def DistributedOptimizer(
             rows are gathered. Other backends send them whole.
         gradient_predivide_factor: f: an average is taken as 1/f before and f/size after the sum.
         op: ``hvd.Average`` or ``hvd.Sum``.
-        backward_passes_per_step: passes whose gradients are collected before the ranks exchange them and step. This is
-            Keras' gradient accumulation: give it before the optimizer is built, and not together with that argument.
+        backward_passes_per_step: passes whose gradients are collected before the ranks exchange them and step. In
+            Keras 3 this is Keras' gradient accumulation: give it before the optimizer is built, and not together with
+            that argument.
         average_aggregated_gradients: the passes' mean is taken; without it their sum.
         num_groups: deprecated, as ``groups=num_groups``.
         groups: which gradients travel together: a number of nearly equal groups, or lists of variables; None: all.
@@ -82,12 +86,13 @@ def DistributedOptimizer(
     passes = whole_number(backward_passes_per_step) or 0
     if passes <= 0:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step!r} must be an integer greater than 0.")
-    innermost = wrapping.innermost(optimizer)
+    innermost = optimizers.innermost(optimizer)
+    keras_2 = is_keras_2(optimizer)
     own_passes = getattr(innermost, "gradient_accumulation_steps", None) or 1
-    if passes > 1:
+    if passes > 1 and not keras_2:
         _check_can_accumulate(innermost, own_passes)
     exchange = KerasExchange(
-        name or optimizer.name,
+        name or optimizers.name_of(optimizer),
         operation,
         checked_compression(compression),
         float(gradient_predivide_factor),
@@ -97,8 +102,9 @@ def DistributedOptimizer(
         scale_local=bool(scale_local_gradients),
         accumulates=max(passes, own_passes),
         sums_passes=passes > 1 and not average_aggregated_gradients,
+        backend=backend(optimizer),
     )
-    if passes > 1:
+    if passes > 1 and not keras_2:
         innermost.gradient_accumulation_steps = passes
     wrapping.wrap(optimizer, exchange)
     return optimizer
@@ -130,7 +136,7 @@ def PartialDistributedOptimizer(
     """
     layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     for layer in layers:
-        if not isinstance(layer, keras.layers.Layer):
+        if not hasattr(layer, "trainable_variables") or not hasattr(layer, "built"):
             raise ValueError(f"local_layers must hold Keras layers, not {layer!r}.")
         if not layer.built:
             raise ValueError(f"local_layers: layer {layer.name!r} has no variables yet; build it first.")
@@ -157,16 +163,16 @@ def PartialDistributedOptimizer(
 
 def _check_optimizer(optimizer: Any) -> None:
     context.size()
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
+    if not optimizers.is_optimizer(optimizer):
         kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
         what = (
             f"the text {optimizer!r}: make it with keras.optimizers.get" if isinstance(optimizer, str) else f"a {kind}"
         )
-        raise TypeError(f"DistributedOptimizer takes an optimizer of Keras 3, not {what}.")
+        raise TypeError(f"DistributedOptimizer takes an optimizer of Keras 3 or Keras 2, not {what}.")
     if wrapping.exchange_of(optimizer) is not None:
         raise ValueError(
-            f"DistributedOptimizer: optimizer {optimizer.name!r} is already a DistributedOptimizer. Wrap it only "
-            "once; hvd.load_model has already wrapped it."
+            f"DistributedOptimizer: optimizer {optimizers.name_of(optimizer)!r} is already a DistributedOptimizer. "
+            "Wrap it only once; hvd.load_model has already wrapped it."
         )
 
 
@@ -218,6 +224,6 @@ def _checked_process_set(process_set: Any) -> ProcessSet | None:
         raise ValueError(
             f"process_set must be a ProcessSet, not {process_set!r}: make it with hvd.add_process_set([ranks])."
         )
-    if process_set.included() is None:
+    if process_set.process_set_id is None:
         raise ValueError(f"{process_set} is not registered; use hvd.add_process_set() or hvd.init(process_sets=...).")
     return process_set

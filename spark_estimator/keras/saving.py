@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
+import zipfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from spark_estimator.keras.compression import Compression
-from spark_estimator.keras.importing import backend, keras
+from spark_estimator.keras.importing import backend, is_keras_2, keras, uses_keras_2
 from spark_estimator.keras.optimizer import DistributedOptimizer
+from spark_estimator.keras.wrapping import exchange_of
 
 
 def load_model(
@@ -19,14 +24,15 @@ def load_model(
 ) -> Any:
     """Loads a model that was saved with a `DistributedOptimizer` or without, and wraps its optimizer.
 
-    The optimizer's state is that of the file. Every rank loads; give them the same file.
+    The optimizer's state is that of the file. Every rank loads; give them the same file. The process's Keras loads it;
+    Keras 2 does, too, where a program has imported ``tf_keras`` and the file has a version of Keras 2.
 
     Args:
-        filepath: of a ``.keras`` file, or what else ``keras.saving.load_model`` takes.
+        filepath: of a ``.keras`` or ``.h5`` file, or what else Keras' ``load_model`` takes.
         custom_optimizers: classes of optimizers that Keras does not know.
         custom_objects: name to class or function, for all else that it does not know.
         compression: as for `DistributedOptimizer`, whose other arguments have their defaults.
-        legacy_opts: without effect: Keras 3 has one kind of optimizer.
+        legacy_opts: without effect: the file names its optimizer's class.
 
     Returns:
         The model; without an optimizer where the file holds none.
@@ -35,9 +41,31 @@ def load_model(
         NotInitializedError: ``hvd.init()`` has not been called.
     """
     classes = {kind.__name__: kind for kind in custom_optimizers or ()}
-    model = keras.saving.load_model(filepath, custom_objects={**classes, **(custom_objects or {})})
-    if getattr(model, "optimizer", None) is not None:
-        DistributedOptimizer(model.optimizer, compression=compression)
-        if backend() == "tensorflow":  # which has chosen by itself, when the file was read
+    loader = keras
+    if not uses_keras_2() and "tf_keras" in sys.modules and _version_in(filepath).startswith("2."):
+        loader = sys.modules["tf_keras"]
+    model = loader.models.load_model(filepath, custom_objects={**classes, **(custom_objects or {})})
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and exchange_of(optimizer) is None:
+        DistributedOptimizer(optimizer, compression=compression)
+        if backend(model) == "tensorflow" and not is_keras_2(model):  # which has chosen by itself, when it was read
             model.jit_compile = False
     return model
+
+
+def _version_in(filepath: Any) -> str:
+    """The version of the Keras that has written a file, as the file has it; '' without one."""
+    try:
+        path = Path(filepath)
+        if path.is_dir():
+            return "2." if (path / "saved_model.pb").exists() else ""
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                return str(json.loads(archive.read("metadata.json"))["keras_version"])
+        import h5py
+
+        with h5py.File(path) as file:
+            version = file.attrs.get("keras_version", "")
+            return version.decode() if isinstance(version, bytes) else str(version)
+    except (TypeError, OSError, KeyError, ValueError, ImportError):
+        return ""

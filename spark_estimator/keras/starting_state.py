@@ -10,8 +10,9 @@ import numpy
 from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
-from spark_estimator.keras.importing import keras
-from spark_estimator.keras.variables import lines_of
+from spark_estimator.keras.importing import backend
+from spark_estimator.keras.optimizers import variables_of
+from spark_estimator.keras.variables import assign, keras_session, lines_of, value_of
 
 
 def broadcast_variables(
@@ -39,24 +40,31 @@ def broadcast_variables(
     if not listed:
         return
     # As bytes: one message for all, of whatever types, also those that the engine cannot add up.
-    values = [numpy.ascontiguousarray(keras.ops.convert_to_numpy(variable)) for variable in listed]
+    values = [numpy.ascontiguousarray(value_of(variable)) for variable in listed]
     packed = numpy.concatenate([value.reshape(-1).view(numpy.uint8) for value in values])
     received = arrays.broadcast(packed, root_rank, "keras.broadcast_variables", process_set=process_set)
     at = 0
     for variable, value in zip(listed, values, strict=True):
         part = received[at : at + value.nbytes].view(value.dtype)
-        variable.assign(part.reshape(tuple(variable.shape)))
+        assign(variable, part.reshape(tuple(variable.shape)))
         at += value.nbytes
 
 
-def broadcast_global_variables(root_rank: int) -> None:
-    """Always raises: Keras 3 has no list of all variables.
+def broadcast_global_variables(root_rank: int) -> Any:
+    """In a graph of TensorFlow 1, in which Keras 2 trains, copies the root's global variables into all others'.
 
     Raises:
-        RuntimeError: always; the message names the function to call.
+        RuntimeError: there is no graph, and so no list of all variables; the message names the function to call.
     """
+    if backend() == "tensorflow":
+        import tensorflow as tf
+
+        if not tf.executing_eagerly():
+            from spark_estimator.tensorflow.starting_state import broadcast_global_variables as in_graph
+
+            return keras_session().run(in_graph(root_rank))
     raise RuntimeError(
-        "broadcast_global_variables: Keras 3 has no list of global variables. Pass model.fit the callback "
+        "broadcast_global_variables: eager execution has no list of global variables. Pass model.fit the callback "
         f"hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank!r}), or call "
         f"hvd.broadcast_variables(model.weights + model.optimizer.variables, root_rank={root_rank!r})."
     )
@@ -69,4 +77,4 @@ def training_variables(model: Any, optimizer: Any = None) -> list[Any]:
         optimizer: None: the model's.
     """
     optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
-    return [*model.weights, *(optimizer.variables if optimizer is not None else [])]
+    return [*model.weights, *(variables_of(optimizer) if optimizer is not None else [])]

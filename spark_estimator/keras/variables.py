@@ -1,10 +1,47 @@
-"""Variables in words, by which the ranks compare what they are about to exchange."""
+"""Variables of either Keras: their values, and what they are in words, by which the ranks compare them."""
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterable
 from typing import Any
+
+import numpy
+
+from spark_estimator.keras.importing import keras_of
+
+
+def keras_session() -> Any:
+    """The session of Keras 2, in which a graph of TensorFlow 1 runs."""
+    return importlib.import_module("tf_keras.api._v1.keras.backend").get_session()
+
+
+def value_of(variable: Any) -> Any:
+    """A copy of a variable's value, as an array.
+
+    In a graph of TensorFlow 1, which Keras 2 can train in, it is that of Keras' session.
+    """
+    if not hasattr(variable, "read_value"):
+        return numpy.array(keras_of(variable).ops.convert_to_numpy(variable))
+    import tensorflow as tf
+
+    if tf.executing_eagerly():
+        return numpy.array(variable.numpy())
+    return numpy.array(keras_session().run(variable.read_value()))
+
+
+def assign(variable: Any, value: Any) -> None:
+    """Gives a variable its value; in a graph of TensorFlow 1 that of Keras' session."""
+    if not hasattr(variable, "read_value"):
+        variable.assign(value)
+        return
+    import tensorflow as tf
+
+    if tf.executing_eagerly():
+        variable.assign(value)
+    else:
+        variable.load(value, keras_session())
 
 
 def lines_of(variables: Iterable[Any]) -> list[str]:

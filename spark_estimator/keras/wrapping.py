@@ -1,19 +1,23 @@
 """The classes that a wrapped optimizer gets, and what Keras has to know of it when it compiles a model.
 
-An ordinary optimizer exchanges in ``apply``. One that accumulates gradients does it where Keras has gathered them and
-is about to clip them. A `LossScaleOptimizer` exchanges before it looks whether the gradients are finite, so that all
-ranks see the same; when it accumulates, it exchanges that finding, and the inner optimizer the gradients.
+An ordinary optimizer of Keras 3 exchanges in ``apply``. One that accumulates gradients does it where Keras has gathered
+them and is about to clip them. A `LossScaleOptimizer` exchanges before it looks whether the gradients are finite, so
+that all ranks see the same; when it accumulates, it exchanges that finding, and the inner optimizer the gradients.
+Optimizers of Keras 2 exchange as in `keras_2`.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
+from spark_estimator.keras import keras_2
 from spark_estimator.keras.backends import backend_module, reduced
 from spark_estimator.keras.exchange import KerasExchange
-from spark_estimator.keras.importing import backend, keras
+from spark_estimator.keras.importing import backend, is_keras_2, keras_of
+from spark_estimator.keras.optimizers import innermost, is_scaler
 
 _MARK = "_spark_estimator_exchange"
 _BASE = "_spark_estimator_base"  # the class that it had
@@ -22,27 +26,24 @@ _BASE = "_spark_estimator_base"  # the class that it had
 def exchange_of(optimizer: object) -> KerasExchange | None:
     """How an optimizer, or the one in it, exchanges gradients; None where it does not."""
     exchange: KerasExchange | None = getattr(type(optimizer), _MARK, None)
-    if exchange is None and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return exchange_of(optimizer.inner_optimizer)
+    if exchange is None and optimizer is not None and is_scaler(optimizer):
+        return exchange_of(optimizer.inner_optimizer)  # type: ignore[attr-defined]
     return exchange
-
-
-def innermost(optimizer: Any) -> Any:
-    """The optimizer that holds the learning rate and the momentum: inside of a `LossScaleOptimizer`, or itself."""
-    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
-    return optimizer
 
 
 def wrap(optimizer: Any, exchange: KerasExchange) -> None:
     """Gives the optimizer a class that exchanges gradients; see above."""
+    exchange.backend = exchange.backend or backend(optimizer)
+    if is_keras_2(optimizer):
+        _swap(optimizer, None, exchange)
+        return
     _teach_keras()
-    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+    if not is_scaler(optimizer):
         mixin: type = _AtTheEndOfPasses if exchange.accumulates > 1 else _InApply
         if mixin is _AtTheEndOfPasses and not hasattr(type(optimizer), "_clip_gradients"):
             raise ValueError(
-                f"Keras {keras.__version__} has changed how it accumulates gradients; use an optimizer without "
-                "gradient_accumulation_steps, or another release of Keras."
+                f"Keras {keras_of(optimizer).__version__} has changed how it accumulates gradients; use an optimizer "
+                "without gradient_accumulation_steps, or another release of Keras."
             )
     elif exchange.accumulates > 1:
         wrap(optimizer.inner_optimizer, exchange)
@@ -52,34 +53,48 @@ def wrap(optimizer: Any, exchange: KerasExchange) -> None:
     _swap(optimizer, mixin, exchange)
 
 
-def _swap(optimizer: Any, mixin: type, exchange: KerasExchange) -> None:
+def _swap(optimizer: Any, mixin: type | None, exchange: KerasExchange) -> None:
     base: Any = type(optimizer)
-
-    def from_config(cls: type, config: Any, *args: Any, **kwargs: Any) -> Any:
-        return base.from_config(config, *args, **kwargs)
 
     def register_local_var(self: Any, var: Any) -> None:
         """Leaves the gradients of a variable on this rank."""
         exchange.local.add(id(var))
 
-    namespace: dict[str, Any] = {
-        _MARK: exchange,
-        _BASE: base,
-        "__module__": base.__module__,
-        "__qualname__": base.__qualname__,
-        "__doc__": base.__doc__,
-        # What is made of a wrapped optimizer's configuration, or of its pickle, is not wrapped.
-        "__reduce_ex__": _reduced_to(base),
-        "from_config": classmethod(from_config),
-        "register_local_var": register_local_var,
-    }
-    if backend() == "tensorflow":
+    def variables(self: Any) -> Any:
+        # as scripts of Keras 2 ask for them, and those of Keras 3
+        return keras_2.CallableList(base.variables.fget(self))
+
+    namespace = _as(base) | {_MARK: exchange, _BASE: base, "register_local_var": register_local_var}
+    if isinstance(base.variables, property):
+        namespace["variables"] = property(variables)
+    if mixin is None:
+        namespace |= keras_2.namespace_of(base, exchange)
+    elif backend(optimizer) == "tensorflow":
         from spark_estimator.keras.on_tensorflow import unconverted
 
         for name in ("apply", "check_finite", "_backend_apply_gradients", "_clip_gradients"):
             if hasattr(mixin, name):
                 namespace[name] = unconverted(getattr(mixin, name))
-    object.__setattr__(optimizer, "__class__", type(base.__name__, (mixin, base), namespace))
+    bases = (base,) if mixin is None else (mixin, base)
+    object.__setattr__(optimizer, "__class__", type(base)(base.__name__, bases, namespace))
+
+
+def _as(base: Any) -> dict[str, Any]:
+    """What makes a class look like that which an optimizer had.
+
+    What is made of a wrapped optimizer's configuration, or of its pickle, is not wrapped.
+    """
+
+    def from_config(cls: type, config: Any, *args: Any, **kwargs: Any) -> Any:
+        return base.from_config(config, *args, **kwargs)
+
+    return {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "__reduce_ex__": _reduced_to(base),
+        "from_config": classmethod(from_config),
+    }
 
 
 def multiply_rate(optimizer: Any, factor: float) -> None:
@@ -89,6 +104,10 @@ def multiply_rate(optimizer: Any, factor: float) -> None:
     """
     settable = innermost(optimizer)
     base: Any = type(settable)
+    if is_keras_2(settable):
+        namespace = _as(base) | keras_2.rate_namespace(base, factor)
+        object.__setattr__(settable, "__class__", type(base.__name__, (base,), namespace))
+        return
     stepping: list[None] = []
 
     def rate(self: Any) -> Any:
@@ -102,19 +121,8 @@ def multiply_rate(optimizer: Any, factor: float) -> None:
         finally:
             stepping.pop()
 
-    def from_config(cls: type, config: Any, *args: Any, **kwargs: Any) -> Any:
-        return base.from_config(config, *args, **kwargs)
-
-    namespace = {
-        "__module__": base.__module__,
-        "__qualname__": base.__qualname__,
-        "__doc__": base.__doc__,
-        "__reduce_ex__": _reduced_to(base),
-        "from_config": classmethod(from_config),
-        "_get_current_learning_rate": rate,
-        "apply": apply,
-    }
-    if backend() == "tensorflow":
+    namespace = _as(base) | {"_get_current_learning_rate": rate, "apply": apply}
+    if backend(settable) == "tensorflow":
         from spark_estimator.keras.on_tensorflow import unconverted
 
         namespace["apply"] = unconverted(apply)
@@ -169,7 +177,7 @@ class _AgreedFinding:
     def check_finite(self, grads: Any) -> Any:
         finite = super().check_finite(grads)  # type: ignore[misc]
         exchange = self._spark_estimator_exchange
-        return finite if exchange.off() else backend_module().all_true(exchange, finite)
+        return finite if exchange.off() else backend_module(exchange.backend).all_true(exchange, finite)
 
 
 class _AtTheEndOfPasses:
@@ -181,7 +189,8 @@ class _AtTheEndOfPasses:
         object.__setattr__(self, "_spark_estimator_variables", list(trainable_variables))
         exchange = self._spark_estimator_exchange
         if exchange.weighs and not exchange.off():  # each pass has a factor of its own
-            factor = backend_module().factor(exchange)
+            factor = backend_module(exchange.backend).factor(exchange)
+            keras = keras_of(self)
             grads = [gradient * keras.ops.cast(factor, gradient.dtype) for gradient in grads]
         return super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
 
@@ -194,10 +203,10 @@ class _AtTheEndOfPasses:
             gathered = reduced(exchange, list(grads), variables, self._trainable_variables)  # type: ignore[attr-defined]
             return [gradient * steps for gradient in gathered] if exchange.sums_passes else gathered
 
-        if backend() == "jax":
+        if exchange.backend == "jax":
             # Keras has no branch there: it computes an update in each pass, and drops all but the last
             is_last = (self._iterations + 1) % steps == 0  # type: ignore[attr-defined]
-            grads = backend_module().only_when(is_last, exchanged, list(grads))
+            grads = backend_module(exchange.backend).only_when(is_last, exchanged, list(grads))
         else:
             grads = exchanged()
         return super()._clip_gradients(grads)  # type: ignore[misc]
@@ -210,10 +219,11 @@ def _teach_keras() -> None:
     A `LossScaleOptimizer` that is put around it takes over its exchange: inside, it would be called by those ranks only
     whose own gradients are finite. And XLA is not chosen for it on TensorFlow, from which the engine cannot be called.
     """
+    keras = sys.modules["keras"]
     scaler = keras.optimizers.LossScaleOptimizer
     scaler.__init__ = _taking_over(scaler.__init__)
-    trainer = _trainer()
-    if trainer is not None and backend() == "tensorflow":
+    trainer = _trainer(keras)
+    if trainer is not None and keras.backend.backend() == "tensorflow":
         trainer._resolve_auto_jit_compile = _without_xla(trainer._resolve_auto_jit_compile)
 
 
@@ -237,7 +247,7 @@ def _without_xla(resolve: Any) -> Any:
     return _resolve_auto_jit_compile
 
 
-def _trainer() -> Any:
+def _trainer(keras: Any) -> Any:
     """Keras' class that decides about XLA; None where this release has another one."""
     for base in keras.Model.__mro__:
         if "_resolve_auto_jit_compile" in vars(base):

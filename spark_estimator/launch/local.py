@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, new_job_id, new_key
+from spark_estimator.env import Settings
 from spark_estimator.errors import JobFailedError
 from spark_estimator.launch.job.attempts import Attempt, run_attempts
 from spark_estimator.launch.job.environment import host_share, worker_environment
@@ -20,7 +23,8 @@ from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.pickling import load_values
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.worker.worker_host import LocalWorkerHandle, WorkerHandle, WorkerHandles
-from spark_estimator.observe.driver_log import ShowLine, print_line
+from spark_estimator.observe import timeline
+from spark_estimator.observe.driver_log import ShowLine, announce, print_line
 from spark_estimator.observe.status_line import StatusLine
 
 _DEFAULTS, _ONLY_ATTEMPT = JobOptions(), Attempt()
@@ -56,6 +60,23 @@ def run_local(
     return load_values([outcomes[rank].pickled for rank in job.result_ranks], job.function)
 
 
+@contextlib.contextmanager
+def _joined_timeline(job: JobSpec) -> Iterator[None]:
+    """After the job, the ranks' timelines are one file where HOROVOD_TIMELINE names it, as in Horovod."""
+    variables = {**os.environ, **job.environment}
+    path, began = timeline.path_at_init(variables.get("HOROVOD_TIMELINE", "").strip()), time.time()
+    try:
+        yield
+    finally:
+        if path is not None:
+            try:
+                why = timeline.join(path, job.size, began, keep=Settings.read(variables).timeline_rank_files)
+            except (OSError, ValueError) as error:
+                why = f"the timelines of the ranks were not merged: {error}"
+            if why:
+                announce(why)
+
+
 def run_job(
     job: JobSpec,
     make_workers: WorkerHandles | None = None,
@@ -80,6 +101,18 @@ def run_job(
     Raises:
         JobFailedError: a rank failed, or it took too long.
     """
+    with _joined_timeline(job) if make_workers is None else contextlib.nullcontext():
+        return _run_job(job, make_workers, show_line, gentle, cancel, attempt)
+
+
+def _run_job(
+    job: JobSpec,
+    make_workers: WorkerHandles | None,
+    show_line: ShowLine,
+    gentle: timedelta,
+    cancel: Callable[[], None] | None,
+    attempt: Attempt,
+) -> list[Outcome]:
     workers: list[WorkerHandle] = []
     outcomes: dict[int, Outcome] = {}
 

@@ -2,13 +2,16 @@
 
 The engine writes a Chrome trace of its rank's ops. Horovod has one file, written by rank 0; here every rank has its
 own, because what a rank waited for only that rank knows: ``timeline.json`` is rank 0's, ``timeline.rank1.json`` rank
-1's, ``timeline.set2.rank1.json`` rank 1's in process set 2. ``python -m spark_estimator timeline merge`` joins them.
+1's, ``timeline.set2.rank1.json`` rank 1's in process set 2. When a job on one host has ended, its launcher merges the
+files that HOROVOD_TIMELINE asked for into ``timeline.json``; ``python -m spark_estimator timeline merge`` does so for
+others.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +21,9 @@ from spark_estimator.security import file_modes
 
 # The value of HOROVOD_TIMELINE with which a job begins without a timeline, to be started by start_timeline().
 DYNAMIC = "DYNAMIC"
+
+# Larger traces are not merged when a job ends: it would take more than half a minute.
+_MOST_JOINED_BYTES = 200 << 20
 
 
 class _Engine(Protocol):
@@ -76,6 +82,44 @@ def start(
 def stop(engine: _Engine) -> None:
     """Completes the file, after which it is valid JSON. Does nothing when none is being written."""
     engine.timeline_stop()
+
+
+def join(path: str | os.PathLike[str], size: int, since: float, *, keep: bool = False) -> str:
+    """Merges the files of a job that has ended into the file that the user has named.
+
+    Args:
+        path: what the user gave: rank 0's file, which becomes the merged one.
+        size: number of ranks.
+        since: when the job began, in seconds since 1970: older files are another job's.
+        keep: the ranks' files stay beside it, rank 0's as ``timeline.rank0.json``.
+
+    Returns:
+        Why they were not merged, for the user; empty where they were, or where there is nothing to merge.
+    """
+    target = Path(path)
+    pattern = re.compile(rf"{re.escape(target.stem)}(?:\.set\d+)?(?:\.rank(\d+))?{re.escape(target.suffix)}")
+    files = []
+    for file in sorted(target.parent.glob("*")):
+        match = pattern.fullmatch(file.name)
+        if match is not None and int(match[1] or 0) < size and file.stat().st_mtime >= since and file != target:
+            files.append(file)
+    if not files or not target.exists() or target.stat().st_mtime < since:
+        return ""
+    advice = f"merge them with: python -m spark_estimator timeline merge OUT.json {target} ..."
+    if sum(file.stat().st_size for file in [target, *files]) > _MOST_JOINED_BYTES:
+        return f"{target} and the other ranks' timelines are large and were not merged; {advice}"
+    first = target.with_name(f"{target.stem}.rank0{target.suffix}")
+    os.replace(target, first)
+    try:
+        merge(target, [first, *files])
+    except BaseException as error:
+        os.replace(first, target)
+        if not isinstance(error, TraceError):
+            raise
+        return f"the timelines of the ranks were not merged: {error} Later, {advice}"
+    for file in [] if keep else [first, *files]:
+        file.unlink()
+    return ""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -47,7 +47,6 @@ from spark_estimator.collectives.context import (
     stop_timeline,
 )
 from spark_estimator.collectives.ops import barrier as _barrier
-from spark_estimator.collectives.ops import join
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.collectives.reductions import Adasum, Average, Max, Min, Product, Sum
 from spark_estimator.errors import HorovodInternalError, NativeLibraryError
@@ -62,6 +61,7 @@ from spark_estimator.tensorflow.graph_modes import refs_to_vars, vars_to_refs
 from spark_estimator.tensorflow.objects import allgather_object, broadcast_object, broadcast_object_fn
 from spark_estimator.tensorflow.optimizer import DistributedOptimizer
 from spark_estimator.tensorflow.questions import (
+    join,
     local_rank_op,
     local_size_op,
     process_set_included_op,
@@ -179,6 +179,8 @@ def __getattr__(name: str) -> Any:
         from spark_estimator.tensorflow.sync_batch_norm import SyncBatchNormalization
 
         return SyncBatchNormalization
+    if name == "handle_average_backwards_compatibility":
+        return importlib.import_module(f"{__name__}.mpi_ops").handle_average_backwards_compatibility
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{_SUBMODULES[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -56,27 +56,30 @@ class Aggregation:
             return [tf.identity(results[number]) for number in present]
 
         outputs = tf.cond(self._complete, reduced, lambda: [tf.identity(total) for total in totals])
+        complete = self._complete
+        # Here, and not where they are applied: an optimizer that scales its loss applies finite gradients only.
+        with tf.control_dependencies([] if tf.executing_eagerly() else list(outputs)):
+            emptied: list[Any] = [
+                total.assign(tf.where(complete, tf.zeros_like(value), value))
+                for total, value in zip(self._sums, totals, strict=True)
+            ]
+            emptied.append(self._counter.assign(tf.where(complete, 0, counted)))
         results: list[Any] = [None] * len(gradients)
-        for number, output in zip(present, outputs, strict=True):
-            results[number] = output
+        with tf.control_dependencies([] if tf.executing_eagerly() else [value.op for value in emptied]):
+            for number, output in zip(present, outputs, strict=True):
+                results[number] = tf.identity(output)
         return results
 
-    def apply(self, apply: Callable[[], Any]) -> Any:
-        """Calls `apply` after the last pass of a step, and begins the next one."""
+    def apply(self, apply: Callable[[], Any], otherwise: Callable[[], Any] | None = None) -> Any:
+        """Calls `apply` after the last pass of a step, and `otherwise` after the others."""
 
-        def step() -> Any:
-            # What is applied was computed from the sums: they are emptied after it.
-            applied = apply()
-            with tf.control_dependencies([] if applied is None or tf.executing_eagerly() else [applied]):
-                emptied = [variable.assign(tf.zeros_like(variable)) for variable in self._sums]
-                emptied.append(self._counter.assign(0))
-            if tf.executing_eagerly():
-                return tf.constant(True)
-            with tf.control_dependencies([value.op if hasattr(value, "op") else value for value in emptied]):
-                return tf.constant(True)
+        def done(call: Callable[[], Any] | None) -> Any:
+            result = None if call is None else call()
+            with tf.control_dependencies([] if result is None or tf.executing_eagerly() else [result]):
+                return tf.constant(call is apply)
 
-        done = tf.cond(self._complete, step, lambda: tf.constant(False))
-        return None if tf.executing_eagerly() else tf.group(done)
+        done_or_not = tf.cond(self._complete, lambda: done(apply), lambda: done(otherwise))
+        return None if tf.executing_eagerly() else tf.group(done_or_not)
 
 
 def _variable(initial: Any, name: str) -> Any:

@@ -106,6 +106,11 @@ class TensorFlowState(ObjectState):
         super().__init__(broadcast_object, context.rank, **kwargs)
         self._saved_values = self._values()
 
+    @property
+    def variables(self) -> list[Any]:
+        """What the state keeps."""
+        return list(self._passed_variables)
+
     def _variables(self) -> Sequence[Any]:
         return [variable_of(variable, type(self).__name__) for variable in self._passed_variables]
 
@@ -158,11 +163,14 @@ class TensorFlowKerasState(TensorFlowState):
         if not getattr(model, "built", True):
             raise ValueError("TensorFlowKerasState: build the model first, as by model.build(input_shape).")
         optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
-        # Keras 3 makes its variables at the first step, unless it is asked for them.
-        if optimizer is not None and not getattr(optimizer, "built", True):
-            optimizer.build(model.trainable_variables)
+        # Keras makes an optimizer's variables at the first step, unless it is asked for them.
+        if optimizer is not None and not isinstance(optimizer, tf.compat.v1.train.Optimizer):
+            from spark_estimator.keras.optimizers import build
+
+            build(optimizer, model.trainable_variables)
         self._owners = [owner for owner in (model, optimizer) if owner is not None]
         super().__init__([], **kwargs)
+        self.backend = backend
         self.model = model
         self.optimizer = optimizer
         self._saved_values = self._values()

@@ -16,6 +16,7 @@ from spark_estimator.collectives.process_set import ProcessSet, global_process_s
 from spark_estimator.collectives.reductions import where
 from spark_estimator.tensorflow import works
 from spark_estimator.tensorflow.differentiable import run
+from spark_estimator.tensorflow.failures import both
 from spark_estimator.tensorflow.nodes import Naming, checked_tensor, group
 from spark_estimator.tensorflow.works import GraphCollective
 
@@ -113,7 +114,8 @@ def alltoall(
     else:
         shares = tf.cast(tf.convert_to_tensor(splits), tf.int32)
         if shares.shape.num_elements() == 0:
-            raise ValueError(f"{where('alltoall')}: splits must have one number per rank, and it is empty.")
+            message = f"{where('alltoall')}: splits must have one number per rank, and it is empty."
+            raise both(ValueError(message))
     naming = Naming("alltoall", name, ignore_name_scope)
     rows, received = run(GraphCollective(works.ALLTOALL, process_set), naming, [checked, shares])
     return rows if splits is None else (rows, received)
@@ -136,5 +138,5 @@ def checked_root(root_rank: object, process_set: ProcessSet | None, kind: str) -
     root = whole_number(root_rank)
     ranks = context.engine(process_set).ranks
     if root is None or root not in ranks:
-        raise ValueError(f"{where(kind)}: root_rank={root_rank!r} is not one of the ranks {list(ranks)}.")
+        raise both(ValueError(f"{where(kind)}: root_rank={root_rank!r} is not one of the ranks {list(ranks)}."))
     return root

@@ -33,15 +33,15 @@ def _cache(function: Callable[..., Any]) -> Callable[..., Any]:
     return remembered
 
 
-def vars_to_refs(variables: Any) -> Any:
+def vars_to_refs(vars: Any) -> Any:
     """Hashable references to variables; lists of them, also nested ones, become tuples."""
-    if isinstance(variables, (list, tuple)):
-        return tuple(map(vars_to_refs, variables))
-    return variables.ref()
+    if isinstance(vars, (list, tuple)):
+        return tuple(map(vars_to_refs, vars))
+    return vars.ref()
 
 
-def refs_to_vars(references: Any) -> Any:
+def refs_to_vars(refs: Any) -> Any:
     """The variables of `vars_to_refs`; tuples become lists."""
-    if isinstance(references, (list, tuple)):
-        return list(map(refs_to_vars, references))
-    return references.deref()
+    if isinstance(refs, (list, tuple)):
+        return list(map(refs_to_vars, refs))
+    return refs.deref()

@@ -27,6 +27,7 @@ from spark_estimator._native import DType
 from spark_estimator.collectives.reductions import request_name, where
 from spark_estimator.log import logger
 from spark_estimator.tensorflow import works
+from spark_estimator.tensorflow.failures import as_tensorflow_raises, both
 from spark_estimator.tensorflow.works import GraphCollective
 
 _log = logger(__name__)
@@ -92,7 +93,8 @@ def perform(collective: GraphCollective, naming: Naming, tensors: Sequence[Any])
         request = None if naming.name is None else f"{naming.kind}.{naming.name}"
         # One without dimensions gives a number. Others give their own memory, which is only read.
         values = [numpy.asarray(tensor.__array__()) for tensor in tensors]
-        return [tf.convert_to_tensor(array) for array in works.on_arrays(collective, request, values)]
+        with as_tensorflow_raises():
+            return [tf.convert_to_tensor(array) for array in works.on_arrays(collective, request, values)]
     graph = tf.compat.v1.get_default_graph()
     if _is_for_xla(graph):
         raise ValueError(
@@ -141,19 +143,21 @@ def checked_tensor(tensor: Any, kind: str, *, rows: bool = False) -> Any:
         rows: whether it must have a first dimension.
 
     Raises:
-        ValueError: it is of another element type, or has no dimension.
+        ValueError: it is of another element type, or has no dimension; an error of TensorFlow's, too.
     """
     converted = tf.convert_to_tensor(tensor)
     if converted.dtype.name not in _SENDABLE:
-        raise ValueError(
+        message = (
             f"{where(kind)}: tensors of type {converted.dtype.name} cannot be sent; supported types: "
             f"{', '.join(sorted(_SENDABLE))}."
         )
+        raise both(ValueError(message))
     if rows and converted.shape.rank == 0:
-        raise ValueError(
+        message = (
             f"{where(kind)}: tensors are split along dimension 0, and a 0-dimensional tensor has no rows: use "
             "tf.expand_dims."
         )
+        raise both(ValueError(message), tf.errors.FailedPreconditionError)
     return converted
 
 

@@ -1,4 +1,4 @@
-"""What a graph asks about the job when it runs, not when it is built: in an elastic job the answers change."""
+"""What a graph asks about the job when it runs, not when it is built: in an elastic job the answers change; `join`."""
 
 from __future__ import annotations
 
@@ -40,6 +40,22 @@ def local_size_op(name: str | None = None) -> Any:
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """1 when this rank is in a process set, else 0, as an int32 tensor. Raises as `size_op` does."""
     return _answer("included", name, _set_of(process_set_id))
+
+
+def join() -> Any:
+    """This rank has no more data: it takes part in the others' allreduces with zeros, until all ranks have joined.
+
+    Returns:
+        The rank that joined last, as an int32 tensor; in a graph when that runs.
+
+    Raises:
+        HorovodInternalError: a rank is lost.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    before = graph.get_operations() if not tf.executing_eagerly() and graph.building_function else []
+    # A function runs it after what has effects in it so far: TensorFlow would choose an order of its own.
+    with tf.control_dependencies([operation for operation in before if operation.op_def.is_stateful]):
+        return _answer("join", None)
 
 
 def size_of(process_set: ProcessSet, dtype: Any) -> Any:

@@ -18,6 +18,7 @@ from spark_estimator.errors import HorovodInternalError
 from spark_estimator.tensorflow import works
 from spark_estimator.tensorflow.compression import Compression, checked_compressor
 from spark_estimator.tensorflow.differentiable import run
+from spark_estimator.tensorflow.failures import both
 from spark_estimator.tensorflow.gathering import allgather_of
 from spark_estimator.tensorflow.nodes import Naming, checked_tensor, group
 from spark_estimator.tensorflow.questions import size_of
@@ -75,8 +76,9 @@ def allreduce(
     Raises:
         ValueError: `average` and `op` are both given, the tensor cannot be sent or reduced so, or this rank is not in
             the set. Nothing was sent.
-        HorovodInternalError: eagerly: the ranks disagree about the operation, or a rank is lost. In a graph TensorFlow
-            raises its ``UnknownError`` with that text.
+        HorovodInternalError: eagerly: the ranks disagree about the operation, or a rank is lost. It is an error of
+            TensorFlow's, too, and in a graph that alone: ``FailedPreconditionError`` where the ranks disagree, else
+            ``UnknownError``; see `failures`.
     """
     operation = reduce_op(average, op)
     compression = checked_compressor(compression, "allreduce")
@@ -104,7 +106,8 @@ def grouped_allreduce(
     """Reduces tensors over all ranks as one: all of them are reduced, or none.
 
     Args:
-        tensors: of any shapes and types; at least one, and as many on all ranks. ``tf.IndexedSlices`` go by themselves.
+        tensors: of any shapes and types; as many on all ranks. An empty list is returned as it is. ``tf.IndexedSlices``
+            go by themselves.
         average, device_dense, device_sparse, compression, op, prescale_factor, postscale_factor, process_set: as in
             `allreduce`.
         ignore_name_scope, name: as in `allreduce`.
@@ -116,6 +119,8 @@ def grouped_allreduce(
         As `allreduce` does.
     """
     kind, operation = "grouped_allreduce", reduce_op(average, op)
+    if _is_empty(tensors):
+        return tensors  # type: ignore[return-value]
     compression = checked_compressor(compression, kind)
     how = TensorReduction(operation, prescale_factor, postscale_factor, process_set)
     members = group(tensors, kind)
@@ -180,11 +185,18 @@ def grouped_reducescatter(
 ) -> list[Any]:
     """As `reducescatter`, of several tensors as one: all of them are reduced, or none. Returns a list."""
     kind = "grouped_reducescatter"
+    if _is_empty(tensors):
+        return tensors  # type: ignore[return-value]
     compression = checked_compressor(compression, kind)
     pairs = [compression.compress(checked_tensor(tensor, kind, rows=True)) for tensor in group(tensors, kind)]
     how = TensorReduction(reduce_op(None, op), prescale_factor, postscale_factor, process_set)
     reduced = _reducescatter_of([tensor for tensor, _ in pairs], kind, name, how, ignore_name_scope)
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(reduced, pairs, strict=True)]
+
+
+def _is_empty(tensors: object) -> bool:
+    """Whether it is a group without members, which Horovod gives back as it is. All ranks have the same group."""
+    return isinstance(tensors, (list, tuple)) and not tensors
 
 
 def allreduce_of(
@@ -209,10 +221,11 @@ def _reducescatter_of(
     tensors: Sequence[Any], kind: str, name: str | None, how: TensorReduction, ignore_name_scope: bool
 ) -> list[Any]:
     if how.op not in (Average, Sum):
-        raise HorovodInternalError(
+        message = (
             f"{where(kind)}: op=hvd.{how.op.name.title()} is not supported. Use hvd.Average or hvd.Sum, or slice this "
             "rank's rows from an allreduce."
         )
+        raise both(HorovodInternalError(message), tf.errors.AbortedError)
 
     return run(_collective(works.REDUCESCATTER, how), Naming(kind, name, ignore_name_scope), tensors)
 

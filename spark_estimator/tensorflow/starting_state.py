@@ -50,18 +50,18 @@ def broadcast_variables(
 def broadcast_(
     variables: Iterable[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """As `broadcast_variables`, but gives the variables, with the root's values.
+    """As `broadcast_variables`, but gives the root's values.
 
     Args:
         variables, root_rank, process_set: as there.
         name: accepted for Horovod's signature.
 
     Returns:
-        Eagerly the variables; in a graph a tensor of each one's new value.
+        A tensor of each variable's new value.
     """
     listed = list(variables)
     assigned = _broadcast(listed, root_rank, process_set)
-    return listed if tf.executing_eagerly() else assigned
+    return [variable_of(variable, _KIND).read_value() for variable in listed] if tf.executing_eagerly() else assigned
 
 
 def broadcast_global_variables(root_rank: int) -> Any:

@@ -9,6 +9,7 @@ import tensorflow as tf
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.collectives.reductions import where
+from spark_estimator.keras.importing import uses_keras_2
 from spark_estimator.tensorflow.questions import rank_of, size_of
 from spark_estimator.tensorflow.reducing import TensorReduction, allreduce_of
 
@@ -28,14 +29,23 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
     """
 
     def __init__(self, fused: bool = False, *, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
-        if fused:
+        if fused in (True, None):
             raise ValueError(f"{where('SyncBatchNormalization')}: fused=True is not supported across ranks.")
+        if uses_keras_2():  # whose layer else has a kernel of its own for its moments
+            kwargs["fused"] = False
         super().__init__(**kwargs)
         self._process_set = process_set
 
-    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        """[channels] mean and biased variance of all ranks' values."""
-        mean, variance = super()._moments(inputs, mask)
+    def _moments(self, inputs: Any, *arguments: Any, mask: Any = None, **keywords: Any) -> tuple[Any, Any]:
+        """[channels] mean and biased variance of all ranks' values. Keras 3's arguments: inputs, mask."""
+        if uses_keras_2():
+            if mask is not None:
+                keywords["mask"] = mask
+        elif arguments:
+            [mask] = arguments
+        else:
+            arguments = (mask,)
+        mean, variance = super()._moments(inputs, *arguments, **keywords)
         channels = tf.size(mean)
         values = tf.size(inputs) // tf.maximum(channels, 1)
         count = tf.cast(values if mask is None else tf.reduce_sum(tf.cast(mask, tf.int32)), mean.dtype)

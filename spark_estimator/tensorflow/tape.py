@@ -25,12 +25,28 @@ class _DistributedMethods:
         sources: Any,
         output_gradients: Any = None,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+        use_generic_names: bool = False,
     ) -> Any:
-        """As ``tf.GradientTape.gradient``, with gradients that are reduced over all ranks. Collective."""
+        """As ``tf.GradientTape.gradient``, with gradients that are reduced over all ranks. Collective.
+
+        Horovod's fourth argument, `use_generic_names`, is the fifth here, and has no effect: requests meet by their
+        order, and not by the gradients' names.
+        """
+        if isinstance(unconnected_gradients, bool):  # Horovod's fourth
+            unconnected_gradients = tf.UnconnectedGradients.NONE
         gradients = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
         flat = tf.nest.flatten(sources)
         flat_gradients = tf.nest.flatten(gradients)
         return tf.nest.pack_sequence_as(sources, self._exchange.reduced(flat_gradients, flat, self._local))
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """As `gradient`: pairs of source and gradient, those of local sources and those of the others. Collective."""
+        gradients = self.gradient(target, sources, output_gradients, use_generic_names=use_generic_names)
+        pairs = list(zip(sources, gradients, strict=True))
+        local = [pair for pair in pairs if same(pair[0]) in self._local]
+        return local, [pair for pair in pairs if same(pair[0]) not in self._local]
 
     def register_local_source(self, source: Any) -> None:
         """Has a variable belong to this rank only: its gradient is not reduced, but divided by the number of ranks,

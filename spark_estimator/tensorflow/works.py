@@ -27,6 +27,7 @@ from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.collectives.reductions import check_adasum
+from spark_estimator.tensorflow.failures import status_of
 
 Array = NDArray[Any]
 
@@ -166,7 +167,7 @@ def register() -> None:
         raise NativeLibraryError(f"{lacking}: {_native.last_error()}")
 
 
-# --- Questions and agreements -----------------------------------------------------------------------------------------
+# --- Questions, join and agreements -----------------------------------------------------------------------------------
 
 _QUESTIONS: dict[str, Callable[[ProcessSet], int]] = {
     "rank": lambda _: context.rank(),
@@ -175,6 +176,7 @@ _QUESTIONS: dict[str, Callable[[ProcessSet], int]] = {
     "size": lambda process_set: len(process_set.ranks),
     "included": lambda process_set: int(context.rank() in process_set.ranks),
     "rank in set": lambda process_set: context.engine(process_set).rank,
+    "join": lambda _: ops.join(),
 }
 
 # Which agreements each membership has reached: (request, text).
@@ -257,7 +259,7 @@ def _work(pointer: Any, message: Any, capacity: int) -> int:
     except BaseException as error:  # it must not leave this function: TensorFlow raises an error of its own
         text = f"{type(error).__name__}: {error}".encode("utf-8", "replace")[: capacity - 1] + b"\0"
         ctypes.memmove(message, text, len(text))
-        return Status.INVALID_ARGUMENT if isinstance(error, ValueError) else Status.INTERNAL
+        return status_of(error)
     return Status.OK
 
 

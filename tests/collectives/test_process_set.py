@@ -20,7 +20,9 @@ def test_static_sets(shared: str) -> None:
         from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 
         even, pair, unused = ProcessSet([2, 0]), ProcessSet(range(1, 3)), ProcessSet([1])
-        assert (even.process_set_id, even.size(), even.rank(), even.included()) == (None,) * 4
+        assert (even.process_set_id, even.size(), even.rank()) == (None,) * 3
+        with pytest.raises(ValueError, match=r"hvd\.init\(\)"):
+            even.included()
         for _ in range(2):
             context.init(process_sets=[even, pair])
             assert str(even) == "ProcessSet(process_set_id=1, ranks=[0, 2], mpi_comm=None)"
@@ -58,9 +60,13 @@ def test_static_sets(shared: str) -> None:
                 context.add_process_set(unused)
             with pytest.raises(ValueError, match="HOROVOD_DYNAMIC_PROCESS_SETS"):
                 context.remove_process_set(even)
+            # Without the others, as in Horovod.
+            assert unused.included() is (rank == 1)
+            assert rank or not context.remove_process_set(unused)
+            assert rank or not context.remove_process_set(global_process_set)
             context.shutdown()
             # They can be registered again.
-            assert (even.process_set_id, even.size(), even.rank(), even.included()) == (None,) * 4
+            assert (even.process_set_id, even.size(), even.rank()) == (None,) * 3
             with pytest.raises(ValueError, match=r"hvd\.init\(\)"):
                 global_process_set.size()
 

@@ -67,15 +67,28 @@ class Item:
 
 #: (section, item) -> why it is not Horovod's. Sentences for users are in docs/reference/horovod.md.
 DIFFERENCES: dict[tuple[int, str], str] = {
+    (2, "`start_timeline`"): "works without HOROVOD_TIMELINE=DYNAMIC",
+    (3, "`allreduce`"): "more types; no gradient of Min, Max and Product",
+    (3, "`sparse_allreduce_async`"): "averages of integers are integers",
+    (3, "`allgather_async`"): "a 0-dimensional tensor is an error at the call",
+    (4, "`DistributedOptimizer`"): "returns the same object, with its state",
+    (4, "`broadcast_optimizer_state`"): "makes no step",
+    (4, "`SyncBatchNorm`"): "also on CPU tensors",
+    (5, "`State.save()`, `restore()`, `sync()`"): "sync() takes the present attributes",
+    (8, "`spark.run`"): "barrier mode; starts a session where there is none",
+    (9, "`train_steps_per_epoch`, `validation_steps_per_epoch`"): "at most one pass over the rows",
+    (9, "`validation`"): "a share is exact",
+    (10, "metric form"): "also plain lists and dicts",
+    (11, "`TorchModel`"): "the history has an entry for each epoch",
+    (15, "stall inspector"): "after 10 s",
+    (15, "timeline"): "rows by rank; no MEMCPY phases",
+    (16, "`HOROVOD_STALL_CHECK_TIME_SECONDS`"): "10 by default",
     (2, "`init(comm=[ranks])`"): "a list that is not all ranks is refused: use process sets",
     (2, "`init(comm=MPI.Comm)`"): "MPI is not used",
     (2, "`mpi_threads_supported`"): "MPI is not used",
     (4, "Adasum optimizer"): "works without MPI",
     (4, "`.skip_synchronize()`"): "not needed; the gradients are averages when backward() returns",
     (4, "`.zero_grad()`"): "allowed between backward() and step()",
-    (6, "tape `.register_local_source(var)`, `.get_local_and_global_gradients(...)`"): (
-        "get_local_and_global_gradients is missing: it is internal in Horovod"
-    ),
     (6, "`LocalGradientAggregationHelper`"): "an internal class of Horovod's; missing",
     (6, "XLA custom ops"): "not built",
     (6, "`data.compute_service`"): "a call names dataset.shard",
@@ -93,10 +106,10 @@ DIFFERENCES: dict[tuple[int, str], str] = {
     (9, "`mp_start_method`"): "no effect",
     (9, "`tensorflow_dataset_prefetch_buffer_size`"): "no effect",
     (9, "`transformation_fn`"): "also takes pandas frames",
-    (10, "`data_module`"): "no effect",
+    (10, "`data_module`"): "classes derived from DataModule",
     (10, "`input_shapes`"): "optional",
-    (10, "`getOptimizer()`"): "returns the optimizer as it was set",
-    (10, "`datamodule.PetastormDataModule`, `NVTabularDataModule`"): "a call says what to use",
+    (10, "`getOptimizer()`"): "of an estimator: the optimizer as it was set",
+    (10, "`datamodule.PetastormDataModule`, `NVTabularDataModule`"): "NVTabularDataModule: a call says what to use",
     (11, "version window"): "Lightning 2",
     (11, "`loader_num_epochs`"): "no effect",
     (11, "`debug_data_loader`"): "no effect",
@@ -107,14 +120,6 @@ DIFFERENCES: dict[tuple[int, str], str] = {
         "`get_filesystem()`, `fs`, `get_localized_path`, `get_full_path`, `get_full_path_fn`, "
         "`get_data_metadata_path`, `read_serialized_keras_model`, `copy`",
     ): "read_serialized_keras_model is missing; the others are real",
-    (13, "`spark.common.util.prepare_data`"): "a call names fit_on_parquet()",
-    (13, "`spark.common.datamodule.DataModule`"): "a call names LightningDataModule",
-    (13, "`spark.data_loaders.pytorch_data_loaders`"): "a call names make_torch_dataloader",
-    (
-        13,
-        "`util.clear_training_cache()`, `util.get_dataset_properties(idx)`, `util.get_simple_meta_from_parquet(...)`, "
-        "`util.check_validation`",
-    ): "a call names fit_on_parquet()",
     (19, "`horovod.mxnet`"): "an import error: MXNet is retired",
     (19, "`horovod.ray`"): "an import error: use Ray's own trainers",
 }
@@ -175,7 +180,7 @@ def owners(section: int) -> tuple[Any, ...]:
         10: (estimators[0], *kinds, load("horovod.spark.torch.datamodule")),
         11: (estimators[1], *kinds, load("horovod.spark.lightning.legacy")),
         12: (estimators[2], *kinds),
-        13: (store, store.FilesystemStore, load("horovod.spark.common.backend"), load("horovod.spark.common.util")),
+        13: (store, store.FilesystemStore, load("horovod.spark.common.backend"), load("horovod.spark.common")),
         17: (load("horovod.common.util"),),
         18: (load("sparkdl"), load("sparkdl").HorovodRunner),
     }

@@ -46,6 +46,7 @@ def test_enable_status_disable(environment: Environment) -> None:
         "aliases: not enabled in this environment",
         "real horovod: not installed",
         "real lightning_horovod: not installed",
+        "real petastorm: not installed",
         "real sparkdl: not installed",
         "0",
     ]

@@ -30,7 +30,7 @@ from spark_estimator import compat
 compat.install()
 from tests.compat.surface import PAGE, Status, items, lookup, page_with, status_of, table
 assert lookup(3, "allreduce") is Status.REAL and lookup(3, "nothing") is Status.MISSING
-assert lookup(13, "spark.common.util.prepare_data") is Status.SENTENCE
+assert lookup(10, "NVTabularDataModule") is Status.SENTENCE
 assert lookup(14, "--num-proc") is Status.REAL and lookup(14, "--nothing") is Status.MISSING
 entries = [(item, status_of(item)) for item in items()]
 absent = [item for item, status in entries if status in (Status.MISSING, Status.SENTENCE)]

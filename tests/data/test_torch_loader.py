@@ -129,3 +129,79 @@ def test_ranks_have_equal_shares_and_as_many_batches(folder: str, uneven: str) -
     for result in results:
         missing, binary = result["refused"]
         assert "the file or folder does not exist" in missing and "has type binary" in binary
+
+
+def test_a_loader_goes_on_where_another_one_was(folder: str) -> None:
+    whole = [batch["x"].tolist() for batch in make_torch_dataloader(folder, 4, seed=9)]
+    loader = make_torch_dataloader(folder, 4, seed=9)
+    assert loader.epoch == 0
+    batches = iter(loader)
+    first = [next(batches)["x"].tolist() for _ in range(3)]
+    state = loader.state_dict()
+    second = make_torch_dataloader(folder, 4, seed=9)
+    second.load_state_dict(state)
+    assert [*first, *[batch["x"].tolist() for batch in second]] == whole
+    # Then comes the next epoch, as it would have.
+    assert (second.epoch, second.state_dict()["legs"][0]["steps"]) == (1, 0)
+    list(batches)
+    assert [batch["x"].tolist() for batch in second] == [batch["x"].tolist() for batch in loader] != whole
+
+
+def test_another_batch_size_reads_what_is_left(folder: str) -> None:
+    loader = make_torch_dataloader(folder, 4, seed=9)
+    first = [batch["x"] for _, batch in zip(range(3), loader, strict=False)]
+    second = make_torch_dataloader(folder, 7, seed=9)
+    second.load_state_dict(loader.state_dict())
+    rest = [batch["x"] for batch in second]
+    assert sorted(torch.cat([*first, *rest]).tolist()) == list(range(25))
+    assert len(rest) == 2
+
+
+def test_after_the_last_batch_the_next_epoch_begins(folder: str) -> None:
+    loader = make_torch_dataloader(folder, 10)
+    for step, _ in enumerate(loader, 1):
+        position = loader.state_dict()["epoch"], loader.state_dict()["legs"][0]["steps"]
+        assert position == ((0, step) if step < 3 else (1, 0))
+
+
+def test_an_iteration_that_is_given_up_is_followed_by_the_next_epoch(folder: str) -> None:
+    loader, other = make_torch_dataloader(folder, 10, seed=2), make_torch_dataloader(folder, 10, seed=2)
+    next(iter(loader))
+    list(other)
+    assert [batch["x"].tolist() for batch in loader] == [batch["x"].tolist() for batch in other]
+
+
+def test_a_state_of_another_loader_is_refused(folder: str) -> None:
+    state = make_torch_dataloader(folder, 10, seed=2).state_dict()
+    with pytest.raises(ValueError, match="loader with seed=2, and this one has seed=3"):
+        make_torch_dataloader(folder, 10, seed=3).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"seed=2, and this one has seed=None \(None: shuffle=False\)"):
+        make_torch_dataloader(folder, 10, shuffle=False).load_state_dict(state)
+    with pytest.raises(ValueError, match="loader with rows=24, and this one has rows=25"):
+        make_torch_dataloader(folder, 10, seed=2).load_state_dict({**state, "rows": 24})
+
+
+def read_some(rank: int, folder: str, state: Any, steps: int) -> tuple[list[float], Any]:
+    context.init()
+    loader = make_torch_dataloader(folder, 3, seed=4, nulls="drop")
+    if state is not None:
+        loader.load_state_dict(state)
+    rows: list[float] = []
+    for _, batch in zip(range(steps), loader, strict=False):
+        rows += batch["x"].tolist()
+    return rows, loader.state_dict()
+
+
+def test_other_ranks_read_what_is_left_of_an_epoch_once(tmp_path: Path) -> None:
+    # The rows without a number are all in the first rank's stretch.
+    values = [None if number < 30 and number % 2 else float(number) for number in range(100)]
+    pyarrow.parquet.write_table(pyarrow.table({"x": values}), tmp_path / "rows.parquet", row_group_size=7)
+    rows: list[float] = []
+    state = None
+    for ranks, steps in ((3, 4), (2, 5), (3, 99)):
+        result = run_ranks(ranks, read_some, args=(str(tmp_path), state, steps))
+        rows += [row for values, _ in result for row in values]
+        assert all(each == result[0][1] for _, each in result)
+        state = result[0][1]
+    assert sorted(rows) == [value for value in values if value is not None]
+    assert (state["epoch"], state["legs"][0]["steps"]) == (1, 0)

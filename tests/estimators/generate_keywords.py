@@ -17,6 +17,7 @@ from spark_estimator.estimators.keras import params as keras_params
 from spark_estimator.estimators.lightning import params as lightning_params
 from spark_estimator.estimators.params import Row
 from spark_estimator.estimators.torch import params as torch_params
+from spark_estimator.estimators.transformers import params as transformers_params
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "spark_estimator" / "estimators"
@@ -136,6 +137,26 @@ MODULES = (
         ),
         (_BACKEND, _STORE, *_TORCH),
         (_SHARED,),
+    ),
+    Module(
+        "transformers/keywords.py",
+        "Constructors, setters and getters of `TransformersEstimator` and `TransformersModel`.",
+        (
+            Class(
+                "TransformersEstimatorKeywords",
+                ("PredictingKeywords",),
+                transformers_params.ESTIMATOR,
+                "Constructor, setters and getters of `TransformersEstimator`.",
+            ),
+            Class(
+                "TransformersModelKeywords",
+                ("PredictingKeywords",),
+                transformers_params.MODEL,
+                "Constructor, setters and getters of `TransformersModel`.",
+            ),
+        ),
+        (_BACKEND, _STORE, _HISTORY, *_TORCH),
+        ("from spark_estimator.estimators.keywords import PredictingKeywords",),
     ),
     Module(
         "keras/keywords.py",

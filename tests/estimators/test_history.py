@@ -49,7 +49,10 @@ def test_a_history_is_a_list_and_a_frame() -> None:
     assert frame["train_loss"].tolist() == [1.0, 0.5, 1 / 3]
     two = History([{"epoch": 0, "train": {"loss": 1.0, "all_metrics": [[0.1], [0.2, 0.3]]}}])
     assert list(two.rows()[0]) == ["epoch", "train_loss", "train_metric_0_0", "train_metric_1_0", "train_metric_1_1"]
-    named = {"loss": 1.0, "all_metrics": [[0.1, 0.2]], "metrics": {"accuracy": 0.1, "mae": 0.2}}
+    grouped = {"loss": 1.0, "all_metrics": [{"group_0_y": 0.1}, {"group_1_y": 0.2}]}
+    (row,) = History([{"epoch": 0, "train": grouped}]).rows()
+    assert [value for name, value in row.items() if "metric" in name] == [0.1, 0.2]
+    named = {**grouped, "metrics": {"accuracy": 0.1, "mae": 0.2}}
     (row,) = History([{"epoch": 0, "train": named, "validation": named}]).rows()
     assert list(row) == [
         "epoch",

@@ -132,7 +132,8 @@ def test_a_package_of_subclasses_fits_transforms_saves_and_loads(line: DataFrame
     assert backend is estimator.client_backend and (train_rows, val_rows, row_size) == (None, None, None)
     assert set(metadata) == {"features", "y"} and metadata["features"]["shape"] == 3
 
-    assert (model.getOrDefault("scale"), model.getInputShapes(), model.getOptimizer()) == (3.0, [[-1, 3]], None)
+    assert (model.getOrDefault("scale"), model.getInputShapes()) == (3.0, [[-1, 3]])
+    assert model.getOptimizer().param_groups[0]["params"] == list(model.getModel().parameters())
     assert isinstance(model._get_metadata(), ModelMetadata) and not hasattr(model._get_metadata(), "plan")
     model._set(shift=torch.ones(2))
     rows = model.transform(frame).orderBy("y").collect()
@@ -271,7 +272,7 @@ def test_a_minibatch_function_of_nine_arguments(
             optimizer.zero_grad()
         outputs, labels = transform_outputs(model(*inputs), labels)
         loss = loss_fn(outputs, labels, sample_weights)
-        loss.backward()
+        (loss / backward_passes_per_step).backward()
         return outputs, loss
 
     common = {"backward_passes_per_step": passes, "num_proc": 1}

@@ -8,7 +8,7 @@ import pytest
 
 from tests.keras.conftest import RankPool
 
-# Of horovod.keras and horovod.tensorflow.keras: the names of arguments, in their order.
+# Of horovod.tensorflow.keras: the names of arguments, in their order.
 SURFACE = """
 DistributedOptimizer(optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, \
 gradient_predivide_factor, op, backward_passes_per_step, average_aggregated_gradients, num_groups, groups, \
@@ -35,24 +35,44 @@ elastic.UpdateEpochStateCallback(state)
 elastic.run(func)
 """
 
+# Of horovod.keras, where they differ.
+STANDALONE = """
+DistributedOptimizer(optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, \
+gradient_predivide_factor, op, num_groups, groups)
+PartialDistributedOptimizer(optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, \
+gradient_predivide_factor, op, groups, process_set, local_layers, scale_local_gradients)
+callbacks.BestModelCheckpoint(monitor, verbose, mode, save_freq)
+"""
+
 
 def test_the_surface(two_ranks: RankPool) -> None:
     if two_ranks.backend != "torch":
         pytest.skip("the same on every backend")
 
-    def check(rank: int, surface: str) -> None:
+    def check(rank: int, surface: str, standalone: str) -> None:
         import functools
         import inspect
 
-        import spark_estimator.keras as hvd
+        import spark_estimator.keras
+        import spark_estimator.tensorflow.keras
 
-        for line in surface.split("\n")[1:-1]:
-            name, _, arguments = line.rstrip(")").partition("(")
-            served: Any = functools.reduce(getattr, name.split("."), hvd)
-            parameters = list(inspect.signature(served).parameters)
-            expected = arguments.split(", ")
-            assert parameters[: len(expected)] == expected, (name, parameters)
-        assert not [name for name in hvd.__all__ if not hasattr(hvd, name)]
-        assert set(hvd.__all__) <= set(dir(hvd))
+        def lines(text: str) -> dict[str, str]:
+            return dict(line.rstrip(")").split("(") for line in text.split("\n")[1:-1])
 
-    two_ranks.run(check, SURFACE)
+        for hvd, expected in (
+            (spark_estimator.tensorflow.keras, lines(surface)),
+            (spark_estimator.keras, lines(surface) | lines(standalone)),
+        ):
+            for name, arguments in expected.items():
+                served: Any = functools.reduce(getattr, name.split("."), hvd)
+                positional = [
+                    parameter.name
+                    for parameter in inspect.signature(served).parameters.values()
+                    if parameter.kind is not parameter.KEYWORD_ONLY
+                ]
+                names = arguments.split(", ")
+                assert positional[: len(names)] == names, (hvd.__name__, name, positional)
+            assert not [name for name in hvd.__all__ if not hasattr(hvd, name)]
+        assert set(spark_estimator.keras.__all__) <= set(dir(spark_estimator.keras))
+
+    two_ranks.run(check, SURFACE, STANDALONE)

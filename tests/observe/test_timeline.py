@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from spark_estimator.__main__ import main
+from spark_estimator.launch.local import run_local
 from spark_estimator.observe import timeline
 
 
@@ -48,6 +50,48 @@ def test_a_timeline_is_begun_and_ended(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_what_the_variable_asks_init_for() -> None:
     assert [timeline.path_at_init(setting) for setting in ("", "DYNAMIC", "/tmp/t.json")] == [None, None, "/tmp/t.json"]
+
+
+def test_a_job_on_one_host_ends_with_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Horovod's phases of both ranks are in it; older files of a larger job stay out."""
+    path, stale = tmp_path / "t.json", tmp_path / "t.rank5.json"
+    stale.write_text("of a larger job")
+
+    def train() -> None:
+        import time
+
+        import numpy
+
+        from spark_estimator.collectives import arrays, context
+
+        context.init()
+        arrays.allreduce(numpy.ones(10), name="gradient")
+        while context.rank() == 0 and '"WAIT_FOR_DATA"' not in path.read_text():
+            time.sleep(0.01)  # a reader sees it while the job runs
+        context.shutdown()
+
+    monkeypatch.setenv("HOROVOD_TIMELINE", str(path))
+    run_local(train, 2)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["t.json", "t.rank5.json"]
+    events = json.loads(path.read_text())
+    of_gradient = {event["name"] for event in events if event["ph"] == "X"}
+    assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE", "WAIT_FOR_DATA"} <= of_gradient
+    assert {event["pid"] for event in events} == {0, 1}
+    assert "allreduce.gradient" in path.read_text()
+    monkeypatch.setenv("SPARK_ESTIMATOR_TIMELINE_RANK_FILES", "1")
+    run_local(train, 2)
+    assert {file.name for file in tmp_path.iterdir()} >= {"t.json", "t.rank0.json", "t.rank1.json"}
+
+
+def test_files_that_are_not_merged_stay(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    assert timeline.join(path, 2, 0) == "", "there are none"
+    path.write_text("[")
+    assert timeline.join(path, 2, 0) == "", "there is one"
+    (tmp_path / "t.rank1.json").write_text("no trace")
+    assert "were not merged" in timeline.join(path, 2, 0)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["t.json", "t.rank1.json"]
+    assert path.read_text() == "["
 
 
 @pytest.mark.parametrize("arguments", [[], ["merge"], ["merge", "out.json"], ["split", "a", "b"]])

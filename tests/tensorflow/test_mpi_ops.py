@@ -21,4 +21,5 @@ def test_the_operation_of_both_arguments() -> None:
 
 def test_it_has_the_names_of_the_package() -> None:
     assert mpi_ops._basics is hvd
+    assert hvd.handle_average_backwards_compatibility is mpi_ops.handle_average_backwards_compatibility
     assert mpi_ops.allreduce is hvd.allreduce and mpi_ops.rank is hvd.rank

@@ -60,3 +60,30 @@ def test_a_graph_asks_again_in_another_job(two_ranks: RankPool) -> None:
 
     sizes = [("float64", 1.0), ("int32", 1.0)]
     assert two_ranks.run(values) == [[*sizes, 1], [*sizes, 0, 1]]
+
+
+def test_a_rank_joins_in_a_function_after_what_that_did_before(two_ranks: RankPool) -> None:
+    def values(rank: int) -> Any:
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+        from spark_estimator.tensorflow.mpi_ops import _allreduce
+
+        steps = tf.Variable(0.0)
+
+        def step(number: Any) -> list[Any]:
+            steps.assign_add(hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name="step"))
+            return [number + 1]
+
+        @tf.function
+        def train(count: Any) -> Any:
+            tf.while_loop(lambda number: number < count, step, [tf.constant(0)])
+            return hvd.join()
+
+        last = train(tf.constant(2 - rank))
+        assert last.dtype == tf.int32
+        assert hvd.join().dtype == tf.int32  # eagerly, too
+        assert float(_allreduce(tf.constant(1.0))) == 2.0  # a sum, as in Horovod
+        return steps.numpy().item(), int(last)
+
+    assert two_ranks.run(values) == [(3.0, 0), (2.0, 0)]  # rank 1 adds zero to the second step

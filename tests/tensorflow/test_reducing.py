@@ -158,7 +158,7 @@ def test_refusals(two_ranks: RankPool) -> None:
             (ValueError, "op=77 must be", lambda: hvd.allreduce(tensor, op=77)),
             (ValueError, "type complex64", lambda: hvd.allreduce(tf.complex(tensor, tensor))),
             (ValueError, "0-dimensional", lambda: hvd.reducescatter(tf.constant(1))),
-            (ValueError, "list is empty", lambda: hvd.grouped_allreduce([])),
+            (ValueError, "list is empty", lambda: hvd.grouped_allgather([])),
             (ValueError, "compression=7", lambda: hvd.allreduce(tensor, compression=7)),
             (TypeError, "name must be a string", lambda: hvd.allreduce(tensor, name=3)),
             (hvd.HorovodInternalError, "op=hvd.Max is not", lambda: hvd.reducescatter(tensor, op=hvd.Max)),

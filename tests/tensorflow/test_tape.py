@@ -110,3 +110,22 @@ def test_arguments_that_are_refused() -> None:
         hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[1])
     with pytest.raises(ValueError, match="must be hvd"):
         hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Max)
+
+
+def test_gradients_of_local_sources_apart(two_ranks: RankPool) -> None:
+    def values(rank: int) -> Any:
+        import tensorflow as tf
+
+        import spark_estimator.tensorflow as hvd
+
+        local_variable, shared = tf.Variable(1.0), tf.Variable(2.0)
+        with tf.GradientTape(persistent=True) as tape:
+            loss = (local_variable + shared) * (1.0 + rank)
+        wrapped = hvd.DistributedGradientTape(tape)
+        wrapped.register_local_source(local_variable)
+        local, others = wrapped.get_local_and_global_gradients(loss, [local_variable, shared])
+        assert local[0][0] is local_variable and others[0][0] is shared
+        [again] = wrapped.gradient(loss, [shared], None, True)  # Horovod's fourth argument
+        return [float(local[0][1]), float(others[0][1]), float(again)]
+
+    assert two_ranks.run(values) == [[0.5, 1.5, 1.5], [1.0, 1.5, 1.5]]

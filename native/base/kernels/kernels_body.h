@@ -178,6 +178,8 @@ static void CombineInto(int32_t dtype, int32_t reduce_op, void* const* destinati
       return CombineBy<Plain<int8_t>>(reduce_op, destinations, num_destinations, sources, num_sources, count, finish);
     case SE_INT16:
       return CombineBy<Plain<int16_t>>(reduce_op, destinations, num_destinations, sources, num_sources, count, finish);
+    case SE_UINT16:
+      return CombineBy<Plain<uint16_t>>(reduce_op, destinations, num_destinations, sources, num_sources, count, finish);
     case SE_INT32:
       return CombineBy<Plain<int32_t>>(reduce_op, destinations, num_destinations, sources, num_sources, count, finish);
     case SE_INT64:
@@ -259,6 +261,8 @@ static void FinishAny(int32_t dtype, void* to, const void* from, size_t count, F
       return FinishAs<int8_t>(to, from, count, finish);
     case SE_INT16:
       return FinishAs<int16_t>(to, from, count, finish);
+    case SE_UINT16:
+      return FinishAs<uint16_t>(to, from, count, finish);
     case SE_INT32:
       return FinishAs<int32_t>(to, from, count, finish);
     case SE_INT64:
@@ -289,6 +293,8 @@ static void Widen(int32_t narrow, int64_t* to, const void* from, size_t count) {
       return Convert(to, static_cast<const int8_t*>(from), count);
     case SE_INT16:
       return Convert(to, static_cast<const int16_t*>(from), count);
+    case SE_UINT16:
+      return Convert(to, static_cast<const uint16_t*>(from), count);
     default:
       return Convert(to, static_cast<const int32_t*>(from), count);
   }
@@ -302,6 +308,8 @@ static void Narrow(int32_t narrow, void* to, const int64_t* from, size_t count) 
       return Convert(static_cast<int8_t*>(to), from, count);
     case SE_INT16:
       return Convert(static_cast<int16_t*>(to), from, count);
+    case SE_UINT16:
+      return Convert(static_cast<uint16_t*>(to), from, count);
     default:
       return Convert(static_cast<int32_t*>(to), from, count);
   }

@@ -107,7 +107,7 @@ bool IsPossible(const Signature& signature, int size) {
   int64_t total = 0;
   for (const Part& part : signature.parts) {
     const std::optional<int64_t> bytes =
-        IsBetween(part.dtype, SE_UINT8, SE_BOOL) ? Bytes(part, 0) : std::optional<int64_t>();
+        IsBetween(part.dtype, SE_UINT8, SE_UINT16) ? Bytes(part, 0) : std::optional<int64_t>();
     if (!bytes || (total += *bytes) > kMostBytes) return false;
   }
   if (!WhyImpossible(signature, size).empty()) return false;

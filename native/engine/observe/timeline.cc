@@ -13,8 +13,8 @@
 namespace spark_estimator {
 namespace {
 
-// How long recorded events may wait for company: a killed process loses so much of its trace.
-constexpr std::chrono::milliseconds kGathering{500};
+// How long recorded events may wait for company: a reader sees them so late, and a killed process loses so much.
+constexpr std::chrono::milliseconds kGathering{50};
 // Two buffers of so much: together 5 MiB. At 10,000 ops a second, half of one lasts longer than kGathering.
 constexpr size_t kMaxEvents = 16'384;
 constexpr size_t kMaxNameBytes = size_t{1} << 20;

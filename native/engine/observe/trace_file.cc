@@ -12,6 +12,7 @@
 #include "base/dtype.h"
 #include "base/utf8.h"
 #include "engine/observe/flight_recorder.h"
+#include "engine/observe/timeline.h"
 #include "spark_estimator/engine.h"
 
 namespace spark_estimator {
@@ -88,7 +89,9 @@ Status TraceFile::Open(const std::string& path, const TraceOwner& owner) {
   AppendMicroseconds(origin.time_since_epoch());
   text_ += ",\"origin_wall_clock_us\":";
   AppendMicroseconds(std::chrono::duration_cast<Clock::duration>(wall));
-  text_ += "}}},\n{\"ph\":\"M\",\"name\":\"process_sort_index\",\"pid\":";
+  text_ += "},\"start_time_since_epoch_in_micros\":";  // Horovod's name, which programs look for
+  AppendNumber(std::chrono::duration_cast<std::chrono::microseconds>(wall).count());
+  text_ += "}},\n{\"ph\":\"M\",\"name\":\"process_sort_index\",\"pid\":";
   AppendNumber(rank_);
   text_ += ",\"args\":{\"sort_index\":";
   AppendNumber(rank_);
@@ -180,6 +183,9 @@ void TraceFile::AppendOp(const TraceEvent& event, int row) {
   AppendOpArguments(event);
   text_ += "},\n";
   if (event.started == Time{} || event.label[0] == '\0') return;
+  // Behind other ops, or for a GPU's stream.
+  BeginSpan("", kWaitForData, event.agreed, event.started, row);
+  text_ += "},\n";
   BeginSpan("", event.label, event.started, event.finished, row);
   text_ += "},\n";
 }

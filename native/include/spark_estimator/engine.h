@@ -71,7 +71,8 @@ typedef enum se_dtype {
   SE_BFLOAT16 = 6,
   SE_FLOAT32 = 7,
   SE_FLOAT64 = 8,
-  SE_BOOL = 9 /* one byte, 0 or 1; sum and max are "or", product and min are "and"; average is refused */
+  SE_BOOL = 9, /* one byte, 0 or 1; sum and max are "or", product and min are "and"; average is refused */
+  SE_UINT16 = 10
 } se_dtype;
 
 typedef enum se_place {

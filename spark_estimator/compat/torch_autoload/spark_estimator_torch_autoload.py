@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 _CREATION = "spark_estimator.torch.process_group.creation"
 _BACKEND = "spark_estimator"
+_ACCELERATE_ON_CPU = "ACCELERATE_USE_CPU"
 
 
 def register() -> None:
@@ -23,6 +25,7 @@ def register() -> None:
         return
     if _BACKEND in distributed.Backend.backend_list:
         return
+    choose_device_for_accelerate(sys.modules["torch"])
     # The function of that name hides the module.
     handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
     otherwise = handlers["env"]
@@ -35,3 +38,15 @@ def register() -> None:
 
     handlers["env"] = rendezvous
     distributed.Backend.register_backend(_BACKEND, create, extended_api=True, devices=["cpu"])
+
+
+def choose_device_for_accelerate(torch: Any) -> None:
+    """Tells Accelerate, and so the Trainer, where a rank has no GPU, as ``accelerate launch --cpu`` does.
+
+    Without it, both train alone on each rank, and say nothing. A value of the user's stays.
+    """
+    accelerator = getattr(torch, "accelerator", None)
+    kind = None if accelerator is None else accelerator.current_accelerator()
+    # NVIDIA's management library counts the GPUs: CUDA is not started, so that the rank can still fork.
+    if kind is None or torch.get_device_module(kind).device_count() == 0:
+        os.environ.setdefault(_ACCELERATE_ON_CPU, "true")

@@ -1,23 +1,94 @@
-"""Batches of one shard of files as numpy arrays, gathered from rows that were decoded once; for readers and loaders."""
+"""Batches of one shard of files as numpy arrays, for loaders: from rows that were decoded once, or from row groups.
+
+Columns of numbers of one length are read into the host's *spool* once, and each epoch gathers its batches from there,
+in an order of its own. Where there are others (texts, bytes, nulls, arrays of different lengths), the row groups are
+read in each epoch, as a reader gives them. A transform is called in both cases, again in each epoch.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import numpy
 
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.parquet import FileRows
+from spark_estimator.data.petastorm.calls import CallSize, TransformedRows
+from spark_estimator.data.petastorm.pages import Page, cut, rows_in
+from spark_estimator.data.petastorm.plan import ReadPlan
+from spark_estimator.data.petastorm.stream import rebatched
+from spark_estimator.data.petastorm.tensor_fields import are_plain, tensor_fields
+from spark_estimator.data.petastorm.transform import Transformer, views_of
+from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.rank.joined import Joined
 from spark_estimator.data.rank.prefetch import Ahead
 from spark_estimator.data.rank.shares import share
+from spark_estimator.env import Settings
+from spark_estimator.errors import DataError
+from spark_estimator.log import logger
+
+# A transform is called for so many bytes, or rows, of numbers at a time.
+_CALL_BYTES = 2 << 20
+_CALL_ROWS = 1 << 15
+_AHEAD_BYTES = 1 << 20
+# An object for each row's array takes so much memory; they are kept for wide arrays, where all take no more than this.
+# Of narrow ones there are so many that new objects take less time than old ones, which are in no cache.
+_WIDE_BYTES = 512
+_VIEW_BYTES = 120
+_MOST_VIEW_BYTES = 256 << 20
+_log = logger(__name__)
+
+
+class BatchSource(Protocol):
+    """All epochs of a shard in batches. It may be iterated again, which reads all epochs once more."""
+
+    def __len__(self) -> int:
+        """Batches of one iteration, the same on all shards.
+
+        Raises:
+            TypeError: there is no end, or a transform determines the number of rows.
+        """
+
+    def __iter__(self) -> Iterator[Page]:
+        """Yields arrays [rows, ...] by the names of the columns; each may be written to."""
+
+    def release(self) -> None:
+        """Gives up the rows; another iteration reads them again."""
+
+
+def batches_of(plan: ReadPlan, batch_size: int, capacity: int, numbers: bool) -> BatchSource:
+    """A plan's rows in batches; see `Reader.batches`."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size is at least 1; it was {batch_size}.")
+    plain = are_plain(plan)
+    if not plan.files.rows or not (plain or (numbers and plan.transform is None)):
+        return RowGroupBatches(plan, batch_size, capacity)
+    if plan.transform is not None and not plan.batched:
+        return RowGroupBatches(plan, batch_size, capacity)
+    try:
+        fields = tensor_fields(plan)
+        rows = FileRows(plan.files, Preparation(plan.columns), Settings.read().spool_folder or None)
+        seed = plan.seed if plan.shuffles or capacity else None
+        result = ShardBatches(
+            rows, fields, plan.shard, plan.shards, plan.num_epochs, seed, batch_size, plan.transformer, plan
+        )
+        if plan.transform is not None:
+            result.read()
+    except DataError as reason:
+        if plan.transform is None:
+            raise
+        _log.info("row groups are read in each epoch, as they do not fit one array: %s", reason)
+        return RowGroupBatches(plan, batch_size, capacity)
+    return result
 
 
 class ShardBatches:
     """All epochs of a shard in batches of exactly `batch_size` rows, one batch running into the next epoch.
 
-    It may be iterated again, which reads all epochs once more. Each epoch has an order of its own.
+    Each epoch has an order of its own.
 
     Args:
         rows: those of all shards.
@@ -25,7 +96,9 @@ class ShardBatches:
         shard, shards: the number of the shard, and the number of shards.
         num_epochs: None: there is no end.
         seed: determines the orders; None: rows come in the order of the files.
-        batch_size: the last batch may have fewer rows.
+        batch_size: the last batch may have fewer.
+        transformer: what is done to the rows.
+        plan: None: columns of truth values come as uint8.
     """
 
     def __init__(
@@ -37,6 +110,8 @@ class ShardBatches:
         num_epochs: int | None,
         seed: int | None,
         batch_size: int,
+        transformer: Transformer | None = None,
+        plan: ReadPlan | None = None,
     ) -> None:
         self._rows = rows
         self._joined = Joined.of(fields)
@@ -45,64 +120,147 @@ class ShardBatches:
         self._num_epochs = num_epochs
         self._seed = seed
         self._batch_size = batch_size
+        self._transformer = transformer
+        self._truths = {
+            name for name, field in (plan.schema.fields if plan else {}).items() if field.numpy_dtype is numpy.bool_
+        }
+        self._names = [field.name for field in fields]
         self._matrices: tuple[Array, ...] | None = None
+        self._row_views: dict[str, Array] | None = None
         self._epoch = 0
         self._ahead = Ahead()
 
     def __len__(self) -> int:
-        """Batches of one iteration, the same on all shards.
+        if self._transformer is not None and not self._transformer.keeps_rows:
+            raise TypeError(
+                "the number of rows is known after transform_spec's function has returned them: count steps."
+            )
+        return steps_of(share(self._rows.files.rows, self._shards, 0), self._num_epochs, self._batch_size)
 
-        Raises:
-            TypeError: there is no end.
+    def __iter__(self) -> Iterator[Page]:
+        matrices = self.read()
+        everything = list(range(len(matrices))), self._joined
+
+        def gathered(numbers: Array, names: Sequence[str] | None = None) -> Page:
+            stored, wanted = everything if names is None else self._joined.only(names)
+            arrays = wanted.split([matrices[number].take(numbers, axis=0) for number in stored])
+            return {
+                field.name: array.view(bool) if field.name in self._truths else array
+                for field, array in zip(wanted.fields, arrays, strict=True)
+            }
+
+        transformer = self._transformer
+        if transformer is None:
+            padded = self._row_numbers(self._batch_size, len(self) if self._num_epochs is not None else 0)
+            row_bytes = sum(field.row_bytes for field in self._joined.fields)
+            yield from self._ahead.items(gathered, padded, row_bytes * self._batch_size)
+            return
+
+        yield from self._transformed(transformer, gathered, matrices)
+
+    def _transformed(
+        self,
+        transformer: Transformer,
+        gathered: Callable[[Array, Sequence[str]], Page],
+        matrices: tuple[Array, ...],
+    ) -> Iterator[Page]:
+        """The batches of transformed rows.
+
+        Arrays reach the function as views of the spool. Where it returns them as they were, a batch is gathered from
+        there when it is asked for, as without a transform.
         """
-        if self._num_epochs is None:
-            raise TypeError("with num_epochs=None there is no end: count steps, len(converter) // batch_size for one.")
+        views = self._views(matrices)
+        narrow = [name for name in self._names if name not in views]
+        narrow_bytes = sum(field.row_bytes for field in self._joined.fields if field.name in narrow)
+        together = self._together(narrow)
+        place = f"shard {self._shard} of {self._shards}"
+
+        def called(batches: Sequence[Array]) -> TransformedRows:
+            started = time.monotonic()
+            numbers = numpy.concatenate(batches)
+            arrays = gathered(numbers, narrow) if narrow else {}
+            deep = {name: views_of(array) for name, array in arrays.items() if array.ndim > 1}
+            frame_views = {**{name: view.take(numbers) for name, view in views.items()}, **deep}
+            columns = {name: frame_views.get(name, arrays.get(name)) for name in self._names}
+            page, unchanged = transformer.of_views(columns, frame_views, place, together)
+            page |= {name: arrays[name] for name in unchanged if name in deep}
+            call_size.took(time.monotonic() - started)
+            return TransformedRows(page, [name for name in unchanged if name in views], numbers)
+
+        size = self._batch_size
+        rows = share(self._rows.files.rows, self._shards, self._shard)
+        call_size = CallSize(max(1, min(rows, _CALL_ROWS, _CALL_BYTES // max(1, narrow_bytes)) // size))
+        batches = self._row_numbers(size, 0)
+        several = iter(lambda: list(itertools.islice(batches, call_size.batches)), [])
+        # Each call is long enough to be made ahead by itself.
+        calls = self._ahead.items(called, several, _AHEAD_BYTES)
+        names = list(transformer.schema.fields)
+        pages = itertools.chain.from_iterable(call.pages(size, names, gathered) for call in calls)
         most_rows = share(self._rows.files.rows, self._shards, 0)
-        return -(-most_rows * self._num_epochs // self._batch_size)
+        yield from equal_steps(rebatched(pages, size), rows, most_rows, self._num_epochs, size)
 
-    def __iter__(self) -> Iterator[dict[str, Array]]:
-        """Yields arrays [rows, ...] by the names of the fields; each is a copy."""
-        matrices = self._read()
-        row_bytes = sum(field.row_bytes for field in self._joined.fields)
+    def _together(self, names: Sequence[str]) -> list[str]:
+        """The most columns that `gathered` gives as the rows of one matrix."""
+        _, joined = self._joined.only(names)
+        groups: dict[int, list[str]] = {}
+        for field, (number, _) in zip(joined.fields, joined.places, strict=True):
+            widths = joined.stored[number].widths
+            if len(widths) > 1 and set(widths) == {1} and field.name not in self._truths:
+                groups.setdefault(number, []).append(field.name)
+        whole = [group for number, group in groups.items() if len(group) == len(joined.stored[number].widths)]
+        return max(whole, key=len, default=[])
 
-        def gathered(numbers: Array) -> list[Array]:
-            return self._joined.split([matrix.take(numbers, axis=0) for matrix in matrices])
-
-        for arrays in self._ahead.items(gathered, self._row_numbers(), row_bytes * self._batch_size):
-            yield {field.name: array for field, array in zip(self._joined.fields, arrays, strict=True)}
+    def _views(self, matrices: tuple[Array, ...]) -> dict[str, Array]:
+        """By the names of columns of wide arrays: [rows] of the rows' arrays, as objects that lie in the spool."""
+        if self._row_views is None:
+            self._row_views = {}
+            for field, (number, start) in zip(self._joined.fields, self._joined.places, strict=True):
+                wide = field.shape and field.row_bytes >= _WIDE_BYTES
+                if wide and len(matrices[number]) * _VIEW_BYTES <= _MOST_VIEW_BYTES:
+                    matrix = matrices[number][:, start : start + field.width]
+                    self._row_views[field.name] = views_of(matrix.reshape(len(matrix), *field.shape))
+        return self._row_views
 
     def release(self) -> None:
-        """Gives up the rows; another iteration reads them again."""
-        self._matrices = None
+        self._matrices = self._row_views = None
 
-    def _read(self) -> tuple[Array, ...]:
+    def read(self) -> tuple[Array, ...]:
+        """The rows of the shard.
+
+        Raises:
+            DataError: a value cannot be used.
+        """
         if self._matrices is None:
             self._matrices = self._rows.read(self._joined.stored, self._shard, self._shards)[0].matrices
         return self._matrices
 
-    def _row_numbers(self) -> Iterator[Array]:
-        """The rows of each batch, by their numbers in the shard."""
+    def _row_numbers(self, batch_size: int, steps: int) -> Iterator[Array]:
+        """The rows of each batch, by their numbers in the shard.
+
+        Args:
+            steps: there are as many batches at least.
+        """
         count = 0
         held = numpy.zeros(0, numpy.int64)
         for _ in itertools.count() if self._num_epochs is None else range(self._num_epochs):
             order = self._order()
-            start = self._batch_size - len(held) if len(held) else 0
+            start = batch_size - len(held) if len(held) else 0
             if start:
                 held = numpy.concatenate([held, order[:start]])
-                if len(held) < self._batch_size:
+                if len(held) < batch_size:
                     continue
                 yield held
                 count += 1
-            stop = start + (len(order) - start) // self._batch_size * self._batch_size
-            for first in range(start, stop, self._batch_size):
-                yield order[first : first + self._batch_size]
+            stop = start + (len(order) - start) // batch_size * batch_size
+            for first in range(start, stop, batch_size):
+                yield order[first : first + batch_size]
                 count += 1
             held = order[stop:]
         if len(held):
             yield held
             count += 1
         # The largest shard has a row more, which may have made a batch of its own.
-        for _ in range(len(self) - count):
+        for _ in range(steps - count):
             yield numpy.zeros(1, numpy.int64)
 
     def _order(self) -> Array:
@@ -111,3 +269,69 @@ class ShardBatches:
         if self._seed is None:
             return numbers
         return self._ahead.order(numbers, (self._seed, self._shard), self._epoch - 1)
+
+
+class RowGroupBatches:
+    """All epochs of a shard in batches of exactly `batch_size` rows, from row groups that are read in each epoch.
+
+    Args:
+        plan: which rows.
+        batch_size: the last batch may have fewer.
+        capacity: each batch is drawn from so many rows; 0: rows come in the order of the reader.
+    """
+
+    def __init__(self, plan: ReadPlan, batch_size: int, capacity: int) -> None:
+        self._plan = plan
+        self._batch_size = batch_size
+        self._capacity = capacity
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        transformer = self._plan.transformer
+        if transformer is not None and not transformer.keeps_rows:
+            raise TypeError(
+                "the number of rows is known after transform_spec's function has returned them: count steps."
+            )
+        return steps_of(self._plan.most_rows, self._plan.num_epochs, self._batch_size)
+
+    def __iter__(self) -> Iterator[Page]:
+        plan = self._plan
+        first, self._epoch = self._epoch, self._epoch + (plan.num_epochs or 1)
+        pages = plan.pages(first, by_row=False)
+        batches = rebatched(pages, self._batch_size, self._capacity, plan.seed)
+        yield from equal_steps(batches, plan.rows, plan.most_rows, plan.num_epochs, self._batch_size)
+
+    def release(self) -> None:
+        """Nothing is kept."""
+
+
+def steps_of(most_rows: int, num_epochs: int | None, batch_size: int) -> int:
+    """Batches of the largest shard.
+
+    Raises:
+        TypeError: there is no end.
+    """
+    if num_epochs is None:
+        raise TypeError("with num_epochs=None there is no end: count steps, len(converter) // batch_size for one.")
+    return -(-most_rows * num_epochs // batch_size)
+
+
+def equal_steps(
+    batches: Iterator[Page], rows: int, most_rows: int, num_epochs: int | None, batch_size: int
+) -> Iterator[Page]:
+    """The batches, and a batch of one row more where the largest shard's odd row makes a batch of its own.
+
+    A transform that has changed the number of rows is left alone: how many batches other shards have is not known.
+
+    Args:
+        rows: of this shard, in one epoch.
+    """
+    count = steps = 0
+    last: Page = {}
+    for batch in batches:
+        count, steps, last = count + rows_in(batch), steps + 1, batch
+        yield batch
+    if num_epochs is None or not steps or count != rows * num_epochs:
+        return
+    for _ in range(steps_of(most_rows, num_epochs, batch_size) - steps):
+        yield {name: array.copy() for name, array in cut(last, 0, 1).items()}

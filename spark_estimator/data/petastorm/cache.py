@@ -6,10 +6,10 @@ import atexit
 import datetime
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_estimator.data.columns import Readable
+from spark_estimator.data.columns import Readable, raw
 from spark_estimator.data.materialize import materialized
 from spark_estimator.data.parquet import DataFiles, local_form, store_for
 from spark_estimator.errors import DataError
@@ -24,13 +24,15 @@ PARENT_CACHE_DIR_URL_CONF = "petastorm.spark.converter.parentCacheDirUrl"
 # Of this process: what it has written is its own to remove.
 _OWN_NAME = f"converter-{datetime.datetime.now():%Y%m%d%H%M%S}-{secrets.token_hex(8)}"
 _written: set[str] = set()
+_SPARK_TYPES = {"float32": "float", "float64": "double"}
 _log = logger(__name__)
 
 
-def written(frame: DataFrame, columns: Sequence[Readable], dtype: str | None) -> tuple[DataFiles, str]:
+def written(frame: DataFrame, columns: Sequence[str], dtype: str | None) -> tuple[DataFiles, str]:
     """The columns as files, written now or, for the same plan, before. They are removed when this process ends.
 
     Args:
+        columns: by name.
         dtype: "float32" or "float64" for fractions and vectors; None: as they are.
 
     Returns:
@@ -40,34 +42,42 @@ def written(frame: DataFrame, columns: Sequence[Readable], dtype: str | None) ->
         DataError: no folder was named, it is not the same for the executors, or there are no rows.
     """
     store = _cache_store(frame.sparkSession)
-    files = materialized(frame, [_converted(column, dtype) for column in columns], store, of_chance=True)
+    files = materialized(frame, [_converted(frame, name, dtype) for name in columns], store, of_chance=True)
     folder = files.files[0].path.rpartition("/")[0]
     _remove_at_exit(store, folder)
     return files, folder
 
 
-def _converted(column: Readable, dtype: str | None) -> Readable:
-    """The column as it is written: fractions in that precision, truth values as such."""
+@dataclass(frozen=True)
+class _Unchanged(Readable):
+    """A column that is written as it is: decimals, dates and texts, too."""
+
+    @property
+    def stored(self) -> Column:
+        assert self.expression is not None, self.name
+        return self.expression.alias(self.name)
+
+
+def _converted(frame: DataFrame, name: str, dtype: str | None) -> Readable:
+    """A column as it is written: vectors as arrays, and fractions in that precision."""
+    column = raw(frame.schema, name)
+    expression, kind = column.expression, column.kind
+    assert expression is not None
+    if kind == "vector":
+        expression = vector_expression(frame, name, dtype)
+        kind = f"array<{_SPARK_TYPES[dtype or 'float64']}>"
+    elif dtype is not None and kind in ("float", "double", "array<float>", "array<double>"):
+        kind = f"array<{_SPARK_TYPES[dtype]}>" if column.is_array else _SPARK_TYPES[dtype]
+        expression = expression.cast(kind)
+    return _Unchanged(name, column.is_array or column.kind == "vector", "", expression, kind)
+
+
+def vector_expression(frame: DataFrame, name: str, dtype: str | None) -> Column:
+    """The values of a column of Spark ML's vectors."""
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions
 
-    expression = column.expression
-    if expression is None:
-        return column
-    original: Column = functions.col(f"`{column.name.replace('`', '``')}`")
-    if column.kind in ("boolean", "array<boolean>"):
-        return replace(column, expression=original)
-    if dtype is None:
-        return column
-    spark_type = "float" if dtype == "float32" else "double"
-    if column.kind == "vector":
-        return replace(column, expression=vector_to_array(original, dtype), kind=f"array<{spark_type}>")
-    if column.kind in ("float", "double"):
-        return replace(column, expression=expression.cast(spark_type), kind=spark_type)
-    if column.kind in ("array<float>", "array<double>"):
-        kind = f"array<{spark_type}>"
-        return replace(column, expression=expression.cast(kind), kind=kind)
-    return column
+    return vector_to_array(functions.col(f"`{name.replace('`', '``')}`"), dtype or "float64")
 
 
 def _cache_store(spark: SparkSession) -> FilesystemStore:

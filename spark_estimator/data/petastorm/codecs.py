@@ -50,7 +50,7 @@ class Coded:
         Raises:
             DataError: a value is null, cannot be decoded, or is of another shape or type than the first.
         """
-        decode = _decoder(self.codec, self.name)
+        decode = decoder_of(self.codec, self.name)
         whole = numpy.empty((len(array), *self.shape), self.stored)
         for number, value in enumerate(array):
             result = _decoded(decode, self.name, value.as_py(), row + number)
@@ -107,7 +107,7 @@ def _inspected(files: DataFiles, declared: SchemaField) -> Coded:
     first = next((batch for batch in files.batches([declared.name], 0, 1, 1) if batch.num_rows), None)
     if first is None:
         raise DataError("there are no rows.")
-    result = _decoded(_decoder(declared.codec, declared.name), declared.name, first.column(0)[0].as_py(), 0)
+    result = _decoded(decoder_of(declared.codec, declared.name), declared.name, first.column(0)[0].as_py(), 0)
     fits = len(result.shape) == len(declared.shape) and all(
         want in (None, has) for want, has in zip(declared.shape, result.shape, strict=True)
     )
@@ -128,7 +128,8 @@ def _decoded(decode: Callable[[bytes], Array], column: str, value: bytes | None,
         raise DataError(f"column {column!r}, row {row} of this share, cannot be decoded: {error}.") from error
 
 
-def _decoder(codec: str, column: str) -> Callable[[bytes], Array]:
+def decoder_of(codec: str, column: str) -> Callable[[bytes], Array]:
+    """What decodes a value: "npy", "npz" or "image", as in `SchemaField`."""
     return {"npy": _npy, "npz": _npz}.get(codec) or _image_decoder(column)
 
 

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spark_estimator.data.columns import Readable, readable
-from spark_estimator.data.numbers import readable_in
-from spark_estimator.data.parquet import DataFiles, files_at
+from spark_estimator.data.columns import raw
+from spark_estimator.data.parquet import DataFiles
 from spark_estimator.data.petastorm import cache as petastorm_cache
 from spark_estimator.data.petastorm import handover as petastorm_handover
-from spark_estimator.data.petastorm.reader import (
-    check_others,
-    chosen,
-    reader_of,
-    without_effect,
-)
+from spark_estimator.data.petastorm.arguments import check_others, chosen_fields, without_effect
+from spark_estimator.data.petastorm.dataset import DatasetFiles, dataset_at
+from spark_estimator.data.petastorm.reader import Reader, reader_of
 from spark_estimator.data.scan import ThroughSpark, just_files
 from spark_estimator.errors import DataError
 from spark_estimator.log import logger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
 
-
-# Modules of the loaders that may be named, although our own always gathers the batches.
-_LOADERS = ("petastorm.pytorch", "spark_estimator.data.petastorm.loader")
 _PRECISIONS = (None, "float32", "float64")
+_COMPRESSIONS = ("uncompressed", "bzip2", "gzip", "lz4", "snappy", "deflate")
 _log = logger(__name__)
 
 
@@ -44,8 +40,8 @@ def make_spark_converter(
     """Makes of a DataFrame what functions on ranks can read batches from.
 
     Args:
-        df: with columns of numbers, arrays, vectors, dates (see `data/columns.py`), and others that are not read; or
-            the path of a folder of Parquet files, which are read as they are.
+        df: with columns of numbers, texts, bytes, dates, and arrays of them, or vectors; others are left out with a
+            warning. Or the path of a folder of Parquet files, which are read as they are.
         parquet_row_group_size_bytes, compression_codec: petastorm's, and without effect here.
         dtype: "float32" or "float64" for fractions and vectors; None leaves them as they are.
         read_files: a DataFrame that is just Parquet files is read from these. False: it is written, as any other.
@@ -59,27 +55,25 @@ def make_spark_converter(
     """
     if dtype not in _PRECISIONS:
         raise ValueError(f"dtype is 'float32', 'float64' or None; it was {dtype!r}.")
+    if compression_codec is not None and compression_codec.lower() not in _COMPRESSIONS:
+        raise ValueError(f"compression_codec is one of {', '.join(_COMPRESSIONS)}; it was {compression_codec!r}.")
     ignored = {
         "parquet_row_group_size_bytes": parquet_row_group_size_bytes,
         "compression_codec": compression_codec,
     }
     without_effect(name for name, value in ignored.items() if value is not None)
     if isinstance(df, str):
-        files = files_at(df)
-        kinds = files.kinds
-        columns, unreadable = _sorted_out(list(kinds), lambda name: readable_in(kinds, name))
-        return SparkDatasetConverter(files, [column.name for column in columns], None, unreadable)
-    columns, unreadable = _sorted_out(df.schema.names, lambda name: readable(df.schema, name))
-    names = [column.name for column in columns]
+        return SparkDatasetConverter(dataset_at(df))
+    names = _readable(df)
     if read_files:
         try:
-            files = just_files(df, columns, tasks=2)
+            files = just_files(df, [raw(df.schema, name) for name in names], tasks=2)
             _log.info("the converter reads the DataFrame's %d Parquet files themselves", len(files.files))
-            return SparkDatasetConverter(files, names, dtype, unreadable)
+            return SparkDatasetConverter(files, names, dtype)
         except ThroughSpark as reason:
             _log.info("the converter writes the DataFrame's rows: %s", reason)
-    files, folder = petastorm_cache.written(df, columns, dtype)
-    return SparkDatasetConverter(files, names, dtype, unreadable, folder)
+    files, folder = petastorm_cache.written(df, names, dtype)
+    return SparkDatasetConverter(files, names, dtype, folder)
 
 
 @dataclass(frozen=True)
@@ -88,16 +82,14 @@ class SparkDatasetConverter:
 
     Attributes:
         files: that hold the rows.
-        columns: that can be read as tensors.
+        columns: that are read; None: all of the files.
         precision: "float32" or "float64" for fractions; None: as they are in the files.
-        unreadable: of the other columns, by name, why they cannot be.
         written: the folder that was written for it; None: the files were there.
     """
 
     files: DataFiles
-    columns: Sequence[str]
+    columns: Sequence[str] | None = None
     precision: str | None = None
-    unreadable: Mapping[str, str] = field(default_factory=dict)
     written: str | None = None
 
     #: The setting of the Spark session that names the folder, or URL, below which DataFrames are written.
@@ -128,8 +120,6 @@ class SparkDatasetConverter:
         workers_count: int | None = None,
         shuffling_queue_capacity: int = 0,
         data_loader_fn: Callable[..., Any] | None = None,
-        cur_shard: int | None = None,
-        shard_count: int | None = None,
         *,
         reader: str = "native",
         **petastorm_reader_kwargs: Any,
@@ -139,74 +129,96 @@ class SparkDatasetConverter:
         Args:
             batch_size: rows of each batch; the last one may have fewer.
             num_epochs: all rows are read so often, one batch running into the next epoch; None: again and again.
-            workers_count, shuffling_queue_capacity: petastorm's, and without effect here.
-            data_loader_fn: for petastorm's reader; one of petastorm's own loaders is accepted and has no effect.
-            cur_shard, shard_count: one of so many equal parts of the rows, ``hvd.rank()`` and ``hvd.size()``; without
-                them it is all rows.
+            workers_count: threads that read ahead, where row groups are read in each epoch.
+            shuffling_queue_capacity: as in `DataLoader`.
+            data_loader_fn: makes the loader: a class of `petastorm.pytorch`, or a function of a reader, ``batch_size``
+                and ``shuffling_queue_capacity``; None: `DataLoader`.
             reader: "native"; or "petastorm", in an environment in which that works: it reads the files.
-            petastorm_reader_kwargs: as in `make_reader`: schema_fields, seed, shuffle_row_groups and others.
+            petastorm_reader_kwargs: as in `make_batch_reader`: cur_shard, shard_count, transform_spec, predicate,
+                schema_fields, seed and others.
 
         Raises:
             DataError: a column cannot be read as tensors.
             PythonEnvironmentError: petastorm does not work with the versions that are installed here.
-            TypeError, ValueError: as in `make_reader`.
+            TypeError, ValueError: as in `make_batch_reader`.
         """
         if reader not in ("native", "petastorm"):
             raise ValueError(f"reader is 'native' or 'petastorm'; it was {reader!r}.")
-        others = dict(petastorm_reader_kwargs)
-        columns = self._chosen(others.pop("schema_fields", None))
+        arguments = {"num_epochs": num_epochs, "workers_count": workers_count, **petastorm_reader_kwargs}
         if reader == "petastorm":
-            arguments = {
-                "num_epochs": num_epochs,
-                "workers_count": workers_count,
-                "cur_shard": cur_shard,
-                "shard_count": shard_count,
-                # Petastorm gives columns that are named in any order.
-                "schema_fields": None if columns == list(self.files.kinds) else [re.escape(name) for name in columns],
-                **others,
-            }
-            return petastorm_handover.loader(
-                self.file_urls,
-                self._as_in_files(columns),
-                batch_size,
-                shuffling_queue_capacity,
-                data_loader_fn,
-                arguments,
-            )
-        shuffles = [
-            bool(others.pop(name, default)) for name, default in (("shuffle_rows", False), ("shuffle_row_groups", True))
-        ]
-        seed = others.pop("seed", None)
+            return self._petastorm_s(batch_size, shuffling_queue_capacity, data_loader_fn, arguments)
+        from spark_estimator.data.petastorm.loader import BatchedDataLoader, DataLoader
+
+        made = self._reader("make_torch_dataloader", arguments)
+        kind = data_loader_fn or DataLoader
+        sizes: dict[str, Any] = {"batch_size": batch_size, "shuffling_queue_capacity": shuffling_queue_capacity}
+        if kind in (DataLoader, BatchedDataLoader):
+            loader: AbstractContextManager[Any] = kind(made, **sizes)
+            return loader
+        return _opened(kind(made, **sizes), made)
+
+    def make_tf_dataset(
+        self,
+        batch_size: int | None = None,
+        prefetch: int | None = None,
+        num_epochs: int | None = None,
+        workers_count: int | None = None,
+        shuffling_queue_capacity: int | None = None,
+        **petastorm_reader_kwargs: Any,
+    ) -> AbstractContextManager[Any]:
+        """A context manager that gives a tf.data.Dataset of batches: named tuples with a tensor for each column.
+
+        Args:
+            batch_size: rows of each batch; the last one may have fewer. None: 32.
+            prefetch: batches that TensorFlow makes ahead; None: as it sees fit.
+            num_epochs, workers_count, shuffling_queue_capacity, petastorm_reader_kwargs: as in `make_torch_dataloader`.
+
+        Raises:
+            DataError: a column has a type that TensorFlow has no tensors of; where the block begins.
+            TypeError, ValueError: as in `make_batch_reader`.
+        """
+        size = 32 if batch_size is None else batch_size
+        if size < 1:
+            raise ValueError(f"batch_size is at least 1; it was {batch_size}.")
+        arguments = {"num_epochs": num_epochs, "workers_count": workers_count, **petastorm_reader_kwargs}
+        made = self._reader("make_tf_dataset", arguments)
+        # TensorFlow takes seconds to load: wrong arguments are refused before.
+        from spark_estimator.data.petastorm.tf_datasets import TFDatasetContext
+
+        return TFDatasetContext(made, size, prefetch, shuffling_queue_capacity or 0)
+
+    def _reader(self, call: str, arguments: Mapping[str, Any]) -> Reader:
+        others = dict(arguments)
+        wanted = {name: others.pop(name) for name in _READER_ARGUMENTS if name in others}
         others.pop("storage_options", None)  # the files know them
-        check_others("make_torch_dataloader", {**others, "workers_count": workers_count})
-        if data_loader_fn is not None:
-            if getattr(data_loader_fn, "__module__", None) not in _LOADERS:
-                raise ValueError(
-                    "data_loader_fn needs petastorm's reader: set reader='petastorm', or do what it does to each "
-                    "batch in the loop."
-                )
-            without_effect(["data_loader_fn"])
-        if shuffling_queue_capacity:
-            without_effect(["shuffling_queue_capacity"])
-        result = reader_of(
-            self.files,
-            columns,
-            self.precision,
-            cur_shard,
-            shard_count,
-            num_epochs,
-            seed,
-            any(shuffles) or shuffling_queue_capacity > 0,
-        )
-        from spark_estimator.data.petastorm.loader import DataLoader
+        check_others(call, others)
+        files = DatasetFiles.from_files(self.files)
+        wanted_fields = wanted.pop("schema_fields", None)
+        if wanted_fields is None and self.columns is not None:
+            wanted_fields = [re.escape(name) for name in self.columns]
+        schema = chosen_fields(files, wanted_fields, self.cache_dir_url)
+        return reader_of(files, schema, batched=True, precision=self.precision, **wanted)
 
-        return DataLoader(result, batch_size)
-
-    def make_tf_dataset(self, *args: Any, **kwargs: Any) -> Any:
-        """Is not there."""
-        raise NotImplementedError(
-            "make_tf_dataset is not there: tf.data.Dataset.from_generator makes one of the batches of "
-            "make_torch_dataloader."
+    def _petastorm_s(
+        self,
+        batch_size: int,
+        shuffling_queue_capacity: int,
+        data_loader_fn: Callable[..., Any] | None,
+        arguments: Mapping[str, Any],
+    ) -> AbstractContextManager[Any]:
+        """The loader of petastorm itself."""
+        files = DatasetFiles.from_files(self.files)
+        others = dict(arguments)
+        columns = list(chosen_fields(files, others.pop("schema_fields", None), self.cache_dir_url).fields)
+        # Petastorm gives columns that are named in any order.
+        named = None if columns == list(files.kinds) else [re.escape(name) for name in columns]
+        return petastorm_handover.loader(
+            self.file_urls,
+            self._as_in_files(columns),
+            batch_size,
+            shuffling_queue_capacity,
+            data_loader_fn,
+            {**others, "schema_fields": named},
         )
 
     def delete(self) -> None:
@@ -216,20 +228,6 @@ class SparkDatasetConverter:
             return
         self.files.store.remove(self.written)
 
-    def _chosen(self, schema_fields: Sequence[Any] | None) -> list[str]:
-        if schema_fields is None:
-            if self.unreadable:
-                raise DataError(
-                    f"{next(iter(self.unreadable.values()))} Here: drop it from the DataFrame, or name the others, "
-                    f"schema_fields=[{', '.join(map(repr, self.columns))}]."
-                )
-            return list(self.columns)
-        wanted = chosen([*self.columns, *self.unreadable], schema_fields)
-        for name in wanted:
-            if name in self.unreadable:
-                raise DataError(self.unreadable[name])
-        return wanted
-
     def _as_in_files(self, names: Sequence[str]) -> bool:
         """Whether the files hold the columns in the types of the tensors."""
         kinds = [self.files.kinds[name].removeprefix("array<").rstrip(">") for name in names]
@@ -237,22 +235,61 @@ class SparkDatasetConverter:
         return self.written is not None or not any(kind in (other, "vector") for kind in kinds)
 
 
-def _sorted_out(names: Sequence[str], look_at: Callable[[str], Readable]) -> tuple[list[Readable], dict[str, str]]:
-    """Columns that can be read, and of the others why not.
+def _readable(frame: DataFrame) -> list[str]:
+    """The columns that readers can read; a warning names the others, as petastorm's does.
 
     Raises:
-        DataError: none can be.
+        DataError: there are none.
     """
-    columns: list[Readable] = []
-    unreadable: dict[str, str] = {}
-    for name in names:
-        try:
-            columns.append(look_at(name))
-        except DataError as reason:
-            unreadable[name] = str(reason)
-    if not columns:
-        raise DataError(" ".join(unreadable.values()) or "the DataFrame has no columns.")
-    return columns, unreadable
+    names = []
+    for column in frame.schema.fields:
+        if _is_readable(column.dataType):
+            names.append(column.name)
+            continue
+        warnings.warn(
+            f"column {column.name!r} has type {column.dataType.simpleString()}, which has no numpy array, and is left "
+            "out of the converter.",
+            stacklevel=3,
+        )
+    if not names:
+        raise DataError("the DataFrame has no column that a converter can read: no numbers, texts, bytes or arrays.")
+    return names
+
+
+def _is_readable(kind: DataType) -> bool:
+    name = kind.typeName()
+    if name == "array":
+        element = kind.elementType  # type: ignore[attr-defined]
+        return element.typeName() != "array" and _is_readable(element) and type(element).__name__ != "VectorUDT"
+    if type(kind).__name__ == "VectorUDT":
+        return True
+    scalars = ("byte", "short", "integer", "long", "float", "double", "boolean", "date", "string", "binary")
+    return name in scalars or name.startswith(("decimal", "timestamp", "varchar", "char"))
+
+
+@contextmanager
+def _opened(loader: Any, reader: Reader) -> Iterator[Any]:
+    """A loader of the user's own; at the end its reader is stopped."""
+    try:
+        yield loader
+    finally:
+        reader.stop()
+        reader.join()
+
+
+#: Arguments of `make_batch_reader` that a converter's loaders and datasets take.
+_READER_ARGUMENTS = (
+    *("schema_fields", "reader_pool_type", "workers_count", "seed", "shuffle_rows", "shuffle_row_groups"),
+    *(
+        "shuffle_row_drop_partitions",
+        "predicate",
+        "num_epochs",
+        "cur_shard",
+        "shard_count",
+        "transform_spec",
+        "filters",
+    ),
+)
 
 
 def _url(path: str) -> str:

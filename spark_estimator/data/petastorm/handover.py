@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,6 +49,11 @@ def refusal(version_of: Callable[[str], str | None], python: tuple[int, int]) ->
 def check() -> None:
     """Raises PythonEnvironmentError where petastorm cannot read; the text names all versions."""
     reason = refusal(_installed, sys.version_info[:2])
+    if reason is None and hasattr(importlib.import_module("petastorm"), "__spark_estimator_alias__"):
+        reason = (
+            "`petastorm` is an alias of spark_estimator in this process (compat.install(force=True)), which hides "
+            "petastorm itself: leave out force=True, or reader='petastorm'."
+        )
     if reason is not None:
         raise PythonEnvironmentError(reason)
 

@@ -1,25 +1,90 @@
-"""`DataLoader`: batches with the shape of petastorm's, gathered from rows that were decoded once.
+"""`DataLoader`, `BatchedDataLoader` and `InMemBatchedDataLoader`: petastorm's loaders for PyTorch, over this reader.
 
-They are dicts of tensors in the columns' own types, of exactly `batch_size` rows but for the last one, and run on from
-one epoch into the next. Unlike petastorm's, each epoch has all rows of the shard in an order of its own, not row groups
-in a fixed one; shards have as many rows as each other, to the row; and all get as many batches, so that no rank waits
-for another at the end.
-
-A shard's rows are kept in files without names on the host's disk (`spool`).
+Batches are dicts of tensors in the columns' own types, of exactly `batch_size` rows but for the last one, and run on
+from one epoch into the next. Unlike petastorm's, shards have as many rows as each other, to the row, and all get as
+many batches, so that no rank waits for another at the end; and where all columns are numbers of one length, each epoch
+has the rows of the shard in an order of its own, not row groups in a fixed one. Such rows are kept in files without
+names on the host's disk (`spool`), others are read from their row groups in each epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from types import TracebackType
 from typing import Any
 
+import numpy
 import torch
+from torch.utils.data import default_collate
 
+from spark_estimator.data.fields import Array
+from spark_estimator.data.petastorm.pages import Page, cut, rows_in
 from spark_estimator.data.petastorm.reader import Reader
+from spark_estimator.errors import DataError
+
+# Types that tensors do not have go into the next larger one that there is, as in petastorm.
+_TENSOR_DTYPES = {"uint16": "int32", "uint32": "int64", "uint64": "int64", "float16": "float16"}
 
 
-class DataLoader:
+def decimal_friendly_collate(batch: Sequence[Any]) -> Any:
+    """Rows as a batch, as PyTorch's `default_collate` makes it; decimals and texts stay lists.
+
+    Args:
+        batch: [rows] of dicts, sequences, arrays, numbers, decimals or texts.
+    """
+    first = batch[0]
+    if isinstance(first, (Decimal, str, bytes)):
+        return list(batch)
+    if isinstance(first, Mapping):
+        return {name: decimal_friendly_collate([row[name] for row in batch]) for name in first}
+    if isinstance(first, Sequence):
+        return [decimal_friendly_collate(values) for values in zip(*batch, strict=True)]
+    return default_collate(list(batch))
+
+
+class _Loader:
+    """What `DataLoader` and `BatchedDataLoader` share.
+
+    Args:
+        reader: of `make_reader` or `make_batch_reader`; or any iterator of their named tuples, with `reset`.
+    """
+
+    def __init__(self, reader: Reader, batch_size: int, shuffling_queue_capacity: int) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size is at least 1; it was {batch_size}.")
+        if not isinstance(reader, Reader):
+            raise TypeError(f"a loader takes a reader of make_reader or make_batch_reader; it was {reader!r}.")
+        self.reader = reader
+        self.batch_size = batch_size
+        self.shuffling_queue_capacity = shuffling_queue_capacity
+        self._batches = reader.batches(batch_size, shuffling_queue_capacity)
+
+    def __len__(self) -> int:
+        """Batches of one iteration, the same on all shards."""
+        return len(self._batches)
+
+    def _arrays(self) -> Iterator[Page]:
+        for batch in self._batches:
+            if self.reader.stopped:
+                raise RuntimeError(
+                    "the reader was stopped, or the loader's with block has ended: it gives no more rows."
+                )
+            yield {name: numbers_for_torch(array, name) for name, array in batch.items()}
+        self.reader.last_row_consumed = True
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._batches.release()
+        self.reader.stop()
+
+
+class DataLoader(_Loader):
     """Batches of what a reader reads: dicts of tensors by the columns' names.
 
     It may be iterated again, which reads all epochs once more, in orders of their own. Tensors are copies. It is a
@@ -28,12 +93,41 @@ class DataLoader:
     Args:
         reader: of `make_reader` or `make_batch_reader`.
         batch_size: rows of each batch; the last one may have fewer.
-        transform_fn: makes a tensor of an array [batch, ...]; ``functools.partial(torch.as_tensor, device="cuda")``.
-        shuffling_queue_capacity: has no effect: a reader that shuffles has mixed all rows already.
+        collate_fn: makes the batch of a list of dicts, one for each row. The default makes tensors of whole columns,
+            which takes a small part of the time.
+        shuffling_queue_capacity: where row groups are read in each epoch, each batch is drawn from so many rows.
 
     Raises:
         DataError: a column cannot be read as tensors.
-        ValueError: `batch_size` is below 1.
+        TypeError, ValueError: another reader, or `batch_size` is below 1.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        batch_size: int = 1,
+        collate_fn: Callable[[list[dict[str, Any]]], Any] = decimal_friendly_collate,
+        shuffling_queue_capacity: int = 0,
+    ) -> None:
+        super().__init__(reader, batch_size, shuffling_queue_capacity)
+        self.collate_fn = collate_fn
+
+    def __iter__(self) -> Iterator[Any]:
+        by_column = self.collate_fn is decimal_friendly_collate
+        for batch in self._arrays():
+            if by_column:
+                yield {name: torch.from_numpy(array) for name, array in batch.items()}
+                continue
+            rows = zip(*batch.values(), strict=True)
+            yield self.collate_fn([dict(zip(batch, row, strict=True)) for row in rows])
+
+
+class BatchedDataLoader(_Loader):
+    """As `DataLoader`, with a function that makes each tensor.
+
+    Args:
+        reader, batch_size, shuffling_queue_capacity: as in `DataLoader`.
+        transform_fn: makes a tensor of an array [batch, ...]; ``functools.partial(torch.as_tensor, device="cuda")``.
     """
 
     def __init__(
@@ -43,31 +137,128 @@ class DataLoader:
         transform_fn: Callable[[Any], Any] | None = None,
         shuffling_queue_capacity: int = 0,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size is at least 1; it was {batch_size}.")
-        if shuffling_queue_capacity and reader.seed is None:
-            raise ValueError("shuffling_queue_capacity: let the reader shuffle, shuffle_rows=True.")
-        self.reader = reader
-        self.batch_size = batch_size
-        self._transform = transform_fn or torch.from_numpy
-        self._batches = reader.batches(batch_size)
-
-    def __len__(self) -> int:
-        """Batches of one iteration, the same on all shards."""
-        return len(self._batches)
+        super().__init__(reader, batch_size, shuffling_queue_capacity)
+        self.transform_fn = transform_fn or torch.from_numpy
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in self._batches:
-            yield {name: self._transform(array) for name, array in batch.items()}
+        for batch in self._arrays():
+            yield {name: self.transform_fn(array) for name, array in batch.items()}
 
-    def __enter__(self) -> DataLoader:
+
+class InMemBatchedDataLoader:
+    """Batches of a reader's first rows, which are kept in memory; the reader is stopped when they have been read.
+
+    Args:
+        reader: of `make_reader` or `make_batch_reader`.
+        batch_size: rows of each batch; the last one of an epoch may have fewer.
+        transform_fn: as in `BatchedDataLoader`; called for each row group that is read.
+        num_epochs: the rows are given so often, in one iteration.
+        seed: determines the orders.
+        rows_capacity: the most rows that are kept; the others are not read.
+        shuffle: each epoch has an order of its own.
+
+    Raises:
+        DataError: a column cannot be read as tensors, or there are no rows.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        batch_size: int = 1,
+        transform_fn: Callable[[Any], Any] | None = None,
+        num_epochs: int = 1,
+        seed: int = 0,
+        rows_capacity: int = 1024,
+        shuffle: bool = False,
+    ) -> None:
+        for name, value in {"batch_size": batch_size, "num_epochs": num_epochs, "rows_capacity": rows_capacity}.items():
+            if value < 1:
+                raise ValueError(f"{name} is at least 1; it was {value}.")
+        self._batch_size = batch_size
+        self._num_epochs = num_epochs
+        self._seed = seed
+        self._shuffle = shuffle
+        self._is_used = False
+        make = transform_fn or torch.from_numpy
+        parts: list[dict[str, Any]] = []
+        count = 0
+        for page in reader.pages():
+            kept = cut(page, 0, rows_capacity - count)
+            parts.append({name: make(numbers_for_torch(array, name)) for name, array in kept.items()})
+            count += rows_in(kept)
+            if count >= rows_capacity:
+                break
+        reader.stop()
+        reader.join()
+        if not parts:
+            raise DataError("the reader gave no rows to keep in memory.")
+        self._rows = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        self._count = count
+
+    def __len__(self) -> int:
+        """Batches of all epochs."""
+        return self._num_epochs * -(-self._count // self._batch_size)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        if self._is_used:
+            raise RuntimeError("an InMemBatchedDataLoader is iterated once: give it num_epochs for more.")
+        self._is_used = True
+        return self._given()
+
+    def _given(self) -> Iterator[dict[str, Any]]:
+        for epoch in range(self._num_epochs):
+            order = torch.arange(self._count)
+            if self._shuffle:
+                order = torch.randperm(self._count, generator=torch.Generator().manual_seed(self._seed + epoch))
+            for numbers in order.split(self._batch_size):
+                yield {name: rows[numbers.to(rows.device)] for name, rows in self._rows.items()}
+
+    def __enter__(self) -> InMemBatchedDataLoader:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._batches.release()
+        return
 
 
-#: Petastorm's second loader, which is the faster one there; here they are one.
-BatchedDataLoader = DataLoader
+def numbers_for_torch(array: Array, name: str) -> Array:
+    """A column in a type that tensors have: truth values as uint8, timestamps as seconds and dates as days since 1970.
+
+    Args:
+        name: of the column, for messages.
+
+    Raises:
+        DataError: it holds texts, bytes, null or other objects.
+    """
+    if array.dtype == bool:
+        return array.view(numpy.uint8)
+    if array.dtype.kind == "M":
+        _no_null(numpy.isnat(array), name)
+        micros: Array = array.astype("datetime64[us]").astype(numpy.int64) / 1e6
+        return micros
+    if array.dtype.kind in "OSU":
+        return _of_objects(array, name)
+    wanted = _TENSOR_DTYPES.get(array.dtype.name)
+    return array if wanted is None else array.astype(wanted)
+
+
+def _of_objects(array: Array, name: str) -> Array:
+    if array.dtype == object and array.ndim == 1:
+        _no_null(numpy.fromiter((item is None for item in array), bool, len(array)), name)
+        if all(isinstance(item, Decimal) for item in array):
+            return array.astype(numpy.float64)
+        if all(type(item) is datetime.date for item in array):
+            return array.astype("datetime64[D]").astype(numpy.int64)
+    raise DataError(
+        f"column {name!r} holds {type(array.flat[0]).__name__} values, which PyTorch tensors can't hold: make numbers "
+        "of them in a TransformSpec, or leave the column out (schema_fields, or removed_fields of the TransformSpec)."
+    )
+
+
+def _no_null(mask: Array, name: str) -> None:
+    if mask.any():
+        raise DataError(
+            f"column {name!r} holds null in {int(mask.sum())} of {len(mask)} rows, and tensors have none: fill or drop "
+            "such rows, in a TransformSpec or before."
+        )

@@ -2,158 +2,173 @@
 
 from __future__ import annotations
 
-import math
-import re
+import contextlib
 import secrets
 import warnings
-from collections import namedtuple
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from spark_estimator.collectives import context
-from spark_estimator.collectives.foreign.launchers import warn_of_all_rows
-from spark_estimator.data.columns import did_you_mean
-from spark_estimator.data.fields import Field, widths_of
+import numpy
+
 from spark_estimator.data.materialize import MANIFEST, prepared
-from spark_estimator.data.numbers import readable_in
-from spark_estimator.data.parquet import DataFiles, FileRows, files_at, local_form, store_for
-from spark_estimator.data.petastorm.batches import ShardBatches
+from spark_estimator.data.parquet import local_form, store_for
+from spark_estimator.data.petastorm.arguments import check_others, chosen, chosen_fields, compare_with_job
+from spark_estimator.data.petastorm.batches import BatchSource, batches_of
 from spark_estimator.data.petastorm.codecs import DecodedFiles
+from spark_estimator.data.petastorm.dataset import DatasetFiles, dataset_at
+from spark_estimator.data.petastorm.pages import Page, rows_in
+from spark_estimator.data.petastorm.plan import ReadPlan
+from spark_estimator.data.petastorm.predicates import PredicateBase
 from spark_estimator.data.petastorm.schema import fields_of, pickled_schema
-from spark_estimator.data.preparation import Preparation
-from spark_estimator.data.rank.shares import share
-from spark_estimator.env import Settings
+from spark_estimator.data.petastorm.selection import selected
+from spark_estimator.data.petastorm.stream import threads_of
+from spark_estimator.data.petastorm.transform import TransformSpec, transform_schema
+from spark_estimator.data.petastorm.unischema import Unischema
 from spark_estimator.errors import DataError
-from spark_estimator.log import logger
-
-_SAMPLE_ROWS = 100
-# Iteration of a reader gathers this number of rows at a time.
-_BATCH_ROWS = 1000
-_DTYPES = {
-    "tinyint": "int8",
-    "smallint": "int16",
-    "int": "int32",
-    "bigint": "int64",
-    "boolean": "uint8",
-    "date": "int64",
-    "float": "float32",
-    "double": "float64",
-    "timestamp": "float64",
-    "timestamp_ntz": "float64",
-}
-#: Arguments of petastorm's readers that say how it works; there is nothing of the kind here.
-_WITHOUT_EFFECT = {
-    "reader_pool_type",
-    "workers_count",
-    "results_queue_size",
-    "pyarrow_serialize",
-    "shuffle_row_drop_partitions",
-    "shard_seed",
-    "cache_type",
-    "cache_location",
-    "cache_size_limit",
-    "cache_row_size_estimate",
-    "cache_extra_settings",
-    "hdfs_driver",
-    "zmq_copy_buffers",
-    "convert_early_to_numpy",
-}
-#: Arguments that change which rows or values come, and what to do instead.
-_REFUSED = {
-    "predicate": "filter the DataFrame before it is converted or written",
-    "filters": "filter the DataFrame before it is converted or written",
-    "rowgroup_selector": "filter the DataFrame before it is converted or written",
-    "transform_spec": "transform the DataFrame before it is converted, or each batch in the loop that reads it",
-    "filesystem": "give a URL, and storage_options",
-    "ngram": "make windows of rows where the data set is written",
-}
-_warned: set[str] = set()
-_log = logger(__name__)
 
 
-@dataclass(frozen=True)
 class Reader:
-    """Which rows are read, how often and in which order. Made by `make_reader`; for `DataLoader`.
+    """Reads rows, as petastorm's Reader does. Made by `make_reader` and `make_batch_reader`; an iterator.
 
-    Iterated, it gives tuples with the columns' names, in the types that `DataLoader` has, too: a row of numpy values
-    each, of `make_batch_reader` a thousand rows of numpy arrays [rows, ...]. Iterated again, it gives all rows again.
+    It gives named tuples with the columns' names: of `make_reader` one row each, of `make_batch_reader` the rows of a
+    row group, as numpy arrays [rows, ...]. After the last epoch it ends; `reset` starts again. A context manager, too.
 
     Attributes:
-        files: that hold them.
-        columns: that are read.
-        precision: "float32" or "float64" for fractions; None: as they are in the files.
-        shard, shards: one of so many equal parts of the rows.
-        num_epochs: all rows are read so often; None: again and again.
-        seed: determines the orders of the epochs; None: rows come in the order of the files.
-        batched: iterated, it gives many rows at a time.
+        plan: which rows are read, and how.
+        schema: the `Unischema` of what it gives: after the transform, where there is one.
+        last_row_consumed: all epochs have been read.
+        stopped: `stop` was called.
     """
 
-    files: DataFiles
-    columns: tuple[str, ...]
-    precision: str | None = None
-    shard: int = 0
-    shards: int = 1
-    num_epochs: int | None = 1
-    seed: int | None = 0
-    batched: bool = False
+    def __init__(self, plan: ReadPlan) -> None:
+        self.plan = plan
+        self.schema: Unischema = plan.result_schema
+        self.last_row_consumed = False
+        self.stopped = False
+        self.ngram = None
+        self._epoch = 0
+        self._items: Iterator[Any] | None = None
+
+    @property
+    def transformed_schema(self) -> Unischema:
+        """As `schema`."""
+        return self.schema
+
+    @property
+    def num_epochs(self) -> int | None:
+        """All rows are read so often; None: again and again."""
+        return self.plan.num_epochs
+
+    @property
+    def seed(self) -> int | None:
+        """Determines the orders of the epochs; None: rows come in the order of the files."""
+        return self.plan.seed if self.plan.shuffles else None
+
+    @property
+    def is_batched_reader(self) -> bool:
+        """It gives many rows at a time."""
+        return self.plan.batched
+
+    @property
+    def batched_output(self) -> bool:
+        """As `is_batched_reader`."""
+        return self.plan.batched
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of what it gives."""
+        return tuple(self.schema.fields)
 
     @property
     def rows(self) -> int:
-        """Of this shard, in one epoch."""
-        return share(self.files.rows, self.shards, self.shard)
+        """Of this shard, in one epoch, before the transform."""
+        return self.plan.rows
 
-    def fields(self) -> list[Field]:
-        """A tensor for each column, of the column's own type and shape. Looks at the first rows.
+    @property
+    def diagnostics(self) -> dict[str, Any]:
+        """The number of threads that read ahead; petastorm reports on its queues here."""
+        return {"threads": self.plan.threads}
 
-        Raises:
-            DataError: a column cannot be read as tensors; the text names it.
-        """
-        dtypes = [self._dtype(name) for name in self.columns]
-        first = FileRows(self.files, Preparation(self.columns)).first_rows(dtypes, _SAMPLE_ROWS)
-        arrow_names = [f"c{number}" for number in range(len(self.columns))]
-        coded = self.files.coded if isinstance(self.files, DecodedFiles) else {}
-        fields = []
-        for name, dtype, column, width in zip(
-            self.columns, dtypes, arrow_names, widths_of(first, arrow_names), strict=True
-        ):
-            if width is None:
-                raise DataError(f"column {name!r} holds arrays of different lengths, or nulls: pad or cut them.")
-            kind = self.files.kinds[name]
-            shape = coded[name].shape if name in coded else (width,) if kind[:5] in ("array", "vecto") else ()
-            fields.append(Field((name,), (column,), (width,), dtype, shape))
-        return fields
+    def batches(self, batch_size: int, capacity: int = 0, numbers: bool = True) -> BatchSource:
+        """The shard's rows in batches of numpy arrays, for loaders.
 
-    def batches(self, batch_size: int) -> ShardBatches:
-        """The shard's rows in batches of numpy arrays.
+        Args:
+            capacity: where rows are not mixed as a whole, each batch is drawn from so many.
+            numbers: dates, timestamps and decimals may come as numbers.
 
         Raises:
-            DataError: a column cannot be read as tensors; the text names it.
+            DataError: a column cannot be read so; the text names it.
         """
-        rows = FileRows(self.files, Preparation(self.columns), Settings.read().spool_folder or None)
-        return ShardBatches(
-            rows, self.fields(), self.shard, self.shards, self.num_epochs, self.seed, batch_size=batch_size
-        )
+        return batches_of(self.plan, batch_size, capacity, numbers)
 
-    def __iter__(self) -> Iterator[Any]:
-        kind = namedtuple("Row", self.columns, rename=True)  # type: ignore[misc]  # columns are known at run time
-        left = math.inf if self.num_epochs is None else self.rows * self.num_epochs
-        for batch in self.batches(_BATCH_ROWS):
-            arrays = [batch[name] for name in self.columns]
-            if left <= 0:
-                return  # a batch with a row once more, which makes all shards have the same number of batches
-            left -= len(arrays[0])
-            if self.batched:
-                yield kind(*arrays)
+    def __iter__(self) -> Reader:
+        return self
+
+    def __next__(self) -> Any:
+        """The next row, or rows.
+
+        Raises:
+            DataError: it can't be read, or the transform failed.
+            RuntimeError: the reader was stopped.
+            StopIteration: all epochs have been read.
+        """
+        if self.stopped:
+            raise RuntimeError("the reader was stopped, or its with block has ended: it gives no more rows.")
+        if self.last_row_consumed:
+            raise StopIteration
+        if self._items is None:
+            self._items = self._give()
+        try:
+            return next(self._items)
+        except StopIteration:
+            self.last_row_consumed = True
+            raise
+
+    next = __next__
+
+    def _give(self) -> Iterator[Any]:
+        row_type = self.schema.row_type()
+        for page in self.plan.pages(self._epoch, by_row=not self.plan.batched):
+            values = [page[name] for name in self.schema.fields]
+            if self.plan.batched:
+                yield row_type(*values)
             else:
-                yield from (kind(*(array[number] for array in arrays)) for number in range(len(arrays[0])))
+                yield from (row_type(*(array[number] for array in values)) for number in range(rows_in(page)))
+        self._epoch += self.plan.num_epochs or 0
+
+    def pages(self) -> Iterator[Page]:
+        """All epochs' row groups as dicts of arrays; for loaders that keep them."""
+        return self.plan.pages(self._epoch, by_row=False)
+
+    def reset(self) -> None:
+        """Starts again from the first row, in the orders of further epochs.
+
+        Raises:
+            NotImplementedError: rows are left, as with petastorm.
+        """
+        if self.stopped:
+            return
+        if not self.last_row_consumed:
+            raise NotImplementedError("a reader is reset when all its rows have been read: make another reader.")
+        self.last_row_consumed = False
+        self._items = None
 
     def stop(self) -> None:
-        """As petastorm has it; nothing runs here that could be stopped."""
+        """Ends the reading; further rows are an error."""
+        self.stopped = True
+        items, self._items = self._items, None
+        if items is not None:
+            # A thread of TensorFlow may be inside; it ends at its next row.
+            with contextlib.suppress(ValueError):
+                items.close()  # type: ignore[attr-defined]  # a generator
 
     def join(self) -> None:
-        """As petastorm has it."""
+        """As petastorm has it: `stop` has waited for the threads."""
+
+    def cleanup_cache(self) -> None:
+        """As petastorm has it: there is no cache."""
 
     def __enter__(self) -> Reader:
         return self
@@ -161,98 +176,223 @@ class Reader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        return
+        self.stop()
 
-    def _dtype(self, name: str) -> str:
-        if isinstance(self.files, DecodedFiles) and name in self.files.coded:
-            return self.files.coded[name].dtype
-        kind = readable_in(self.files.kinds, name).kind
-        element = kind[len("array<") : -1] if kind.startswith("array<") else kind
-        if element in ("float", "double", "vector") or element.startswith("decimal"):
-            return self.precision or _DTYPES.get(element, "float64")
-        return _DTYPES[element]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Reader, (self.plan,)
+
+
+def make_batch_reader(
+    dataset_url_or_urls: str | Sequence[str],
+    schema_fields: Sequence[Any] | None = None,
+    reader_pool_type: str = "thread",
+    workers_count: int | None = 10,
+    results_queue_size: int | None = None,
+    seed: int | None = None,
+    shuffle_rows: bool = False,
+    shuffle_row_groups: bool = True,
+    shuffle_row_drop_partitions: int = 1,
+    predicate: PredicateBase | None = None,
+    rowgroup_selector: Any = None,
+    num_epochs: int | None = 1,
+    cur_shard: int | None = None,
+    shard_count: int | None = None,
+    *,
+    trust: bool = False,
+    transform_spec: TransformSpec | None = None,
+    filters: Sequence[Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    **others: Any,
+) -> Reader:
+    """Reads Parquet files, the rows of a row group at a time.
+
+    Args:
+        dataset_url_or_urls: a folder, or files. Folders ``name=value`` below make columns.
+        schema_fields: columns: names, regular expressions that match whole names, or fields of a Unischema; None: all.
+        reader_pool_type: "dummy" reads when rows are asked for; "thread" and "process" read ahead in threads.
+        workers_count: the most threads; there is at most one for each core.
+        seed: determines the orders; None: a random seed does.
+        shuffle_rows: rows of a row group come in another order in each epoch.
+        shuffle_row_groups: row groups do.
+        shuffle_row_drop_partitions: row groups are read in so many parts each.
+        predicate: selects rows; of `petastorm.predicates`.
+        num_epochs: all rows are read so often; None: again and again.
+        cur_shard, shard_count: the rows that are selected are cut into so many equal shares, and this one is read:
+            ``hvd.rank()`` and ``hvd.size()``. Without them it is all rows.
+        trust: the pickled Unischema of a data set that petastorm wrote may be opened, to decode its columns; no code
+            that it names is run. False: they come as bytes.
+        transform_spec: what is done to the rows of each row group, as a pandas.DataFrame.
+        filters: PyArrow's: rows that they leave out are not read.
+        storage_options: for fsspec.
+        results_queue_size, rowgroup_selector, others: the other arguments of petastorm's readers. Those that configure
+            how petastorm works have no effect; a warning lists them once.
+
+    Raises:
+        DataError: files or columns that cannot be read; the text names them.
+        TypeError: an argument that petastorm does not know.
+        ValueError: an argument that is not supported, or a shard number out of range.
+    """
+    others |= {"results_queue_size": results_queue_size, "rowgroup_selector": rowgroup_selector}
+    check_others("make_batch_reader", others)
+    files, origin = _found(dataset_url_or_urls, storage_options, schema_fields, "as bytes" if not trust else "")
+    return reader_of(
+        files,
+        chosen_fields(files, schema_fields, origin),
+        batched=True,
+        reader_pool_type=reader_pool_type,
+        workers_count=workers_count,
+        seed=seed,
+        shuffle_rows=shuffle_rows,
+        shuffle_row_groups=shuffle_row_groups,
+        shuffle_row_drop_partitions=shuffle_row_drop_partitions,
+        predicate=predicate,
+        num_epochs=num_epochs,
+        cur_shard=cur_shard,
+        shard_count=shard_count,
+        transform_spec=transform_spec,
+        filters=filters,
+    )
 
 
 def make_reader(
     dataset_url: str | Sequence[str],
     schema_fields: Sequence[Any] | None = None,
-    *,
-    trust: bool = False,
+    reader_pool_type: str = "thread",
+    workers_count: int | None = 10,
+    pyarrow_serialize: bool | None = None,
+    results_queue_size: int | None = None,
+    seed: int | None = None,
     shuffle_rows: bool = False,
     shuffle_row_groups: bool = True,
-    seed: int | None = None,
+    shuffle_row_drop_partitions: int = 1,
+    predicate: PredicateBase | None = None,
+    rowgroup_selector: Any = None,
     num_epochs: int | None = 1,
     cur_shard: int | None = None,
     shard_count: int | None = None,
+    *,
+    trust: bool = False,
+    transform_spec: TransformSpec | None = None,
+    filters: Sequence[Any] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> Reader:
-    """Reads a data set of Parquet files, also one that petastorm wrote with a Unischema.
+    """Reads a data set one row at a time; also one that petastorm wrote with a Unischema. As `make_batch_reader`, but:
 
     Args:
-        dataset_url: a folder, or files.
-        schema_fields: columns: names, regular expressions that match whole names, or fields of a Unischema; None: all.
         trust: the data set's pickled Unischema may be opened. Columns of arrays and images need it; no code that it
             names is run, and petastorm need not be installed.
-        shuffle_rows, shuffle_row_groups: with either, each epoch has all rows of the shard in an order of its own;
-            with neither, rows come in the order of the files.
-        seed: determines the orders; None: a random seed does.
-        num_epochs: all rows are read so often; None: again and again.
-        cur_shard, shard_count: the rows are cut into so many equal shares, and this one is read: ``hvd.rank()`` and
-            ``hvd.size()``. Without them it is all rows.
-        storage_options: for fsspec.
-        others: the other arguments of petastorm's readers. Those that configure how petastorm works have no effect;
-            a warning lists them once.
+        transform_spec: its function takes and returns a dict of one row.
 
     Raises:
-        DataError: files or columns that cannot be read; the text names them.
-        TypeError: an argument that petastorm does not know.
-        ValueError: an argument that would change which rows or values are read, or a shard number out of range.
+        DataError: files or columns that cannot be read, and columns of arrays without `trust`; the text names them.
+        TypeError, ValueError: as `make_batch_reader`.
     """
+    others |= {
+        "pyarrow_serialize": pyarrow_serialize,
+        "results_queue_size": results_queue_size,
+        "rowgroup_selector": rowgroup_selector,
+    }
     check_others("make_reader", others)
-    paths = [dataset_url] if isinstance(dataset_url, str) else list(dataset_url)
+    files, origin = _found(dataset_url, storage_options, schema_fields, "" if trust else "refused")
+    return reader_of(
+        files,
+        chosen_fields(files, schema_fields, origin),
+        batched=False,
+        reader_pool_type=reader_pool_type,
+        workers_count=workers_count,
+        seed=seed,
+        shuffle_rows=shuffle_rows,
+        shuffle_row_groups=shuffle_row_groups,
+        shuffle_row_drop_partitions=shuffle_row_drop_partitions,
+        predicate=predicate,
+        num_epochs=num_epochs,
+        cur_shard=cur_shard,
+        shard_count=shard_count,
+        transform_spec=transform_spec,
+        filters=filters,
+    )
+
+
+def _found(
+    url: str | Sequence[str], storage_options: Mapping[str, Any] | None, schema_fields: Any, untrusted: str
+) -> tuple[DatasetFiles, str]:
+    """The files, and what to call them in messages.
+
+    Args:
+        untrusted: what becomes of columns that petastorm's codecs made binary; empty: they are decoded.
+    """
+    paths = [url] if isinstance(url, str) else list(url)
     store = store_for(local_form(paths[0]), storage_options) if paths else None
     folder = store.get_full_path(local_form(paths[0])) if store and len(paths) == 1 else ""
-    files: DataFiles
+    origin = paths[0] if len(paths) == 1 else f"{len(paths)} paths"
     if store and folder and store.exists(f"{folder}/{MANIFEST}"):
-        files = prepared(store, folder)
+        files = DatasetFiles.from_files(prepared(store, folder))
     else:
-        files = files_at(paths, storage_options=storage_options)
-    columns = chosen(list(files.kinds), schema_fields)
-    pickled = pickled_schema(store, folder) if store and folder else None
-    binary = [name for name in columns if files.kinds[name] == "binary"]
-    if pickled is not None and binary:
-        if not trust:
-            raise DataError(
-                f"{folder}: petastorm's codecs made binary columns of {', '.join(map(repr, binary))}, and how is in a "
-                "pickle beside the data, which is opened only where you trust the data set: trust=True. Or leave these "
-                "columns out: schema_fields."
-            )
-        schema = fields_of(pickled, folder)
-        decodable = [schema[name] for name in binary if name in schema and schema[name].codec != "scalar"]
-        files = DecodedFiles.of(files, decodable)
-    return reader_of(files, columns, None, cur_shard, shard_count, num_epochs, seed, shuffle_rows or shuffle_row_groups)
+        files = dataset_at(paths, storage_options)
+    kinds = files.kinds
+    binary = [name for name in chosen(list(kinds), schema_fields) if kinds[name] == "binary"]
+    pickled = pickled_schema(store, folder) if store and folder and binary else None
+    if pickled is None:
+        return files, origin
+    if untrusted:
+        text = (
+            f"{folder}: petastorm's codecs made binary columns of {', '.join(map(repr, binary))}, and how is in a "
+            "pickle beside the data, which is opened only where you trust the data set: trust=True. Or leave these "
+            "columns out: schema_fields."
+        )
+        if untrusted == "refused":
+            raise DataError(text)
+        warnings.warn(f"{text} Their values come as bytes.", stacklevel=3)
+        return files, origin
+    schema = fields_of(pickled, folder)
+    decodable = [schema[name] for name in binary if name in schema and schema[name].codec != "scalar"]
+    return replace(files, coded=DecodedFiles.of(files, decodable).coded), origin
 
 
-def make_batch_reader(
-    dataset_url_or_urls: str | Sequence[str], schema_fields: Sequence[Any] | None = None, **arguments: Any
-) -> Reader:
-    """As `make_reader`, which reads any Parquet files here; petastorm has a reader of its own for those that it has not
-    written."""
-    return replace(make_reader(dataset_url_or_urls, schema_fields, **arguments), batched=True)
+def _without_function(schema: Unischema, result: Unischema) -> Unischema:
+    """The columns that remain where a TransformSpec has no function."""
+    lacking = [name for name in result.fields if name not in schema.fields]
+    if lacking:
+        raise DataError(
+            f"edit_fields names {lacking[0]!r}, which is no column, and TransformSpec has no func to make it."
+        )
+    return Unischema(result._name, [schema.fields[name] for name in result.fields])
+
+
+def _in_precision(schema: Unischema, dtype: type[Any]) -> Unischema:
+    fields = schema.fields.values()
+    fractions = (numpy.float32, numpy.float64)
+    return Unischema(
+        schema._name,
+        [field._replace(numpy_dtype=dtype) if field.numpy_dtype in fractions else field for field in fields],
+    )
 
 
 def reader_of(
-    files: DataFiles,
-    columns: Sequence[str],
-    precision: str | None,
-    cur_shard: int | None,
-    shard_count: int | None,
-    num_epochs: int | None,
-    seed: int | None,
-    shuffle: bool,
+    files: DatasetFiles,
+    schema: Unischema,
+    *,
+    batched: bool,
+    precision: str | None = None,
+    reader_pool_type: str = "thread",
+    workers_count: int | None = None,
+    seed: int | None = None,
+    shuffle_rows: bool = False,
+    shuffle_row_groups: bool = True,
+    shuffle_row_drop_partitions: int = 1,
+    predicate: PredicateBase | None = None,
+    num_epochs: int | None = 1,
+    cur_shard: int | None = None,
+    shard_count: int | None = None,
+    transform_spec: TransformSpec | None = None,
+    filters: Sequence[Any] | None = None,
 ) -> Reader:
     """Checks the arguments that all ways to a reader share.
+
+    Args:
+        schema: of the columns that are read.
+        precision: "float32" or "float64" for fractions; None: as they are in the files.
 
     Raises:
         DataError: the files' columns differ, or there are fewer rows than shards.
@@ -264,80 +404,41 @@ def reader_of(
         raise ValueError(f"cur_shard={cur_shard}: shards are numbered from 0, and shard_count is {shard_count}.")
     if num_epochs is not None and num_epochs < 1:
         raise ValueError(f"num_epochs is at least 1, or None for no end; it was {num_epochs}.")
+    if shuffle_row_drop_partitions < 1:
+        raise ValueError(f"shuffle_row_drop_partitions is at least 1; it was {shuffle_row_drop_partitions}.")
+    if transform_spec is not None and not hasattr(transform_spec, "edit_fields"):
+        raise ValueError(
+            f"transform_spec is an object of petastorm.transform.TransformSpec; it was {transform_spec!r}."
+        )
+    threads = threads_of(reader_pool_type, workers_count)
+    if precision is not None:
+        schema = _in_precision(schema, numpy.dtype(precision).type)
     shard, shards = (0, 1) if cur_shard is None or shard_count is None else (cur_shard, shard_count)
-    _compare_with_job(shard, shards)
-    files.check(columns)
-    if files.rows < shards:
+    compare_with_job(shard, shards)
+    result_schema = schema if transform_spec is None else transform_schema(schema, transform_spec)
+    if transform_spec is not None and transform_spec.func is None:
+        schema, transform_spec = _without_function(schema, result_schema), None
+    files.check(list(schema.fields))
+    files = selected(files, predicate, filters, by_row=not batched)
+    if files.rows < shards and (shard_count is not None or not (predicate or filters)):
         raise DataError(f"{files.rows} rows cannot be shared out among {shards} shards: each reads one at least.")
-    order = None if not shuffle else secrets.randbits(63) if seed is None else seed
-    return Reader(files, tuple(columns), precision, shard, shards, num_epochs, order)
-
-
-def chosen(columns: Sequence[str], schema_fields: Sequence[Any] | None) -> list[str]:
-    """The columns that petastorm's `schema_fields` mean.
-
-    Args:
-        columns: all that there are.
-        schema_fields: as in `make_reader`.
-
-    Raises:
-        DataError: one of them matches no column.
-    """
-    if schema_fields is None:
-        return list(columns)
-    wanted: set[str] = set()
-    for field in schema_fields:
-        pattern = field if isinstance(field, str) else re.escape(str(field.name))
-        matching = [name for name in columns if name == field or re.fullmatch(pattern, name)]
-        if not matching:
-            raise DataError(
-                f"schema_fields: {field!r} is no column of {', '.join(map(repr, columns))}."
-                + did_you_mean(str(getattr(field, "name", field)), columns)
-            )
-        wanted.update(matching)
-    return [name for name in columns if name in wanted]
-
-
-def check_others(call: str, others: Mapping[str, Any]) -> None:
-    """Refuses arguments that would change rows or values; a warning lists those without effect, once for each.
-
-    Raises:
-        TypeError, ValueError: as in `make_reader`.
-    """
-    for name, value in others.items():
-        if name in _REFUSED and value is not None:
-            raise ValueError(
-                f"{call}: {name} is not supported; {_REFUSED[name]}. Or set reader='petastorm' for a converter."
-            )
-        if name not in _WITHOUT_EFFECT and name not in _REFUSED:
-            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
-    without_effect(name for name, value in others.items() if value is not None and name in _WITHOUT_EFFECT)
-
-
-def without_effect(names: Iterable[str]) -> None:
-    """Warns of arguments that have no effect here, once for each."""
-    new = sorted(set(names) - _warned)
-    _warned.update(new)
-    if new:
-        warnings.warn(
-            f"{', '.join(new)}: petastorm's, and without effect here: rows are read into a file of the host once, and "
-            "batches are gathered from it.",
-            stacklevel=4,
+    if not files.rows:
+        warnings.warn("the predicate or the filters leave no row, so that the reader gives none.", stacklevel=3)
+    return Reader(
+        ReadPlan(
+            files=files,
+            schema=schema,
+            result_schema=result_schema,
+            precision=precision,
+            shard=shard,
+            shards=shards,
+            num_epochs=num_epochs,
+            seed=secrets.randbits(63) if seed is None else seed,
+            shuffle_rows=shuffle_rows,
+            shuffle_row_groups=shuffle_row_groups,
+            parts=shuffle_row_drop_partitions,
+            batched=batched,
+            transform=transform_spec,
+            threads=threads,
         )
-
-
-def _compare_with_job(shard: int, shards: int) -> None:
-    if not context.is_initialized():
-        if shards == 1:
-            warn_of_all_rows("A petastorm reader without cur_shard and shard_count")
-        return
-    rank, size = context.rank(), context.size()
-    if size > 1 and (shard, shards) != (rank, size):
-        _log.warning(
-            "rank %d of %d reads shard %d of %d: for a different share on each rank set cur_shard=hvd.rank(), "
-            "shard_count=hvd.size()",
-            rank,
-            size,
-            shard,
-            shards,
-        )
+    )

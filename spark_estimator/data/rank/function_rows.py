@@ -25,7 +25,7 @@ class FunctionRows(RankRows):
     @classmethod
     def of(cls, rows: RankRows, kept: KeptRows, fields: Sequence[Field]) -> FunctionRows:
         """The same rows."""
-        return cls(rows.matrices, rows.chosen, rows.counts, rows.rank, kept, tuple(fields))
+        return cls(rows.matrices, rows.chosen, rows.counts, rows.rank, rows.read, kept, tuple(fields))
 
     def batches(
         self, batch_size: int, most_steps: int | None = None, order: tuple[int, int] | None = None, first: int = 0

@@ -48,6 +48,15 @@ class Joined:
             members[number].append(field)
         return cls(tuple(fields), tuple(_side_by_side(member) for member in members), tuple(places))
 
+    def only(self, names: Sequence[str]) -> tuple[list[int], Joined]:
+        """Some of the fields: the numbers of the stored fields that they are in, and these alone."""
+        chosen = [each for each in zip(self.fields, self.places, strict=True) if each[0].name in names]
+        numbers = sorted({number for _, (number, _) in chosen})
+        places = tuple((numbers.index(number), start) for _, (number, start) in chosen)
+        return numbers, Joined(
+            tuple(field for field, _ in chosen), tuple(self.stored[number] for number in numbers), places
+        )
+
     def split(self, matrices: Sequence[Array]) -> list[Array]:
         """Rows as the spool has them, as batches have them.
 

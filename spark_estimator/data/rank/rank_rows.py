@@ -11,6 +11,7 @@ import numpy
 from spark_estimator.collectives import arrays, context
 from spark_estimator.data.fields import Array
 from spark_estimator.data.rank import shares
+from spark_estimator.data.rank.position import left_over
 from spark_estimator.data.rank.prefetch import Ahead
 from spark_estimator.data.rank.spool import Spool
 from spark_estimator.errors import DataError
@@ -43,6 +44,7 @@ class RankRows:
         chosen: the numbers of the rows that belong here, in the order in which they are read.
         counts: [ranks] how many each rank has; they differ by one at most, but for rows that a column has marked.
         rank: whose they are.
+        read: [ranks] how many each has read, before they were evened out; empty where the rows have no order.
         ahead: makes batches before they are asked for.
     """
 
@@ -50,6 +52,7 @@ class RankRows:
     chosen: Array
     counts: tuple[int, ...]
     rank: int = 0
+    read: tuple[int, ...] = ()
     ahead: Ahead = field(default_factory=Ahead, init=False, compare=False, repr=False)
 
     @property
@@ -84,6 +87,15 @@ class RankRows:
                 rank,
             ),
         )
+
+    def without(self, was_seen: Array) -> RankRows:
+        """The rows that are left of an epoch.
+
+        Args:
+            was_seen: as of `position.seen`.
+        """
+        leave, counts = left_over(self.read, self.rank, was_seen)
+        return RankRows(self.matrices, leave(self.chosen), counts, self.rank)
 
     def checksum(self) -> list[int]:
         """One number for each field: the same for the same rows, however they are spread and ordered. A collective."""
@@ -193,7 +205,7 @@ def balanced(spool: Spool, what: str, *, by_value: bool = False) -> RankRows:
     chosen = numpy.arange(after[rank])
     if order is not None:
         chosen = numpy.concatenate([order[:kept], spool.rows + numpy.arange(after[rank] - kept)])
-    return RankRows(tuple(matrices), chosen, tuple(after), rank)
+    return RankRows(tuple(matrices), chosen, tuple(after), rank, () if by_value else tuple(counts))
 
 
 def ordered_by_value(matrices: Sequence[Array]) -> Array:

@@ -40,6 +40,8 @@ def as_inputs(model: Any, arrays: Sequence[Array], fields: Sequence[Field]) -> A
         DataError: a column has not as many values a row as its input.
     """
     struct = getattr(model, "_inputs_struct", None)
+    if struct is None:  # a model of Keras 2
+        struct = getattr(model, "_nested_inputs", None)
     keys = list(struct) if isinstance(struct, dict) else None
     order = list(range(len(arrays)))
     if keys is not None:

@@ -16,14 +16,14 @@ from spark_estimator.collectives import arrays, context
 from spark_estimator.estimators.keras.history import flattened
 from spark_estimator.estimators.keras.objects import opened
 from spark_estimator.estimators.keras.spec import KerasParts
-from spark_estimator.keras.callbacks import LearningRateScheduleCallback
-from spark_estimator.keras.importing import keras
-from spark_estimator.keras.wrapping import innermost
+from spark_estimator.keras.callbacks import HorovodCallback, LearningRateScheduleCallback
+from spark_estimator.keras.importing import keras_of
+from spark_estimator.keras.optimizers import rate_of
 
 _log = log.logger(__name__)
 
 
-class _Last(keras.callbacks.Callback):
+class _Last(HorovodCallback):
     """Notes what the others have made of an epoch's logs, as Keras' own History does."""
 
     logs: dict[str, Any]
@@ -38,7 +38,7 @@ def _begin_at_rate_of(optimizer: Any, callbacks: Sequence[Any]) -> None:
     Their rates are multiplied by the number of ranks in each step. An ``initial_lr`` of all ranks, which is right
     outside of estimators, would be multiplied twice.
     """
-    rate = float(keras.ops.convert_to_numpy(innermost(optimizer).learning_rate))
+    rate = rate_of(optimizer)
     for callback in callbacks:
         if isinstance(callback, LearningRateScheduleCallback):
             if context.rank() == 0 and not math.isclose(callback.initial_lr, rate, rel_tol=1e-6):
@@ -73,7 +73,7 @@ class KerasCallbacks:
         callbacks = [*callbacks, self._last]
         self._model = model
         self._model.stop_training = False
-        self._list = keras.callbacks.CallbackList(
+        self._list = keras_of(model).callbacks.CallbackList(
             callbacks, add_history=False, add_progbar=False, model=model, epochs=epochs, steps=steps, verbose=0
         )
         self.want_to_stop = False

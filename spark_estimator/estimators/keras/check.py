@@ -21,7 +21,7 @@ from spark_estimator.estimators.keras.arrays import (
 from spark_estimator.estimators.keras.objects import Recipe, loaded, opened, rng_state_kept
 from spark_estimator.estimators.keras.spec import KerasParts
 from spark_estimator.estimators.rows.shapes import Fields, class_error, not_finite, shown
-from spark_estimator.keras.importing import backend, keras
+from spark_estimator.keras.importing import backend, keras_of
 
 
 class KerasTrial:
@@ -38,7 +38,7 @@ class KerasTrial:
         self._parts = parts
         self._model = model
         self._custom = custom
-        self.floating = "float64" if keras.config.floatx() == "float64" else "float32"
+        self.floating = "float64" if keras_of(model).backend.floatx() == "float64" else "float32"
         self.takes = f"the model {model.name!r}"
 
     def positional(self) -> tuple[int, float]:
@@ -74,7 +74,7 @@ class KerasTrial:
             recipe: Recipe = opened(self._parts.recipe, self._custom)
             _check_classes(recipe.loss, outputs, arrays[count : count + labels], fields)
             recipe.compile(model)
-            if backend() != "jax":
+            if backend(model) != "jax":
                 model.run_eagerly = True  # a step of a graph would have to be made first
             logs = model.train_on_batch(inputs, targets, sample_weight=weight, return_dict=True)
         loss = float(numpy.asarray(logs["loss"])) if "loss" in logs else 0.0

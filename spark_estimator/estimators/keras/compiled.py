@@ -1,11 +1,39 @@
-"""The step of a Keras training on TensorFlow, compiled once for batches of any number of rows."""
+"""What a model was compiled with; the step of a training on TensorFlow, compiled once for batches of any size."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from spark_estimator.keras.importing import backend, keras
+from spark_estimator.keras.importing import backend, is_keras_2, keras_of
+
+
+class CompileArguments(NamedTuple):
+    """What a user gave to ``model.compile``."""
+
+    loss: Any
+    loss_weights: Any
+    metrics: Any
+    weighted_metrics: Any
+
+
+def arguments_of(model: Any) -> CompileArguments | None:
+    """What a model was compiled with; None where it was not."""
+    if is_keras_2(model):
+        losses, metrics = getattr(model, "compiled_loss", None), getattr(model, "compiled_metrics", None)
+        if losses is None or metrics is None:
+            return None
+        of_metrics = getattr(metrics, "_user_metrics", None), getattr(metrics, "_user_weighted_metrics", None)
+        return CompileArguments(losses._user_losses, losses._user_loss_weights, *of_metrics)
+    if not getattr(model, "compiled", False):
+        return None
+    losses, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
+    return CompileArguments(
+        getattr(losses, "_user_loss", None),
+        getattr(losses, "_user_loss_weights", None),
+        getattr(metrics, "_user_metrics", None),
+        getattr(metrics, "_user_weighted_metrics", None),
+    )
 
 
 def compile_step(model: Any, data: tuple[Any, ...]) -> None:
@@ -19,9 +47,9 @@ def compile_step(model: Any, data: tuple[Any, ...]) -> None:
         model: compiled and built.
         data: (inputs, labels, weights or None) of a batch of any size.
     """
-    if backend() != "tensorflow" or model.run_eagerly:
+    if backend(model) != "tensorflow" or model.run_eagerly:
         return
-    if type(model).make_train_function is not keras.Model.make_train_function:
+    if type(model).make_train_function is not keras_of(model).Model.make_train_function:
         return  # the model's author knows better
     import tensorflow
 

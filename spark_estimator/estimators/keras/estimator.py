@@ -109,11 +109,11 @@ class _KerasTraining:
         self.trial: Trial = KerasTrial(parts, value("model"), self.custom)
         self.train: Callable[[TrainSpec], TrainResult | None] = keras_start.train
 
-    def trained(self, state: bytes) -> Any:
-        """See `estimator.FrameworkTraining.trained`: compiled, with the optimizer's state."""
+    def trained(self, state: bytes) -> tuple[Any, None]:
+        """See `estimator.FrameworkTraining.trained`: compiled, with the optimizer's state, which is in the model."""
         try:
-            return loaded(state, self.custom, compile=True)
+            return loaded(state, self.custom, compile=True), None
         except Exception as error:
             model = loaded(state, self.custom)
             warnings.warn(f"the trained model is not compiled: {error}", stacklevel=2)
-            return model
+            return model, None

@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.keras.files import read_keras, write_keras
-from spark_estimator.estimators.keras.objects import custom_objects_of, packed
+from spark_estimator.estimators.keras.objects import custom_objects_of, packed, pickled
 from spark_estimator.estimators.params import TableParams
 from spark_estimator.estimators.persistence import estimator_files
 from spark_estimator.estimators.persistence.folders import is_trusted
 from spark_estimator.estimators.persistence.manifest import Manifest
-from spark_estimator.keras.importing import keras
+from spark_estimator.keras.importing import is_keras_2, keras_of, keras_of_version
+from spark_estimator.keras.optimizers import is_optimizer
 
 _Estimator = TypeVar("_Estimator", bound=TableParams)
 
@@ -29,6 +30,7 @@ _OBJECTS = (
     *("callbacks", "checkpoint_callback", "decoders", "transformation_fn"),
 )
 _FILE, _PLAIN = "objects.pkl", "objects.json"
+_KERAS_2, _LIST = "keras_2", "list"
 
 
 def write(estimator: TableParams, folder: Path) -> None:
@@ -37,7 +39,7 @@ def write(estimator: TableParams, folder: Path) -> None:
     Raises:
         DataError: a parameter cannot be pickled.
     """
-    estimator_files.write(estimator, folder, _OBJECTS, _dump)
+    estimator_files.write(estimator, folder, _OBJECTS, _dump, pickled)
 
 
 def load(kind: type[_Estimator], path: str, custom_objects: Mapping[str, Any] | None, *, trust: bool) -> _Estimator:
@@ -52,12 +54,29 @@ def _dump(objects: dict[str, Any], folder: Path) -> None:
     model = objects.pop("model", None)
     if model is not None:
         write_keras(model, {**custom_objects_of(model), **custom}, folder)
-    config = {
-        name: keras.saving.serialize_keras_object(objects.pop(name)) for name in list(objects) if _plain(objects[name])
-    }
+    config = {name: _serialized(objects.pop(name)) for name in list(objects) if _plain(objects[name])}
     (folder / _PLAIN).write_text(json.dumps(config), encoding="utf-8")
     if objects:
         (folder / _FILE).write_bytes(packed("the estimator's objects", objects))
+
+
+def _serialized(value: Any) -> Any:
+    """A value in Keras' JSON, which does not say by itself that an object is of Keras 2."""
+    if isinstance(value, (list, tuple)):
+        return {_LIST: [_serialized(item) for item in value]} if any(map(is_keras_2, value)) else _by_keras(value)
+    return {_KERAS_2: _by_keras(value)} if is_keras_2(value) else _by_keras(value)
+
+
+def _by_keras(value: Any) -> Any:
+    return keras_of(value).saving.serialize_keras_object(value)
+
+
+def _deserialized(config: Any) -> Any:
+    if isinstance(config, dict) and _LIST in config:
+        return [_deserialized(item) for item in config[_LIST]]
+    if isinstance(config, dict) and _KERAS_2 in config:
+        return keras_of_version("2.").saving.deserialize_keras_object(config[_KERAS_2], safe_mode=True)
+    return keras_of(None).saving.deserialize_keras_object(config, safe_mode=True)
 
 
 def _plain(value: Any) -> bool:
@@ -66,8 +85,11 @@ def _plain(value: Any) -> bool:
         return all(map(_plain, value))
     if value is None or isinstance(value, (str, int, float, bool)):
         return True
-    kinds = (keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer)
-    return isinstance(value, kinds) and type(value).__module__.startswith("keras.")
+    keras = keras_of(value)
+    kinds = (keras.losses.Loss, keras.metrics.Metric)
+    return (isinstance(value, kinds) or is_optimizer(value)) and type(value).__module__.startswith(
+        ("keras.", "tf_keras.")
+    )
 
 
 def _read(manifest: Manifest, custom_objects: Mapping[str, Any] | None, *, trust: bool) -> dict[str, Any]:
@@ -78,7 +100,7 @@ def _read(manifest: Manifest, custom_objects: Mapping[str, Any] | None, *, trust
             result["custom_objects"] = objects
     try:
         for name, config in json.loads(manifest.file(_PLAIN).read_text(encoding="utf-8")).items():
-            result[name] = keras.saving.deserialize_keras_object(config, safe_mode=True)
+            result[name] = _deserialized(config)
     except DataError:
         raise
     except Exception as error:

@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.keras.objects import dumped, packed
+from spark_estimator.estimators.keras.objects import dumped, keras_of_file, packed
 from spark_estimator.estimators.model import TableModel
 from spark_estimator.estimators.persistence import model_files
 from spark_estimator.estimators.persistence.folders import is_trusted, local_path
 from spark_estimator.estimators.persistence.manifest import Manifest, write_manifest
-from spark_estimator.keras.importing import keras
 
 _Model = TypeVar("_Model", bound=TableModel)
 
 _MODEL, _OBJECTS = "model.keras", "custom_objects.pkl"
+#: Packages of Keras' own classes.
+_OF_KERAS = ("keras", "tf_keras")
 
 
 def write(model: TableModel, keras_model: Any, custom_objects: Mapping[str, Any], folder: Path) -> None:
@@ -80,9 +81,11 @@ def read_keras(
             raise
         except Exception as error:
             raise DataError(f"{manifest.folder / _OBJECTS} cannot be read: {type(error).__name__}: {error}") from error
+    config = _config(file)
+    keras = keras_of_file(file)
     if not trust:
         known = {*objects, *keras.saving.get_custom_objects()}
-        strange = sorted(set(_strange(_config(file), known)))
+        strange = sorted(set(_strange(config, known)))
         if strange:
             raise DataError(
                 f"{manifest.folder}: its model uses {', '.join(strange)}, which aren't Keras' own, and loading them "
@@ -90,7 +93,7 @@ def read_keras(
                 "trust_files()) if you trust the folder."
             )
     try:
-        model = keras.saving.load_model(file, custom_objects=objects, safe_mode=not trust)
+        model = keras.saving.load_model(str(file), custom_objects=objects, safe_mode=not trust)
     except Exception as error:
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise DataError(f"{file} cannot be loaded by Keras {keras.__version__}: {first}") from error
@@ -113,12 +116,12 @@ def _strange(config: Any, known: set[str]) -> Iterator[str]:
     if not isinstance(config, dict):
         return
     name, module = config.get("class_name"), config.get("module")
-    if name == "__lambda__" or (name == "Lambda" and str(module).startswith("keras")):
+    if name == "__lambda__" or (name == "Lambda" and str(module).startswith(_OF_KERAS)):
         yield "a Lambda"
     elif name is not None and ("module" in config or "registered_name" in config):
         called = str(config.get("config") if name == "function" else config.get("registered_name") or name)
         # Without a module Keras looks among what is registered, or given as custom_objects.
-        of_keras = name.startswith("__") or module == "builtins" or str(module).partition(".")[0] == "keras"
+        of_keras = name.startswith("__") or module == "builtins" or str(module).partition(".")[0] in _OF_KERAS
         if not of_keras and called not in known and str(name) not in known:
             yield called
     for value in config.values():

@@ -67,6 +67,7 @@ class KerasEstimatorKeywords(SharedKeywords, PredictingKeywords):
         shuffle: bool = True,
         run_id: str | None = None,
         checkpoint_every_steps: int | None = None,
+        checkpoint_every_seconds: float | None = None,
         early_stopping_patience: int | None = None,
         restore_best: bool = False,
         use_gpu: bool = True,
@@ -91,7 +92,7 @@ class KerasEstimatorKeywords(SharedKeywords, PredictingKeywords):
         callbacks: Any = [],
         checkpoint_callback: Any = None,
         custom_objects: Mapping[str, Any] | None = {},
-        backend_env: Mapping[str, Any] | None = {},
+        backend_env: Mapping[str, Any] | None = {"LIBHDFS_OPTS": "-Xms2048m -Xmx2048m"},
     ) -> None:
         super().__init__(**self._call_keywords)
 
@@ -123,6 +124,7 @@ class KerasEstimatorKeywords(SharedKeywords, PredictingKeywords):
         shuffle: bool = True,
         run_id: str | None = None,
         checkpoint_every_steps: int | None = None,
+        checkpoint_every_seconds: float | None = None,
         early_stopping_patience: int | None = None,
         restore_best: bool = False,
         use_gpu: bool = True,
@@ -147,7 +149,7 @@ class KerasEstimatorKeywords(SharedKeywords, PredictingKeywords):
         callbacks: Any = [],
         checkpoint_callback: Any = None,
         custom_objects: Mapping[str, Any] | None = {},
-        backend_env: Mapping[str, Any] | None = {},
+        backend_env: Mapping[str, Any] | None = {"LIBHDFS_OPTS": "-Xms2048m -Xmx2048m"},
     ) -> Self:
         """Sets any of the parameters. Returns self."""
         return self._take(self._call_keywords)
@@ -239,11 +241,15 @@ class KerasEstimatorKeywords(SharedKeywords, PredictingKeywords):
         return self._get(self.custom_objects)
 
     def setBackendEnv(self, value: Mapping[str, Any] | None) -> Self:
-        """Sets backend_env: environment variables to set in the processes before they import Keras. Returns self."""
+        """Sets backend_env: environment variables to set in the processes before they import Keras; the default,
+        Horovod's, is set where the processes do not have the variable. Returns self.
+        """
         return self._set(backend_env=value)
 
     def getBackendEnv(self) -> dict[str, Any]:
-        """backend_env: environment variables to set in the processes before they import Keras."""
+        """backend_env: environment variables to set in the processes before they import Keras; the default,
+        Horovod's, is set where the processes do not have the variable.
+        """
         return self._get(self.backend_env)
 
 

@@ -23,14 +23,15 @@ from spark_estimator.estimators.keras.compiled import compile_step
 from spark_estimator.estimators.keras.objects import Recipe, assign, loaded, opened, values_of
 from spark_estimator.estimators.keras.rng_state import rng_state, set_rng_state
 from spark_estimator.estimators.keras.spec import KerasParts
-from spark_estimator.estimators.keras.sums import Sums
-from spark_estimator.estimators.persistence.checkpoint import Checkpoint
+from spark_estimator.estimators.keras.sums import Sums, metrics_variables_of
+from spark_estimator.estimators.persistence.checkpoint import Checkpoint, schedule_of
 from spark_estimator.estimators.rank_run import meter_of
 from spark_estimator.estimators.train_spec import TrainSpec
-from spark_estimator.keras.importing import keras
+from spark_estimator.keras.importing import is_keras_2, keras_of
 from spark_estimator.keras.optimizer import DistributedOptimizer
+from spark_estimator.keras.optimizers import innermost, variables_of
 from spark_estimator.keras.starting_state import broadcast_variables
-from spark_estimator.keras.wrapping import exchange_of, innermost, multiply_rate
+from spark_estimator.keras.wrapping import exchange_of, multiply_rate
 
 
 class Loop:
@@ -51,9 +52,10 @@ class Loop:
         self.meter = meter_of(spec)
         parts: KerasParts = spec.framework
         self._label_shapes = parts.label_shapes
-        keras.utils.set_random_seed(seed % (1 << 32))
         custom = opened(parts.custom_objects)
         self.model = loaded(parts.model, custom)
+        self._keras = keras_of(self.model)
+        self._keras.utils.set_random_seed(seed % (1 << 32))
         batch = next(rows.batches(1, 1))
         result = arrays_of(batch.matrices, spec.fields)[: len(spec.inputs)]
         inputs = as_inputs(self.model, result, spec.inputs)
@@ -70,12 +72,15 @@ class Loop:
         )
         recipe.compile(self.model)
         recipe.restore(self.model)
-        broadcast_variables([*self.model.weights, *self.model.optimizer.variables])
+        broadcast_variables([*self.model.weights, *variables_of(self.model.optimizer)])
         # Builds what the losses and metrics count with: a checkpoint holds it, and ranks have as much of it.
         inputs, labels, weights = self._arrays(batch)
-        batch_arguments = {"x": inputs, "y": labels, "y_pred": self._returned, "sample_weight": weights}
-        self.model.compute_loss(**batch_arguments, training=False)
-        self.model.compute_metrics(**batch_arguments)
+        if is_keras_2(self.model):
+            self.model.test_on_batch(inputs, labels, sample_weight=weights)
+        else:
+            batch_arguments = {"x": inputs, "y": labels, "y_pred": self._returned, "sample_weight": weights}
+            self.model.compute_loss(**batch_arguments, training=False)
+            self.model.compute_metrics(**batch_arguments)
         self.model.reset_metrics()
         compile_step(self.model, (inputs, labels, weights))
         exchange = exchange_of(self.model.optimizer)
@@ -88,11 +93,13 @@ class Loop:
     @property
     def _seeds(self) -> list[Any]:
         """The states of the layers' own chance."""
-        known = {id(variable) for variable in [*self.model.weights, *self.model.metrics_variables]}
+        known = {id(variable) for variable in [*self.model.weights, *metrics_variables_of(self.model)]}
         return [
             variable
             for variable in self.model.variables
-            if id(variable) not in known and tuple(variable.shape) == (2,) and "seed_generator" in str(variable.path)
+            if id(variable) not in known
+            and tuple(variable.shape) == (2,)
+            and "seed_generator" in str(getattr(variable, "path", ""))
         ]
 
     @property
@@ -102,7 +109,7 @@ class Loop:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds, of all ranks alike."""
-        return {"weights": values_of(self.model.weights), "optimizer": values_of(self.model.optimizer.variables)}
+        return {"weights": values_of(self.model.weights), "optimizer": values_of(variables_of(self.model.optimizer))}
 
     def of_ranks(self, *, within: bool) -> list[dict[str, Any]]:
         """[ranks] what each has for itself. A collective.
@@ -129,7 +136,7 @@ class Loop:
             within: training resumes within the epoch in which it was taken; False: at the beginning of the next.
         """
         assign(self.model.weights, kept.state["weights"])
-        assign(self.model.optimizer.variables, kept.state["optimizer"])
+        assign(variables_of(self.model.optimizer), kept.state["optimizer"])
         if len(kept.ranks) == context.size():
             state = kept.ranks[context.rank()]
             assign(self._gathered, state["gathered"])
@@ -165,7 +172,7 @@ class Loop:
             self._within = None
         order = (self._seed, epoch) if spec.shuffle else None
         plan = rows.plan(spec.batch_size, spec.train_steps)
-        unsaved = 0
+        schedule = schedule_of(spec)
         self.meter.begin_epoch(epoch, plan.steps, first)
         with self._sums.adding_up():
             for done, batch in enumerate(rows.batches(spec.batch_size, spec.train_steps, order, first), first + 1):
@@ -173,10 +180,9 @@ class Loop:
                 logs = self._step(batch)
                 callbacks.on_batch_end("train", done - 1, logs)
                 self.meter.step_done(batch.rows, logs.get("loss"))
-                unsaved += 1
-                if spec.checkpoint_steps and unsaved >= spec.checkpoint_steps and done < plan.steps:
+                if schedule is not None and schedule.is_due() and done < plan.steps:
                     save(done, plan.done(done))
-                    unsaved = 0
+                    schedule.made()
         self._even_out(before)
         return self._sums.averages()
 
@@ -232,7 +238,7 @@ class Loop:
     def _draw(self, epoch: int) -> None:
         """Begins an epoch's chance: by seed, epoch and rank, whatever was before."""
         source = numpy.random.SeedSequence([self._seed, epoch, context.rank()])
-        keras.utils.set_random_seed(int(source.generate_state(1)[0]))
+        self._keras.utils.set_random_seed(int(source.generate_state(1)[0]))
         for variable, drawn in zip(self._seeds, source.spawn(len(self._seeds)), strict=True):
             variable.assign(numpy.array([drawn.generate_state(1)[0] >> 1, 0], numpy.uint32).astype(_dtype(variable)))
 

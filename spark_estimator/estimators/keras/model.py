@@ -15,7 +15,7 @@ from spark_estimator.estimators.keras.objects import custom_objects_of, dumped, 
 from spark_estimator.estimators.keras.params import MODEL
 from spark_estimator.estimators.keras.predictor import KerasPredictor
 from spark_estimator.estimators.params import with_params
-from spark_estimator.keras.importing import keras
+from spark_estimator.keras.importing import keras_of
 
 
 @with_params(MODEL)
@@ -30,8 +30,8 @@ class KerasModel(KerasModelKeywords, model.TableModel):
 
     def setModel(self, value: Any) -> KerasModel:
         """Takes another model with the same inputs and outputs. Returns self."""
-        if not isinstance(value, keras.Model):
-            raise TypeError(f"model is a model of Keras 3 (keras.Model); it was {value!r}.")
+        if not isinstance(value, keras_of(value).Model):
+            raise TypeError(f"model is a model of Keras 3 or Keras 2 (keras.Model); it was {value!r}.")
         return self._set(model=value)
 
     def getCustomObjects(self) -> dict[str, Any]:  # Horovod's name

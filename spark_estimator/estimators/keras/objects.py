@@ -9,6 +9,7 @@ import copyreg
 import hashlib
 import inspect
 import io
+import json
 import pickle
 import random
 import tempfile
@@ -16,7 +17,7 @@ import types
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ import cloudpickle
 import numpy
 
 from spark_estimator.errors import DataError
-from spark_estimator.keras.importing import keras
+from spark_estimator.keras import variables as keras_variables
+from spark_estimator.keras.importing import imported, is_keras_2, keras_of, keras_of_version
+from spark_estimator.keras.optimizers import build, is_optimizer, variables_of
 
 
 @dataclass(frozen=True)
@@ -56,15 +59,14 @@ class Recipe:
             metrics=self.metrics,
             weighted_metrics=self.weighted_metrics,
             run_eagerly=self.run_eagerly,
-            jit_compile="auto" if self.compiles else False,
+            jit_compile=None if is_keras_2(model) else "auto" if self.compiles else False,
         )
 
     def restore(self, model: Any) -> None:
         """Builds the optimizer, and gives it what it has gathered before, if that fits."""
         optimizer = model.optimizer
-        if not optimizer.built:
-            optimizer.build(model.trainable_variables)
-        variables = optimizer.variables
+        build(optimizer, model.trainable_variables)
+        variables = variables_of(optimizer)
         if self.state is not None and [tuple(item.shape) for item in variables] == [item.shape for item in self.state]:
             assign(variables, self.state)
 
@@ -77,7 +79,7 @@ def assign(variables: Any, values: Any) -> None:
 
 def values_of(variables: Any) -> list[Any]:
     """[variables] copies of their values, as arrays."""
-    return [numpy.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+    return [keras_variables.value_of(variable) for variable in variables]
 
 
 class _Packer(cloudpickle.Pickler):
@@ -87,12 +89,13 @@ class _Packer(cloudpickle.Pickler):
     """
 
     def reducer_override(self, obj: Any) -> Any:
+        keras = keras_of(obj)
         if isinstance(obj, keras.losses.Loss):
             return copyreg.__newobj__, (type(obj),), dict(vars(obj))  # type: ignore[attr-defined]
         if isinstance(obj, keras.metrics.Metric):
-            settings = {name: _untracked(value) for name, value in vars(obj).items() if _is_plain(value)}
+            settings = {name: _untracked(value) for name, value in vars(obj).items() if _is_setting(obj, name, value)}
             return _metric, (type(obj), obj.get_config(), settings)
-        if isinstance(obj, keras.optimizers.Optimizer):
+        if is_optimizer(obj):
             _check_config(obj)
             return _optimizer, (type(obj), obj.get_config())
         return super().reducer_override(obj)
@@ -105,6 +108,11 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, (bool, int, float, str, numpy.ndarray, numpy.generic))
+
+
+def _is_setting(metric: Any, name: str, value: Any) -> bool:
+    """Whether an attribute tells how a metric was made. Those of Keras 2 are layers, with many attributes of those."""
+    return _is_plain(value) and not (is_keras_2(metric) and name.startswith("_"))
 
 
 def _untracked(value: Any) -> Any:
@@ -154,17 +162,24 @@ def packed(what: str, content: Any) -> bytes:
     Raises:
         DataError: one of them cannot travel.
     """
-    stream = io.BytesIO()
     try:
-        _Packer(stream).dump(content)
+        return pickled(content)
     except Exception as error:
         raise DataError(f"{what} cannot be sent to the processes: {type(error).__name__}: {error}") from error
+
+
+def pickled(content: Any) -> bytes:
+    """As `packed`, with pickle's own errors."""
+    stream = io.BytesIO()
+    _Packer(stream).dump(content)
     return stream.getvalue()
 
 
 def opened(content: bytes, custom_objects: Mapping[str, Any] | None = None) -> Any:
     """New objects, of what `packed` has made: on the driver, or of what the driver has sent."""
-    with keras.saving.custom_object_scope(dict(custom_objects or {})):
+    with ExitStack() as scopes:
+        for keras in imported():
+            scopes.enter_context(keras.saving.custom_object_scope(dict(custom_objects or {})))
         return pickle.loads(content)  # noqa: S301  # from the driver
 
 
@@ -180,7 +195,7 @@ def dumped(model: Any) -> bytes:
             with warnings.catch_warnings():
                 # The ranks build what is not built.
                 warnings.filterwarnings("ignore", message=".*has not yet been built")
-                keras.saving.save_model(model, file)
+                keras_of(model).saving.save_model(model, str(file))
         except Exception as error:
             raise DataError(
                 f"Keras cannot save the model {getattr(model, 'name', model)!r}, so that it cannot be sent: "
@@ -199,12 +214,25 @@ def loaded(content: bytes, custom_objects: Mapping[str, Any], *, compile: bool =
         file = Path(folder) / "model.keras"
         file.write_bytes(content)
         try:
-            return keras.saving.load_model(file, custom_objects=dict(custom_objects), compile=compile, safe_mode=False)
+            keras = keras_of_file(file)
+            return keras.saving.load_model(
+                str(file), custom_objects=dict(custom_objects), compile=compile, safe_mode=False
+            )
         except Exception as error:
             raise DataError(
                 f"Keras cannot load the model that it has saved: {type(error).__name__}: {_first_line(error)}. Name "
                 "your own classes and functions in custom_objects={...}; a class needs get_config()."
             ) from error
+
+
+def keras_of_file(file: Path) -> Any:
+    """The Keras that has written a ``.keras`` file: Keras 2 or Keras 3.
+
+    Raises:
+        OSError, KeyError, ValueError, zipfile.BadZipFile: it is no ``.keras`` file.
+    """
+    with zipfile.ZipFile(file) as archive:
+        return keras_of_version(str(json.loads(archive.read("metadata.json"))["keras_version"]))
 
 
 def digest_of(content: bytes, model: Any) -> bytes:
@@ -230,6 +258,7 @@ def custom_objects_of(model: Any, *others: Any) -> dict[str, Any]:
 
     What is registered (``keras.saving.register_keras_serializable``), layers' classes and the functions that they hold.
     """
+    keras = keras_of(model)
     result: dict[str, Any] = dict(keras.saving.get_custom_objects())
     holders = [*_layers(model), *others]
     for holder in holders:
@@ -245,7 +274,7 @@ def _layers(model: Any) -> list[Any]:
 
 def _is_users(definition: Any) -> bool:
     package = str(getattr(definition, "__module__", "")).partition(".")[0]
-    known = {"keras", "builtins", "tensorflow", "torch", "jax", "numpy", "spark_estimator"}
+    known = {"keras", "tf_keras", "builtins", "tensorflow", "torch", "jax", "numpy", "spark_estimator"}
     return package not in known and definition.__name__ != "<lambda>"
 
 

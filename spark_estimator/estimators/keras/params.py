@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from spark_estimator.estimators import checks, params
 from spark_estimator.estimators.keras.history import KerasHistory, history_of
+from spark_estimator.estimators.keras.spec import DEFAULT_ENVIRONMENT
 from spark_estimator.estimators.params import Row
 
 #: What differs from the shared parameters.
@@ -40,9 +41,10 @@ ESTIMATOR = (
     ),
     Row(
         "backend_env",
-        {},
+        dict(DEFAULT_ENVIRONMENT),
         checks.objects,
-        "environment variables to set in the processes before they import Keras",
+        "environment variables to set in the processes before they import Keras; the default, Horovod's, is set where "
+        "the processes do not have the variable",
         "Mapping[str, Any] | None",
         "dict[str, Any]",
     ),

@@ -8,12 +8,15 @@ from typing import Any
 
 from spark_estimator.estimators.checks import labels_of
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
+from spark_estimator.estimators.keras.compiled import arguments_of
 from spark_estimator.estimators.keras.objects import Recipe, custom_objects_of, dumped, packed, values_of
 from spark_estimator.estimators.keras.spec import KerasParts
 from spark_estimator.estimators.persistence.run_identity import Identity, name_of
-from spark_estimator.keras.importing import backend, keras
+from spark_estimator.keras.importing import backend, imported, is_keras_2, keras_of
+from spark_estimator.keras.optimizers import innermost, is_built, is_optimizer, variables_of
+from spark_estimator.keras.optimizers import name_of as optimizer_name
 from spark_estimator.keras.variables import lines_of
-from spark_estimator.keras.wrapping import exchange_of, innermost
+from spark_estimator.keras.wrapping import exchange_of
 
 
 def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[OutputKind], dict[str, Any]]:
@@ -27,16 +30,18 @@ def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[O
         DataError: it cannot be sent.
     """
     model = value("model")
-    if not isinstance(model, keras.Model):
-        raise TypeError(f"model is a model of Keras 3 (keras.Model); it was {model!r}.")
+    if not isinstance(model, keras_of(model).Model):
+        raise TypeError(f"model is a model of Keras 3 or Keras 2 (keras.Model); it was {model!r}.")
     labels = labels_of(value)
     shapes = value("label_shapes")
     callbacks = value("callbacks")
     checkpoint_callback = value("checkpoint_callback")
     for callback in [*callbacks, *([checkpoint_callback] if checkpoint_callback is not None else [])]:
-        if not isinstance(callback, keras.callbacks.Callback):
+        if not any(isinstance(callback, keras.callbacks.Callback) for keras in imported()):
             raise TypeError(f"callbacks are objects of keras.callbacks.Callback; one was {callback!r}.")
-    if checkpoint_callback is not None and not isinstance(checkpoint_callback, keras.callbacks.ModelCheckpoint):
+    if checkpoint_callback is not None and not any(
+        isinstance(checkpoint_callback, keras.callbacks.ModelCheckpoint) for keras in imported()
+    ):
         raise TypeError(f"checkpoint_callback is a keras.callbacks.ModelCheckpoint; it was {checkpoint_callback!r}.")
     recipe = _recipe(model, value, len(labels))
     losses = recipe.loss if isinstance(recipe.loss, (list, tuple)) else [recipe.loss]
@@ -45,7 +50,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[O
     metrics = recipe.metrics if isinstance(recipe.metrics, (list, tuple)) else []
     custom = {**custom_objects_of(model, recipe.optimizer, *losses, *metrics), **(value("custom_objects") or {})}
     parts = KerasParts(
-        backend=backend(),
+        backend=backend_name(model),
         environment={name: str(item) for name, item in (value("backend_env") or {}).items()},
         model=dumped(model),
         custom_objects=packed("custom_objects", custom),
@@ -60,20 +65,26 @@ def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[O
     return parts, labels, output_kinds, custom
 
 
+def backend_name(model: Any) -> str:
+    """What a model was made on, for `spec.choose_backend`: Keras 3's backend, or ``"tf_keras"``."""
+    return "tf_keras" if is_keras_2(model) else backend(model)
+
+
 def _recipe(model: Any, value: Callable[[str], Any], labels: int) -> Recipe:
     """What was given, and what the model was compiled with where nothing was."""
-    compiled = bool(getattr(model, "compiled", False))
+    of_model = arguments_of(model)
     optimizer = value("optimizer")
-    if optimizer is None and compiled:
+    if optimizer is None and of_model is not None:
         optimizer = model.optimizer
     if isinstance(optimizer, (str, dict)):
-        optimizer = keras.optimizers.get(optimizer)
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        optimizer = keras_of(model).optimizers.get(optimizer)
+    number = "2, as the model is" if is_keras_2(model) else 3
+    if not is_optimizer(optimizer) or is_keras_2(optimizer) != is_keras_2(model):
         missing = "model is not compiled, so that optimizer= is needed" if optimizer is None else f"was {optimizer!r}"
-        raise TypeError(f"optimizer is an optimizer of Keras 3, or its name; {missing}.")
+        raise TypeError(f"optimizer is an optimizer of Keras {number}, or its name; {missing}.")
     if exchange_of(optimizer) is not None:
         raise ValueError(
-            f"optimizer {optimizer.name!r} is a DistributedOptimizer already: give the plain one, which the "
+            f"optimizer {optimizer_name(optimizer)!r} is a DistributedOptimizer already: give the plain one, which the "
             "processes wrap."
         )
     passes = getattr(innermost(optimizer), "gradient_accumulation_steps", None) or 1
@@ -82,31 +93,29 @@ def _recipe(model: Any, value: Callable[[str], Any], labels: int) -> Recipe:
             f"the optimizer has gradient_accumulation_steps={passes}, and backward_passes_per_step="
             f"{value('backward_passes_per_step')} would accumulate once more: give one of the two."
         )
-    state = values_of(optimizer.variables) if optimizer.built else None
+    state = values_of(variables_of(optimizer)) if is_built(optimizer) else None
     rate = value("learning_rate")
     if rate is not None:
         optimizer, state = _with_rate(optimizer, rate), None
     loss_argument = value("loss") or []
-    losses = getattr(model, "_compile_loss", None) if compiled else None
-    loss = loss_argument[0] if len(loss_argument) == 1 else loss_argument or getattr(losses, "_user_loss", None)
+    loss = loss_argument[0] if len(loss_argument) == 1 else loss_argument or (of_model and of_model.loss)
     if loss is None:
         raise ValueError("loss is missing, and the model is not compiled with one: say loss='mse', for example.")
     weights = value("loss_weights")
-    if weights is None and losses is not None and not loss_argument:
-        weights = losses._user_loss_weights
+    if weights is None and of_model is not None and not loss_argument:
+        weights = of_model.loss_weights
     if isinstance(weights, list) and len(weights) != labels:
         raise ValueError(f"{len(weights)} loss_weights were given for {labels} label columns.")
-    of_model = getattr(model, "_compile_metrics", None) if compiled else None
-    metrics = value("metrics") or getattr(of_model, "_user_metrics", None)
+    metrics = value("metrics") or (of_model and of_model.metrics)
     return Recipe(
         optimizer=optimizer,
         state=state,
         loss=loss,
         loss_weights=weights[0] if isinstance(weights, list) and labels == 1 else weights,
         metrics=metrics[0] if labels > 1 and isinstance(metrics, list) and _is_dict(metrics) else metrics,
-        weighted_metrics=getattr(of_model, "_user_weighted_metrics", None),
-        run_eagerly=bool(compiled and model.run_eagerly),
-        compiles=not (compiled and model.jit_compile is False and backend() != "tensorflow"),
+        weighted_metrics=of_model and of_model.weighted_metrics,
+        run_eagerly=bool(of_model and model.run_eagerly),
+        compiles=not (of_model and model.jit_compile is False and backend(model) != "tensorflow"),
     )
 
 
@@ -145,7 +154,7 @@ def _identity(model: Any, recipe: Recipe, value: Callable[[str], Any]) -> Identi
         # Not its name, which Keras numbers within a process.
         "optimizer": [name_of(recipe.optimizer), *(f"{key}={_setting_text(item)}" for key, item in _settings(config))],
         "loss": [*map(_loss_text, losses), f"loss_weights={recipe.loss_weights}"],
-        "steps": [f"backend={backend()}", f"gradient_compression={name_of(value('gradient_compression'))}"],
+        "steps": [f"backend={backend_name(model)}", f"gradient_compression={name_of(value('gradient_compression'))}"],
     }
 
 

@@ -5,7 +5,6 @@ Nothing here imports Keras before the backend in the payload is known.
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.estimators.inference.predictor import Predictor
 from spark_estimator.estimators.keras.arrays import arrays_of, as_inputs, outputs_of
+from spark_estimator.estimators.keras.spec import choose_backend
 
 _DIGEST_BYTES = 32
 
@@ -38,10 +38,10 @@ class KerasPredictor(Predictor):
     ) -> KerasPredictor:
         """A predictor with a copy of the model as it is now."""
         from spark_estimator.estimators.keras.objects import digest_of, dumped, packed
-        from spark_estimator.keras.importing import backend
+        from spark_estimator.estimators.keras.parts import backend_name
 
         content, objects = dumped(model), packed("custom_objects", dict(custom_objects))
-        payload = digest_of(content, model) + cloudpickle.dumps((backend(), content, objects))
+        payload = digest_of(content, model) + cloudpickle.dumps((backend_name(model), content, objects))
         return cls(payload, tuple(inputs), tuple(widths), batch_size, decoders or {})
 
     @cached_property
@@ -51,10 +51,8 @@ class KerasPredictor(Predictor):
     def loaded(self) -> Any:
         """See `Predictor.loaded`. A worker whose Keras runs on another backend already predicts on that one."""
         backend, model, custom_objects = pickle.loads(self.payload[_DIGEST_BYTES:])  # noqa: S301  # from the driver
-        if "keras" not in sys.modules:
-            os.environ["KERAS_BACKEND"] = backend
-            if backend == "tensorflow":
-                os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        if not {"keras", "tf_keras"} & sys.modules.keys():
+            choose_backend(backend)
         from spark_estimator.estimators.keras import objects as keras_objects
 
         return keras_objects.loaded(model, keras_objects.opened(custom_objects))
@@ -65,7 +63,7 @@ class KerasPredictor(Predictor):
 
         rows = len(matrices[0])
         arrays = arrays_of(matrices, self.inputs)
-        if backend() == "jax":  # which compiles the model for each number of rows
+        if backend(model) == "jax":  # which compiles the model for each number of rows
             arrays = [_filled(array, self.batch_size) for array in arrays]
         outputs = outputs_of(model.predict_on_batch(as_inputs(model, arrays, self.inputs)))
         result = []

@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence.run_identity import Identity
 
+#: Of ``backend_env``, as in Horovod: the heap of the Java machine by which a process reaches HDFS.
+DEFAULT_ENVIRONMENT = {"LIBHDFS_OPTS": "-Xms2048m -Xmx2048m"}
+
 
 @dataclass(frozen=True)
 class KerasParts:
     """A model and how it is trained. What is Keras' own is packed, so that it is opened when the backend is chosen.
 
     Attributes:
-        backend: on which the model was made.
+        backend: on which the model was made: Keras 3's, or "tf_keras", which is Keras 2.
         environment: variables that a rank gets before it imports Keras.
         model: the user's, as the bytes of a ``.keras`` file.
         custom_objects, recipe, callbacks, checkpoint_callback: packed by `keras_objects`.
@@ -38,18 +41,26 @@ class KerasParts:
 
 
 def choose_backend(name: str, environment: Mapping[str, str] | None = None, *, use_gpu: bool = True) -> None:
-    """Has this process' Keras run on a backend; before it is imported.
+    """Has this process' Keras run on a backend, or be Keras 2 for "tf_keras"; before it is imported.
 
     Raises:
         DataError: it was imported already, on another one.
     """
-    os.environ.update(environment or {})
+    for variable, value in (environment or {}).items():
+        if DEFAULT_ENVIRONMENT.get(variable) == value:
+            os.environ.setdefault(variable, value)
+        else:
+            os.environ[variable] = value
     if not use_gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
         if name == "jax":
             os.environ["JAX_PLATFORMS"] = "cpu"
-    if name == "tensorflow":
+    if name in ("tensorflow", "tf_keras"):
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else each rank says what its processor can
+    if name == "tf_keras":  # for the user's functions, too; a process may have both
+        os.environ["TF_USE_LEGACY_KERAS"] = "1"
+        return
+    os.environ.pop("TF_USE_LEGACY_KERAS", None)
     keras = sys.modules.get("keras")
     if keras is None:
         os.environ["KERAS_BACKEND"] = name

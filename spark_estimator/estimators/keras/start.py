@@ -21,10 +21,12 @@ def train(spec: TrainSpec) -> TrainResult | None:
         from spark_estimator.estimators.keras import training as keras_training
     except ModuleNotFoundError as error:
         missing = str(error.name or "").partition(".")[0]
-        if missing not in ("keras", parts.backend):
+        needed = ("tf_keras", "tensorflow") if parts.backend == "tf_keras" else ("keras", parts.backend)
+        if missing not in needed:
             raise
+        packages = " ".join("'keras>=3'" if package == "keras" else package for package in needed)
         raise DataError(
-            f"rank {context.rank()} has no {missing}, with which this model is trained: pip install 'keras>=3' "
-            f"{parts.backend}, in the Python of the executors."
+            f"rank {context.rank()} has no {missing}, with which this model is trained: pip install {packages}, "
+            "in the Python of the executors."
         ) from error
     return keras_training.train(spec)

@@ -11,6 +11,7 @@ import numpy
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context
 from spark_estimator.estimators.keras.objects import assign, values_of
+from spark_estimator.keras.importing import is_keras_2
 
 
 class Sums:
@@ -25,6 +26,10 @@ class Sums:
         self._rows = 0
         # Keras divides the loss of each output by a number of rows that a compiled step may not know.
         self._totals: dict[str, float] = {}
+
+    @property
+    def _variables(self) -> list[Any]:
+        return metrics_variables_of(self._model)
 
     @property
     def _outputs_losses(self) -> list[Any]:
@@ -65,12 +70,12 @@ class Sums:
 
     def state(self) -> dict[str, Any]:
         """What was counted on this rank, for a checkpoint."""
-        return {"metrics": values_of(self._model.metrics_variables), "rows": self._rows, "totals": dict(self._totals)}
+        return {"metrics": values_of(self._variables), "rows": self._rows, "totals": dict(self._totals)}
 
     def take(self, state: dict[str, Any]) -> None:
         """Restores what `state` returned."""
-        if self._model.metrics_variables:
-            assign(self._model.metrics_variables, state["metrics"])
+        if self._variables:
+            assign(self._variables, state["metrics"])
         self._rows = int(state["rows"])
         self._totals = dict(state["totals"])
 
@@ -79,7 +84,7 @@ class Sums:
         model = self._model
         names = [metric.name for metric in self._outputs_losses]
         if context.size() > 1:
-            for variable, value in zip(model.metrics_variables, _added_up(model.metrics_variables), strict=True):
+            for variable, value in zip(self._variables, _added_up(self._variables), strict=True):
                 variable.assign(value)
         local_sums = numpy.array([self._rows, *(self._totals.get(name, 0.0) for name in names)], numpy.float64)
         rows, *totals = arrays.allreduce(local_sums, ReduceOp.SUM, "estimator.averages").tolist()
@@ -89,6 +94,13 @@ class Sums:
             result[name] = number.item() if number.ndim == 0 else number.tolist()
         result |= {name: total / rows for name, total in zip(names, totals, strict=True) if rows}
         return result
+
+
+def metrics_variables_of(model: Any) -> list[Any]:
+    """What a model's losses and metrics count with."""
+    if is_keras_2(model):
+        return [variable for metric in model.metrics for variable in metric.variables]
+    return list(model.metrics_variables)
 
 
 def _added_up(variables: list[Any]) -> list[Any]:

@@ -31,12 +31,17 @@ def train(spec: TrainSpec) -> TrainResult | None:
     checkpoint exists resumes from it. Random numbers are seeded for each epoch from seed, epoch and rank, and their
     state is in checkpoints within an epoch, so that such a run ends with the same numbers as one without interruption.
     """
+    with Saver(spec, KerasForm()) as saver:
+        return _trained(spec, saver)
+
+
+def _trained(spec: TrainSpec, saver: Saver) -> TrainResult | None:
     parts: KerasParts = spec.framework
     beginning = begin(spec, _identity_of, KerasForm())
     rows, held, seed, kept = beginning.rows, beginning.held, beginning.seed, beginning.kept
     loop = Loop(spec, seed, rows)
     progress = TrainingProgress(spec.patience, spec.restore_best)
-    spread = rows.spread() if spec.checkpoint_steps or (kept is not None and kept.cursor is not None) else []
+    spread = rows.spread() if spec.checkpoints_within or (kept is not None and kept.cursor is not None) else []
     cursor: Cursor | None = None
     callbacks = KerasCallbacks(parts, loop.model, spec.epochs, rows.plan(spec.batch_size, spec.train_steps).steps)
     if kept is not None:
@@ -48,7 +53,6 @@ def train(spec: TrainSpec) -> TrainResult | None:
         callbacks.take(kept.state["callback"])
         if context.rank() == 0 and spec.verbose:
             log_to_driver(line_of_return(spec.run_id, kept, spec.epochs, again=again))
-    saver = Saver(spec, KerasForm())
 
     def save(place: Cursor | None = None) -> None:
         ranks = loop.of_ranks(within=place is not None)

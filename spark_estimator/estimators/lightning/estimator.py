@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from spark_estimator.estimators import estimator
+from spark_estimator.estimators import data_modules, estimator
 from spark_estimator.estimators.inference.prediction_columns import OutputKind, output_kind_of
 from spark_estimator.estimators.lightning.check import LightningTrial
 from spark_estimator.estimators.lightning.keywords import LightningEstimatorKeywords
@@ -90,8 +90,14 @@ class TorchEstimator(LightningEstimatorKeywords, TorchFiles, estimator.TableEsti
         return _LightningTraining(*parts_of(self._value))
 
     def _fit(self, dataset: DataFrame) -> TorchModel:
+        module = self._value("data_module")
+        if data_modules.takes_folders(module):
+            self._training()  # raises where a parameter can't be used, before rows are written
+            size = self._size(self._chosen_backend())
+            with data_modules.written(self, dataset, size(dataset.sparkSession) if callable(size) else size) as index:
+                return self.copy({self.data_module: data_modules.plan_of(self, index)})._fit(dataset)
         # With loaders of the user's the rows only tell their types.
-        return super()._fit(dataset if self._value("data_module") is None else dataset.limit(100))
+        return super()._fit(dataset if module is None else dataset.limit(100))
 
 
 class _LightningTraining:
@@ -110,11 +116,11 @@ class _LightningTraining:
             self.trial = TorchTrial(parts.plain)
         self.train: Callable[[TrainSpec], TrainResult | None] = train
 
-    def trained(self, state: bytes) -> nn.Module:
+    def trained(self, state: bytes) -> tuple[nn.Module, None]:
         """See `estimator.FrameworkTraining.trained`: on the CPU, ready to predict."""
         trained: Any = copy.deepcopy(self.framework.model).cpu()
         if self.framework.plain is None:
             trained.configure_model()
         trained.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
         module: nn.Module = trained.eval()
-        return module
+        return module, None  # as in Horovod: the module configures its optimizers itself

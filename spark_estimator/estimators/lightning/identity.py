@@ -40,6 +40,9 @@ def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
             for name, value in sorted(chosen.items())
             if isinstance(value, (bool, int, float, str, type(None)))
         ],
-        "steps": [f"gradient_compression={name_of(parts.compression)}", f"data_module={name_of(parts.data_module)}"],
+        "steps": [
+            f"gradient_compression={name_of(parts.compression)}",
+            f"data_module={name_of(getattr(parts.data_module, 'kind', parts.data_module))}",
+        ],
         "trainer_args": steering + ["scale_lr=True"] * parts.scale_lr,
     }

@@ -73,6 +73,7 @@ class LightningEstimatorKeywords(SharedKeywords, PredictingKeywords):
         shuffle: bool = True,
         run_id: str | None = None,
         checkpoint_every_steps: int | None = None,
+        checkpoint_every_seconds: float | None = None,
         early_stopping_patience: int | None = None,
         restore_best: bool = False,
         use_gpu: bool = True,
@@ -137,6 +138,7 @@ class LightningEstimatorKeywords(SharedKeywords, PredictingKeywords):
         shuffle: bool = True,
         run_id: str | None = None,
         checkpoint_every_steps: int | None = None,
+        checkpoint_every_seconds: float | None = None,
         early_stopping_patience: int | None = None,
         restore_best: bool = False,
         use_gpu: bool = True,
@@ -202,23 +204,25 @@ class LightningEstimatorKeywords(SharedKeywords, PredictingKeywords):
         | Sequence[Callable[..., Any] | Sequence[Callable[..., Any]] | Mapping[str, Callable[..., Any]]]
         | None,
     ) -> Self:
-        """Sets metrics: functions of (output, label); one list of them per label column; or a dict whose keys are
-        their names. Returns self.
+        """Sets metrics: functions of (output, label); or Horovod's lists, each of one function, or of one per label
+        column; or a dict per label column, whose keys are their names. Returns self.
         """
         return self._set(metrics=value)
 
     def getMetrics(self) -> list[Any]:
-        """metrics: functions of (output, label); one list of them per label column; or a dict whose keys are their
-        names.
+        """metrics: functions of (output, label); or Horovod's lists, each of one function, or of one per label
+        column; or a dict per label column, whose keys are their names.
         """
         return self._get(self.metrics)
 
     def setLossConstructors(self, value: Callable[..., Any] | Sequence[Callable[..., Any]] | None) -> Self:
-        """Sets loss_constructors: functions without arguments that create the losses, instead of loss. Returns self."""
+        """Sets loss_constructors: functions that create the losses, instead of loss; Horovod's get the keyword
+        model. Returns self.
+        """
         return self._set(loss_constructors=value)
 
     def getLossConstructors(self) -> list[Callable[..., Any]] | None:
-        """loss_constructors: functions without arguments that create the losses, instead of loss."""
+        """loss_constructors: functions that create the losses, instead of loss; Horovod's get the keyword model."""
         return self._get(self.loss_constructors)
 
     def setCallbacks(self, value: Any) -> Self:
@@ -254,14 +258,16 @@ class LightningEstimatorKeywords(SharedKeywords, PredictingKeywords):
         return self._get(self.num_gpus)
 
     def setDataModule(self, value: Any) -> Self:
-        """Sets data_module: a LightningDataModule, or its class, created without arguments on each rank: its loaders
-        replace the DataFrame, whose first rows are only used for the types of the columns. Returns self.
+        """Sets data_module: a LightningDataModule, or its class: its loaders replace the DataFrame, whose first rows
+        are only used for the types of the columns. A class with the argument train_dir gets Horovod's keywords,
+        and the rows are written to the store; others are created without arguments on each rank. Returns self.
         """
         return self._set(data_module=value)
 
     def getDataModule(self) -> Any:
-        """data_module: a LightningDataModule, or its class, created without arguments on each rank: its loaders
-        replace the DataFrame, whose first rows are only used for the types of the columns.
+        """data_module: a LightningDataModule, or its class: its loaders replace the DataFrame, whose first rows are
+        only used for the types of the columns. A class with the argument train_dir gets Horovod's keywords, and
+        the rows are written to the store; others are created without arguments on each rank.
         """
         return self._get(self.data_module)
 

@@ -24,8 +24,9 @@ ESTIMATOR = (
         "data_module",
         None,
         checks.anything,
-        "a LightningDataModule, or its class, created without arguments on each rank: its loaders replace the "
-        "DataFrame, whose first rows are only used for the types of the columns",
+        "a LightningDataModule, or its class: its loaders replace the DataFrame, whose first rows are only used for "
+        "the types of the columns. A class with the argument train_dir gets Horovod's keywords, and the rows are "
+        "written to the store; others are created without arguments on each rank",
     ),
     Row(
         "trainer_args",

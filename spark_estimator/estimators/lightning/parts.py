@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from spark_estimator.estimators.checks import labels_of, listed
+from spark_estimator.estimators.data_modules import ModulePlan
 from spark_estimator.estimators.torch import losses as torch_losses
 from spark_estimator.estimators.torch import parts as torch_parts
 from spark_estimator.lightning.flavours import FLAVOURS, preferred
@@ -73,8 +74,9 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
     model = value("model")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a LightningModule, or a torch.nn.Module with optimizer and loss; it was {model!r}.")
-    if value("checkpoint_every_steps") is not None:
-        raise ValueError("checkpoint_every_steps: with Lightning there is a checkpoint after each epoch, leave it out.")
+    for name in ("checkpoint_every_steps", "checkpoint_every_seconds"):
+        if value(name) is not None:
+            raise ValueError(f"{name}: with Lightning there is a checkpoint after each epoch, leave it out.")
     flavour = flavour_of(model)
     plain = None
     if flavour is None:
@@ -91,7 +93,8 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
             raise TypeError(f"callbacks are Callbacks of {flavour}, as the model is; one was {callback!r}.")
     data_module = value("data_module")
     if data_module is not None:
-        kind = data_module if isinstance(data_module, type) else type(data_module)
+        kind = data_module.kind if isinstance(data_module, ModulePlan) else data_module
+        kind = kind if isinstance(kind, type) else type(kind)
         if not issubclass(kind, package.LightningDataModule):
             raise TypeError(f"data_module is a LightningDataModule of {flavour}, or its class; it was {data_module!r}.")
     if (value("num_gpus") or 0) > 1:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import spark_estimator.torch as hvd
+from spark_estimator.estimators.data_modules import ModulePlan
 from spark_estimator.estimators.lightning.callbacks import EpochSums, callback_of, logged, strategy_of
 from spark_estimator.estimators.lightning.checkpoint import begin_after, plain_checkpoint, restore
 from spark_estimator.estimators.lightning.identity import identity_of
@@ -46,7 +47,12 @@ def train(spec: TrainSpec) -> TrainResult | None:
     """
     hvd.init()
     beginning = begin(spec, identity_of, TorchForm())
-    training = _Training(spec, beginning)
+    with Saver(spec, TorchForm()) as saver:
+        return _trained(spec, beginning, saver)
+
+
+def _trained(spec: TrainSpec, beginning: RankRun, saver: Saver) -> TrainResult | None:
+    training = _Training(spec, beginning, saver)
     kept = beginning.kept
     if kept is not None:
         training.take(kept)
@@ -61,7 +67,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
 class _Training:
     """The module and its Trainer."""
 
-    def __init__(self, spec: TrainSpec, beginning: RankRun) -> None:
+    def __init__(self, spec: TrainSpec, beginning: RankRun, saver: Saver) -> None:
         parts: LightningParts = spec.framework
         rows, held, seed = beginning.rows, beginning.held, beginning.seed
         self.progress = TrainingProgress(spec.patience, spec.restore_best)
@@ -70,7 +76,7 @@ class _Training:
         self._seed = seed
         self._identity = beginning.identity
         self._kept: Checkpoint | None = None
-        self._saver = Saver(spec, TorchForm())
+        self._saver = saver
         self._package: Any = importlib.import_module(parts.flavour)
         quiet(parts.flavour, spec.verbose)
         self._meter = meter_of(spec)
@@ -137,6 +143,9 @@ class _Training:
             begin_after(trainer, self._kept.state["lightning"])
         if parts.data_module is not None:
             data_module = parts.data_module
+            if isinstance(data_module, ModulePlan):
+                steps = self._spec.train_steps, self._spec.validation_steps
+                data_module = data_module.made(hvd.rank(), hvd.size(), *steps)
             trainer.fit(self.module, datamodule=data_module() if isinstance(data_module, type) else data_module)
         else:
             trainer.fit(self.module, self._train, self._held)
@@ -205,7 +214,7 @@ class _Training:
         plain, left = self._parts.plain, iter(means[1:])
         if plain is None:
             return {"loss": means[0], "all_metrics": []}
-        return results_of(means[0], [[next(left) for _ in group] for group in plain.metrics], plain.metric_names)
+        return results_of(means[0], [[next(left) for _ in group] for group in plain.metrics], plain)
 
     def _line(self, entry: dict[str, Any]) -> str:
         metrics = {

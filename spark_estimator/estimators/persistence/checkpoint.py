@@ -8,25 +8,34 @@ with the same bits as one that was never interrupted. A digest at its end shows 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import math
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from typing import Any, Protocol
 
-from spark_estimator.collectives import context
+import numpy
+
+from spark_estimator.checkpoint.file_saver import DirectSaver, FileSaver, saver_for
+from spark_estimator.checkpoint.schedule import Schedule, clock
+from spark_estimator.checkpoint.writer_link import Report
+from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence import run_lease
 from spark_estimator.estimators.persistence.run_identity import Identity, differences
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
-from spark_estimator.store import FilesystemStore
-from spark_estimator.store.digests import flaw_of, sealed
+from spark_estimator.store import FilesystemStore, Store
+from spark_estimator.store.digests import flaw_of
 
 # A store may be away for a while; so many checkpoints in a row may be lost, once there was one.
 _MOST_LOST = 2
+# When a training has failed, what is being written has so long.
+_WAITS_AT_FAILURE = timedelta(seconds=30)
 
 
 @dataclass
@@ -124,8 +133,10 @@ class CheckpointFormat(Protocol):
 class Saver:
     """Writes a training's checkpoints, each over the one before, whole or not at all. For rank 0.
 
-    When the first one cannot be written, the training ends: the store is not what the user thinks. Later the store may
-    be away: two checkpoints in a row are lost with a line on the driver; at the third the training ends.
+    The training continues while another process writes (`FileSaver`): a newer checkpoint replaces one that waits for a
+    slow store. When the first one cannot be written, the training ends: the store is not what the user thinks. Later
+    the store may be away: two checkpoints in a row are lost with a line on the driver; at the third the training ends.
+    It learns of that at its next checkpoint, or at its end. At the end of a ``with`` block the last one is complete.
     """
 
     def __init__(self, spec: TrainSpec, form: CheckpointFormat) -> None:
@@ -133,17 +144,23 @@ class Saver:
         self._form = form
         self._lost = _MOST_LOST
         self._fence = run_lease.Fence.of(spec)
+        self._files: FileSaver | DirectSaver | None = None
+        self._has_told = False
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Nothing without a store.
+        """Has it written; nothing without a store.
 
         Raises:
-            DataError: it cannot be written; the one before is there still.
+            DataError: earlier ones could not be written; the one before is there still.
             SupersededError: another attempt or driver has the run.
         """
         path = self._spec.checkpoint_path
         if self._spec.store is None or path is None:
             return
+        if self._files is None:
+            store = self._spec.store
+            self._files = saver_for(store, functools.partial(_write, store, self._fence))
+        self._account(self._files.reports())
         whole = {
             **checkpoint.state,
             "identity": checkpoint.identity,
@@ -154,24 +171,69 @@ class Saver:
             "ranks": checkpoint.ranks,
             "cursor": None if checkpoint.cursor is None else asdict(checkpoint.cursor),
         }
-        content = sealed(self._form.stream(whole))
+        with self._form.stream(whole).getbuffer() as content:
+            replaced = self._files.put(path, content)
+        if replaced and not self._has_told:
+            self._has_told = True
+            log_to_driver(
+                f"the store takes longer for a checkpoint, {path}, than training to the next: newer ones replace those "
+                "that wait (told once)"
+            )
+
+    def wait(self) -> None:
+        """Returns when the last one is complete or has failed. Raises as `save`."""
+        if self._files is not None:
+            self._account(self._files.wait())
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._files is None:
+            return
         try:
-            run_lease.write(self._spec.store, path, content, self._fence)
-        except run_lease.SupersededError:
-            raise
-        except Exception as error:  # each kind of store has errors of its own
+            if kind is None:
+                self.wait()
+            else:  # the next attempt would not find what is not written yet
+                self._files.wait(_WAITS_AT_FAILURE)
+        finally:
+            self._files.close()
+            self._files = None
+
+    def _account(self, reports: Sequence[Report]) -> None:
+        """Counts what was written and what was lost."""
+        for report in reports:
+            if not report.error:
+                self._lost = self._lost if report.note else 0
+                continue
+            if report.raised == run_lease.SupersededError.__name__:
+                raise run_lease.SupersededError(report.error.partition(": ")[2])
             self._lost += 1
             failure = (
-                f"the checkpoint {path} of {len(content)} bytes cannot be written on rank 0 (host "
-                f"{socket.gethostname()}): {type(error).__name__}: {error}"
+                f"the checkpoint {self._spec.checkpoint_path} of {report.bytes} bytes cannot be written on rank 0 "
+                f"(host {socket.gethostname()}): {report.error}"
             )
             if self._lost > _MOST_LOST:
                 raise DataError(
                     f"{failure}. The folder must be writable on every executor, with room for two checkpoints."
-                ) from error
+                )
             log_to_driver(f"{failure}. Training continues; a restart would resume from the previous checkpoint")
-        else:
-            self._lost = 0
+
+
+def _write(store: Store, fence: run_lease.Fence | None, path: str, content: bytes) -> None:
+    run_lease.write(store, path, content, fence)
+
+
+def schedule_of(spec: TrainSpec) -> Schedule | None:
+    """When there is a checkpoint within an epoch; None: never."""
+    if not spec.checkpoints_within:
+        return None
+    seconds = spec.checkpoint_seconds
+    return Schedule(spec.checkpoint_steps, None if seconds is None else timedelta(seconds=seconds), _first_clock)
+
+
+def _first_clock() -> float:
+    return float(arrays.broadcast(numpy.array([clock()]), 0, "checkpoint.clock")[0])
 
 
 def load(spec: TrainSpec, identity: Identity, form: CheckpointFormat) -> Checkpoint | None:

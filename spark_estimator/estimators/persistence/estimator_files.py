@@ -25,13 +25,18 @@ _LEFT_OUT = ("store", "backend")
 
 
 def write(
-    estimator: TableParams, folder: Path, objects: Sequence[str], dump: Callable[[dict[str, Any], Path], None]
+    estimator: TableParams,
+    folder: Path,
+    objects: Sequence[str],
+    dump: Callable[[dict[str, Any], Path], None],
+    pickled: Callable[[Any], object] = cloudpickle.dumps,
 ) -> None:
     """Puts an estimator's files into a new folder.
 
     Args:
         objects: the parameters that JSON does not hold.
         dump: (objects by name, folder) writes those that were set.
+        pickled: how `dump` pickles an object: one that cannot be is refused by its name.
 
     Raises:
         DataError: a parameter cannot be pickled.
@@ -45,7 +50,7 @@ def write(
     result = {name: chosen.pop(name) for name in objects if name in chosen}
     for name, value in result.items():  # one by one, so that what cannot travel is named
         try:
-            cloudpickle.dumps(value)
+            pickled(value)
         except Exception as error:
             raise DataError(f"{name} cannot be saved: {type(error).__name__}: {error}") from error
     dump(result, folder)

@@ -31,7 +31,7 @@ def write_manifest(folder: Path, instance: Params, details: dict[str, Any]) -> N
     import pyspark
 
     kind = type(instance)
-    digests = {file.name: digest_of(file) for file in sorted(folder.iterdir())}
+    digests = {file.name: digest_of(file) for file in sorted(folder.iterdir()) if file.is_file()}
     header = {"format": _FORMAT, "kind": kind.__name__, "version": __version__, "uid": instance.uid}
     whole = {**header, **details, "sha256": digests}
     (folder / MANIFEST_FILE).write_text(json.dumps(whole, indent=2), encoding="utf-8")
@@ -124,6 +124,11 @@ class Manifest:
     def broken(self, key: str, flaw: str) -> DataError:
         """An error about the value of a key."""
         return DataError(f"{self.folder / MANIFEST_FILE} is broken: {key!r} {flaw.rstrip('.')}.")
+
+    @property
+    def files(self) -> list[str]:
+        """The files that were written with it."""
+        return sorted(self._digests)
 
     def has(self, name: str) -> bool:
         """Whether a file was written."""

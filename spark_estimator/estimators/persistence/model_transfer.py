@@ -96,7 +96,7 @@ def taken(store: Store, path: str, digest: str) -> bytes:
     opens = (
         "keras.saving.load_model(path) gives the model."
         if path.endswith(".keras")
-        else "torch.load(path, weights_only=True) gives the model's state_dict."
+        else "torch.load(path, weights_only=True) gives its numbers."
     )
     try:
         content = store.read(path)

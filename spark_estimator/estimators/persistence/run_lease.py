@@ -29,9 +29,9 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -207,6 +207,7 @@ class Fence:
     run_id: str
     owner: str
     attempt: int
+    process: Mapping[str, Any] = field(default_factory=lambda: _this_process())
 
     @classmethod
     def of(cls, spec: TrainSpec) -> Fence | None:
@@ -263,13 +264,13 @@ class Fence:
         return _fields(_read(self.store, self._path) or b"")
 
     def _mark(self) -> dict[str, Any]:
-        process = {"host": socket.gethostname(), "pid": os.getpid(), "started": _start_of(os.getpid())}
-        return {"owner": self.owner, "attempt": self.attempt, **process, "place": _place()}
+        return {"owner": self.owner, "attempt": self.attempt, **self.process}
 
     def _superseded(self, by: str) -> SupersededError:
         return SupersededError(
-            f"run_id={self.run_id!r}: attempt {self.attempt} on rank 0 (host {socket.gethostname()}, pid "
-            f"{os.getpid()}) may not write to {os.path.dirname(self._path)} any more: {by} has taken the run over."
+            f"run_id={self.run_id!r}: attempt {self.attempt} on rank 0 (host {self.process['host']}, pid "
+            f"{self.process['pid']}) may not write to {os.path.dirname(self._path)} any more: {by} has taken the "
+            "run over."
         )
 
 
@@ -310,6 +311,12 @@ def _fields(content: bytes) -> dict[str, Any]:
 def _holder(fields: dict[str, Any]) -> str:
     names = {name: fields.get(name, "unknown") for name in ("pid", "user", "host", "since")}
     return "a driver (pid {pid}, user {user}, host {host}, since {since})".format(**names)
+
+
+def _this_process() -> dict[str, Any]:
+    """Whose fence it is, also in the process that writes for it."""
+    pid = os.getpid()
+    return {"host": socket.gethostname(), "pid": pid, "started": _start_of(pid), "place": _place()}
 
 
 def _attempt(fields: dict[str, Any]) -> str:

@@ -5,28 +5,29 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from spark_estimator.estimators import estimator
+from spark_estimator.estimators import data_modules, estimator
 from spark_estimator.estimators.inference.prediction_columns import OutputKind, output_kind_of
 from spark_estimator.estimators.params import with_params
-from spark_estimator.estimators.protocol import with_ineffective
 from spark_estimator.estimators.rows.shapes import Trial
 from spark_estimator.estimators.torch.check import TorchTrial
 from spark_estimator.estimators.torch.estimator_files import TorchFiles
 from spark_estimator.estimators.torch.keywords import TorchEstimatorKeywords
 from spark_estimator.estimators.torch.losses import TorchParts
 from spark_estimator.estimators.torch.model import TorchModel
-from spark_estimator.estimators.torch.params import ESTIMATOR, WITHOUT_EFFECT
+from spark_estimator.estimators.torch.params import ESTIMATOR
 from spark_estimator.estimators.torch.parts import parts_of
 from spark_estimator.estimators.torch.training import train
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
-@with_ineffective({"data_module": ("DataModule", None)}, WITHOUT_EFFECT)
+
 @with_params(ESTIMATOR)
 class TorchEstimator(TorchEstimatorKeywords, TorchFiles, estimator.TableEstimator[TorchModel]):
     """Trains a PyTorch model on the rows of a DataFrame: ``model = TorchEstimator(...).fit(df)``.
@@ -49,11 +50,31 @@ class TorchEstimator(TorchEstimatorKeywords, TorchFiles, estimator.TableEstimato
     _model_kind = TorchModel
     _objects = (
         *("model", "optimizer", "loss", "loss_constructors", "metrics", "lr_scheduler", "gradient_compression"),
-        *("callbacks", "train_minibatch_fn", "decoders", "transformation_fn"),
+        *("callbacks", "train_minibatch_fn", "data_module", "decoders", "transformation_fn"),
     )
 
     def _training(self) -> _TorchTraining:
         return _TorchTraining(*parts_of(self._value))
+
+    def _fit(self, dataset: DataFrame) -> TorchModel:
+        if not data_modules.takes_folders(self._value("data_module")):
+            return super()._fit(dataset)
+        self._training()  # raises where a parameter can't be used, before rows are written
+        size = self._size(self._chosen_backend())
+        processes = size(dataset.sparkSession) if callable(size) else size
+        with data_modules.written(self, dataset, processes) as index:
+            return self.fit_on_parquet(None, index)
+
+    def fit_on_parquet(self, params: Any = None, dataset_idx: int | None = None) -> TorchModel:
+        """See `TableEstimator.fit_on_parquet`."""
+        if not params and data_modules.takes_folders(self._value("data_module")):
+            planned = self.copy({self.data_module: data_modules.plan_of(self, dataset_idx)})
+            return planned.fit_on_parquet(None, dataset_idx)
+        return super().fit_on_parquet(params, dataset_idx)
+
+    def _module_plan(self) -> data_modules.ModulePlan | None:
+        plan = self._value("data_module")
+        return plan if isinstance(plan, data_modules.ModulePlan) else None
 
 
 class _TorchTraining:
@@ -69,8 +90,13 @@ class _TorchTraining:
         self.trial: Trial = TorchTrial(parts)
         self.train: Callable[[TrainSpec], TrainResult | None] = train
 
-    def trained(self, state: bytes) -> nn.Module:
+    def trained(self, state: bytes) -> tuple[nn.Module, torch.optim.Optimizer | None]:
         """See `estimator.FrameworkTraining.trained`: on the CPU, ready to predict."""
-        trained: nn.Module = copy.deepcopy(self.framework.model).cpu()
-        trained.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
-        return trained.eval()
+        content = torch.load(io.BytesIO(state), weights_only=True)
+        module: nn.Module
+        module, optimizer = copy.deepcopy((self.framework.model, self.framework.optimizer))  # of the copy's parameters
+        module.cpu().load_state_dict(content["model"])
+        if "optimizer" not in content:
+            return module.eval(), None
+        optimizer.load_state_dict(content["optimizer"])
+        return module.eval(), optimizer

@@ -20,8 +20,9 @@ from spark_estimator.errors import DataError
 from spark_estimator.estimators.params import TableParams
 from spark_estimator.estimators.persistence import estimator_files
 from spark_estimator.estimators.persistence.folders import is_trusted
+from spark_estimator.estimators.persistence.horovod_files import HorovodFile
 from spark_estimator.estimators.persistence.manifest import Manifest
-from spark_estimator.estimators.torch.reading import RefusedObjectsError, read
+from spark_estimator.estimators.torch.reading import RefusedObjectsError, module_of, read
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -46,7 +47,7 @@ class TorchFiles:
         """Loads what `save` has written, and runs no code from it unless it is trusted.
 
         Args:
-            path: a folder that this process sees.
+            path: a folder that this process sees; with trust, also one that Horovod has saved.
             trust: runs code from the folder, which modules of your own need; only for folders that you trust.
 
         Raises:
@@ -54,9 +55,26 @@ class TorchFiles:
                 it.
         """
         result: Any = cls
+        saved = HorovodFile.at(path)
+        if saved is not None:
+            return cls._of_horovod(saved, trust=trust)
         loaded: Self = estimator_files.load(
             result, path, cls._objects, lambda manifest: _read(manifest, trust), trust=trust
         )
+        return loaded
+
+    @classmethod
+    def _of_horovod(cls, saved: HorovodFile, *, trust: bool) -> Self:
+        """An estimator that Horovod has saved."""
+        kind: Any = cls
+        values = saved.values("TorchEstimator", trust=trust)
+        if "model" in values:
+            values["model"] = module_of(values["model"])
+        known = {row.name for row in kind._rows}
+        estimator: Any = kind(**{name: value for name, value in values.items() if name in known})
+        estimator._set(**{name: value for name, value in values.items() if name in kind._ineffective})
+        estimator._resetUid(saved.uid)
+        loaded: Self = estimator
         return loaded
 
 

@@ -33,6 +33,7 @@ def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
             f"mixed_precision={parts.precision}",
             f"gradient_compression={name_of(parts.compression)}",
             f"train_minibatch_fn={name_of(parts.minibatch)}",
+            *parts.settings,
         ],
     }
 

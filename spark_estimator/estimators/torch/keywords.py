@@ -40,6 +40,7 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
     loss_constructors: Param[list[Callable[..., Any]] | None]
     callbacks: Param[list[Any]]
     train_minibatch_fn: Param[Callable[..., Any] | None]
+    data_module: Param[Any]
     mixed_precision: Param[str | None]
 
     @by_keyword
@@ -73,6 +74,7 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         shuffle: bool = True,
         run_id: str | None = None,
         checkpoint_every_steps: int | None = None,
+        checkpoint_every_seconds: float | None = None,
         early_stopping_patience: int | None = None,
         restore_best: bool = False,
         use_gpu: bool = True,
@@ -98,6 +100,7 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         loss_constructors: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
         callbacks: Any = [],
         train_minibatch_fn: Callable[..., Any] | None = None,
+        data_module: type | None = None,
         mixed_precision: str | None = None,
     ) -> None:
         super().__init__(**self._call_keywords)
@@ -133,6 +136,7 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         shuffle: bool = True,
         run_id: str | None = None,
         checkpoint_every_steps: int | None = None,
+        checkpoint_every_seconds: float | None = None,
         early_stopping_patience: int | None = None,
         restore_best: bool = False,
         use_gpu: bool = True,
@@ -158,6 +162,7 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         loss_constructors: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
         callbacks: Any = [],
         train_minibatch_fn: Callable[..., Any] | None = None,
+        data_module: type | None = None,
         mixed_precision: str | None = None,
     ) -> Self:
         """Sets any of the parameters. Returns self."""
@@ -194,14 +199,14 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         | Sequence[Callable[..., Any] | Sequence[Callable[..., Any]] | Mapping[str, Callable[..., Any]]]
         | None,
     ) -> Self:
-        """Sets metrics: functions of (output, label); one list of them per label column; or a dict whose keys are
-        their names. Returns self.
+        """Sets metrics: functions of (output, label); or Horovod's lists, each of one function, or of one per label
+        column; or a dict per label column, whose keys are their names. Returns self.
         """
         return self._set(metrics=value)
 
     def getMetrics(self) -> list[Any]:
-        """metrics: functions of (output, label); one list of them per label column; or a dict whose keys are their
-        names.
+        """metrics: functions of (output, label); or Horovod's lists, each of one function, or of one per label
+        column; or a dict per label column, whose keys are their names.
         """
         return self._get(self.metrics)
 
@@ -224,11 +229,13 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         return self._get(self.lr_scheduler)
 
     def setLossConstructors(self, value: Callable[..., Any] | Sequence[Callable[..., Any]] | None) -> Self:
-        """Sets loss_constructors: functions without arguments that create the losses, instead of loss. Returns self."""
+        """Sets loss_constructors: functions that create the losses, instead of loss; Horovod's get the keyword
+        model. Returns self.
+        """
         return self._set(loss_constructors=value)
 
     def getLossConstructors(self) -> list[Callable[..., Any]] | None:
-        """loss_constructors: functions without arguments that create the losses, instead of loss."""
+        """loss_constructors: functions that create the losses, instead of loss; Horovod's get the keyword model."""
         return self._get(self.loss_constructors)
 
     def setCallbacks(self, value: Any) -> Self:
@@ -254,6 +261,18 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         sample_weights) -> (outputs, loss); None: the built-in step.
         """
         return self._get(self.train_minibatch_fn)
+
+    def setDataModule(self, value: type | None) -> Self:
+        """Sets data_module: a class derived from horovod.spark.common.datamodule.DataModule that reads the ranks'
+        batches from the store; None, or PetastormDataModule: this package reads them. Returns self.
+        """
+        return self._set(data_module=value)
+
+    def getDataModule(self) -> Any:
+        """data_module: a class derived from horovod.spark.common.datamodule.DataModule that reads the ranks' batches
+        from the store; None, or PetastormDataModule: this package reads them.
+        """
+        return self._get(self.data_module)
 
     def setMixedPrecision(self, value: str | None) -> Self:
         """Sets mixed_precision: 'bf16': run forward passes under autocast; None: full precision. Returns self."""

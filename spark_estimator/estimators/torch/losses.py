@@ -51,6 +51,8 @@ class TorchParts:
         leaving_out: the numbers of those labels in which some rows have the class that their loss leaves out, so that
             it divides by the others.
         metric_names: [labels][metrics] of `metrics`; empty: `names_of` them.
+        rate_is_joint: the learning rate is that of a step of all ranks; False: of one process, and it is multiplied.
+        settings: what else tells the training from another.
     """
 
     model: nn.Module
@@ -67,6 +69,8 @@ class TorchParts:
     labels: Sequence[str] = ()
     leaving_out: frozenset[int] = frozenset()
     metric_names: Sequence[Sequence[str]] = ()
+    rate_is_joint: bool = False
+    settings: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not self.metric_names:

@@ -15,8 +15,8 @@ def grouped(metrics: Sequence[Any], labels: Sequence[str]) -> tuple[list[list[Me
     """The metrics of each label, and their names.
 
     Args:
-        metrics: functions for every label, or one list or dict of functions per label; a single dict is for every
-            label. The keys of a dict are names.
+        metrics: functions for every label; or Horovod's lists, each of which has one function for every label, or one
+            per label; or one dict of functions per label, whose keys are names. A single dict is for every label.
         labels: the label columns. With several, names begin with the column: ``price_mae``.
 
     Returns:
@@ -24,17 +24,24 @@ def grouped(metrics: Sequence[Any], labels: Sequence[str]) -> tuple[list[list[Me
 
     Raises:
         TypeError: a key of a dict is not a non-empty string.
-        ValueError: there are as many lists or dicts as neither one nor one per label.
+        ValueError: a list has as many functions as neither one nor one per label, or there are as many dicts.
     """
     groups: list[Any]
     if len(metrics) == 1 and isinstance(metrics[0], Mapping):
         groups = [metrics[0]] * len(labels)
-    elif any(isinstance(metric, (list, tuple, Mapping)) for metric in metrics):
+    elif any(isinstance(metric, Mapping) for metric in metrics):
         groups = [metric if isinstance(metric, (list, tuple, Mapping)) else [metric] for metric in metrics]
         if len(groups) != len(labels):
-            raise ValueError(
-                f"metrics has {len(groups)} lists or dicts for {len(labels)} label columns; give one per column."
-            )
+            raise ValueError(f"metrics has {len(groups)} dicts for {len(labels)} label columns; give one per column.")
+    elif any(isinstance(metric, (list, tuple)) for metric in metrics):
+        lists = [list(metric) if isinstance(metric, (list, tuple)) else [metric] for metric in metrics]
+        for number, functions in enumerate(lists):
+            if len(functions) not in (1, len(labels)):
+                raise ValueError(
+                    f"metrics[{number}] has {len(functions)} functions for {len(labels)} label columns; give one for "
+                    "all columns, one per column, or a dict of functions for each column."
+                )
+        groups = [[functions[min(place, len(functions) - 1)] for functions in lists] for place in range(len(labels))]
     else:
         groups = [list(metrics)] * len(labels)
     for group in groups:
@@ -73,6 +80,19 @@ def names_of(
             names.append(_unique(prefix + (key or _name_of(metric) or f"metric_{number + 1}"), used))
         result.append(names)
     return result
+
+
+def by_group(labels: Sequence[str], values: Sequence[Sequence[float]]) -> list[dict[str, float]]:
+    """[labels][metrics] values as Horovod's history has them: ``[{"group_0_y": 0.5, "group_0_z": 0.25}, ...]``."""
+    count = max(map(len, values), default=0)
+    return [
+        {
+            f"group_{number}_{labels[place] if labels else place}": of_label[number]
+            for place, of_label in enumerate(values)
+            if number < len(of_label)
+        }
+        for number in range(count)
+    ]
 
 
 def by_name(names: Iterable[Sequence[str]], values: Iterable[Sequence[float]]) -> dict[str, float]:

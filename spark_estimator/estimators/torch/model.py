@@ -15,11 +15,13 @@ from spark_estimator.data.fields import Field
 from spark_estimator.estimators import model
 from spark_estimator.estimators.inference.predictor import matrices_of
 from spark_estimator.estimators.params import with_params
+from spark_estimator.estimators.persistence.horovod_files import HorovodFile
 from spark_estimator.estimators.torch import files as torch_files
 from spark_estimator.estimators.torch.check import floating_type
 from spark_estimator.estimators.torch.keywords import TorchModelKeywords
 from spark_estimator.estimators.torch.params import MODEL
 from spark_estimator.estimators.torch.predictor import TorchPredictor
+from spark_estimator.estimators.torch.reading import module_of
 
 _Self = TypeVar("_Self", bound="TorchModel")
 
@@ -57,6 +59,8 @@ class TorchModel(TorchModelKeywords, model.TableModel):
     ) -> _Self:
         """Loads what `save` has written, and runs no code from it unless it is trusted.
 
+        With trust, also what Horovod's ``save`` has written: ``horovod.spark.torch`` and ``horovod.spark.lightning``.
+
         Args:
             path: a folder that this process sees.
             model: a module of the same architecture, which then gets the trained numbers; None: it is read too.
@@ -67,7 +71,28 @@ class TorchModel(TorchModelKeywords, model.TableModel):
             DataError: the folder is missing, damaged or of another version, or loading its architecture would run code
                 from it.
         """
+        saved = HorovodFile.at(path)
+        if saved is not None:
+            return cls._of_horovod(saved, model, trust=trust)
         return torch_files.load(cls, path, model, decoders, trust=trust)
+
+    @classmethod
+    def _of_horovod(cls: type[_Self], saved: HorovodFile, model: nn.Module | None, *, trust: bool) -> _Self:
+        values = saved.values("TorchModel", trust=trust)
+        if "outputCols" in values:
+            values["output_cols"] = values.pop("outputCols")
+        if isinstance(values.get("history"), Mapping):  # Lightning's: what was logged last
+            values["history"] = [{"logged": dict(values["history"])}]
+        module = module_of(values["model"])
+        if model is not None:
+            filled = copy.deepcopy(model)
+            filled.load_state_dict(module.state_dict())
+            module = filled
+        values["model"] = module.eval()
+        known = {row.name for row in cls._rows}
+        loaded = cls(**{name: value for name, value in values.items() if name in known})
+        loaded._resetUid(saved.uid)
+        return loaded
 
     def get_prediction_fn(self) -> Callable[[nn.Module, Any], Any]:  # Horovod's name
         """A function of (module, row): the module's outputs for one row, a Row or a mapping with the feature columns.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from spark_estimator.estimators import checks, params
+from spark_estimator.estimators import checks, data_modules, params
 from spark_estimator.estimators.params import Row
 
 _LOSS = "Callable[..., Any]"
@@ -32,7 +32,7 @@ LOSS_CONSTRUCTORS = Row(
     "loss_constructors",
     None,
     checks.listed,
-    "functions without arguments that create the losses, instead of loss",
+    "functions that create the losses, instead of loss; Horovod's get the keyword model",
     f"{_LOSS} | Sequence[{_LOSS}] | None",
     f"list[{_LOSS}] | None",
 )
@@ -66,6 +66,15 @@ ESTIMATOR = (
         f"{_LOSS} | None",
     ),
     Row(
+        "data_module",
+        None,
+        data_modules.checked,
+        "a class derived from horovod.spark.common.datamodule.DataModule that reads the ranks' batches from the store; "
+        "None, or PetastormDataModule: this package reads them",
+        "type | None",
+        "Any",
+    ),
+    Row(
         "mixed_precision",
         None,
         checks.precision,
@@ -89,6 +98,3 @@ MODEL = (
     Row("loss", None, checks.anything, "the losses of the training", saved=False),
     Row("loss_constructors", None, checks.anything, "functions that create the losses of the training", saved=False),
 )
-
-#: As `params.WITHOUT_EFFECT`.
-WITHOUT_EFFECT = {"data_module": "rows go to the processes directly"}

@@ -57,6 +57,16 @@ def accumulates(minibatch: Callable[..., Any]) -> bool:
     )
 
 
+def _constructed(make: Callable[..., Any], model: nn.Module) -> Any:
+    """The loss that a function of `loss_constructors` makes. Horovod's functions take keywords, `model` among them."""
+    try:
+        parameters = inspect.signature(make).parameters
+    except (TypeError, ValueError):
+        return make()
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return make(model=model) if takes_any or "model" in parameters else make()
+
+
 def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
     """What the ranks train with, and the labels' names.
 
@@ -87,7 +97,9 @@ def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
     constructors = value("loss_constructors") or []
     if losses and constructors:
         raise ValueError("loss and loss_constructors can't be combined.")
-    losses = [known(loss) for loss in losses or [make() for make in constructors]]
+    losses = [known(loss) for loss in losses or [_constructed(make, model) for make in constructors]]
+    if len(losses) == 1:  # for all columns, as in Horovod
+        losses *= len(labels)
     if not losses:
         raise ValueError("loss is required, one per label column, for example loss=torch.nn.MSELoss().")
     for loss in losses:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import zipfile
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from spark_estimator.errors import DataError
 
@@ -41,6 +43,12 @@ def read(file: Path, known: Sequence[Any] = (), *, trust: bool = False) -> Any:
         raise RefusedObjectsError(why(error)) from error
     except Exception as error:
         raise DataError(f"{file} is no file of PyTorch that could be read: {why(error)}") from error
+
+
+def module_of(value: Any) -> nn.Module:
+    """A module that Horovod has saved: itself, or a stream of TorchScript."""
+    module: nn.Module = torch.jit.load(io.BytesIO(value.getvalue())) if isinstance(value, io.BytesIO) else value
+    return module
 
 
 def why(error: Exception) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from spark_estimator.collectives import arrays
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.rank.rank_rows import Batch, RankRows
 from spark_estimator.errors import DataError
+from spark_estimator.estimators import data_modules
 from spark_estimator.estimators.persistence.checkpoint import (
     Checkpoint,
     Cursor,
@@ -24,13 +25,15 @@ from spark_estimator.estimators.persistence.checkpoint import (
     TrainingProgress,
     line_of,
     line_of_return,
+    schedule_of,
 )
 from spark_estimator.estimators.rank_run import RankRun, averages_of, begin, check_loss, meter_of
 from spark_estimator.estimators.torch.callbacks import TorchCallbacks
 from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
+from spark_estimator.estimators.torch.epoch_log import epoch_log
 from spark_estimator.estimators.torch.identity import identity_of
 from spark_estimator.estimators.torch.losses import Tensors, TorchParts, joint_loss, leaves_out, loss_of, shaped
-from spark_estimator.estimators.torch.metric_names import by_name
+from spark_estimator.estimators.torch.metric_names import by_group, by_name
 from spark_estimator.estimators.torch.parts import accumulates
 from spark_estimator.estimators.torch.rank_state import gathered, set_rng_state, take_buffers
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
@@ -45,11 +48,19 @@ def train(spec: TrainSpec) -> TrainResult | None:
     state is in checkpoints within an epoch, so that such a run ends with the same numbers as one without interruption.
     """
     hvd.init()
-    beginning = begin(spec, identity_of, TorchForm())
+    with Saver(spec, TorchForm()) as saver, data_modules.opened(spec, hvd.rank(), hvd.size()) as brought:
+        beginning = begin(spec, identity_of, TorchForm(), brought)
+        with epoch_log(spec, hvd.rank()) as log:
+            return _trained(spec, beginning, saver, log)
+
+
+def _trained(
+    spec: TrainSpec, beginning: RankRun, saver: Saver, log: Callable[[Mapping[str, Any]], None]
+) -> TrainResult | None:
     rows, held, seed, kept = beginning.rows, beginning.held, beginning.seed, beginning.kept
     training = _Training(spec, seed, leaving_out(spec.framework, spec, beginning))
     progress = TrainingProgress(spec.patience, spec.restore_best)
-    spread = rows.spread() if spec.checkpoint_steps or (kept is not None and kept.cursor is not None) else []
+    spread = rows.spread() if spec.checkpoints_within or (kept is not None and kept.cursor is not None) else []
     cursor: Cursor | None = None
     if kept is not None:
         again = kept.cursor is not None and kept.cursor.spread != spread
@@ -59,7 +70,6 @@ def train(spec: TrainSpec) -> TrainResult | None:
         progress.best = kept.best
         if hvd.rank() == 0 and spec.verbose:
             log_to_driver(line_of_return(spec.run_id, kept, spec.epochs, again=again))
-    saver = Saver(spec, TorchForm())
 
     def save(ranks: list[dict[str, Any]], place: Cursor | None = None) -> None:
         if hvd.rank() == 0:
@@ -84,6 +94,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
         training.meter.end_epoch(averages_of(entry))
         progress.add(entry, lambda: copy.deepcopy(training.model.state_dict()))
         training.schedule(progress.watched(entry))
+        log(entry)
         if spec.checkpoint_path is not None:
             save(training.of_ranks())
         if hvd.rank() == 0 and spec.verbose:
@@ -92,8 +103,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
     callbacks.call("on_train_end")
     if hvd.rank() != 0:
         return None
-    state = packed(progress.best or training.model.state_dict())
-    return beginning.result(spec, state, progress.history, "model.pt")
+    return beginning.result(spec, training.packed(progress.best), progress.history, "model.pt")
 
 
 def leaving_out(parts: TorchParts, spec: TrainSpec, beginning: RankRun) -> frozenset[int]:
@@ -102,7 +112,7 @@ def leaving_out(parts: TorchParts, spec: TrainSpec, beginning: RankRun) -> froze
     Raises:
         DataError: rows have weights, too: the mean of what is left would be neither by rows nor by weights.
     """
-    if spec.kept is not None:  # a function makes the labels, in each epoch again
+    if spec.kept is not None or spec.module is not None:  # a function makes the labels, in each epoch again
         return frozenset()
     per_label = []
     for loss, place in zip(parts.losses, range(len(spec.inputs), len(spec.fields)), strict=False):
@@ -157,7 +167,7 @@ class _Training:
 
         It is multiplied for the step alone, so that schedulers and checkpoints know nothing of the number of ranks.
         """
-        with joint_rate(self._optimizer, hvd.size()):
+        with joint_rate(self._optimizer, 1 if self._parts.rate_is_joint else hvd.size()):
             self._optimizer.step()
         self._optimizer.zero_grad()
 
@@ -169,6 +179,16 @@ class _Training:
             "optimizer": self._optimizer.state_dict(),
             **({"scheduler": scheduler.state_dict()} if scheduler is not None else {}),
         }
+
+    def packed(self, best: dict[str, Any] | None) -> bytes:
+        """What the driver gets: the model's numbers and, unless it is too large for Spark, the optimizer's state.
+
+        Args:
+            best: the numbers of the best epoch; None: those of the last.
+        """
+        numbers = best or self.model.state_dict()
+        state = packed({"model": numbers, "optimizer": self._optimizer.state_dict()})
+        return packed({"model": numbers}) if self._spec.store is None and len(state) > self._spec.large else state
 
     def of_ranks(self, sums: torch.Tensor | None = None) -> list[dict[str, Any]]:
         """[ranks] what each has for itself. A collective.
@@ -222,7 +242,8 @@ class _Training:
             set_rng_state(self._device, self._within)
             sums.taken(self._within["sums"])
             self._within = None
-        pending, unsaved = 0, 0
+        pending = 0
+        schedule, is_due = schedule_of(spec), False
         self._optimizer.zero_grad()
         plan = rows.plan(spec.batch_size, spec.train_steps)
         self.meter.begin_epoch(epoch, plan.steps, first)
@@ -232,18 +253,19 @@ class _Training:
                 pending = self._stepping.pending
             else:
                 loss, outputs, labels = self._forward(batch)
-                (loss * batch.factor).backward()
+                (loss * (batch.factor / spec.backward_passes_per_step)).backward()  # a mean, as in Horovod
                 sums.add(loss, outputs, labels, batch.rows)
                 pending += 1
                 if pending == spec.backward_passes_per_step:
                     self.step()
                     pending = 0
             self.meter.step_done(batch.rows, sums.loss)
-            unsaved += 1
+            is_due = is_due or (schedule is not None and schedule.is_due())
             # Gradients that wait for their step are in no checkpoint; after the last batch comes that of the epoch.
-            if spec.checkpoint_steps and unsaved >= spec.checkpoint_steps and not pending and done < plan.steps:
+            if schedule is not None and is_due and not pending and done < plan.steps:
                 save(done, plan.done(done), self.of_ranks(sums.sums))
-                unsaved = 0
+                schedule.made()
+                is_due = False
         if pending:
             self.step()
             self._stepping.pending = 0
@@ -353,8 +375,7 @@ class _Sums:
     """Loss and metrics over the rows of an epoch."""
 
     def __init__(self, parts: TorchParts) -> None:
-        self._metrics = parts.metrics
-        self._names = parts.metric_names
+        self._parts = parts
         count = sum(len(group) for group in parts.metrics)
         self.sums = torch.zeros(2 + count, dtype=torch.float64)
         # The first two of `sums` as Python's numbers, which are cheaper to read in each step.
@@ -377,7 +398,7 @@ class _Sums:
             return
         values = [loss.detach()]
         with torch.no_grad():
-            for group, output, label in zip(self._metrics, outputs, labels, strict=True):
+            for group, output, label in zip(self._parts.metrics, outputs, labels, strict=True):
                 values += [torch.as_tensor(metric(output.detach(), label)) for metric in group]
         numbers = [float(value) for value in values]
         self._rows += rows
@@ -391,21 +412,21 @@ class _Sums:
         total = hvd.allreduce(self.sums, op=hvd.Sum, name="averages of an epoch")
         means = (total[1:] / total[0]).tolist()
         result, place = [], 1
-        for group in self._metrics:
+        for group in self._parts.metrics:
             result.append(means[place : place + len(group)])
             place += len(group)
-        return results_of(means[0], result, self._names)
+        return results_of(means[0], result, self._parts)
 
 
-def results_of(loss: float, metrics: list[list[float]], names: Sequence[Sequence[str]]) -> dict[str, Any]:
+def results_of(loss: float, metrics: list[list[float]], parts: TorchParts) -> dict[str, Any]:
     """A part of a history's entry: Horovod's ``loss`` and ``all_metrics``, and the metrics by name where there are any.
 
     Args:
         metrics: [labels][metrics] values.
-        names: [labels][metrics].
+        parts: have the names of both.
     """
-    named = by_name(names, metrics)
-    return {"loss": loss, "all_metrics": metrics, **({"metrics": named} if named else {})}
+    named = by_name(parts.metric_names, metrics)
+    return {"loss": loss, "all_metrics": by_group(parts.labels, metrics), **({"metrics": named} if named else {})}
 
 
 def tensor_of(matrix: Array, field: Field) -> torch.Tensor:

@@ -247,7 +247,7 @@ def _add_settings(group: argparse._ArgumentGroup) -> None:
         default=None,
         help="never reduce within each host first",
     )
-    add("--timeline-filename", metavar="FILE", help="write a Chrome trace of every op, one file per rank")
+    add("--timeline-filename", metavar="FILE", help="write a Chrome trace of every op")
     add(
         "--timeline-mark-cycles",
         dest="timeline_mark_cycles",

@@ -41,8 +41,7 @@ def session_at(master: str | None, remote: str | None, settings: Mapping[str, st
 
     Args:
         size: number of ranks, and of the cores of a local session.
-        master, remote: URLs, one of them at most; None for both: the variable `MASTER` or `SPARK_REMOTE` counts, or
-            it is a local session.
+        master, remote: URLs, at most one of them; None for both: `MASTER` or `SPARK_REMOTE`, or a local session.
 
     Raises:
         PreflightError: it can't be made.

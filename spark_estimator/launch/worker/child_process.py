@@ -99,7 +99,7 @@ def oom_kills() -> int:
 
 
 def _memory_counters() -> Iterator[str]:
-    """The files that count, of the control group that this process is in. A container sees its own group as the root."""
+    """The files that count for the group that this process is in. A container sees its own group as the root."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             _, controllers, group = line.split(":", 2)

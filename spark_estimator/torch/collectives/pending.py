@@ -65,13 +65,16 @@ def synchronize(handle: int) -> Any:
 
 
 def poll(handle: int) -> bool:
-    """Whether `synchronize(handle)` would return at once; True also for a handle that is unknown or used.
+    """Whether `synchronize(handle)` would return at once.
 
     Raises:
         TypeError: `handle` is no number.
+        ValueError: the handle is unknown, or `synchronize` has returned its result.
     """
     pending = _pending.get(_checked(handle, "poll"))
-    return pending is None or pending.handle.done()
+    if pending is None:
+        raise ValueError(f"poll({handle}): no operation has this handle, or synchronize({handle}) has returned it.")
+    return pending.handle.done()
 
 
 def _checked(handle: object, function: str) -> int:

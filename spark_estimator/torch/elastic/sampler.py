@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator, Sized
 from typing import Any
 
-import torch
 from torch.utils.data import Sampler
 
 from spark_estimator.collectives import context
@@ -79,9 +79,9 @@ class ElasticSampler(Sampler[int]):
         length = len(self.dataset)
         if not self.shuffle:
             return list(range(length))
-        generator = torch.Generator()
-        generator.manual_seed(self.seed + self.epoch)
-        return [int(index) for index in torch.randperm(length, generator=generator)]
+        indices = list(range(length))
+        random.Random(self.seed + self.epoch).shuffle(indices)  # Horovod's order, sample for sample
+        return indices
 
     def __iter__(self) -> Iterator[int]:
         # Filled up from the front, so that all ranks have as many batches: a collective more on one would hang.

@@ -175,11 +175,33 @@ class TorchState(ObjectState):
             handler.sync()
         super().sync()
 
+    def checkpoint_parts(self) -> dict[str, Any]:
+        """The state's objects by name, for ``Checkpointer(folder, **state.checkpoint_parts())``: a commit on disk.
+
+        Plain attributes, such as the epoch, are objects of one value there.
+        """
+        plain = {name: _Attribute(self, name) for name in self._names}
+        return {**{name: handler.value for name, handler in self._handlers.items()}, **plain}
+
     def reset(self) -> None:
         """Shares out what is left of the epoch among the new ranks."""
         for handler in self._handlers.values():
             if isinstance(handler.value, ElasticSampler):
                 handler.value.reset()
+
+
+class _Attribute:
+    """A plain attribute of a state, by the protocol of what has a ``state_dict()``."""
+
+    def __init__(self, state: TorchState, name: str) -> None:
+        self._state = state
+        self._name = name
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": getattr(self._state, self._name)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        setattr(self._state, self._name, state_dict["value"])
 
 
 def host_copy(value: Any) -> Any:

@@ -42,10 +42,9 @@ def ranks_of(process_set: ProcessSet | None) -> int:
         raise ValueError(
             f"process_set must be a ProcessSet, not {process_set!r}: make it with hvd.add_process_set([ranks])."
         )
-    included = process_set.included()
-    if included is None:
+    if process_set.process_set_id is None:
         raise ValueError(f"{process_set} is not registered; use hvd.add_process_set() or hvd.init(process_sets=...).")
-    return len(process_set.ranks) if included else 1
+    return len(process_set.ranks) if process_set.included() else 1
 
 
 def check_passes(passes: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch.distributed import DistBackendError, ProcessGroup
 from torch.distributed.distributed_c10d import Store
 
@@ -82,6 +83,23 @@ class IssuingGroup(ProcessGroup):
         return BACKEND_NAME
 
     # Torch's own keep the two below in the backends that a group has; this one is its own backend.
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices of its tensors, which distributed checkpoints and object collectives ask for."""
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"{BACKEND_NAME} takes tensors in host memory, not on {device}.")
+        return self
+
+    # What torch asks a backend before it uses what only NCCL has.
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """False: there is no memory that only the backend can allocate."""
+        return False
 
     def setGroupName(self, name: str) -> None:
         """Torch's name for the group."""

@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from spark_estimator.data.columns import readable
 from spark_estimator.data.petastorm import cache
 from spark_estimator.errors import DataError
 from spark_estimator.store import FilesystemStore
@@ -29,11 +28,10 @@ def test_columns_are_written_in_the_precision_that_was_asked_for(spark: SparkSes
         schema = schema.add(name, _parse_datatype_string(kind))
     frame = spark.createDataFrame([(True, 1, 0.5, [0.5], None, Vectors.dense([1, 2]))], schema.add("w", VectorUDT()))
     spark.conf.set(cache.PARENT_CACHE_DIR_URL_CONF, f"file://{tmp_path}")
-    columns = [readable(frame.schema, name) for name in frame.columns]
     for dtype, kind in (("float32", "float"), ("float64", "double")):
-        files, folder = cache.written(frame, columns, dtype)
+        files, folder = cache.written(frame, frame.columns, dtype)
         arrays = {"v": f"array<{kind}>", "w": f"array<{kind}>"}
-        assert dict(files.files[0].kinds) == {"b": "boolean", "n": "int", "x": kind, **arrays, "d": "double"}
+        assert dict(files.files[0].kinds) == {"b": "boolean", "n": "int", "x": kind, **arrays, "d": "decimal(5,2)"}
         (batch,) = files.batches(["w", "b", "x"], 0, 1, 10)
         assert batch.to_pydict() == {"w": [[1, 2]], "b": [True], "x": [0.5]}
         assert Path(folder).parent == tmp_path

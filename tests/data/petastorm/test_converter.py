@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ pytest.importorskip("torch")
 import torch
 
 from spark_estimator.data.petastorm import (
+    InMemBatchedDataLoader,
+    Reader,
     SparkDatasetConverter,
     make_spark_converter,
 )
@@ -29,7 +32,7 @@ def test_a_converter_of_files_and_of_any_other_plan(spark: SparkSession, numbers
     files = make_spark_converter(spark.read.parquet(numbers))
     assert (len(files), files.dataset_size, files.cache_dir_url) == (25, 25, numbers)
     assert files.file_urls == [f"{numbers}/0.parquet", f"{numbers}/11.parquet"]
-    with pytest.raises(DataError, match=r"'name' has type string.*schema_fields=\['n', 'small', 'even', 'half', 'pa"):
+    with pytest.raises(DataError, match=r"'name' has type string.*StringIndexer"):
         files.make_torch_dataloader(4)
     with files.make_torch_dataloader(25, 1, schema_fields=["half", "n"]) as loader:
         (batch,) = loader
@@ -85,7 +88,26 @@ def test_arguments_of_a_converter(numbers: str) -> None:
         make_spark_converter(numbers).make_torch_dataloader(reader="other")
     with pytest.raises(ValueError, match="dtype is 'float32', 'float64' or None; it was 'float16'"):
         make_spark_converter(numbers, dtype="float16")
-    with pytest.raises(ValueError, match="data_loader_fn needs petastorm's reader: set reader='petastorm'"):
-        make_spark_converter(numbers).make_torch_dataloader(schema_fields=["n"], data_loader_fn=print)
-    with pytest.raises(NotImplementedError, match=r"tf\.data\.Dataset\.from_generator"):
-        make_spark_converter(numbers).make_tf_dataset()
+    with pytest.raises(ValueError, match=r"compression_codec is one of uncompressed, .*; it was 'zip'"):
+        make_spark_converter(numbers, compression_codec="zip")
+    for call in (SparkDatasetConverter.make_torch_dataloader, SparkDatasetConverter.make_tf_dataset):
+        with pytest.raises(TypeError, match=rf"{call.__name__}\(\) got an unexpected keyword argument 'preproc_fn'"):
+            call(make_spark_converter(numbers), schema_fields=["n"], preproc_fn=print)
+
+
+def test_a_loader_of_the_users_own(numbers: str) -> None:
+    def own(reader: Reader, batch_size: int, shuffling_queue_capacity: int) -> list[int]:
+        assert (batch_size, shuffling_queue_capacity) == (7, 3)
+        return [len(batch.n) for batch in reader]
+
+    converter = make_spark_converter(numbers)
+    with converter.make_torch_dataloader(7, 1, shuffling_queue_capacity=3, data_loader_fn=own) as loader:
+        assert sum(loader) == 25
+    memory = partial(InMemBatchedDataLoader, rows_capacity=20, num_epochs=2)
+    columns = {"schema_fields": ["n"], "shuffle_row_groups": False}
+    with converter.make_torch_dataloader(
+        8, data_loader_fn=lambda reader, batch_size, **_: memory(reader, batch_size), **columns
+    ) as loader:
+        assert [len(batch["n"]) for batch in loader] == [8, 8, 4] * 2 and len(loader) == 6
+        with pytest.raises(RuntimeError, match="is iterated once"):
+            iter(loader)

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from spark_estimator.data.petastorm import BatchedDataLoader, DataLoader, make_reader
+from spark_estimator.data.petastorm import BatchedDataLoader, DataLoader, make_batch_reader, make_reader
 
 
 def sizes_and_rows(loader: Any, column: str = "n") -> tuple[list[int], list[float]]:
@@ -69,13 +69,22 @@ def test_order_seed_and_no_end(numbers: str) -> None:
     assert sorted(rows) == sorted(list(range(25)) * 4)
     with pytest.raises(TypeError, match="num_epochs=None there is no end"):
         len(endless)
-    doubled = DataLoader(make_reader(numbers, ["n"]), 25, transform_fn=lambda array: torch.as_tensor(array * 2))
+    doubled = BatchedDataLoader(make_reader(numbers, ["n"]), 25, transform_fn=lambda array: torch.as_tensor(array * 2))
     assert sorted(sizes_and_rows(doubled)[1]) == list(range(0, 50, 2))
 
 
 def test_arguments_of_a_loader(numbers: str) -> None:
-    assert BatchedDataLoader is DataLoader
     with pytest.raises(ValueError, match="batch_size is at least 1; it was 0"):
         DataLoader(make_reader(numbers, ["n"]), 0)
-    with pytest.raises(ValueError, match="shuffling_queue_capacity: let the reader shuffle, shuffle_rows=True"):
-        DataLoader(make_reader(numbers, ["n"], shuffle_row_groups=False), 4, shuffling_queue_capacity=100)
+    with pytest.raises(TypeError, match=r"a loader takes a reader of make_reader.*it was \[\]"):
+        DataLoader([], 4)
+    rows = sizes_and_rows(
+        DataLoader(make_reader(numbers, ["n"], shuffle_row_groups=False), 25, shuffling_queue_capacity=9)
+    )
+    assert rows[1] != sorted(rows[1]) == list(range(25)), "a queue mixes rows, also where row groups keep their order"
+    collated = DataLoader(make_batch_reader(numbers, ["n", "half"]), 10, collate_fn=lambda rows: rows)
+    assert sorted(row["n"] for batch in collated for row in batch) == list(range(25))
+    with DataLoader(make_batch_reader(numbers, ["n"]), 10) as loader:
+        pass
+    with pytest.raises(RuntimeError, match="the loader's with block has ended"):
+        list(loader)

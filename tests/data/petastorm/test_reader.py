@@ -30,13 +30,18 @@ def test_a_reader_gives_rows_and_one_of_batches_many_at_a_time(numbers: str) -> 
     for shard in range(2):
         reader = make_reader(numbers, cur_shard=shard, shard_count=2, **columns)
         rows = list(reader)
-        assert len(rows) == 2 * reader.rows and len(list(reader)) == len(rows)
+        assert len(rows) == 2 * reader.rows and reader.last_row_consumed and not list(reader)
+        reader.reset()
+        assert len(list(reader)) == len(rows), "from the start again"
         assert all(row.half == row.n / 2 and row.pair.tolist() == [row.n, -row.n] for row in rows)
         numbers_read += [row.n.item() for row in rows]
     assert sorted(numbers_read) == sorted(list(range(25)) * 2)
     assert (type(rows[0].n), type(rows[0].half), rows[0].pair.dtype) == (numpy.int32, numpy.float64, numpy.float32)
-    (batch,) = make_batch_reader(numbers, **columns)
-    assert sorted(batch.n.tolist()) == sorted(numbers_read) and batch.pair.shape == (50, 2)
+    batches = list(make_batch_reader(numbers, **columns))
+    assert sorted(n for batch in batches for n in batch.n.tolist()) == sorted(numbers_read)
+    assert sorted(batch.pair.shape for batch in batches) == sorted(
+        [(4, 2), (4, 2), (3, 2), (4, 2), (4, 2), (4, 2), (2, 2)] * 2
+    )
     endless = iter(make_reader(numbers, ["n"], num_epochs=None))
     assert len([next(endless) for _ in range(60)]) == 60
 
@@ -50,15 +55,18 @@ def test_what_is_refused(numbers: str) -> None:
     refused(ValueError, "cur_shard=2: shards are numbered from 0", cur_shard=2, shard_count=2)
     refused(ValueError, "num_epochs is at least 1", num_epochs=0)
     refused(DataError, "25 rows cannot be shared out among 26 shards", cur_shard=0, shard_count=26)
-    refused(ValueError, "predicate is not supported; filter the DataFrame", predicate=len)
+    refused(ValueError, "predicate is an object of petastorm.predicates.PredicateBase; it was <built-in", predicate=len)
+    refused(ValueError, "rowgroup_selector is not supported; petastorm's indexes", rowgroup_selector=len)
+    refused(ValueError, "transform_spec is an object of petastorm.transform.TransformSpec", transform_spec=len)
+    refused(ValueError, "reader_pool_type is 'thread', 'process' or 'dummy'; it was 'x'", reader_pool_type="x")
+    refused(ValueError, "workers_count is at least 1; it was 0", workers_count=0)
     refused(TypeError, "unexpected keyword argument 'num_epoch'", num_epoch=1)
     with pytest.raises(DataError, match=r"schema_fields: 'x' is no column of 'n', 'small'"):
         make_reader(numbers, ["x"])
     with pytest.raises(DataError, match=r"schema_fields: 'N' is no column of .*Did you mean 'n'\?"):
         make_reader(numbers, ["N"])
-    for use in (lambda reader: DataLoader(reader, 4), list):
-        with pytest.raises(DataError, match=r"'name' has type string.*StringIndexer"):
-            use(make_reader(numbers))
+    with pytest.raises(DataError, match=r"'name' has type string.*StringIndexer"):
+        DataLoader(make_reader(numbers), 4)
     with pytest.warns(UserWarning, match="hdfs_driver, results_queue_size: petastorm's, and without effect"):
         make_reader(numbers, ["n"], hdfs_driver="libhdfs", results_queue_size=3, cache_type=None)
     with warnings.catch_warnings():
@@ -85,5 +93,12 @@ def test_a_data_set_that_petastorm_wrote() -> None:
 def test_a_reader_is_what_petastorm_s_callers_expect(numbers: str) -> None:
     with make_reader(numbers, ["n"]) as reader:
         assert isinstance(reader, Reader) and reader.num_epochs == 1
+        assert not (reader.is_batched_reader or reader.batched_output) and reader.schema is reader.transformed_schema
+        first = next(reader)
+        with pytest.raises(NotImplementedError, match="a reader is reset when all its rows have been read"):
+            reader.reset()
+        assert not reader.last_row_consumed and first.n.dtype == numpy.int32
         reader.stop()
         reader.join()
+    with pytest.raises(RuntimeError, match="the reader was stopped"):
+        next(reader)

@@ -44,6 +44,7 @@ def test_a_store_that_is_away(tmp_path: Path) -> None:
 
     def save(saver: Saver, epochs: int) -> None:
         saver.save(Checkpoint({}, 1, {}, [{"epoch": n} for n in range(epochs)], None))
+        saver.wait()
 
     words = r"runs/run/checkpoint of \d+ bytes cannot be written on rank 0 \(host .*\): .*Error: .*must be writable"
     away(True)
@@ -81,7 +82,8 @@ def test_a_checkpoint_that_is_damaged_is_not_gone_on_from(tmp_path: Path, reques
     hvd.init()
     request.addfinalizer(hvd.shutdown)
     net = nn.Linear(4, 1)
-    Saver(Spec(), TorchForm()).save(Checkpoint({}, 1, {"model": net.state_dict()}, [], None))  # type: ignore[arg-type]
+    with Saver(Spec(), TorchForm()) as saver:  # type: ignore[arg-type]
+        saver.save(Checkpoint({}, 1, {"model": net.state_dict()}, [], None))
     file = tmp_path / "runs" / "run" / "checkpoint"
     whole = file.read_bytes()
     kept = load(Spec(), {}, TorchForm())  # type: ignore[arg-type]

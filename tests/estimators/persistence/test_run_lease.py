@@ -74,6 +74,7 @@ def attempt(spec: TrainSpec, number: int, monkeypatch: pytest.MonkeyPatch) -> Sa
 
 def save(saver: Saver, epochs: int) -> None:
     saver.save(Checkpoint({}, 1, {}, [{"epoch": epoch} for epoch in range(epochs)], None))
+    saver.wait()
 
 
 def epochs_in(spec: TrainSpec) -> int:
@@ -165,8 +166,9 @@ def test_on_this_machine_the_check_comes_after_the_content(tmp_path: Path, monke
         check(fence)
 
     monkeypatch.setattr(Fence, "check", late)
+    assert spec.store is not None and spec.checkpoint_path is not None
     with pytest.raises(SupersededError):
-        save(zombie, 1)
+        run_lease.write(spec.store, spec.checkpoint_path, b"content", zombie._fence)
     assert [path.name for path in folder.iterdir()] == ["attempt.json"]
 
 

@@ -82,6 +82,27 @@ def test_one_batch_of_everything_is_one_process_on_the_joint_batch(line: DataFra
     assert numpy.allclose(weights(model)[:3], net.weight.detach().ravel(), rtol=1e-4, atol=1e-6)
 
 
+def test_accumulated_gradients_are_a_mean_and_the_optimizer_comes_back(line: DataFrame, estimator: Make) -> None:
+    """As in Horovod: each pass's loss is divided by the number of passes; the model has the optimizer's state."""
+    net = linear()
+    adam = torch.optim.Adam(net.parameters(), lr=0.05)
+    model = estimator(
+        model=net, optimizer=adam, num_proc=1, batch_size=ROWS // 2 + 1, epochs=1, backward_passes_per_step=2
+    ).fit(line)
+    features, labels = (torch.from_numpy(each) for each in line_rows())
+    plain = linear()
+    optimizer = torch.optim.Adam(plain.parameters(), lr=0.05)
+    nn.functional.mse_loss(plain(features).reshape(-1), labels).backward()
+    optimizer.step()
+    assert numpy.allclose(weights(model)[:3], plain.weight.detach().ravel(), atol=1e-3)
+    trained = model.getOptimizer()
+    assert type(trained) is torch.optim.Adam and trained is not adam
+    assert trained.param_groups[0]["params"] == list(model.getModel().parameters())
+    assert trained.param_groups[0]["lr"] == 0.05
+    assert trained.state[model.getModel().weight]["step"] == 1
+    assert trained.state[model.getModel().weight]["exp_avg"].norm() > 0.01
+
+
 def test_rows_of_a_class_that_the_loss_leaves_out_count_on_no_rank(spark: SparkSession, estimator: Make) -> None:
     """torch's losses leave -100 out by themselves, and divide by the other rows."""
     rows = [(number / 40 - 0.5, -100 if number < 30 else number % 3) for number in range(40)]
@@ -116,7 +137,7 @@ def test_progress_and_names_of_metrics(
     monkeypatch.setattr(Log, "interval", 0.2)
     first, *_, last = estimator(metrics=[slow_error], validation="held", epochs=3, verbose=1).fit(line).getHistory()
     for part in ("train", "validation"):
-        assert first[part]["metrics"] == {"slow_error": first[part]["all_metrics"][0][0]}
+        assert first[part]["metrics"] == {"slow_error": first[part]["all_metrics"][0]["group_0_y"]}
     printed = capsys.readouterr()
     lines = "\n".join(text for text in printed.err.splitlines() if text.startswith("spark_estimator: epoch "))
     assert re.search(r"epoch \d/3 \[#*\.*\], (validation )?step \d/[25], .*loss \d", lines), printed.err
@@ -149,7 +170,7 @@ def test_scalar_columns_stand_side_by_side_and_sums_are_exact(line: DataFrame, e
     for name, chosen in (("train", number % 4 != 0), ("validation", number % 4 == 0)):
         weighted = (errors**2 * 2 * (number % 2))[chosen].mean()
         assert entry[name]["loss"] == pytest.approx(weighted, rel=1e-5)
-        assert entry[name]["all_metrics"][0][0] == pytest.approx(abs(errors[chosen]).mean(), rel=1e-5)
+        assert entry[name]["all_metrics"][0]["group_0_y"] == pytest.approx(abs(errors[chosen]).mean(), rel=1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -180,7 +201,9 @@ def test_rows_that_are_all_alike(spark: SparkSession, estimator: Make) -> None:
     (entry,) = model.getHistory()
     with torch.no_grad():
         assert entry["train"]["loss"] == pytest.approx(float((net(torch.ones(1)) - 2) ** 2), rel=1e-5)
-    assert entry["train"]["all_metrics"][0][0] == pytest.approx(5), "45 rows on each rank: nine batches of five"
+    assert entry["train"]["all_metrics"][0]["group_0_y"] == pytest.approx(5), (
+        "45 rows on each rank: nine batches of five"
+    )
 
 
 def test_doubles_that_are_classes_and_several_outputs(spark: SparkSession, estimator: Make) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from spark_estimator.estimators.torch.metric_names import by_name, grouped, names_of
+from spark_estimator.estimators.torch.metric_names import by_group, by_name, grouped, names_of
 
 
 def accuracy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
@@ -63,14 +63,34 @@ def test_groups_of_labels() -> None:
     assert grouped([accuracy], ["y"]) == ([[accuracy]], [["accuracy"]])
     assert grouped([], ["y", "z"]) == ([[], []], [[], []])
     assert grouped([accuracy], ["y", "z"]) == ([[accuracy]] * 2, [["y_accuracy"], ["z_accuracy"]])
-    assert grouped([[accuracy], []], ["y", "z"]) == ([[accuracy], []], [["y_accuracy"], []])
+    assert grouped([{"right": accuracy}, {}], ["y", "z"]) == ([[accuracy], []], [["y_right"], []])
     assert grouped([{"right": accuracy}], ["y"]) == ([[accuracy]], [["right"]])
     assert grouped([{"right": accuracy}], ["y", "z"]) == ([[accuracy]] * 2, [["y_right"], ["z_right"]])
     assert grouped([{"right": accuracy}, [accuracy]], ["y", "z"])[1] == [["y_right"], ["z_accuracy"]]
-    with pytest.raises(ValueError, match="3 lists or dicts for 2 label columns"):
-        grouped([[accuracy], [], []], ["y", "z"])
+    with pytest.raises(ValueError, match="3 dicts for 2 label columns"):
+        grouped([{"right": accuracy}, {}, {}], ["y", "z"])
     with pytest.raises(TypeError, match="their names; got 1"):
         grouped([{1: accuracy}], ["y"])
+
+
+def test_groups_of_horovod() -> None:
+    """Each list has one function for all label columns, or one for each."""
+
+    def error(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return (output - label).abs().mean()
+
+    assert grouped([[accuracy], [error]], ["y"]) == ([[accuracy, error]], [["accuracy", "error"]])
+    functions, names = grouped([[accuracy, error], [error]], ["y", "z"])
+    assert functions == [[accuracy, error], [error, error]]
+    assert names == [["y_accuracy", "y_error"], ["z_error", "z_error_2"]]
+    with pytest.raises(ValueError, match=r"metrics\[1\] has 2 functions for 3 label columns"):
+        grouped([[accuracy], [accuracy, error]], ["x", "y", "z"])
+    assert by_group(["y", "z"], [[0.5, 2.0], [0.25, 1.0]]) == [
+        {"group_0_y": 0.5, "group_0_z": 0.25},
+        {"group_1_y": 2.0, "group_1_z": 1.0},
+    ]
+    assert by_group(["y", "z"], [[0.5], []]) == [{"group_0_y": 0.5}]
+    assert by_group(["y"], [[]]) == []
 
 
 def test_values_by_name() -> None:

@@ -29,7 +29,11 @@ def test_a_complex_buffer_that_does_not_travel_is_none_of_our_business() -> None
         ({"optimizer": torch.optim.SGD}, TypeError, "optimizer must be a torch.optim optimizer of the model's"),
         ({"optimizer": torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1)}, ValueError, "not the model's"),
         ({"label_cols": None}, ValueError, "label_cols is required"),
-        ({"label_cols": ["a", "b"]}, ValueError, "got 1 losses for 2 label columns"),
+        (
+            {"label_cols": ["a", "b", "c"], "loss": [torch.nn.MSELoss()] * 2},
+            ValueError,
+            "got 2 losses for 3 label columns",
+        ),
         ({"loss": None}, ValueError, "loss is required"),
         ({"loss": torch.nn.MSELoss}, TypeError, r"loss contains the class MSELoss; pass an instance: MSELoss\(\)"),
         ({"metrics": ["accuracy"]}, TypeError, "metrics must contain functions of .*; got 'accuracy'"),
@@ -41,7 +45,7 @@ def test_a_complex_buffer_that_does_not_travel_is_none_of_our_business() -> None
         ),
         ({"model": torch.nn.Linear(2, 1, dtype=torch.complex64)}, ValueError, "weight has type torch.complex64"),
         ({"store": Store.create("/tmp"), "run_id": "../other"}, ValueError, "run_id names a folder; it was '../other'"),
-        ({"metrics": [[], []]}, ValueError, "metrics has 2 lists or dicts for 1 label columns"),
+        ({"metrics": [[], []]}, ValueError, r"metrics\[0\] has 0 functions for 1 label columns"),
         ({"backend": SparkBackend(), "num_proc": 2}, ValueError, "num_proc and backend can't be combined"),
     ],
 )

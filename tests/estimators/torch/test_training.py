@@ -81,7 +81,8 @@ def test_one_rank_trains_as_a_loop_of_torch_does(tmp_path: Path) -> None:
     assert result is not None and result.rows == (20, 0)
     assert [entry["train"]["loss"] for entry in result.history] == pytest.approx(losses, rel=1e-5)
     state = torch.load(io.BytesIO(result.state), weights_only=True)
-    assert torch.allclose(state["weight"], plain.model.weight, atol=1e-6)  # type: ignore[arg-type]
+    assert state["optimizer"]["param_groups"] == plain.optimizer.state_dict()["param_groups"]
+    assert torch.allclose(state["model"]["weight"], plain.model.weight, atol=1e-6)  # type: ignore[arg-type]
 
     endless = parts(losses=[lambda output, label: output.mean() / 0])
     with pytest.raises(DataError, match="the loss of epoch 1 was"):

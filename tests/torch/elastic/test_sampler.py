@@ -49,6 +49,13 @@ def test_the_permutation_is_of_seed_and_epoch(monkeypatch: pytest.MonkeyPatch) -
     assert list(ElasticSampler(range(50), shuffle=False)) == list(range(50))
 
 
+def test_the_order_is_that_of_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
+    place(monkeypatch, 0, 1)
+    sampler = ElasticSampler(range(6), seed=3)
+    sampler.set_epoch(4)
+    assert list(sampler) == [4, 0, 5, 3, 1, 2], "of Python's random.Random(7).shuffle"
+
+
 def test_after_a_loss_each_sample_of_the_epoch_is_seen_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three ranks do two batches of four, then two ranks do the rest."""
     length, batch = 101, 4

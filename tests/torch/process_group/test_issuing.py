@@ -36,3 +36,17 @@ def test_a_group_that_was_left(two_ranks: RankPool) -> None:
         dist.destroy_process_group()
 
     two_ranks.run(check)
+
+
+def test_a_group_reports_its_device(two_ranks: RankPool) -> None:
+    """Distributed checkpoints read it before they choose where tensors go."""
+
+    @in_group
+    def check(rank: int) -> None:
+        for group in (dist.group.WORLD, dist.new_group()):
+            assert group._device_types == [torch.device("cpu")]
+            assert group._get_backend(torch.device("cpu")).name() == "spark_estimator"
+            with pytest.raises(RuntimeError, match="takes tensors in host memory, not on cuda"):
+                group._get_backend(torch.device("cuda"))
+
+    two_ranks.run(check)

@@ -108,11 +108,13 @@ void AnOpHasHorovodsPhasesInItsRow() {
   for (const std::string& part :
        {std::string("\"name\":\"process_name\",\"pid\":3,\"args\":{\"name\":\"rank 3, worker-b (pid 7)\""),
         std::string("\"rank\":3,\"size\":4,\"process_set\":0,\"process\":\"worker-b (pid 7)\",\"pid\":"),
+        std::string("},\"start_time_since_epoch_in_micros\":1"),
         std::string("\"name\":\"thread_name\",\"pid\":3,\"tid\":2,\"args\":{\"name\":\"allreduce.weight\"}"),
         "\"name\":\"MEMCPY_IN_FUSION_BUFFER\",\"ts\":1260.000,\"dur\":30.000" + place + "},\n",
         "\"name\":\"NEGOTIATE_ALLREDUCE\",\"ts\":1000.000,\"dur\":250.000" + place + "},\n",
         "\"name\":\"ALLREDUCE\",\"ts\":1250.000,\"dur\":250.000" + place +
             ",\"args\":{\"sequence\":17,\"bytes\":4096,\"dtype\":\"float32\",\"negotiation\":\"slow\"}},\n",
+        "\"name\":\"WAIT_FOR_DATA\",\"ts\":1250.000,\"dur\":50.007" + place + "},\n",
         "\"name\":\"one shot\",\"ts\":1300.007,\"dur\":199.993" + place + "},\n"}) {
     CHECK_CONTAINS(text, part);
   }

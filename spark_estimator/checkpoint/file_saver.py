@@ -1,0 +1,102 @@
+"""`FileSaver`: one file that is replaced again and again, by a process beside the one that makes its content."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+
+from spark_estimator.checkpoint.shared_control import SlotState
+from spark_estimator.checkpoint.writer_link import Report, WriterLink
+from spark_estimator.store import FilesystemStore, Store
+from spark_estimator.store.digests import seal_of
+
+_TABLE = b'{"holes": []}'
+
+
+class FileSaver:
+    """Copies contents into memory that its writer shares, and returns; a newer one replaces one that waits.
+
+    Args:
+        store: of the files.
+        write: ``write(path, content)`` puts a file in place; it travels to the writer by pickle.
+    """
+
+    def __init__(self, store: Store, write: Callable[[str, bytes], None]) -> None:
+        self._link = WriterLink(store, write)
+        self._tickets = 0
+
+    def put(self, path: str, content: memoryview) -> bool:
+        """Hands over a content, to be sealed and written. Returns whether it replaces one that waits."""
+        link = self._link
+        number, replaced = link.free_slot(replaces=SlotState.GO)
+        slot = link.slots[number]
+        end = len(content)
+        slot.put(0, content)
+        slot.put(end, _TABLE)
+        job = json.dumps({"kind": "file", "path": path, "end": end, "table": (end, len(_TABLE))}).encode()
+        place = end + len(_TABLE)
+        slot.put(place, job)
+        link.submit(number, self._tickets, (place, len(job)), now=True)
+        self._tickets += 1
+        return replaced is not None
+
+    def reports(self) -> list[Report]:
+        """What has become of contents since the last call."""
+        return self._link.reports()
+
+    def wait(self, timeout: timedelta | None = None) -> list[Report]:
+        """Returns when all is written or has failed, or after this time, with what has become of it."""
+        result: list[Report] = []
+        left = timedelta.max if timeout is None else timeout
+        step = timedelta(seconds=0.05)
+        while self._link.control.is_busy and left > timedelta(0):
+            result += self._link.reports(step)
+            left -= step
+        return [*result, *self._link.reports()]
+
+    def close(self) -> None:
+        """Lets the writer end when it is done. `wait` comes first."""
+        self._link.close(None)
+
+
+class DirectSaver:
+    """As `FileSaver`, but writes in this process before `put` returns: for a store that may be in its memory."""
+
+    def __init__(self, write: Callable[[str, bytes], None]) -> None:
+        self._write = write
+        self._reports: list[Report] = []
+
+    def put(self, path: str, content: memoryview) -> bool:
+        """Seals a content and writes it. False: none waits, so none is replaced."""
+        text = bytes(content)
+        try:
+            self._write(path, text + seal_of(text))
+        except Exception as error:  # as the writer does
+            name = type(error).__name__
+            self._reports.append(Report(0, path, f"{name}: {error}", name, bytes=len(text)))
+        else:
+            self._reports.append(Report(0, path, bytes=len(text)))
+        return False
+
+    def reports(self) -> list[Report]:
+        """What has become of contents since the last call."""
+        result, self._reports = self._reports, []
+        return result
+
+    def wait(self, timeout: timedelta | None = None) -> list[Report]:
+        """As `reports`."""
+        return self.reports()
+
+    def close(self) -> None:
+        """Nothing is left to do."""
+
+
+def saver_for(store: Store, write: Callable[[str, bytes], None]) -> FileSaver | DirectSaver:
+    """The one that can write to this store. Arguments as of `FileSaver`."""
+    return DirectSaver(write) if is_in_memory(store) else FileSaver(store, write)
+
+
+def is_in_memory(store: Store) -> bool:
+    """Whether another process may not see what is written: fsspec's ``memory://``, and stores of users' own kinds."""
+    return not isinstance(store, FilesystemStore) or store.prefix_path.startswith("memory:")

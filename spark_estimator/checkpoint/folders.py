@@ -1,0 +1,113 @@
+"""The folders of checkpoints in a store: their names, which are complete, and which are not to be kept.
+
+``step-0000000120-20261125T093543Z-1a2b3c4d``: the step, when it was copied (UTC), and the writers that belong together.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+from spark_estimator.store import FilesystemStore
+
+METADATA = ".metadata"
+_NAME = re.compile(r"step-(?P<step>\d{10,})-(?P<time>\d{8}T\d{6}Z)-(?P<group>[0-9a-f]{8})")
+_TIME = "%Y%m%dT%H%M%SZ"
+
+
+@dataclass(frozen=True, order=True)
+class Folder:
+    """One checkpoint's folder; the newest is the largest.
+
+    Attributes:
+        step: of the training.
+        time: when the state was copied, in whole seconds since 1970.
+        group: names the writers that have written it together.
+    """
+
+    step: int
+    time: int
+    group: str
+
+    @property
+    def name(self) -> str:
+        """Of the folder, without those above."""
+        moment = datetime.fromtimestamp(self.time, timezone.utc).strftime(_TIME)
+        return f"step-{self.step:010d}-{moment}-{self.group}"
+
+    @staticmethod
+    def of(name: str) -> Folder | None:
+        """The folder of this name; None: it is none of a checkpoint."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return None
+        moment = datetime.strptime(match["time"], _TIME).replace(tzinfo=timezone.utc)
+        return Folder(int(match["step"]), int(moment.timestamp()), match["group"])
+
+
+def part_name(rank: int) -> str:
+    """The file of a rank's part, named as torch does."""
+    return f"__{rank}_0.distcp"
+
+
+def note_name(rank: int) -> str:
+    """The file that exists when a rank's part is whole."""
+    return f".part-{rank}.json"
+
+
+def folders_in(store: FilesystemStore, root: str) -> list[Folder]:
+    """The folders of checkpoints, complete or not, the newest first; none where the root is not there.
+
+    Raises:
+        Exception: the store cannot be read; each kind has errors of its own.
+    """
+    try:
+        entries = store.entries(root)
+    except FileNotFoundError:
+        return []
+    parsed = [Folder.of(posixpath.basename(entry.path)) for entry in entries if entry.size is None]
+    return sorted((folder for folder in parsed if folder is not None), reverse=True)
+
+
+def is_complete(store: FilesystemStore, root: str, folder: Folder) -> bool:
+    """Whether the folder is a checkpoint.
+
+    Raises:
+        Exception: the store cannot be read; each kind has errors of its own.
+    """
+    try:
+        entries = store.entries(posixpath.join(root, folder.name))
+    except FileNotFoundError:
+        return False
+    return METADATA in {posixpath.basename(entry.path) for entry in entries}
+
+
+def expendable(
+    folders: Sequence[Folder], complete: Collection[Folder], keep: int, keep_every: timedelta | None
+) -> list[Folder]:
+    """Which folders to remove after a checkpoint was completed.
+
+    Args:
+        folders: all there are, the newest first.
+        complete: those that are checkpoints.
+        keep: so many of the newest stay.
+        keep_every: besides, the first of each such period stays; None: no others.
+    """
+    kept = [folder for folder in folders if folder in complete]
+    stay = set(kept[:keep])
+    if keep_every is not None:
+        firsts: dict[int, Folder] = {}
+        for folder in kept:  # the oldest of a period comes last
+            firsts[int(folder.time // keep_every.total_seconds())] = folder
+        stay |= set(firsts.values())
+    newest = kept[0] if kept else None
+    for folder in folders:
+        if folder in complete:
+            continue
+        # What is newer may be in progress, here or by the writers of an earlier attempt.
+        if newest is None or folder.step > newest.step:
+            stay.add(folder)
+    return [folder for folder in folders if folder not in stay]

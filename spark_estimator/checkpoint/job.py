@@ -1,0 +1,97 @@
+"""What a rank puts into a slot beside the tensors: the other values, and what the writer has to do."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from spark_estimator.checkpoint.image import packed
+from spark_estimator.checkpoint.layout import Layout
+from spark_estimator.checkpoint.slot_memory import SlotMemory
+from spark_estimator.checkpoint.state import Path, StateEntry
+from spark_estimator.errors import DataError
+
+Packed = tuple[str, Path, bytes]
+_SIMPLE = (int, float, bool, str, type(None))
+
+
+class Objects:
+    """Makes bytes of values that are no tensors; those that stay the same are made once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Any, bytes]] = {}
+        self._checked: set[str] = set()
+
+    def packed(self, entries: Sequence[StateEntry], rank_state: Mapping[str, Any], rank: int) -> list[Packed]:
+        """What goes into this rank's part: its own values, and on rank 0 those of all.
+
+        Raises:
+            DataError: one could not be read back without running code.
+        """
+        values = [
+            (entry.key, entry.path, entry.value) for entry in entries if not isinstance(entry.value, torch.Tensor)
+        ]
+        result = [(key, path, self._bytes_of(key, value)) for key, path, value in values] if rank == 0 else []
+        key = f"ranks.{rank}"
+        return [*result, (key, ("ranks", str(rank)), self._bytes_of(key, rank_state))]
+
+    def _bytes_of(self, key: str, value: Any) -> bytes:
+        known = self._known.get(key)
+        if known is not None and type(known[0]) is type(value) and known[0] == value:
+            return known[1]
+        content = packed(value)
+        if key not in self._checked:
+            try:
+                torch.load(io.BytesIO(content), weights_only=True)
+            except Exception as error:  # of pickle, or of the objects themselves
+                raise DataError(
+                    f"the state's {key} is a {type(value).__qualname__} that cannot be read back without running code "
+                    f"({str(error).splitlines()[0]}): have its state_dict() return plain values and tensors."
+                ) from error
+            self._checked.add(key)
+        if isinstance(value, _SIMPLE):
+            self._known[key] = value, content
+        return content
+
+
+def part_job(
+    slot: SlotMemory,
+    layout: Layout,
+    objects: Sequence[Packed],
+    path: str,
+    rank: int,
+    ranks: int,
+    keep: tuple[int, timedelta | None],
+) -> tuple[int, int]:
+    """Puts values and description into a slot behind the layout's.
+
+    Args:
+        path: of the checkpoint's folder.
+
+    Returns:
+        Where the description is: first byte, and number of bytes.
+    """
+    offset, placed = layout.objects_offset, []
+    for key, where, content in objects:
+        slot.put(offset, content)
+        placed.append((key, where, offset, len(content)))
+        offset += len(content)
+    job = {
+        "kind": "part",
+        "path": path,
+        "rank": rank,
+        "size": ranks,
+        "end": layout.end,
+        "table": (layout.end, len(layout.table)),
+        "objects": placed,
+        "keep": keep[0],
+        "keep_every": None if keep[1] is None else keep[1].total_seconds(),
+    }
+    text = json.dumps(job).encode()
+    slot.put(offset, text)
+    return offset, len(text)

@@ -1,0 +1,161 @@
+"""The place of each piece of the state in a slot's memory, and so in the rank's part. Made once for a structure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from spark_estimator.checkpoint.image import Hole, aligned, frame_of, moved
+from spark_estimator.checkpoint.metadata_text import SavedPiece
+from spark_estimator.checkpoint.plan import TensorPiece, share_out
+from spark_estimator.checkpoint.shared_control import SlotState
+from spark_estimator.checkpoint.state import StateEntry
+from spark_estimator.checkpoint.writer_link import WriterLink
+
+#: [entries] key, type and shape; of a value that is no tensor "" and ().
+Structure = tuple[tuple[str, str, tuple[int, ...]], ...]
+
+
+def structure_of(entries: Sequence[StateEntry]) -> Structure:
+    """What has to be alike on all ranks."""
+    return tuple(
+        (entry.key, str(entry.value.dtype).removeprefix("torch."), tuple(entry.value.shape))
+        if isinstance(entry.value, torch.Tensor)
+        else (entry.key, "", ())
+        for entry in entries
+    )
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A piece of this rank's part.
+
+    Attributes:
+        entry: the number of its tensor.
+        hole: where its numbers go.
+    """
+
+    entry: int
+    first: int
+    rows: int
+    hole: Hole
+
+
+@dataclass
+class Layout:
+    """One rank's part, but for the values that are no tensors.
+
+    Attributes:
+        structure: for which it was made.
+        digest: of the structure.
+        end: bytes of the pieces together.
+        table: what the writer needs of it, in JSON; its place is behind the pieces.
+    """
+
+    structure: Structure
+    digest: str
+    end: int = 0
+    table: bytes = b""
+    pieces: list[Placed] = field(default_factory=list)
+    texts: list[tuple[int, bytes]] = field(default_factory=list)
+
+    @property
+    def objects_offset(self) -> int:
+        """Where a slot has room for the rest."""
+        return aligned(self.end + len(self.table))
+
+
+class Staging:
+    """Room for a state in both slots; it is made in a thread, as the kernel takes its time for new memory.
+
+    Args:
+        layout: of this rank's part.
+        values: [entries] whose tensors will be copied.
+        link: whose slots it is in.
+    """
+
+    def __init__(self, layout: Layout, values: Sequence[Any], link: WriterLink) -> None:
+        self.layout = layout
+        shapes = [part_of(values[placed.entry], placed).shape for placed in layout.pieces]
+        dtypes = [values[placed.entry].dtype for placed in layout.pieces]
+        self._kinds = list(zip(layout.pieces, shapes, dtypes, strict=True))
+        self._link = link
+        self._targets: list[list[torch.Tensor] | None] = [None] * len(link.slots)
+        self._thread = threading.Thread(target=self._make, name="spark_estimator checkpoint memory", daemon=True)
+        self._thread.start()
+
+    def targets(self, number: int) -> list[torch.Tensor]:
+        """[pieces] a free slot's memory as tensors, to be copied to."""
+        self._thread.join()
+        result = self._targets[number]
+        if result is None:
+            result = self._targets[number] = self._made(number)
+        return result
+
+    def _make(self) -> None:
+        for number in self._link.control.in_state(SlotState.FREE):  # a copy that waits is not overwritten
+            self._targets[number] = self._made(number)
+
+    def _made(self, number: int) -> list[torch.Tensor]:
+        slot, layout = self._link.slots[number], self.layout
+        if layout.end:
+            slot.make_room(layout.end)
+            slot.populate()
+        for offset, text in layout.texts:
+            slot.put(offset, text)
+        slot.put(layout.end, layout.table)
+        result = []
+        for placed, shape, dtype in self._kinds:
+            count = placed.hole.size // dtype.itemsize
+            flat = torch.frombuffer(slot.view, dtype=dtype, count=count, offset=placed.hole.offset)
+            result.append(flat.view(shape))
+        return result
+
+
+def part_of(tensor: torch.Tensor, piece: TensorPiece | Placed) -> torch.Tensor:
+    """The rows of a piece."""
+    return tensor[piece.first : piece.first + piece.rows] if tensor.dim() else tensor
+
+
+def layout_of(entries: Sequence[StateEntry], structure: Structure, rank: int, ranks: int) -> Layout:
+    """The layout of a rank's part; no other rank is asked, as all have the same structure."""
+    digest = hashlib.sha256(json.dumps(structure).encode()).hexdigest()
+    layout = Layout(structure, digest)
+    tensors = [number for number, entry in enumerate(entries) if isinstance(entry.value, torch.Tensor)]
+    shared = [number for number in tensors if not entries[number].of_first]
+    shapes = [tuple(entries[number].value.shape) for number in shared]
+    pieces = share_out(shapes, [entries[number].value.element_size() for number in shared], ranks)
+    mine = [(shared[piece.tensor], piece) for piece in pieces if piece.rank == rank]
+    if rank == 0:
+        firsts = [number for number in tensors if entries[number].of_first]
+        mine += [(number, _whole(entries[number].value)) for number in firsts]
+    saved = []
+    for number, piece in mine:
+        entry = entries[number]
+        tensor = entry.value
+        sizes = tuple(part_of(tensor, piece).shape)
+        frame = frame_of(sizes, tensor.dtype)
+        offset = aligned(layout.end)
+        if offset > layout.end:
+            layout.texts.append((layout.end, bytes(offset - layout.end)))
+        layout.texts += [(offset + place, text) for place, text in frame.texts]
+        if frame.hole is not None:
+            layout.pieces.append(Placed(number, piece.first, piece.rows, moved(frame.hole, offset)))
+        layout.end = offset + frame.size
+        first = (piece.first, *[0] * (tensor.dim() - 1)) if tensor.dim() else ()
+        dtype = structure[number][1]
+        saved.append(SavedPiece(entry.key, entry.path, dtype, tuple(tensor.shape), first, sizes, offset, frame.size))
+    holes = [(placed.hole.offset, placed.hole.size, placed.hole.checksums) for placed in layout.pieces]
+    table = {"holes": holes, "pieces": [asdict(piece) for piece in saved], "structure": digest}
+    layout.table = json.dumps(table).encode()
+    return layout
+
+
+def _whole(tensor: torch.Tensor) -> TensorPiece:
+    return TensorPiece(0, 0, tensor.shape[0] if tensor.dim() else 1, 0)

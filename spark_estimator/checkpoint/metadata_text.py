@@ -1,0 +1,161 @@
+"""``.metadata`` of torch's layout, made from the notes of all parts. Without torch: the writer runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from spark_estimator.checkpoint.pickle_text import Made, Name, dict_of, pickled
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_FILES = "torch.distributed.checkpoint.filesystem"
+#: Of the layout; torch's ``CURRENT_DCP_VERSION``.
+_VERSION = "1.0.0"
+
+
+@dataclass(frozen=True)
+class SavedPiece:
+    """Some rows of a tensor in a part.
+
+    Attributes:
+        key: the tensor's name.
+        path: the keys and places that lead to it in the state.
+        dtype: as ``torch`` names it.
+        shape: of the whole tensor.
+        first: [dimensions] where the piece begins.
+        sizes: [dimensions] of the piece.
+        offset, length: in bytes, in the file.
+    """
+
+    key: str
+    path: Sequence[str | int]
+    dtype: str
+    shape: Sequence[int]
+    first: Sequence[int]
+    sizes: Sequence[int]
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class SavedObject:
+    """A value that is no tensor, in a part. Attributes as of `SavedPiece`."""
+
+    key: str
+    path: Sequence[str | int]
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a writer notes of its part.
+
+    Attributes:
+        rank: whose part it is.
+        file: its name.
+        size: in bytes.
+        structure: a digest of names, types and shapes of what all ranks have alike.
+    """
+
+    rank: int
+    file: str
+    size: int
+    structure: str
+    pieces: Sequence[SavedPiece]
+    objects: Sequence[SavedObject]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> Note:
+        """What `to_json` has made."""
+        pieces = [SavedPiece(**each) for each in values["pieces"]]
+        objects = [SavedObject(**each) for each in values["objects"]]
+        return Note(values["rank"], values["file"], values["size"], values["structure"], pieces, objects)
+
+
+def metadata_text(notes: Sequence[Note], folder: str) -> bytes:
+    """The file.
+
+    Args:
+        notes: of all ranks.
+        folder: of the checkpoint.
+
+    Raises:
+        ValueError: the parts do not make a whole; the text names what differs.
+    """
+    structures = {note.structure for note in notes}
+    if len(structures) > 1:
+        raise ValueError("the ranks have states of different structure")
+    paths: dict[str, tuple[str | int, ...]] = {}
+    pieces: dict[str, list[tuple[SavedPiece, str]]] = {}
+    storage: list[tuple[Any, Any]] = []
+    state: dict[str, Any] = {}
+    for note in notes:
+        for saved in note.objects:
+            state[saved.key] = Made(Name(_METADATA, "BytesStorageMetadata"))
+            paths[saved.key] = tuple(saved.path)
+            storage.append((_index(saved.key, None), _place(note.file, saved)))
+        for piece in note.pieces:
+            pieces.setdefault(piece.key, []).append((piece, note.file))
+            paths[piece.key] = tuple(piece.path)
+    for key, parts in pieces.items():
+        parts.sort(key=lambda part: tuple(part[0].first))
+        _check_whole(key, [piece for piece, _ in parts])
+        state[key] = _tensor([piece for piece, _ in parts])
+        storage += [(_index(key, piece.first), _place(file, piece)) for piece, file in parts]
+    meta: dict[str, Any] = {"checkpoint_id": folder, "save_id": None, "load_id": None, "modules": []}
+    whole = {
+        "state_dict_metadata": state,
+        "planner_data": paths,
+        "storage_data": dict_of(storage),
+        "storage_meta": Made(Name(_METADATA, "StorageMeta"), state=meta),
+        "version": _VERSION,
+    }
+    return pickled(Made(Name(_METADATA, "Metadata"), state=whole))
+
+
+def _check_whole(key: str, pieces: Sequence[SavedPiece]) -> None:
+    rows = 0
+    for piece in pieces:
+        if piece.first and piece.first[0] != rows:
+            raise ValueError(f"rows of {key} are missing or double, at row {rows}")
+        rows += piece.sizes[0] if piece.sizes else 1
+    if rows != (pieces[0].shape[0] if pieces[0].shape else 1):
+        raise ValueError(f"of {key} there are {rows} rows, and it has the shape {list(pieces[0].shape)}")
+
+
+def _tensor(pieces: Sequence[SavedPiece]) -> Made:
+    layout = Made(Name("torch.serialization", "_get_layout"), ("torch.strided",))
+    contiguous = Made(Name(_METADATA, "_MEM_FORMAT_ENCODING"), (0,))
+    properties = (Name("torch", pieces[0].dtype), layout, False, contiguous, False)
+    chunks = [
+        Made(
+            Name(_METADATA, "ChunkStorageMetadata"), state={"offsets": _size(piece.first), "sizes": _size(piece.sizes)}
+        )
+        for piece in pieces
+    ]
+    state = {
+        "properties": Made(Name(_METADATA, "TensorProperties"), state=properties),
+        "size": _size(pieces[0].shape),
+        "chunks": chunks,
+    }
+    return Made(Name(_METADATA, "TensorStorageMetadata"), state=state)
+
+
+def _size(numbers: Sequence[int]) -> Made:
+    return Made(Name("torch", "Size"), (tuple(numbers),))
+
+
+def _index(key: str, first: Sequence[int] | None) -> Made:
+    offset = {} if first is None else {"offset": _size(first)}
+    return Made(Name(_METADATA, "MetadataIndex"), state={"fqn": key, "index": None, **offset})
+
+
+def _place(file: str, saved: SavedPiece | SavedObject) -> Made:
+    state = {"relative_path": file, "offset": saved.offset, "length": saved.length}
+    return Made(Name(_FILES, "_StorageInfo"), state=state)

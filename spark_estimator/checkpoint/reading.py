@@ -1,0 +1,143 @@
+"""Reads checkpoints: which there are, and their values, with their checksums, from no more of a file than needed."""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import zipfile
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from spark_estimator.checkpoint import folders
+from spark_estimator.checkpoint.index import Extent, Saved, index_of
+from spark_estimator.checkpoint.state import nested
+from spark_estimator.errors import DataError
+from spark_estimator.store import FilesystemStore, Store
+
+
+def complete_steps(folder: str | Store) -> list[int]:
+    """The steps whose checkpoints in a folder are complete, in ascending order.
+
+    Args:
+        folder: as of `Checkpointer`.
+    """
+    store = _store_of(folder)
+    root = store.prefix_path
+    source = folders.folders_in(store, root)
+    return sorted({each.step for each in source if folders.is_complete(store, root, each)})
+
+
+def load(folder: str | Store, step: int | None = None, names: Collection[str] | None = None) -> dict[str, Any]:
+    """The state in a checkpoint, as dicts and lists of tensors in host memory; keys of dicts are text.
+
+    For inference, or to look into it; a training uses `Checkpointer.restore`. No collective.
+
+    Args:
+        folder: as of `Checkpointer`.
+        step: of the training; None: the last complete checkpoint.
+        names: only the objects of these names are read; None: all, and the step.
+
+    Raises:
+        DataError: there is none, or it is damaged.
+    """
+    store = _store_of(folder)
+    source = find(store, store.prefix_path, step)
+    if source is None:
+        raise DataError(f"{store.prefix_path} has no complete checkpoint.")
+    path, text = source
+    index = index_of(text, f"{path}/{folders.METADATA}")
+    wanted = [
+        saved for saved in index.values() if saved.path[0] != "ranks" and (names is None or saved.path[0] in names)
+    ]
+    extents = [(saved, extent) for saved in wanted for extent in saved.extents]
+    values: dict[str, Any] = {}
+    for saved, extent, value in read(store, path, extents):
+        place(values, saved, extent, value)
+    return dict(nested([(saved.path, values[saved.key]) for saved in wanted]) or {})
+
+
+def find(store: FilesystemStore, root: str, step: int | None) -> tuple[str, bytes] | None:
+    """A complete checkpoint's folder and its ``.metadata``; None: there is none, and no step was wanted.
+
+    Args:
+        step: None: the newest.
+
+    Raises:
+        DataError: there is none of this step.
+        Exception: the store cannot be read; each kind has errors of its own.
+    """
+    steps = []
+    for folder in folders.folders_in(store, root):
+        steps.append(folder.step)
+        if step in (None, folder.step):
+            path = posixpath.join(root, folder.name)
+            try:
+                return path, store.read(posixpath.join(path, folders.METADATA))
+            except FileNotFoundError:
+                continue
+    if step is not None:
+        known = [str(each) for each in sorted(set(steps)) if each != step]
+        raise DataError(
+            f"{root} has no complete checkpoint of step {step}; of other steps: {', '.join(known) or 'none'}."
+        )
+    return None
+
+
+def read(
+    store: FilesystemStore, path: str, extents: Sequence[tuple[Saved, Extent]]
+) -> Iterator[tuple[Saved, Extent, Any]]:
+    """The values of some extents, file by file.
+
+    Raises:
+        DataError: one is damaged, or holds what cannot be read without running code.
+        Exception: a file cannot be read; each kind of store has errors of its own.
+    """
+    by_file: dict[str, list[tuple[Saved, Extent]]] = {}
+    for saved, extent in extents:
+        by_file.setdefault(extent.file, []).append((saved, extent))
+    for file, wanted in by_file.items():
+        with store.open(posixpath.join(path, file), "rb") as stream:
+            for saved, extent in sorted(wanted, key=lambda each: each[1].offset):
+                stream.seek(extent.offset)
+                yield saved, extent, _unpacked(stream.read(extent.length), f"{path}/{file}: {saved.key}", extent)
+
+
+def place(values: dict[str, Any], saved: Saved, extent: Extent, value: Any) -> None:
+    """Puts what was read into its tensor."""
+    if saved.dtype is None:
+        values[saved.key] = value
+        return
+    if saved.key not in values:
+        values[saved.key] = torch.empty(saved.shape, dtype=saved.dtype)
+    target = values[saved.key]
+    for dimension, (first, size) in enumerate(zip(extent.first, extent.sizes, strict=True)):
+        target = target.narrow(dimension, first, size)
+    target.copy_(value)
+
+
+def _unpacked(content: bytes, name: str, extent: Extent) -> Any:
+    flaw = ""
+    if len(content) < extent.length:
+        flaw = f"of {extent.length} bytes there are {len(content)}"
+    else:
+        try:
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                broken = archive.testzip()
+            flaw = "" if broken is None else "its checksum is another"
+        except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+            flaw = str(error)
+    if flaw:
+        raise DataError(f"{name} is damaged: {flaw}.")
+    try:
+        return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise DataError(f"{name} cannot be read without running code: {str(error).splitlines()[0]}") from error
+
+
+def _store_of(folder: str | Store) -> FilesystemStore:
+    store = Store.create(folder) if isinstance(folder, str) else folder
+    if not isinstance(store, FilesystemStore):
+        raise TypeError(f"folder must be a path, a URL or a FilesystemStore; got {type(store).__qualname__}.")
+    return store

@@ -1,0 +1,207 @@
+"""Gives the objects of all ranks the state of a checkpoint: each rank reads a share, and the ranks exchange them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy
+import torch
+
+from spark_estimator.checkpoint import folders, reading
+from spark_estimator.checkpoint.index import Extent, Saved, index_of
+from spark_estimator.checkpoint.state import load_into, nested, own_buffers, set_random_state
+from spark_estimator.collectives import arrays, context
+from spark_estimator.collectives.objects import allgather_object, broadcast_object
+from spark_estimator.errors import DataError
+from spark_estimator.log import logger
+from spark_estimator.store import FilesystemStore
+
+_log = logger(__name__)
+Wanted = tuple[Saved, Extent]
+
+
+def restore(
+    store: FilesystemStore,
+    root: str,
+    step: int | None,
+    objects: Mapping[str, Any],
+    local: Mapping[str, Any],
+    rank: int,
+    ranks: int,
+) -> int:
+    """Restores everything; see `Checkpointer.restore`. A collective on ranks.
+
+    Args:
+        root: the folder of the checkpoints.
+        objects, local: by their names.
+    """
+    source = _found(store, root, step, rank)
+    if source is None:
+        return 0
+    path, text = source
+    index = index_of(text, f"{path}/{folders.METADATA}")
+    by_name: dict[str, list[Saved]] = {}
+    for saved in index.values():
+        by_name.setdefault(str(saved.path[0]), []).append(saved)
+    _check(path, by_name, objects)
+    wanted = [saved for name in (*objects, "step") for saved in by_name.get(name, [])]
+    extents = [(saved, extent) for saved in wanted for extent in saved.extents]
+    shares = shared(extents, ranks)
+    saved_ranks = len(by_name.get("ranks", []))
+    mine = list(shares[rank])
+    own_key = f"ranks.{rank}"
+    if saved_ranks == ranks:
+        mine += [(index[own_key], extent) for extent in index[own_key].extents]
+    pieces = _read(store, path, mine)
+    rank_state = pieces.pop((own_key, ()), None)
+    values = _exchanged(shares, pieces, rank) if ranks > 1 else _joined(shares[0], pieces)
+    for name, value in objects.items():
+        load_into(value, nested([(saved.path[1:], values[saved.key]) for saved in by_name[name]]))
+    _restore_own(rank_state, objects, local, saved_ranks, ranks, rank)
+    return int(values["step"])
+
+
+def shared(extents: Sequence[Wanted], ranks: int) -> list[list[Wanted]]:
+    """[ranks] what each reads of what all need: as many bytes, to an extent, in the order of the files."""
+    ordered = sorted(extents, key=lambda each: (each[1].file, each[1].offset))
+    total = sum(extent.length for _, extent in ordered)
+    result: list[list[Wanted]] = [[] for _ in range(ranks)]
+    done = 0
+    for saved, extent in ordered:
+        result[min(ranks - 1, (done + extent.length // 2) * ranks // max(1, total))].append((saved, extent))
+        done += extent.length
+    return result
+
+
+def _found(store: FilesystemStore, root: str, step: int | None, rank: int) -> tuple[str, bytes] | None:
+    result: tuple[str, bytes] | str | None = None
+    if rank == 0:
+        try:
+            result = reading.find(store, root, step)
+        except DataError as error:
+            result = str(error)
+        except Exception as error:  # each kind of store has errors of its own
+            result = (
+                f"{root} cannot be read on rank 0 (host {socket.gethostname()}): {type(error).__name__}: {error}. "
+                "Whether it has a checkpoint is not known."
+            )
+    if context.is_initialized():
+        result = broadcast_object(result, name="checkpoint.found")
+    if isinstance(result, str):
+        raise DataError(result)
+    return result
+
+
+def _check(path: str, by_name: Mapping[str, Sequence[Saved]], objects: Mapping[str, Any]) -> None:
+    """Refuses a checkpoint that does not fit, before anything is read or changed."""
+    lacking = [name for name in objects if name not in by_name and objects[name].state_dict()]
+    if lacking:
+        known = sorted(set(by_name) - {"step", "ranks"})
+        raise DataError(f"{path} has no {', '.join(lacking)}; it has {', '.join(known)}.")
+    for name, value in objects.items():
+        if not isinstance(value, torch.nn.Module):
+            continue
+        kept = {".".join(map(str, saved.path[1:])): saved.shape for saved in by_name[name]}
+        present = {key: tuple(item.shape) for key, item in value.state_dict().items() if isinstance(item, torch.Tensor)}
+        for key in sorted(kept.keys() | present.keys()):
+            here, there = present.get(key), kept.get(key)
+            if here != there and (key in present or there):
+                raise DataError(
+                    f"{path} does not fit: {name}.{key} has the shape {_text(there)} there and {_text(here)} in the "
+                    "model."
+                )
+
+
+def _text(shape: tuple[int, ...] | None) -> str:
+    return "none" if shape is None else str(list(shape))
+
+
+def _read(store: FilesystemStore, path: str, wanted: Sequence[Wanted]) -> dict[tuple[str, tuple[int, ...]], Any]:
+    """What this rank reads, by key and place. All ranks raise if one cannot. A collective."""
+    result, problem = {}, ""
+    try:
+        for saved, extent, value in reading.read(store, path, wanted):
+            result[saved.key, extent.first] = value
+    except DataError as error:
+        problem = str(error)
+    except Exception as error:  # each kind of store has errors of its own
+        problem = f"{path} cannot be read on host {socket.gethostname()}: {type(error).__name__}: {error}"
+    if context.is_initialized():
+        problems = allgather_object(problem, name="checkpoint.read")
+        problem = next((f"rank {rank}: {text}" for rank, text in enumerate(problems) if text), "")
+    if problem:
+        raise DataError(problem)
+    return result
+
+
+def _joined(wanted: Sequence[Wanted], pieces: Mapping[tuple[str, tuple[int, ...]], Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for saved, extent in wanted:
+        reading.place(values, saved, extent, pieces[saved.key, extent.first])
+    return values
+
+
+def _exchanged(
+    shares: Sequence[Sequence[Wanted]], pieces: Mapping[tuple[str, tuple[int, ...]], Any], rank: int
+) -> dict[str, Any]:
+    """All values, from the ranks that have read them. A collective."""
+    values: dict[str, Any] = {}
+    for root, wanted in enumerate(shares):
+        tensors = [(saved, extent) for saved, extent in wanted if saved.dtype is not None]
+        objects = [(saved, extent) for saved, extent in wanted if saved.dtype is None]
+        if objects:
+            sent = [pieces[saved.key, extent.first] for saved, extent in objects] if rank == root else None
+            received = broadcast_object(sent, root, name="checkpoint.objects")
+            values.update({saved.key: value for (saved, _), value in zip(objects, received, strict=True)})
+        if tensors:
+            _broadcast(tensors, pieces, root, rank, values)
+    return values
+
+
+def _broadcast(
+    tensors: Sequence[Wanted],
+    pieces: Mapping[tuple[str, tuple[int, ...]], Any],
+    root: int,
+    rank: int,
+    values: dict[str, Any],
+) -> None:
+    sizes = [torch.Size(extent.sizes).numel() * (saved.dtype or torch.uint8).itemsize for saved, extent in tensors]
+    buffer = numpy.empty(sum(sizes), numpy.uint8)
+    offset = 0
+    if rank == root:
+        for (saved, extent), size in zip(tensors, sizes, strict=True):
+            flat = pieces[saved.key, extent.first].contiguous().reshape(-1).view(torch.uint8)
+            buffer[offset : offset + size] = flat.numpy()
+            offset += size
+    if len(buffer):
+        buffer = arrays.broadcast(buffer, root, "checkpoint.tensors")
+    received = torch.from_numpy(buffer)
+    offset = 0
+    for (saved, extent), size in zip(tensors, sizes, strict=True):
+        # A copy: a type has to begin at a multiple of its size.
+        piece = received[offset : offset + size].clone().view(saved.dtype or torch.uint8).reshape(extent.sizes)
+        reading.place(values, saved, extent, piece)
+        offset += size
+
+
+def _restore_own(
+    rank_state: Any, objects: Mapping[str, Any], local: Mapping[str, Any], saved_ranks: int, ranks: int, rank: int
+) -> None:
+    if rank_state is None:
+        if rank == 0:
+            _log.warning(
+                "the checkpoint is of %d ranks, and there are %d: each takes rank 0's buffers and keeps its own random "
+                "numbers%s", saved_ranks, ranks, f" and its {', '.join(local)}" if local else "",
+            )  # fmt: skip
+        return
+    for name, value in objects.items():
+        for key, buffer in own_buffers(value).items():
+            saved = rank_state["buffers"].get(f"{name}.{key}")
+            if saved is not None:
+                buffer.copy_(saved)
+    for name, value in local.items():
+        if name in rank_state["local"]:
+            load_into(value, rank_state["local"][name])
+    set_random_state(rank_state["random"])

@@ -1,0 +1,64 @@
+"""After which steps there is a checkpoint, decided alike on all ranks though their clocks differ."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+# The first rank's clock is asked so often in the time between two checkpoints, so they are late by a tenth at most.
+_QUESTIONS = 10
+
+
+class Schedule:
+    """Counts steps.
+
+    Args:
+        every_steps: due after so many; None: their number does not matter.
+        every: due after so much time; None: time does not matter.
+        first_clock: gives the first rank's clock on all ranks, in seconds; a collective, called at the same steps.
+    """
+
+    def __init__(self, every_steps: int | None, every: timedelta | None, first_clock: Callable[[], float]) -> None:
+        self._every_steps = every_steps
+        self._seconds = None if every is None else every.total_seconds()
+        self._first_clock = first_clock
+        self._since = 0
+        self._began: float | None = None
+        self._asked_after = 0
+        self._ask_after = 1
+
+    def is_due(self) -> bool:
+        """Counts a step. Returns whether a checkpoint is due after it."""
+        self._since += 1
+        due = self._every_steps is not None and self._since >= self._every_steps
+        if self._seconds is not None and not due:
+            due = self._is_time()
+        return due
+
+    def made(self) -> None:
+        """A checkpoint is made now: steps and time are counted from here."""
+        self._since = 0
+        self._asked_after = 0
+        if self._seconds is not None:
+            self._began = self._first_clock()
+
+    def _is_time(self) -> bool:
+        assert self._seconds is not None
+        if self._began is not None and self._since < self._asked_after + self._ask_after:
+            return False
+        now = self._first_clock()
+        if self._began is None:
+            self._began = now
+            self._asked_after = self._since
+            return False
+        passed = now - self._began
+        steps_a_second = self._since / passed if passed > 0 else float(self._since)
+        self._ask_after = max(1, int(steps_a_second * self._seconds / _QUESTIONS))
+        self._asked_after = self._since
+        return passed >= self._seconds
+
+
+def clock() -> float:
+    """Of this rank, in seconds."""
+    return time.monotonic()

@@ -1,0 +1,123 @@
+"""What a rank and its writer tell each other in shared memory: the state of two slots, under a lock of the kernel.
+
+A *slot* is room for one copy of the state. The kernel releases the lock of a process that dies, so neither can block
+the other. Nothing here waits for a message.
+"""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import mmap
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+SLOTS = 2
+BYTES = 4096
+_SLOT = struct.Struct("<QQQQ")
+_OUTCOME = struct.Struct("<qqq")
+_OUTCOME_OFFSET = 1024
+
+
+class SlotState(enum.IntEnum):
+    """Of one slot.
+
+    FREE: the rank may fill it. STANDBY: a whole copy, written only if the rank dies or asks for it. GO: a whole copy,
+    to be written next. WRITING: the writer reads it. Rank: FREE -> STANDBY or GO, STANDBY -> GO or FREE, GO -> FREE.
+    Writer: GO -> WRITING -> FREE; of a rank that is gone also STANDBY -> WRITING.
+    """
+
+    FREE = 0
+    STANDBY = 1
+    GO = 2
+    WRITING = 3
+
+
+@dataclass(frozen=True)
+class CopySlot:
+    """One slot.
+
+    Attributes:
+        ticket: the number of the copy; later ones have larger numbers, and all ranks number alike.
+        job: where its description is in the slot's memory: first byte, and number of bytes.
+    """
+
+    state: SlotState
+    ticket: int = 0
+    job: tuple[int, int] = (0, 0)
+
+
+class SharedControl:
+    """The page of both processes.
+
+    Args:
+        descriptor: of a file of `BYTES` in memory; stays the caller's.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._page = mmap.mmap(descriptor, BYTES)
+        self._threads = threading.RLock()  # the kernel's lock is that of the process
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps the other process out of the block."""
+        with self._threads:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
+    def slot(self, number: int) -> CopySlot:
+        """The slot as it is."""
+        state, ticket, first, size = _SLOT.unpack_from(self._page, number * _SLOT.size)
+        return CopySlot(SlotState(state), ticket, (first, size))
+
+    def set_slot(self, number: int, slot: CopySlot) -> None:
+        """Sets a slot. Under the lock."""
+        _SLOT.pack_into(self._page, number * _SLOT.size, slot.state, slot.ticket, *slot.job)
+
+    def in_state(self, *states: SlotState) -> list[int]:
+        """The slots in one of these states, the oldest copy first."""
+        slots = [(self.slot(number), number) for number in range(SLOTS)]
+        return [number for slot, number in sorted(slots, key=lambda each: each[0].ticket) if slot.state in states]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the writer has work."""
+        return bool(self.in_state(SlotState.GO, SlotState.WRITING))
+
+    @property
+    def completed(self) -> int:
+        """The last copy that the writer has completed; -1: none."""
+        return self._outcome()[0] - 1
+
+    @property
+    def failed(self) -> int:
+        """The last copy that it has failed to write; -1: none."""
+        return self._outcome()[1] - 1
+
+    @property
+    def given_up(self) -> int:
+        """The copy that another rank has failed to write; -1: none."""
+        return self._outcome()[2] - 1
+
+    def set_outcome(self, *, completed: int | None = None, failed: int | None = None, given_up: int = -1) -> None:
+        """Notes copies. Under the lock."""
+        values = list(self._outcome())
+        for place, ticket in enumerate((completed, failed, given_up if given_up >= 0 else None)):
+            if ticket is not None:
+                values[place] = ticket + 1
+        _OUTCOME.pack_into(self._page, _OUTCOME_OFFSET, *values)
+
+    def _outcome(self) -> tuple[int, int, int]:
+        completed, failed, given_up = _OUTCOME.unpack_from(self._page, _OUTCOME_OFFSET)
+        return completed, failed, given_up
+
+    def close(self) -> None:
+        """Unmaps the page."""
+        self._page.close()

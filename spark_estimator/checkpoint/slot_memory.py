@@ -1,0 +1,68 @@
+"""Memory that a rank and its writer share, without a name: it is freed when both have ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+
+_MADV_POPULATE_WRITE = 23
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def new_descriptor(name: str, size: int) -> int:
+    """A file in memory; close it."""
+    descriptor = os.memfd_create(f"spark_estimator checkpoint {name}", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, size)
+    return descriptor
+
+
+class SlotMemory:
+    """Room for one copy of the state, as the rank sees it. It grows and never shrinks.
+
+    Attributes:
+        descriptor: of the file in memory.
+        view: of its bytes.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._map: mmap.mmap | None = None
+        self._size = 0
+
+    @property
+    def view(self) -> mmap.mmap:
+        assert self._map is not None, "make_room() comes first"
+        return self._map
+
+    def make_room(self, size: int) -> bool:
+        """Has at least so many bytes. Returns whether `view` is another one than before."""
+        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        if size <= self._size:
+            return False
+        os.ftruncate(self.descriptor, size)
+        self._map, self._size = mmap.mmap(self.descriptor, size), size
+        return True
+
+    def populate(self) -> None:
+        """Has the kernel give all pages now: the first copy would wait for each of them. Other threads keep running."""
+        view = self.view
+        address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        with contextlib.suppress(OSError):  # before Linux 5.14 there is no such call
+            _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(self._size), _MADV_POPULATE_WRITE)
+
+    def put(self, offset: int, content: bytes | memoryview) -> None:
+        """Writes bytes behind what the view is used for; makes room without a new view."""
+        end = offset + len(content)
+        if end > os.fstat(self.descriptor).st_size:
+            os.ftruncate(self.descriptor, end)
+        view = memoryview(content)
+        while view:
+            written = os.pwrite(self.descriptor, view, offset)
+            view, offset = view[written:], offset + written
+
+    def close(self) -> None:
+        """Closes the descriptor; the view goes when nothing uses it."""
+        self._map = None
+        os.close(self.descriptor)

@@ -1,0 +1,207 @@
+"""What a checkpoint holds of modules, optimizers and other objects with a ``state_dict()``: by name, in torch's way."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+
+from spark_estimator.errors import DataError
+
+Path = tuple[str | int, ...]
+#: Buffers of a module up to this size may differ between the ranks, and each rank's are kept: sums of a batch
+#: normalization. Larger ones are rank 0's.
+LARGEST_OWN_BUFFER = 1 << 20
+#: Names of a checkpoint's own.
+RESERVED = ("step", "ranks")
+
+
+@dataclass(frozen=True)
+class StateEntry:
+    """One value that all ranks have alike, or of which rank 0's counts.
+
+    Attributes:
+        key, path: by which it is found in the whole state, as ``torch.distributed.checkpoint`` names it.
+        of_first: rank 0 writes it, as other ranks may have another.
+    """
+
+    key: str
+    path: Path
+    value: Any
+    of_first: bool = False
+
+
+def entries_of(objects: Mapping[str, Any]) -> list[StateEntry]:
+    """The state of all objects, in their order.
+
+    Raises:
+        DataError: of a tensor that cannot be written in pieces, or of two values of the same name.
+    """
+    result: list[StateEntry] = []
+    seen: set[str] = set()
+    for name, value in objects.items():
+        buffers = own_buffers(value)
+        for path, leaf in leaves((name,), value.state_dict()):
+            key = ".".join(map(str, path))
+            if key in seen:
+                raise DataError(f"two values of the state have the name {key!r}: give the objects other names.")
+            seen.add(key)
+            _check(key, leaf)
+            first = not isinstance(leaf, torch.Tensor) or ".".join(map(str, path[1:])) in buffers
+            result.append(StateEntry(key, path, leaf, first))
+    return result
+
+
+def leaves(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+    """The values within dicts and lists; a list only where tensors or dicts are in it, as in torch's layout."""
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from leaves((*path, str(key)), item)
+    elif isinstance(value, list) and _holds_more(value):
+        for place, item in enumerate(value):
+            yield from leaves((*path, place), item)
+    else:
+        yield path, value
+
+
+def own_buffers(value: Any) -> dict[str, torch.Tensor]:
+    """The buffers of a module in which ranks may differ, by name; of any other object none."""
+    if not isinstance(value, torch.nn.Module):
+        return {}
+    kept = value.state_dict().keys()
+    return {
+        name: buffer.detach()
+        for name, buffer in value.named_buffers()
+        if name in kept and buffer.numel() * buffer.element_size() <= LARGEST_OWN_BUFFER
+    }
+
+
+def nested(values: Sequence[tuple[Path, Any]]) -> Any:
+    """Dicts and lists from their leaves: what `leaves` has taken apart. Keys are text."""
+    root: Any = None
+    for path, value in values:
+        if not path:
+            return value
+        root = root if root is not None else ([] if isinstance(path[0], int) else {})
+        place = root
+        for key, following in itertools.pairwise(path):
+            place = _at(place, key, [] if isinstance(following, int) else {})
+        _at(place, path[-1], value)
+    return root
+
+
+def load_into(value: Any, state: Any) -> None:
+    """Gives an object its state, with the keys that it uses itself."""
+    state = _with_keys_of(state, value.state_dict())
+    if isinstance(value, torch.optim.Optimizer):
+        state = dict(state)
+        state["state"] = {_number(key): item for key, item in state.get("state", {}).items()}
+    value.load_state_dict(state)
+
+
+def random_state() -> dict[str, Any]:
+    """The generators of this process: Python's, numpy's, torch's."""
+    kind, keys, position, has_gauss, gauss = numpy.random.get_state()
+    result = {
+        "python": random.getstate(),
+        "numpy": [kind, torch.from_numpy(numpy.asarray(keys).astype(numpy.int64)), position, has_gauss, gauss],
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        result["cuda"] = torch.cuda.get_rng_state()
+    return result
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Sets them."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, position, has_gauss, value = state["numpy"]
+    numpy.random.set_state((kind, keys.numpy().astype(numpy.uint32), position, has_gauss, value))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def check_names(names: Sequence[str], objects: Sequence[Any], where: str) -> None:
+    """Refuses what cannot be in a checkpoint.
+
+    Raises:
+        TypeError: an object has no ``state_dict()`` or ``load_state_dict()``.
+        ValueError: a name is one of the checkpoint's own.
+    """
+    for name, value in zip(names, objects, strict=True):
+        if name in RESERVED or "." in name:
+            raise ValueError(f"{where} has the name {name!r}: names have no dot, and {RESERVED} are the checkpoint's.")
+        distributed = getattr(value, "_distributed", None)
+        if getattr(distributed, "shards", None) is not None:
+            raise ValueError(
+                f"{where} {name!r} is an optimizer with shard_state=True, of which each rank has a share: a checkpoint "
+                "needs it whole. Wrap the optimizer without shard_state."
+            )
+        lacking = [method for method in ("state_dict", "load_state_dict") if not callable(getattr(value, method, None))]
+        if lacking:
+            raise TypeError(f"{where} {name!r} is a {type(value).__qualname__} without {' and '.join(lacking)}().")
+
+
+def parameters_of(optimizers: Sequence[Any]) -> set[int]:
+    """The memory that only the optimizers' steps change: parameters and states, by their addresses."""
+    result = set()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            result |= {parameter.data_ptr() for parameter in group["params"]}
+        for state in optimizer.state.values():
+            result |= {item.data_ptr() for item in state.values() if isinstance(item, torch.Tensor)}
+    return result
+
+
+def _holds_more(values: Sequence[Any]) -> bool:
+    return any(
+        isinstance(item, (torch.Tensor, Mapping)) or (isinstance(item, list) and _holds_more(item)) for item in values
+    )
+
+
+def _check(key: str, value: Any) -> None:
+    if not isinstance(value, torch.Tensor):
+        return
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        raise DataError(
+            f"{key} is a {type(value).__qualname__}: only plain tensors can be written. Of an FSDP or DTensor model "
+            "use torch.distributed.checkpoint."
+        )
+    if value.layout != torch.strided or value.is_quantized or value.is_conj() or value.is_neg():
+        raise DataError(f"{key} is a tensor of layout {value.layout}: only dense tensors can be written.")
+
+
+def _at(place: Any, key: str | int, new: Any) -> Any:
+    if isinstance(key, int):
+        while len(place) <= key:
+            place.append(None)
+        if place[key] is None:
+            place[key] = new
+    else:
+        place.setdefault(key, new)
+    return place[key]
+
+
+def _with_keys_of(state: Any, template: Any) -> Any:
+    """The state with the template's keys where these are no text."""
+    if isinstance(state, Mapping) and isinstance(template, Mapping):
+        known = {str(key): key for key in template}
+        return {
+            known.get(key, key): _with_keys_of(item, template.get(known.get(key, key))) for key, item in state.items()
+        }
+    if isinstance(state, list) and isinstance(template, list):
+        others: list[Any] = [*template, *[None] * (len(state) - len(template))]
+        return [_with_keys_of(item, other) for item, other in zip(state, others, strict=False)]
+    return state
+
+
+def _number(key: Any) -> Any:
+    return int(key) if isinstance(key, str) and re.fullmatch(r"\d+", key) else key

@@ -1,0 +1,203 @@
+"""A rank's end of its writer: starts the process, hands over copies, and reads what became of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import cloudpickle
+
+from spark_estimator.checkpoint.shared_control import BYTES, SLOTS, CopySlot, SharedControl, SlotState
+from spark_estimator.checkpoint.slot_memory import SlotMemory, new_descriptor
+from spark_estimator.checkpoint.writer import WriterStart
+from spark_estimator.env import FEED_FD_VARIABLE, PROCESS_VARIABLE, PROGRESS_FD_VARIABLE, RENDEZVOUS_FD_VARIABLE
+from spark_estimator.store import Store
+
+_PROGRAM = "from spark_estimator.checkpoint.writer import main; main()"
+# These are the rank's alone. Without the mark the launcher does not end the writer with the rank.
+_NOT_INHERITED = (PROCESS_VARIABLE, RENDEZVOUS_FD_VARIABLE, FEED_FD_VARIABLE, PROGRESS_FD_VARIABLE)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of one copy.
+
+    Attributes:
+        ticket: of the copy.
+        path: of what was to be written.
+        error: why it was not; empty: it was.
+        raised: the class of that error, where one was raised.
+        again: why it is tried again; empty otherwise, and then the copy's fate is not known yet.
+        note: what else is worth a line.
+        seconds, bytes: that it took.
+    """
+
+    ticket: int
+    path: str = ""
+    error: str = ""
+    raised: str = ""
+    again: str = ""
+    note: str = ""
+    seconds: float = 0.0
+    bytes: int = 0
+
+
+class WriterLink:
+    """One writer, started again when it has died.
+
+    Args:
+        store, write: as of `writer.WriterStart`; they go to the writer by pickle.
+    """
+
+    def __init__(self, store: Store, write: Callable[[str, bytes], None] | None = None) -> None:
+        self._store = store
+        self._write = write
+        self._descriptor = new_descriptor("control", BYTES)
+        self.control = SharedControl(self._descriptor)
+        self.slots = [SlotMemory(new_descriptor(f"slot {number}", 0)) for number in range(SLOTS)]
+        self._text = b""
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        """Of the writer's process."""
+        return self._process.pid
+
+    def free_slot(self, *, replaces: SlotState) -> tuple[int, int | None]:
+        """Takes a slot to fill.
+
+        Args:
+            replaces: a copy in this state is dropped for it.
+
+        Returns:
+            Its number, and the ticket of the copy that is dropped; None: none is.
+        """
+        with self.control.locked():
+            waiting = self.control.in_state(replaces)
+            number = waiting[0] if waiting else self.control.in_state(SlotState.FREE)[0]
+            replaced = self.control.slot(number).ticket if waiting else None
+            self.control.set_slot(number, CopySlot(SlotState.FREE))
+        return number, replaced
+
+    def submit(self, number: int, ticket: int, job: tuple[int, int], *, now: bool) -> None:
+        """Hands over a filled slot.
+
+        Args:
+            job: where its description is.
+            now: it is written as soon as the writer is free; False: it stands by.
+        """
+        with self.control.locked():
+            self.control.set_slot(number, CopySlot(SlotState.GO if now else SlotState.STANDBY, ticket, job))
+        self._call()
+
+    def begin_standby(self) -> bool:
+        """Has the copy that stands by written. Returns whether there is one."""
+        with self.control.locked():
+            numbers = self.control.in_state(SlotState.STANDBY)
+            for number in numbers:
+                slot = self.control.slot(number)
+                self.control.set_slot(number, CopySlot(SlotState.GO, slot.ticket, slot.job))
+        self._call()
+        return bool(numbers)
+
+    def give_up(self, ticket: int) -> None:
+        """Stops the writing of a copy, which another rank has failed to write."""
+        with self.control.locked():
+            self.control.set_outcome(given_up=ticket)
+        self._call()
+
+    def note_failure(self, ticket: int) -> None:
+        """Counts a copy as failed that the writer never got."""
+        with self.control.locked():
+            self.control.set_outcome(failed=max(ticket, self.control.failed))
+
+    def reports(self, timeout: timedelta = timedelta(0)) -> list[Report]:
+        """What has come since the last call; waits so long for the first. Starts a new writer if it has died."""
+        poll = select.poll()
+        poll.register(self._reports, select.POLLIN)
+        ready = bool(poll.poll(1000 * timeout.total_seconds()))
+        result, ended = [], False
+        while ready:
+            try:
+                text = os.read(self._reports, 1 << 16)
+            except BlockingIOError:
+                break
+            if not text:
+                ended = True
+                break
+            self._text += text
+        *lines, self._text = self._text.split(b"\n")
+        result += [Report(**json.loads(line)) for line in lines]
+        if ended:
+            result += self._restart()
+        return result
+
+    def close(self, timeout: timedelta | None) -> None:
+        """Tells the writer that nothing more comes, and waits so long until it has ended; None: not at all."""
+        for descriptor in (self._wake, self._reports):
+            os.close(descriptor)
+        if timeout is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout.total_seconds())
+        # A writer that has not ended yet continues alone, and is no zombie later.
+        threading.Thread(target=self._process.wait, daemon=True, name="spark_estimator writer").start()
+        for slot in self.slots:
+            slot.close()
+        self.control.close()
+        os.close(self._descriptor)
+
+    def _call(self) -> None:
+        # The pipe is full of calls, or the writer is dead, which `reports` sees.
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._wake, b".")
+
+    def _start(self) -> None:
+        wake, self._wake = os.pipe()
+        self._reports, report = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(self._reports, False)
+        passed = (self._descriptor, wake, report, *(slot.descriptor for slot in self.slots))
+        environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM],
+                stdin=subprocess.PIPE,
+                pass_fds=passed,
+                env=environment,
+                start_new_session=True,  # signals for a terminal's or a rank's group are not for it
+            )
+        finally:
+            os.close(wake)
+            os.close(report)
+        slots = tuple(slot.descriptor for slot in self.slots)
+        start = WriterStart(self._store, self._write, self._descriptor, wake, report, slots)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as stream:
+            stream.write(cloudpickle.dumps(start))
+
+    def _restart(self) -> list[Report]:
+        """Starts another writer. What the dead one had to write has failed."""
+        code = self._process.wait()
+        for descriptor in (self._wake, self._reports):
+            os.close(descriptor)
+        self._text = b""
+        lost = []
+        with self.control.locked():
+            for number in self.control.in_state(SlotState.GO, SlotState.WRITING):
+                lost.append(self.control.slot(number).ticket)
+                self.control.set_slot(number, CopySlot(SlotState.FREE))
+            if lost:
+                self.control.set_outcome(failed=max(lost))
+        self._start()
+        ending = f"signal {-code}" if code < 0 else f"exit code {code}"
+        why = f"the writer's process ended with {ending}; another one was started"
+        return [Report(ticket, error=why) for ticket in lost] or [Report(-1, note=why)]

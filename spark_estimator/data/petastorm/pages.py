@@ -1,0 +1,198 @@
+"""From Arrow's columns and a function's results to numpy arrays: a *page* is some rows as arrays by columns' names.
+
+Values and types are petastorm's, but for three: null among texts stays None, where petastorm makes it the text "None";
+columns of partitions are plain arrays, and not pandas' categories; whole numbers stay whole when a predicate is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy
+import pyarrow
+import pyarrow.compute
+
+from spark_estimator.data.fields import Array, is_list
+from spark_estimator.errors import DataError
+
+#: Some rows: arrays [rows, ...] by the names of the columns.
+Page = dict[str, Array]
+
+
+def page_of(table: pyarrow.Table, shapes: Mapping[str, tuple[int | None, ...]], by_row: bool) -> Page:
+    """A table's columns as arrays.
+
+    Args:
+        shapes: of a row's value, by column.
+        by_row: the page is given row by row: null is None (NaN of fractions), and arrays may differ in length.
+
+    Raises:
+        DataError: arrays of a column differ in length, or one is null.
+    """
+    return {
+        name: array_of(table.column(name).combine_chunks(), name, shapes.get(name, ()), by_row)
+        for name in table.column_names
+    }
+
+
+def array_of(column: pyarrow.Array, name: str, shape: tuple[int | None, ...] = (), by_row: bool = False) -> Array:
+    """A column as a writable array [rows, ...]; arguments and errors as `page_of`."""
+    if isinstance(column, pyarrow.ChunkedArray):
+        column = column.combine_chunks()
+    if is_list(column.type):
+        return _matrix(column, name, shape, by_row)
+    if column.null_count and by_row and not pyarrow.types.is_floating(column.type):  # which have NaN
+        values = array_of(column.drop_null(), name, shape, by_row)
+        result: Array = numpy.full(len(column), None, object)
+        result[column.is_valid().to_numpy(zero_copy_only=False)] = list(values)
+        return result
+    if by_row and pyarrow.types.is_date(column.type):
+        days: Array = column.cast(pyarrow.date32()).to_numpy(zero_copy_only=False).astype("datetime64[D]")
+        return days
+    if pyarrow.types.is_timestamp(column.type):  # in UTC, as datetime64 has no zone
+        return _writable(column.cast(pyarrow.timestamp(column.type.unit)).to_numpy(zero_copy_only=False))
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    values = column.to_pandas().to_numpy()
+    if _is_text(column.type):
+        return numpy.asarray(values if column.null_count else values.astype(numpy.str_))
+    return _writable(values)
+
+
+def _matrix(column: pyarrow.Array, name: str, shape: tuple[int | None, ...], by_row: bool) -> Array:
+    rows = len(column)
+    lengths = pyarrow.compute.list_value_length(column)
+    if not column.null_count and rows:
+        inside = column.flatten()
+        width = lengths[0].as_py()
+        if not inside.null_count and pyarrow.compute.all(pyarrow.compute.equal(lengths, width)).as_py():
+            # Texts in arrays stay objects, as petastorm's do.
+            flat = inside.to_pandas().to_numpy() if _is_text(inside.type) else array_of(inside, name)
+            extents = _known(shape) if len(shape) > 1 and math.prod(_known(shape)) == width else (width,)
+            return flat.reshape(rows, *extents)
+    arrays = list(column.to_pandas())
+    return objects(arrays) if by_row else stacked(arrays, name)
+
+
+def _is_text(kind: pyarrow.DataType) -> bool:
+    return bool(pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind))
+
+
+def _known(shape: tuple[int | None, ...]) -> tuple[int, ...]:
+    return tuple(-1 if extent is None else extent for extent in shape)
+
+
+def stacked(values: Sequence[Any] | Array, name: str) -> Array:
+    """Arrays of rows as one array [rows, ...].
+
+    Raises:
+        DataError: their shapes differ, or one is null.
+    """
+    missing = next((number for number, value in enumerate(values) if value is None), None)
+    if missing is not None:
+        raise DataError(f"column {name!r} holds null instead of an array in row {missing} of these {len(values)} rows.")
+    arrays = [numpy.asarray(value) for value in values]
+    try:
+        return numpy.stack(arrays) if arrays else numpy.zeros((0, 0))
+    except ValueError:
+        shapes = sorted({str(list(array.shape)) for array in arrays})
+        raise DataError(
+            f"column {name!r} holds arrays of different shapes: {', '.join(shapes[:5])}. Rows of a batch need one "
+            "shape: pad or cut them in a TransformSpec, or before the data set is written."
+        ) from None
+
+
+def column_of(items: Array, name: str, shape: tuple[int | None, ...] | None) -> Array:
+    """A column that a user's function returned, as an array [rows, ...].
+
+    Args:
+        shape: of a row's value as it was declared; None: it was not.
+
+    Raises:
+        DataError: values have different shapes or types, or not the declared shape.
+    """
+    from pandas.api.types import infer_dtype
+
+    if items.dtype != object:
+        return _writable(items)
+    first = next((item for item in items if item is not None), None)
+    if is_array(first):
+        array = stacked(items, name)
+        _check_shape(array, name, shape)
+        return array
+    if infer_dtype(items, skipna=False) in ("string", "bytes", "decimal"):
+        return items.astype(numpy.str_) if isinstance(first, str) else _writable(items)
+    try:
+        return array_of(pyarrow.array(items, from_pandas=True), name)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
+        raise DataError(f"column {name!r} of what transform_spec's function returned: {error}") from error
+
+
+def _check_shape(array: Array, name: str, shape: tuple[int | None, ...] | None) -> None:
+    if not shape or len(shape) == 1:
+        return  # petastorm, too, takes any length of declared vectors
+    has = array.shape[1:]
+    fits = len(has) == len(shape) and all(want in (None, extent) for want, extent in zip(shape, has, strict=True))
+    if not fits:
+        raise DataError(
+            f"transform_spec declares column {name!r} with the shape {list(shape)}, and its function returned arrays "
+            f"of {list(has)}."
+        )
+
+
+def is_array(value: Any) -> bool:
+    """Whether a row's value is an array of any kind: a list, a tuple, numpy's, a tensor."""
+    return isinstance(value, (list, tuple, numpy.ndarray)) or (hasattr(value, "__array__") and numpy.ndim(value) > 0)
+
+
+def objects(values: Sequence[Any]) -> Array:
+    """[rows] of objects; numpy would make a matrix of lists."""
+    result: Array = numpy.empty(len(values), object)
+    for number, value in enumerate(values):
+        result[number] = value
+    return result
+
+
+def is_fixed_width(column: pyarrow.Array) -> bool:
+    """Whether it holds numbers, truth values or moments, and no null: pandas has the same arrays of them."""
+    kind = column.type
+    is_number = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind)
+    return not column.null_count and (is_number or (pyarrow.types.is_timestamp(kind) and kind.tz is None))
+
+
+def rows_in(page: Page) -> int:
+    """Rows of a page."""
+    return len(next(iter(page.values())))
+
+
+def cut(page: Page, start: int, stop: int) -> Page:
+    """Some rows of a page."""
+    return {name: array[start:stop] for name, array in page.items()}
+
+
+def joined(pages: Sequence[Page]) -> Page:
+    """Pages one after the other, as one.
+
+    Raises:
+        DataError: arrays of a column have different shapes.
+    """
+    if len(pages) == 1:
+        return pages[0]
+    result = {}
+    for name in pages[0]:
+        try:
+            result[name] = numpy.concatenate([page[name] for page in pages])
+        except ValueError:
+            shapes = sorted({str(list(page[name].shape[1:])) for page in pages})
+            raise DataError(
+                f"column {name!r} has rows of different shapes: {', '.join(shapes)}. Rows of a batch need one shape: "
+                "pad or cut them in a TransformSpec, or before the data set is written."
+            ) from None
+    return result
+
+
+def _writable(array: Array) -> Array:
+    """A contiguous array that may be written to: PyTorch takes no rows in reverse."""
+    return array if array.flags.writeable and array.flags.c_contiguous else array.copy()

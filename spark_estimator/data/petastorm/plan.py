@@ -1,0 +1,132 @@
+"""What a reader reads, in values: which rows of which files, how often, in which order, and what is done to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy
+import pyarrow
+
+from spark_estimator.data.fields import is_list
+from spark_estimator.data.petastorm.dataset import DatasetFiles, Piece
+from spark_estimator.data.petastorm.pages import Page, page_of
+from spark_estimator.data.petastorm.stream import Order, pages
+from spark_estimator.data.petastorm.transform import Transformer, TransformSpec
+from spark_estimator.data.petastorm.unischema import Unischema
+from spark_estimator.data.rank.shares import begin, share
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """Which rows a reader reads, and how. It travels by pickle.
+
+    Attributes:
+        files: that hold them.
+        schema: of the columns that are read.
+        result_schema: of what comes out; another one where there is a transform.
+        precision: "float32" or "float64" for fractions; None: as they are in the files.
+        shard, shards: one of so many equal parts of the rows.
+        num_epochs: all rows are read so often; None: again and again.
+        seed: determines the orders of the epochs.
+        shuffle_rows, shuffle_row_groups: rows within row groups, and row groups, come in another order in each epoch.
+        parts: a row group is read in so many parts.
+        batched: many rows are given at a time.
+        transform: what is done to them.
+        threads: that read ahead.
+    """
+
+    files: DatasetFiles
+    schema: Unischema
+    result_schema: Unischema
+    precision: str | None = None
+    shard: int = 0
+    shards: int = 1
+    num_epochs: int | None = 1
+    seed: int = 0
+    shuffle_rows: bool = False
+    shuffle_row_groups: bool = True
+    parts: int = 1
+    batched: bool = True
+    transform: TransformSpec | None = None
+    threads: int = 0
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """That are read."""
+        return tuple(self.schema.fields)
+
+    @property
+    def shuffles(self) -> bool:
+        """Epochs have orders of their own."""
+        return self.shuffle_rows or self.shuffle_row_groups
+
+    @property
+    def rows(self) -> int:
+        """Of this shard, in one epoch, before the transform."""
+        return share(self.files.rows, self.shards, self.shard)
+
+    @property
+    def most_rows(self) -> int:
+        """Of the largest shard."""
+        return share(self.files.rows, self.shards, 0)
+
+    @property
+    def transformer(self) -> Transformer | None:
+        """What is done to the rows; None: nothing."""
+        if self.transform is None:
+            return None
+        return Transformer(self.transform, self.result_schema, by_row=not self.batched)
+
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int | None, ...]]:
+        """Of a row's value, by the column's name."""
+        return {name: field.shape for name, field in self.schema.fields.items()}
+
+    def pages(self, first_epoch: int, by_row: bool) -> Iterator[Page]:
+        """The row groups of all epochs as arrays.
+
+        Args:
+            first_epoch: names the order of the first one.
+            by_row: the pages are handed out row by row.
+
+        Raises:
+            DataError: files, or values in them, cannot be read, or the transform failed.
+        """
+        footers: dict[int, Any] = {}
+        transformer = self.transformer
+
+        def page(piece: Piece) -> Page:
+            table = self._in_precision(self.files.read(piece, self.columns, footers))
+            if transformer is None:
+                return page_of(table, self.shapes, by_row)
+            place = f"{self.files.files[piece.file].path}, row group {piece.group}"
+            return transformer.of_table(table, self.shapes, place)
+
+        order = Order(self.num_epochs, self.seed, self.shuffle_row_groups, self.shuffle_rows)
+        return pages(self._pieces(), page, order, self.threads, first_epoch)
+
+    def _pieces(self) -> list[Piece]:
+        whole = self.files.pieces(self.shard, self.shards)
+        if self.parts == 1:
+            return whole
+        return [
+            Piece(piece.file, piece.group, piece.start + begin(piece.rows, self.parts, part), rows)
+            for piece in whole
+            for part in range(self.parts)
+            if (rows := share(piece.rows, self.parts, part))
+        ]
+
+    def _in_precision(self, table: pyarrow.Table) -> pyarrow.Table:
+        if self.precision is None:
+            return table
+        kind = pyarrow.from_numpy_dtype(numpy.dtype(self.precision))
+        for number, field in enumerate(table.schema):
+            inside = field.type.value_type if is_list(field.type) else field.type
+            if field.name in self.files.coded or not pyarrow.types.is_floating(inside) or inside == kind:
+                continue
+            wanted = pyarrow.list_(kind) if is_list(field.type) else kind
+            table = table.set_column(number, field.name, table.column(number).cast(wanted))
+        return table

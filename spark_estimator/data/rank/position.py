@@ -1,0 +1,101 @@
+"""Which rows of an epoch have been read, computed from a few numbers, also for another number of ranks.
+
+Ranks read the rows of all files as one sequence, of which each has a stretch (`shares.ranges`); a row's place in that
+sequence is its *number*, for any number of ranks. From how many rows each rank has read follows which went to
+other ranks (`shares.moves`), and so which each has. A *leg* is a part of an epoch that the same ranks have read.
+Nothing here communicates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from spark_estimator.data.fields import Array
+from spark_estimator.data.rank import shares
+from spark_estimator.data.rank.prefetch import in_chance_order
+
+
+@dataclass(frozen=True)
+class Leg:
+    """Steps of one epoch.
+
+    Attributes:
+        read: [ranks] rows that each has read from the files, before they were evened out.
+        batch_size: the most rows of a batch.
+        steps: that were done.
+    """
+
+    read: tuple[int, ...]
+    batch_size: int
+    steps: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"read": list(self.read), "batch_size": self.batch_size, "steps": self.steps}
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> Leg:
+        """What `to_dict` has made."""
+        return Leg(tuple(map(int, values["read"])), int(values["batch_size"]), int(values["steps"]))
+
+
+def numbers_of(read: Sequence[int]) -> list[Array]:
+    """[ranks] the numbers of the rows that each has once they are evened out, in the order in which it has them.
+
+    Args:
+        read: [ranks] rows that each has read.
+    """
+    plan = shares.moves(read)
+    starts = numpy.concatenate([[0], numpy.cumsum(read)]).astype(numpy.int64)
+    stops = [int(starts[rank + 1]) - sum(m.rows for m in plan if m.source == rank) for rank in range(len(read))]
+    result = [[numpy.arange(starts[rank], stops[rank])] for rank in range(len(read))]
+    # Each gives what is left to the others in their order; each gets it in the order of those who give.
+    for source, offset in enumerate(stops):
+        for target in range(len(read)):
+            rows = sum(move.rows for move in plan if (move.source, move.target) == (source, target))
+            if rows:
+                result[target].append(numpy.arange(offset, offset + rows))
+                offset += rows
+    return [numpy.concatenate(pieces) for pieces in result]
+
+
+def seen(legs: Sequence[Leg], order: tuple[int, int] | None) -> Array:
+    """[rows of all ranks] whether the legs, one after the other, have read the row of this number.
+
+    Args:
+        order: seed and epoch; None: rows are read in the order in which they are stored.
+    """
+    result = numpy.zeros(sum(legs[0].read) if legs else 0, bool)
+    for leg in legs:
+        left = [numbers[~result[numbers]] for numbers in numbers_of(leg.read)]
+        plan = shares.Batches(tuple(len(numbers) for numbers in left), leg.batch_size)
+        for rank, numbers in enumerate(left):
+            count = plan.bounds(rank, min(leg.steps, plan.steps))[0]
+            result[_ordered(numbers, order, rank)[:count]] = True
+    return result
+
+
+def left_over(read: Sequence[int], rank: int, was_seen: Array) -> tuple[Callable[[Array], Array], tuple[int, ...]]:
+    """What is left for the present ranks.
+
+    Args:
+        read: [ranks] rows that each has read.
+        was_seen: as of `seen`.
+
+    Returns:
+        A function that leaves those of a rank's places that are left, and [ranks] how many are left to each.
+    """
+    numbers = numbers_of(read)
+    here = ~was_seen[numbers[rank]]
+    return lambda places: places[here], tuple(int((~was_seen[each]).sum()) for each in numbers)
+
+
+def _ordered(numbers: Array, order: tuple[int, int] | None, rank: int) -> Array:
+    """As the rank reads them: chance orders the places, not the rows."""
+    if order is None:
+        return numbers
+    return numbers[in_chance_order(numpy.arange(len(numbers)), (order[0], rank, order[1]))]

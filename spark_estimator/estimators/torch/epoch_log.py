@@ -1,0 +1,51 @@
+"""TensorBoard's events of a training, in the run's folder for logs, by the names that Horovod's have."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from spark_estimator.estimators.train_spec import TrainSpec
+from spark_estimator.store import FilesystemStore
+
+#: Parts of a history's entry, and what Horovod calls them.
+_STAGES = {"train": "train", "validation": "val"}
+
+
+@contextlib.contextmanager
+def epoch_log(spec: TrainSpec, rank: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Gives a function that logs an entry of the history: ``train/loss``, ``val/loss``, ``train/group_0_y:0``, ...
+
+    It does nothing except on rank 0, with a store that keeps runs, where TensorBoard is installed. Files are in the
+    store after each epoch.
+    """
+    store = spec.store
+    wanted = rank == 0 and isinstance(store, FilesystemStore) and store.saving_runs()
+    if not wanted or importlib.util.find_spec("tensorboard") is None:
+        yield lambda entry: None
+        return
+    assert isinstance(store, FilesystemStore)
+    from torch.utils.tensorboard import SummaryWriter
+
+    sync = store.sync_fn(spec.run_id)
+    with store.get_local_output_dir_fn(spec.run_id)() as folder:
+        writer: Any = SummaryWriter(os.path.join(folder, store.get_logs_subdir()))
+
+        def log(entry: Mapping[str, Any]) -> None:
+            for part, stage in _STAGES.items():
+                results = entry.get(part) or {}
+                if "loss" in results:
+                    writer.add_scalar(f"{stage}/loss", results["loss"], entry["epoch"])
+                for number, group in enumerate(results.get("all_metrics", [])):
+                    for name, value in group.items():
+                        writer.add_scalar(f"{stage}/{name}:{number}", value, entry["epoch"])
+            writer.flush()
+            sync(folder)
+
+        try:
+            yield log
+        finally:
+            writer.close()

@@ -1,0 +1,1 @@
+"""Hugging Face: `TransformersEstimator` fine-tunes a pretrained model on a column of texts, and its model predicts."""

@@ -1,0 +1,208 @@
+"""`TransformersEstimator`: fine-tunes a pretrained model on a column of texts, on several processes of the session."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pyarrow
+import torch
+from pyspark.ml.param import Param
+
+from spark_estimator.errors import PythonEnvironmentError
+from spark_estimator.estimators import checks, estimator
+from spark_estimator.estimators.inference.prediction_columns import OutputKind
+from spark_estimator.estimators.params import with_params
+from spark_estimator.estimators.rows.shapes import Fields, Trial
+from spark_estimator.estimators.torch.check import TorchTrial
+from spark_estimator.estimators.torch.estimator_files import TorchFiles
+from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
+from spark_estimator.estimators.transformers.keywords import TransformersEstimatorKeywords
+from spark_estimator.estimators.transformers.model import TransformersModel
+from spark_estimator.estimators.transformers.module import check_packing
+from spark_estimator.estimators.transformers.params import ESTIMATOR, WITHOUT
+from spark_estimator.estimators.transformers.pretrained import Pretrained, tokenizer_of
+from spark_estimator.estimators.transformers.task import TextTask, task_of
+from spark_estimator.estimators.transformers.tokens import Tokenising
+from spark_estimator.estimators.transformers.training import TextParts, train
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# Through which the model goes on the driver before anything starts.
+_TRIED_ROWS = 2
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """What `fit` has found out before it plans the rows."""
+
+    task: TextTask
+    source: Pretrained
+    tokenizer: Any
+
+
+@with_params(ESTIMATOR)
+class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator.TableEstimator[TransformersModel]):
+    """Fine-tunes a model of Hugging Face's transformers: ``model = TransformersEstimator(model="folder").fit(df)``.
+
+    The columns decide the task: a column of texts, or of chats, trains a model that generates; with a label column of
+    classes the model classifies texts, or the words of a text. Spark's tasks turn the texts into tokens, in parallel,
+    and the processes train as those of `TorchEstimator` do. The loss is a mean over the labels of all rows of a step,
+    however they are distributed; of a causal model over its tokens. The learning rate is that of a step, and is not
+    multiplied by the number of processes.
+
+    Only weights in safetensors are read, and no code of a model's folder is run.
+
+    All parameters are keywords; call ``explainParams()`` for the full list.
+
+    Raises:
+        TypeError, ValueError: a parameter is unknown or invalid.
+    """
+
+    _public_path = "spark_estimator.TransformersEstimator"
+    _prefix = "transformers"
+    _model_kind = TransformersModel
+    _objects = ("model", "tokenizer", "optimizer", "lr_scheduler", "callbacks", "gradient_compression")
+    _texts: _Texts | None = None
+
+    def fit_on_parquet(
+        self, params: Mapping[Param[Any], Any] | None = None, dataset_idx: int | None = None
+    ) -> NoReturn:
+        """Not for texts.
+
+        Raises:
+            ValueError: always; the text names the alternative.
+        """
+        raise ValueError("fit_on_parquet() reads numbers; of files with texts, call fit(spark.read.parquet(path)).")
+
+    def _value(self, name: str) -> Any:
+        if name == "feature_cols" and self._texts is not None:
+            return self._texts.task.inputs
+        return WITHOUT[name] if name in WITHOUT else super()._value(name)
+
+    def _fit(self, dataset: DataFrame) -> TransformersModel:
+        checks.spark_frame("fit()", dataset)
+        self._check()
+        source = Pretrained.of(super()._value("model"))
+        informed: TransformersEstimator = self.copy()
+        tokenizer = tokenizer_of(self._value("tokenizer"), source)
+        task = task_of(self._value, dataset)
+        if task.chat and not tokenizer.chat_template:
+            raise ValueError(
+                f"column {task.text!r} holds chats, and the tokenizer has no chat template: set its chat_template."
+            )
+        informed._texts = _Texts(task, source, tokenizer)
+        validation = self._value("validation")
+        marker = validation if isinstance(validation, str) else None
+        function = Tokenising(task, pickle.dumps(tokenizer), marker, self._value("nulls") == "drop")
+        columns = [f"`{name}`" for name in function.columns]
+        tokens = dataset.select(*columns).mapInArrow(_called(function), function.schema)
+        return estimator.TableEstimator._fit(informed, tokens)
+
+    def _check(self) -> None:
+        try:
+            import transformers  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise PythonEnvironmentError(
+                "TransformersEstimator needs transformers on the driver and the executors: pip install transformers."
+            ) from error
+        value = self._value
+        model, lora = value("model"), value("lora")
+        if model is None:
+            raise ValueError("model is required: a folder, a name on the Hugging Face Hub, or a model of transformers.")
+        if lora is not None:
+            try:
+                import peft  # noqa: F401
+            except ModuleNotFoundError as error:
+                raise PythonEnvironmentError(
+                    "lora needs peft on the driver and the executors: pip install peft."
+                ) from error
+            if not isinstance(model, str):
+                raise ValueError(
+                    "lora needs model to be a folder or a name on the Hugging Face Hub: the saved adapter refers to it."
+                )
+        if value("optimizer") is not None:
+            rates = [name for name in ("learning_rate", "weight_decay") if self.isSet(name)]
+            if rates:
+                raise ValueError(f"optimizer makes the optimizer: leave {' and '.join(rates)} out.")
+        checks.labels_of(value)
+
+    def _training(self) -> _TextTraining:
+        assert self._texts is not None, "fit() calls it"
+        texts, value = self._texts, self._value
+        parts = TextParts(
+            source=texts.source,
+            task=texts.task,
+            lora=value("lora"),
+            tokenizer=texts.tokenizer,
+            rate=value("learning_rate"),
+            decay=value("weight_decay"),
+            optimizer=value("optimizer"),
+            scheduler=value("lr_scheduler"),
+            compression=value("gradient_compression"),
+            precision=value("mixed_precision"),
+            callbacks=value("callbacks"),
+        )
+        return _TextTraining(parts)
+
+    def _get_model_kwargs(self, model: Any, history: Any, optimizer: Any, run_id: str, metadata: Any) -> dict[str, Any]:
+        assert self._texts is not None
+        task = self._texts.task
+        passed_on = ("max_length", "max_new_tokens", "generation", "output_cols", "output_type")
+        of_evaluators = ("prediction_col", "raw_prediction_col", "probability_col")
+        return {
+            "model": model,
+            "tokenizer": self._texts.tokenizer,
+            "history": history,
+            "run_id": run_id,
+            "task": task.task,
+            "feature_columns": [task.text],
+            "label_columns": None if task.label is None else [task.label],
+            "labels": list(task.labels),
+            "label_type": task.label_type,
+            **{name: self._value(name) for name in (*passed_on, *of_evaluators)},
+        }
+
+
+class _TextTraining:
+    """See `estimator.FrameworkTraining`."""
+
+    def __init__(self, parts: TextParts) -> None:
+        self.framework: Any = parts
+        self.labels = ["labels"]
+        made = parts.made()
+        if parts.task.packed:
+            check_packing(made.model)
+        self.state_bytes = sum(tensor.nbytes for tensor in made.model.state_dict().values())
+        self.output_kinds: Sequence[OutputKind] = ["logits"]
+        self.trial: Trial = _FewRows(made)
+        self.train: Callable[[TrainSpec], TrainResult | None] = train
+
+    def trained(self, state: bytes) -> torch.nn.Module:
+        """See `estimator.FrameworkTraining.trained`: on the CPU, ready to predict."""
+        module = self.framework.module()
+        module.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
+        net: torch.nn.Module = module.net.eval()
+        return net
+
+
+class _FewRows(TorchTrial):
+    """A trial on few rows, because these models are large."""
+
+    def run(self, rows: pyarrow.RecordBatch, fields: Fields) -> tuple[int, ...]:
+        """See `shapes.Trial.run`."""
+        return super().run(rows.slice(0, _TRIED_ROWS), fields)
+
+
+def _called(function: Tokenising) -> Callable[[Any], Any]:
+    """Spark asks a function for its name."""
+
+    def tokenise(batches: Any) -> Any:
+        return function(batches)
+
+    tokenise.__annotations__ = {}
+    return tokenise

@@ -1,0 +1,70 @@
+"""A `TransformersModel` in a folder that plain transformers, or peft, loads; read without running code from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from spark_estimator.errors import DataError
+from spark_estimator.estimators.model import TableModel
+from spark_estimator.estimators.persistence.folders import local_path
+from spark_estimator.estimators.persistence.manifest import Manifest, write_manifest
+from spark_estimator.estimators.persistence.subclass_params import new_instance, restore_subclass, write_subclass
+from spark_estimator.estimators.transformers.module import KINDS
+from spark_estimator.estimators.transformers.pretrained import Pretrained
+
+if TYPE_CHECKING:
+    from spark_estimator.estimators.transformers.model import TransformersModel
+
+_Model = TypeVar("_Model", bound="TransformersModel")
+_ADAPTER = "adapter_config.json"
+
+
+def write(model: TransformersModel, folder: Path) -> None:
+    """Puts a model's files into a new folder."""
+    model.getModel().save_pretrained(folder)
+    model._value("tokenizer").save_pretrained(folder)
+    saved = {row.name: model.getOrDefault(row.name) for row in model._rows if row.saved}
+    write_manifest(folder, model, {"params": saved, **write_subclass(model, folder)})
+
+
+def load(kind: type[_Model], path: str, base: str | None, *, trust: bool) -> _Model:
+    """See `TransformersModel.load`."""
+    import transformers
+
+    manifest = Manifest(local_path(path), kind.__name__)
+    folder = manifest.folder
+    for file in manifest.files:  # each is as it was written
+        manifest.file(file)
+    task, labels = manifest.params.get("task"), manifest.params.get("labels") or []
+    if task not in KINDS:
+        raise manifest.broken("params", f"has the task {task!r}")
+    options: dict[str, Any] = {"num_labels": len(labels)} if labels else {}
+    if manifest.has(_ADAPTER):
+        net = _with_adapter(folder, task, base, options)
+    else:
+        net = Pretrained(str(folder)).loaded(KINDS[task])
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{folder}: its tokenizer can't be read: {type(error).__name__}: {error}") from error
+    try:
+        model = new_instance(kind, TableModel, model=net.eval(), tokenizer=tokenizer, **manifest.params)
+    except (TypeError, ValueError) as error:
+        raise manifest.broken("params", f"does not fit: {error}") from error
+    restore_subclass(model, manifest, trust=trust)
+    model._resetUid(manifest.uid)
+    return model
+
+
+def _with_adapter(folder: Path, task: str, base: str | None, options: dict[str, Any]) -> Any:
+    import peft
+
+    config = peft.PeftConfig.from_pretrained(str(folder))
+    origin = base or config.base_model_name_or_path
+    try:
+        pretrained = Pretrained.of(origin)
+    except DataError as error:
+        raise DataError(f"{folder} is an adapter of {origin!r}: pass base='folder of that model'. {error}") from error
+    net = pretrained.loaded(KINDS[task], **options)
+    return peft.PeftModel.from_pretrained(net, str(folder))

@@ -1,0 +1,179 @@
+"""`TransformersModel`: a fine-tuned model that classifies or generates on DataFrames and on lists of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from spark_estimator.data.fields import Field
+from spark_estimator.errors import DataError
+from spark_estimator.estimators import checks, model, params
+from spark_estimator.estimators.inference.prediction_columns import OutputKind
+from spark_estimator.estimators.params import with_params
+from spark_estimator.estimators.transformers import files
+from spark_estimator.estimators.transformers.keywords import TransformersModelKeywords
+from spark_estimator.estimators.transformers.params import MODEL
+from spark_estimator.estimators.transformers.predictor import TextPredictor
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_Self = TypeVar("_Self", bound="TransformersModel")
+
+
+@with_params(MODEL)
+class TransformersModel(TransformersModelKeywords, model.TableModel):
+    """What `TransformersEstimator.fit` returns. ``transform(df)`` adds a column: a class, classes of words, or a text.
+
+    A causal model continues the texts of the text column, or answers its chats. A row with a null gets null. Its folder
+    is one of transformers, or of peft, too: ``AutoModelForCausalLM.from_pretrained(path)``.
+    """
+
+    _public_path = "spark_estimator.TransformersModel"
+
+    def getModel(self) -> Any:  # Horovod's name
+        """The trained model of transformers or peft, on the CPU. It is this model's own: changes change predictions."""
+        return self._model
+
+    def setModel(self, value: Any) -> TransformersModel:
+        """Takes another model of the same task. Returns self."""
+        if not hasattr(value, "config"):
+            raise TypeError(f"model is a model of transformers or peft; it was {value!r:.200}.")
+        return self._set(model=value.eval())
+
+    def predict(self, features: Any) -> list[Any]:
+        """Predicts without Spark.
+
+        Args:
+            features: texts, lists of words, or chats (lists of dicts of role and content), as a list or a pandas
+                column; or a pandas DataFrame with the text column.
+
+        Returns:
+            [texts] a class, a list of classes, or a text.
+        """
+        if hasattr(features, "columns"):
+            features = features[self._text]
+        outputs = self._text_predictor(as_json=False).outputs_of_texts(list(features))
+        labels = self._value("labels")
+        if self._value("task") == "classification":
+            return [labels[int(scores.argmax())] for scores in outputs]
+        if self._value("task") == "token_classification":
+            return [[None if number is None else labels[number] for number in row] for row in outputs]
+        return outputs
+
+    @classmethod
+    def load(cls: type[_Self], path: str, *, base: str | None = None, trust: bool = False) -> _Self:
+        """Loads what `save` has written, and runs no code from it.
+
+        Args:
+            path: a folder that this process sees.
+            base: of an adapter: the pretrained model's folder, or name in the Hub's cache; None: as in the training.
+            trust: reads parameters of a subclass, which could run code.
+
+        Raises:
+            DataError: the folder is missing, damaged or of another version.
+        """
+        return files.load(cls, path, base, trust=trust)
+
+    def _value(self, name: str) -> Any:
+        value = super()._value(name)
+        if name == "output_cols" and value is None:
+            return [f"{self._text}__output"]
+        return value
+
+    @property
+    def _text(self) -> str:
+        columns = self._value("feature_columns")
+        if not columns or len(columns) != 1:
+            raise ValueError(f"feature_columns must name the column of texts; got {columns!r}.")
+        return str(columns[0])
+
+    @property
+    def _outputs(self) -> tuple[int, ...]:
+        return (len(self._value("labels") or ()) or 1,)
+
+    @property
+    def _label_types(self) -> tuple[str, ...]:
+        return (self._value("label_type"),)
+
+    @property
+    def _output_kinds(self) -> tuple[OutputKind, ...]:
+        return ("logits",)
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        checks.spark_frame("transform()", dataset)
+        return self._predicted(dataset)
+
+    def _predictor(self, inputs: Sequence[Field], decoders: Mapping[str, Any] | None = None) -> TextPredictor:
+        return self._text_predictor(as_json=False)
+
+    def _text_predictor(self, *, as_json: bool) -> TextPredictor:
+        value = self._value
+        return TextPredictor.of(
+            self._model,
+            value("tokenizer"),
+            value("batch_size"),
+            task=value("task"),
+            max_length=value("max_length"),
+            generation={"max_new_tokens": value("max_new_tokens"), **value("generation")},
+            as_json=as_json,
+        )
+
+    def _batches_predicted(self, dataset: DataFrame) -> Any:
+        from pyspark.sql import functions
+        from pyspark.sql.types import ArrayType, FloatType, IntegerType, StringType, StructField, StructType
+
+        kinds = {field.name: field.dataType for field in dataset.schema.fields}
+        if self._text not in kinds:
+            raise DataError(f"there is no column {self._text!r} among {list(kinds)}: setFeatureColumns names another.")
+        kind = kinds[self._text].simpleString()
+        task = self._value("task")
+        chat = task == "causal" and kind.startswith("array<struct<")
+        words = task == "token_classification"
+        if not chat and kind != ("array<string>" if words else "string"):
+            raise DataError(
+                f"column {self._text!r} has type {kind}; task={task!r} needs {'words' if words else 'texts'}."
+            )
+        column = functions.col(f"`{self._text}`")
+        outputs = {
+            "causal": StringType(),
+            "classification": ArrayType(FloatType()),
+            "token_classification": ArrayType(IntegerType()),
+        }
+        struct = StructType([StructField("o0", outputs[task])])
+        return model.udf_of(self._text_predictor(as_json=chat), struct, 1)(
+            functions.to_json(column) if chat else column
+        )
+
+    def _added(self, outputs: Sequence[Column]) -> dict[str, Column]:
+        from pyspark.sql import functions
+
+        task, name = self._value("task"), self._value("output_cols")[0]
+        if task == "classification":
+            added = super()._added(outputs)
+            if self._value("output_type") == "label":
+                best = functions.array_position(outputs[0], functions.array_max(outputs[0]))
+                added[name] = functions.when(
+                    outputs[0].isNotNull(), functions.element_at(self._classes(), best.cast("int"))
+                )
+            return added
+        of_evaluators = [row.name for row in params.OF_EVALUATORS if self._value(row.name)]
+        if of_evaluators or len(self._value("output_cols")) != 1:
+            raise ValueError(
+                f"task={task!r} has one column of predictions, and none for evaluators: leave "
+                f"{', '.join(of_evaluators) or 'output_cols'} out."
+            )
+        if task == "causal":
+            return {name: outputs[0]}
+        classes = self._classes()
+        return {name: functions.transform(outputs[0], lambda number: functions.element_at(classes, number + 1))}
+
+    def _classes(self) -> Column:
+        from pyspark.sql import functions
+
+        kind = self._value("label_type")
+        return functions.array(*(functions.lit(label).cast(kind) for label in self._value("labels")))
+
+    def _write_files(self, folder: Path) -> None:
+        files.write(self, folder)

@@ -1,0 +1,192 @@
+"""The parameters of `TransformersEstimator` and `TransformersModel`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from spark_estimator.estimators import checks, params
+from spark_estimator.estimators.params import Row
+from spark_estimator.estimators.torch import params as torch_params
+
+TASKS = ("causal", "classification", "token_classification")
+_SHARED = {row.name: row for row in params.SHARED}
+_OF_TORCH = {row.name: row for row in torch_params.ESTIMATOR}
+
+
+def task(name: str, value: Any) -> str | None:
+    """One of the tasks, or None."""
+    return None if value is None else checks.one_of(*TASKS)(name, value)
+
+
+def lora(name: str, value: Any) -> dict[str, Any] | None:
+    """The arguments of peft's LoraConfig, which has none yet that depend on the model; or None."""
+    if hasattr(value, "to_dict") and hasattr(value, "lora_alpha"):
+        default = type(value)().to_dict()
+        value = {key: entry for key, entry in value.to_dict().items() if entry != default.get(key)}
+        value = {key: sorted(entry) if isinstance(entry, set) else entry for key, entry in value.items()}
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(
+            f"{name} must be a dict of the arguments of peft.LoraConfig, such as {{'r': 8}}; got {value!r}."
+        )
+    return None if value is None else checks.objects(name, dict(value))
+
+
+def not_negative(name: str, value: Any) -> float:
+    """A number that is 0 or more."""
+    return 0.0 if value == 0 and not isinstance(value, bool) else checks.positive(name, value) or 0.0
+
+
+_TASK = Row(
+    "task",
+    None,
+    task,
+    "'causal': generate text; 'classification': a class for each text; 'token_classification': a class for each word; "
+    "None: the label column decides: without one, of texts or numbers, of arrays",
+    "str | None",
+)
+_TOKENIZER = Row(
+    "tokenizer",
+    None,
+    checks.anything,
+    "a fast tokenizer of transformers, or its folder; None: the model's folder has it",
+)
+_MAX_LENGTH = Row(
+    "max_length",
+    256,
+    checks.whole(2),
+    "the number of tokens of a row of the training; longer texts are cut, or are several rows of a causal model",
+    "int",
+)
+_GENERATING = (
+    Row("max_new_tokens", 64, checks.whole(1), "the number of tokens that transform generates at most", "int"),
+    Row(
+        "generation",
+        {},
+        checks.objects,
+        "other arguments of the model's generate(), such as {'do_sample': True}",
+        "Mapping[str, Any] | None",
+        "dict[str, Any]",
+    ),
+)
+
+ESTIMATOR = (
+    *(_SHARED[name] for name in ("num_proc", "backend", "store")),
+    Row(
+        "model",
+        None,
+        checks.anything,
+        "a folder with a pretrained model, its name on the Hugging Face Hub, or a model of transformers; required",
+    ),
+    _TOKENIZER,
+    _TASK,
+    Row(
+        "text_col",
+        "text",
+        checks.text,
+        "the column with texts; for token classification with arrays of words; for a chat with arrays of messages, "
+        "structs of role and content",
+        "str",
+    ),
+    Row(
+        "label_col", None, checks.text, "the column with classes: texts, integers or booleans, or arrays", "str | None"
+    ),
+    Row(
+        "labels",
+        None,
+        checks.listed,
+        "all classes, in the order of the model's outputs; None: those of the label column, sorted, by a Spark job",
+        "Sequence[Any] | None",
+        "list[Any] | None",
+    ),
+    _MAX_LENGTH,
+    Row(
+        "packing",
+        True,
+        checks.truth,
+        "whether a row of a causal model's training holds several texts, which do not see one another",
+        "bool",
+    ),
+    Row(
+        "loss_on",
+        "assistant",
+        checks.one_of("assistant", "all"),
+        "of a chat: 'assistant': learn the assistant's messages; 'all': every message",
+        "str",
+    ),
+    Row(
+        "lora",
+        None,
+        lora,
+        "arguments of peft.LoraConfig, such as {'r': 8}, or a LoraConfig: train an adapter; None: the whole model",
+        "Mapping[str, Any] | Any | None",
+        "dict[str, Any] | None",
+    ),
+    Row("learning_rate", 5e-5, checks.positive, "of a step of all processes; not multiplied by their number", "float"),
+    Row("weight_decay", 0.0, not_negative, "of AdamW", "float"),
+    Row(
+        "optimizer",
+        None,
+        checks.function,
+        "a function from a list of parameters to a torch.optim optimizer, instead of AdamW",
+        "Callable[[Any], torch.optim.Optimizer] | None",
+    ),
+    Row(
+        "lr_scheduler",
+        None,
+        checks.function,
+        "a function from the optimizer to a scheduler, stepped after each epoch; None: none",
+        "Callable[[torch.optim.Optimizer], LRScheduler] | None",
+    ),
+    _OF_TORCH["mixed_precision"],
+    _OF_TORCH["callbacks"],
+    *(
+        _SHARED[name]
+        for name in (
+            *("validation", "batch_size", "val_batch_size", "epochs", "train_steps_per_epoch"),
+            *(
+                "validation_steps_per_epoch",
+                "verbose",
+                "gradient_compression",
+                "max_restarts",
+                "random_seed",
+                "shuffle",
+            ),
+            *("run_id", "checkpoint_every_steps", "early_stopping_patience", "restore_best", "use_gpu"),
+            *("backward_passes_per_step", "mlflow", "materialize"),
+        )
+    ),
+    Row("nulls", "error", checks.one_of("error", "drop"), "how to handle nulls: 'error', or 'drop' the row", "str"),
+    *_GENERATING,
+    *params.PREDICTING,
+)
+
+#: What the shared parameters that it does not have are to the code that all estimators share.
+WITHOUT: Mapping[str, Any] = {
+    "decoders": None,
+    "feature_cols": None,
+    "input_shapes": None,
+    "label_cols": ["labels"],
+    "label_shapes": None,
+    "padding": None,
+    "read_files": False,
+    "sample_weight_col": None,
+    "transformation_edit_fields": None,
+    "transformation_fn": None,
+    "transformation_removed_fields": None,
+}
+
+_MODEL = {row.name: row for row in params.MODEL}
+MODEL = (
+    params.HISTORY,
+    Row("model", None, checks.anything, "the trained model of transformers, or of peft", saved=False),
+    Row("tokenizer", None, checks.anything, "the tokenizer that it was trained with", saved=False),
+    _TASK,
+    *(_MODEL[name] for name in ("feature_columns", "label_columns", "run_id")),
+    Row("labels", None, checks.listed, "the classes, in the order of the model's outputs", "Any", "list[Any] | None"),
+    Row("label_type", "string", checks.text, "the Spark type of a class", "str"),
+    Row("batch_size", 32, checks.whole(1), "rows per call of the model", "int"),
+    _MAX_LENGTH,
+    *_GENERATING,
+    *params.PREDICTING,
+)

@@ -1,0 +1,167 @@
+"""Where a pretrained model comes from: a folder, the Hugging Face Hub's cache, or an object; downloaded once a host."""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import spark_estimator.torch as hvd
+from spark_estimator.errors import DataError
+from spark_estimator.estimators.persistence.folders import local_path
+
+#: What is downloaded of a model: no weights that are pickled, which could run code.
+_PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A pretrained model; travels to the ranks.
+
+    Attributes:
+        folder: that has its files; empty: `net` is the model itself.
+        name: on the Hub; empty: it is none of the Hub's.
+        revision: the commit that the driver has found, which all hosts use.
+        net: a model of transformers.
+    """
+
+    folder: str = ""
+    name: str = ""
+    revision: str = ""
+    net: Any = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, model: Any) -> Pretrained:
+        """On the driver: of the estimator's parameter. A name of the Hub is downloaded if its cache does not have it.
+
+        Raises:
+            TypeError: it is neither text nor a model of transformers.
+            DataError: the folder or the name does not exist.
+        """
+        if isinstance(model, (str, os.PathLike)):
+            text = os.fspath(model)
+            folder = local_path(text)
+            if folder.is_dir():
+                if not (folder / "config.json").exists():
+                    raise DataError(
+                        f"model={text!r} is a folder without config.json: it holds no model of transformers."
+                    )
+                return cls(str(folder.absolute()))
+            if folder.is_absolute() or text.count("/") > 1 or ":" in text:
+                raise DataError(f"model={text!r}: this folder is not on the driver.")
+            snapshot = _snapshot(text)
+            return cls(snapshot, text, Path(snapshot).name)
+        if not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
+            raise TypeError(
+                "model must be a folder, a name on the Hugging Face Hub, or a model of transformers; got "
+                f"{model!r:.200}."
+            )
+        return cls(net=model)
+
+    def on_this_host(self) -> Pretrained:
+        """On the ranks: as the files are called there. A collective: one rank of a host downloads what is missing.
+
+        Raises:
+            DataError: on all ranks; a host does not have the files. The text names it.
+        """
+        if self.net is not None:
+            return self
+        folder, problem = self.folder, ""
+        if hvd.local_rank() == 0 and not Path(folder).is_dir():
+            try:
+                folder = self._elsewhere()
+            except DataError as error:
+                problem = str(error)
+        answers = hvd.allgather_object((hvd.cross_rank(), hvd.local_rank(), folder, problem), name="pretrained model")
+        problems = [problem for *_, problem in answers if problem]
+        if problems:
+            raise DataError(problems[0])
+        folder = next(path for host, local, path, _ in answers if (host, local) == (hvd.cross_rank(), 0))
+        return replace(self, folder=folder)
+
+    def _elsewhere(self) -> str:
+        host = socket.gethostname()
+        if not self.name:
+            raise DataError(
+                f"the folder {self.folder} of the pretrained model is not on rank {hvd.rank()}'s host {host}. Put it "
+                "where all hosts can read it, such as a Volume, or pass the model itself."
+            )
+        return _snapshot(self.name, self.revision, f"on rank {hvd.rank()}'s host {host}")
+
+    def loaded(self, kind: str, **options: Any) -> Any:
+        """The model, from its files, whose code is not run; or a copy of the object.
+
+        Args:
+            kind: the class of transformers that loads it.
+            options: of ``from_pretrained``.
+
+        Raises:
+            DataError: the files are not those of such a model.
+        """
+        import transformers
+
+        if self.net is not None:
+            return copy.deepcopy(self.net)
+        try:
+            return getattr(transformers, kind).from_pretrained(
+                self.folder, local_files_only=True, use_safetensors=True, **options
+            )
+        except (OSError, RuntimeError, ValueError, KeyError) as error:
+            raise DataError(
+                f"the model in {self.folder} can't be loaded by {kind}: {type(error).__name__}: {error}"
+            ) from error
+
+
+def tokenizer_of(tokenizer: Any, model: Pretrained) -> Any:
+    """The tokenizer of an estimator.
+
+    Args:
+        tokenizer: the parameter.
+
+    Raises:
+        DataError, ValueError, TypeError: there is none, or none that is fast.
+    """
+    import transformers
+
+    if tokenizer is None and not model.folder:
+        raise ValueError("tokenizer is required where model is an object: pass the tokenizer, or its folder.")
+    if tokenizer is None or isinstance(tokenizer, (str, os.PathLike)):
+        folder = model.folder if tokenizer is None else str(local_path(os.fspath(tokenizer)))
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(f"there is no tokenizer in {folder}: {type(error).__name__}: {error}") from error
+    if not getattr(tokenizer, "is_fast", False):
+        raise TypeError(
+            "tokenizer must be a fast tokenizer of transformers (PreTrainedTokenizerFast); got "
+            f"{type(tokenizer).__name__}."
+        )
+    return tokenizer
+
+
+def _snapshot(name: str, revision: str = "", where: str = "on the driver") -> str:
+    """The folder of a name of the Hub, from the cache if it is there."""
+    from huggingface_hub import snapshot_download
+
+    options: dict[str, Any] = {"revision": revision or None, "allow_patterns": _PATTERNS}
+    attempts: list[Callable[[], str]] = [
+        lambda: snapshot_download(name, local_files_only=True, **options),
+        lambda: snapshot_download(name, **options),
+    ]
+    problem: Exception | None = None
+    for attempt in attempts:
+        try:
+            folder = attempt()
+        except (OSError, ValueError) as error:  # the Hub's errors are among them
+            problem = error
+            continue
+        if (Path(folder) / "config.json").exists():
+            return folder
+    raise DataError(
+        f"model={name!r} is neither a folder nor in the Hugging Face Hub's cache {where}, and it can't be downloaded: "
+        f"{type(problem).__name__}: {problem}"
+    ) from problem

@@ -1,0 +1,98 @@
+"""Fine-tunes a model of transformers on each rank: makes it there, and trains it by the loop of `TorchEstimator`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+import spark_estimator.torch as hvd
+from spark_estimator.estimators.torch import training
+from spark_estimator.estimators.torch.losses import TorchParts
+from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
+from spark_estimator.estimators.transformers.module import TextModule, net_of
+from spark_estimator.estimators.transformers.pretrained import Pretrained
+from spark_estimator.estimators.transformers.task import TextTask
+
+
+@dataclass(frozen=True)
+class TextParts:
+    """What `TrainSpec.framework` is for a model of transformers: not the model, but what it is made of.
+
+    Attributes:
+        source: the pretrained model.
+        lora: arguments of the adapter; None: all numbers are trained.
+        tokenizer: of the model.
+        rate, decay: of AdamW.
+        optimizer: makes another optimizer of parameters; None: AdamW.
+        scheduler: makes a scheduler of the optimizer; None: there is none.
+        compression, precision, callbacks: as `TorchParts` has them.
+    """
+
+    source: Pretrained
+    task: TextTask
+    lora: Mapping[str, Any] | None
+    tokenizer: Any
+    rate: float
+    decay: float
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+    compression: Any = None
+    precision: str | None = None
+    callbacks: Sequence[Any] = ()
+
+    def module(self) -> TextModule:
+        """The model, new."""
+        return TextModule(net_of(self.source, self.task, self.lora, self.tokenizer), self.task)
+
+    def made(self) -> TorchParts:
+        """What `TorchEstimator` trains with.
+
+        Raises:
+            TypeError: a function did not return an optimizer.
+        """
+        module = self.module()
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        make = self.optimizer or self._adam
+        optimizer = make(trained)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(
+                f"optimizer must be a function that returns a torch.optim optimizer; it returned {optimizer!r}."
+            )
+        return TorchParts(
+            model=module,
+            optimizer=optimizer,
+            losses=[nn.CrossEntropyLoss()],
+            loss_weights=[1.0],
+            metrics=[[accuracy] if self.task.task == "classification" else []],
+            scheduler=None if self.scheduler is None else self.scheduler(optimizer),
+            compression=self.compression,
+            precision=self.precision,
+            callbacks=self.callbacks,
+            labels=["labels"],
+            rate_is_joint=True,
+            settings=(f"lora={sorted((self.lora or {}).items())}",),
+        )
+
+    def _adam(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=self.rate, weight_decay=self.decay)
+
+
+def accuracy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    """The share of rows whose class has the highest score."""
+    return (output.argmax(1) == label.reshape(-1)).float().mean()
+
+
+def train(spec: TrainSpec) -> TrainResult | None:
+    """Runs on every rank. Returns what rank 0 brings back; None on the others."""
+    import transformers
+
+    hvd.init()
+    transformers.utils.logging.disable_progress_bar()  # each rank's lines go to the driver
+    torch.manual_seed(spec.seed)  # for the numbers that the pretrained model does not have
+    parts: TextParts = spec.framework
+    parts = replace(parts, source=parts.source.on_this_host())
+    return training.train(replace(spec, framework=parts.made()))

@@ -1,0 +1,129 @@
+"""Optimizers of Keras 2 (``tf_keras``) that exchange gradients, where Horovod's do: as they are computed.
+
+``model.fit`` and ``minimize`` compute gradients by the optimizer. A loop that takes them from a ``tf.GradientTape`` of
+its own, and gives them to ``apply_gradients``, has them exchanged by ``hvd.DistributedGradientTape``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spark_estimator.keras.backends import backend_module, reduced
+from spark_estimator.keras.exchange import KerasExchange
+
+#: By which Keras finds the public name of a class, for saved files. It looks at the very class only.
+_PUBLIC_NAMES = ("_keras_api_names", "_keras_api_names_v1")
+
+
+class CallableList(list[Any]):
+    """A list that also gives itself when it is called: ``optimizer.variables`` and ``optimizer.variables()``."""
+
+    def __call__(self) -> CallableList:
+        return self
+
+
+def namespace_of(base: Any, exchange: KerasExchange) -> dict[str, Any]:
+    """What a wrapped optimizer's class has over that which it had.
+
+    Args:
+        base: the class that it had.
+    """
+    passes = _Passes(exchange) if exchange.accumulates > 1 else None
+
+    def exchanged(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        gradients = [gradient for gradient, _ in pairs]
+        variables = [variable for _, variable in pairs]
+        if passes is not None:
+            gradients = passes.gradients(gradients, variables)
+        else:
+            gradients = reduced(exchange, gradients, variables, variables)
+        return list(zip(gradients, variables, strict=True))
+
+    def compute_gradients(self: Any, loss: Any, var_list: Any, tape: Any = None) -> Any:
+        if hasattr(base, "_compute_gradients"):
+            return self._compute_gradients(loss, var_list, tape=tape)
+        return exchanged(self, base.compute_gradients(self, loss, var_list, tape))
+
+    def _compute_gradients(self: Any, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
+        return exchanged(self, base._compute_gradients(self, loss, var_list, grad_loss, tape=tape))
+
+    def get_gradients(self: Any, loss: Any, params: Any) -> Any:
+        # of a graph of TensorFlow 1
+        params = list(params)
+        pairs = zip(base.get_gradients(self, loss, params), params, strict=True)
+        return [gradient for gradient, _ in exchanged(self, list(pairs))]
+
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = list(grads_and_vars)
+        if passes is None:
+            return base.apply_gradients(self, pairs, *args, **kwargs)
+        return passes.apply(self, lambda: base.apply_gradients(self, pairs, *args, **kwargs))
+
+    from spark_estimator.keras.on_tensorflow import unconverted
+
+    added: dict[str, Any] = {"_HAS_AGGREGATE_GRAD": True, "compute_gradients": unconverted(compute_gradients)}
+    if hasattr(base, "_compute_gradients"):
+        added["_compute_gradients"] = unconverted(_compute_gradients)
+        added["get_gradients"] = get_gradients
+    if passes is not None:
+        added["apply_gradients"] = unconverted(apply_gradients)
+    return added | {name: vars(base)[name] for name in _PUBLIC_NAMES if name in vars(base)}
+
+
+class _Passes:
+    """Several passes' gradients, which are added up before the ranks exchange them and step."""
+
+    def __init__(self, exchange: KerasExchange) -> None:
+        from spark_estimator.tensorflow.aggregation import Aggregation
+
+        self._exchange = exchange
+        self._aggregation = Aggregation(exchange.accumulates, average=not exchange.sums_passes)
+
+    def gradients(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        exchange = self._exchange
+        if exchange.weighs and not exchange.off():  # each pass has a factor of its own
+            import tensorflow as tf
+
+            factor = backend_module(exchange.backend).factor(exchange)
+            gradients = [
+                None if gradient is None else gradient * tf.cast(factor, gradient.dtype) for gradient in gradients
+            ]
+        return self._aggregation.gradients(
+            gradients, variables, lambda sums: reduced(exchange, sums, variables, variables)
+        )
+
+    def apply(self, optimizer: Any, apply: Callable[[], Any]) -> Any:
+        # as in Horovod, a pass counts as one of the optimizer's iterations
+        return self._aggregation.apply(apply, lambda: optimizer.iterations.assign_add(1))
+
+
+def rate_namespace(base: Any, factor: float) -> dict[str, Any]:
+    """What has an optimizer take its steps at `factor` times its learning rate; see ``wrapping.multiply_rate``.
+
+    Args:
+        base: the class that it has.
+    """
+    stepping: list[None] = []
+
+    def rate(self: Any) -> Any:
+        plain = base.learning_rate.fget(self)
+        return plain * factor if stepping else plain
+
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        stepping.append(None)
+        try:
+            return base.apply_gradients(self, grads_and_vars, *args, **kwargs)
+        finally:
+            stepping.pop()
+
+    def _decayed_lr(self: Any, var_dtype: Any) -> Any:
+        return base._decayed_lr(self, var_dtype) * factor
+
+    public = {name: vars(base)[name] for name in _PUBLIC_NAMES if name in vars(base)}
+    if hasattr(base, "_decayed_lr"):  # a legacy one asks for it in each step, and nowhere else
+        return public | {"_decayed_lr": _decayed_lr}
+    return public | {
+        "learning_rate": property(rate, base.learning_rate.fset),
+        "apply_gradients": apply_gradients,
+    }

@@ -1,0 +1,119 @@
+"""What the binding asks of an optimizer of either Keras: its variables, its learning rate, the optimizer inside of it.
+
+Keras 2 has two kinds: ``tf_keras.optimizers.Adam`` and ``tf_keras.optimizers.legacy.Adam``, which makes its variables
+at its first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from spark_estimator.keras.importing import is_keras_2, keras_of
+from spark_estimator.keras.variables import assign, value_of
+
+
+def is_optimizer(item: object) -> bool:
+    """Whether it is an optimizer of Keras 3, or of Keras 2, also a legacy one."""
+    optimizers = keras_of(item).optimizers
+    kinds = [optimizers.Optimizer]
+    if is_keras_2(item):
+        kinds.append(optimizers.legacy.Optimizer)
+    return isinstance(item, tuple(kinds))
+
+
+def name_of(optimizer: Any) -> str:
+    """Its name; Keras 2's legacy optimizers have no public one, and its `LossScaleOptimizer` none."""
+    if is_keras_2(optimizer):
+        optimizer = innermost(optimizer)
+    return str(optimizer._name if is_legacy(optimizer) else optimizer.name)
+
+
+def is_legacy(optimizer: object) -> bool:
+    """Whether it is one of Keras 2's ``optimizers.legacy``."""
+    return is_keras_2(optimizer) and isinstance(optimizer, keras_of(optimizer).optimizers.legacy.Optimizer)
+
+
+def is_scaler(optimizer: object) -> bool:
+    """Whether it scales the loss for another optimizer, for ``mixed_float16``."""
+    if is_keras_2(optimizer):
+        return hasattr(type(optimizer), "inner_optimizer")
+    kind = getattr(keras_of(optimizer).optimizers, "LossScaleOptimizer", None)
+    return kind is not None and isinstance(optimizer, kind)
+
+
+def innermost(optimizer: Any) -> Any:
+    """The optimizer that holds the learning rate and the momentum: inside of a `LossScaleOptimizer`, or itself."""
+    while is_scaler(optimizer):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def variables_of(optimizer: Any) -> list[Any]:
+    """Its variables; Keras 2's legacy optimizers have a method there."""
+    variables = optimizer.variables
+    return list(variables() if callable(variables) else variables)
+
+
+def is_built(optimizer: Any) -> bool:
+    """Whether it has its variables."""
+    if not is_keras_2(optimizer):
+        return bool(optimizer.built)
+    inner = innermost(optimizer)
+    return bool(inner.variables()) if is_legacy(inner) else bool(getattr(inner, "_built", False))
+
+
+def build(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Makes its variables, which is done once."""
+    if is_legacy(optimizer):
+        innermost(optimizer)._create_all_weights(list(variables))
+    elif is_keras_2(optimizer):
+        innermost(optimizer).build(list(variables))
+    elif not optimizer.built:
+        optimizer.build(variables)
+
+
+def iterations_of(optimizer: Any) -> int:
+    """Its steps so far; passes that are gathered count, too."""
+    inner = innermost(optimizer)
+    return int(value_of(inner.iterations if is_keras_2(inner) else inner._iterations))
+
+
+def schedule_of(optimizer: Any) -> Any:
+    """Its `LearningRateSchedule`, by which its rate cannot be set; None where it has a number."""
+    inner = innermost(optimizer)
+    rate = inner.learning_rate if is_legacy(inner) else getattr(inner, "_learning_rate", None)
+    return rate if isinstance(rate, keras_of(inner).optimizers.schedules.LearningRateSchedule) else None
+
+
+def rate_of(optimizer: Any) -> float:
+    """Its learning rate."""
+    rate = innermost(optimizer).learning_rate
+    if is_keras_2(optimizer):
+        return float(keras_of(optimizer).backend.get_value(rate))
+    return float(keras_of(optimizer).ops.convert_to_numpy(rate))
+
+
+def set_rate(optimizer: Any, rate: float) -> None:
+    """Sets its learning rate."""
+    inner = innermost(optimizer)
+    if is_keras_2(inner):
+        assign(inner.learning_rate, rate)
+    else:
+        inner.learning_rate = rate
+
+
+def momentum_of(optimizer: Any) -> float:
+    """Its momentum; 0 without."""
+    momentum: Any = getattr(innermost(optimizer), "momentum", None)
+    if is_legacy(optimizer) and momentum is not None:
+        momentum = keras_of(optimizer).backend.get_value(momentum)
+    return float(momentum) if isinstance(momentum, (int, float)) or hasattr(momentum, "dtype") else 0.0
+
+
+def velocities_of(optimizer: Any) -> list[Any]:
+    """The variables in which momentum gathers past steps."""
+    inner = innermost(optimizer)
+    if is_legacy(inner):
+        return [variable for variable in inner.variables() if "momentum" in str(variable.name).rpartition("/")[2]]
+    return list(getattr(inner, "momentums", None) or getattr(inner, "_momentums", None) or [])

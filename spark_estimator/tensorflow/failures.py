@@ -1,0 +1,92 @@
+"""What collectives raise in TensorFlow: errors of this package's that are TensorFlow's, too, with Horovod's codes.
+
+================================================  =====================================
+what failed                                       TensorFlow's error
+================================================  =====================================
+ranks disagree (`MismatchError`)                  ``tf.errors.FailedPreconditionError``
+``hvd.init()`` has not been called                ``tf.errors.FailedPreconditionError``
+an argument (`ValueError`)                        ``tf.errors.InvalidArgumentError``
+a rank is lost or has left, all else              ``tf.errors.UnknownError``
+================================================  =====================================
+
+Eagerly both kinds are caught. In a graph TensorFlow raises an error of its own, from the code of a node that failed;
+``hvd.elastic.run`` makes this package's of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from spark_estimator._native import Status
+from spark_estimator.errors import (
+    DuplicateNameError,
+    HorovodInternalError,
+    MismatchError,
+    NotInitializedError,
+)
+
+#: The most specific first -> TensorFlow's class, and what a failed node returns.
+_KINDS: tuple[tuple[type[Exception], Any, Status], ...] = (
+    (MismatchError, tf.errors.FailedPreconditionError, Status.MISMATCH),
+    (NotInitializedError, tf.errors.FailedPreconditionError, Status.MISMATCH),
+    (DuplicateNameError, tf.errors.InvalidArgumentError, Status.INVALID_ARGUMENT),
+    (HorovodInternalError, tf.errors.UnknownError, Status.INTERNAL),
+    (ValueError, tf.errors.InvalidArgumentError, Status.INVALID_ARGUMENT),
+)
+
+
+@contextlib.contextmanager
+def as_tensorflow_raises() -> Iterator[None]:
+    """What is raised in it is raised as an error of TensorFlow's, too."""
+    try:
+        yield
+    except tuple(kind for kind, _, _ in _KINDS) as error:
+        if isinstance(error, tf.errors.OpError):
+            raise
+        raise both(error) from error.__cause__
+
+
+def both(error: Exception, of_tensorflow: Any = None) -> Exception:
+    """An error of the same class and text that is one of TensorFlow's, too.
+
+    Args:
+        of_tensorflow: TensorFlow's class; None: that of the table above.
+    """
+    kind = of_tensorflow or next((known for kind, known, _ in _KINDS if isinstance(error, kind)), None)
+    if kind is None:
+        return error
+    kind_of_error: Any = type(error)
+    result: Exception = _combined(kind_of_error, kind)(str(error))
+    return result.with_traceback(error.__traceback__)
+
+
+def status_of(error: BaseException) -> Status:
+    """What a node returns that failed so, by which ``native/tensorflow`` chooses TensorFlow's error."""
+    return next((status for kind, _, status in _KINDS if isinstance(error, kind)), Status.INTERNAL)
+
+
+@functools.cache
+def _combined(kind: Any, of_tensorflow: Any) -> Any:
+    def __init__(self: Any, message: str) -> None:
+        of_tensorflow.__init__(self, None, None, message)
+
+    namespace = {
+        "__init__": __init__,
+        "__str__": lambda self: str(self.message),
+        "__reduce__": lambda self: (_restored, (kind, str(self))),
+        "__module__": kind.__module__,
+        "__doc__": kind.__doc__,
+    }
+    return type(kind.__name__, (kind, of_tensorflow), namespace)
+
+
+def _restored(kind: type[Exception], message: str) -> Exception:
+    """An error that has travelled to another process, which may have no TensorFlow: this package's alone."""
+    error = kind.__new__(kind)
+    Exception.__init__(error, message)
+    return error

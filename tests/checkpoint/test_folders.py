@@ -1,0 +1,44 @@
+"""Names of folders, and which are not kept."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from spark_estimator.checkpoint.folders import Folder, expendable
+
+DAY = 24 * 3600
+
+
+def of(step: int, time: int = 0) -> Folder:
+    return Folder(step, time, "0a1b2c3d")
+
+
+def test_a_name_gives_the_folder_again() -> None:
+    folder = Folder(120, 1_795_599_343, "1a2b3c4d")
+    assert folder.name == "step-0000000120-20261125T093543Z-1a2b3c4d"
+    assert Folder.of(folder.name) == folder
+    assert Folder.of("step-12-20261125T093543Z-1a2b3c4d") is None
+    assert Folder.of("notes") is None
+
+
+@pytest.mark.parametrize("keep", [1, 2, 5])
+def test_the_newest_complete_ones_stay(keep: int) -> None:
+    folders = [of(step) for step in (5, 4, 3, 2, 1)]
+    complete = {folder for folder in folders if folder.step != 4}
+    expected = [folder for folder in folders if folder.step == 4 or folder not in [of(5), of(3), of(2), of(1)][:keep]]
+    assert expendable(folders, complete, keep, None) == expected
+
+
+def test_what_is_newer_than_the_last_complete_one_may_be_in_progress() -> None:
+    assert expendable([of(7), of(6), of(5)], {of(6)}, 1, None) == [of(5)]
+
+
+def test_nothing_goes_as_long_as_none_is_complete() -> None:
+    assert expendable([of(2), of(1)], set(), 1, None) == []
+
+
+def test_one_of_each_period_stays() -> None:
+    folders = [of(6, 2 * DAY + 9), of(5, DAY + 8), of(4, DAY + 7), of(3, 6), of(2, 5), of(1, 4)]
+    assert expendable(folders, set(folders), 1, timedelta(days=1)) == [of(5, DAY + 8), of(3, 6), of(2, 5)]

@@ -1,0 +1,45 @@
+"""The picture of a file is what torch.save writes."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+
+import pytest
+import torch
+
+from spark_estimator.checkpoint.image import aligned, frame_of, moved, packed
+
+
+def filled(tensor: torch.Tensor) -> bytes:
+    frame = frame_of(tuple(tensor.shape), tensor.dtype)
+    content = bytearray(frame.size)
+    for offset, text in frame.texts:
+        content[offset : offset + len(text)] = text
+    if frame.hole is not None:
+        numbers = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+        content[frame.hole.offset : frame.hole.offset + frame.hole.size] = numbers
+        for place in frame.hole.checksums:
+            content[place : place + 4] = zlib.crc32(numbers).to_bytes(4, "little")
+    return bytes(content)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.float8_e4m3fn])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5), (130, 7), (0, 4)])
+def test_torch_reads_it(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    tensor = torch.randint(0, 2, shape).to(dtype)
+    content = filled(tensor)
+    result = torch.load(io.BytesIO(content), weights_only=True)
+    assert result.dtype == dtype
+    assert result.shape == shape
+    assert packed(result.clone()) == packed(tensor.clone())
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        assert archive.testzip() is None
+
+
+def test_places_move_with_the_piece() -> None:
+    hole = frame_of((9,), torch.float64).hole
+    assert hole is not None
+    assert (moved(hole, 640).offset, moved(hole, 640).size) == (hole.offset + 640, 72)
+    assert [aligned(offset) for offset in (0, 1, 64, 65)] == [0, 64, 64, 128]

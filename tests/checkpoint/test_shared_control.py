@@ -1,0 +1,80 @@
+"""The page that a rank and its writer share."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from spark_estimator.checkpoint.shared_control import BYTES, CopySlot, SharedControl, SlotState
+from spark_estimator.checkpoint.slot_memory import SlotMemory, new_descriptor
+
+
+@pytest.fixture
+def descriptor() -> Iterator[int]:
+    result = new_descriptor("test", BYTES)
+    yield result
+    os.close(result)
+
+
+def test_both_ends_see_the_same(descriptor: int) -> None:
+    rank, writer = SharedControl(descriptor), SharedControl(descriptor)
+    assert (rank.completed, rank.failed, rank.given_up, rank.is_busy) == (-1, -1, -1, False)
+    with rank.locked():
+        rank.set_slot(0, CopySlot(SlotState.GO, 7, (64, 12)))
+        rank.set_slot(1, CopySlot(SlotState.STANDBY, 8))
+    assert writer.slot(0) == CopySlot(SlotState.GO, 7, (64, 12))
+    assert writer.in_state(SlotState.STANDBY, SlotState.GO) == [0, 1]
+    assert writer.is_busy
+    with writer.locked():
+        writer.set_outcome(completed=0, failed=5)
+        writer.set_outcome(given_up=3)
+    assert (rank.completed, rank.failed, rank.given_up) == (0, 5, 3)
+
+
+def test_another_process_waits_for_the_lock(descriptor: int) -> None:
+    control = SharedControl(descriptor)
+    began, ended = os.pipe(), os.pipe()
+    with control.locked():
+        child = os.fork()
+        if not child:
+            os.write(began[1], b".")
+            with SharedControl(descriptor).locked():
+                os.write(ended[1], b".")
+            os._exit(0)
+        os.read(began[0], 1)
+        os.set_blocking(ended[0], False)
+        with pytest.raises(BlockingIOError):
+            os.read(ended[0], 1)
+    os.waitpid(child, 0)
+    assert os.read(ended[0], 1) == b"."
+
+
+def test_another_thread_waits_for_the_lock(descriptor: int) -> None:
+    control, inside = SharedControl(descriptor), threading.Event()
+
+    def enter() -> None:
+        with control.locked():
+            inside.set()
+
+    with control.locked():
+        thread = threading.Thread(target=enter)
+        thread.start()
+        assert not inside.wait(0.05)
+    thread.join()
+    assert inside.is_set()
+
+
+def test_memory_grows_and_keeps_what_is_behind_the_view() -> None:
+    slot = SlotMemory(new_descriptor("test", 0))
+    assert slot.make_room(10)
+    slot.populate()
+    slot.view[:4] = b"abcd"
+    slot.put(5000, b"behind")
+    assert not slot.make_room(4096)
+    assert os.pread(slot.descriptor, 6, 5000) == b"behind"
+    assert slot.make_room(9000)
+    assert (slot.view[:4], slot.view[5000:5006]) == (b"abcd", b"behind")
+    slot.close()

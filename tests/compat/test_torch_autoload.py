@@ -1,0 +1,44 @@
+"""What torch calls at its import in workers."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from spark_estimator import HorovodRunner
+from spark_estimator.compat.torch_autoload import spark_estimator_torch_autoload as autoload
+
+VARIABLE = "ACCELERATE_USE_CPU"
+
+
+def test_accelerate_hears_that_a_rank_has_no_gpu() -> None:
+    torch = pytest.importorskip("torch")
+
+    def seen() -> str | None:
+        import torch
+
+        assert torch.ones(1).item() == 1
+        return os.environ.get(VARIABLE)
+
+    expected = None if torch.cuda.device_count() else "true"
+    assert HorovodRunner(np=-1).run(seen) == expected
+
+
+@pytest.mark.parametrize(("gpus", "before", "after"), [(0, None, "true"), (2, None, None), (0, "false", "false")])
+def test_a_gpu_or_a_value_of_the_users(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, before: str | None, after: str | None
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if before is not None:
+        monkeypatch.setenv(VARIABLE, before)
+    else:
+        monkeypatch.setenv(VARIABLE, "")  # so that it is as before when the test is over
+        del os.environ[VARIABLE]
+    torch = SimpleNamespace(
+        accelerator=SimpleNamespace(current_accelerator=lambda: "cuda"),
+        get_device_module=lambda kind: SimpleNamespace(device_count=lambda: gpus),
+    )
+    autoload.choose_device_for_accelerate(torch)
+    assert os.environ.get(VARIABLE) == after

@@ -1,0 +1,59 @@
+"""Which rows of an epoch have been read, as other ranks compute it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy
+import pytest
+
+from spark_estimator.data.rank import shares
+from spark_estimator.data.rank.position import Leg, left_over, numbers_of, seen
+from spark_estimator.data.rank.prefetch import in_chance_order
+
+
+def read_by(total: int, ranks: int) -> tuple[int, ...]:
+    return tuple(shares.share(total, ranks, rank) for rank in range(ranks))
+
+
+@pytest.mark.parametrize("read", [(5,), (3, 3), (9, 0, 0), (0, 7, 1, 4), (1, 1, 12, 0, 3)])
+def test_every_row_is_with_one_rank(read: tuple[int, ...]) -> None:
+    held = numbers_of(read)
+    assert sorted(numpy.concatenate(held).tolist()) == list(range(sum(read)))
+    sizes = [len(numbers) for numbers in held]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("order", [None, (3, 1)])
+@pytest.mark.parametrize("seed", range(6))
+def test_legs_of_any_ranks_read_each_row_once(order: tuple[int, int] | None, seed: int) -> None:
+    chance = random.Random(seed)
+    total, legs, counts = 211, [], numpy.zeros(211, int)
+    while True:
+        ranks, size = chance.randrange(1, 6), chance.randrange(3, 12)
+        # Rows with nulls are dropped by whoever reads them, so that ranks read different numbers.
+        cuts = sorted(chance.randrange(total + 1) for _ in range(ranks - 1))
+        read = tuple(stop - start for start, stop in zip([0, *cuts], [*cuts, total], strict=True))
+        was_seen = seen(legs, order) if legs else numpy.zeros(total, bool)
+        assert numpy.array_equal(was_seen, counts == 1)
+        steps = chance.randrange(1, 9)
+        for rank in range(ranks):  # as RankRows has it
+            leave, left = left_over(read, rank, was_seen)
+            held = numbers_of(read)[rank]
+            places = leave(numpy.arange(len(held)))
+            assert len(places) == left[rank]
+            if order is not None:
+                places = in_chance_order(places, (order[0], rank, order[1]))
+            plan = shares.Batches(left, size)
+            counts[held[places[: plan.bounds(rank, min(steps, plan.steps))[0]]]] += 1
+        legs.append(Leg(read, size, steps))
+        assert counts.max() == 1
+        if plan.steps <= steps:
+            break
+    assert counts.min() == 1
+
+
+def test_a_leg_travels_as_plain_values() -> None:
+    leg = Leg((3, 4), 8, 2)
+    assert Leg.from_dict(leg.to_dict()) == leg
+    assert leg.to_dict() == {"read": [3, 4], "batch_size": 8, "steps": 2}

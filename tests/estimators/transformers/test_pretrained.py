@@ -1,0 +1,122 @@
+"""Folders, names of the Hub in its cache, and objects; ranks whose host does not have the files."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spark_estimator import DataError
+from spark_estimator.estimators.transformers.pretrained import Pretrained, tokenizer_of
+from tests.estimators.transformers.test_tokens import CAUSAL
+from tests.scenarios.huggingface import tiny
+from tests.torch.rank_pool import RankPool
+
+
+def cached(cache: Path, folder: str, name: str, revision: str = "0" * 40) -> None:
+    """A folder as the Hub's cache has it."""
+    place = cache / f"models--{name.replace('/', '--')}"
+    shutil.copytree(folder, place / "snapshots" / revision)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text(revision)
+
+
+def test_a_name_of_the_hub_is_found_in_its_cache(
+    causal_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    cached(tmp_path, causal_folder, "zoo/animals")
+    source = Pretrained.of("zoo/animals")
+    assert (source.name, source.revision) == ("zoo/animals", "0" * 40)
+    assert source.folder == str(tmp_path / "models--zoo--animals" / "snapshots" / ("0" * 40))
+    net = source.loaded("AutoModelForCausalLM", dtype=torch.float32)
+    torch.testing.assert_close(net.lm_head.weight, tiny.causal().lm_head.weight)
+    with pytest.raises(
+        DataError, match="model='zoo/plants' is neither a folder nor in the Hugging Face Hub's cache on"
+    ):
+        Pretrained.of("zoo/plants")
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        ("/nowhere/model", DataError, "model='/nowhere/model': this folder is not on the driver"),
+        (3, TypeError, "model must be a folder, a name on the Hugging Face Hub, or a model of transformers; got 3"),
+    ],
+)
+def test_what_is_no_model(model: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Pretrained.of(model)
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"is a folder without config\.json"):
+        Pretrained.of(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(DataError, match="can't be loaded by AutoModelForCausalLM"):
+        Pretrained.of(str(tmp_path)).loaded("AutoModelForCausalLM")
+
+
+def test_weights_that_are_pickled_are_not_read(tmp_path: Path) -> None:
+    model = tiny.causal()
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(DataError, match="can't be loaded"):
+        Pretrained.of(str(tmp_path)).loaded("AutoModelForCausalLM")
+
+
+def test_tokenizers(causal_folder: str, tmp_path: Path) -> None:
+    folder = Pretrained.of(causal_folder)
+    assert tokenizer_of(None, folder).eos_token == "<end>"
+    assert tokenizer_of(causal_folder, Pretrained.of(tiny.causal())).eos_token == "<end>"
+    with pytest.raises(ValueError, match="tokenizer is required where model is an object"):
+        tokenizer_of(None, Pretrained.of(tiny.causal()))
+    with pytest.raises(TypeError, match="must be a fast tokenizer"):
+        tokenizer_of(CAUSAL, folder)
+    with pytest.raises(DataError, match="there is no tokenizer in"):
+        tokenizer_of(str(tmp_path), folder)
+
+
+def test_one_rank_of_a_host_downloads_and_all_hear_what_is_missing(causal_folder: str, tmp_path: Path) -> None:
+    def program(rank: int, causal_folder: str, cache: str) -> Any:
+        import os
+
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        from pathlib import Path
+
+        import huggingface_hub
+        import huggingface_hub.constants
+
+        from spark_estimator import DataError
+        from spark_estimator.estimators.transformers.pretrained import Pretrained
+
+        huggingface_hub.constants.HF_HUB_CACHE = cache
+        calls = []
+        download = huggingface_hub.snapshot_download
+
+        def counting(*args: Any, **options: Any) -> str:
+            calls.append(args)
+            return str(download(*args, **options))
+
+        huggingface_hub.snapshot_download = counting
+        # The driver's cache was elsewhere.
+        missing = Pretrained("/the/drivers/cache", "zoo/animals", "0" * 40)
+        folder = missing.on_this_host().folder
+        assert Pretrained(causal_folder).on_this_host().folder == causal_folder
+        try:
+            Pretrained("/only/on/the/driver").on_this_host()
+        except DataError as error:
+            return Path(folder).name, len(calls), str(error)
+
+    cached(tmp_path, causal_folder, "zoo/animals")
+    pool = RankPool(2)
+    try:
+        first, second = pool.run(program, causal_folder, str(tmp_path), timeout=120)
+    finally:
+        pool.close()
+    assert (first[:2], second[:2]) == (("0" * 40, 1), ("0" * 40, 0))
+    assert first[2] == second[2]
+    assert "the folder /only/on/the/driver of the pretrained model is not on rank 0's host" in first[2]
