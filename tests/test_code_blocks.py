@@ -138,7 +138,7 @@ PROGRAMS = (
     Program("docs/how-to/lightning.md", (1,), fits_and_predicts, needs="lightning", slow=True),
     Program("docs/how-to/tensorflow.md", (0,), prints_on_both_ranks(r": \[1\.0, 1\.0\]"), TWO, needs="tensorflow"),
     Program("docs/how-to/keras.md", (0,), has_equal_losses, TWO, needs="keras"),
-    Program("docs/how-to/keras.md", (1,), fits_and_predicts, needs="keras", slow=True),
+    Program("docs/how-to/keras.md", (2,), fits_and_predicts, needs="keras", slow=True),
     Program("docs/how-to/gpus.md", (0,), prints_on_both_ranks(r" on \w+: \[0\.0, 0\.5\]"), TWO),
     Program("docs/how-to/checkpoints.md", (0,), prints("the last attempt began after step (10|20)$"), slow=True),
     Program(

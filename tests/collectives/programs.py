@@ -64,7 +64,7 @@ class Step:
             return generator.integers(0, 2, shape)
         if self.reduce_op is ReduceOp.PRODUCT and self.op is Op.ALLREDUCE:
             return generator.integers(1, 3, shape)
-        numbers = generator.integers(0 if dtype is DType.UINT8 else -5, 6, shape)
+        numbers = generator.integers(0 if dtype in UNSIGNED else -5, 6, shape)
         # Of which an average over the group is whole.
         is_average = self.reduce_op is ReduceOp.AVERAGE and self.op in (Op.ALLREDUCE, Op.REDUCESCATTER)
         return numbers * len(self.ranks) if is_average and dtype in FLOATS else numbers
@@ -113,6 +113,8 @@ class Step:
 
 
 FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
+#: Of whole numbers, without negatives.
+UNSIGNED = frozenset({DType.UINT8, DType.UINT16})
 
 
 def stored(numbers: Array, dtype: DType) -> Array:

@@ -188,7 +188,7 @@ def test_in_a_process_that_has_built_nothing(folder: str, package: str) -> None:
             v1.train.import_meta_graph("{folder}/v1/model.meta")
             try:
                 session.run("total:0", {{"x:0": [1.0] * 6}})
-            except tf.errors.InvalidArgumentError as error:
+            except tf.errors.FailedPreconditionError as error:
                 assert "has not been initialized" in str(error), error
             else:
                 raise AssertionError("it ran before init()")

@@ -112,7 +112,7 @@ void HalfArithmetic() {
 void VariantsAgree() {
   std::mt19937 random(7);
   const auto variants = Variants();
-  for (int32_t dtype = SE_UINT8; dtype <= SE_BOOL; ++dtype) {
+  for (int32_t dtype = SE_UINT8; dtype <= SE_UINT16; ++dtype) {
     for (const int32_t op : {SE_SUM, SE_MIN, SE_MAX, SE_PRODUCT}) {
       for (const size_t count : {size_t{1}, size_t{7}, size_t{33}, size_t{1024}, size_t{2500}}) {
         std::vector<std::vector<uint8_t>> data(3, std::vector<uint8_t>(count * DtypeBytes(dtype)));
@@ -156,6 +156,12 @@ void Widening() {
     std::vector<int8_t> back(narrow.size());
     k->narrow(SE_INT8, back.data(), wide.data(), wide.size());
     CHECK(back == narrow);
+    const std::vector<uint16_t> unsigned_narrow = {0, 1, 32768, 65535};
+    k->widen(SE_UINT16, wide.data(), unsigned_narrow.data(), unsigned_narrow.size());
+    CHECK_EQ(wide[3], 65535);
+    std::vector<uint16_t> unsigned_back(unsigned_narrow.size());
+    k->narrow(SE_UINT16, unsigned_back.data(), wide.data(), wide.size());
+    CHECK(unsigned_back == unsigned_narrow);
   }
 }
 

@@ -231,7 +231,7 @@ void WhatIsOffered() {
       {SE_UINT8, "nynyyy", "nnnnnn"},    {SE_INT8, "nynyyy", "nnnnnn"},    {SE_INT16, "nnnnnn", "nnnnnn"},
       {SE_INT32, "nynyyy", "nnnnnn"},    {SE_INT64, "nynyyy", "nnnnnn"},   {SE_FLOAT16, "yynyyy", "yynnnn"},
       {SE_BFLOAT16, "yynyyy", "yynnnn"}, {SE_FLOAT32, "yynyyy", "yynnnn"}, {SE_FLOAT64, "yynyyy", "yynnnn"},
-      {SE_BOOL, "nynyyy", "nnnnnn"},
+      {SE_BOOL, "nynyyy", "nnnnnn"},     {SE_UINT16, "nnnnnn", "nnnnnn"},
   };
   for (const auto& row : table) {
     for (size_t i = 0; i < std::size(kReduceOps); ++i) {

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from spark_estimator._native import DType, Op, ReduceOp
 from spark_estimator.collectives import ops
-from tests.collectives.programs import FLOATS, Shape, Step
+from tests.collectives.programs import FLOATS, UNSIGNED, Shape, Step
 from tests.rank_pool import RankPool
 
 EXAMPLES = int(os.environ.get("SPARK_ESTIMATOR_TEST_EXAMPLES", "12"))
@@ -122,7 +122,7 @@ def steps(draw: st.DrawFn, groups: list[tuple[int, ...]], name: str) -> Step:
     # Of an integer's scaled average Horovod does not say where it is truncated; unsigned types have no negatives.
     scalable = all(each in FLOATS for each in types) or (reduce_op is ReduceOp.SUM and DType.BOOL not in types)
     scales = [draw(factors) if scalable else 1.0 for _ in range(2)]
-    if DType.UINT8 in types:
+    if UNSIGNED.intersection(types):
         scales = [abs(scale) for scale in scales]
     return Step(
         shapes=tuple(draw(some) for _ in types),

@@ -45,7 +45,7 @@ void OthersDoNot() {
   CHECK(!Possible(SE_BARRIER, {{SE_FLOAT32, {1}}}));
   CHECK(!Possible(SE_ALLREDUCE, {}));
   CHECK(!Possible(SE_BROADCAST, {{SE_FLOAT32, {1}}, {SE_FLOAT32, {1}}}));
-  CHECK(!Possible(SE_ALLREDUCE, {{SE_BOOL + 1, {1}}}));
+  CHECK(!Possible(SE_ALLREDUCE, {{SE_UINT16 + 1, {1}}}));
   CHECK(!Possible(SE_ALLREDUCE, {{-1, {1}}}));
   CHECK(!Possible(SE_ALLREDUCE, {{SE_FLOAT32, {-1}}}));
   // Sizes that overflow, or would but for an empty dimension, or only in sum.
