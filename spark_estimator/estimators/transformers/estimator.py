@@ -22,7 +22,7 @@ from spark_estimator.estimators.torch.estimator_files import TorchFiles
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.estimators.transformers.keywords import TransformersEstimatorKeywords
 from spark_estimator.estimators.transformers.model import TransformersModel
-from spark_estimator.estimators.transformers.module import check_packing
+from spark_estimator.estimators.transformers.module import TextModule, check_packing
 from spark_estimator.estimators.transformers.params import ESTIMATOR, WITHOUT
 from spark_estimator.estimators.transformers.pretrained import Pretrained, tokenizer_of
 from spark_estimator.estimators.transformers.task import TextTask, task_of
@@ -176,18 +176,19 @@ class _TextTraining:
         self.labels = ["labels"]
         made = parts.made()
         if parts.task.packed:
+            assert isinstance(made.model, TextModule)
             check_packing(made.model)
         self.state_bytes = sum(tensor.nbytes for tensor in made.model.state_dict().values())
         self.output_kinds: Sequence[OutputKind] = ["logits"]
         self.trial: Trial = _FewRows(made)
         self.train: Callable[[TrainSpec], TrainResult | None] = train
 
-    def trained(self, state: bytes) -> torch.nn.Module:
+    def trained(self, state: bytes) -> tuple[torch.nn.Module, None]:
         """See `estimator.FrameworkTraining.trained`: on the CPU, ready to predict."""
         module = self.framework.module()
-        module.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
+        module.load_state_dict(torch.load(io.BytesIO(state), weights_only=True)["model"])
         net: torch.nn.Module = module.net.eval()
-        return net
+        return net, None  # the optimizer is of the whole training module, which the model does not keep
 
 
 class _FewRows(TorchTrial):
