@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import faulthandler
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -194,8 +195,12 @@ class Ranks:
 
     def _outcome(self, number: int, hung: bool) -> Outcome:
         rank = self._ranks[number]
-        value, error, trace = cloudpickle.loads(rank.pickled) if rank.pickled else (None, None, "")
         code = None if hung else rank.process.returncode
+        value, error, trace = None, None, ""
+        # A rank that is killed may have written a part of its outcome.
+        with contextlib.suppress(*((pickle.UnpicklingError, EOFError) if code and code < 0 else ())):
+            if rank.pickled:
+                value, error, trace = cloudpickle.loads(rank.pickled)
         return Outcome(number, value, error, trace, code, rank.output.read_text(errors="replace"))
 
     def _kill_all(self) -> None:

@@ -60,6 +60,7 @@ class TransformersEstimatorKeywords(PredictingKeywords):
     shuffle: Param[bool]
     run_id: Param[str | None]
     checkpoint_every_steps: Param[int | None]
+    checkpoint_every_seconds: Param[float | None]
     early_stopping_patience: Param[int | None]
     restore_best: Param[bool]
     use_gpu: Param[bool]
@@ -106,6 +107,7 @@ class TransformersEstimatorKeywords(PredictingKeywords):
         shuffle: bool = True,
         run_id: str | None = None,
         checkpoint_every_steps: int | None = None,
+        checkpoint_every_seconds: float | None = None,
         early_stopping_patience: int | None = None,
         restore_best: bool = False,
         use_gpu: bool = True,
@@ -159,6 +161,7 @@ class TransformersEstimatorKeywords(PredictingKeywords):
         shuffle: bool = True,
         run_id: str | None = None,
         checkpoint_every_steps: int | None = None,
+        checkpoint_every_seconds: float | None = None,
         early_stopping_patience: int | None = None,
         restore_best: bool = False,
         use_gpu: bool = True,
@@ -503,6 +506,18 @@ class TransformersEstimatorKeywords(PredictingKeywords):
         None: only after each epoch.
         """
         return self._get(self.checkpoint_every_steps)
+
+    def setCheckpointEverySeconds(self, value: float | None) -> Self:
+        """Sets checkpoint_every_seconds: write a checkpoint after this many seconds within an epoch, too; needs a
+        store; None: only after each epoch, and by checkpoint_every_steps. Returns self.
+        """
+        return self._set(checkpoint_every_seconds=value)
+
+    def getCheckpointEverySeconds(self) -> float | None:
+        """checkpoint_every_seconds: write a checkpoint after this many seconds within an epoch, too; needs a store;
+        None: only after each epoch, and by checkpoint_every_steps.
+        """
+        return self._get(self.checkpoint_every_seconds)
 
     def setEarlyStoppingPatience(self, value: int | None) -> Self:
         """Sets early_stopping_patience: stop when the validation loss (without validation, the training loss) has

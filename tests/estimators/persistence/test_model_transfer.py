@@ -48,7 +48,7 @@ def test_a_model_comes_back_through_the_store(
     net = nn.Linear(3, 1)
     parameters: dict[str, Any] = {"model": net, "optimizer": torch.optim.SGD(net.parameters(), lr=0.1), "epochs": 1}
     trained = estimator(**parameters, store=store, run_id="run").fit(line)
-    kept = torch.load(tmp_path / "runs" / "run" / "model.pt", weights_only=True)
+    kept = torch.load(tmp_path / "runs" / "run" / "model.pt", weights_only=True)["model"]
     for name, value in trained.getModel().state_dict().items():
         assert torch.equal(value, kept[name])
     assert not torch.equal(trained.getModel().weight, net.weight)  # type: ignore[arg-type]
