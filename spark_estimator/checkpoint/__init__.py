@@ -14,8 +14,8 @@ written once: their pieces are shared out among the ranks. What a rank has for i
 buffers such as those of batch normalization, `local` state) is in its part. `.metadata` is written last; a folder
 without it is no checkpoint.
 
-Order of events
----------------
+**Order of events**
+
 1. ``save()`` on every rank. A message of some bytes tells the ranks which of their writers are busy, so that all decide
    alike. Then the state is copied into memory that the rank shares with its *writer*, a process without PyTorch. There
    is room for two states: one that is written and one that waits.
@@ -27,8 +27,8 @@ Order of events
    ``.metadata`` in one step, removes the notes, and then the checkpoints that are not to be kept.
 4. ``close()`` returns when the last copy is complete or has failed. All ranks call it.
 
-Failures
---------
+**Failures**
+
 - *The store is slow or away*: writers try again for some time. Training continues; checkpoints come later, or fewer.
 - *A writer fails or is killed*: the rank logs rank, host and path at its next call. The other ranks hear of it at the
   next ``save()`` and give that checkpoint up; the one before stays. A writer that was killed is started again.
