@@ -186,7 +186,6 @@ def test_parameters_without_effect_can_be_set_and_read() -> None:
     estimator = TorchEstimator()
     defaults = {
         "CompressSparseCols": False,
-        "DataModule": None,
         "InMemoryCacheAll": False,
         "MpStartMethod": None,
         "PartitionsPerProcess": 10,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +33,10 @@ class Driver:
         self.relay = TaskRelay(JobSpec(JOB_ID, 1, "f()", channel=address, forward_lines=True))
         self.stops: list[str] = []
         self.relay.connect(0, self.stops.append)
+        deadline = time.monotonic() + 20
+        while not self.server.connected:  # it notes a connection after the other end does
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     def next(self) -> dict[str, Any]:
         return self.received.get(timeout=20)

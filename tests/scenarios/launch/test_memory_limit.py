@@ -67,5 +67,5 @@ def test_the_rank_that_outgrew_its_control_group_is_named(small_group: Path) -> 
     )
     assert result.returncode == 1, result.stderr
     last = result.stderr[result.stderr.rindex("WorkerFailedError") :]
-    assert "rank 1 (host " in last and "was killed by signal 9 (SIGKILL), after its memory peaked at " in last, last
+    assert "rank 1 (host " in last and "was killed by signal 9 (SIGKILL)" in last, last
     assert "the kernel's out-of-memory killer was active: the job needs more memory, or must use less" in last
