@@ -27,7 +27,7 @@ from spark_estimator.collectives.launcher_link import (
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, local_rendezvous, new_key
 from spark_estimator.env import Settings
 from spark_estimator.errors import JobFailedError
-from tests.high_descriptors import high_descriptor
+from tests.support.high_descriptors import high_descriptor
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from spark_estimator.collectives import requests
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.requests import Call, Plan, Tensor, gather_bytes, run, submit
 from spark_estimator.errors import DuplicateNameError, ShutDownError
-from tests.held_engines import held_engines
+from tests.support.held_engines import held_engines
 
 SUM = Call(Op.ALLREDUCE, "sum")
 

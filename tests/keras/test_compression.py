@@ -13,7 +13,7 @@ def test_the_family(two_ranks: RankPool) -> None:
         import keras
 
         from spark_estimator.keras import compression
-        from tests.compression_family import check_family
+        from tests.support.compression_family import check_family
 
         check_family(
             compression,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from spark_estimator.tensorflow import compression
-from tests.compression_family import check_family
+from tests.support.compression_family import check_family
 
 
 def test_the_family() -> None:

@@ -17,7 +17,7 @@ def test_by_horovods_definition(ranks_of: Any, size: int, kind: str) -> None:
         import tensorflow as tf
 
         import spark_estimator.tensorflow as hvd
-        from tests.gradient_table import ELEMENTS, TABLE, forms, sets_of
+        from tests.support.gradient_table import ELEMENTS, TABLE, forms, sets_of
 
         everyone, *some = sets_of(size)
         sets = [(hvd.global_process_set, everyone), *((hvd.add_process_set(ranks), ranks) for ranks in some)]

@@ -13,7 +13,7 @@ import pytest
 from spark_estimator.launch.agent import link as frames
 from spark_estimator.launch.agent.link import AgentLink, SilentError, of_process
 from spark_estimator.launch.worker.result_pipe import CHUNK_BYTES
-from tests.high_descriptors import high_descriptor
+from tests.support.high_descriptors import high_descriptor
 
 NEVER = timedelta(0)
 

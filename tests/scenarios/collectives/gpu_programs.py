@@ -14,8 +14,8 @@ from spark_estimator.collectives.handle import GATHERING, Handle
 from spark_estimator.collectives.ops import Gpu
 from spark_estimator.collectives.process_set import ProcessSet
 from tests import fake_gpus
-from tests.collectives.programs import FLOATS, Step, loaded, stored
 from tests.fake_gpus import Memory
+from tests.scenarios.collectives.programs import FLOATS, Step, loaded, stored
 
 ALL_DTYPES = tuple(DType)
 # So long a stream is at work before it has written the inputs, at most: who does not wait for it is early.

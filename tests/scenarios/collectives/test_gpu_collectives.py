@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from spark_estimator._native import DType, Op, ReduceOp
-from tests.collectives.programs import FLOATS, Step
 from tests.rank_pool import RankPool
+from tests.scenarios.collectives.programs import FLOATS, Step
 
 #: How GPU tensors travel, and what makes them.
 WAYS = {
@@ -65,7 +65,7 @@ def make(rank: int, streams: int = 2) -> Callable[..., Any]:
 
 
 def run_steps(rank: int, steps: list[Step], order_seed: int | None, times: int = 1) -> None:
-    from tests.collectives.programs import run_in_orders_of_their_own, run_one_after_another
+    from tests.scenarios.collectives.programs import run_in_orders_of_their_own, run_one_after_another
 
     everyone: dict[tuple[int, ...], Any] = {step.ranks: None for step in steps}
     if order_seed is None:
@@ -158,7 +158,7 @@ def test_groups_of_ranks_have_their_own_way(pools: Callable[[int, str], RankPool
 
     def check(rank: int) -> None:
         from spark_estimator.collectives import context
-        from tests.collectives.programs import run_one_after_another, sets_of
+        from tests.scenarios.collectives.programs import run_one_after_another, sets_of
 
         sets = sets_of(groups)
         run_one_after_another(rank, steps, sets, 1, make(rank))

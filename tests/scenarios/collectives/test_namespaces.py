@@ -19,8 +19,8 @@ import pytest
 from benchmarks.namespaces import Network, UnavailableError
 from spark_estimator._native import DType, Op, ReduceOp
 from spark_estimator.collectives.rendezvous import local_rendezvous
-from tests.collectives.programs import Step
 from tests.ranks import Outcome, Ranks
+from tests.scenarios.collectives.programs import Step
 
 # The promises: a silent peer is named in so many seconds, a dead one in so many; a pause of so many does no harm.
 SILENCE_NAMED_WITHIN = 8
@@ -200,7 +200,7 @@ def work_slowly(rank: int, elements: int, times: int) -> None:
 def run_steps(rank: int, steps: list[Step]) -> None:
     """Twice over: the first time names are new, the second time they are known."""
     from spark_estimator.collectives import context
-    from tests.collectives import programs
+    from tests.scenarios.collectives import programs
 
     context.init()
     everyone = {tuple(range(context.size())): None}

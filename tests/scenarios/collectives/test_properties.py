@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from spark_estimator._native import DType, Op, ReduceOp
 from spark_estimator.collectives import ops
-from tests.collectives.programs import FLOATS, UNSIGNED, Shape, Step
 from tests.rank_pool import RankPool
+from tests.scenarios.collectives.programs import FLOATS, UNSIGNED, Shape, Step
 
 EXAMPLES = int(os.environ.get("SPARK_ESTIMATOR_TEST_EXAMPLES", "12"))
 quickly = settings(
@@ -62,7 +62,7 @@ def pools() -> Iterator[Callable[[int], RankPool]]:
 
 
 def add_sets(rank: int, groups: list[tuple[int, ...]]) -> None:
-    from tests.collectives import programs
+    from tests.scenarios.collectives import programs
 
     programs.added = programs.sets_of(groups)  # type: ignore[attr-defined]
 
@@ -154,7 +154,7 @@ def test_any_order_of_submission_gives_numpys_numbers(
 
 
 def in_any_order(rank: int, program: list[Step], order_seed: int) -> None:
-    from tests.collectives import programs
+    from tests.scenarios.collectives import programs
 
     programs.run_in_orders_of_their_own(rank, program, programs.added, order_seed)  # type: ignore[attr-defined]
 
@@ -170,7 +170,7 @@ def test_names_that_come_again_and_again_give_numpys_numbers(
 
 
 def again_and_again(rank: int, program: list[Step]) -> None:
-    from tests.collectives import programs
+    from tests.scenarios.collectives import programs
 
     programs.run_one_after_another(rank, program, programs.added, times=4)  # type: ignore[attr-defined]
 
@@ -254,7 +254,7 @@ def contradict(rank: int, mine: list[Step], known: bool) -> str:
 
     from spark_estimator.collectives import context
     from spark_estimator.errors import MismatchError
-    from tests.collectives.programs import Running, usable
+    from tests.scenarios.collectives.programs import Running, usable
 
     if known:  # all have agreed on this name before
         for _ in range(3):

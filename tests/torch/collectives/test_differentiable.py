@@ -23,7 +23,7 @@ from spark_estimator.torch.mpi_ops import (
     HorovodGroupedReducescatter,
     HorovodReducescatter,
 )
-from tests.gradient_table import ELEMENTS, TABLE, forms, sets_of
+from tests.support.gradient_table import ELEMENTS, TABLE, forms, sets_of
 from tests.torch.rank_pool import RankPool
 from tests.torch.test_numbers import sets
 

@@ -8,7 +8,7 @@ import torch
 
 import spark_estimator.torch as hvd
 from spark_estimator.torch.compression import compressors
-from tests.compression_family import check_family
+from tests.support.compression_family import check_family
 
 
 def test_the_family() -> None:
