@@ -38,7 +38,7 @@ def find_python(version: str) -> str:
 
 
 def requirements(cell: Cell) -> list[str]:
-    """What pip is told to install."""
+    """The requirements that pip installs."""
     text = (ROOT / "pyproject.toml").read_text()
     table = re.sub(r"(?m)#.*$", "", text)
     wanted = re.findall(r'"([^"]+)"', _entry(table, "dependencies"))

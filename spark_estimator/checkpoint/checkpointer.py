@@ -22,6 +22,7 @@ from spark_estimator.checkpoint.file_saver import is_in_memory
 from spark_estimator.checkpoint.folders import Folder
 from spark_estimator.checkpoint.job import Objects, part_job
 from spark_estimator.checkpoint.layout import Staging, layout_of, part_of, structure_of
+from spark_estimator.checkpoint.reading import store_of
 from spark_estimator.checkpoint.shared_control import SlotState
 from spark_estimator.checkpoint.state import (
     StateEntry,
@@ -36,7 +37,7 @@ from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.objects import allgather_object, broadcast_object
 from spark_estimator.errors import DataError
 from spark_estimator.log import logger
-from spark_estimator.store import FilesystemStore, Store
+from spark_estimator.store import Store
 
 _log = logger(__name__)
 _ASKED_EVERY = timedelta(seconds=0.05)
@@ -70,16 +71,16 @@ class Checkpointer:
 
     Args:
         folder: a path, a URL or a `FilesystemStore`, in whose `prefix_path` the checkpoints are.
-        every_steps: `step` makes a checkpoint at each so-manieth call; None: the number does not matter.
-        every_seconds: `step` makes one after so many seconds by rank 0's clock; None: time does not matter.
-        keep: so many of the newest complete checkpoints stay.
-        keep_every: besides, one of each such period stays; None: no others.
+        every_steps: the number of calls of `step` between two checkpoints; None: the number of calls doesn't matter.
+        every_seconds: the seconds between two checkpoints, by rank 0's clock; None: time doesn't matter.
+        keep: the number of complete checkpoints to keep; older ones are removed.
+        keep_every: also keep one checkpoint of each such period; None: keep no others.
         overlap: parameters and the optimizers' state are copied while the next forward and backward pass runs; the
             optimizers' next step waits for it. Nothing but an optimizer's step may change them: a change is noticed and
             costs that checkpoint, but for one through ``.data``, which is not noticed.
         stop_on_error: all ranks raise DataError at the next `save` when one of them could not write; False: a line is
             logged.
-        local: objects of which each rank has a state of its own, by name.
+        local: objects whose state differs from rank to rank, by name.
         state: objects that all ranks have alike, or of which rank 0's counts, by name: modules, optimizers,
             schedulers, samplers, loaders, anything with ``state_dict()`` and ``load_state_dict()``. Of a module the
             small buffers are each rank's own.
@@ -107,9 +108,7 @@ class Checkpointer:
         self._local = dict(local or {})
         check_names(list(state), list(state.values()), "state")
         check_names(list(self._local), list(self._local.values()), "local state")
-        store = Store.create(folder) if isinstance(folder, str) else folder
-        if not isinstance(store, FilesystemStore):
-            raise TypeError(f"folder must be a path, a URL or a FilesystemStore; got {type(store).__qualname__}.")
+        store = store_of(folder)
         if is_in_memory(store):
             raise ValueError(f"{store.prefix_path} is in this process's memory, where no writer can write.")
         self._store = store

@@ -62,7 +62,7 @@ def folders_in(store: FilesystemStore, root: str) -> list[Folder]:
     """The folders of checkpoints, complete or not, the newest first; none where the root is not there.
 
     Raises:
-        Exception: the store cannot be read; each kind has errors of its own.
+        Exception: the store cannot be read; the class of the error depends on the store.
     """
     try:
         entries = store.entries(root)
@@ -76,7 +76,7 @@ def is_complete(store: FilesystemStore, root: str, folder: Folder) -> bool:
     """Whether the folder is a checkpoint.
 
     Raises:
-        Exception: the store cannot be read; each kind has errors of its own.
+        Exception: the store cannot be read; the class of the error depends on the store.
     """
     try:
         entries = store.entries(posixpath.join(root, folder.name))

@@ -23,7 +23,7 @@ def complete_steps(folder: str | Store) -> list[int]:
     Args:
         folder: as of `Checkpointer`.
     """
-    store = _store_of(folder)
+    store = store_of(folder)
     root = store.prefix_path
     source = folders.folders_in(store, root)
     return sorted({each.step for each in source if folders.is_complete(store, root, each)})
@@ -42,7 +42,7 @@ def load(folder: str | Store, step: int | None = None, names: Collection[str] | 
     Raises:
         DataError: there is none, or it is damaged.
     """
-    store = _store_of(folder)
+    store = store_of(folder)
     source = find(store, store.prefix_path, step)
     if source is None:
         raise DataError(f"{store.prefix_path} has no complete checkpoint.")
@@ -66,7 +66,7 @@ def find(store: FilesystemStore, root: str, step: int | None) -> tuple[str, byte
 
     Raises:
         DataError: there is none of this step.
-        Exception: the store cannot be read; each kind has errors of its own.
+        Exception: the store cannot be read; the class of the error depends on the store.
     """
     steps = []
     for folder in folders.folders_in(store, root):
@@ -92,7 +92,7 @@ def read(
 
     Raises:
         DataError: one is damaged, or holds what cannot be read without running code.
-        Exception: a file cannot be read; each kind of store has errors of its own.
+        Exception: a file cannot be read; the class of the error depends on the store.
     """
     by_file: dict[str, list[tuple[Saved, Extent]]] = {}
     for saved, extent in extents:
@@ -136,7 +136,12 @@ def _unpacked(content: bytes, name: str, extent: Extent) -> Any:
         raise DataError(f"{name} cannot be read without running code: {str(error).splitlines()[0]}") from error
 
 
-def _store_of(folder: str | Store) -> FilesystemStore:
+def store_of(folder: str | Store) -> FilesystemStore:
+    """The store whose `prefix_path` is the folder.
+
+    Raises:
+        TypeError: it is neither a path, a URL nor a `FilesystemStore`.
+    """
     store = Store.create(folder) if isinstance(folder, str) else folder
     if not isinstance(store, FilesystemStore):
         raise TypeError(f"folder must be a path, a URL or a FilesystemStore; got {type(store).__qualname__}.")

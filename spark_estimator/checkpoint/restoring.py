@@ -82,7 +82,7 @@ def _found(store: FilesystemStore, root: str, step: int | None, rank: int) -> tu
             result = reading.find(store, root, step)
         except DataError as error:
             result = str(error)
-        except Exception as error:  # each kind of store has errors of its own
+        except Exception as error:  # its class depends on the store
             result = (
                 f"{root} cannot be read on rank 0 (host {socket.gethostname()}): {type(error).__name__}: {error}. "
                 "Whether it has a checkpoint is not known."
@@ -126,7 +126,7 @@ def _read(store: FilesystemStore, path: str, wanted: Sequence[Wanted]) -> dict[t
             result[saved.key, extent.first] = value
     except DataError as error:
         problem = str(error)
-    except Exception as error:  # each kind of store has errors of its own
+    except Exception as error:  # its class depends on the store
         problem = f"{path} cannot be read on host {socket.gethostname()}: {type(error).__name__}: {error}"
     if context.is_initialized():
         problems = allgather_object(problem, name="checkpoint.read")

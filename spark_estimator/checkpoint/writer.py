@@ -113,7 +113,7 @@ class Writer:
                 size = act(self, slot.ticket, job, table, view)
         except GivenUpError as given_up:
             error = str(given_up)
-        except Exception as failure:  # each kind of store has errors of its own
+        except Exception as failure:  # its class depends on the store
             raised = type(failure).__name__
             error = f"{raised}: {failure}"
         seconds = time.monotonic() - began

@@ -381,18 +381,21 @@ MODEL = (
     *PREDICTING,
 )
 
+_FOR_MODULES = "; a class that is given as data_module gets the value"
+_NO_READERS = f"rows are memory-mapped; there are no reader threads{_FOR_MODULES}"
+_NO_NVTABULAR = f"rows are not read by NVTabular{_FOR_MODULES}"
 #: Horovod's parameters that are accepted and ignored, with the reason.
 WITHOUT_EFFECT = {
-    "partitions_per_process": "rows go to the processes directly, not through files in partitions",
+    "partitions_per_process": "rows go to the processes directly; with data_module it is the number of files",
     "shuffle_buffer_size": "all rows of a process are shuffled together",
-    "train_reader_num_workers": "rows are memory-mapped; there are no reader threads",
-    "val_reader_num_workers": "rows are memory-mapped; there are no reader threads",
-    "reader_pool_type": "rows are memory-mapped; there are no reader threads",
-    "inmemory_cache_all": "rows are in the page cache after the first epoch",
+    "train_reader_num_workers": _NO_READERS,
+    "val_reader_num_workers": _NO_READERS,
+    "reader_pool_type": _NO_READERS,
+    "inmemory_cache_all": f"rows are in the page cache after the first epoch{_FOR_MODULES}",
     "compress_sparse_cols": "rows go to the processes directly, not through files",
     "mp_start_method": "processes are always started from scratch",
-    "continuous_cols": "rows are not read by NVTabular",
-    "categorical_cols": "rows are not read by NVTabular",
+    "continuous_cols": _NO_NVTABULAR,
+    "categorical_cols": _NO_NVTABULAR,
 }
 
 _T = TypeVar("_T")

@@ -53,6 +53,7 @@ class TorchParts:
         metric_names: [labels][metrics] of `metrics`; empty: `names_of` them.
         rate_is_joint: the learning rate is that of a step of all ranks; False: of one process, and it is multiplied.
         settings: what else tells the training from another.
+        returns_optimizer: the driver gets the optimizer's state, too.
     """
 
     model: nn.Module
@@ -71,6 +72,7 @@ class TorchParts:
     metric_names: Sequence[Sequence[str]] = ()
     rate_is_joint: bool = False
     settings: Sequence[str] = ()
+    returns_optimizer: bool = True
 
     def __post_init__(self) -> None:
         if not self.metric_names:

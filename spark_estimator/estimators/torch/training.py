@@ -181,14 +181,17 @@ class _Training:
         }
 
     def packed(self, best: dict[str, Any] | None) -> bytes:
-        """What the driver gets: the model's numbers and, unless it is too large for Spark, the optimizer's state.
+        """What the driver gets: the model's numbers and, if it is wanted and fits, the optimizer's state.
 
         Args:
             best: the numbers of the best epoch; None: those of the last.
         """
         numbers = best or self.model.state_dict()
-        state = packed({"model": numbers, "optimizer": self._optimizer.state_dict()})
-        return packed({"model": numbers}) if self._spec.store is None and len(state) > self._spec.large else state
+        if self._parts.returns_optimizer:
+            state = packed({"model": numbers, "optimizer": self._optimizer.state_dict()})
+            if self._spec.store is not None or len(state) <= self._spec.large:
+                return state
+        return packed({"model": numbers})
 
     def of_ranks(self, sums: torch.Tensor | None = None) -> list[dict[str, Any]]:
         """[ranks] what each has for itself. A collective.

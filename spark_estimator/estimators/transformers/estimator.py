@@ -188,7 +188,7 @@ class _TextTraining:
         module = self.framework.module()
         module.load_state_dict(torch.load(io.BytesIO(state), weights_only=True)["model"])
         net: torch.nn.Module = module.net.eval()
-        return net, None  # the optimizer is of the whole training module, which the model does not keep
+        return net, None
 
 
 class _FewRows(TorchTrial):

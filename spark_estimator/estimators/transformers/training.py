@@ -75,6 +75,7 @@ class TextParts:
             labels=["labels"],
             rate_is_joint=True,
             settings=(f"lora={sorted((self.lora or {}).items())}",),
+            returns_optimizer=False,  # of the whole training module, which the result does not have
         )
 
     def _adam(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
