@@ -112,7 +112,7 @@ def test_imports_go_down(table: Table) -> None:
         ("launch/spark/entry.py", "from spark_estimator import HorovodRunner", "launch/spark/entry.py:1 (L2) imports"),
         ("demo.py", "from spark_estimator import HorovodRunner", None),
         ("elastic/run.py", "from spark_estimator.collectives import context", None),
-        ("launch/spark/barrier_job.py", "from pyspark.sql import SparkSession\nfrom .. import local", None),
+        ("launch/spark/stage_job.py", "from pyspark.sql import SparkSession\nfrom .. import local", None),
         ("log.py", "from spark_estimator import __version__", None),
     ],
 )

@@ -152,7 +152,7 @@ def test_a_job_that_is_cancelled_from_outside_says_so(spark: Any, capsys: pytest
 
 
 def test_an_interruption_is_told_in_a_sentence_wherever_it_comes(spark: Any, caplog: pytest.LogCaptureFixture) -> None:
-    import spark_estimator.launch.spark.barrier_job  # noqa: F401  # an interruption of the import is Python's own
+    import spark_estimator.launch.spark.stage_job  # noqa: F401  # an interruption of the import is Python's own
 
     def wait() -> None:
         threading.Event().wait()

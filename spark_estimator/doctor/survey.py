@@ -23,9 +23,9 @@ from spark_estimator.doctor.findings import Finding, Severity, attempt
 from spark_estimator.doctor.verdicts import DriverSide, findings_of
 from spark_estimator.errors import NotEnoughSlotsError, PreflightError
 from spark_estimator.launch.spark import errors as spark_errors
-from spark_estimator.launch.spark.barrier_stage import barrier_stage
 from spark_estimator.launch.spark.encryption_policy import encryption_of
 from spark_estimator.launch.spark.job_tag import JobTag
+from spark_estimator.launch.spark.rank_stage import barrier_stage
 from spark_estimator.launch.spark.session_thread import session_thread
 from spark_estimator.launch.spark.slots import (
     Configuration,

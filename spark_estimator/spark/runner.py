@@ -263,7 +263,7 @@ def run_elastic(
         timeout=round_timeout,
         max_size=max(requested, max_num_proc or 0),
     )
-    from spark_estimator.launch.spark.elastic_job import run_elastic_on_spark
+    from spark_estimator.launch.spark.elastic.job import run_elastic_on_spark
 
     with interruption_in_words(caller):
         return run_elastic_on_spark(spark, fn, terms, options)

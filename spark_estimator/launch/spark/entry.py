@@ -42,7 +42,7 @@ def run_in_session(
     Args:
         caller: the user's call, for messages: ``spark.run(num_proc=2)``.
         size_word: the name of its argument for the number of ranks.
-        options, rows: as in ``barrier_job.run_on_spark``.
+        options, rows: as in ``stage_job.run_on_spark``.
 
     Returns:
         Rank 0's value, or all ranks' values in rank order.
@@ -51,12 +51,12 @@ def run_in_session(
         TypeError: as `check_call`.
         PreflightError: the job can't start; the text has the remedy.
         KeyboardInterrupt: the user interrupted it; all ranks have ended.
-        Others as ``barrier_job.run_on_spark``.
+        Others as ``stage_job.run_on_spark``.
     """
     check_call(function, options.args, options.kwargs)
     with interruption_in_words(caller):
         spark, number = session_and_size(size, caller, size_word)
-        from spark_estimator.launch.spark.barrier_job import run_on_spark
+        from spark_estimator.launch.spark.stage_job import run_on_spark
 
         return run_on_spark(spark, function, number, options, rows=rows)
 
@@ -150,7 +150,7 @@ def session_for_elastic(size: int | None, least: int | None, caller: str) -> tup
 def _session(size: int, caller: str) -> SparkSession:
     """The session that there is, or a new one for so many ranks; 0: as many as there are cores."""
     try:
-        import spark_estimator.launch.spark.barrier_job  # noqa: F401  # needs more than the session does
+        import spark_estimator.launch.spark.stage_job  # noqa: F401  # needs more than the session does
         from spark_estimator.launch.spark.session import session_for
     except ModuleNotFoundError as error:
         raise PythonEnvironmentError(

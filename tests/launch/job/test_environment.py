@@ -172,7 +172,7 @@ def test_settings_are_listed_with_their_effects() -> None:
 
 
 def test_in_spark_threads_come_from_the_task_s_cpus(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    from spark_estimator.launch.spark.barrier_job import run_on_spark
+    from spark_estimator.launch.spark.stage_job import run_on_spark
 
     ranks = run_on_spark(spark, look, 2, JobOptions(all_results=True))
     for rank in ranks:

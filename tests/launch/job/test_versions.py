@@ -39,7 +39,7 @@ def test_other_differences_are_one_line() -> None:
 
 
 def test_executors_whose_package_cannot_even_read_the_job_are_told_so() -> None:
-    module = "<module 'spark_estimator.launch.spark.barrier_task' from '/x'>"
+    module = "<module 'spark_estimator.launch.spark.stage_task' from '/x'>"
     message = f"AttributeError: Can't get attribute 'BarrierTask' on {module}"
     error = explain(message)
     assert f"install spark_estimator {__version__} there" in str(error)

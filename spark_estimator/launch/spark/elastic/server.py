@@ -20,7 +20,7 @@ from spark_estimator.errors import AuthenticationError
 from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.job.results import SCHEMA, ResultRow
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
-from spark_estimator.launch.spark.elastic_task import ElasticTask
+from spark_estimator.launch.spark.elastic.task import ElasticTask
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.session_thread import session_thread
 from spark_estimator.launch.spark.task_secrecy import unlogged

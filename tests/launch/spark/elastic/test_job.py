@@ -164,7 +164,7 @@ def test_slots_that_others_hold_are_named(spark: Any, tmp_path: Path, marker: di
 
 
 def test_a_host_on_which_processes_die_again_and_again_is_not_used() -> None:
-    from spark_estimator.launch.spark.elastic_job import Record
+    from spark_estimator.launch.spark.elastic.job import Record
 
     record = Record()
     record.seen("a")

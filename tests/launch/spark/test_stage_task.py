@@ -14,7 +14,7 @@ from spark_estimator.launch.job.gpus import ORDER, VISIBLE, TaskGpus
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.results import ResultRow, verified_value
 from spark_estimator.launch.job.spec import JobSpec, TaskFacts
-from spark_estimator.launch.spark.barrier_task import BarrierTask, batches_of
+from spark_estimator.launch.spark.stage_task import BarrierTask, batches_of
 
 VALUE = bytes(range(256)) * (10 << 10)
 

@@ -1,11 +1,11 @@
 """Runs an elastic job on Spark: each of its processes in a small Spark job of its own, so that they come and go alone.
 
-``elastic/__init__.py`` has the guarantees of elastic jobs; ``launch.elastic`` runs this one as any other, on
-workers that are tasks (`elastic_worker`). What is Spark's part in it:
+``spark_estimator.elastic`` documents the guarantees of elastic jobs; ``launch.elastic`` runs this one as any other, on
+workers that are tasks (`worker`). What is Spark's part in it:
 
 - No process depends on another's task, nor on ``spark.task.maxFailures``: an executor that is lost costs the processes
   that it had. A new process is a new Spark job, which waits until there is a slot for it.
-- The driver must be within the executors' reach. Each task connects to it and takes its orders: `elastic_task`.
+- The driver must be within the executors' reach. Each task connects to it and takes its orders: `task`.
 - A host on which `FAILURES` processes have ended badly, other than by an exception, is not used again, as long as there
   is another. Spark does not take wishes, so a task that it starts there nevertheless is left to hold its slot, doing
   nothing, and another is started.
@@ -45,12 +45,12 @@ from spark_estimator.launch.job.pickling import load_values
 from spark_estimator.launch.job.results import manifests_of
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.spark import errors as spark_errors
-from spark_estimator.launch.spark.barrier_job import spark_environment
-from spark_estimator.launch.spark.elastic_server import Over, SparkTask, TaskServer, link_over
-from spark_estimator.launch.spark.elastic_worker import SparkWorkerHandle
+from spark_estimator.launch.spark.elastic.server import Over, SparkTask, TaskServer, link_over
+from spark_estimator.launch.spark.elastic.worker import SparkWorkerHandle
 from spark_estimator.launch.spark.encryption_policy import encryption_of
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.slots import Configuration, count_slots, has_dynamic_allocation
+from spark_estimator.launch.spark.stage_job import spark_environment
 from spark_estimator.launch.spark.start import SAY_WAITING_AFTER, TaskReports, slots_wanting
 from spark_estimator.launch.spark.task_secrecy import large_payload_apart
 from spark_estimator.launch.worker.worker_host import WorkerHandle
@@ -68,7 +68,7 @@ def run_elastic_on_spark(
     terms: Terms,
     options: JobOptions,
 ) -> list[Any]:
-    """As ``barrier_job.run_on_spark`` with all results, in a job that continues when it loses ranks.
+    """As ``stage_job.run_on_spark`` with all results, in a job that continues when it loses ranks.
 
     Args:
         options: its `limits` and `all_results` have no effect; `verbose` from 1 also shows which ranks are lost and

@@ -1,6 +1,6 @@
 """Runs the ranks of a job in the tasks of one barrier stage, in classic Spark and over Spark Connect alike.
 
-This is the driver's half; `barrier_task` is what Spark runs in each task: the supervisor of one worker.
+This is the driver's half; `stage_task` is what Spark runs in each task: the supervisor of one worker.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from spark_estimator.launch.job.results import SCHEMA, ResultRow, manifests_of, 
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
 from spark_estimator.launch.log_relay.without_channel import LateLines
 from spark_estimator.launch.spark import errors as spark_errors
-from spark_estimator.launch.spark.barrier_stage import barrier_stage
-from spark_estimator.launch.spark.barrier_task import BarrierTask
 from spark_estimator.launch.spark.encryption_policy import encryption_of
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.rank_events import RankEvents
 from spark_estimator.launch.spark.rank_registration import RankRegistration
+from spark_estimator.launch.spark.rank_stage import barrier_stage
 from spark_estimator.launch.spark.resource_profile import profile_of
 from spark_estimator.launch.spark.row_writer import Feed, Rows
 from spark_estimator.launch.spark.run_state import RunEvent, RunState, run_states
 from spark_estimator.launch.spark.session_thread import session_thread
 from spark_estimator.launch.spark.slots import Configuration, require_slots, wanted_gpus
+from spark_estimator.launch.spark.stage_task import BarrierTask
 from spark_estimator.launch.spark.start import StartMonitor, TaskReports
 from spark_estimator.launch.spark.task_secrecy import large_payload_apart, unlogged
 from spark_estimator.log import logger

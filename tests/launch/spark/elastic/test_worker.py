@@ -17,8 +17,8 @@ from spark_estimator.launch.job.monitor import EventRelay
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.results import manifests_of
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
-from spark_estimator.launch.spark.elastic_server import Over, SparkTask
-from spark_estimator.launch.spark.elastic_worker import SparkWorkerHandle
+from spark_estimator.launch.spark.elastic.server import Over, SparkTask
+from spark_estimator.launch.spark.elastic.worker import SparkWorkerHandle
 from spark_estimator.launch.spark.job_tag import JobTag
 
 

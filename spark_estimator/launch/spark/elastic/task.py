@@ -32,7 +32,7 @@ from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.spec import JobSpec, job_key
 from spark_estimator.launch.job.versions import own_versions, refusal
-from spark_estimator.launch.spark.barrier_task import batches_of
+from spark_estimator.launch.spark.stage_task import batches_of
 from spark_estimator.launch.worker import orphans
 from spark_estimator.observe.channel import connected_socket
 from spark_estimator.security.authentication import RefusedError

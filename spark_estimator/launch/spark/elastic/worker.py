@@ -22,7 +22,7 @@ from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.outcome import Outcome, Relay
 from spark_estimator.launch.job.results import verified_value
-from spark_estimator.launch.spark.elastic_server import Connected, Over, SparkTask
+from spark_estimator.launch.spark.elastic.server import Connected, Over, SparkTask
 from spark_estimator.observe.driver_log import printable
 
 # A task that has told how its worker ended gives its rows to Spark within so long.

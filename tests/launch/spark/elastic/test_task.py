@@ -25,7 +25,7 @@ from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.results import ResultRow, manifests_of
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec, job_key
-from spark_estimator.launch.spark.elastic_task import ElasticTask, TaskAgent
+from spark_estimator.launch.spark.elastic.task import ElasticTask, TaskAgent
 from spark_estimator.security.handshake_server import HandshakeServer
 
 TOKEN = b"t" * 32

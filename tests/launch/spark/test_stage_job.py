@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 from spark_estimator.errors import PicklingError, WorkerFailedError
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.options import JobOptions
-from spark_estimator.launch.spark.barrier_job import run_on_spark, spark_environment
+from spark_estimator.launch.spark.stage_job import run_on_spark, spark_environment
 
 pytestmark = pytest.mark.usefixtures("functions_travel_by_value")
 

@@ -15,7 +15,7 @@ from spark_estimator.errors import AuthenticationError
 from spark_estimator.launch.agent import link as frames
 from spark_estimator.launch.job.results import manifests_of
 from spark_estimator.launch.job.spec import JobSpec
-from spark_estimator.launch.spark.elastic_server import Connected, Over, SparkTask, TaskServer, link_over
+from spark_estimator.launch.spark.elastic.server import Connected, Over, SparkTask, TaskServer, link_over
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.observe.channel import connected_socket
 
