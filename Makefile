@@ -4,7 +4,7 @@ TESTS ?=
 NAMES ?=
 # 0: the site shows the source of diagrams instead of drawings.
 DIAGRAMS ?= 1
-# Two files of tests run at a time where there are two cores.
+# Two files of tests, or packages that share ranks, run at a time where there are two cores.
 JOBS ?= $(shell [ "$$(nproc 2>/dev/null || echo 1)" -ge 2 ] && echo 2 || echo 1)
 # What the sanitizers watch: all C++ tests, or those of some folders of native/tests.
 SANITIZERS ?= address thread
@@ -33,7 +33,7 @@ CLANG ?= $(firstword $(foreach name,clang++ $(addprefix clang++-,22 21 20 19 18 
 NATIVE := $(shell find native -type f -not -name '.*')
 PACKAGE := $(shell find spark_estimator -type f -not -path '*/__pycache__/*' -not -name '*.so')
 
-.PHONY: help demo cluster cluster-demo cluster-down test test-all matrix chaos test-petastorm notebooks lint docs docs-links .graphviz build wheel wheels test-native test-native-aarch64 test-native-sanitized fuzz coverage format clean
+.PHONY: help demo cluster cluster-demo cluster-down test test-all test-slow matrix chaos test-petastorm notebooks lint docs docs-links .graphviz build wheel wheels test-native test-native-aarch64 test-native-sanitized fuzz coverage format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -43,6 +43,7 @@ help:
 	@echo 'make cluster-down           stop it'
 	@echo 'make test                   native tests, then the Python tests that are not marked slow; TESTS="tests/launch -k name" selects'
 	@echo 'make test-all               all tests'
+	@echo 'make test-slow              the tests that make test leaves out; PART=2/24 runs the files of one of 24 parts'
 	@echo 'make lint                   ruff, mypy, clang-format: what CI refuses'
 	@echo 'make notebooks              runs the notebooks, and stores their outputs in them; NAMES="torch keras" selects'
 	@echo 'make docs                   the documentation site in build/docs; DIAGRAMS=0 where Graphviz is not installed'
@@ -83,6 +84,9 @@ test: test-native
 
 test-all: test-native
 	$(call pytest,$(TESTS))
+
+test-slow: build
+	$(call pytest,-m slow $(if $(PART),--part $(PART)))
 
 chaos: build
 	$(BIN)/python -m chaos --seconds $(SECONDS) $(if $(SEED),--seed '$(SEED)') $(if $(RUN),--run $(RUN))

@@ -200,8 +200,8 @@ def rows() -> None:
         import spark_estimator.torch as hvd
 
         hvd.init()
-        own = sum(len(y) for _, y in data.loader(8, feature_cols=["x", "v"], label_cols=["y"]))
-        return int(hvd.allreduce(torch.tensor(own), op=hvd.Sum))
+        rows = sum(len(y) for _, y in data.loader(8, feature_cols=["x", "v"], label_cols=["y"]))
+        return int(hvd.allreduce(torch.tensor(rows), op=hvd.Sum))
 
     triples = [(i, [1.0, 2.0], float(i)) for i in range(21)]
     frame = session().createDataFrame(triples, "x int, v array<double>, y double")

@@ -1,8 +1,9 @@
-"""What all tests share: one Spark session, and the certainty that a test that hangs ends and is named."""
+"""What all tests share: one Spark session, time-outs that name the test, and which tests run in which process."""
 
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import os
 import shutil
 import sys
@@ -15,6 +16,8 @@ from tests import fake_gpus
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from xdist.remote import Producer
+    from xdist.scheduler.loadscope import LoadScopeScheduling
 
 # pytest-timeout interrupts the main thread, which does not help when that thread is inside native code that waits: so
 # many seconds later the whole run is ended, every thread's stack first.
@@ -33,7 +36,32 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_terminal] = os.dup(sys.__stderr__.fileno())
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part",
+        metavar="K/N",
+        help="run the K-th of N parts of the selected tests, 1 to N; the tests of a file stay together",
+    )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
+    """With `--dist loadfile`: the tests of a package that shares ranks run in one process; ranks are slow to start."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.scheduling import PackageScheduling
+
+    return PackageScheduling(config, log)
+
+
+@pytest.hookimpl(trylast=True)  # after -m and -k
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if part := config.getoption("part"):
+        from tests.scheduling import files_of_part
+
+        files = files_of_part(part, [item.path for item in items])
+        config.hook.pytest_deselected(items=[item for item in items if item.path not in files])
+        items[:] = [item for item in items if item.path in files]
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     for item in items:  # another test runs beside each: it may take twice as long
@@ -58,7 +86,13 @@ def fakes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Variables for ranks that are to find a CUDA and an NCCL without a GPU; see ``tests.fake_gpus``."""
     if shutil.which("g++") is None:
         pytest.skip("there is no g++ here")
-    return fake_gpus.build_fakes(tmp_path_factory.mktemp("fakes"))
+    base = tmp_path_factory.getbasetemp()
+    # Under xdist the processes of a run share one build.
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "fakes"
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return fake_gpus.build_fakes(folder)
 
 
 @pytest.fixture(scope="session")

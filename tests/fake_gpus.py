@@ -23,7 +23,7 @@ POISON = 0xA5
 
 
 def build_fakes(folder: Path) -> dict[str, str]:
-    """Compiles the fakes into a folder; their paths, as the settings' variables for ranks name them."""
+    """Compiles the fakes into a folder that has none; their paths, as the settings' variables for ranks name them."""
     command = ["g++", "-std=c++20", "-shared", "-fPIC", "-pthread", "-O1"]
     command += ["-w"]
     command += [f"-I{each}" for each in (NATIVE, NATIVE / "include", _FAKES)]
@@ -34,7 +34,8 @@ def build_fakes(folder: Path) -> dict[str, str]:
         folder / "libcuda.so.1": [_FAKES / "fake_cuda_driver.cc", cudart],
     }
     for target, parts in sources.items():
-        subprocess.run([*command, *parts, "-o", target, f"-Wl,-rpath,{folder}"], check=True, timeout=240)
+        if not target.exists():
+            subprocess.run([*command, *parts, "-o", target, f"-Wl,-rpath,{folder}"], check=True, timeout=240)
     return {
         "SPARK_ESTIMATOR_CUDA_LIBRARY": str(cudart),
         "SPARK_ESTIMATOR_NCCL_LIBRARY": str(nccl),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("spark_estimator", "benchmarks", "chaos")
+PRODUCT = ("spark_estimator", "benchmarks", "chaos", "matrix")
 
 # Words that say nothing about the value: use the noun of the field (`column`, `process`, `missing_ranks`).
 BANNED_NAMES = frozenset({"found", "given", "one", "own", "said", "told"})
