@@ -17,8 +17,6 @@ from matrix import environment
 from matrix.cells import CELLS, Cell
 
 RESULTS = Path(__file__).with_name("results.json")
-# For all checks of a cell.
-_LONGEST = 15 * 60
 
 
 def main() -> int:
@@ -27,6 +25,7 @@ def main() -> int:
     parser.add_argument("--cell", action="append", default=[], choices=[*CELLS, "all", "rotating"])
     parser.add_argument("--store", action="store_true", help=f"write the outcome into {RESULTS.name}")
     parser.add_argument("--remove", action="store_true", help="remove each environment afterwards (up to 7 GB)")
+    parser.add_argument("--minutes", type=float, default=15, help="for all checks of a cell (15)")
     options = parser.parse_args()
     if not options.cell:
         for cell in CELLS.values():
@@ -35,7 +34,7 @@ def main() -> int:
         return 0
     failed = 0
     for name in chosen(options.cell, datetime.date.today()):
-        outcome = run(CELLS[name])
+        outcome = run(CELLS[name], datetime.timedelta(minutes=options.minutes))
         bad = [f"{check}: {text}" for check, text in outcome["checks"].items() if text != "ok"]
         failed += bool(bad)
         print(f"matrix: {name}: {'; '.join(bad) or 'ok'}, {outcome['seconds']} s", flush=True)
@@ -54,8 +53,13 @@ def chosen(words: list[str], today: datetime.date) -> list[str]:
     return [name for word in words for name in meanings.get(word, [word])]
 
 
-def run(cell: Cell) -> dict[str, Any]:
-    """What came of one cell: the date, the versions, and each check's ``ok`` or what was wrong."""
+def run(cell: Cell, longest: datetime.timedelta) -> dict[str, Any]:
+    """What came of one cell: the date, the versions, and each check's ``ok`` or what was wrong.
+
+    Args:
+        cell: to try.
+        longest: for all of its checks; what has not ended by then is stopped.
+    """
     outcome: dict[str, Any] = {"date": datetime.date.today().isoformat(), "versions": {}, "checks": {}, "seconds": 0}
     try:
         python = environment.build(cell)
@@ -69,7 +73,7 @@ def run(cell: Cell) -> dict[str, Any]:
     log = environment.FOLDER / f"{cell.name}.log"
     with log.open("w") as errors:
         for kind in ("classic", "connect") if cell.connect else ("classic",):
-            left = _LONGEST - (time.monotonic() - started)
+            left = longest.total_seconds() - (time.monotonic() - started)
             for line in _smoke(python, kind, errors, left):
                 outcome["versions"] |= line.get("versions", {})
                 if "check" in line:

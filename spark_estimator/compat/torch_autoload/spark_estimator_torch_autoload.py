@@ -45,8 +45,16 @@ def choose_device_for_accelerate(torch: Any) -> None:
 
     Without it, both train alone on each rank, and say nothing. A value of the user's stays.
     """
-    accelerator = getattr(torch, "accelerator", None)
-    kind = None if accelerator is None else accelerator.current_accelerator()
-    # NVIDIA's management library counts the GPUs: CUDA is not started, so that the rank can still fork.
-    if kind is None or torch.get_device_module(kind).device_count() == 0:
+    if not _has_accelerator(torch):
         os.environ.setdefault(_ACCELERATE_ON_CPU, "true")
+
+
+def _has_accelerator(torch: Any) -> bool:
+    # NVIDIA's management library counts the GPUs: CUDA is not started, so that the rank can still fork.
+    if torch.cuda.device_count() > 0:
+        return True
+    try:
+        kind = torch.accelerator.current_accelerator()
+    except (AttributeError, RuntimeError):
+        return False  # PyTorch 2.6 raises RuntimeError where there is none; older versions have no torch.accelerator
+    return kind is not None and bool(torch.get_device_module(kind).device_count())

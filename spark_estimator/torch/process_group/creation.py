@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, urlparse
 
 import torch.distributed
 from torch.distributed import Backend, DistBackendError
-from torch.distributed.distributed_c10d import BackendConfig, GroupName, PrefixStore, Store
+from torch.distributed.distributed_c10d import BackendConfig, PrefixStore, Store
 
 from spark_estimator.collectives import context
 from spark_estimator.collectives import rendezvous as rendezvous_module
@@ -26,6 +26,9 @@ from spark_estimator.torch.process_group.issuing import BACKEND_NAME
 from spark_estimator.torch.process_group.links import Links
 from spark_estimator.torch.process_group.messages import Mailbox
 from spark_estimator.torch.process_group.store import JobStore, KeyValues
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import GroupName  # PyTorch 2.6 and 2.7 have none
 
 _GROUPS = "torch.distributed groups"
 _STORES = "torch.distributed stores"
@@ -116,7 +119,7 @@ class JobGroups:
 
         store = PrefixStore(f"{group_name}/", own_store)
         group = EngineGroup(store, engine, number, limit, self.mailbox, at_end=end)
-        group._set_group_name(GroupName(group_name))
+        group._set_group_name(cast("GroupName", group_name))
         group._set_group_desc(group_desc or "undefined")
         return group
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import spark_estimator.torch as hvd
+from spark_estimator.torch.process_group import creation
 from tests.torch.in_group import in_group
 from tests.torch.rank_pool import RankPool
 
@@ -57,3 +59,13 @@ def test_a_rank_or_size_that_contradicts_the_job_is_refused(two_ranks: RankPool)
         in_group(lambda _: dist.barrier())(rank)
 
     two_ranks.run(check)
+
+
+def test_it_needs_no_name_that_the_oldest_torch_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("torch.distributed.distributed_c10d.GroupName", raising=False)  # 2.6 and 2.7 have none
+    spec = importlib.util.spec_from_file_location("creation_with_torch_2_6", creation.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.create is not creation.create
