@@ -29,6 +29,7 @@ def main() -> int:
             "doctor": doctor,
             "horovodrun": horovodrun,
             "runner": runner,
+            "process group": process_group,
             "failure": failure,
             "script": script,
             "rows": rows,
@@ -67,6 +68,8 @@ def session() -> Any:
 
     os.environ.update(java_environment())
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    if sys.argv[1] == "connect":
+        os.environ["SPARK_TESTING"] = "1"  # a port that is free, not always the same one
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder
@@ -152,6 +155,37 @@ def runner() -> None:
 
     value = HorovodRunner(np=_RANKS).run(train, rows=8)
     if value != (_RANKS, True, float(_RANKS)):
+        raise RuntimeError(f"returned {value}")
+
+
+def process_group() -> None:
+    """DDP on this package's backend, and a group of one rank; PyTorch 2.6 is refused."""
+    from spark_estimator import HorovodRunner
+
+    session()
+
+    def train() -> Any:
+        import torch
+        import torch.distributed as dist
+
+        try:
+            dist.init_process_group("spark_estimator")
+        except RuntimeError as error:
+            if not torch.__version__.startswith("2.6.") or "needs PyTorch 2.7" not in str(error):
+                raise
+            return [4.0] * 4, 1.0
+        rank = dist.get_rank()
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+        model(torch.full((8, 4), float(rank))).sum().backward()
+        alone = dist.new_group([0])
+        total = torch.ones(1)
+        if rank == 0:
+            dist.all_reduce(total, group=alone)
+        dist.destroy_process_group()
+        return model.module.weight.grad[0].tolist(), total.item()
+
+    value = HorovodRunner(np=_RANKS).run(train)
+    if value != ([4.0] * 4, 1.0):
         raise RuntimeError(f"returned {value}")
 
 

@@ -6,13 +6,13 @@ import importlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, urlparse
 
 import torch.distributed
-from torch.distributed import Backend, DistBackendError
+from torch.distributed import Backend, DistBackendError, distributed_c10d
 from torch.distributed.distributed_c10d import BackendConfig, PrefixStore, Store
 
 from spark_estimator.collectives import context
@@ -20,7 +20,7 @@ from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.torch_variables import has_launchers_master
 from spark_estimator.env import MASTER_VARIABLE, Settings
-from spark_estimator.torch.process_group import messages, other_backends, store
+from spark_estimator.torch.process_group import messages, older_torch, other_backends, store
 from spark_estimator.torch.process_group.group import EngineGroup
 from spark_estimator.torch.process_group.issuing import BACKEND_NAME
 from spark_estimator.torch.process_group.links import Links
@@ -58,6 +58,7 @@ class JobGroups:
         )
         self.mailbox.links = self.links
         self._store: JobStore | None = None
+        self._prepared: tuple[Engine, int] | None = None
 
     def store(self, timeout: timedelta) -> Store:
         """A fresh store of all ranks; they all call this."""
@@ -89,9 +90,29 @@ class JobGroups:
         backend: str | None = None,
         **_: Any,
     ) -> EngineGroup | None:
+        limit = default_timeout if timeout is None else timeout
+        # Torch names a group that only its members make by their hash.
+        part = self.part(ranks, limit, backend, members_only=not group_name.isdecimal())
+        if part is None:
+            return None
+        group = self.group_of(part, PrefixStore(f"{group_name}/", own_store), limit)
+        group._set_group_name(cast("GroupName", group_name))
+        group._set_group_desc(group_desc or "undefined")
+        return group
+
+    def part(
+        self, ranks: Sequence[int], limit: timedelta, backend: str | None, *, members_only: bool
+    ) -> tuple[Engine, int] | None:
+        """An engine for a group of some ranks, and the group's number; all ranks call it. None: not on this one.
+
+        Args:
+            ranks: of the job, in ascending order.
+            limit: how long to wait for the other ranks.
+            backend: that the caller of ``new_group`` named.
+            members_only: whether only the group's ranks are here, which is refused unless these are all.
+        """
         ranks = list(ranks)
-        all_ranks = len(ranks) == self.engine.size
-        if not all_ranks and not group_name.isdecimal():  # torch names a group that only its members make by their hash
+        if members_only and len(ranks) != self.engine.size:
             raise ValueError(
                 f"new_group(ranks={ranks}, use_local_synchronization=True): with {BACKEND_NAME} all ranks of the job "
                 "must create a group together, including those outside it. Remove that argument, and call new_group "
@@ -100,7 +121,6 @@ class JobGroups:
         problem = _of_another_backend(backend)
         if ranks != sorted(ranks):
             problem = f"{BACKEND_NAME} numbers a group's ranks in ascending order only, not as {ranks}."
-        limit = default_timeout if timeout is None else timeout
         try:
             engine = context.group(ranks, "torch.distributed.new_group", problem, limit)
         except TimeoutError:
@@ -110,18 +130,47 @@ class JobGroups:
                 "outside the group, in the same order as their other operations. Call it again to keep waiting."
             ) from None
         number = context.next_number(_GROUPS)
-        if engine is None:
-            return None
+        return None if engine is None else (engine, number)
+
+    def group_of(self, part: tuple[Engine, int], store: Store, limit: timedelta) -> EngineGroup:
+        """The group of what `part` has returned."""
+        engine, number = part
 
         def end() -> None:
             self.mailbox.leave(number)
             context.end_group(engine)
 
-        store = PrefixStore(f"{group_name}/", own_store)
-        group = EngineGroup(store, engine, number, limit, self.mailbox, at_end=end)
-        group._set_group_name(cast("GroupName", group_name))
-        group._set_group_desc(group_desc or "undefined")
-        return group
+        return EngineGroup(store, engine, number, limit, self.mailbox, at_end=end)
+
+    @contextmanager
+    def prepared(self, arguments: dict[str, Any]) -> Iterator[None]:
+        """Makes a new group's engine on all ranks, for the `create` that torch calls on the group's ranks.
+
+        Args:
+            arguments: those of ``new_group``; some may be missing.
+        """
+        default = distributed_c10d.GroupMember.WORLD
+        ranks = arguments.get("ranks")
+        ranks = list(range(self.engine.size) if ranks is None else sorted(ranks))
+        # Torch refuses what is not a set of the job's ranks.
+        refused = len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(self.engine.size))
+        if refused or self is not _current or not isinstance(default, EngineGroup):
+            yield
+            return
+        limit = arguments.get("timeout") or default.timeout
+        members_only = bool(arguments.get("use_local_synchronization"))
+        self._prepared = self.part(ranks, limit, arguments.get("backend"), members_only=members_only)
+        try:
+            yield
+        finally:
+            if self._prepared is not None:  # torch raised an error before it came to the backend
+                context.end_group(self._prepared[0])
+                self._prepared = None
+
+    def take_prepared(self) -> tuple[Engine, int] | None:
+        """What `prepared` has made for the call that is under way."""
+        part, self._prepared = self._prepared, None
+        return part
 
     def close(self) -> None:
         """Ends what is not the job's own."""
@@ -157,17 +206,29 @@ def create(options: Any, _backend_options: object = None) -> EngineGroup:
         options: torch's ``_DistributedBackendOptions``: store, group_rank, group_size, timeout, global_ranks_in_group.
 
     Raises:
+        RuntimeError: this PyTorch is too old.
         ValueError: rank or number of ranks are not those of the job, or the group is a part of one that is not ours.
     """
+    older_torch.check_version()
     groups = _of_this_job()
     engine, part = groups.engine, list(options.global_ranks_in_group)
-    if part and len(part) != engine.size:
+    prepared = groups.take_prepared()
+    if prepared is not None:
+        return groups.group_of(prepared, options.store, options.timeout)
+    if part and len(set(part)) != engine.size:
         raise ValueError(
             f"a {BACKEND_NAME} group of the ranks {part} can only be made where the default group is one: call "
             f"init_process_group({BACKEND_NAME!r}) first."
         )
     _check_rank(options.group_rank, options.group_size)
+    older_torch.prepare_new_groups(_prepared)
     return groups.default_group(options.store, options.timeout)
+
+
+@contextmanager
+def _prepared(arguments: dict[str, Any]) -> Iterator[None]:
+    with nullcontext() if _current is None else _current.prepared(arguments):
+        yield
 
 
 def _of_another_backend(backend: str | None) -> str:

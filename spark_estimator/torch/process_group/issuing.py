@@ -135,6 +135,11 @@ class IssuingGroup(ProcessGroup):
         caller = sys._getframe(1)
         return self._more(ranks, backend=caller.f_locals.get("backend"), **options)
 
+    @property
+    def timeout(self) -> timedelta:
+        """The time-out of operations that have none of their own."""
+        return self._timeout
+
     def set_timeout(self, timeout: timedelta) -> None:
         """The time-out of operations that have none of their own, from now on."""
         self._timeout = timeout
