@@ -310,6 +310,11 @@ class Settings:
         "effect": "secret of at least 32 characters, the same in all processes that mpirun, srun or the like started: "
         "by it they join one job, with MASTER_ADDR as rank 0's host. Not shown",
     })  # fmt: skip
+    job_key_file: str = _variable(
+        "SPARK_ESTIMATOR_JOB_KEY_FILE", "", _file, unit="file",
+        effect="file on each host that holds such a secret, and that its user alone can read; -: "
+        "~/.spark_estimator/job_key, if it is there. For launchers that send the environment over the network in clear",
+    )  # fmt: skip
     job_folder: str = _variable(
         "SPARK_ESTIMATOR_JOB_FOLDER", "", _folder, unit="folder",
         effect="folder that all hosts of such a job share, in which rank 0 leaves a key for the others; -: "

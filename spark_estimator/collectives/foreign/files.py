@@ -88,6 +88,29 @@ class FileBoard(NoticeBoard):
                         os.unlink(entry.path)
 
 
+def key_in(path: str) -> str:
+    """The secret that a user keeps in a file.
+
+    Raises:
+        ForeignLauncherError: it can't be read, or other users can read it.
+    """
+    try:
+        status = os.stat(path)
+        if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o077:
+            raise ForeignLauncherError(
+                f"init(): other users can read or write {path}, which holds the key of this user's jobs: it belongs to "
+                f"user {status.st_uid} and has mode {stat.S_IMODE(status.st_mode):o}. Make another key (`openssl rand "
+                f"-hex 32 > {path}`), and run `chmod 600 {path}`, on every host."
+            )
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read(_MOST_BYTES).strip()
+    except OSError as error:
+        raise ForeignLauncherError(
+            f"init(): {path}, which holds the key of this user's jobs, can't be read: {error.strerror}. It must be "
+            "on every host."
+        ) from error
+
+
 def host_folder() -> str:
     """The folder of this host in which the user's own folder is."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")

@@ -11,15 +11,19 @@ from spark_estimator import __version__
 from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.foreign.addresses import listen, own_addresses
 from spark_estimator.collectives.foreign.desk import Desk, Visitor, visit
-from spark_estimator.collectives.foreign.files import FileBoard, host_folder
+from spark_estimator.collectives.foreign.files import FileBoard, host_folder, key_in
 from spark_estimator.collectives.foreign.launchers import ForeignJob, foreign_job
 from spark_estimator.collectives.foreign.notices import AgreedBoard, NoticeBoard, file_name, first_key
 from spark_estimator.collectives.rendezvous import Rendezvous
-from spark_estimator.env import IGNORE_LAUNCHER_VARIABLE, JOINED_VARIABLE, Settings
+from spark_estimator.env import IGNORE_LAUNCHER_VARIABLE, JOB_KEY_VARIABLE, JOINED_VARIABLE, Settings
 from spark_estimator.errors import ForeignLauncherError
+from spark_estimator.log import logger
 from spark_estimator.security.encryption import Policy, libcrypto_path
 
+_log = logger(__name__)
+
 _HOME = "~/.spark_estimator/jobs"
+_KEY_FILE = "~/.spark_estimator/job_key"
 # The launcher's numbers of the ranks with which this process has joined, in the order of the job's own numbers.
 _joined: tuple[int, ...] | None = None
 
@@ -123,7 +127,7 @@ def _board(job: ForeignJob, settings: Settings, members: tuple[int, ...]) -> Not
     whole = members == tuple(range(job.size))
     identity = (job.identity or job.launcher) + ("" if whole else f" ranks {members}")
     name = file_name(identity)
-    key = first_key(settings.job_key, identity) if settings.job_key else None
+    key = _users_key(job, settings, identity)
     if job.one_host:
         return FileBoard(host_folder(), name, key)
     if key is not None and job.master and 0 in members[:1]:
@@ -141,15 +145,34 @@ def _board(job: ForeignJob, settings: Settings, members: tuple[int, ...]) -> Not
     raise ForeignLauncherError(
         f"init(): this process is {job.process}, on several hosts, and rank 0 has no way to give the others its "
         "address and the job's key. Set one of these for all processes: SPARK_ESTIMATOR_JOB_FOLDER, a folder that all "
-        "hosts share; or SPARK_ESTIMATOR_JOB_KEY (make one with `openssl rand -hex 32`) with MASTER_ADDR, the host of "
-        f"rank 0. If each process should train alone, set {IGNORE_LAUNCHER_VARIABLE}=1."
+        "hosts share; or MASTER_ADDR, the host of rank 0, with a key in the file ~/.spark_estimator/job_key of every "
+        "host (make one with `openssl rand -hex 32`) or in SPARK_ESTIMATOR_JOB_KEY. If each process should train "
+        f"alone, set {IGNORE_LAUNCHER_VARIABLE}=1."
     )
+
+
+def _users_key(job: ForeignJob, settings: Settings, identity: str) -> bytes | None:
+    """The key that the user has given for this job; None if there is none."""
+    if settings.job_key:
+        if job.sends_environment and not job.one_host and job.rank == 0:
+            _log.warning(
+                "%s sends variables to other hosts without encryption. If it has sent %s, all who can read that "
+                "traffic can join the job. On a network that you don't trust keep the key in a file on every host "
+                "(~/.spark_estimator/job_key, or what SPARK_ESTIMATOR_JOB_KEY_FILE names).",
+                job.launcher,
+                JOB_KEY_VARIABLE,
+            )
+        return first_key(settings.job_key, identity)
+    path = settings.job_key_file or os.path.expanduser(_KEY_FILE)
+    if settings.job_key_file or (not job.one_host and os.path.exists(path)):
+        return first_key(key_in(path), identity, path)
+    return None
 
 
 def _shared(board: FileBoard) -> FileBoard:
     board.where += (
-        ", in a folder that all hosts must share. Where they share none, set SPARK_ESTIMATOR_JOB_KEY and MASTER_ADDR; "
-        "SPARK_ESTIMATOR_JOB_FOLDER names another folder"
+        ", in a folder that all hosts must share. Where they share none, set MASTER_ADDR and keep a key in "
+        "~/.spark_estimator/job_key on every host; SPARK_ESTIMATOR_JOB_FOLDER names another folder"
     )
     return board
 

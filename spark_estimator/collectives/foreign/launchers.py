@@ -17,6 +17,8 @@ _log = logger(__name__)
 _LOOPBACK = ("localhost", "127.", "::1", "ip6-localhost")
 # mpiexec's process on each host, under which its ranks run, perhaps with a shell in between.
 _HYDRA = ("hydra_pmi_proxy", "pmi_proxy", "hydra_bstrap_pr")
+# An option of it, the same on all hosts of a job: where mpiexec listens. Another mpiexec can't listen there.
+_CONTROL_PORT = "--control-port"
 
 
 class _Launcher(NamedTuple):
@@ -30,6 +32,7 @@ class _Launcher(NamedTuple):
         local_size: variable that holds the number of processes on this host; '' for none.
         job: variables that together are equal in all processes of a job, and in no other job that runs at that time.
         joins: whether ``init()`` can join its jobs.
+        sends_environment: whether it sends the processes' environment to other hosts, and does not encrypt it.
     """
 
     name: str
@@ -39,6 +42,7 @@ class _Launcher(NamedTuple):
     local_size: str = ""
     job: tuple[str, ...] = ()
     joins: bool = True
+    sends_environment: bool = False
 
 
 _MASTER = ("MASTER_ADDR", "MASTER_PORT")
@@ -52,18 +56,21 @@ _LAUNCHERS = (
     ),
     _Launcher(
         "Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "", "OMPI_COMM_WORLD_LOCAL_SIZE",
-        ("PMIX_NAMESPACE",),
+        ("PMIX_NAMESPACE",), sends_environment=True,
     ),
     _Launcher("MVAPICH2's mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", joins=False),
     _Launcher("IBM's jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", joins=False),
     _Launcher(
         "Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
+        sends_environment=True,
     ),
     _Launcher(
         "mpiexec (MPICH, Intel MPI or another PMI launcher)", "PMI_SIZE", "PMI_RANK", local_size="MPI_LOCALNRANKS",
+        sends_environment=True,
     ),
     _Launcher(
         "a PMIx launcher (prterun, mpirun or srun)", "PMIX_SIZE", "PMIX_RANK", job=("PMIX_NAMESPACE",),
+        sends_environment=True,
     ),
     # This package's launchers set it too, together with a rendezvous. A process that a rank starts inherits only the
     # variable. It comes before the next, because those ranks have RANK and WORLD_SIZE as well.
@@ -85,6 +92,7 @@ class ForeignJob:
         one_host: whether all of its processes are known to be on this host.
         identity: text that is equal in all of its processes, and in no other job at that time; '' if there is none.
         master: the host of rank 0, '' if it is unknown.
+        sends_environment: whether the launcher sends the environment to other hosts without encryption.
     """
 
     launcher: str
@@ -95,6 +103,7 @@ class ForeignJob:
     one_host: bool = False
     identity: str = ""
     master: str = ""
+    sends_environment: bool = False
 
     @property
     def process(self) -> str:
@@ -122,6 +131,7 @@ def foreign_job(environ: Mapping[str, str] | None = None) -> ForeignJob | None:
             return ForeignJob(
                 launcher.name, launcher.size, size, rank, launcher.joins, one_host,
                 _identity(launcher, environ, one_host), environ.get("MASTER_ADDR", "").strip(),
+                launcher.sends_environment,
             )  # fmt: skip
     return _sagemaker_job(environ)
 
@@ -150,22 +160,44 @@ def _identity(launcher: _Launcher, environ: Mapping[str, str], one_host: bool) -
     values = [environ.get(name, "").strip() for name in launcher.job]
     if values and all(values):
         return " ".join((launcher.name, *values))
-    # On one host the process that started all of them will do.
-    return f"{launcher.name} {_starter()}" if one_host and launcher.joins else ""
+    proxy = _hydra_proxy() if launcher.size == "PMI_SIZE" else None
+    if one_host and launcher.joins:  # the process that started all of them
+        return f"{launcher.name} {_since(os.getppid() if proxy is None else proxy)}"
+    port = "" if proxy is None else _option(proxy, _CONTROL_PORT)
+    return f"{launcher.name} {port}" if port else ""
 
 
-def _starter() -> str:
-    """The process that started this one for its launcher, with its time of start: its number may come again."""
-    parent = pid = os.getppid()
+def _hydra_proxy() -> int | None:
+    """The process of mpiexec on this host that this one runs under."""
+    pid = os.getppid()
     with suppress(OSError, ValueError):
         while pid > 1:
-            name, _, fields = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+            name, fields = _status(pid)
             if name in (word[:15] for word in _HYDRA):
-                return f"{pid}@{fields.split()[19]}"
-            pid = int(fields.split()[1])
+                return pid
+            pid = int(fields[1])
+    return None
+
+
+def _since(pid: int) -> str:
+    """A process's number with its time of start, because the number may come again."""
     with suppress(OSError):
-        return f"{parent}@{Path(f'/proc/{parent}/stat').read_text().rpartition(')')[2].split()[19]}"
-    return str(parent)
+        return f"{pid}@{_status(pid)[1][19]}"
+    return str(pid)
+
+
+def _status(pid: int) -> tuple[str, list[str]]:
+    """A process's name, and the fields of its status behind that."""
+    name, _, fields = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+    return name, fields.split()
+
+
+def _option(pid: int, name: str) -> str:
+    """The value of an option on a process's command line; '' if it has none."""
+    with suppress(OSError, ValueError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        return words[words.index(name) + 1]
+    return ""
 
 
 def _sagemaker_job(environ: Mapping[str, str]) -> ForeignJob | None:

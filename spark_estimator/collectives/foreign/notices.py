@@ -9,6 +9,8 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from spark_estimator.env import JOB_KEY_VARIABLE
+
 _PORTS = 16
 # Below the kernel's range for connections, so that they are rarely taken.
 _FIRST_PORT, _LAST_PORT = 20000, 32000
@@ -89,16 +91,21 @@ class AgreedBoard(NoticeBoard):
         return Notice(tuple((str(address), port) for port in self.ports), self._key)
 
 
-def first_key(secret: str, identity: str) -> bytes:
+def first_key(secret: str, identity: str, source: str = JOB_KEY_VARIABLE) -> bytes:
     """The key of one job's desk, from the one that the user keeps for all jobs.
+
+    Args:
+        secret: that one.
+        identity: of the job.
+        source: of the secret, for messages.
 
     Raises:
         ValueError: it is too short.
     """
     if len(secret) < LEAST_KEY_CHARACTERS:
         raise ValueError(
-            f"SPARK_ESTIMATOR_JOB_KEY has {len(secret)} characters, and needs at least {LEAST_KEY_CHARACTERS}. Make "
-            "one with `openssl rand -hex 32`."
+            f"{source} has {len(secret)} characters, and needs at least {LEAST_KEY_CHARACTERS}. Make one with "
+            "`openssl rand -hex 32`."
         )
     return hmac.digest(secret.encode(), b"spark_estimator desk\x01" + identity.encode(), "sha256")
 

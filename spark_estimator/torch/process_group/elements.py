@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.distributed import ReduceOp as TorchReduceOp
@@ -64,7 +65,9 @@ def reduction(op: object) -> ElementReduction:
         raise ValueError(f"{kind!r} is not supported by this backend: use SUM, AVG, MIN, MAX, PRODUCT, PREMUL_SUM.")
     if kind != TorchReduceOp.PREMUL_SUM:
         return ElementReduction(_REDUCTIONS[kind])
-    factor = getattr(op, "factor", None)
+    factor: Any = None
+    with suppress(RuntimeError, TypeError):  # the constant, which has none
+        factor = cast("Any", op).__getstate__()[1]  # PyTorch 2.7 has no op.factor
     if isinstance(factor, torch.Tensor):
         factor = factor.item() if factor.numel() == 1 else None
     if factor is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.collectives.foreign.files import FileBoard, host_folder
+from spark_estimator.collectives.foreign.files import FileBoard, host_folder, key_in
 from spark_estimator.errors import ForeignLauncherError
 
 PLACES = [("127.0.0.1", 4711)]
@@ -148,3 +148,15 @@ def test_the_host_folder_is_the_users_runtime_folder_where_there_is_one(
     assert host_folder() == str(tmp_path)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "absent"))
     assert host_folder() != str(tmp_path / "absent")
+
+
+def test_a_users_key_is_in_a_file_that_others_cannot_read(tmp_path: Path) -> None:
+    path = tmp_path / "job_key"
+    with pytest.raises(ForeignLauncherError, match=r"job_key, which holds the key .* can't be read: No such file"):
+        key_in(str(path))
+    path.touch(0o600)
+    path.write_text(f"{KEY.hex()}\n")
+    assert key_in(str(path)) == KEY.hex()
+    path.chmod(0o640)
+    with pytest.raises(ForeignLauncherError, match=r"other users can read or write .* mode 640\. Make another key"):
+        key_in(str(path))

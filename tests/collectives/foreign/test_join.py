@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import shutil
 import signal
@@ -14,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.collectives.foreign.join import ranks_of, rendezvous
-from spark_estimator.collectives.foreign.launchers import _LAUNCHERS
+from spark_estimator.collectives.foreign.join import _board, ranks_of, rendezvous
+from spark_estimator.collectives.foreign.launchers import _LAUNCHERS, foreign_job
 from spark_estimator.env import Settings
 from spark_estimator.errors import ForeignLauncherError
 
@@ -187,6 +188,32 @@ def test_a_shared_folder_makes_a_job_of_several_hosts(script: list[str], tmp_pat
     ranks = bare(script, 3, [0, 1, 2], MASTER_ADDR="203.0.113.1", SPARK_ESTIMATOR_JOB_FOLDER=str(tmp_path))
     assert lines(*ranks) == expected(3)
     assert list((tmp_path / f"spark_estimator-{os.getuid()}").iterdir()) == []
+
+
+def test_a_key_in_a_file_makes_a_job_of_several_hosts(script: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.touch(0o600)
+    path.write_text(KEY)
+    ranks = bare(script, 2, [0, 1], MASTER_ADDR=own_address(), SPARK_ESTIMATOR_JOB_KEY_FILE=str(path))
+    assert lines(*ranks) == expected(2)
+
+
+@pytest.mark.parametrize(
+    ("variables", "warns"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_NAMESPACE": "1"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "PMIX_NAMESPACE": "1"}, False),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_PORT": "1"}, False),
+    ],
+)
+def test_a_key_that_the_launcher_sends_in_clear_is_warned_of(
+    variables: dict[str, str], warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = foreign_job(variables | {"MASTER_ADDR": "10.0.0.1"})
+    assert job is not None
+    monkeypatch.setattr(logging.getLogger("spark_estimator"), "propagate", True)
+    _board(job, Settings(job_key=KEY), (0, 1))
+    assert ("sends variables to other hosts without encryption" in caplog.text) == warns
 
 
 def test_a_list_of_ranks_makes_a_job_of_these_in_that_order(script: list[str]) -> None:

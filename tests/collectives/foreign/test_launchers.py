@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -113,3 +117,17 @@ def test_on_one_host_the_process_that_started_the_ranks_identifies_their_job() -
     several = foreign_job({"PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALNRANKS": "1"})
     assert here is not None and f" {os.getppid()}@" in here.identity
     assert several is not None and several.identity == ""
+
+
+def test_the_port_of_mpiexec_identifies_a_job_of_several_hosts(tmp_path: Path) -> None:
+    """A process with the name and the options of mpiexec's own on a host, and a shell around the rank."""
+    proxy = tmp_path / "hydra_pmi_proxy"
+    proxy.symlink_to(shutil.which("bash") or "")
+    show = (
+        "from spark_estimator.collectives.foreign.launchers import foreign_job\n"
+        "print(foreign_job({'PMI_SIZE': '2', 'PMI_RANK': '0', 'MPI_LOCALNRANKS': '1'}).identity)"
+    )
+    rank = f"sh -c '{sys.executable} -c \"$SHOW\"; true'; true"
+    command = [proxy, "-c", rank, "x", "--control-port", "node1:4711", "--proxy-id", "1"]
+    shown = subprocess.run(command, env=os.environ | {"SHOW": show}, stdout=subprocess.PIPE, text=True, check=True)
+    assert shown.stdout == "mpiexec (MPICH, Intel MPI or another PMI launcher) node1:4711\n"

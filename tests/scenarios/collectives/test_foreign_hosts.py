@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from benchmarks.namespaces import Host, Network, UnavailableError
 from tests.collectives.foreign.test_join import KEY, SCRIPT, lines, started
+from tests.scenarios.collectives.test_encrypted import capture
 
 EXPECTED = [[0, 4, 0, 2, 0, 2, 10], [1, 4, 1, 2, 0, 2, 10], [2, 4, 0, 2, 1, 2, 10], [3, 4, 1, 2, 1, 2, 10]]
 # A host name of its own: by that, and by the addresses, ranks see different hosts.
@@ -74,16 +76,25 @@ def agent(folder: Path, hosts: tuple[Host, ...]) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("way", ["key", "folder"])
+@pytest.mark.parametrize("way", ["key", "key file", "folder", "home"])
 @pytest.mark.parametrize("name", ["mpirun.openmpi", "mpirun.mpich"])
 def test_mpirun(network: Network, script: list[str], tmp_path: Path, name: str, way: str) -> None:
     mpirun = shutil.which(name)
     if mpirun is None:
         pytest.skip(f"{name} is not installed here")
     hosts = ",".join(f"{host.name}:2" for host in network.hosts)
-    variables = {"SPARK_ESTIMATOR_JOB_FOLDER": str(tmp_path)}
-    if way == "key":
-        variables = {"SPARK_ESTIMATOR_JOB_KEY": KEY, "MASTER_ADDR": network.hosts[0].address}
+    (tmp_path / ".spark_estimator").mkdir()
+    if way == "key file":
+        key_file = tmp_path / ".spark_estimator" / "job_key"
+        key_file.touch(0o600)
+        key_file.write_text(f"{KEY}\n")
+    master = {"HOME": str(tmp_path), "MASTER_ADDR": network.hosts[0].address}
+    variables = {
+        "key": {"SPARK_ESTIMATOR_JOB_KEY": KEY} | master,
+        "key file": master,
+        "folder": {"SPARK_ESTIMATOR_JOB_FOLDER": str(tmp_path)},
+        "home": {"HOME": str(tmp_path)},
+    }[way]
     remote = agent(tmp_path, network.hosts)
     if name.endswith("openmpi"):
         options = ["--allow-run-as-root", "--mca", "plm_rsh_agent", remote, "-H", hosts]
@@ -91,6 +102,14 @@ def test_mpirun(network: Network, script: list[str], tmp_path: Path, name: str, 
     else:
         options = ["-launcher", "ssh", "-launcher-exec", remote, "-hosts", hosts, "-iface", "eth0"]
     home = network.hosts[0]
-    with home.entered():
-        command = [*NAMED, home.name, mpirun, *options, "-np", "4", *script]
-        assert lines(started(command, **variables)) == EXPECTED
+    sniffed, stop = bytearray(), threading.Event()
+    thread = capture(network, 0, sniffed, stop)
+    try:
+        with home.entered():
+            command = [*NAMED, home.name, mpirun, *options, "-np", "4", *script]
+            assert lines(started(command, **variables)) == EXPECTED
+    finally:
+        stop.set()
+        thread.join()
+    # Both send the environment in clear, which is why SECURITY.md recommends a file.
+    assert (KEY.encode() in sniffed) == (way == "key")

@@ -17,6 +17,8 @@ def test_reductions() -> None:
     assert bitwise is not None and bitwise(torch.tensor([6]), torch.tensor([3])).tolist() == [5]
     premultiplied = elements.reduction(torch.distributed._make_nccl_premul_sum(0.5))
     assert premultiplied == elements.ElementReduction(ReduceOp.SUM, 0.5)
+    with pytest.raises(ValueError, match="PREMUL_SUM takes one factor"):
+        elements.reduction(TorchReduceOp.PREMUL_SUM)
     with pytest.raises(ValueError, match="is not supported by this backend: use SUM"):
         elements.reduction("sum")
 
